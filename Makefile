@@ -1,0 +1,46 @@
+# Two commands are enough on a bare machine: `make demo` and `make test`. Both build .venv with pip.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# torch's CPU wheel is tested on 3.11; elsewhere its tests are left out of the set-up.
+TORCH  := $(shell $(PYTHON) -c 'import sys; print("torch==2.13.0" if sys.version_info[:2] == (3, 11) else "")')
+
+.PHONY: demo test lint format bench clean
+
+demo: $(VENV)/.base
+	$(BIN)/python examples/demo.py
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.bench
+	$(BIN)/python benchmarks/pipeline.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(VENV)/.base: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --editable .
+	touch $@
+
+# torch goes first and alone, so that nothing after it can pull in another build.
+$(VENV)/.dev: $(VENV)/.base examples/plugin/pyproject.toml
+	$(if $(TORCH),$(PIP) $(TORCH))
+	$(PIP) --editable '.[test,lint]'
+	$(PIP) --editable examples/plugin
+	touch $@
+
+$(VENV)/.bench: $(VENV)/.dev
+	$(PIP) --editable '.[bench]'
+	touch $@

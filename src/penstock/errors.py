@@ -1,0 +1,96 @@
+"""Every error penstock raises on purpose, in one small tree.
+
+    PenstockError
+    ├── ConfigError      (ValueError)       an option, a key or a combination that cannot work
+    ├── SchemaError      (ValueError)       data whose columns or types are not the promised ones
+    ├── DataError        (ValueError)       a row or a file that cannot be read; knows where
+    ├── StageError       (RuntimeError)     a stage raised; knows the stage, the file and the row
+    ├── FailureBudgetError (RuntimeError)   more bad rows than the run was allowed
+    ├── StalledError     (TimeoutError)     a stage, or a wait for memory, outlived its deadline
+    ├── ResumeError      (ValueError)       a state that belongs to another pipeline, or is damaged
+    └── PluginError      (ImportError)      an entry point that cannot be loaded or used
+
+The built-in second parents let callers catch what they already know.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ConfigError",
+    "DataError",
+    "FailureBudgetError",
+    "PenstockError",
+    "PluginError",
+    "ResumeError",
+    "SchemaError",
+    "StageError",
+    "StalledError",
+]
+
+
+class PenstockError(Exception):
+    """The root of the tree: catch this to catch all of it."""
+
+
+class ConfigError(PenstockError, ValueError):
+    """An option, a key or a combination of them that cannot work."""
+
+
+class SchemaError(PenstockError, ValueError):
+    """Data whose columns or types are not the promised ones."""
+
+
+class DataError(PenstockError, ValueError):
+    """A row or a file that cannot be read.
+
+    `file`, `row` (0-based) and `offset` (bytes, after decompression) say where, as far as it is known.
+    """
+
+    def __init__(
+        self, reason: str, *, file: str | None = None, row: int | None = None, offset: int | None = None
+    ) -> None:
+        self.reason, self.file, self.row, self.offset = reason, file, row, offset
+        super().__init__(f"{place(file, row, offset)}: {reason}" if file is not None else reason)
+
+
+class StageError(PenstockError, RuntimeError):
+    """A stage raised while working on a batch; the original exception is the cause."""
+
+    def __init__(
+        self,
+        reason: str,
+        *,
+        stage: str,
+        file: str | None = None,
+        row: int | None = None,
+        offset: int | None = None,
+    ) -> None:
+        self.reason, self.stage, self.file, self.row, self.offset = reason, stage, file, row, offset
+        where = f" at {place(file, row, offset)}" if file is not None else ""
+        super().__init__(f"{stage} failed{where}: {reason}")
+
+
+class FailureBudgetError(PenstockError, RuntimeError):
+    """More rows were bad than `max_failures` or `max_failure_ratio` allow."""
+
+
+class StalledError(PenstockError, TimeoutError):
+    """A stage made no progress, or a wait for memory was not answered, before its deadline."""
+
+
+class ResumeError(PenstockError, ValueError):
+    """A saved state that belongs to another pipeline, another version, or is damaged."""
+
+
+class PluginError(PenstockError, ImportError):
+    """An entry point that cannot be loaded, or is not what its group asks for."""
+
+
+def place(file: str | None, row: int | None, offset: int | None) -> str:
+    """`corpus.jsonl, row 16, byte 1234`: the parts that are known."""
+    parts = [file or "?"]
+    if row is not None:
+        parts.append(f"row {row}")
+    if offset is not None:
+        parts.append(f"byte {offset}")
+    return ", ".join(parts)

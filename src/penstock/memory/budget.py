@@ -1,0 +1,214 @@
+"""One byte budget for everything in flight: a stage that cannot reserve waits, and that is the backpressure."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections import deque
+from types import TracebackType
+from typing import Self
+
+from penstock.errors import StalledError
+
+__all__ = ["MemoryBudget", "Reservation", "format_bytes", "parse_bytes"]
+
+_UNITS = {"": 1, "b": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
+_UNITS |= {"kb": 1000, "mb": 1000**2, "gb": 1000**3, "tb": 1000**4}
+_UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+
+
+class MemoryBudget:
+    """A limit in bytes shared by any number of owners and threads.
+
+    Two kinds of charge. A *reservation* waits for room, first come first served. A *standing* charge (`hold`) is for
+    bytes that exist already, such as a sink's buffer: it never waits, and leaves less room for the reservations.
+    When no reservation is held, the next one is admitted whatever its size, so one oversized item, or standing charges
+    that fill the budget, slow the stream down to one item at a time but never stop it.
+
+        budget = MemoryBudget("256 MiB")
+        with budget.reserve(1 << 20, owner="read", timeout=30):
+            ...
+    """
+
+    def __init__(self, limit: int | str = "1 GiB") -> None:
+        self._capacity = parse_bytes(limit)
+        if self._capacity <= 0:
+            raise ValueError(f"a memory budget must be positive, got {limit!r}")
+        self._limit = self._capacity
+        self._changed = threading.Condition()
+        self._reserved: dict[str, int] = {}
+        self._standing: dict[str, int] = {}
+        self._queue: deque[object] = deque()
+        self._held = 0
+        self._used = 0
+        self._peak = 0
+
+    @classmethod
+    def of(cls, limit: int | str) -> Self:
+        """`MemoryBudget.of("4 GiB")`: reads well where a budget is an argument."""
+        return cls(limit)
+
+    @property
+    def capacity(self) -> int:
+        """The limit that was asked for."""
+        return self._capacity
+
+    @property
+    def limit(self) -> int:
+        """The limit in force: the capacity, or less while the machine is short of memory."""
+        return self._limit
+
+    @property
+    def used(self) -> int:
+        return self._used
+
+    @property
+    def peak(self) -> int:
+        """The most that was ever charged at once."""
+        return self._peak
+
+    @property
+    def available(self) -> int:
+        return max(0, self._limit - self._used)
+
+    def by_owner(self) -> dict[str, int]:
+        """Bytes charged now, for each owner that has any."""
+        with self._changed:
+            total = dict(self._reserved)
+            for owner, nbytes in self._standing.items():
+                total[owner] = total.get(owner, 0) + nbytes
+            return {owner: nbytes for owner, nbytes in total.items() if nbytes}
+
+    def reserve(self, nbytes: int, owner: str = "", *, timeout: float | None = None) -> Reservation:
+        """Wait for room for `nbytes`, then charge them to `owner`; raise `StalledError` after `timeout` seconds."""
+        _check_amount(nbytes)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        ticket = object()
+        with self._changed:
+            self._queue.append(ticket)
+            try:
+                while not (self._queue[0] is ticket and self._fits(nbytes)):
+                    left = None if deadline is None else deadline - time.monotonic()
+                    if left is not None and left <= 0:
+                        raise StalledError(self._why_full(nbytes, owner, timeout))
+                    self._changed.wait(left)
+                return self._admit(nbytes, owner)
+            finally:
+                self._queue.remove(ticket)
+                if self._queue:
+                    self._changed.notify_all()
+
+    def try_reserve(self, nbytes: int, owner: str = "") -> Reservation | None:
+        """The reservation, or None if it would have to wait."""
+        _check_amount(nbytes)
+        with self._changed:
+            return self._admit(nbytes, owner) if not self._queue and self._fits(nbytes) else None
+
+    def hold(self, owner: str, nbytes: int) -> None:
+        """Set the standing charge of `owner` to `nbytes`, without waiting."""
+        _check_amount(nbytes)
+        with self._changed:
+            before = self._standing.get(owner, 0)
+            if before == nbytes:
+                return
+            self._standing[owner] = nbytes
+            self._charge(nbytes - before)
+
+    def shrink_to(self, limit: int) -> None:
+        """Lower (or raise, never above the capacity) the limit in force. What is held already stays held."""
+        with self._changed:
+            self._limit = max(1, min(limit, self._capacity))
+            self._changed.notify_all()
+
+    def _fits(self, nbytes: int) -> bool:
+        # With nothing in transit the next item goes ahead alone, or the stream could never advance.
+        return self._used + nbytes <= self._limit or self._held == 0
+
+    def _admit(self, nbytes: int, owner: str) -> Reservation:
+        self._held += 1
+        self._reserved[owner] = self._reserved.get(owner, 0) + nbytes
+        self._charge(nbytes)
+        return Reservation(self, owner, nbytes)
+
+    def _charge(self, delta: int) -> None:
+        self._used += delta
+        if self._used > self._peak:
+            self._peak = self._used
+        if delta < 0:
+            self._changed.notify_all()
+
+    def _change(self, reservation: Reservation, nbytes: int, *, release: bool = False) -> None:
+        with self._changed:
+            if reservation._closed:
+                return
+            delta = nbytes - reservation.nbytes
+            reservation.nbytes = nbytes
+            self._reserved[reservation.owner] += delta
+            if release:
+                reservation._closed = True
+                self._held -= 1
+                if not self._reserved[reservation.owner]:
+                    del self._reserved[reservation.owner]
+                self._changed.notify_all()
+            self._charge(delta)
+
+    def _why_full(self, nbytes: int, owner: str, timeout: float | None) -> str:
+        held = {o: n for o, n in self._reserved.items() if n} | {o: n for o, n in self._standing.items() if n}
+        listing = ", ".join(f"{o or '?'} {format_bytes(n)}" for o, n in sorted(held.items(), key=lambda kv: -kv[1]))
+        return (
+            f"{owner or 'a reservation'} waited {timeout:g} s for {format_bytes(nbytes)} of a budget of "
+            f"{format_bytes(self._limit)}; held by: {listing or 'nobody'}; raise the budget or find who does not release"
+        )
+
+    def __repr__(self) -> str:
+        return f"MemoryBudget({format_bytes(self._used)} of {format_bytes(self._limit)})"
+
+
+class Reservation:
+    """Bytes charged to an owner until released; a context manager."""
+
+    __slots__ = ("_budget", "_closed", "nbytes", "owner")
+
+    def __init__(self, budget: MemoryBudget, owner: str, nbytes: int) -> None:
+        self._budget, self.owner, self.nbytes, self._closed = budget, owner, nbytes, False
+
+    def resize(self, nbytes: int) -> None:
+        """Follow the real size. Growing never waits: the bytes exist already, and refusing them helps nobody."""
+        _check_amount(nbytes)
+        self._budget._change(self, nbytes)
+
+    def release(self) -> None:
+        """Give the bytes back; a second call does nothing."""
+        self._budget._change(self, 0, release=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.release()
+
+
+def parse_bytes(size: int | str) -> int:
+    """Bytes from `4096`, `"64 KiB"`, `"1.5GB"` (powers of 1000) or `"2 GiB"` (powers of 1024)."""
+    if isinstance(size, int) and not isinstance(size, bool):
+        return size
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", str(size))
+    if match is None or match[2].lower() not in _UNITS:
+        raise ValueError(f"not a size: {size!r}; write a number of bytes, or one with a unit such as '256 MiB'")
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def format_bytes(nbytes: float) -> str:
+    """`1.5 MiB`: short, for people."""
+    size = float(nbytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def _check_amount(nbytes: int) -> None:
+    if nbytes < 0:
+        raise ValueError(f"a number of bytes cannot be negative, got {nbytes}")

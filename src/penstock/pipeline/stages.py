@@ -1,0 +1,176 @@
+"""The nouns of the engine: what a source, a transform and a sink are, and what travels between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import pyarrow as pa
+
+__all__ = [
+    "Block",
+    "BlockSource",
+    "DataProcessor",
+    "Decoded",
+    "Durable",
+    "Finishing",
+    "Located",
+    "Origin",
+    "Rejected",
+    "Sink",
+    "Source",
+    "State",
+    "Stateful",
+    "Transform",
+]
+
+State = dict[str, Any]
+"""Plain and JSON-able: what a stage needs to go on from here."""
+
+
+class Source(Protocol):
+    """Where batches come from. Subclass it for the defaults, or just have `next_batch`."""
+
+    def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
+        """At most `max_rows` rows; None at the end. An empty batch is not the end."""
+        ...
+
+    def size_hint(self) -> int | None:
+        """How many rows will come in all, if that is known without reading them."""
+        return None
+
+    def memory_usage(self) -> int:
+        """Bytes held between calls, beyond the batches already handed out."""
+        return 0
+
+
+class Transform(Protocol):
+    """One batch in, one batch out (possibly empty, possibly longer).
+
+    Without a `state_dict` it is taken to be a pure function of the batch, and runs on several threads at once.
+    """
+
+    def transform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The batch after this step."""
+        ...
+
+    def memory_usage(self) -> int:
+        """Bytes held between calls."""
+        return 0
+
+    def reset(self) -> None:
+        """Forget what was learned from earlier batches, before another run."""
+        return
+
+
+DataProcessor = Transform
+"""The LLM data module's name for a transform: one class, two names."""
+
+
+class Sink(Protocol):
+    """Where batches go."""
+
+    def consume(self, batch: pa.RecordBatch) -> None:
+        """Take one batch. It is not changed afterwards, so keeping a reference is allowed."""
+        ...
+
+    def flush(self) -> None:
+        """The end: whatever was consumed becomes visible, whole."""
+        ...
+
+    def memory_usage(self) -> int:
+        """Bytes held between calls."""
+        return 0
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A stage whose future depends on its past. The engine runs it alone and in order."""
+
+    def state_dict(self) -> State: ...
+
+    def load_state_dict(self, state: State, /) -> None: ...
+
+
+@runtime_checkable
+class Finishing(Protocol):
+    """A transform that still holds rows when the input ends."""
+
+    def finish(self) -> pa.RecordBatch | None: ...
+
+
+@runtime_checkable
+class Durable(Protocol):
+    """A sink that survives kill -9: what it consumed before `checkpoint()` is never lost, what came after never kept.
+
+    `checkpoint` makes everything consumed so far durable and returns a token; `restore(token)` in a new process goes
+    back to exactly that point. `abort` drops what was not published. `flush` must be repeatable after `restore`.
+    """
+
+    def checkpoint(self) -> State: ...
+
+    def restore(self, token: State, /) -> None: ...
+
+    def abort(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a batch begins: a file (or a name in angle brackets), its first row, its byte offset if there is one."""
+
+    file: str
+    row: int = 0
+    offset: int | None = None
+
+
+@runtime_checkable
+class Located(Protocol):
+    """A source that can say where the batch it has just returned came from."""
+
+    def origin(self) -> Origin | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A row that did not make it, with everything needed to find it again."""
+
+    file: str | None
+    row: int | None
+    offset: int | None
+    stage: str
+    reason: str
+    data: Any = None
+    """The row as a dict, or its raw bytes when it could not be parsed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A stretch of raw input, cut but not yet decoded."""
+
+    origin: Origin
+    data: Any
+    nbytes: int
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What a block held: the good rows, and the others."""
+
+    batch: pa.RecordBatch
+    rejected: tuple[Rejected, ...] = ()
+    rows: tuple[int, ...] | None = None
+    """Row numbers of the batch's rows relative to the block, when rejected rows left gaps."""
+
+
+@runtime_checkable
+class BlockSource(Protocol):
+    """A source that can cut its input cheaply, and leave the decoding to the workers.
+
+    `next_block` is called from one thread, in order. `decode` is a pure function of the block, called from any thread.
+    """
+
+    def next_block(self, max_bytes: int) -> Block | None: ...
+
+    def decode(self, block: Block) -> Decoded: ...
