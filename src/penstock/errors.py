@@ -7,6 +7,7 @@
     ├── StageError       (RuntimeError)     a stage raised; knows the stage, the file and the row
     ├── FailureBudgetError (RuntimeError)   more bad rows than the run was allowed
     ├── StalledError     (TimeoutError)     a stage, or a wait for memory, outlived its deadline
+    ├── StoppedError     (RuntimeError)     somebody called stop() before the input ended
     ├── ResumeError      (ValueError)       a state that belongs to another pipeline, or is damaged
     └── PluginError      (ImportError)      an entry point that cannot be loaded or used
 
@@ -25,6 +26,7 @@ __all__ = [
     "SchemaError",
     "StageError",
     "StalledError",
+    "StoppedError",
 ]
 
 
@@ -76,6 +78,10 @@ class FailureBudgetError(PenstockError, RuntimeError):
 
 class StalledError(PenstockError, TimeoutError):
     """A stage made no progress, or a wait for memory was not answered, before its deadline."""
+
+
+class StoppedError(PenstockError, RuntimeError):
+    """The pipeline was stopped before its input ended, so there is no report."""
 
 
 class ResumeError(PenstockError, ValueError):

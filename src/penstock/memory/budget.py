@@ -75,10 +75,7 @@ class MemoryBudget:
     def by_owner(self) -> dict[str, int]:
         """Bytes charged now, for each owner that has any."""
         with self._changed:
-            total = dict(self._reserved)
-            for owner, nbytes in self._standing.items():
-                total[owner] = total.get(owner, 0) + nbytes
-            return {owner: nbytes for owner, nbytes in total.items() if nbytes}
+            return self._charges()
 
     def reserve(self, nbytes: int, owner: str = "", *, timeout: float | None = None) -> Reservation:
         """Wait for room for `nbytes`, then charge them to `owner`; raise `StalledError` after `timeout` seconds."""
@@ -144,21 +141,29 @@ class MemoryBudget:
                 return
             delta = nbytes - reservation.nbytes
             reservation.nbytes = nbytes
-            self._reserved[reservation.owner] += delta
+            # Not `+=`: an owner at zero has no entry, yet may still hold a reservation of nothing, for an empty batch.
+            self._reserved[reservation.owner] = self._reserved.get(reservation.owner, 0) + delta
+            if not self._reserved[reservation.owner]:
+                del self._reserved[reservation.owner]
             if release:
                 reservation._closed = True
                 self._held -= 1
-                if not self._reserved[reservation.owner]:
-                    del self._reserved[reservation.owner]
                 self._changed.notify_all()
             self._charge(delta)
 
+    def _charges(self) -> dict[str, int]:
+        total = dict(self._reserved)
+        for owner, nbytes in self._standing.items():
+            total[owner] = total.get(owner, 0) + nbytes
+        return {owner: nbytes for owner, nbytes in total.items() if nbytes}
+
     def _why_full(self, nbytes: int, owner: str, timeout: float | None) -> str:
-        held = {o: n for o, n in self._reserved.items() if n} | {o: n for o, n in self._standing.items() if n}
-        listing = ", ".join(f"{o or '?'} {format_bytes(n)}" for o, n in sorted(held.items(), key=lambda kv: -kv[1]))
+        held = sorted(self._charges().items(), key=lambda charge: -charge[1])
+        listing = ", ".join(f"{holder or '?'} {format_bytes(charged)}" for holder, charged in held)
         return (
             f"{owner or 'a reservation'} waited {timeout:g} s for {format_bytes(nbytes)} of a budget of "
-            f"{format_bytes(self._limit)}; held by: {listing or 'nobody'}; raise the budget or find who does not release"
+            f"{format_bytes(self._limit)}; held by: {listing or 'nobody'}; "
+            "raise the budget or find who does not release"
         )
 
     def __repr__(self) -> str:

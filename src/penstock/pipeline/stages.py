@@ -139,6 +139,8 @@ class Rejected:
     row: int | None
     offset: int | None
     stage: str
+    kind: str
+    """The reason in few words, the same for all rows with the same trouble: it is what gets counted."""
     reason: str
     data: Any = None
     """The row as a dict, or its raw bytes when it could not be parsed."""
@@ -174,3 +176,7 @@ class BlockSource(Protocol):
     def next_block(self, max_bytes: int) -> Block | None: ...
 
     def decode(self, block: Block) -> Decoded: ...
+
+    def offset_of(self, block: Block, row: int) -> int | None:
+        """Byte offset in the file (after decompression) of a row counted from the block's first."""
+        ...

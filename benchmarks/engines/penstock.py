@@ -1,0 +1,46 @@
+"""The job in penstock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import pyarrow.compute as pc
+from job import MAX_WORDS, MIN_WORDS, ZSTD, keep_row, tidy_row
+
+from engines import Work
+from penstock import MemoryBudget, Pipeline, PipelineConfig
+from penstock.sinks import ParquetSink
+from penstock.sources import JsonlSource
+from penstock.transforms import CountWords, Filter, Lower, Map
+
+BUDGET = "256 MiB"
+
+
+def vector(source: Path, output: Path) -> Work:
+    words = pc.field("words")
+    return Pipeline(
+        JsonlSource(source),
+        [Lower("text"), CountWords("text", into="words"), Filter((words >= MIN_WORDS) & (words <= MAX_WORDS))],
+        ParquetSink(output, **ZSTD),
+        config=PipelineConfig(),
+        budget=MemoryBudget(BUDGET),
+    ).run
+
+
+def row(source: Path, output: Path) -> Work:
+    return _rows(source, output, workers="auto")
+
+
+def row_in_processes(source: Path, output: Path) -> Work:
+    return _rows(source, output, workers="process")
+
+
+def _rows(source: Path, output: Path, workers: Literal["auto", "process"]) -> Work:
+    return Pipeline(
+        JsonlSource(source),
+        [Map(tidy_row), Filter(keep_row)],
+        ParquetSink(output, **ZSTD),
+        config=PipelineConfig(workers=workers),
+        budget=MemoryBudget(BUDGET),
+    ).run

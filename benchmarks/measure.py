@@ -1,0 +1,142 @@
+"""Run one case in a fresh process and watch what it costs: time, CPU, memory of the whole process tree."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+_POLL_SECONDS = 0.02
+_TREE_SECONDS = (
+    0.5  # Finding children and adding up PSS walks /proc: often enough to catch workers, too dear to do more.
+)
+
+
+class CaseError(Exception):
+    """The case did not finish; the message ends with what it wrote last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What one run cost. Bytes, seconds."""
+
+    process_seconds: float
+    """From start to exit, imports included."""
+    cpu_seconds: float
+    """User and system time of every process in the tree."""
+    peak_bytes: int
+    """Resident memory of one process, or the PSS of several, where shared pages count once."""
+    private_bytes: int
+    """The part of it that is no file mapping and no shared memory, summed over the tree."""
+    processes: int
+    facts: dict[str, Any]
+    """What the case reported about itself."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def measure(
+    command: Sequence[str | Path],
+    *,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 900,
+) -> Measurement:
+    """Run `command` with one more argument, the file where it leaves its facts (see `facts.py`)."""
+    with tempfile.TemporaryDirectory() as folder:
+        facts, log = Path(folder, "facts.json"), Path(folder, "log.txt")
+        start = time.perf_counter()
+        with log.open("wb") as output:
+            child = subprocess.Popen(
+                [*map(str, command), str(facts)],
+                env={**os.environ, **(env or {})},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+            watch = _Watch(child.pid)
+            try:
+                while child.poll() is None:
+                    watch.look()
+                    if time.perf_counter() - start > timeout:
+                        raise CaseError(f"no end after {timeout:g} s; {_last_line(log)}")
+                    time.sleep(_POLL_SECONDS)
+            finally:
+                if child.poll() is None:
+                    watch.kill()
+                    child.wait()
+        seconds = time.perf_counter() - start
+        if child.returncode or not facts.exists():
+            raise CaseError(f"exit status {child.returncode}; {_last_line(log)}")
+        return watch.measurement(seconds, json.loads(facts.read_text()))
+
+
+@dataclass(slots=True)
+class _Watch:
+    """The process tree below `pid`: its peaks so far."""
+
+    pid: int
+    tree: list[psutil.Process] = field(default_factory=list)
+    tree_seen_at: float = 0.0
+    rss: int = 0
+    pss: int = 0
+    private: int = 0
+    processes: int = 0
+    cpu: dict[int, float] = field(default_factory=dict)
+
+    def look(self) -> None:
+        if time.monotonic() - self.tree_seen_at > _TREE_SECONDS:
+            self._look_at_tree()
+        rss = private = 0
+        for process in self.tree:
+            try:
+                memory = process.memory_info()
+                times = process.cpu_times()
+            except psutil.Error:
+                continue  # gone since the last look
+            rss += memory.rss
+            private += memory.rss - getattr(memory, "shared", 0)
+            self.cpu[process.pid] = times.user + times.system
+        self.rss, self.private = max(self.rss, rss), max(self.private, private)
+
+    def _look_at_tree(self) -> None:
+        try:
+            driver = psutil.Process(self.pid)
+            self.tree = [driver, *driver.children(recursive=True)]
+        except psutil.Error:
+            return
+        self.tree_seen_at = time.monotonic()
+        self.processes = max(self.processes, len(self.tree))
+        if len(self.tree) > 1:
+            self.pss = max(self.pss, sum(map(_pss, self.tree)))
+
+    def kill(self) -> None:
+        for process in reversed(self.tree):
+            try:
+                process.kill()
+            except psutil.Error:
+                continue
+
+    def measurement(self, seconds: float, facts: dict[str, Any]) -> Measurement:
+        peak = max(self.pss, facts["own_peak_bytes"]) if self.processes > 1 else max(self.rss, facts["own_peak_bytes"])
+        return Measurement(seconds, sum(self.cpu.values()), peak, self.private, self.processes, facts)
+
+
+def _pss(process: psutil.Process) -> int:
+    try:
+        memory = process.memory_full_info()
+    except psutil.Error:
+        return 0
+    return getattr(memory, "pss", memory.rss)
+
+
+def _last_line(log: Path) -> str:
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return f"it wrote last: {lines[-1][:300]}" if lines else "it wrote nothing"

@@ -1,0 +1,1 @@
+"""Any source in, ready training batches out, through one memory-budgeted engine."""

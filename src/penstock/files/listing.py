@@ -1,0 +1,74 @@
+"""Which files a path means: a file, a directory, a glob, or a list of these."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from penstock.errors import ConfigError
+
+__all__ = ["PathLike", "list_files", "split_suffix"]
+
+PathLike = str | os.PathLike[str]
+
+COMPRESSED = (".gz", ".zst", ".bz2", ".lz4", ".xz")
+
+
+def list_files(paths: PathLike | Iterable[PathLike], suffixes: Sequence[str] = ()) -> list[Path]:
+    """The files behind `paths`, each group sorted by name so that the order is the same everywhere.
+
+    A directory means every file below it with one of `suffixes` (compressed or not), hidden ones left out.
+    Nothing found is an error: a typing mistake must not look like an empty data set.
+    """
+    if isinstance(paths, (str, os.PathLike)):
+        return _expand(paths, suffixes)
+    found = [file for path in paths for file in _expand(path, suffixes)]
+    if not found:
+        raise FileNotFoundError("no input files: the list of paths is empty")
+    return found
+
+
+def split_suffix(path: PathLike) -> tuple[str, str]:
+    """`(".jsonl", ".gz")` for `a/b.jsonl.gz`: the format, and the compression or an empty string."""
+    name = Path(path)
+    outer = name.suffix.lower()
+    if outer in COMPRESSED:
+        return name.with_suffix("").suffix.lower(), outer
+    return outer, ""
+
+
+def _expand(path: PathLike, suffixes: Sequence[str]) -> list[Path]:
+    text = os.fspath(path)
+    if "://" in text:
+        raise ConfigError(f"{text!r} is a URL; file sources read local paths, directories and globs")
+    here = Path(text).expanduser()
+    if here.is_dir():
+        return _inside(here, suffixes)
+    if here.exists():
+        return [here]
+    if glob.has_magic(text):
+        found = sorted(Path(name) for name in glob.glob(str(here), recursive=True))
+        files = [name for name in found if name.is_file()]
+        if not files:
+            raise FileNotFoundError(f"no file matches {text!r} (looked from {Path.cwd()})")
+        return files
+    raise FileNotFoundError(f"no such file or directory: {text!r} (looked from {Path.cwd()})")
+
+
+def _inside(directory: Path, suffixes: Sequence[str]) -> list[Path]:
+    files = sorted(
+        name
+        for name in directory.rglob("*")
+        if name.is_file() and not any(part.startswith(".") for part in name.relative_to(directory).parts)
+    )
+    if not suffixes:
+        chosen = files
+    else:
+        chosen = [name for name in files if split_suffix(name)[0] in suffixes]
+    if not chosen:
+        wanted = ", ".join(suffixes) if suffixes else "any"
+        there = ", ".join(sorted({"".join(split_suffix(name)) or "no suffix" for name in files})) or "nothing"
+        raise FileNotFoundError(f"no {wanted} file in directory {str(directory)!r}; it holds: {there}")
+    return chosen

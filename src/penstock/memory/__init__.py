@@ -1,0 +1,40 @@
+"""Bytes: who may hold how many.
+
+MemoryBudget            every batch in flight reserves its bytes here, and waits when there are none
+BufferPool              raw blocks to read into; back by themselves when the last view of them is gone
+slice_batch, compact    views of batches without copying, and a copy where a view would pin too much
+MappedFile              a file as memory that the system may take back at any time
+MemoryPressureHandler   lowers the budget when the machine runs short, and gives it back
+"""
+
+from penstock.memory.budget import MemoryBudget, Reservation, format_bytes, parse_bytes
+from penstock.memory.pool import BufferPool, PooledBuffer, PoolStats
+from penstock.memory.pressure import (
+    MemoryPressureHandler,
+    MemoryReading,
+    PressureEvent,
+    read_memory,
+    suggest_limit,
+)
+from penstock.memory.views import MappedFile, batch_nbytes, compact, owned_nbytes, slice_batch, split_batch
+
+__all__ = [
+    "BufferPool",
+    "MappedFile",
+    "MemoryBudget",
+    "MemoryPressureHandler",
+    "MemoryReading",
+    "PoolStats",
+    "PooledBuffer",
+    "PressureEvent",
+    "Reservation",
+    "batch_nbytes",
+    "compact",
+    "format_bytes",
+    "owned_nbytes",
+    "parse_bytes",
+    "read_memory",
+    "slice_batch",
+    "split_batch",
+    "suggest_limit",
+]

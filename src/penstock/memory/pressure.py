@@ -1,0 +1,295 @@
+"""When the machine or the container runs short of memory: lower the budget, and give it back when that has passed."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pyarrow as pa
+
+from penstock.memory.budget import MemoryBudget, format_bytes
+from penstock.memory.pool import BufferPool
+
+__all__ = ["MemoryPressureHandler", "MemoryReading", "PressureEvent", "read_memory", "suggest_limit"]
+
+log = logging.getLogger(__name__)
+
+_SHRINK = 0.7
+_RESTORE = 0.1
+_STALLED_PERCENT = 10.0
+_CALM_PERCENT = 2.0
+
+_PROC = Path("/proc")
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReading:
+    """How short of memory we are; None where it is not known."""
+
+    used_fraction: float | None = None
+    """Used, of the limit that is nearest to being reached. Cached files do not count: they give way."""
+    psi_some: float | None = None
+    """Percent of the last 10 seconds in which some task waited for memory."""
+    psi_full: float | None = None
+    """Percent of the last 10 seconds in which all of them did, and nothing else got done."""
+    limit_bytes: int | None = None
+    """The limit that `used_fraction` is of."""
+    source: str = "unknown"
+    """Whose limit it is: `system`, or the path of a cgroup."""
+
+
+@dataclass(frozen=True, slots=True)
+class PressureEvent:
+    """One change of the budget's limit, and the reading that led to it."""
+
+    before: int
+    after: int
+    reading: MemoryReading
+
+
+class MemoryPressureHandler:
+    """Keeps a budget within what the machine can give.
+
+    Each `check` is one step: above `high`, or when everything waits for memory, the limit shrinks by 30%, down to
+    `floor` of the capacity, and free buffers go back to the system; below `low` a tenth of the capacity is given back;
+    in between nothing happens, so that the limit does not swing. What is not known never changes anything.
+    Has no thread: the engine's control thread calls `check`, which looks at most once in `interval` seconds (under a
+    millisecond) and otherwise returns at once.
+    """
+
+    def __init__(
+        self,
+        budget: MemoryBudget,
+        *,
+        pools: Iterable[BufferPool] = (),
+        high: float = 0.90,
+        low: float = 0.75,
+        floor: float = 0.25,
+        interval: float = 1.0,
+        readings: Callable[[], MemoryReading] | None = None,
+    ) -> None:
+        if not 0 < low < high <= 1:
+            raise ValueError(f"low and high must satisfy 0 < low < high <= 1, got {low} and {high}")
+        if not 0 < floor <= 1:
+            raise ValueError(f"floor must be above 0 and at most 1, got {floor}")
+        if interval < 0:
+            raise ValueError(f"interval cannot be negative, got {interval}")
+        self._budget, self._pools = budget, tuple(pools)
+        self._high, self._low, self._floor, self._interval = high, low, floor, interval
+        self._readings = readings or read_memory
+        self._next_look = float("-inf")
+        self._direction = "steady"
+        self._events: deque[PressureEvent] = deque(maxlen=100)
+        self.shrunk = 0
+        """How often the limit was lowered."""
+        self.restored = 0
+        """How often some of it was given back."""
+        self.lowest_limit = budget.limit
+        """The lowest limit so far."""
+        self.reading = MemoryReading()
+        """What was seen last."""
+        self.under_pressure = False
+        """Whether memory was short when last looked at."""
+
+    @property
+    def events(self) -> tuple[PressureEvent, ...]:
+        """The last hundred changes of the limit, oldest first."""
+        return tuple(self._events)
+
+    def check(self) -> bool:
+        """Look once, and adapt the budget; True if its limit changed."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return False
+        self._next_look = now + self._interval
+        self.reading = self._readings()
+        self.under_pressure = self._is_short(self.reading)
+        if self.under_pressure:
+            for pool in self._pools:
+                pool.trim()
+            pa.default_memory_pool().release_unused()
+            return self._shrink()
+        return self._is_calm(self.reading) and self._restore()
+
+    def restore(self) -> None:
+        """Give all of it back at once, for when the run is over and the budget outlives it."""
+        self._budget.shrink_to(self._budget.capacity)
+        self._direction = "steady"
+
+    def _is_short(self, reading: MemoryReading) -> bool:
+        too_full = reading.used_fraction is not None and reading.used_fraction >= self._high
+        return too_full or (reading.psi_full is not None and reading.psi_full >= _STALLED_PERCENT)
+
+    def _is_calm(self, reading: MemoryReading) -> bool:
+        has_room = reading.used_fraction is not None and reading.used_fraction < self._low
+        return has_room and (reading.psi_full is None or reading.psi_full < _CALM_PERCENT)
+
+    def _shrink(self) -> bool:
+        lowest = max(1, int(self._budget.capacity * self._floor))
+        before = self._budget.limit
+        after = min(before, max(lowest, int(before * _SHRINK)))
+        if after == before:
+            return False
+        self._change(before, after, "down")
+        self.shrunk += 1
+        return True
+
+    def _restore(self) -> bool:
+        capacity, before = self._budget.capacity, self._budget.limit
+        after = min(capacity, before + max(1, int(capacity * _RESTORE)))
+        if after == before:
+            return False
+        self._change(before, after, "up")
+        self.restored += 1
+        return True
+
+    def _change(self, before: int, after: int, direction: str) -> None:
+        self._budget.shrink_to(after)
+        self._events.append(PressureEvent(before, after, self.reading))
+        self.lowest_limit = min(self.lowest_limit, after)
+        if direction != self._direction:
+            self._direction = direction
+            self._log(before, after)
+
+    def _log(self, before: int, after: int) -> None:
+        state = _describe(self.reading)
+        if after < before:
+            log.warning("memory is short (%s): budget %s -> %s", state, format_bytes(before), format_bytes(after))
+        else:
+            capacity = format_bytes(self._budget.capacity)
+            log.info("memory is free again (%s): budget back from %s towards %s", state, format_bytes(before), capacity)
+
+
+def read_memory(*, proc: Path = _PROC, cgroup: Path = _CGROUP) -> MemoryReading:
+    """The machine and the control groups of this process, as they are now.
+
+    Looks at the system, at every cgroup from our own up to the root (v2 and v1), and at pressure stall information.
+    Files that are missing, forbidden or not understood are left out.
+    """
+    levels = list(_levels(proc, cgroup))
+    tightest = max(levels, key=lambda level: level.used_fraction, default=None)
+    stalls = [_stalls(proc / "pressure" / "memory")]
+    stalls += [_stalls(group / "memory.pressure") for group in _groups_v2(proc, cgroup)[:1]]
+    return MemoryReading(
+        used_fraction=tightest.used_fraction if tightest else None,
+        psi_some=max((stall["some"] for stall in stalls if "some" in stall), default=None),
+        psi_full=max((stall["full"] for stall in stalls if "full" in stall), default=None),
+        limit_bytes=tightest.limit if tightest else None,
+        source=tightest.source if tightest else "unknown",
+    )
+
+
+def suggest_limit(*, proc: Path = _PROC, cgroup: Path = _CGROUP) -> int:
+    """A sensible budget for this machine: a quarter of what is available to us now, between 64 MiB and 4 GiB."""
+    available = min((level.limit - level.used for level in _levels(proc, cgroup)), default=0)
+    return min(4 << 30, max(64 << 20, available // 4 >> 20 << 20))
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """One limit on our memory, and how much of it is used."""
+
+    source: str
+    used: int
+    limit: int
+
+    @property
+    def used_fraction(self) -> float:
+        return self.used / self.limit
+
+
+def _levels(proc: Path, cgroup: Path) -> Iterator[_Level]:
+    try:
+        memory = psutil.virtual_memory()
+        yield _Level("system", memory.total - memory.available, memory.total)
+    except (OSError, ValueError, RuntimeError, psutil.Error):
+        log.debug("psutil cannot tell the memory of this system", exc_info=True)
+    yield from _group_levels(_groups_v2(proc, cgroup), "memory.current", ("memory.max", "memory.high"), "")
+    yield from _group_levels(_groups_v1(proc, cgroup), "memory.usage_in_bytes", ("memory.limit_in_bytes",), "total_")
+
+
+def _group_levels(groups: Iterable[Path], usage: str, limits: tuple[str, ...], prefix: str) -> Iterator[_Level]:
+    for group in groups:
+        used = _number(group / usage)
+        # Without a limit, v2 says `max` and v1 a number no machine has.
+        in_force = [n for n in (_number(group / name) for name in limits) if n is not None and 0 < n < 1 << 60]
+        if used is None or not in_force:
+            continue
+        # Cached files are counted as used, yet give way before anything else does: without this correction, reading a
+        # file larger than the limit would look like pressure for ever.
+        stat = _stat(group / "memory.stat")
+        cached = stat.get(f"{prefix}inactive_file", 0) + stat.get(f"{prefix}active_file", 0)
+        yield _Level(str(group), max(0, used - cached), min(in_force))
+
+
+def _groups_v2(proc: Path, cgroup: Path) -> list[Path]:
+    """Our cgroup v2 and its parents, innermost first."""
+    for line in _lines(proc / "self" / "cgroup"):
+        if line.startswith("0::"):
+            # Next to v1 controllers, the unified hierarchy is mounted one level down.
+            root = cgroup / "unified" if (cgroup / "unified").is_dir() else cgroup
+            return _ancestry(root, line[3:])
+    return []
+
+
+def _groups_v1(proc: Path, cgroup: Path) -> list[Path]:
+    """Our cgroup v1 of the memory controller and its parents, innermost first."""
+    for line in _lines(proc / "self" / "cgroup"):
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if "memory" in controllers.split(","):
+            return _ancestry(cgroup / "memory", path)
+    return []
+
+
+def _ancestry(root: Path, path: str) -> list[Path]:
+    parts = [part for part in path.split("/") if part]
+    # `..` means: outside of what this namespace can see. A container often sees its own group as the root.
+    if ".." in parts:
+        parts = []
+    return [root.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def _number(path: Path) -> int | None:
+    text = "\n".join(_lines(path))
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
+def _stat(path: Path) -> dict[str, int]:
+    pairs = (line.split() for line in _lines(path))
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isascii() and pair[1].isdigit()}
+
+
+def _stalls(path: Path) -> dict[str, float]:
+    """`some avg10=0.12 avg60=...` as {"some": 0.12}, and `full` the same."""
+    found = {}
+    for line in _lines(path):
+        kind, _, rest = line.partition(" ")
+        for item in rest.split():
+            name, _, value = item.partition("=")
+            if name == "avg10" and value.replace(".", "", 1).isdigit() and value.isascii():
+                found[kind] = float(value)
+    return found
+
+
+def _describe(reading: MemoryReading) -> str:
+    parts = []
+    if reading.used_fraction is not None:
+        limit = "" if reading.limit_bytes is None else f" of {format_bytes(reading.limit_bytes)}"
+        parts.append(f"{reading.source} at {reading.used_fraction:.0%}{limit}")
+    if reading.psi_full:
+        parts.append(f"all tasks stalled {reading.psi_full:.0f}% of the time")
+    return ", ".join(parts) or "unknown"

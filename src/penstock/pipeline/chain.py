@@ -1,0 +1,178 @@
+"""Running a list of transforms over one batch, and finding the rows to blame when one of them fails."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import pyarrow as pa
+
+from penstock.errors import SchemaError
+from penstock.pipeline.metrics import StageMetrics
+from penstock.pipeline.stages import Origin, Stateful, Transform
+
+__all__ = ["Chain", "Counting", "Failure", "Inferring", "Isolated", "StepError", "describe_difference", "stage_name"]
+
+
+@runtime_checkable
+class Inferring(Protocol):
+    """A transform that learns its output schema from its first rows. The schema is part of the pipeline's state."""
+
+    @property
+    def learning(self) -> bool:
+        """Whether it still has to see its first rows."""
+        ...
+
+    @property
+    def output_schema(self) -> pa.Schema | None: ...
+
+    def set_output_schema(self, schema: pa.Schema | None, /) -> None: ...
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """A transform that leaves rows out and counts them by reason.
+
+    `drain_counts` returns and zeroes what was counted since the last call; `add_counts` takes what a copy of it counted
+    in another process.
+    """
+
+    def drain_counts(self) -> dict[str, int]: ...
+
+    def add_counts(self, counts: dict[str, int], /) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A row (counted within the batch), the stage that refused it, and why."""
+
+    row: int | None
+    stage: str
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class Isolated:
+    """What became of a batch that held bad rows."""
+
+    batch: pa.RecordBatch | None
+    failures: tuple[Failure, ...]
+
+
+class Chain:
+    """Transforms applied one after the other. Calling it is thread-safe when none of them is stateful."""
+
+    def __init__(self, transforms: Sequence[Transform], metrics: Sequence[StageMetrics]) -> None:
+        self.transforms = list(transforms)
+        self.metrics = list(metrics)
+        self._schemas: list[pa.Schema | None] = [None] * len(self.transforms)
+        self.widest = 0
+        """The most bytes a step needed for its input and output together, for one byte of chain input, times 100."""
+
+    def run(self, batch: pa.RecordBatch, origin: Origin | None = None) -> pa.RecordBatch:
+        """The batch after every transform. Raises `StepError` around whatever a transform raises."""
+        nbytes = first = batch.nbytes
+        peak = first
+        for i, (transform, metrics) in enumerate(zip(self.transforms, self.metrics)):
+            rows = batch.num_rows
+            if not rows:
+                break
+            since = metrics.begin(origin)
+            try:
+                batch = self._checked(i, transform.transform(batch))
+            except Exception as error:  # noqa: BLE001 - user code may raise anything; it is reported with its place
+                metrics.leave()
+                raise StepError(i, error) from error
+            out = batch.nbytes
+            metrics.done(since, rows=(rows, batch.num_rows), nbytes=(nbytes, out))
+            peak = max(peak, nbytes + out)
+            nbytes = out
+        if first:
+            self.widest = max(self.widest - 1, peak * 100 // first)
+        return batch
+
+    def isolate(self, batch: pa.RecordBatch, *, first_only: bool) -> Isolated:
+        """Run row by row where needed: halve the batch until each failing row stands alone.
+
+        Stateful transforms are put back to where they were before each attempt, so a row is never seen twice.
+        With `first_only` the search ends at the first failing row.
+        """
+        done: list[pa.RecordBatch] = []
+        failures: list[Failure] = []
+        todo = [(0, batch.num_rows)]
+        while todo:
+            start, stop = todo.pop()
+            before = self._states()
+            try:
+                done.append(self.run(batch.slice(start, stop - start)))
+                continue
+            except StepError as step:
+                self._restore(before)
+                if stop - start == 1:
+                    failures.append(Failure(start, stage_name(self.transforms[step.index]), step.error))
+                    if first_only:
+                        break
+                    continue
+            middle = (start + stop) // 2
+            todo += [(middle, stop), (start, middle)]
+        kept = [part for part in done if part.num_rows]
+        return Isolated(pa.concat_batches(kept) if kept else None, tuple(failures))
+
+    def _checked(self, index: int, batch: Any) -> pa.RecordBatch:
+        if not isinstance(batch, pa.RecordBatch):
+            raise SchemaError(
+                f"{stage_name(self.transforms[index])} returned {type(batch).__name__}, expected a pyarrow.RecordBatch"
+            )
+        expected = self._schemas[index]
+        if expected is None:
+            if batch.num_rows:
+                self._schemas[index] = batch.schema
+        elif batch.num_rows and not batch.schema.equals(expected):
+            raise SchemaError(
+                f"{stage_name(self.transforms[index])} returned another schema than before: "
+                f"{describe_difference(expected, batch.schema)}"
+            )
+        return batch
+
+    @property
+    def output_schema(self) -> pa.Schema | None:
+        """What comes out at the end, as far as it has been seen."""
+        return self._schemas[-1] if self._schemas else None
+
+    def _states(self) -> list[Any]:
+        return [t.state_dict() if isinstance(t, Stateful) else None for t in self.transforms]
+
+    def _restore(self, states: list[Any]) -> None:
+        for transform, state in zip(self.transforms, states):
+            if state is not None and isinstance(transform, Stateful):
+                transform.load_state_dict(state)
+
+
+class StepError(Exception):
+    """Which step of the chain raised."""
+
+    def __init__(self, index: int, error: Exception) -> None:
+        super().__init__(index, error)
+        self.index, self.error = index, error
+
+
+def stage_name(stage: object) -> str:
+    """How a stage is called in messages: its own repr if it has one, else its class or function name."""
+    kind = type(stage)
+    if kind.__repr__ is not object.__repr__ and not callable(stage):
+        return repr(stage)
+    return getattr(stage, "__name__", kind.__name__)
+
+
+def describe_difference(expected: pa.Schema, got: pa.Schema) -> str:
+    """The columns that differ, as `'n' was int64, is string; 'm' is missing; 'k' is new`."""
+    notes = []
+    for field in expected:
+        index = got.get_field_index(field.name)
+        if index < 0:
+            notes.append(f"{field.name!r} is missing")
+        elif got.field(index).type != field.type:
+            notes.append(f"{field.name!r} was {field.type}, is {got.field(index).type}")
+    notes += [f"{name!r} is new" for name in got.names if name not in expected.names]
+    return "; ".join(notes) or "the columns stand in another order, or differ in nullability or metadata"

@@ -1,0 +1,284 @@
+"""The four bounded buffers between the threads, and the rule that keeps order without a deadlock.
+
+    source --1--> [read]  --2--> [lane of each worker]  --3--> [settled, by number]  --4--> [ready, in order] --> sink
+
+1. `read`: what the source thread has read.
+2. `lanes`: each worker takes a few parcels at a time into its own lane; an idle worker with nothing to take steals the
+   oldest parcel of the longest lane.
+3. `settled`: parcels that are through the workers, in whatever order they finished.
+4. `ready`: the next parcels in order, after the stages that must run in order.
+
+All four are bounded in bytes, each by a share of the budget, and always admit one parcel. The parcel the order waits
+for is never held back at 3: every other one may wait there, since lanes are first-in-first-out and parcels are numbered
+in the order they are read, so the awaited one is either settled, being worked on, or at the head of a lane.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.memory.budget import Reservation
+from penstock.pipeline.stages import Block, Origin, Rejected, State
+
+__all__ = ["Buffers", "Parcel"]
+
+_SHARE = 4  # each of the four buffers may hold a quarter of the budget
+_WAIT = 1.0  # waits are woken by notification; the slice only bounds the damage of a missed one
+
+
+@dataclass(slots=True)
+class Parcel:
+    """A batch on its way, and the state that rebuilds everything after it."""
+
+    number: int
+    payload: Block | pa.RecordBatch | None
+    origin: Origin | None
+    source_state: State | None
+    reservation: Reservation
+    read_at: float
+    rows_in: int = 0
+    batch: pa.RecordBatch | None = None
+    rejected: tuple[Rejected, ...] = ()
+    error: BaseException | None = None
+    transform_states: dict[str, State] | None = None
+    rows_made: int = 0
+    """Rows of the batch when it became due."""
+    taken: int = 0
+    """How many of those have reached the consumer, in this run or before it."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.reservation.nbytes
+
+
+class Buffers:
+    """Moves parcels from the source thread through the workers to the sink thread, in order."""
+
+    def __init__(self, limit: Callable[[], int], workers: int, in_order: Callable[[Parcel], Parcel]) -> None:
+        self._limit = limit
+        self._in_order = in_order
+        self._lock = threading.Lock()
+        self._room_to_read = threading.Condition(self._lock)
+        self._work_there = threading.Condition(self._lock)
+        self._room_to_settle = threading.Condition(self._lock)
+        self._room_ready = threading.Condition(self._lock)
+        self._ready_there = threading.Condition(self._lock)
+        self._read: deque[Parcel] = deque()
+        self._lanes: list[deque[Parcel]] = [deque() for _ in range(workers)]
+        self._settled: dict[int, Parcel] = {}
+        self._ready: deque[Parcel] = deque()
+        self._bytes = {"read": 0, "lanes": 0, "settled": 0, "ready": 0}
+        self._next = 0
+        self._total: int | None = None
+        self._baton = False
+        self._closing: Callable[[], Iterable[Parcel]] | None = None
+        self._finished = False
+        self._cancelled = False
+        self.active = workers
+        """How many workers may take work; the others park."""
+        self.put = 0
+        """How many parcels have been read."""
+        self.stolen = 0
+        self.waiting_consumer = False
+
+    # -- 1: the source thread ------------------------------------------------------------------------------------
+
+    def put_read(self, parcel: Parcel) -> float:
+        """Hand over what was read; returns the seconds waited for room."""
+        with self._lock:
+            waited = self._wait(self._room_to_read, lambda: self._room("read", parcel))
+            if self._cancelled:
+                parcel.reservation.release()
+            else:
+                self._read.append(parcel)
+                self._bytes["read"] += parcel.nbytes
+                self.put += 1
+                self._work_there.notify()
+            return waited
+
+    def end(self, total: int, closing: Callable[[], Iterable[Parcel]]) -> None:
+        """No more than `total` will be read. `closing` makes the parcels that follow: what stages still hold."""
+        with self._lock:
+            self._closing = closing
+            self._total = total
+            self._work_there.notify_all()
+        self._advance()
+
+    # -- 2: the workers ------------------------------------------------------------------------------------------
+
+    def take_work(self, worker: int) -> tuple[Parcel | None, float]:
+        """The next parcel for this worker (None: no more will come), and the seconds waited for it."""
+        with self._lock:
+            waited = self._wait(self._work_there, lambda: self._has_work(worker))
+            if self._cancelled:
+                return None, waited
+            lane = self._lanes[worker]
+            if worker < self.active and not lane:
+                self._refill(lane)
+            if not lane:
+                return None, waited
+            parcel = lane.popleft()
+            self._bytes["lanes"] -= parcel.nbytes
+            return parcel, waited
+
+    def settle(self, parcel: Parcel) -> float:
+        """A parcel is through the worker; returns the seconds waited for room. May run the in-order stages."""
+        with self._lock:
+            waited = self._wait(
+                self._room_to_settle, lambda: parcel.number == self._next or self._room("settled", parcel)
+            )
+            if self._cancelled:
+                parcel.reservation.release()
+                return waited
+            self._settled[parcel.number] = parcel
+            self._bytes["settled"] += parcel.nbytes
+        return waited + self._advance()
+
+    # -- 4: the sink thread --------------------------------------------------------------------------------------
+
+    def take_ready(self, timeout: float | None = None) -> tuple[list[Parcel] | None, float]:
+        """All parcels that are ready, in order (None: the end), and the seconds waited."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._lock:
+            self.waiting_consumer = True
+            waited = self._wait(self._ready_there, lambda: bool(self._ready) or self._finished, deadline)
+            self.waiting_consumer = False
+            if self._cancelled:
+                return None, waited
+            if not self._ready:
+                return (None if self._finished else []), waited
+            taken = list(self._ready)
+            self._ready.clear()
+            self._bytes["ready"] = 0
+            self._room_ready.notify_all()
+            return taken, waited
+
+    # -- everybody -----------------------------------------------------------------------------------------------
+
+    def cancel(self) -> None:
+        """Wake every waiter, let nothing more through, and give back the memory of what lies in the buffers."""
+        with self._lock:
+            self._cancelled = True
+            for condition in self._conditions():
+                condition.notify_all()
+            for parcel in (*self._read, *(p for lane in self._lanes for p in lane), *self._settled.values(), *self._ready):
+                parcel.reservation.release()
+
+    def set_active(self, workers: int) -> None:
+        with self._lock:
+            self.active = max(1, min(workers, len(self._lanes)))
+            self._work_there.notify_all()
+
+    @property
+    def cancelled(self) -> bool:
+        return self._cancelled
+
+    def depths(self) -> dict[str, dict[str, int]]:
+        """Parcels and bytes in each buffer."""
+        with self._lock:
+            counts = {
+                "read": len(self._read),
+                "lanes": sum(map(len, self._lanes)),
+                "settled": len(self._settled),
+                "ready": len(self._ready),
+            }
+            return {name: {"batches": counts[name], "bytes": self._bytes[name]} for name in counts}
+
+    def backlog(self) -> int:
+        """Parcels that wait for a worker."""
+        return len(self._read) + sum(map(len, self._lanes))
+
+    def _advance(self) -> float:
+        """Pass on, in order, whatever has become due. One thread at a time does it; the others just leave theirs."""
+        waited = 0.0
+        with self._lock:
+            if self._baton:
+                return waited
+            self._baton = True
+        try:
+            while True:
+                with self._lock:
+                    parcel = self._settled.pop(self._next, None)
+                    if parcel is None or self._cancelled:
+                        closing = self._closing if self._next == self._total and not self._cancelled else None
+                        self._closing = None if closing else self._closing
+                        if closing is None:
+                            # Let go inside the lock, or a parcel settled in between would wait for nobody.
+                            self._baton = False
+                            return waited
+                    else:
+                        self._bytes["settled"] -= parcel.nbytes
+                        self._next += 1
+                        self._room_to_settle.notify_all()
+                if parcel is None:
+                    for last in closing() if closing else ():
+                        waited += self._put_ready(last)
+                    with self._lock:
+                        self._finished = True
+                        self._ready_there.notify_all()
+                else:
+                    waited += self._put_ready(self._in_order(parcel))
+        except BaseException:
+            with self._lock:
+                self._baton = False
+            raise
+
+    def _put_ready(self, parcel: Parcel) -> float:
+        with self._lock:
+            waited = self._wait(self._room_ready, lambda: self._room("ready", parcel))
+            if self._cancelled:
+                parcel.reservation.release()
+                return waited
+            self._ready.append(parcel)
+            self._bytes["ready"] += parcel.nbytes
+            self._ready_there.notify()
+            return waited
+
+    def _room(self, buffer: str, parcel: Parcel) -> bool:
+        held = self._bytes[buffer]
+        return held == 0 or held + parcel.nbytes <= self._limit() // _SHARE
+
+    def _has_work(self, worker: int) -> bool:
+        if self._lanes[worker]:
+            return True
+        if worker >= self.active:
+            return self._total is not None and not self._read
+        return bool(self._read) or any(self._lanes) or self._total is not None
+
+    def _refill(self, lane: deque[Parcel]) -> None:
+        if self._read:
+            share = max(1, len(self._read) // (2 * self.active))
+            for _ in range(min(share, 4)):
+                parcel = self._read.popleft()
+                lane.append(parcel)
+                self._bytes["read"] -= parcel.nbytes
+                self._bytes["lanes"] += parcel.nbytes
+            self._room_to_read.notify()
+            if self._read:
+                self._work_there.notify()
+            return
+        victim = max(self._lanes, key=len)
+        if victim:
+            lane.append(victim.popleft())
+            self.stolen += 1
+
+    def _wait(self, condition: threading.Condition, ready: Callable[[], Any], deadline: float | None = None) -> float:
+        if ready() or self._cancelled:
+            return 0.0
+        since = time.monotonic()
+        while not (ready() or self._cancelled):
+            now = time.monotonic()
+            if deadline is not None and now >= deadline:
+                break
+            condition.wait(_WAIT if deadline is None else min(_WAIT, deadline - now))
+        return time.monotonic() - since
+
+    def _conditions(self) -> list[threading.Condition]:
+        return [self._room_to_read, self._work_there, self._room_to_settle, self._room_ready, self._ready_there]

@@ -1,0 +1,84 @@
+"""Runs that survive kill -9: the sink's durable token and the pipeline's position, replaced together in one rename."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from pathlib import Path
+from typing import cast
+
+from penstock.errors import ConfigError, ResumeError
+from penstock.pipeline.chain import stage_name
+from penstock.pipeline.metrics import Report
+from penstock.pipeline.runner import Runner
+from penstock.pipeline.stages import Durable, Sink, Source, State, Stateful
+from penstock.pipeline.state import load_checkpoint, save_checkpoint
+
+__all__ = ["Checkpoint"]
+
+
+class Checkpoint:
+    """Keeps the progress of one run in a directory.
+
+    Each save makes the sink durable first and then replaces the checkpoint, which names what the sink made durable.
+    A crash between the two leaves the older checkpoint, and the sink goes back to that one when it is restored.
+    """
+
+    def __init__(self, directory: Path, source: Source, sink: Sink, every_seconds: float) -> None:
+        if not isinstance(source, Stateful):
+            raise ConfigError(f"run(checkpoint=...) needs a source with a state_dict; {stage_name(source)} has none")
+        if not isinstance(sink, Durable):
+            raise ConfigError(
+                f"run(checkpoint=...) needs a sink that survives a crash; {stage_name(sink)} does not: write to a file"
+            )
+        if directory.exists() and not directory.is_dir():
+            raise ConfigError(f"run(checkpoint=...) takes a directory, and {directory} is a file")
+        self._directory = directory
+        self._sink = cast(Durable, sink)
+        self._every = every_seconds
+        self._saved_at = time.monotonic()
+        self.saved = load_checkpoint(directory)
+
+    @property
+    def state(self) -> State | None:
+        """The pipeline's state at the last save, or None for a run that begins."""
+        return self.saved["state"] if self.saved is not None else None
+
+    @property
+    def report(self) -> Report | None:
+        """The report of a run that came to its end."""
+        return Report(**self.saved["report"]) if self.saved is not None and self.saved["report"] else None
+
+    def restore(self, runner: Runner) -> None:
+        """Take the sink, the quarantine file and the counters back to the last save."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        if self.saved is None:
+            self._sink.restore({})
+            runner.bad_rows.restore({"bytes": 0, "counts": {}})
+            return
+        try:
+            self._sink.restore(self.saved["sink"])
+            runner.bad_rows.restore(self.saved["bad_rows"])
+            runner.rows_read, runner.rows_out = self.saved["rows_in"], self.saved["rows_out"]
+            runner.dropped = Counter(self.saved["dropped"])
+        except KeyError as error:
+            raise ResumeError(f"the checkpoint in {self._directory} lacks {error}; delete it to start again") from error
+
+    def due(self) -> bool:
+        return time.monotonic() - self._saved_at >= self._every
+
+    def save(self, runner: Runner, state: State, *, finishing: bool = False, report: Report | None = None) -> None:
+        """Make everything delivered so far durable."""
+        token = self._sink.checkpoint() if report is None else self.saved["sink"] if self.saved else {}
+        runner.collect_counts()
+        self.saved = {
+            "state": state,
+            "sink": token | {"finishing": finishing},
+            "bad_rows": runner.bad_rows.sync(),
+            "rows_in": runner.rows_read,
+            "rows_out": runner.rows_out,
+            "dropped": dict(runner.dropped),
+            "report": report.to_dict() if report is not None else None,
+        }
+        save_checkpoint(self._directory, self.saved)
+        self._saved_at = time.monotonic()

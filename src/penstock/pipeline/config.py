@@ -1,0 +1,75 @@
+"""How a pipeline runs: one frozen value, checked when it is made."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from penstock.errors import ConfigError
+
+__all__ = ["PipelineConfig"]
+
+OnError = Literal["raise", "skip", "quarantine"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PipelineConfig:
+    """The knobs of the engine. None of them changes which rows come out, or in which order."""
+
+    workers: int | Literal["auto", "process"] = "auto"
+    """Threads for the transforms: a number, "auto" (follows the bottleneck), or "process" for spawned processes."""
+    max_workers: int | None = None
+    """Upper bound for "auto", number of processes for "process"; by default the cores this process may use."""
+    batch_rows: int | Literal["auto"] = "auto"
+    """Rows in every batch an iteration yields (the last may be shorter); "auto" lets sizes follow the bottleneck."""
+    on_error: OnError = "raise"
+    """A bad row stops the run, is dropped and counted, or is dropped, counted and written to the quarantine file."""
+    quarantine: str | Path | None = None
+    """JSONL file for quarantined rows; by default beside the sink's output."""
+    max_failures: int | None = None
+    """More bad rows than this stop the run after all."""
+    max_failure_ratio: float | None = None
+    """A larger share of bad rows than this (looked at from row 1000 on, and at the end) stops the run after all."""
+    stall_seconds: float | None = 300.0
+    """A stage that works on one batch for longer is taken to hang; None waits for ever."""
+    checkpoint_seconds: float = 10.0
+    """How often `run(checkpoint=...)` makes its progress durable."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.workers, bool) or not (self.workers in ("auto", "process") or _positive(self.workers)):
+            raise ConfigError(f"workers must be a positive number, 'auto' or 'process', got {self.workers!r}")
+        if self.max_workers is not None and not _positive(self.max_workers):
+            raise ConfigError(f"max_workers must be a positive number, got {self.max_workers!r}")
+        if self.batch_rows != "auto" and not _positive(self.batch_rows):
+            raise ConfigError(f"batch_rows must be a positive number or 'auto', got {self.batch_rows!r}")
+        if self.on_error not in ("raise", "skip", "quarantine"):
+            raise ConfigError(f"on_error must be 'raise', 'skip' or 'quarantine', got {self.on_error!r}")
+        if self.max_failures is not None and self.max_failures < 0:
+            raise ConfigError(f"max_failures cannot be negative, got {self.max_failures}")
+        if self.max_failure_ratio is not None and not 0 <= self.max_failure_ratio <= 1:
+            raise ConfigError(f"max_failure_ratio must lie between 0 and 1, got {self.max_failure_ratio}")
+        if self.stall_seconds is not None and self.stall_seconds <= 0:
+            raise ConfigError(f"stall_seconds must be positive or None, got {self.stall_seconds}")
+        if self.checkpoint_seconds < 0:
+            raise ConfigError(f"checkpoint_seconds cannot be negative, got {self.checkpoint_seconds}")
+
+    @property
+    def worker_limit(self) -> int:
+        """The most workers that will ever run at once."""
+        if isinstance(self.workers, int):
+            return self.workers
+        return self.max_workers or available_cores()
+
+
+def available_cores() -> int:
+    """Cores this process may use, which in a container is often fewer than the machine has."""
+    try:
+        return max(1, len(os.sched_getaffinity(0)))
+    except AttributeError:  # macOS and Windows have no affinity mask to ask
+        return max(1, os.cpu_count() or 1)
+
+
+def _positive(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0

@@ -1,0 +1,134 @@
+"""The sink thread: takes what is ready, in order, and sees it through to the published end."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
+
+import pyarrow as pa
+
+from penstock.errors import PenstockError, StageError, StoppedError
+from penstock.memory.budget import MemoryBudget
+from penstock.pipeline.chain import stage_name
+from penstock.pipeline.checkpoint import Checkpoint
+from penstock.pipeline.metrics import Report
+from penstock.pipeline.runner import Runner
+from penstock.pipeline.stages import Durable, Sink, State
+
+__all__ = ["Drain"]
+
+log = logging.getLogger("penstock.pipeline")
+
+
+@runtime_checkable
+class _Bounded(Protocol):
+    """A sink that may have no room. Waiting for it is its consumer's time, so no deadline applies."""
+
+    def wait_for_room(self, timeout: float, /) -> bool: ...
+
+
+class Drain:
+    """Feeds a sink from a runner in a thread of its own, with checkpoints if asked for."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        sink: Sink,
+        budget: MemoryBudget,
+        checkpoint: Checkpoint | None,
+        state: Callable[[], State],
+        report: Callable[[], Report],
+    ) -> None:
+        self._runner, self._sink, self._budget = runner, sink, budget
+        self._checkpoint, self._state, self._make_report = checkpoint, state, report
+        self.report: Report | None = None
+        self.error: BaseException | None = None
+        self.done = threading.Event()
+        self.thread = threading.Thread(target=self._run, name="penstock-sink", daemon=True)
+
+    def _run(self) -> None:
+        try:
+            self._consume_all()
+            self.report = self._publish()
+        except BaseException as error:  # noqa: BLE001 - whatever it is, wait() raises it again in the caller
+            self._runner.fail(error)
+            self.error = self._runner.failure
+            self._give_up()
+        finally:
+            self._runner.halt()
+            self._runner.bad_rows.close()
+            self._budget.hold("sink", 0)
+            self.done.set()
+
+    def _consume_all(self) -> None:
+        runner, checkpoint = self._runner, self._checkpoint
+        for parcel in runner.parcels():
+            batch = parcel.batch
+            rows = batch.num_rows if batch is not None else 0
+            if batch is not None and rows:
+                self._wait_for_room()
+                self._call(lambda batch=batch: self._sink.consume(batch), batch)  # type: ignore[misc]
+            runner.took(parcel, rows)
+            if checkpoint is not None and checkpoint.due():
+                checkpoint.save(runner, self._state())
+        if runner.stopping:
+            raise StoppedError("the pipeline was stopped before the end of its input")
+
+    def _publish(self) -> Report:
+        runner, schema = self._runner, self._runner.output_schema
+        if not runner.rows_out and schema is not None:
+            # No rows, but the columns are known: a file with a header says more than none.
+            self._call(lambda: self._sink.consume(pa.RecordBatch.from_pylist([], schema=schema)))
+        runner.bad_rows.finish(runner.rows_read)
+        if self._checkpoint is not None:
+            self._checkpoint.save(runner, self._state(), finishing=True)
+        self._call(self._sink.flush)
+        report = self._make_report()
+        if self._checkpoint is not None:
+            self._checkpoint.save(runner, self._state(), finishing=True, report=report)
+        return report
+
+    def _give_up(self) -> None:
+        """Keep what a checkpoint can still use, drop the rest."""
+        try:
+            if self._checkpoint is None:
+                if isinstance(self._sink, Durable):
+                    self._sink.abort()
+            elif isinstance(self.error, StoppedError):
+                self._checkpoint.save(self._runner, self._state())
+        except Exception:
+            log.exception("cleaning up after a failed run failed too")
+
+    def _call(self, action: Callable[[], None], batch: pa.RecordBatch | None = None) -> None:
+        metrics = self._runner.sink_metrics
+        since = metrics.begin()
+        try:
+            action()
+        except (PenstockError, OSError):
+            metrics.leave()
+            raise
+        except Exception as error:
+            metrics.leave()
+            raise StageError(f"{type(error).__name__}: {error}", stage=stage_name(self._sink)) from error
+        if batch is not None:
+            size = batch.nbytes
+            metrics.done(since, rows=(batch.num_rows, batch.num_rows), nbytes=(size, size))
+        else:
+            metrics.leave()
+            metrics.busy += time.monotonic() - since
+        usage = getattr(self._sink, "memory_usage", None)
+        metrics.memory = int(usage()) if callable(usage) else 0
+        self._budget.hold("sink", metrics.memory)
+
+    def _wait_for_room(self) -> None:
+        if not isinstance(self._sink, _Bounded):
+            return
+        since = time.monotonic()
+        while not self._sink.wait_for_room(0.2):
+            if self._runner.stopping:
+                self._runner.check()
+                raise StoppedError("the pipeline was stopped before the end of its input")
+        self._runner.sink_metrics.waited(for_room=time.monotonic() - since)

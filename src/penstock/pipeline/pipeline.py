@@ -1,0 +1,291 @@
+"""A pipeline is a description (source, transforms, sink, config, budget) that can be run, iterated, stopped, resumed."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, cast
+
+import pyarrow as pa
+
+from penstock.errors import ConfigError, ResumeError
+from penstock.memory.budget import MemoryBudget, format_bytes
+from penstock.memory.pressure import suggest_limit
+from penstock.pipeline.chain import Inferring, stage_name
+from penstock.pipeline.checkpoint import Checkpoint
+from penstock.pipeline.config import PipelineConfig
+from penstock.pipeline.drain import Drain
+from penstock.pipeline.functions import as_transform
+from penstock.pipeline.metrics import Report
+from penstock.pipeline.quarantine import BadRows
+from penstock.pipeline.runner import Position, Runner
+from penstock.pipeline.stages import Sink, Source, State, Stateful, Transform
+from penstock.pipeline.state import STATE_VERSION, check_state, fingerprint, schema_from_text, schema_to_text
+
+__all__ = ["Pipeline"]
+
+log = logging.getLogger("penstock.pipeline")
+
+Progress = Callable[[dict[str, Any]], None]
+_PROGRESS_SECONDS = 0.25
+_GRACE = 2.0
+
+
+class Pipeline:
+    """Source -> transforms -> sink under one byte budget.
+
+        report = Pipeline(JsonlSource("in.jsonl"), [Lower("text")], ParquetSink("out.parquet")).run()
+
+    Without a sink it is iterated: `for batch in pipeline`. Nothing starts before `run`, `start` or the first batch.
+    Rows come out in the order they went in, whatever the number of workers; which rows, and their order, depend on
+    nothing but the stages.
+
+    A transform may be a plain function: of a row (dict -> dict), or, if its parameter is annotated as
+    `pyarrow.RecordBatch`, of a batch.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        transforms: Sequence[Transform | Callable[..., Any]] = (),
+        sink: Sink | None = None,
+        config: PipelineConfig | None = None,
+        budget: MemoryBudget | int | str | None = None,
+    ) -> None:
+        self.source: Source = _checked(source, "source", "next_batch")
+        self.transforms: list[Transform] = [as_transform(t) for t in transforms]
+        self.sink: Sink | None = _checked(sink, "sink", "consume", "flush") if sink is not None else None
+        self.config = config if config is not None else PipelineConfig()
+        self.budget = budget if isinstance(budget, MemoryBudget) else MemoryBudget(budget or suggest_limit())
+        self._runner: Runner | None = None
+        self._drain: Drain | None = None
+        self._finished: Report | None = None
+        self._start_from: State | None = None
+        self._used = False
+
+    # -- run ---------------------------------------------------------------------------------------------------------
+
+    def run(self, checkpoint: str | Path | None = None, *, progress: Progress | None = None) -> Report:
+        """Run to the end of the input and return the report.
+
+        With `checkpoint`, a directory, progress is made durable every `config.checkpoint_seconds`: after a crash, even
+        kill -9, calling it again goes on from there, and the output holds every row exactly once. A finished checkpoint
+        returns its report again. `progress` is called a few times a second with a snapshot.
+        """
+        self.start(checkpoint)
+        try:
+            return self.wait(progress=progress)
+        finally:
+            self.stop()
+
+    def start(self, checkpoint: str | Path | None = None) -> Self:
+        """Begin in the background; then `wait` for the report, or `stop`."""
+        if self.sink is None:
+            raise ConfigError("this pipeline has no sink: iterate it (`for batch in pipeline`), or give it one")
+        keeper = None
+        if checkpoint is not None:
+            keeper = Checkpoint(Path(checkpoint), self.source, self.sink, self.config.checkpoint_seconds)
+            if keeper.state is not None:
+                check_state(keeper.state, self._mark(), str(self))
+            if keeper.report is not None:
+                log.info("the run kept in %s is complete; nothing to do", checkpoint)
+                self._finished = keeper.report
+                return self
+        runner = self._begin(keeper.state if keeper is not None else None)
+        if keeper is not None:
+            keeper.restore(runner)
+        resumed = keeper is not None and keeper.state is not None
+        self._drain = Drain(
+            runner,
+            self.sink,
+            self.budget,
+            keeper,
+            state=lambda: self._wrap(runner.position),
+            report=lambda: self._report(runner, resumed=resumed),
+        )
+        runner.threads.append(self._drain.thread)
+        runner.start()
+        return self
+
+    def wait(self, timeout: float | None = None, *, progress: Progress | None = None) -> Report:
+        """Wait for the end and return the report, or raise what stopped the run."""
+        if self._finished is not None:
+            return self._finished
+        drain, runner = self._drain, self._runner
+        if drain is None or runner is None:
+            raise ConfigError("this pipeline has not been started")
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not drain.done.wait(_PROGRESS_SECONDS):
+            if progress is not None:
+                progress(runner.snapshot())
+            if runner.failure is not None and not drain.done.wait(_GRACE):
+                raise runner.failure  # the sink itself hangs: its thread cannot tell us
+            if deadline is not None and time.monotonic() > deadline:
+                raise TimeoutError(f"still running after {timeout:g} s: {self}")
+        if progress is not None:
+            progress(runner.snapshot())
+        if drain.error is not None:
+            raise drain.error
+        assert drain.report is not None
+        return drain.report
+
+    def stop(self) -> None:
+        """Stop now. Output that was not published is dropped, unless a checkpoint keeps it. Idempotent."""
+        if self._runner is not None:
+            self._runner.close()
+
+    close = stop
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.stop()
+
+    # -- iterate -----------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        """The batches, in order, read ahead by background threads. Iterating again starts again from the beginning."""
+        if self.sink is not None:
+            raise ConfigError(f"this pipeline has a sink, {stage_name(self.sink)}: call run(), or build it without one")
+        runner = self._begin(None)
+        try:
+            runner.start()
+            yield from runner.batches(self.config.batch_rows)
+            runner.bad_rows.finish(runner.rows_read)
+        finally:
+            runner.close()
+            runner.bad_rows.close()
+
+    # -- state -------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> State:
+        """Where the iteration stands: small, JSON-able, and exact whatever was read ahead.
+
+        Loading it into a new, equal pipeline goes on with the row after the last delivered one.
+        """
+        if not isinstance(self.source, Stateful):
+            raise ResumeError(f"{stage_name(self.source)} has no state_dict, so this pipeline cannot be resumed")
+        if self._start_from is not None:
+            return self._start_from
+        if self._runner is not None:
+            return self._wrap(self._runner.position)
+        return self._wrap(Position(self.source.state_dict(), self._transform_states()))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state; refuses one that was saved by another pipeline."""
+        check_state(state, self._mark(), str(self))
+        if self._runner is not None and not self._runner.stopping:
+            raise ResumeError("stop the running pipeline before loading a state into it")
+        self._start_from = dict(state)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Metrics of the current or last run as a plain dict."""
+        return self._runner.snapshot() if self._runner is not None else {}
+
+    def __str__(self) -> str:
+        stages = [stage_name(stage) for stage in (self.source, *self.transforms)]
+        if self.sink is not None:
+            stages.append(stage_name(self.sink))
+        return " -> ".join(stages) + f"  [budget {format_bytes(self.budget.capacity)}]"
+
+    def __repr__(self) -> str:
+        return f"<Pipeline {self}>"
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _begin(self, state: State | None) -> Runner:
+        if self._runner is not None and not self._runner.stopping:
+            raise ConfigError("this pipeline is running already; stop it first")
+        position = self._prepare(state if state is not None else self._start_from)
+        self._runner = Runner(
+            self.source,
+            self.transforms,
+            self.config,
+            self.budget,
+            sink_name=stage_name(self.sink) if self.sink is not None else "the consumer",
+            start=position,
+            bad_rows=BadRows(self.config, self._quarantine_path()),
+        )
+        self._drain = self._finished = self._start_from = None
+        self._used = True
+        return self._runner
+
+    def _prepare(self, state: Mapping[str, Any] | None) -> Position:
+        """Put every stage where the state says, or back to the beginning."""
+        if self._used or state is not None:
+            for stage in (self.source, *self.transforms):
+                reset = getattr(stage, "reset", None)
+                if callable(reset):
+                    reset()
+                elif stage is self.source and self._used and state is None:
+                    raise ConfigError(f"{stage_name(stage)} has no reset(), so this pipeline runs only once")
+        if state is None:
+            return Position(self.source.state_dict() if isinstance(self.source, Stateful) else None, self._transform_states())
+        check_state(state, self._mark(), str(self))
+        cast(Stateful, self.source).load_state_dict(state["source"])
+        for index, saved in state["transforms"].items():
+            cast(Stateful, self.transforms[int(index)]).load_state_dict(saved)
+        for index, text in state["schemas"].items():
+            cast(Inferring, self.transforms[int(index)]).set_output_schema(schema_from_text(text))
+        return Position(state["source"], state["transforms"], state["skip_rows"])
+
+    def _transform_states(self) -> dict[str, State]:
+        return {str(i): t.state_dict() for i, t in enumerate(self.transforms) if isinstance(t, Stateful)}
+
+    def _mark(self) -> str:
+        return fingerprint(self.source, self.transforms)
+
+    def _wrap(self, position: Position) -> State:
+        schemas = {
+            str(i): schema_to_text(t.output_schema)
+            for i, t in enumerate(self.transforms)
+            if isinstance(t, Inferring) and t.output_schema is not None
+        }
+        return {
+            "version": STATE_VERSION,
+            "pipeline": self._mark(),
+            "stages": " -> ".join(stage_name(stage) for stage in (self.source, *self.transforms)),
+            "source": position.source,
+            "transforms": position.transforms,
+            "schemas": schemas,
+            "skip_rows": position.skip_rows,
+        }
+
+    def _quarantine_path(self) -> Path | None:
+        if self.config.on_error != "quarantine":
+            return None
+        if self.config.quarantine is not None:
+            return Path(self.config.quarantine)
+        target = getattr(self.sink, "path", None)
+        if target is None:
+            raise ConfigError("on_error='quarantine' needs PipelineConfig(quarantine='bad-rows.jsonl') with this sink")
+        return Path(f"{target}.quarantine.jsonl")
+
+    def _report(self, runner: Runner, *, resumed: bool) -> Report:
+        runner.ended = time.monotonic()
+        runner.collect_counts()
+        bad = dict(runner.bad_rows.counts)
+        snapshot = runner.snapshot()
+        return Report(
+            rows_in=runner.rows_read,
+            rows_out=runner.rows_out,
+            dropped=dict(runner.dropped),
+            quarantined=bad if self.config.on_error == "quarantine" else {},
+            skipped=bad if self.config.on_error == "skip" else {},
+            seconds=snapshot["seconds"],
+            peak_bytes=self.budget.peak,
+            bottleneck=snapshot["bottleneck"],
+            stages=snapshot["stages"],
+            resumed=resumed,
+        )
+
+
+def _checked(stage: Any, role: str, *methods: str) -> Any:
+    missing = [name for name in methods if not callable(getattr(stage, name, None))]
+    if missing:
+        raise ConfigError(f"{stage!r} cannot be a {role}: it has no method {' or '.join(missing)}")
+    return stage

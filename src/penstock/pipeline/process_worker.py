@@ -1,0 +1,78 @@
+"""The other end of `processes.py`: a fresh interpreter that transforms batches until its input closes."""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+import traceback
+from typing import Any, BinaryIO
+
+import orjson
+import pyarrow as pa
+
+from penstock.pipeline.chain import Chain, Counting, StepError, stage_name
+from penstock.pipeline.metrics import StageMetrics
+from penstock.pipeline.processes import BATCH, ERROR, RESULT, SETUP, read_frame, write_frame
+
+
+class _Recorder(StageMetrics):
+    """Keeps the figures of the batch in hand, for the parent."""
+
+    figures: tuple[float, int, int, int, int] | None = None
+
+    def add(self, seconds: float, rows_in: int, rows_out: int, bytes_in: int, bytes_out: int) -> None:
+        self.figures = (seconds, rows_in, rows_out, bytes_in, bytes_out)
+
+
+def serve(inward: BinaryIO, outward: BinaryIO) -> None:
+    """Answer every batch with its result or its error, until the parent closes the pipe."""
+    chain = Chain([], [])
+    while (frame := read_frame(inward)) is not None:
+        kind, payload = frame
+        if kind == SETUP:
+            # Written by the parent process over a private pipe: its own functions, never data.
+            import cloudpickle
+
+            transforms = cloudpickle.loads(payload)  # noqa: S301
+            chain = Chain(transforms, [_Recorder(stage_name(t), "transform") for t in transforms])
+        elif kind == BATCH:
+            kind, answer = _answer(chain, payload)
+            write_frame(outward, kind, answer)
+
+
+def _answer(chain: Chain, payload: bytes) -> tuple[int, pa.Buffer]:
+    for stage in chain.metrics:
+        stage.figures = None  # type: ignore[attr-defined]
+    notes: dict[str, Any] = {}
+    result: pa.RecordBatch | None = None
+    try:
+        result = chain.run(pa.ipc.open_stream(payload).read_next_batch())
+        notes["figures"] = [stage.figures for stage in chain.metrics if stage.figures]  # type: ignore[attr-defined]
+    except StepError as step:
+        notes |= {
+            "index": step.index,
+            "message": f"{type(step.error).__name__}: {step.error}",
+            "traceback": "".join(traceback.format_exception(step.error)),
+        }
+    notes["counts"] = [t.drain_counts() if isinstance(t, Counting) else None for t in chain.transforms]
+    head = orjson.dumps(notes)
+    out = pa.BufferOutputStream()
+    out.write(struct.pack("<Q", len(head)))
+    out.write(head)
+    if result is not None:
+        with pa.ipc.new_stream(out, result.schema) as writer:
+            writer.write_batch(result)
+    return (RESULT if result is not None else ERROR), out.getvalue()
+
+
+def main() -> None:
+    # What the functions print must not end up between the answers: stdout becomes stderr, the pipe a private handle.
+    outward = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    serve(sys.stdin.buffer, outward)
+
+
+if __name__ == "__main__":
+    main()

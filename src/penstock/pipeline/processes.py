@@ -1,0 +1,183 @@
+"""Transforms in a spawned process: batches go over a pipe as Arrow IPC, and a killed process is replaced.
+
+The child is a fresh interpreter (never a fork), started without the caller's `__main__`, so scripts need no guard.
+The transforms travel to it with cloudpickle, which takes lambdas and closures; only this process's own objects are ever
+unpickled there. Nothing that comes back is unpickled: results are Arrow, errors and counts are JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any, BinaryIO, cast
+
+import orjson
+import pyarrow as pa
+
+from penstock.errors import ConfigError, PenstockError
+from penstock.pipeline.chain import Chain, Counting, StepError, stage_name
+from penstock.pipeline.metrics import StageMetrics
+from penstock.pipeline.stages import Origin, Transform
+
+__all__ = ["ProcessChain", "RemoteError", "read_frame", "write_frame"]
+
+_HEADER = struct.Struct("<QB")
+SETUP, BATCH, RESULT, ERROR = 1, 2, 3, 4
+_MAX_DEATHS = 3
+
+
+class RemoteError(PenstockError):
+    """An exception raised in a worker process, with its traceback as text."""
+
+
+class ProcessChain(Chain):
+    """A chain that runs in a process of its own. Used by one thread at a time.
+
+    If the process dies with a batch in hand (out of memory, kill -9), a new one gets the same batch: its result is
+    taken once, so nothing is lost and nothing repeated. A batch that kills three processes in a row is an error.
+    """
+
+    def __init__(self, transforms: Sequence[Transform], metrics: Sequence[StageMetrics]) -> None:
+        super().__init__(transforms, metrics)
+        self._setup = _pickled(self.transforms)
+        self._child: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def run(self, batch: pa.RecordBatch, origin: Origin | None = None) -> pa.RecordBatch:
+        if not batch.num_rows:
+            return batch
+        message = _encode(batch)
+        for stage in self.metrics:
+            stage.begin(origin)
+        try:
+            kind, payload = self._ask(message)
+        finally:
+            for stage in self.metrics:
+                stage.leave()
+        size = struct.unpack_from("<Q", payload)[0]
+        notes = orjson.loads(payload[8 : 8 + size])
+        for transform, counts in zip(self.transforms, notes["counts"]):
+            if counts and isinstance(transform, Counting):
+                transform.add_counts(counts)
+        if kind == ERROR:
+            error = RemoteError(notes["message"])
+            error.add_note("in a worker process:\n" + notes["traceback"])
+            raise StepError(notes["index"], error) from error
+        for stage, figures in zip(self.metrics, notes["figures"]):
+            stage.add(*figures)
+        result = pa.ipc.open_stream(pa.py_buffer(payload)[8 + size :]).read_next_batch()
+        if self.transforms and result.num_rows:
+            self._checked(len(self.transforms) - 1, result)
+        return result
+
+    @property
+    def pid(self) -> int | None:
+        """The process that does the work now, if one has been started."""
+        return self._child.pid if self._child else None
+
+    def close(self) -> None:
+        """End the process; a second call does nothing."""
+        with self._lock:
+            self._closed = True
+            child, self._child = self._child, None
+        if child is not None:
+            child.kill()
+            child.wait()
+            for pipe in (child.stdin, child.stdout):
+                if pipe:
+                    with contextlib.suppress(OSError):
+                        pipe.close()
+
+    def _ask(self, message: pa.Buffer) -> tuple[int, bytes]:
+        for _ in range(_MAX_DEATHS):
+            child = self._running()
+            try:
+                write_frame(cast(BinaryIO, child.stdin), BATCH, message)
+                answer = read_frame(cast(BinaryIO, child.stdout))
+                if answer is not None:
+                    return answer
+            except OSError:
+                pass  # the pipe broke: the child is gone, whichever side noticed first
+            code = child.wait()
+            self._forget(child)
+            if self._closed:
+                raise RemoteError("the worker process was stopped")
+        raise StepError(
+            0,
+            RemoteError(
+                f"this batch ended {_MAX_DEATHS} worker processes in a row (last exit code {code}; -9 is often the "
+                "system running out of memory); use smaller batches or look at the function"
+            ),
+        )
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        with self._lock:
+            if self._closed:
+                raise RemoteError("the worker process was stopped")
+            if self._child is None:
+                self._child = subprocess.Popen(
+                    [sys.executable, "-m", "penstock.pipeline.process_worker"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+                )
+                write_frame(cast(BinaryIO, self._child.stdin), SETUP, self._setup)
+            return self._child
+
+    def _forget(self, child: subprocess.Popen[bytes]) -> None:
+        with self._lock:
+            if self._child is child:
+                self._child = None
+        for pipe in (child.stdin, child.stdout):
+            if pipe:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+
+def write_frame(pipe: BinaryIO, kind: int, payload: Any) -> None:
+    """One message: its length and kind, then its bytes."""
+    view = memoryview(payload)
+    pipe.write(_HEADER.pack(view.nbytes, kind))
+    pipe.write(view)
+    pipe.flush()
+
+
+def read_frame(pipe: BinaryIO) -> tuple[int, bytes] | None:
+    """The next message, or None when the other side is gone."""
+    header = pipe.read(_HEADER.size)
+    if len(header) < _HEADER.size:
+        return None
+    size, kind = _HEADER.unpack(header)
+    payload = pipe.read(size)
+    return (kind, payload) if len(payload) == size else None
+
+
+def _encode(batch: pa.RecordBatch) -> pa.Buffer:
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_stream(out, batch.schema) as writer:
+        writer.write_batch(batch)
+    return out.getvalue()
+
+
+def _pickled(transforms: Sequence[Transform]) -> bytes:
+    import cloudpickle
+
+    try:
+        return cast(bytes, cloudpickle.dumps(list(transforms)))
+    except Exception as error:
+        for transform in transforms:
+            try:
+                cloudpickle.dumps(transform)
+            except Exception as reason:  # noqa: BLE001 - whatever pickling raises is the answer
+                raise ConfigError(
+                    f"workers='process' cannot send {stage_name(transform)} to another process: {reason}; "
+                    "open files, locks and connections inside the function, or use threads"
+                ) from reason
+        raise ConfigError(f"workers='process' cannot send the transforms to another process: {error}") from error
+

@@ -1,0 +1,109 @@
+"""Bad rows: counted by reason, written down with their place, and never more than the run allows."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import orjson
+
+from penstock.errors import FailureBudgetError
+from penstock.pipeline.config import PipelineConfig
+from penstock.pipeline.stages import Rejected, State
+
+__all__ = ["BadRows"]
+
+_RATIO_FROM_ROW = 1000
+
+
+class BadRows:
+    """Takes rejected rows in order, from the thread that delivers."""
+
+    def __init__(self, config: PipelineConfig, path: Path | None) -> None:
+        self._config = config
+        self.path = path
+        self.counts: Counter[str] = Counter()
+        self._last: Rejected | None = None
+        self._file: BinaryIO | None = None
+
+    def add(self, rejected: tuple[Rejected, ...], rows_read: int) -> None:
+        """Count and write them; too many raise `FailureBudgetError` naming the last."""
+        for row in rejected:
+            self.counts[f"{row.stage}: {row.kind}"] += 1
+            self._last = row
+            if self.path is not None:
+                self._write(row)
+        if rejected:
+            self._check(rows_read, rows_read >= _RATIO_FROM_ROW)
+
+    def finish(self, rows_read: int) -> None:
+        """The end of the run: the share of bad rows is looked at whatever the number of rows."""
+        self._check(rows_read, True)
+        self.sync()
+
+    def sync(self) -> State:
+        """Make what was written durable; the token is how much that is."""
+        if self._file is None:
+            return {"bytes": 0, "counts": dict(self.counts)}
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return {"bytes": self._file.tell(), "counts": dict(self.counts)}
+
+    def restore(self, token: State) -> None:
+        """Go back to a token: rows written after it come again, so they are cut off."""
+        self.counts = Counter(token["counts"])
+        if self.path is not None and (token["bytes"] or self.path.exists()):
+            self._open("r+b" if self.path.exists() else "wb")
+            assert self._file is not None
+            self._file.truncate(token["bytes"])
+            self._file.seek(token["bytes"])
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _check(self, rows_read: int, look_at_ratio: bool) -> None:
+        bad, most, ratio = self.counts.total(), self._config.max_failures, self._config.max_failure_ratio
+        if most is not None and bad > most:
+            raise FailureBudgetError(f"{bad} bad rows, more than max_failures={most}; {self._example()}")
+        if ratio is not None and look_at_ratio and rows_read and bad > ratio * rows_read:
+            raise FailureBudgetError(
+                f"{bad} of {rows_read} rows are bad, more than max_failure_ratio={ratio}; {self._example()}"
+            )
+
+    def _example(self) -> str:
+        row = self._last
+        return f"the last: {row.file or '?'}, row {row.row}: {row.reason}" if row else "none in this run"
+
+    def _write(self, row: Rejected) -> None:
+        if self._file is None:
+            self._open("wb")
+        assert self._file is not None
+        line: dict[str, Any] = {
+            "file": row.file,
+            "row": row.row,
+            "offset": row.offset,
+            "stage": row.stage,
+            "reason": row.reason,
+        }
+        if isinstance(row.data, bytes):
+            try:
+                line["raw"] = row.data.decode()
+            except UnicodeDecodeError:
+                line["raw_base64"] = base64.b64encode(row.data).decode()
+        else:
+            line["data"] = row.data
+        self._file.write(orjson.dumps(line, default=_plain, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS))
+
+    def _open(self, mode: str) -> None:
+        assert self.path is not None
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(self.path, mode)  # type: ignore[assignment]
+
+
+def _plain(value: object) -> object:
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)

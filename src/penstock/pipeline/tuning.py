@@ -1,0 +1,95 @@
+"""How much to read at a time and with how many workers: follows the measured bottleneck, inside the budget."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from penstock.pipeline.config import PipelineConfig
+
+__all__ = ["Tuner"]
+
+_FIRST_ROWS = 256
+_MOST_ROWS = 1 << 17
+_FEWEST_BYTES = 32 << 10
+_QUICK, _SLOW = 0.004, 0.25  # seconds a batch should take in the busiest stage: between these it is left alone
+_WINDOW = 0.4  # seconds between two looks at the worker count
+_GAIN = 1.03  # one more worker must bring at least this, or it is taken back
+
+
+class Tuner:
+    """Decides batch sizes and worker counts. Rows and their order never depend on it."""
+
+    def __init__(self, config: PipelineConfig, limit: Callable[[], int]) -> None:
+        self._config = config
+        self._limit = limit
+        self._bytes = self._clamp(1 << 20)
+        self._row_bytes = 0.0
+        self._need = 4.0
+        self.workers = config.worker_limit if config.workers != "auto" else max(1, config.worker_limit // 2)
+        self._window_start = time.monotonic()
+        self._window_rows = 0
+        self._trial_from: float | None = None
+        self._rest = 0
+
+    @property
+    def batch_bytes(self) -> int:
+        """How many raw bytes to read at a time."""
+        return min(self._bytes, self._clamp(self._bytes))
+
+    @property
+    def batch_rows(self) -> int:
+        """How many rows to ask of a source that counts in rows."""
+        if isinstance(self._config.batch_rows, int):
+            return self._config.batch_rows
+        if not self._row_bytes:
+            return _FIRST_ROWS
+        return max(1, min(_MOST_ROWS, int(self.batch_bytes / self._row_bytes)))
+
+    def to_reserve(self, nbytes: int) -> int:
+        """What a batch of `nbytes` will take on its whole way: itself, its decoded form, its transformed form."""
+        return int(nbytes * self._need)
+
+    def saw_read(self, rows: int, nbytes: int) -> None:
+        """A batch was read; remembers how wide rows are (the widest lately, so that growth is met quickly)."""
+        if rows:
+            width = nbytes / rows
+            self._row_bytes = max(width, 0.9 * self._row_bytes + 0.1 * width)
+
+    def saw_need(self, raw: int, peak: int) -> None:
+        """A batch of `raw` bytes took `peak` bytes on its way; half of that again is allowed for temporaries."""
+        if raw:
+            need = max(2.0, 1.5 * peak / raw)
+            self._need = max(need, 0.98 * self._need + 0.02 * need)
+
+    def adjust_batch(self, busiest_seconds: float) -> None:
+        """Larger batches when the busiest stage is done in no time, smaller ones when it takes long."""
+        if 0 < busiest_seconds < _QUICK:
+            self._bytes = self._clamp(self._bytes * 2)
+        elif busiest_seconds > _SLOW:
+            self._bytes = self._clamp(self._bytes // 2)
+
+    def adjust_workers(self, rows: int, backlog: int, starving: bool, idle: float) -> int:
+        """One more when work waits and the sink starves, one fewer when they are idle; a step that brings nothing is
+        taken back and not tried again for a while. `rows` is the running total, `idle` the share of time waited."""
+        now = time.monotonic()
+        if self._config.workers != "auto" or now - self._window_start < _WINDOW:
+            return self.workers
+        rate = (rows - self._window_rows) / (now - self._window_start)
+        self._window_start, self._window_rows = now, rows
+        if self._trial_from is not None:
+            before, self._trial_from = self._trial_from, None
+            if rate < before * _GAIN:
+                self.workers, self._rest = self.workers - 1, 25
+                return self.workers
+        if self._rest:
+            self._rest -= 1
+        elif backlog > self.workers and starving and self.workers < self._config.worker_limit:
+            self.workers, self._trial_from = self.workers + 1, rate
+        elif idle > 0.7 and self.workers > 1:
+            self.workers -= 1
+        return self.workers
+
+    def _clamp(self, nbytes: int) -> int:
+        limit = self._limit()
+        return max(_FEWEST_BYTES, min(nbytes, limit // 32, 8 << 20), min(_FEWEST_BYTES, limit // 64))

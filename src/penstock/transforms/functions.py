@@ -1,0 +1,129 @@
+"""`Map`, `Filter` and `FlatMap`: a row function, a batch function or an Arrow expression as a stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.errors import SchemaError
+from penstock.pipeline.functions import Map, RowSchema, arrow_schema, function_name, kind_of, rows_of, values_of
+from penstock.pipeline.stages import Transform
+from penstock.transforms._counts import Counting
+from penstock.transforms.expressions import parse_expression
+
+__all__ = ["Filter", "FlatMap", "Map"]
+
+
+class Filter(Counting):
+    """Keep the rows for which a condition holds; the others are counted under the condition's name.
+
+        Filter(lambda row: row["score"] > 0.5)                    # a row: true or false
+        Filter(long_enough, batch=True)                           # a RecordBatch: a boolean array
+        Filter(pc.field("words") >= 50)                           # an Arrow expression: no Python per row
+        Filter("words >= 50 and lang == 'en'")                    # the same, as text
+
+    A null condition does not keep the row.
+    """
+
+    def __init__(
+        self,
+        condition: Callable[..., Any] | pc.Expression | str,
+        *,
+        batch: bool | None = None,
+        reason: str | None = None,
+    ) -> None:
+        super().__init__()
+        self._text = condition if isinstance(condition, str) else None
+        self._condition = parse_expression(condition) if isinstance(condition, str) else condition
+        self._kind = kind_of(self._condition, batch)
+        self._reason = reason
+
+    def transform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if self._kind == "expression":
+            try:
+                kept = batch.filter(cast(pc.Expression, self._condition))
+            except (pa.ArrowInvalid, KeyError) as error:
+                if "FieldRef" in str(error):
+                    raise SchemaError(f"{self!r}: {error}; the batch has columns {batch.schema.names}") from error
+                raise
+        else:
+            kept = batch.filter(self._mask(batch))
+        self._counts.add({self._reason or repr(self): batch.num_rows - kept.num_rows})
+        return kept
+
+    def _mask(self, batch: pa.RecordBatch) -> pa.Array:
+        condition = cast(Callable[..., Any], self._condition)
+        if self._kind == "row":
+            return pa.array([bool(condition(row)) for row in rows_of(values_of(batch))], pa.bool_())
+        mask = condition(batch)
+        if isinstance(mask, pa.ChunkedArray):
+            mask = mask.combine_chunks()
+        if not isinstance(mask, pa.Array):
+            mask = pa.array(np.asarray(mask))
+        if not pa.types.is_boolean(mask.type) or len(mask) != batch.num_rows:
+            raise SchemaError(
+                f"{self!r} returned {len(mask)} values of {mask.type} for {batch.num_rows} rows, "
+                "expected one boolean for each row"
+            )
+        return mask
+
+    def __repr__(self) -> str:
+        return f"Filter({self._text or function_name(self._condition)})"
+
+
+class FlatMap(Transform):
+    """Each row becomes any number of rows, in order.
+
+    FlatMap(lambda row: ({"word": w} for w in row["text"].split()))
+    FlatMap(explode, batch=True)                              # a RecordBatch: one or several RecordBatches
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], *, batch: bool | None = None, schema: pa.Schema | Any | None = None
+    ) -> None:
+        self._function = function
+        self._kind = kind_of(function, batch)
+        self._rows = RowSchema(arrow_schema(schema))
+
+    @property
+    def learning(self) -> bool:
+        return self._kind == "row" and self._rows.known is None
+
+    @property
+    def output_schema(self) -> pa.Schema | None:
+        return self._rows.known if self._kind == "row" else None
+
+    def set_output_schema(self, schema: pa.Schema | None) -> None:
+        self._rows.known = schema
+
+    def reset(self) -> None:
+        self._rows.reset()
+
+    def transform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if self._kind == "batch":
+            return _joined(self._function(batch), self)
+        rows: list[Mapping[str, Any]] = []
+        for row in rows_of(values_of(batch)):
+            made = self._function(row)
+            if isinstance(made, (Mapping, str)) or not isinstance(made, Iterable):
+                raise SchemaError(f"{self!r} returned {type(made).__name__} for a row, expected an iterable of dicts")
+            rows.extend(made)
+        return self._rows.to_batch(rows, batch, {})
+
+    def __repr__(self) -> str:
+        return f"FlatMap({function_name(self._function)})"
+
+
+def _joined(made: Any, stage: FlatMap) -> pa.RecordBatch:
+    if isinstance(made, pa.RecordBatch):
+        return made
+    if isinstance(made, pa.Table):
+        made = made.to_batches()
+    batches = list(made)
+    if not batches or not all(isinstance(batch, pa.RecordBatch) for batch in batches):
+        raise SchemaError(f"{stage!r} must return at least one pyarrow.RecordBatch, got {batches!r:.200}")
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
