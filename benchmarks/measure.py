@@ -37,6 +37,8 @@ class Measurement:
     private_bytes: int
     """The part of it that is no file mapping and no shared memory, summed over the tree."""
     processes: int
+    others_cores: float
+    """Cores that everybody else kept busy meanwhile: a figure taken beside a full core is worth little."""
     facts: dict[str, Any]
     """What the case reported about itself."""
 
@@ -78,6 +80,11 @@ def measure(
         return watch.measurement(seconds, json.loads(facts.read_text()))
 
 
+def _machine_cpu() -> float:
+    times = psutil.cpu_times()
+    return sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0)
+
+
 @dataclass(slots=True)
 class _Watch:
     """The process tree below `pid`: its peaks so far."""
@@ -90,6 +97,7 @@ class _Watch:
     private: int = 0
     processes: int = 0
     cpu: dict[int, float] = field(default_factory=dict)
+    machine_cpu_at_start: float = field(default_factory=_machine_cpu)
 
     def look(self) -> None:
         if time.monotonic() - self.tree_seen_at > _TREE_SECONDS:
@@ -126,7 +134,16 @@ class _Watch:
 
     def measurement(self, seconds: float, facts: dict[str, Any]) -> Measurement:
         peak = max(self.pss, facts["own_peak_bytes"]) if self.processes > 1 else max(self.rss, facts["own_peak_bytes"])
-        return Measurement(seconds, sum(self.cpu.values()), peak, self.private, self.processes, facts)
+        own_cpu = sum(self.cpu.values())
+        return Measurement(
+            process_seconds=seconds,
+            cpu_seconds=own_cpu,
+            peak_bytes=peak,
+            private_bytes=self.private,
+            processes=self.processes,
+            others_cores=max(0.0, _machine_cpu() - self.machine_cpu_at_start - own_cpu) / seconds,
+            facts=facts,
+        )
 
 
 def _pss(process: psutil.Process) -> int:

@@ -166,6 +166,7 @@ def _figures(case: Case, corpus: Corpus, reference: Case | None) -> dict[str, An
         "mb_per_second": corpus.megabytes / middle,
         "best_mb_per_second": corpus.megabytes / min(case.seconds),
         "cpu_seconds": median(run.cpu_seconds for run in case.runs),
+        "others_cores": median(run.others_cores for run in case.runs),
         "peak_bytes": case.peak_bytes,
         "private_bytes": median(run.private_bytes for run in case.runs),
         "output_bytes": case.output_bytes,
@@ -178,14 +179,15 @@ def _figures(case: Case, corpus: Corpus, reference: Case | None) -> dict[str, An
 
 
 def _table(figures: dict[str, dict[str, Any]]) -> str:
-    headers = ["engine", "package", "median s", "min s", "MB/s", "best", "CPU s", "peak MB", "private MB", "out MB"]
-    headers += ["penstock speed", "(best)", "penstock memory", "differences"]
+    headers = ["engine", "package", "median s", "min s", "MB/s", "best", "CPU s", "others' cores"]
+    headers += ["peak MB", "private MB", "out MB", "penstock speed", "(best)", "penstock memory", "differences"]
     rows = []
     for name, f in figures.items():
         if "problem" in f:
             rows.append([name, *["-"] * (len(headers) - 2), f["problem"]])
             continue
         numbers = [f["median_seconds"], f["min_seconds"], f["mb_per_second"], f["best_mb_per_second"], f["cpu_seconds"]]
+        numbers.append(f["others_cores"])
         sizes = [f["peak_bytes"], f["private_bytes"], f["output_bytes"]]
         ratios = [f["speed_ratio"], f["best_speed_ratio"], f["memory_ratio"]]
         cells = [f"{number:.2f}" if i < 2 else f"{number:.1f}" for i, number in enumerate(numbers)]

@@ -172,8 +172,8 @@ def shape_text(shape: Iterable[int | None]) -> str:
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`; did you mean 'text'?`, or nothing when nothing is near."""
-    near = difflib.get_close_matches(word, list(known), n=2)
-    return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 class _Reader:

@@ -104,6 +104,8 @@ class Field:
             raise SchemaError(f"column {name!r}: {e}") from None
         tensor = tensor_parts(arrow)
         text, shape = (spell(arrow), None) if tensor is None else (spelling_of(tensor[0]), tensor[1])
+        if text == "null" and not nullable:
+            raise SchemaError(f"column {name!r}: a column of type null is nullable, there is nothing else in it")
         for key, value in zip(self.__slots__, (name, text, shape, role, nullable), strict=True):
             object.__setattr__(self, key, value)
 
@@ -271,7 +273,7 @@ def ragged(column: pa.Array | pa.ChunkedArray, *, allow_copy: bool = True) -> tu
     _refuse_nulls(array)
     offsets = array.offsets.to_numpy()
     values = array.values[offsets[0] : offsets[-1]]
-    return _view(values, allow_copy, unit="value"), offsets - offsets[0] if offsets[0] else offsets
+    return _view(values, allow_copy, at="at value"), offsets - offsets[0] if offsets[0] else offsets
 
 
 def from_numpy(columns: Mapping[str, Any], schema: Schema | None = None, *, allow_copy: bool = True) -> pa.RecordBatch:
@@ -387,7 +389,7 @@ def _refuse(problems: Sequence[str], what: str) -> None:
 
 
 def _name_problems(names: Iterable[str], schema: Schema) -> list[str]:
-    given = Counter(names)
+    given = Counter(list(names))  # a mapping itself would be taken for counts
     missing = [name for name in schema.names if name not in given]
     unknown = [name for name in given if name not in schema]
     return [
@@ -507,14 +509,14 @@ def _rows_with_values(array: pa.Array) -> NumpyArray:
     return np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False))
 
 
-def _null_count(array: pa.Array, unit: str = "row") -> str:
+def _null_count(array: pa.Array, at: str = "in row") -> str:
     count = array.null_count
-    return f"{count} null{'s' if count > 1 else ''}, the first in {unit} {array.is_null().index(True).as_py()},"
+    return f"{count} null{'s' if count > 1 else ''}, the first {at} {array.is_null().index(True).as_py()},"
 
 
-def _refuse_nulls(array: pa.Array, unit: str = "row") -> None:
+def _refuse_nulls(array: pa.Array, at: str = "in row") -> None:
     if array.null_count:
-        raise SchemaError(f"{_null_count(array, unit)} and NumPy has no null; fill or drop them first")
+        raise SchemaError(f"{_null_count(array, at)} and NumPy has no null; fill or drop them first")
 
 
 def _numpy_dtype(kind: pa.DataType) -> np.dtype[Any] | None:
@@ -529,14 +531,14 @@ def _numpy_dtype(kind: pa.DataType) -> np.dtype[Any] | None:
     return np.dtype(str(kind.to_pandas_dtype().__name__)) if number else None
 
 
-def _view(array: pa.Array, allow_copy: bool, unit: str = "row") -> NumpyArray:
+def _view(array: pa.Array, allow_copy: bool, at: str = "in row") -> NumpyArray:
     """What `to_numpy` gives for a column whose Arrow type says all there is to know."""
     kind = array.type
     if isinstance(kind, pa.FixedShapeTensorType):
-        return _view(array.storage, allow_copy, unit).reshape(len(array), *kind.shape)
+        return _view(array.storage, allow_copy, at).reshape(len(array), *kind.shape)
     if pa.types.is_fixed_size_list(kind):
-        _refuse_nulls(array, unit)
-        inner = _view(array.flatten(), allow_copy, unit="value")
+        _refuse_nulls(array, at)
+        inner = _view(array.flatten(), allow_copy, at="at value")
         return inner.reshape(len(array), kind.list_size, *inner.shape[1:])
     if _is_list(kind):
         return _scatter(array, _list_views(array, allow_copy))
@@ -544,7 +546,7 @@ def _view(array: pa.Array, allow_copy: bool, unit: str = "row") -> NumpyArray:
         if not allow_copy:
             raise SchemaError(f"a view of {spelling_of(kind)} is impossible: it has no NumPy dtype, only objects")
         return np.fromiter(array.to_pylist(), object, len(array))
-    _refuse_nulls(array, unit)
+    _refuse_nulls(array, at)
     if not allow_copy:
         _refuse_conversion(kind)
     return np.asarray(array.to_numpy(zero_copy_only=not _is_converted(kind)))
@@ -738,7 +740,7 @@ def _encode_cells(values: Sequence[Any], arrow: pa.Field | None) -> pa.Array:
         return False
 
     row = bisect_left(range(1, len(values)), True, key=fails)
-    given = reprlib.repr(values[row])
+    given = " ".join(reprlib.repr(values[row]).split())  # on one line, even an array
     if arrow is not None:
         raise SchemaError(f"row {row}: expected {spell(arrow)}, got {given} ({reason})") from reason
     before = f"the {spelling_of(_build(values[:row], None).type)} of the rows before" if row else "any column"

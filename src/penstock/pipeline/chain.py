@@ -32,15 +32,22 @@ class Inferring(Protocol):
 
 @runtime_checkable
 class Counting(Protocol):
-    """A transform that leaves rows out and counts them by reason.
+    """A transform that counts, by reason, the rows it leaves out and those it changes but keeps.
 
-    `drain_counts` returns and zeroes what was counted since the last call; `add_counts` takes what a copy of it counted
-    in another process.
+    `drain_counts` and `drain_changes` return and zero what was counted since the last call; `add_counts` takes both from
+    a copy in another process. A batch that fails is tried again in parts: `undo_attempt` takes back what this thread counted
+    since `begin_attempt`.
     """
 
     def drain_counts(self) -> dict[str, int]: ...
 
-    def add_counts(self, counts: dict[str, int], /) -> None: ...
+    def drain_changes(self) -> dict[str, int]: ...
+
+    def add_counts(self, dropped: dict[str, int], changed: dict[str, int], /) -> None: ...
+
+    def begin_attempt(self) -> None: ...
+
+    def undo_attempt(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +74,7 @@ class Chain:
         self.transforms = list(transforms)
         self.metrics = list(metrics)
         self._schemas: list[pa.Schema | None] = [None] * len(self.transforms)
+        self._counting = [t for t in self.transforms if isinstance(t, Counting)]
         self.widest = 0
         """The most bytes a step needed for its input and output together, for one byte of chain input, times 100."""
 
@@ -74,6 +82,8 @@ class Chain:
         """The batch after every transform. Raises `StepError` around whatever a transform raises."""
         nbytes = first = batch.nbytes
         peak = first
+        for counting in self._counting:
+            counting.begin_attempt()
         for i, (transform, metrics) in enumerate(zip(self.transforms, self.metrics)):
             rows = batch.num_rows
             if not rows:
@@ -83,6 +93,8 @@ class Chain:
                 batch = self._checked(i, transform.transform(batch))
             except Exception as error:  # noqa: BLE001 - user code may raise anything; it is reported with its place
                 metrics.leave()
+                for counting in self._counting:
+                    counting.undo_attempt()
                 raise StepError(i, error) from error
             out = batch.nbytes
             metrics.done(since, rows=(rows, batch.num_rows), nbytes=(nbytes, out))

@@ -60,7 +60,7 @@ class Checkpoint:
             self._sink.restore(self.saved["sink"])
             runner.bad_rows.restore(self.saved["bad_rows"])
             runner.rows_read, runner.rows_out = self.saved["rows_in"], self.saved["rows_out"]
-            runner.dropped = Counter(self.saved["dropped"])
+            runner.dropped, runner.changed = Counter(self.saved["dropped"]), Counter(self.saved["changed"])
         except KeyError as error:
             raise ResumeError(f"the checkpoint in {self._directory} lacks {error}; delete it to start again") from error
 
@@ -78,6 +78,7 @@ class Checkpoint:
             "rows_in": runner.rows_read,
             "rows_out": runner.rows_out,
             "dropped": dict(runner.dropped),
+            "changed": dict(runner.changed),
             "report": report.to_dict() if report is not None else None,
         }
         save_checkpoint(self._directory, self.saved)

@@ -96,6 +96,8 @@ class Report:
     rows_out: int
     dropped: dict[str, int]
     """Rows left out on purpose, by reason."""
+    changed: dict[str, int]
+    """Rows kept with something in them changed for cause (set to null, unknown category), by reason."""
     quarantined: dict[str, int]
     """Bad rows written to the quarantine file, by reason."""
     skipped: dict[str, int]

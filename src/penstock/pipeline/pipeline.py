@@ -274,6 +274,7 @@ class Pipeline:
             rows_in=runner.rows_read,
             rows_out=runner.rows_out,
             dropped=dict(runner.dropped),
+            changed=dict(runner.changed),
             quarantined=bad if self.config.on_error == "quarantine" else {},
             skipped=bad if self.config.on_error == "skip" else {},
             seconds=snapshot["seconds"],

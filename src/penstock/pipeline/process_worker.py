@@ -55,7 +55,9 @@ def _answer(chain: Chain, payload: bytes) -> tuple[int, pa.Buffer]:
             "message": f"{type(step.error).__name__}: {step.error}",
             "traceback": "".join(traceback.format_exception(step.error)),
         }
-    notes["counts"] = [t.drain_counts() if isinstance(t, Counting) else None for t in chain.transforms]
+    notes["counts"] = [
+        (t.drain_counts(), t.drain_changes()) if isinstance(t, Counting) else None for t in chain.transforms
+    ]
     head = orjson.dumps(notes)
     out = pa.BufferOutputStream()
     out.write(struct.pack("<Q", len(head)))

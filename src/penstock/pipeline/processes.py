@@ -64,7 +64,7 @@ class ProcessChain(Chain):
         notes = orjson.loads(payload[8 : 8 + size])
         for transform, counts in zip(self.transforms, notes["counts"]):
             if counts and isinstance(transform, Counting):
-                transform.add_counts(counts)
+                transform.add_counts(*counts)
         if kind == ERROR:
             error = RemoteError(notes["message"])
             error.add_note("in a worker process:\n" + notes["traceback"])

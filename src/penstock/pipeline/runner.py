@@ -85,6 +85,7 @@ class Runner:
         self.rows_read = 0
         self.rows_out = 0
         self.dropped: Counter[str] = Counter()
+        self.changed: Counter[str] = Counter()
         self.tuner = Tuner(config, lambda: budget.limit)
         self.pressure = MemoryPressureHandler(budget)
 
@@ -592,10 +593,11 @@ class Runner:
         self._budget.hold("transforms", total)
 
     def collect_counts(self) -> None:
-        """Bring in what the transforms left out on purpose."""
+        """Bring in what the transforms left out, or changed, on purpose."""
         for transform in self._transforms:
             if isinstance(transform, Counting):
                 self.dropped.update(transform.drain_counts())
+                self.changed.update(transform.drain_changes())
 
     def snapshot(self) -> dict[str, Any]:
         """Everything that is known about the run now, as plain values."""

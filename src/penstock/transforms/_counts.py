@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from penstock.pipeline.stages import Transform
 
@@ -21,15 +22,33 @@ class Counts:
         self._lock = threading.Lock()
         self._totals: Counter[str] = Counter()
         self._undrained: Counter[str] = Counter()
+        self._attempt = threading.local()
 
     def add(self, reasons: Mapping[str, int]) -> None:
         """Count some more. Reasons that occurred no times leave no entry."""
         occurred = {reason: n for reason, n in reasons.items() if n}
         if not occurred:
             return
+        attempt: Counter[str] | None = getattr(self._attempt, "counted", None)
+        if attempt is not None:
+            attempt.update(occurred)
         with self._lock:
             self._totals.update(occurred)
             self._undrained.update(occurred)
+
+    def begin_attempt(self) -> None:
+        """Remember what this thread counts from here on, so that it can be taken back."""
+        self._attempt.counted = Counter()
+
+    def undo_attempt(self) -> None:
+        """Take back what this thread counted since `begin_attempt`: the batch failed and will be tried in parts."""
+        attempt: Counter[str] | None = getattr(self._attempt, "counted", None)
+        if attempt:
+            with self._lock:
+                self._totals.subtract(attempt)
+                self._undrained.subtract(attempt)
+                self._totals, self._undrained = +self._totals, +self._undrained
+        self._attempt.counted = None
 
     def drain(self) -> dict[str, int]:
         """What was added since the last drain."""
@@ -53,28 +72,48 @@ class Counts:
 
 
 class Counting(Transform):
-    """A transform that counts, by reason, the rows it drops or changes."""
+    """A transform that counts, by reason, the rows it leaves out and the rows it changes for cause but keeps."""
 
     def __init__(self) -> None:
         self._counts = Counts()
+        self._changes = Counts()
 
     @property
     def counts(self) -> dict[str, int]:
-        """Rows by reason, since the start or the last `reset`."""
-        return self._counts.totals()
+        """Rows by reason, left out or changed, since the start or the last `reset`."""
+        return self._counts.totals() | self._changes.totals()
 
     def count(self, reasons: Mapping[str, int]) -> None:
-        """Rows of this batch, by reason."""
+        """Rows of this batch that are left out, by reason."""
         self._counts.add(reasons)
+
+    def count_kept(self, reasons: Mapping[str, int]) -> None:
+        """Rows of this batch that are kept with something changed, by reason."""
+        self._changes.add(reasons)
 
     def drain_counts(self) -> dict[str, int]:
-        """Rows by reason since the last call."""
+        """Rows left out since the last call, by reason."""
         return self._counts.drain()
 
-    def add_counts(self, reasons: Mapping[str, int]) -> None:
+    def drain_changes(self) -> dict[str, int]:
+        """Rows changed but kept since the last call, by reason."""
+        return self._changes.drain()
+
+    def add_counts(self, dropped: Mapping[str, int], changed: Mapping[str, int] = MappingProxyType({})) -> None:
         """Take over what a copy of this transform has drained, as if it had been counted here."""
-        self._counts.add(reasons)
+        self._counts.add(dropped)
+        self._changes.add(changed)
+
+    def begin_attempt(self) -> None:
+        """A batch begins in this thread; if it fails, `undo_attempt` takes back what was counted for it."""
+        self._counts.begin_attempt()
+        self._changes.begin_attempt()
+
+    def undo_attempt(self) -> None:
+        self._counts.undo_attempt()
+        self._changes.undo_attempt()
 
     def reset(self) -> None:
         """Start counting from zero."""
         self._counts.clear()
+        self._changes.clear()

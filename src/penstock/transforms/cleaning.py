@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from penstock.errors import SchemaError
 from penstock.pipeline.stages import Transform
 from penstock.transforms._counts import Counting
-from penstock.transforms.columns import as_names, column, flags, keep_rows, like, one_or_list, plain, replace
+from penstock.transforms.columns import as_names, brief, column, flags, keep_rows, like, one_or_list, plain, replace
 from penstock.transforms.text import rewrite
 
 __all__ = ["Clip", "DropNulls", "FillNulls", "ReplaceRegex"]
@@ -140,7 +140,11 @@ def as_range(given: Range, name: str) -> Range:
         raise ValueError(f"the range of {name!r} needs a lowest or a highest value, got (None, None)")
     if low != low or high != high:
         raise ValueError(f"the range of {name!r} cannot end in NaN, got {given!r}")
-    if low is not None and high is not None and low > high:
+    try:
+        upside_down = low is not None and high is not None and low > high
+    except TypeError:
+        raise ValueError(f"the ends of the range of {name!r} cannot be compared, got {given!r}") from None
+    if upside_down:
         raise ValueError(f"the range of {name!r} must have low <= high, got {given!r}")
     return low, high
 
@@ -158,7 +162,7 @@ def ends(array: pa.Array, given: Range, name: str) -> tuple[pa.Scalar | None, pa
             None if high is None else pa.scalar(high, array.type),
         )
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, TypeError, ValueError, OverflowError):
-        raise SchemaError(f"column {name!r} is {array.type}, which the range {given!r} does not fit") from None
+        raise SchemaError(f"column {name!r} is {array.type}, which the range {brief(given)} does not fit") from None
 
 
 def _integer_ends(low: Any, high: Any, limits: np.iinfo[Any]) -> tuple[int | None, int | None]:
@@ -179,5 +183,5 @@ def _filled(array: pa.Array, value: Any, name: str) -> pa.Array:
         scalar = None
     # pa.scalar(0.5, pa.int64()) is 0.
     if scalar is None or (pa.types.is_integer(values.type) and scalar.as_py() != value):
-        raise SchemaError(f"column {name!r} is {array.type}, which the filling {value!r} does not fit")
+        raise SchemaError(f"column {name!r} is {array.type}, which the filling {brief(value)} does not fit")
     return like(values.fill_null(scalar), array.type)

@@ -131,11 +131,13 @@ def append(batch: pa.RecordBatch, name: str, array: pa.Array) -> pa.RecordBatch:
 
 
 def plain(array: pa.Array) -> pa.Array:
-    """The same values in a layout every Arrow function takes: no dictionaries, no string views."""
+    """The same values in a layout every Arrow function takes: no dictionaries, no string views, no half floats."""
     if pa.types.is_dictionary(array.type):
         return plain(array.dictionary_decode())
     if array.type in VIEWS:
         return array.cast(VIEWS[array.type])
+    if array.type == pa.float16():
+        return array.cast(pa.float32())
     return array
 
 

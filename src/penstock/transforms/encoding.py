@@ -312,7 +312,7 @@ class CategoryEncoder(Fitted[Categories]):
                 f"categories of the fit; fit on more data, or pass unknown={self._remedy!r}",
                 row=row,
             )
-        self.count({f"{name}: unknown category, row kept": int(np.count_nonzero(unknown))})
+        self.count_kept({f"{name}: unknown category, row kept": int(np.count_nonzero(unknown))})
         return pc.if_else(pa.array(unknown), pa.scalar(-1, codes.type), codes)
 
     def _summary(self, array: pa.Array, name: str) -> Categories:

@@ -13,6 +13,7 @@ from penstock.errors import SchemaError
 from penstock.pipeline.functions import Map, RowSchema, arrow_schema, function_name, kind_of, rows_of, values_of
 from penstock.pipeline.stages import Transform
 from penstock.transforms._counts import Counting
+from penstock.transforms.columns import keep_rows
 from penstock.transforms.expressions import parse_expression
 
 __all__ = ["Filter", "FlatMap", "Map"]
@@ -51,8 +52,8 @@ class Filter(Counting):
                     raise SchemaError(f"{self!r}: {error}; the batch has columns {batch.schema.names}") from error
                 raise
         else:
-            kept = batch.filter(self._mask(batch))
-        self._counts.add({self._reason or repr(self): batch.num_rows - kept.num_rows})
+            kept = keep_rows(batch, self._mask(batch))
+        self.count({self._reason or repr(self): batch.num_rows - kept.num_rows})
         return kept
 
     def _mask(self, batch: pa.RecordBatch) -> pa.Array:

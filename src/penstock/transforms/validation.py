@@ -88,9 +88,10 @@ class Validate(Counting):
         for rule, rows in broken:
             reasons[f"{rule.column}: {rule.problem}{done}"] = int(np.count_nonzero(rows & valid))
             valid &= ~rows
-        self.count(reasons)
         if self.on_invalid == "drop":
+            self.count(reasons)
             return keep_rows(batch, valid)
+        self.count_kept(reasons)
         for rule, rows in broken:
             batch = _nulled(batch, rule.column, rows)
         return batch
@@ -201,9 +202,12 @@ class OneOf:
         try:
             allowed = pa.array(self.values, values.type)
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+            allowed = None
+        # pa.array([0.5], pa.int64()) is [0].
+        if allowed is None or (pa.types.is_integer(values.type) and allowed.to_pylist() != list(self.values)):
             raise SchemaError(
                 f"column {self.column!r} is {array.type}, which allowed={brief(list(self.values))} does not fit"
-            ) from None
+            )
         return flags(values.is_valid()) & ~flags(pc.is_in(values, value_set=allowed))
 
 

@@ -165,6 +165,7 @@ def test_clip_agrees_with_numpy_and_leaves_null_and_nan(
         ("int16", (-0.5, 5.5), [0, 5, 5]),
         ("int32", (-math.inf, 5.0), [-7, 5, 5]),
         ("float32", (0.5, None), [0.5, 5, 70]),
+        ("float16", (0.5, 5), [0.5, 5, 5]),
     ],
 )
 def test_clip_keeps_the_type_and_ignores_ends_the_type_cannot_reach(
@@ -205,6 +206,8 @@ def test_constructors_refuse_what_cannot_work() -> None:
         Clip({"a": (None, None)})
     with pytest.raises(ValueError, match=r"the range of 'a' must have low <= high, got \(2, 1\)"):
         Clip({"a": (2, 1)})
+    with pytest.raises(ValueError, match=r"the ends of the range of 'a' cannot be compared, got \(0, 'z'\)"):
+        Clip({"a": (0, "z")})
     with pytest.raises(ValueError, match=r"the range of 'a' cannot end in NaN"):
         Clip({"a": (math.nan, 1)})
 

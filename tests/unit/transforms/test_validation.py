@@ -163,7 +163,10 @@ def test_rules_apply_to_every_layout_of_text(dtype: pa.DataType) -> None:
 
 
 def test_ranges_wider_than_the_type_and_columns_of_nothing_but_nulls_break_no_rule() -> None:
-    batch = pa.record_batch({"n": pa.array([-5, 100], pa.int8()), "nothing": pa.nulls(2)})
+    batch = pa.record_batch(
+        {"n": pa.array([-5, 100], pa.int8()), "half": pa.array([0, 1], pa.float16()), "nothing": pa.nulls(2)}
+    )
+    assert Validate(ranges={"half": (0, 1)}).transform(batch) is batch
     assert Validate(ranges={"n": (-1000, 1000)}).transform(batch) is batch
     rules: dict[str, Any] = {"ranges": {"nothing": (0, 1)}, "regex": {"nothing": "x"}, "allowed": {"nothing": [1]}}
     assert Validate(**rules).transform(batch) is batch
@@ -171,8 +174,9 @@ def test_ranges_wider_than_the_type_and_columns_of_nothing_but_nulls_break_no_ru
 
 def test_rules_that_do_not_fit_the_type_of_the_column_are_errors() -> None:
     batch = pa.record_batch({"n": [1], "t": ["a"]})
-    with pytest.raises(SchemaError, match=r"column 'n' is int64, which allowed=\['x'\] does not fit"):
-        Validate(allowed={"n": ["x"]}).transform(batch)
+    for value in ("x", 0.5, 2**70):
+        with pytest.raises(SchemaError, match=rf"column 'n' is int64, which allowed=\[{value!r}\] does not fit"):
+            Validate(allowed={"n": [value]}).transform(batch)
     with pytest.raises(SchemaError, match=r"column 't' is string, which the range \(0, 1\) does not fit"):
         Validate(ranges={"t": (0, 1)}).transform(batch)
     with pytest.raises(SchemaError, match="column 'n' is int64, expected text"):
