@@ -71,6 +71,7 @@ def _run_once(slow: str, budget: str, tiny: Path, large: Path) -> dict[str, Any]
         "base_bytes": facts["base_bytes"],
         "peak_bytes": run.peak_bytes,
         "rise_bytes": rise,
+        "private_bytes": run.private_bytes,
         "charged_bytes": facts["charged_bytes"],
         "seconds": facts["seconds"],
         "held": rise <= facts["budget_bytes"],
@@ -79,11 +80,12 @@ def _run_once(slow: str, budget: str, tiny: Path, large: Path) -> dict[str, Any]
 
 def _cells(one: dict[str, Any]) -> list[str]:
     if "problem" in one:
-        return [*["-"] * 7, one["problem"]]
+        return [*["-"] * 8, one["problem"]]
     sizes = [one["budget_bytes"], one["base_bytes"], one["peak_bytes"], one["rise_bytes"]]
     return [
         *(f"{size / (1 << 20):.0f}" for size in sizes),
         f"{one['rise_bytes'] / one['budget_bytes']:.2f}",
+        f"{one['private_bytes'] / (1 << 20):.0f}",
         f"{one['charged_bytes'] / (1 << 20):.0f}",
         f"{one['seconds']:.0f}",
         "yes" if one["held"] else "NO",

@@ -271,7 +271,8 @@ def ragged(column: pa.Array | pa.ChunkedArray, *, allow_copy: bool = True) -> tu
     if not _is_list(array.type):
         raise SchemaError(f"expected lists or variable-shape tensors, got {spelling_of(array.type)}")
     _refuse_nulls(array)
-    offsets = array.offsets.to_numpy()
+    # A writer may leave out the offsets of no rows at all, and pyarrow would read them all the same.
+    offsets = array.offsets.to_numpy() if len(array) else np.zeros(1, np.int32)
     values = array.values[offsets[0] : offsets[-1]]
     return _view(values, allow_copy, at="at value"), offsets - offsets[0] if offsets[0] else offsets
 
@@ -470,6 +471,8 @@ def _has_inner_nulls(array: pa.Array) -> bool:
     array = _storage(array).drop_null()
     kind = array.type
     parts: list[tuple[pa.Field, pa.Array]] = []
+    if not len(array):
+        return False
     if pa.types.is_struct(kind):
         parts = [(part, array.field(number)) for number, part in enumerate(kind)]
     elif pa.types.is_map(kind):  # whose keys and items, unlike a list's flatten(), are those of the whole buffer

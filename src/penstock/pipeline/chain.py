@@ -75,13 +75,15 @@ class Chain:
         self.metrics = list(metrics)
         self._schemas: list[pa.Schema | None] = [None] * len(self.transforms)
         self._counting = [t for t in self.transforms if isinstance(t, Counting)]
-        self.widest = 0
-        """The most bytes a step needed for its input and output together, for one byte of chain input, times 100."""
 
-    def run(self, batch: pa.RecordBatch, origin: Origin | None = None) -> pa.RecordBatch:
-        """The batch after every transform. Raises `StepError` around whatever a transform raises."""
-        nbytes = first = batch.nbytes
-        peak = first
+    def run(
+        self, batch: pa.RecordBatch, nbytes: int, origin: Origin | None = None
+    ) -> tuple[pa.RecordBatch, int, int]:
+        """The batch after every transform, its bytes, and the most bytes a step had in hand (its input and output).
+
+        Raises `StepError` around whatever a transform raises.
+        """
+        widest = nbytes
         for counting in self._counting:
             counting.begin_attempt()
         for i, (transform, metrics) in enumerate(zip(self.transforms, self.metrics)):
@@ -90,19 +92,17 @@ class Chain:
                 break
             since = metrics.begin(origin)
             try:
-                batch = self._checked(i, transform.transform(batch))
+                made = self._checked(i, transform.transform(batch))
             except Exception as error:  # noqa: BLE001 - user code may raise anything; it is reported with its place
                 metrics.leave()
                 for counting in self._counting:
                     counting.undo_attempt()
                 raise StepError(i, error) from error
-            out = batch.nbytes
-            metrics.done(since, rows=(rows, batch.num_rows), nbytes=(nbytes, out))
-            peak = max(peak, nbytes + out)
-            nbytes = out
-        if first:
-            self.widest = max(self.widest - 1, peak * 100 // first)
-        return batch
+            out = made.nbytes if made is not batch else nbytes
+            metrics.done(since, rows=(rows, made.num_rows), nbytes=(nbytes, out))
+            widest = max(widest, nbytes + out)
+            batch, nbytes = made, out
+        return batch, nbytes, widest
 
     def isolate(self, batch: pa.RecordBatch, *, first_only: bool) -> Isolated:
         """Run row by row where needed: halve the batch until each failing row stands alone.
@@ -117,7 +117,8 @@ class Chain:
             start, stop = todo.pop()
             before = self._states()
             try:
-                done.append(self.run(batch.slice(start, stop - start)))
+                part = batch.slice(start, stop - start)
+                done.append(self.run(part, part.nbytes)[0])
                 continue
             except StepError as step:
                 self._restore(before)

@@ -44,6 +44,8 @@ class Parcel:
     reservation: Reservation
     read_at: float
     rows_in: int = 0
+    size: int = 0
+    """Bytes of what it carries now; asked of Arrow once, since asking lets go of the interpreter lock."""
     batch: pa.RecordBatch | None = None
     rejected: tuple[Rejected, ...] = ()
     error: BaseException | None = None

@@ -44,6 +44,9 @@ class Drain:
     ) -> None:
         self._runner, self._sink, self._budget = runner, sink, budget
         self._checkpoint, self._state, self._make_report = checkpoint, state, report
+        self._bounded = sink if isinstance(sink, _Bounded) else None
+        usage = getattr(sink, "memory_usage", None)
+        self._usage: Callable[[], int] | None = usage if callable(usage) else None
         self.report: Report | None = None
         self.error: BaseException | None = None
         self.done = threading.Event()
@@ -69,8 +72,9 @@ class Drain:
             batch = parcel.batch
             rows = batch.num_rows if batch is not None else 0
             if batch is not None and rows:
-                self._wait_for_room()
-                self._call(lambda batch=batch: self._sink.consume(batch), batch)  # type: ignore[misc]
+                if self._bounded is not None:
+                    self._wait_for_room(self._bounded)
+                self._consume(batch, parcel.size)
             runner.took(parcel, rows)
             if checkpoint is not None and checkpoint.due():
                 checkpoint.save(runner, self._state())
@@ -102,32 +106,39 @@ class Drain:
         except Exception:
             log.exception("cleaning up after a failed run failed too")
 
-    def _call(self, action: Callable[[], None], batch: pa.RecordBatch | None = None) -> None:
+    def _consume(self, batch: pa.RecordBatch, size: int) -> None:
         metrics = self._runner.sink_metrics
         since = metrics.begin()
+        self._guarded(lambda: self._sink.consume(batch))
+        metrics.done(since, rows=(batch.num_rows, batch.num_rows), nbytes=(size, size))
+        self._charge()
+
+    def _call(self, action: Callable[[], None]) -> None:
+        metrics = self._runner.sink_metrics
+        since = metrics.begin()
+        self._guarded(action)
+        metrics.leave()
+        metrics.busy += time.monotonic() - since
+        self._charge()
+
+    def _guarded(self, action: Callable[[], None]) -> None:
         try:
             action()
-        except (PenstockError, OSError):
-            metrics.leave()
-            raise
         except Exception as error:
-            metrics.leave()
+            self._runner.sink_metrics.leave()
+            if isinstance(error, (PenstockError, OSError)):
+                raise
             raise StageError(f"{type(error).__name__}: {error}", stage=stage_name(self._sink)) from error
-        if batch is not None:
-            size = batch.nbytes
-            metrics.done(since, rows=(batch.num_rows, batch.num_rows), nbytes=(size, size))
-        else:
-            metrics.leave()
-            metrics.busy += time.monotonic() - since
-        usage = getattr(self._sink, "memory_usage", None)
-        metrics.memory = int(usage()) if callable(usage) else 0
-        self._budget.hold("sink", metrics.memory)
 
-    def _wait_for_room(self) -> None:
-        if not isinstance(self._sink, _Bounded):
-            return
+    def _charge(self) -> None:
+        """What the sink holds between calls stands against the budget."""
+        if self._usage is not None:
+            self._runner.sink_metrics.memory = held = self._usage()
+            self._budget.hold("sink", held)
+
+    def _wait_for_room(self, sink: _Bounded) -> None:
         since = time.monotonic()
-        while not self._sink.wait_for_room(0.2):
+        while not sink.wait_for_room(0.2):
             if self._runner.stopping:
                 self._runner.check()
                 raise StoppedError("the pipeline was stopped before the end of its input")

@@ -47,7 +47,8 @@ def _answer(chain: Chain, payload: bytes) -> tuple[int, pa.Buffer]:
     notes: dict[str, Any] = {}
     result: pa.RecordBatch | None = None
     try:
-        result = chain.run(pa.ipc.open_stream(payload).read_next_batch())
+        batch = pa.ipc.open_stream(payload).read_next_batch()
+        result = chain.run(batch, batch.nbytes)[0]
         notes["figures"] = [stage.figures for stage in chain.metrics if stage.figures]  # type: ignore[attr-defined]
     except StepError as step:
         notes |= {

@@ -49,9 +49,11 @@ class ProcessChain(Chain):
         self._lock = threading.Lock()
         self._closed = False
 
-    def run(self, batch: pa.RecordBatch, origin: Origin | None = None) -> pa.RecordBatch:
+    def run(
+        self, batch: pa.RecordBatch, nbytes: int, origin: Origin | None = None
+    ) -> tuple[pa.RecordBatch, int, int]:
         if not batch.num_rows:
-            return batch
+            return batch, nbytes, nbytes
         message = _encode(batch)
         for stage in self.metrics:
             stage.begin(origin)
@@ -74,7 +76,8 @@ class ProcessChain(Chain):
         result = pa.ipc.open_stream(pa.py_buffer(payload)[8 + size :]).read_next_batch()
         if self.transforms and result.num_rows:
             self._checked(len(self.transforms) - 1, result)
-        return result
+        size = result.nbytes
+        return result, size, 2 * (nbytes + size)  # each of them twice: as a batch and as a message
 
     @property
     def pid(self) -> int | None:

@@ -93,7 +93,10 @@ class Runner:
         self.source_metrics = StageMetrics(stage_name(source), "source")
         self.sink_metrics = StageMetrics(sink_name, "sink")
         stage_metrics = [StageMetrics(stage_name(t), "transform") for t in transforms]
+        # Asked once: a runtime check of a protocol costs microseconds, and these would be asked for every batch.
         self._blocks = source if isinstance(source, BlockSource) else None
+        self._located = source if isinstance(source, Located) else None
+        self._stateful = source if isinstance(source, Stateful) else None
         self._decode_metrics = StageMetrics(f"decoding {stage_name(source)}", "decode")
         self.worker_metrics = ([self._decode_metrics] if self._blocks else []) + stage_metrics[:split]
         self.transform_metrics = ([self._decode_metrics] if self._blocks else []) + stage_metrics
@@ -285,7 +288,7 @@ class Runner:
                 reservation.release()
                 break
             if parcel.payload is not None:
-                size = _payload_bytes(parcel)
+                size = parcel.size
                 self.source_metrics.done(since, rows=(parcel.rows_in, parcel.rows_in), nbytes=(size, size))
                 reservation.resize(self.tuner.to_reserve(size))
             waited = self.buffers.put_read(parcel)
@@ -320,20 +323,25 @@ class Runner:
             origin = block.origin if block is not None else None
         else:
             payload = self._source.next_batch(self.tuner.batch_rows)
-            origin = self._source.origin() if isinstance(self._source, Located) else None
+            origin = self._located.origin() if self._located is not None else None
         if payload is None:
             return None
-        rows = 0
+        rows, size = 0, 0
         if isinstance(payload, pa.RecordBatch):
-            rows = payload.num_rows
-            self.tuner.saw_read(rows, payload.nbytes)
+            rows, size = payload.num_rows, payload.nbytes
+            self.tuner.saw_read(rows, size)
         elif not isinstance(payload, Block):
             raise StageError(
                 f"next_batch returned {type(payload).__name__}, expected a pyarrow.RecordBatch or None",
                 stage=self.source_metrics.name,
             )
-        state = self._source.state_dict() if isinstance(self._source, Stateful) else None
-        return Parcel(number, payload, origin, state, reservation, time.monotonic(), rows_in=rows)
+        else:
+            size = payload.nbytes
+        state = self._source_state()
+        return Parcel(number, payload, origin, state, reservation, time.monotonic(), rows_in=rows, size=size)
+
+    def _source_state(self) -> State | None:
+        return self._stateful.state_dict() if self._stateful is not None else None
 
     def _unreadable(self, number: int, reservation: Reservation, error: Exception) -> Parcel:
         """A parcel that carries the source's failure; or, if bad rows may be left out, the loss of the file's rest."""
@@ -342,7 +350,7 @@ class Runner:
         if self._config.on_error != "raise" and isinstance(error, DataError) and callable(skip):
             skip()
             parcel.error = None
-            parcel.source_state = self._source.state_dict() if isinstance(self._source, Stateful) else None
+            parcel.source_state = self._source_state()
             parcel.rejected = (
                 Rejected(
                     file=error.file,
@@ -377,7 +385,7 @@ class Runner:
                     parcel.error = error
             parcel.payload = None
             if parcel.batch is not None:
-                parcel.reservation.resize(parcel.batch.nbytes)
+                parcel.reservation.resize(parcel.size)
             self.buffers.settle(parcel)
 
     def _chain_of(self, index: int) -> Chain:
@@ -391,14 +399,16 @@ class Runner:
         return chain
 
     def _process(self, parcel: Parcel, chain: Chain) -> None:
-        raw = _payload_bytes(parcel)
+        raw = parcel.size
         decoded = self._decode(parcel)
-        batch = decoded.batch
+        size = parcel.size  # of the decoded batch
         try:
-            parcel.batch = chain.run(batch, parcel.origin)
+            parcel.batch, parcel.size, widest = chain.run(decoded.batch, size, parcel.origin)
         except StepError:
             parcel.batch = self._isolated(parcel, chain, decoded)
-        self.tuner.saw_need(raw, max(raw + batch.nbytes, batch.nbytes * chain.widest // 100))
+            parcel.size = parcel.batch.nbytes if parcel.batch is not None else 0
+            widest = size + parcel.size
+        self.tuner.saw_need(raw, max(raw + size, widest))
         if self._learning_done is False and not self._learning():
             self._settle_workers()
 
@@ -413,9 +423,9 @@ class Runner:
         except BaseException:
             self._decode_metrics.leave()
             raise
-        rows = decoded.batch.num_rows
+        rows, parcel.size = decoded.batch.num_rows, decoded.batch.nbytes
         parcel.rows_in = rows + len(decoded.rejected)
-        self._decode_metrics.done(since, rows=(parcel.rows_in, rows), nbytes=(payload.nbytes, decoded.batch.nbytes))
+        self._decode_metrics.done(since, rows=(parcel.rows_in, rows), nbytes=(payload.nbytes, parcel.size))
         if decoded.rejected:
             if self._config.on_error == "raise":
                 bad = decoded.rejected[0]
@@ -467,11 +477,11 @@ class Runner:
                 if parcel.batch is not None:
                     batch = parcel.batch
                     try:
-                        parcel.batch = self._serial.run(batch, parcel.origin)
+                        parcel.batch, parcel.size, _ = self._serial.run(batch, parcel.size, parcel.origin)
                     except StepError:
                         parcel.batch = self._isolated(parcel, self._serial, Decoded(batch))
-                    if parcel.batch is not None:
-                        parcel.reservation.resize(parcel.batch.nbytes)
+                        parcel.size = parcel.batch.nbytes if parcel.batch is not None else 0
+                    parcel.reservation.resize(parcel.size)
                 parcel.transform_states = self._serial_states()
             except Exception as error:  # noqa: BLE001 - it surfaces in the caller, in its turn
                 parcel.error = error
@@ -483,14 +493,14 @@ class Runner:
             if not isinstance(transform, Finishing):
                 continue
             reservation = self._budget.reserve(0, "pipeline")
-            state = self._source.state_dict() if isinstance(self._source, Stateful) else None
+            state = self._source_state()
             parcel = Parcel(-1, None, None, state, reservation, time.monotonic())
             try:
                 rest = transform.finish()
                 if rest is not None and rest.num_rows:
                     later = Chain(self._serial.transforms[i + 1 :], self._serial.metrics[i + 1 :])
-                    parcel.batch = later.run(rest)
-                    reservation.resize(parcel.batch.nbytes)
+                    parcel.batch, parcel.size, _ = later.run(rest, rest.nbytes)
+                    reservation.resize(parcel.size)
                 parcel.transform_states = self._serial_states()
             except StepError as step:
                 parcel.error = StageError(
@@ -631,10 +641,6 @@ class Runner:
             work(*args)
         except BaseException as error:  # noqa: BLE001 - it is raised again in the caller
             self.fail(error)
-
-
-def _payload_bytes(parcel: Parcel) -> int:
-    return int(parcel.payload.nbytes) if parcel.payload is not None else 0
 
 
 def _held(stage: object) -> int:

@@ -52,7 +52,7 @@ class Filter(Counting):
                     raise SchemaError(f"{self!r}: {error}; the batch has columns {batch.schema.names}") from error
                 raise
         else:
-            kept = keep_rows(batch, self._mask(batch))
+            kept = keep_rows(batch, self._mask(batch).fill_null(False).to_numpy(zero_copy_only=False))
         self.count({self._reason or repr(self): batch.num_rows - kept.num_rows})
         return kept
 

@@ -237,7 +237,7 @@ def test_a_value_not_seen_in_the_fit_is_an_error_unless_told_otherwise() -> None
         OrdinalEncoder("x").fit(seen).transform(new)
     lenient = OneHotEncoder("x", unknown="ignore").fit(seen)
     assert lenient.transform(new).to_pydict() == {"x=a": [0, None, 0, 0], "x=b": [1, None, 0, 0]}
-    assert lenient.drain_counts() == {"x: unknown category, row kept": 2}
+    assert lenient.drain_changes() == {"x: unknown category, row kept": 2}
     ordinal = OrdinalEncoder("x", unknown=-7).fit(seen)
     assert ordinal.transform(new).column("x").to_pylist() == [1, None, -7, -7]
     assert ordinal.counts == {"x: unknown category, row kept": 2}

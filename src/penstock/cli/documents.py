@@ -1,0 +1,82 @@
+"""A YAML file as plain values: safe types only, each key once; and `--set`, which changes the values."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from penstock._dtypes import did_you_mean
+from penstock.errors import ConfigError
+
+__all__ = ["read_document", "set_value"]
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """The mapping that the file holds."""
+    tree = _parsed(path.read_bytes(), str(path))
+    if tree is None:
+        raise ConfigError(f"{path} is empty; it needs at least a source and a sink")
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path} holds a {type(tree).__name__}, expected keys such as 'source: corpus.jsonl'")
+    return tree
+
+
+def set_value(tree: dict[str, Any], assignment: str, *, known: Collection[str]) -> None:
+    """Apply one `a.b.0.c=value` in place. The value is YAML, a number is an index into a list.
+
+    A mapping on the way that is missing is made; the first key must be one of `known`.
+    """
+    path, _, text = assignment.partition("=")
+    keys = path.strip().split(".")
+    if keys[0] not in known:
+        raise ConfigError(f"--set {path}: unknown key {keys[0]!r}; the keys are {', '.join(known)}{did_you_mean(keys[0], known)}")
+    node: Any = tree
+    for depth, key in enumerate(keys):
+        node, place = _place(node, key, f"--set {path}", ".".join(keys[:depth]))
+        if depth == len(keys) - 1:
+            node[place] = _parsed(text, f"--set {path}")
+            return
+        if isinstance(node, dict) and node.get(place) is None:
+            node[place] = {}
+        node = node[place]
+
+
+def _place(node: Any, key: str, option: str, above: str) -> tuple[Any, str | int]:
+    """The container and the key or index in it."""
+    if isinstance(node, dict):
+        return node, key
+    if not isinstance(node, list):
+        raise ConfigError(f"{option}: {above} is {node!r}, which has no keys; set {above} as a whole")
+    if not key.isdecimal() or int(key) >= len(node):
+        raise ConfigError(f"{option}: {above} is a list of {len(node)}, so {key!r} must be a number below {len(node)}")
+    return node, int(key)
+
+
+def _parsed(text: bytes | str, name: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_UniqueKeys)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+        raise ConfigError(f"{name}{where}: {error.problem or error}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{name} is not YAML: {error}") from error
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """`yaml.safe_load`, except that a key given twice is an error and not the last one."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if key.value in lines:
+                problem = f"the key {key.value!r} is there twice, first in line {lines[key.value]}"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            lines[key.value] = key.start_mark.line + 1
+        return node
