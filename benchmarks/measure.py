@@ -33,7 +33,8 @@ class Measurement:
     cpu_seconds: float
     """User and system time of every process in the tree."""
     peak_bytes: int
-    """Resident memory of one process, or the PSS of several, where shared pages count once."""
+    """Resident memory of one process. Of several, the PSS, where shared pages count once; or, as that is looked at only
+    twice a second, the sum of what is private to each where that is more."""
     private_bytes: int
     """The part of it that is no file mapping and no shared memory, summed over the tree."""
     processes: int
@@ -133,12 +134,12 @@ class _Watch:
                 continue
 
     def measurement(self, seconds: float, facts: dict[str, Any]) -> Measurement:
-        peak = max(self.pss, facts["own_peak_bytes"]) if self.processes > 1 else max(self.rss, facts["own_peak_bytes"])
+        seen = max(self.pss, self.private) if self.processes > 1 else self.rss
         own_cpu = sum(self.cpu.values())
         return Measurement(
             process_seconds=seconds,
             cpu_seconds=own_cpu,
-            peak_bytes=peak,
+            peak_bytes=max(seen, facts["own_peak_bytes"]),
             private_bytes=self.private,
             processes=self.processes,
             others_cores=max(0.0, _machine_cpu() - self.machine_cpu_at_start - own_cpu) / seconds,

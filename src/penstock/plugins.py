@@ -3,12 +3,12 @@
 In the other package's `pyproject.toml`:
 
     [project.entry-points."penstock.transforms"]
-    shout = "my_package:Shout"
+    shout = "my_package:Shout"    # a class, or a function that returns a transform
 
     [project.entry-points."penstock.formats"]
     ini = "my_package:INI"        # a penstock.plugins.Format
 
-Nothing is imported until it is used by name.
+Nothing is imported until it is used by name; formats are imported when a file is opened by its suffix.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Plugin:
 def installed() -> list[Plugin]:
     """Every plugin that is installed, without importing any."""
     return [
-        Plugin(group, point.name, point.value, point.dist.name if point.dist else "?", point.dist.version if point.dist else "?")
+        Plugin(group, point.name, point.value, _package(point), point.dist.version if point.dist else "?")
         for group in GROUPS
         for point in _points(group)
     ]
@@ -59,37 +59,47 @@ def installed() -> list[Plugin]:
 
 def find(group: str, name: str) -> Any:
     """The object behind an installed plugin's name."""
-    points = {point.name: point for point in _points(group)}
-    if name not in points:
-        near = difflib.get_close_matches(name, points, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise PluginError(f"no plugin called {name!r} in penstock.{group}; installed: {sorted(points) or 'none'}{hint}")
-    return _load(points[name], group)
+    points = [point for point in _points(group) if point.name == name]
+    if len(points) == 1:
+        return _load(points[0], group)
+    if points:
+        packages = " and ".join(_package(point) for point in points)
+        raise PluginError(f"plugin {name!r} in penstock.{group} comes from {packages}; uninstall all but one")
+    names = sorted({point.name for point in _points(group)})
+    near = difflib.get_close_matches(name, names, 1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise PluginError(f"no plugin called {name!r} in penstock.{group}; installed: {names or 'none'}{hint}")
 
 
 @cache
 def formats() -> tuple[Format, ...]:
     """The file formats that plugins add."""
-    found = []
-    for point in _points("formats"):
-        loaded = _load(point, "formats")
-        if not isinstance(loaded, Format):
-            raise PluginError(f"plugin {point.name!r} in penstock.formats is {loaded!r}, expected a penstock.plugins.Format")
-        found.append(loaded)
-    return tuple(found)
+    return tuple(_load(point, "formats") for point in _points("formats"))
 
 
 @cache
 def _points(group: str) -> tuple[EntryPoint, ...]:
-    return tuple(sorted(entry_points(group=f"penstock.{group}"), key=lambda point: point.name))
+    return tuple(sorted(entry_points(group=f"penstock.{group}"), key=lambda point: (point.name, _package(point))))
+
+
+def _package(point: EntryPoint) -> str:
+    return point.dist.name if point.dist else "?"
 
 
 def _load(point: EntryPoint, group: str) -> Any:
+    package = _package(point)
     try:
-        return point.load()
+        loaded = point.load()
     except Exception as error:
-        package = point.dist.name if point.dist else "?"
         raise PluginError(
             f"plugin {point.name!r} (penstock.{group}, from {package}) cannot be loaded: "
             f"{type(error).__name__}: {error}; update or uninstall {package}"
         ) from error
+    wanted = isinstance(loaded, Format) if group == "formats" else callable(loaded)
+    if not wanted:
+        expected = "a penstock.plugins.Format" if group == "formats" else "a class or a function"
+        raise PluginError(
+            f"plugin {point.name!r} (penstock.{group}, from {package}) is {loaded!r:.80}, expected {expected}; "
+            f"update or uninstall {package}"
+        )
+    return loaded

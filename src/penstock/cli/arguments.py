@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, get_type_hints
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Self, get_type_hints
 
 from penstock._dtypes import did_you_mean
-from penstock.cli.values import Misfit, convert, takes_mapping
+from penstock.cli.values import Misfit, Parts, convert, could_be, takes_mapping
 from penstock.errors import ConfigError, PenstockError
 
 __all__ = ["Problems", "make"]
@@ -41,7 +42,7 @@ def make(
     where: str,
     problems: Problems,
     *,
-    nested: Callable[[Any], Any],
+    parts: Parts,
     called: str = "argument",
 ) -> Any:
     """What `maker` makes of the value behind its name in the file; None if there were problems.
@@ -49,28 +50,20 @@ def make(
     A mapping holds keyword arguments; anything else is the first argument, and nothing (null) no argument. Where the
     first argument is itself a mapping (`rename: {old: new}`), one that names no parameter is taken to be it.
     """
-    parameters = dict(inspect.signature(maker).parameters)
-    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
-    parameters = {name: parameter for name, parameter in parameters.items() if parameter.kind not in _VARIADIC}
-    hints = _hints(maker)
-    arguments = _named(given, parameters, hints, nested)
-    before = len(problems)
+    signature = _Signature.of(maker)
+    arguments = signature.named(given)
     if arguments is None:
         problems.add(where, f"takes no arguments, got {given!r:.80}")
         return None
-    for name in arguments:
-        if name not in parameters and not takes_any:
-            known = [_shown(parameter) for parameter in parameters]
-            hint = did_you_mean(str(name), known) or f"; it takes {', '.join(known) or 'none'}"
-            problems.add(where, f"unknown {called} {name!r}{hint}")
-    for name, parameter in parameters.items():
-        if parameter.default is inspect.Parameter.empty and name not in arguments:
-            problems.add(where, f"the {called} {_shown(name)!r} is missing")
+    before = len(problems)
+    for problem in signature.name_problems(arguments, called):
+        problems.add(where, problem)
     for name, value in arguments.items():
+        place = f"{where}.{_shown(name)}" if value is not given else where
         try:
-            arguments[name] = convert(value, hints.get(name, Any), nested)
+            arguments[name] = convert(value, signature.hint(name), parts, place)
         except (Misfit, PenstockError) as error:
-            problems.add(f"{where}.{_shown(name)}", str(error))
+            problems.add(place, str(error))
     if len(problems) > before:
         return None
     try:
@@ -80,41 +73,62 @@ def make(
         return None
 
 
-def _named(
-    given: Any, parameters: Mapping[str, inspect.Parameter], hints: Mapping[str, Any], nested: Callable[[Any], Any]
-) -> dict[str, Any] | None:
-    """The arguments by name; None if there is one and nothing takes it."""
-    first = next(iter(parameters), None)
-    if given is None:
-        return {}
-    if isinstance(given, Mapping):
-        arguments = {_spelled(name, parameters): value for name, value in given.items()}
-        whole = first is not None and takes_mapping(hints.get(first, Any))
-        if not whole or any(name in parameters and _fits(value, hints.get(name, Any)) for name, value in arguments.items()):
-            return arguments
-    return {first: given} if first is not None else None
+@dataclass(frozen=True, slots=True)
+class _Signature:
+    """What a maker takes."""
 
+    parameters: dict[str, inspect.Parameter]
+    hints: dict[str, Any]
+    takes_any: bool
+    """Whether it has `**options`, and so no unknown names."""
 
-def _fits(value: Any, hint: Any) -> bool:
-    try:
-        convert(value, hint, nested=lambda given: given)
-    except (Misfit, PenstockError):
-        return False
-    return True
+    @classmethod
+    def of(cls, maker: Callable[..., Any]) -> Self:
+        parameters = inspect.signature(maker).parameters.values()
+        try:
+            hints = get_type_hints(maker.__init__ if isinstance(maker, type) else maker)  # type: ignore[misc]
+        except (NameError, TypeError, AttributeError):
+            hints = {}  # a plugin's annotations that only a type checker can read: its constructor checks
+        return cls(
+            {parameter.name: parameter for parameter in parameters if parameter.kind not in _VARIADIC},
+            hints,
+            any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters),
+        )
 
+    def hint(self, name: str) -> Any:
+        return self.hints.get(name, Any)
 
-def _spelled(name: Any, parameters: Mapping[str, inspect.Parameter]) -> Any:
-    """`path` and `paths` mean the same, whichever the stage has."""
-    other = {"path": "paths", "paths": "path"}.get(name)
-    return other if other in parameters and name not in parameters else name
+    def named(self, given: Any) -> dict[str, Any] | None:
+        """The arguments by name; None if there is one and nothing takes it."""
+        first = next(iter(self.parameters), None)
+        if given is None:
+            return {}
+        if isinstance(given, Mapping):
+            arguments = {self._spelled(name): value for name, value in given.items()}
+            by_name = any(name in self.parameters and could_be(arguments[name], self.hint(name)) for name in arguments)
+            if by_name or first is None or not takes_mapping(self.hint(first)):
+                return arguments
+        return {first: given} if first is not None else None
+
+    def name_problems(self, arguments: Mapping[str, Any], called: str) -> Iterator[str]:
+        """Names that are unknown, and names that are missing unless they were just misspelt."""
+        known = [_shown(name) for name in self.parameters]
+        meant: set[str] = set()
+        for name in arguments:
+            if name in self.parameters or self.takes_any:
+                continue
+            hint = did_you_mean(str(name), known)
+            meant.update(other for other in known if repr(other) in hint)
+            yield f"unknown {called} {name!r}" + (hint or f"; it takes {', '.join(known) or 'none'}")
+        for name, parameter in self.parameters.items():
+            if parameter.default is inspect.Parameter.empty and name not in arguments and _shown(name) not in meant:
+                yield f"the {called} {_shown(name)!r} is missing"
+
+    def _spelled(self, name: Any) -> Any:
+        """`path` and `paths` mean the same, whichever the stage has."""
+        other = {"path": "paths", "paths": "path"}.get(name)
+        return other if other in self.parameters and name not in self.parameters else name
 
 
 def _shown(name: str) -> str:
     return "path" if name == "paths" else name
-
-
-def _hints(maker: Callable[..., Any]) -> dict[str, Any]:
-    try:
-        return get_type_hints(maker.__init__ if isinstance(maker, type) else maker)  # type: ignore[misc]
-    except (NameError, TypeError, AttributeError):
-        return {}  # a plugin's annotations that only a type checker can read: its constructor checks

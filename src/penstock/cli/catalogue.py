@@ -10,10 +10,9 @@ import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any
 
-from penstock import plugins, sinks, sources, transforms
+from penstock import __version__, plugins, sinks, sources, transforms
 from penstock._dtypes import did_you_mean
 from penstock.errors import ConfigError, PluginError
 
@@ -42,7 +41,7 @@ class Entry:
 def built_in(group: str) -> dict[str, Maker]:
     """The stages that come with penstock, by name."""
     package, ending = _PACKAGES[group], _ENDINGS[group]
-    found = {}
+    found: dict[str, Maker] = {}
     for public in package.__all__:
         stage = getattr(package, public)
         if not isinstance(stage, type) or not hasattr(stage, _METHODS[group]):
@@ -61,12 +60,12 @@ def resolve(group: str, name: str) -> Maker:
         return own[name]
     installed = {(plugin.group, plugin.name) for plugin in plugins.installed()}
     if (group, name) in installed:
-        return _callable(plugins.find(group, name), group, name)
+        return plugins.find(group, name)  # type: ignore[no-any-return]
     if group != "transforms" and ("formats", name) in installed:
         maker = getattr(plugins.find("formats", name), group.removesuffix("s"))
         if maker is None:
             raise ConfigError(f"the format {name!r} has no {group.removesuffix('s')}")
-        return _callable(maker, group, name)
+        return maker  # type: ignore[no-any-return]
     known = [*own, *(there for kind, there in installed if kind in (group, "formats"))]
     hint = did_you_mean(name, known) or "; `penstock plugins` lists them"
     raise ConfigError(f"no {group.removesuffix('s')} is called {name!r}{hint}")
@@ -74,9 +73,8 @@ def resolve(group: str, name: str) -> Maker:
 
 def entries() -> list[Entry]:
     """Everything that can be named, plugins loaded to see whether they can be."""
-    release = version("penstock")
     own = [
-        Entry(group, name, "penstock", release, f"{maker.__module__}:{maker.__qualname__}")
+        Entry(group, name, "penstock", __version__, f"{maker.__module__}:{maker.__qualname__}")
         for group in _PACKAGES
         for name, maker in sorted(built_in(group).items())
     ]
@@ -90,18 +88,10 @@ def _problem(plugin: plugins.Plugin) -> str | None:
     if plugin.group in _PACKAGES and plugin.name in built_in(plugin.group):
         return f"hidden by the built-in {plugin.name!r}"
     try:
-        found = plugins.find(plugin.group, plugin.name)
-        if plugin.group != "formats":
-            _callable(found, plugin.group, plugin.name)
+        plugins.find(plugin.group, plugin.name)
     except PluginError as error:
         return str(error)
     return None
-
-
-def _callable(maker: Any, group: str, name: str) -> Maker:
-    if not callable(maker):
-        raise PluginError(f"plugin {name!r} in penstock.{group} is {maker!r}, expected a class or a function")
-    return maker  # type: ignore[no-any-return]
 
 
 def _snake_case(name: str) -> str:

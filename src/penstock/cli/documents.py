@@ -32,7 +32,9 @@ def set_value(tree: dict[str, Any], assignment: str, *, known: Collection[str]) 
     path, _, text = assignment.partition("=")
     keys = path.strip().split(".")
     if keys[0] not in known:
-        raise ConfigError(f"--set {path}: unknown key {keys[0]!r}; the keys are {', '.join(known)}{did_you_mean(keys[0], known)}")
+        raise ConfigError(
+            f"--set {path}: unknown key {keys[0]!r}; the keys are {', '.join(known)}{did_you_mean(keys[0], known)}"
+        )
     node: Any = tree
     for depth, key in enumerate(keys):
         node, place = _place(node, key, f"--set {path}", ".".join(keys[:depth]))

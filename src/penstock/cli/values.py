@@ -11,8 +11,8 @@ import importlib
 import os
 import re
 import types
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, Union, get_args, get_origin
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol, Union, get_args, get_origin
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,7 +23,7 @@ from penstock.pipeline.stages import Transform
 from penstock.transforms import parse_expression
 from penstock.types import Schema
 
-__all__ = ["Misfit", "convert", "import_function", "takes_mapping"]
+__all__ = ["Misfit", "Parts", "convert", "could_be", "import_function", "takes_mapping"]
 
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _PLAIN: dict[Any, tuple[tuple[type, ...], str]] = {
@@ -41,8 +41,20 @@ class Misfit(Exception):  # noqa: N818 - it never leaves the command line: it be
     """A value that a parameter does not take."""
 
 
-def convert(value: Any, hint: Any, nested: Callable[[Any], Any]) -> Any:
-    """The value as the annotation wants it. `nested` makes a transform that is an argument of another one."""
+class Parts(Protocol):
+    """Makes what a plain value may stand for."""
+
+    def function(self, path: str) -> Any:
+        """The function that `module:name` names."""
+        ...
+
+    def transform(self, given: Any, where: str) -> Any:
+        """A transform that is an argument of another one."""
+        ...
+
+
+def convert(value: Any, hint: Any, parts: Parts, where: str) -> Any:
+    """The value as the annotation wants it."""
     members = _members(hint)
     if value is None and types.NoneType in members:
         return None
@@ -51,15 +63,23 @@ def convert(value: Any, hint: Any, nested: Callable[[Any], Any]) -> Any:
             raise Misfit(_misfit(value, hint))
         return Schema(value).to_arrow()
     if Transform in members:
-        return nested(value)
+        return parts.transform(value, where)
     if any(_is_function(member) for member in members):
         if isinstance(value, str) and _FUNCTION.fullmatch(value):
-            return import_function(value)
+            return parts.function(value)
         if isinstance(value, Mapping) and takes_mapping(hint):
             return {name: _expression(text) for name, text in value.items()}
     if not any(_fits(value, member) for member in members):
         raise Misfit(_misfit(value, hint))
     return value
+
+
+def could_be(value: Any, hint: Any) -> bool:
+    """Whether a value has the shape of what is expected, without importing or making anything."""
+    members = _members(hint)
+    if pa.Schema in members and isinstance(value, Mapping):
+        return True
+    return any(_fits(value, member) or (_is_function(member) and isinstance(value, str)) for member in members)
 
 
 def takes_mapping(hint: Any) -> bool:
@@ -84,7 +104,7 @@ def import_function(path: str) -> Any:
     for part in name.split("."):
         if not hasattr(found, part):
             hint = did_you_mean(part, [known for known in vars(found) if not known.startswith("_")])
-            raise ConfigError(f"{module_name!r} has no {name!r}{hint}")
+            raise ConfigError(f"no {name!r} in {getattr(module, '__file__', None) or module_name}{hint}")
         found = getattr(found, part)
     if not callable(found):
         raise ConfigError(f"{path!r} is {found!r:.80}, expected a function")
@@ -106,7 +126,7 @@ def _is_function(hint: Any) -> bool:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a plain YAML value is of this type. What is not known here is left to the constructor."""
+    """Whether a plain YAML value is of this type."""
     origin, arguments = get_origin(hint), get_args(hint)
     if hint in _PLAIN:
         return isinstance(value, _PLAIN[hint][0]) and (hint is bool or not isinstance(value, bool))
@@ -120,9 +140,8 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, dict) and all(
             _fits_any(key, *arguments[:1]) and _fits_any(item, *arguments[1:]) for key, item in value.items()
         )
-    if _is_function(hint) or origin is os.PathLike or hint is pc.Expression or hint is pa.DataType:
-        return False  # no YAML value is one
-    return True
+    # No YAML value is one of these; what is not known here is left to the constructor.
+    return not (_is_function(hint) or origin is os.PathLike or hint in (pc.Expression, pa.DataType))
 
 
 def _fits_any(value: Any, hint: Any = Any) -> bool:

@@ -1,4 +1,4 @@
-"""Where records end in raw bytes: lines, CSV records with quoted newlines, the objects of a JSON array.
+"""Where records end in raw bytes: lines, CSV records with quoted newlines, the objects of a JSON file.
 
 A cutter looks at a buffer that begins at a record boundary and says how much of it is whole records, so that input can
 be cut into blocks by a cheap scan and parsed elsewhere.
@@ -6,116 +6,220 @@ be cut into blocks by a cheap scan and parsed elsewhere.
 
 from __future__ import annotations
 
+import re
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["CsvRecords", "Cutter", "JsonItems", "Lines"]
+__all__ = ["CsvRecords", "Cutter", "JsonItems", "JsonLines", "Lines", "WholeFile"]
 
 Bytes = npt.NDArray[np.uint8]
-_NEWLINE, _QUOTE, _BACKSLASH, _COMMA = b'\n"\\,'
-_OBJECT, _ARRAY, _ARRAY_END, _OPEN, _CLOSE = b"{[]{}"
+Positions = npt.NDArray[np.int64]
+
+_NEWLINE, _RETURN, _QUOTE, _BACKSLASH, _COMMA = b'\n\r"\\,'
+_OPEN, _CLOSE, _ARRAY_END = b"{}]"
+_NULL_FIRST, _NULL_LATER = re.compile(rb"\s*null"), re.compile(rb"\n\s*null")
+_IS_SEPARATOR = np.zeros(256, bool)
+_IS_SEPARATOR[list(b" \t\r\n,")] = True
 
 
 class Cutter(Protocol):
-    """Finds the ends of records."""
+    """Finds the ends of records, and knows what else there is to say about them."""
 
-    def ends(self, data: Bytes) -> npt.NDArray[np.int64]:
-        """Positions just past each whole record in `data`, which begins at a record boundary."""
-        ...
+    newline_ends: bool
+    """Whether every newline ends a record: then reading can go on behind the next one after a record that is too long."""
 
     def cut(self, data: Bytes) -> tuple[int, int]:
         """(bytes up to the last record end, number of records there); (0, 0) when no record is whole."""
+        ...
+
+    def spans(self, data: Bytes) -> tuple[Positions, Positions]:
+        """Where each record of a stretch of whole records starts, and where it stops."""
         ...
 
     def leftover(self, rest: bytes) -> int:
         """How many records the end of a file holds after the last record end; ValueError if it is half of one."""
         ...
 
-    def prepare(self, data: Bytes) -> None:
-        """Make a stretch of whole records ready for a parser, in place."""
+    def blank(self, record: bytes) -> bool:
+        """Whether a record holds no row, such as an empty line."""
+        ...
+
+    def prepare(self, data: Bytes) -> Bytes:
+        """Whole records as a parser takes them, a copy where bytes have to change. ValueError for what would pass a
+        parser without being a row."""
         ...
 
 
 class Lines:
-    """One record a line."""
+    """One record a line; empty lines are records too."""
 
-    def ends(self, data: Bytes) -> npt.NDArray[np.int64]:
-        return np.flatnonzero(data == _NEWLINE) + 1
+    newline_ends = True
 
     def cut(self, data: Bytes) -> tuple[int, int]:
         end = _last_newline(data)
-        return end, int(np.count_nonzero(data[:end] == _NEWLINE)) if end else 0
+        return end, int(np.count_nonzero(data[:end] == _NEWLINE))
 
+    def spans(self, data: Bytes) -> tuple[Positions, Positions]:
+        return _between(self._ends(data), len(data))
 
     def leftover(self, rest: bytes) -> int:
-        return 1 if rest.strip() else 0
+        return 1
 
-    def prepare(self, data: Bytes) -> None:
-        return
+    def blank(self, record: bytes) -> bool:
+        return False
+
+    def prepare(self, data: Bytes) -> Bytes:
+        return data
+
+    def _ends(self, data: Bytes) -> Positions:
+        return np.flatnonzero(data == _NEWLINE) + 1
+
+
+class WholeFile(Lines):
+    """The whole file is the record."""
+
+    newline_ends = False
+
+    def cut(self, data: Bytes) -> tuple[int, int]:
+        return 0, 0
+
+    def _ends(self, data: Bytes) -> Positions:
+        return np.empty(0, np.int64)
+
+
+class JsonLines(Lines):
+    """One JSON object a line."""
+
+    def blank(self, record: bytes) -> bool:
+        return not record.strip()
+
+    def prepare(self, data: Bytes) -> Bytes:
+        # Arrow's JSON parser crashes the process on a first row that is `null`, and takes a later one for a row of nulls.
+        if _NULL_FIRST.match(data) or _NULL_LATER.search(data):
+            raise ValueError("a row is null, expected a JSON object")
+        return data
 
 
 class CsvRecords(Lines):
-    """Lines, except that a newline between quotes belongs to the value. Doubled quotes keep the parity right."""
+    """Lines, except that a newline between quotes belongs to the value.
 
-    def ends(self, data: Bytes) -> npt.NDArray[np.int64]:
+    As CSV parsers do it: a quote opens a value only where a value begins, elsewhere it is a character like any other,
+    and a doubled quote does not close. Blank lines are no rows.
+    """
+
+    newline_ends = False
+
+    def __init__(self, delimiter: str = ",") -> None:
+        self._before_value = (ord(delimiter), _NEWLINE, _RETURN)
+
+    def cut(self, data: Bytes) -> tuple[int, int]:
+        ends = self._ends(data)
+        return (int(ends[-1]), len(ends)) if len(ends) else (0, 0)
+
+    def leftover(self, rest: bytes) -> int:
+        if len(self._quotes(np.frombuffer(rest, np.uint8))) % 2:
+            raise ValueError("the file ends inside a quoted value: a closing quote is missing")
+        return 1
+
+    def blank(self, record: bytes) -> bool:
+        return not record.strip(b"\r\n")
+
+    def _ends(self, data: Bytes) -> Positions:
         newlines = np.flatnonzero(data == _NEWLINE)
-        quotes = np.flatnonzero(data == _QUOTE)
+        quotes = self._quotes(data)
         if len(quotes):
             newlines = newlines[np.searchsorted(quotes, newlines) % 2 == 0]
         return newlines + 1
 
-    def cut(self, data: Bytes) -> tuple[int, int]:
-        ends = self.ends(data)
-        return (int(ends[-1]), len(ends)) if len(ends) else (0, 0)
+    def _quotes(self, data: Bytes) -> Positions:
+        """The quotes such that what lies after an odd number of them is inside a value."""
+        quotes = np.flatnonzero(data == _QUOTE)
+        opening = quotes[::2]
+        before = data[opening[opening > 0] - 1]
+        # If every second quote stands where a value begins, or right behind the one before it, simple parity is right.
+        if np.isin(before, (*self._before_value, _QUOTE)).all():
+            return quotes
+        return self._quotes_one_by_one(data, quotes.tolist())
 
-    def leftover(self, rest: bytes) -> int:
-        if rest.count(b'"') % 2:
-            raise ValueError("the file ends inside a quoted value: a closing quote is missing")
-        return super().leftover(rest)
+    def _quotes_one_by_one(self, data: Bytes, quotes: list[int]) -> Positions:
+        kept: list[int] = []
+        inside, doubled = False, -1
+        for at, following in zip(quotes, [*quotes[1:], -1]):
+            if at == doubled:
+                continue
+            if not inside:
+                inside = at == 0 or int(data[at - 1]) in self._before_value
+                if inside:
+                    kept.append(at)
+            elif following == at + 1:
+                doubled = following
+            else:
+                inside = False
+                kept.append(at)
+        return np.array(kept, np.int64)
 
 
 class JsonItems:
-    """The objects of a JSON file: inside one top-level array, or just one after the other."""
+    """The objects of a JSON file, over any number of lines: those of one array, or just one after the other.
 
-    def ends(self, data: Bytes) -> npt.NDArray[np.int64]:
-        quotes = _unescaped_quotes(data)
-        folded = data | 0x20  # makes [ and { the same byte, and ] and }
-        brackets = np.flatnonzero((folded == _OPEN) | (folded == _CLOSE))
-        # The brackets that count are those outside strings: after an even number of quotes.
-        brackets = brackets[np.searchsorted(quotes, brackets) % 2 == 0]
-        if len(brackets) and data[brackets[0]] == _ARRAY and self._at_start(data, int(brackets[0])):
-            brackets = brackets[1:]
-        opening = folded[brackets] == _OPEN
-        depth = np.cumsum(np.where(opening, 1, -1))
-        below = np.flatnonzero(depth < 0)  # the closing bracket of the array around the items
-        if len(below):
-            depth, opening = depth[: below[0]], opening[: below[0]]
-        return brackets[: len(depth)][(depth == 0) & ~opening] + 1
+    The bracket that opens the array is not part of the data. Commas and space separate the objects; what else stands
+    between two of them belongs to the second, which is then no valid JSON.
+    """
+
+    newline_ends = False
+
+    def __init__(self, *, in_array: bool) -> None:
+        self._in_array = in_array
 
     def cut(self, data: Bytes) -> tuple[int, int]:
-        ends = self.ends(data)
-        return (int(ends[-1]), len(ends)) if len(ends) else (0, 0)
+        _, stops = _top_level(data)
+        return (int(stops[-1]), len(stops)) if len(stops) else (0, 0)
+
+    def spans(self, data: Bytes) -> tuple[Positions, Positions]:
+        starts, stops = _top_level(data)
+        gap, owner = _gaps(starts, stops)
+        strange = np.flatnonzero(~_IS_SEPARATOR[data[gap]])
+        _, first = np.unique(owner[strange], return_index=True)
+        starts[owner[strange[first]]] = gap[strange[first]]
+        return starts, stops
 
     def leftover(self, rest: bytes) -> int:
-        if rest.strip().lstrip(b"[,").strip() in (b"", b"]"):
+        left = rest.strip(b" \t\r\n,")
+        if left == (b"]" if self._in_array else b""):
             return 0
-        raise ValueError(f"the file ends inside an object: {rest.strip()[:60]!r}")
+        if not left:
+            raise ValueError("the file ends before its array is closed: it was cut short")
+        if left.startswith(b"]"):
+            raise ValueError(f"the file goes on after the end of its array: {left[1:60].strip()!r}")
+        if b"{" not in left and b"[" not in left:
+            raise ValueError(f"expected JSON objects, got {left[:60]!r}")
+        raise ValueError(f"the file ends inside an object: {left[:60]!r}")
 
-    def prepare(self, data: Bytes) -> None:
-        """Blank out the commas and brackets between the items, so that a parser of separate objects accepts them."""
-        start = 0
-        for end in self.ends(data).tolist():
-            stop = start + int(np.argmax(data[start:end] == _OBJECT))
-            gap = data[start:stop]
-            gap[(gap == _COMMA) | (gap == _ARRAY)] = _NEWLINE
-            start = end
-        rest = data[start:]
-        rest[(rest == _COMMA) | (rest == _ARRAY) | (rest == _ARRAY_END)] = _NEWLINE
+    def blank(self, record: bytes) -> bool:
+        return not record.strip()
 
-    def _at_start(self, data: Bytes, position: int) -> bool:
-        return not data[:position].tobytes().removeprefix(b"\xef\xbb\xbf").strip()
+    def prepare(self, data: Bytes) -> Bytes:
+        """Parsers of separate objects take no commas between them, nor the array's end."""
+        starts, stops = _top_level(data)
+        gap, _ = _gaps(starts, stops)
+        after = np.arange(stops[-1] if len(stops) else 0, len(data))
+        if not _IS_SEPARATOR[data[gap]].all() or not (_IS_SEPARATOR[data[after]] | (data[after] == _ARRAY_END)).all():
+            raise ValueError("something else than a JSON object stands between the objects")
+        between = np.concatenate([gap, after])
+        ready = data.copy()
+        ready[between[data[between] == _COMMA]] = _NEWLINE
+        ready[after[data[after] == _ARRAY_END]] = _NEWLINE
+        return ready
+
+
+def _between(ends: Positions, size: int) -> tuple[Positions, Positions]:
+    """Records that follow one another without a gap; the last may lack its end."""
+    stops = ends if len(ends) and ends[-1] == size else np.append(ends, size)
+    if not size:
+        stops = stops[:0]
+    return np.append(np.zeros(1, np.int64), stops[:-1])[: len(stops)], stops
 
 
 def _last_newline(data: Bytes) -> int:
@@ -126,21 +230,44 @@ def _last_newline(data: Bytes) -> int:
         found = data[start:stop].tobytes().rfind(b"\n")
         if found >= 0:
             return start + found + 1
-        stop, step = start, step * 4
+        stop, step = start, min(4 * step, 1 << 20)
     return 0
 
 
-def _unescaped_quotes(data: Bytes) -> npt.NDArray[np.int64]:
-    quotes = np.flatnonzero(data == _QUOTE)
+def _top_level(data: Bytes) -> tuple[Positions, Positions]:
+    """Where the outermost bracketed values start and stop, up to a closing bracket that none of them opened."""
+    folded = data | 0x20  # makes [ and { the same byte, and ] and }
+    marks = (folded == _OPEN) | (folded == _CLOSE) | (data == _QUOTE)
+    marks[_escaped_quotes(data)] = False
+    at = np.flatnonzero(marks)
+    quotes = data[at] == _QUOTE
+    outside = np.cumsum(quotes, dtype=np.uint8) & 1 == 0  # only the parity counts, so wrapping around is fine
+    brackets = at[outside & ~quotes]
+    opening = folded[brackets] == _OPEN
+    depth = np.cumsum(2 * opening.view(np.int8) - 1, dtype=np.int32)
+    below = np.flatnonzero(depth < 0)
+    if len(below):
+        brackets, opening, depth = brackets[: below[0]], opening[: below[0]], depth[: below[0]]
+    stops = brackets[(depth == 0) & ~opening] + 1
+    return brackets[(depth == 1) & opening][: len(stops)], stops
+
+
+def _escaped_quotes(data: Bytes) -> Positions:
+    """Quotes behind a run of backslashes of odd length."""
     slashes = np.flatnonzero(data == _BACKSLASH)
-    if not len(slashes) or not len(quotes):
-        return quotes
-    # A quote is escaped when the run of backslashes right before it has an odd length.
-    first = np.flatnonzero(np.diff(slashes, prepend=-2) != 1)
-    run_starts = slashes[first]
-    run_lengths = np.diff(np.append(first, len(slashes)))
-    run_ends = run_starts + run_lengths
-    at = np.searchsorted(run_ends, quotes)
-    inside = np.minimum(at, len(run_ends) - 1)
-    escaped = (at < len(run_ends)) & (run_ends[inside] == quotes) & (run_lengths[inside] % 2 == 1)
-    return quotes[~escaped]
+    if not len(slashes):
+        return slashes
+    last = np.append(np.diff(slashes) != 1, True)
+    first = np.append(True, last[:-1])
+    behind = slashes[last] + 1
+    odd = (behind - slashes[first]) % 2 == 1
+    behind = behind[odd & (behind < len(data))]
+    return behind[data[behind] == _QUOTE]
+
+
+def _gaps(starts: Positions, stops: Positions) -> tuple[Positions, Positions]:
+    """The positions in front of each value that belong to no other, and the number of the value they stand before."""
+    before = np.append(np.zeros(1, np.int64), stops[:-1])[: len(stops)]
+    lengths = starts - before
+    owner = np.repeat(np.arange(len(lengths)), lengths)
+    return np.arange(lengths.sum()) + np.repeat(before - np.cumsum(lengths) + lengths, lengths), owner

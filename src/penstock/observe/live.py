@@ -52,15 +52,15 @@ class LiveProgress:
         self._live.stop()
 
     def _drawn(self, snapshot: Mapping[str, Any]) -> RenderableType:
-        memory = snapshot["memory"]
-        rows = Table.grid(padding=(0, 2))
-        rows.add_row("read", *_bar(self._rates.share, "cyan"), Text(_timing(snapshot, self._rates)))
-        used = memory["used"] / memory["limit"] if memory["limit"] else 0.0
-        rows.add_row("memory", *_bar(used, "magenta"), Text(_memory(snapshot)))
+        used, limit = snapshot["memory"]["used"], snapshot["memory"]["limit"]
+        bars = Table.grid(padding=(0, 2))
+        bars.add_row("read  ", *_bar(self._rates.share, "cyan"), Text(_timing(snapshot, self._rates)))
+        bars.add_row("memory", *_bar(used / limit, "magenta"), Text(_memory(snapshot)))
         return Group(
             Text(self._title, style="bold", no_wrap=True, overflow="ellipsis"),
-            rows,
-            Text(f"{_rows(snapshot)}  {_speed(self._rates)}  {_workers(snapshot)}"),
+            bars,
+            Text(f"rows    {_rows(snapshot)}"),
+            Text(f"speed   {_speed(self._rates)}, {_workers(snapshot)}"),
             Text(snapshot["bottleneck"], style="yellow"),
         )
 
@@ -83,7 +83,7 @@ class LineProgress:
         parts = [
             *([f"{share:.0%} read"] if share is not None else []),
             _timing(snapshot, self._rates),
-            _rows(snapshot),
+            f"rows {_rows(snapshot)}",
             _speed(self._rates),
             f"memory {_memory(snapshot)}",
             _workers(snapshot),
@@ -127,7 +127,7 @@ def _memory(snapshot: Mapping[str, Any]) -> str:
 
 
 def _rows(snapshot: Mapping[str, Any]) -> str:
-    text = f"{snapshot['rows_in']:,} rows in, {snapshot['rows_out']:,} out"
+    text = f"{snapshot['rows_in']:,} in, {snapshot['rows_out']:,} out"
     dropped, unreadable = left_out(snapshot)
     if dropped:
         text += f", {dropped:,} dropped"

@@ -13,15 +13,20 @@ __all__ = ["closing_table"]
 
 
 def closing_table(report: Report, *, budget_bytes: int) -> Table:
-    """Rows in and out, rows left out by reason, time, speed, memory, and the bottleneck."""
+    """Rows in and out, rows left out or changed by reason, time, speed, memory, and the bottleneck."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
     table.add_column(justify="right")
     table.add_column()
     table.add_row("rows in", f"{report.rows_in:,}", _origin(report))
     table.add_row("rows out", f"{report.rows_out:,}", "")
-    left_out = {"dropped": report.dropped, "quarantined": report.quarantined, "skipped": report.skipped}
-    for label, reasons in left_out.items():
+    counted = {
+        "dropped": report.dropped,
+        "changed": report.changed,
+        "quarantined": report.quarantined,
+        "skipped": report.skipped,
+    }
+    for label, reasons in counted.items():
         by_count = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
         for number, (reason, rows) in enumerate(by_count):
             table.add_row(label if number == 0 else "", f"{rows:,}", Text(reason))

@@ -94,7 +94,7 @@ class Chain:
             try:
                 made = self._checked(i, transform.transform(batch))
             except Exception as error:  # noqa: BLE001 - user code may raise anything; it is reported with its place
-                metrics.leave()
+                metrics.leave(since)
                 for counting in self._counting:
                     counting.undo_attempt()
                 raise StepError(i, error) from error

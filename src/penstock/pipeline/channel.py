@@ -102,7 +102,7 @@ class Buffers:
                 self._read.append(parcel)
                 self._bytes["read"] += parcel.nbytes
                 self.put += 1
-                self._work_there.notify()
+                self._wake_worker()
             return waited
 
     def end(self, total: int, closing: Callable[[], Iterable[Parcel]]) -> None:
@@ -247,6 +247,13 @@ class Buffers:
         held = self._bytes[buffer]
         return held == 0 or held + parcel.nbytes <= self._limit() // _SHARE
 
+    def _wake_worker(self) -> None:
+        # One is enough, unless it might be a parked one: that would go back to sleep and leave the work lying.
+        if self.active < len(self._lanes):
+            self._work_there.notify_all()
+        else:
+            self._work_there.notify()
+
     def _has_work(self, worker: int) -> bool:
         if self._lanes[worker]:
             return True
@@ -264,7 +271,7 @@ class Buffers:
                 self._bytes["lanes"] += parcel.nbytes
             self._room_to_read.notify()
             if self._read:
-                self._work_there.notify()
+                self._wake_worker()
             return
         victim = max(self._lanes, key=len)
         if victim:

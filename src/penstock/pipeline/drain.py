@@ -16,7 +16,7 @@ from penstock.pipeline.chain import stage_name
 from penstock.pipeline.checkpoint import Checkpoint
 from penstock.pipeline.metrics import Report
 from penstock.pipeline.runner import Runner
-from penstock.pipeline.stages import Durable, Sink, State
+from penstock.pipeline.stages import Sink, State
 
 __all__ = ["Drain"]
 
@@ -98,11 +98,11 @@ class Drain:
     def _give_up(self) -> None:
         """Keep what a checkpoint can still use, drop the rest."""
         try:
-            if self._checkpoint is None:
-                if isinstance(self._sink, Durable):
-                    self._sink.abort()
-            elif isinstance(self.error, StoppedError):
+            if self._checkpoint is not None and isinstance(self.error, StoppedError):
                 self._checkpoint.save(self._runner, self._state())
+            abort = getattr(self._sink, "abort", None)
+            if callable(abort):
+                abort()
         except Exception:
             log.exception("cleaning up after a failed run failed too")
 

@@ -9,7 +9,6 @@ from typing import Any, Literal, cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.acero as acero
 import pyarrow.compute as pc
 
 from penstock.errors import ConfigError, SchemaError
@@ -188,6 +187,8 @@ def rows_of(columns: Mapping[str, list[Any]]) -> Iterator[Row]:
 
 def evaluate(batch: pa.RecordBatch, columns: Mapping[str, Any]) -> pa.RecordBatch:
     """The batch with each named column set to its expression, computed on the original columns."""
+    import pyarrow.acero as acero  # brings in pyarrow.dataset and, where it is installed, pandas: half a second
+
     expressions = {name: pc.field(name) for name in batch.schema.names} | dict(columns)
     plan = acero.Declaration.from_sequence(
         [

@@ -35,9 +35,12 @@ class StageMetrics:
         self.working[threading.get_ident()] = (now, origin)
         return now
 
-    def leave(self) -> None:
-        """This thread is out of the stage's code again."""
+    def leave(self, since: float | None = None) -> None:
+        """This thread is out of the stage's code again, without a batch to show for it."""
         self.working.pop(threading.get_ident(), None)
+        if since is not None:
+            with self._lock:
+                self.busy += time.monotonic() - since
 
     def done(self, since: float, *, rows: tuple[int, int], nbytes: tuple[int, int]) -> None:
         """One batch went through: rows and bytes, in and out."""

@@ -1,0 +1,42 @@
+"""The `penstock` command: its verbs, and `--version`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from penstock import __version__
+from penstock.cli.plugins import plugins
+from penstock.cli.run import run
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="penstock",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,  # the help shows YAML, whose brackets must not be taken for markup
+    pretty_exceptions_enable=False,
+)
+app.command()(run)
+app.command()(plugins)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"penstock {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Any source in, ready training batches out, through one memory-budgeted engine."""
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,176 @@
+"""`penstock run pipeline.yaml`: build what the file describes, run it, say how it went."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import typer
+from rich.console import Console
+
+from penstock.cli.documents import read_document, set_value
+from penstock.cli.exits import clear_exits
+from penstock.cli.fitting import fit_transforms
+from penstock.cli.spec import KEYS, Plan, read_plan, spelled_out
+from penstock.memory.budget import format_bytes
+from penstock.observe import Extent, closing_table, progress_on
+from penstock.pipeline import Report
+from penstock.pipeline.state import CHECKPOINT_NAME
+
+__all__ = ["run"]
+
+
+def run(
+    pipeline: Annotated[Path, typer.Argument(metavar="PIPELINE.YAML", help="The file that describes the pipeline.")],
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change a value of the file, e.g. --set config.workers=2 --set transforms.0.lower=title. "
+            "The value is YAML; list items go by number, from 0. May be given several times.",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Build and check everything; read no rows and write nothing.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object on stdout.")] = False,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Keep progress here, and go on from it; in place of the file's checkpoint."),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no closing table.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Run the pipeline that a YAML file describes.
+
+    \b
+    source: {type: jsonl, path: corpus/*.jsonl}   # or just: source: corpus/*.jsonl
+    transforms:
+      - lower: text                               # one argument
+      - count_words: {column: text, into: words}  # arguments by name
+      - filter: words >= 50                       # an Arrow expression
+      - map: my_module:my_function                # a function beside the YAML file
+      - map: {function: my_module:fn, batch: true}
+      - standard_scaler: {columns: [age], fit: true}    # learns in a first pass
+    sink: {type: parquet, path: out.parquet}      # or just: sink: out.parquet
+    config: {workers: 4, on_error: quarantine}    # the fields of PipelineConfig
+    budget: 256 MiB
+    checkpoint: run1/                             # optional
+
+    Only source and sink are needed. Paths are relative to the current directory. `penstock plugins` lists the stages.
+
+    Exit codes: 0 all went well; 1 an error, told on stderr; 2 a wrong command line; 130 stopped by Ctrl-C.
+    """
+    for assignment in assignments or ():
+        if not assignment.partition("=")[0].strip() or "=" not in assignment:
+            raise typer.BadParameter(f"expected a.b=value, got {assignment!r}", param_hint="--set")
+    with clear_exits(debug=debug):
+        tree = spelled_out(read_document(pipeline))
+        for assignment in assignments or ():
+            set_value(tree, assignment, known=KEYS)
+            tree = spelled_out(tree)
+        plan = read_plan(tree, pipeline)
+        if checkpoint is not None:
+            plan = dataclasses.replace(plan, checkpoint=checkpoint)
+        extent = Extent.of(plan.pipeline.source)
+    if dry_run:
+        _show_plan(plan, extent, as_json=as_json)
+        return
+    kept = f"the same command goes on from {plan.checkpoint}" if plan.checkpoint else "no output was written"
+    with clear_exits(debug=debug, stopped=f"stopped; {kept}"):
+        report = _run(plan, extent, quiet=quiet)
+    if as_json:
+        typer.echo(orjson.dumps({"pipeline": str(plan.pipeline), **report.to_dict()}))
+    elif not quiet:
+        _output().print(closing_table(report, budget_bytes=plan.pipeline.budget.capacity))
+
+
+def _run(plan: Plan, extent: Extent, *, quiet: bool) -> Report:
+    pipeline = plan.pipeline
+    console = Console(stderr=True)
+    with _log_lines(console, logging.WARNING if quiet else logging.INFO):
+        fit_transforms(pipeline, plan.to_fit, None if quiet else console)
+        if quiet:
+            return pipeline.run(plan.checkpoint)
+        # After a resume the figures of a snapshot begin in the middle: there is no telling how much is left.
+        whole = Extent() if _resumes(plan) else extent
+        with progress_on(console, whole, str(pipeline)) as progress:
+            return pipeline.run(plan.checkpoint, progress=progress)
+
+
+def _resumes(plan: Plan) -> bool:
+    return plan.checkpoint is not None and (plan.checkpoint / CHECKPOINT_NAME).exists()
+
+
+def _show_plan(plan: Plan, extent: Extent, *, as_json: bool) -> None:
+    pipeline = plan.pipeline
+    facts: dict[str, Any] = {
+        "pipeline": str(pipeline),
+        "files": extent.files,
+        "file_bytes": extent.file_bytes,
+        "rows": extent.rows,
+        "output": str(target) if (target := getattr(pipeline.sink, "path", None)) is not None else None,
+        "budget_bytes": pipeline.budget.capacity,
+        "config": dataclasses.asdict(pipeline.config),
+        "checkpoint": str(plan.checkpoint) if plan.checkpoint else None,
+        "resumes": _resumes(plan),
+    }
+    if as_json:
+        typer.echo(orjson.dumps(facts, default=str))
+        return
+    lines = [str(pipeline)]
+    if extent.files is not None:
+        lines.append(
+            f"input       {extent.files:,} file{'s' * (extent.files != 1)}, {format_bytes(extent.file_bytes or 0)}"
+        )
+    if extent.rows is not None:
+        lines.append(f"rows        {extent.rows:,}")
+    if target is not None:
+        lines.append(f"output      {target}{' (there already: it will be replaced)' if Path(target).exists() else ''}")
+    lines.append(f"budget      {format_bytes(pipeline.budget.capacity)}")
+    lines.append(f"workers     {pipeline.config.workers}, at most {pipeline.config.worker_limit}")
+    lines.append(f"bad rows    {pipeline.config.on_error}")
+    if plan.to_fit:
+        lines.append(
+            f"first       {', '.join(repr(pipeline.transforms[i]) for i in plan.to_fit)} will learn from the input"
+        )
+    if plan.checkpoint:
+        lines.append(
+            f"checkpoint  {plan.checkpoint}{' (a run is kept there: it will go on)' if _resumes(plan) else ''}"
+        )
+    typer.echo("\n".join(lines))
+
+
+def _output() -> Console:
+    """Standard output; as wide as needed where it is no terminal, so that nothing is folded in a file."""
+    return Console(width=None if sys.stdout.isatty() else 1000)
+
+
+@contextlib.contextmanager
+def _log_lines(console: Console, level: int) -> Iterator[None]:
+    """What the engine logs, as lines on the console, above a live display if there is one."""
+    log, handler = logging.getLogger("penstock"), _ConsoleLines(console)
+    before = log.level
+    log.addHandler(handler)
+    log.setLevel(level)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before)
+
+
+class _ConsoleLines(logging.Handler):
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._console.print(f"penstock: {self.format(record)}", markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,209 @@
+"""A YAML file that describes a pipeline, and the pipeline it describes.
+
+    source: {type: jsonl, path: corpus/*.jsonl}    # or just: source: corpus/*.jsonl, by the suffix of the files
+    transforms:
+      - lower: text                                # one argument
+      - count_words: {column: text, into: words}   # arguments by name
+      - drop_nulls                                 # none
+      - filter: words >= 50                        # an Arrow expression as text
+      - map: {share: words / chars}                # columns from expressions
+      - map: my_module:my_function                 # a function, imported; beside the YAML file is a good place
+      - map: {function: my_module:fn, batch: true}
+      - standard_scaler: {columns: [age], fit: true}   # learns in a first pass over what comes before it
+    sink: {type: parquet, path: out.parquet}       # or just: sink: out.parquet
+    config: {workers: 4, on_error: quarantine}     # the fields of PipelineConfig
+    budget: 256 MiB
+    checkpoint: run1/                              # go on from here after a crash
+
+Paths are relative to the current directory, as for every command; only functions are also looked for beside the file.
+Stages are called by name: `penstock plugins` lists them. Every problem is reported at once, with its place in the file.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock._dtypes import did_you_mean
+from penstock.cli.arguments import Problems, make
+from penstock.cli.catalogue import resolve
+from penstock.cli.values import import_function
+from penstock.errors import PenstockError
+from penstock.memory.budget import MemoryBudget
+from penstock.pipeline import Pipeline, PipelineConfig
+from penstock.sinks import open_sink
+from penstock.sources import open_source
+
+__all__ = ["KEYS", "Plan", "read_plan", "spelled_out"]
+
+KEYS = ("source", "transforms", "sink", "config", "budget", "checkpoint")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a file describes, ready to run."""
+
+    pipeline: Pipeline
+    to_fit: tuple[int, ...] = ()
+    """Which transforms have to learn from the data first, by their position."""
+    checkpoint: Path | None = None
+
+
+def spelled_out(tree: dict[str, Any]) -> dict[str, Any]:
+    """With `source: <path>` as `source: {path: <path>}`, so that `--set source.columns=[text]` has a place to go to."""
+    short = {end: {"path": tree[end]} for end in ("source", "sink") if isinstance(tree.get(end), (str, list))}
+    return tree | short
+
+
+def read_plan(tree: Mapping[str, Any], path: Path) -> Plan:
+    """Build everything the tree describes; nothing is read or written. `path` is the file it came from."""
+    builder = _Builder(path)
+    plan = builder.plan(tree)
+    builder.problems.check(str(path))
+    assert plan is not None
+    return plan
+
+
+class _Builder:
+    """Builds stage by stage and goes on after a problem, to find the others too."""
+
+    def __init__(self, path: Path) -> None:
+        self._folder = str(path.resolve().parent)
+        self.problems = Problems()
+
+    def plan(self, tree: Mapping[str, Any]) -> Plan | None:
+        for key in tree:
+            if key not in KEYS:
+                hint = did_you_mean(str(key), KEYS) or f"; the keys are {', '.join(KEYS)}"
+                self.problems.add(str(key), f"unknown key{hint}")
+        source = self._end("sources", tree.get("source"), open_source)
+        steps = self._steps(tree.get("transforms"))
+        sink = self._end("sinks", tree.get("sink"), open_sink)
+        config = self._config(tree.get("config"))
+        budget = self._make(MemoryBudget, tree["budget"], "budget") if tree.get("budget") is not None else None
+        checkpoint = tree.get("checkpoint")
+        if checkpoint is not None and not isinstance(checkpoint, str):
+            self.problems.add("checkpoint", f"expected a directory, got {checkpoint!r}")
+        self._check_target(sink)
+        if self.problems:
+            return None
+        try:
+            pipeline = Pipeline(source, [step for step, _ in steps], sink, config, budget)
+        except PenstockError as error:
+            self.problems.add("pipeline", str(error))
+            return None
+        to_fit = tuple(number for number, (_, fit) in enumerate(steps) if fit)
+        return Plan(pipeline, to_fit, Path(checkpoint) if checkpoint is not None else None)
+
+    # -- the two ends ----------------------------------------------------------------------------------------------
+
+    def _end(self, group: str, given: Any, open_by_suffix: Callable[[Any], Any]) -> Any:
+        """A source or a sink: by its type, or by the suffix of its path."""
+        where = group.removesuffix("s")
+        if given is None:
+            self.problems.add(where, f"is missing; write '{where}: <path>', or '{where}: {{type: ..., path: ...}}'")
+        elif isinstance(given, Mapping) and "type" in given:
+            maker = self._resolved(group, given["type"], f"{where}.type")
+            if maker is not None:
+                return self._make(maker, {name: value for name, value in given.items() if name != "type"}, where)
+        elif isinstance(given, Mapping) and "path" not in given:
+            known = ["type", "path"]
+            hints = "".join(filter(None, (did_you_mean(str(name), known) for name in given)))
+            self.problems.add(where, f"needs a type or a path, has {', '.join(map(str, given)) or 'nothing'}{hints}")
+        else:
+            return self._opened(where, given, open_by_suffix)
+        return None
+
+    def _opened(self, where: str, given: Any, open_by_suffix: Callable[[Any], Any]) -> Any:
+        path = given["path"] if isinstance(given, Mapping) else given
+        if not isinstance(path, str) and not (isinstance(path, list) and all(isinstance(one, str) for one in path)):
+            self.problems.add(where, f"expected a path, got {path!r:.80}")
+            return None
+        try:
+            stage = open_by_suffix(path)
+        except (PenstockError, ValueError, TypeError, OSError) as error:
+            self.problems.add(where, str(error))
+            return None
+        if isinstance(given, Mapping) and len(given) > 1:
+            return self._make(type(stage), given, where)
+        return stage
+
+    def _check_target(self, sink: Any) -> None:
+        """Before hours of work, not after: the directory that the output goes to."""
+        target = getattr(sink, "path", None)
+        if isinstance(target, Path) and not target.parent.is_dir():
+            self.problems.add("sink", f"no such directory: {str(target.parent)!r}; make it first")
+
+    # -- the transforms --------------------------------------------------------------------------------------------
+
+    def _steps(self, given: Any) -> list[tuple[Any, bool]]:
+        if given is None:
+            return []
+        if not isinstance(given, list):
+            self.problems.add("transforms", f"expected a list of steps ('- lower: text'), got {given!r:.80}")
+            return []
+        return [self._step(step, f"transforms[{number}]") for number, step in enumerate(given)]
+
+    def _step(self, given: Any, where: str) -> tuple[Any, bool]:
+        """The transform, and whether it is to be fitted."""
+        if isinstance(given, str):
+            given = {given: None}
+        if not isinstance(given, Mapping) or len(given) != 1:
+            got = f"the keys {', '.join(map(str, given))}" if isinstance(given, Mapping) else repr(given)
+            self.problems.add(where, f"expected one step such as 'lower: text', got {got}")
+            return None, False
+        ((name, arguments),) = given.items()
+        maker = self._resolved("transforms", name, where)
+        if maker is None:
+            return None, False
+        where = f"{where}.{name}"
+        if not callable(getattr(maker, "fit", None)):
+            return self._make(maker, arguments, where), False
+        fit = None
+        if isinstance(arguments, Mapping):
+            fit = arguments.get("fit")
+            arguments = {name: value for name, value in arguments.items() if name != "fit"}
+        if not isinstance(fit, bool):
+            self.problems.add(
+                where,
+                "has to learn from the data: add 'fit: true' for a first pass over the source and the steps before",
+            )
+        return self._make(maker, arguments, where), fit is True
+
+    # -- what arguments stand for ----------------------------------------------------------------------------------
+
+    def function(self, path: str) -> Any:
+        """Imported from wherever Python looks, and then from beside the file."""
+        if self._folder not in sys.path:
+            # Last, so that a types.py beside the file is not taken for Python's own; and for good, since worker
+            # processes look where this one does.
+            sys.path.append(self._folder)
+        return import_function(path)
+
+    def transform(self, given: Any, where: str) -> Any:
+        step, fit = self._step(given, where)
+        if fit:
+            self.problems.add(where, "a step inside another cannot be fitted; put it into the list by itself")
+        return step
+
+    # -- shared ----------------------------------------------------------------------------------------------------
+
+    def _resolved(self, group: str, name: Any, where: str) -> Callable[..., Any] | None:
+        try:
+            return resolve(group, str(name))
+        except PenstockError as error:
+            self.problems.add(where, str(error))
+            return None
+
+    def _make(self, maker: Callable[..., Any], given: Any, where: str, *, called: str = "argument") -> Any:
+        return make(maker, given, where, self.problems, parts=self, called=called)
+
+    def _config(self, given: Any) -> PipelineConfig | None:
+        if given is not None and not isinstance(given, Mapping):
+            self.problems.add("config", f"expected keys such as 'workers: 4', got {given!r:.80}")
+            return None
+        made: PipelineConfig | None = self._make(PipelineConfig, given, "config", called="key")
+        return made

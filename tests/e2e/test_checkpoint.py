@@ -1,0 +1,190 @@
+"""run(checkpoint=dir): kill -9 at any moment, run again, and the output has every row exactly once."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from penstock import ConfigError, Pipeline, PipelineConfig, ResumeError, StoppedError
+from penstock.sinks import JsonlSink, MemorySink, ParquetSink
+from penstock.sources import IteratorSource, JsonlSource
+from penstock.transforms import Filter, Map
+
+ROWS = 3000
+KILLS = 6
+
+SCRIPT = """
+import sys, time
+from penstock import Pipeline, PipelineConfig, MemoryBudget
+from penstock.sources import JsonlSource
+from penstock.sinks import open_sink, ParquetSink
+from penstock.transforms import Filter, Map
+
+def work(row):
+    time.sleep(0.0003)
+    if row["n"] % 500 == 499:
+        raise ValueError("bad")
+    return {"n": row["n"], "twice": 2 * row["n"], "text": row["text"].upper()}
+
+source, out, kept = sys.argv[1:]
+sink = ParquetSink(out) if out.endswith("parts") else open_sink(out)
+report = Pipeline(
+    JsonlSource(source), [Filter("n != 3"), Map(work)], sink,
+    PipelineConfig(checkpoint_seconds=0.01, on_error="quarantine", quarantine=kept + "/bad.jsonl"),
+    MemoryBudget("64 KiB"),
+).run(checkpoint=kept)
+print(report.rows_in, report.rows_out, sum(report.quarantined.values()), sum(report.dropped.values()))
+"""
+
+
+def killed_after_progress(process: subprocess.Popen[str], checkpoint: Path, delay: float) -> bool:
+    """Whether the process was killed; it may also have come to its end before."""
+    before = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
+    while process.poll() is None:
+        if checkpoint.exists() and checkpoint.stat().st_mtime_ns != before:
+            time.sleep(delay)
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+            return process.returncode == -signal.SIGKILL
+        time.sleep(0.002)
+    return False
+
+
+def read_back(path: Path) -> list[int]:
+    if path.is_dir():
+        files = sorted(path.glob("part-*"))
+        return [n for file in files for n in pq.read_table(file).column("n").to_pylist()]
+    if path.suffix == ".parquet":
+        return pq.read_table(path).column("n").to_pylist()
+    if path.suffix == ".arrow":
+        with pa.ipc.open_file(str(path)) as reader:
+            return reader.read_all().column("n").to_pylist()
+    if path.suffix == ".csv":
+        return [int(line.split(",")[0]) for line in path.read_text().splitlines()[1:]]
+    data = pa.input_stream(str(path), compression="gzip" if path.suffix == ".gz" else None).read()
+    return [json.loads(line)["n"] for line in data.splitlines()]
+
+
+@pytest.mark.parametrize("name", ["out.parquet", "out.jsonl", "out.jsonl.gz", "out.csv", "out.arrow", "parts"])
+def test_killed_again_and_again_the_output_has_every_row_once(tmp_path: Path, name: str) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps({"n": i, "text": f"row {i} " * 5}) + "\n" for i in range(ROWS)))
+    script = tmp_path / "job.py"
+    script.write_text(SCRIPT)
+    out, kept = tmp_path / name, tmp_path / "kept"
+    command = [sys.executable, str(script), str(source), str(out), str(kept)]
+    rng = random.Random(name)
+    kills = 0
+    while True:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        # Every attempt but the last is killed at a random moment after it has made some progress of its own.
+        if kills < KILLS and killed_after_progress(process, kept / "checkpoint.json", rng.random() * 0.15):
+            kills += 1
+            if name != "parts":
+                assert not out.exists(), "a partial file was visible"
+            continue
+        stdout, stderr = process.communicate(timeout=120)
+        assert process.returncode == 0, stderr
+        break
+    expected = [i for i in range(ROWS) if i != 3 and i % 500 != 499]
+    assert read_back(out) == expected
+    assert kills >= 2, "the job was hardly ever killed: make it slower"
+    assert stdout.split() == [str(ROWS), str(len(expected)), "6", "1"]
+    bad = [json.loads(line)["data"]["n"] for line in (kept / "bad.jsonl").read_text().splitlines()]
+    assert bad == [i for i in range(ROWS) if i % 500 == 499]
+    leftovers = [p.name for p in tmp_path.iterdir() if p.name.startswith(".")]
+    assert not [n for n in leftovers if "penstock-parts" in n]
+    again = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert again.stdout == stdout, "a finished checkpoint gives its report again"
+
+
+def numbers(path: Path, count: int = 1000) -> Path:
+    path.write_text("".join(json.dumps({"n": i, "pad": "x" * 200}) + "\n" for i in range(count)))
+    return path
+
+
+def test_a_failure_keeps_the_progress_and_a_mended_run_goes_on(tmp_path: Path) -> None:
+    source = numbers(tmp_path / "in.jsonl")
+    broken = {"value": True}
+
+    def work(row: dict[str, int]) -> dict[str, int]:
+        if row["n"] == 700 and broken["value"]:
+            raise ValueError("broken")
+        return row
+
+    def make() -> Pipeline:
+        config = PipelineConfig(checkpoint_seconds=0, workers=1)
+        return Pipeline(JsonlSource(source), [Map(work)], JsonlSink(tmp_path / "out.jsonl"), config, "4 KiB")
+
+    with pytest.raises(Exception, match="broken"):
+        make().run(checkpoint=tmp_path / "kept")
+    saved = json.loads((tmp_path / "kept" / "checkpoint.json").read_text())
+    assert 0 < saved["rows_out"] <= 700
+    broken["value"] = False
+    report = make().run(checkpoint=tmp_path / "kept")
+    assert report.resumed
+    assert (report.rows_in, report.rows_out) == (1000, 1000)
+    assert read_back(tmp_path / "out.jsonl") == list(range(1000))
+
+
+def test_stopping_keeps_the_progress(tmp_path: Path) -> None:
+    source = numbers(tmp_path / "in.jsonl")
+
+    def slow(row: dict[str, int]) -> dict[str, int]:
+        time.sleep(0.001)
+        return row
+
+    def make() -> Pipeline:
+        config = PipelineConfig(checkpoint_seconds=100)
+        return Pipeline(JsonlSource(source), [Map(slow)], ParquetSink(tmp_path / "o.parquet"), config, "4 KiB")
+
+    pipeline = make().start(checkpoint=tmp_path / "kept")
+    while pipeline.snapshot()["rows_out"] < 100:
+        time.sleep(0.005)
+    pipeline.stop()
+    with pytest.raises(StoppedError):
+        pipeline.wait()
+    assert json.loads((tmp_path / "kept" / "checkpoint.json").read_text())["rows_out"] >= 100
+    assert make().run(checkpoint=tmp_path / "kept").rows_out == 1000
+    assert pq.read_table(tmp_path / "o.parquet").column("n").to_pylist() == list(range(1000))
+
+
+def test_what_cannot_be_checkpointed_is_refused_with_a_reason(tmp_path: Path) -> None:
+    source = JsonlSource(numbers(tmp_path / "in.jsonl"))
+    with pytest.raises(ConfigError, match=r"needs a sink that survives a crash; MemorySink\(\) does not"):
+        Pipeline(source, [], MemorySink()).run(checkpoint=tmp_path / "kept")
+    bare = type("Bare", (), {"next_batch": lambda self, rows: None})()
+    with pytest.raises(ConfigError, match="needs a source with a state_dict; Bare has none"):
+        Pipeline(bare, [], JsonlSink(tmp_path / "o.jsonl")).run(checkpoint=tmp_path / "kept")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="takes a directory"):
+        Pipeline(source, [], JsonlSink(tmp_path / "o.jsonl")).run(checkpoint=tmp_path / "file")
+
+
+def test_a_checkpoint_of_another_pipeline_or_a_damaged_one_is_refused(tmp_path: Path) -> None:
+    source = numbers(tmp_path / "in.jsonl")
+    Pipeline(JsonlSource(source), [], JsonlSink(tmp_path / "o.jsonl")).run(checkpoint=tmp_path / "kept")
+    with pytest.raises(ResumeError, match="saved by another pipeline"):
+        Pipeline(JsonlSource(source), [Filter("n > 3")], JsonlSink(tmp_path / "o.jsonl")).run(checkpoint=tmp_path / "kept")
+    (tmp_path / "kept" / "checkpoint.json").write_text('{"half":')
+    with pytest.raises(ResumeError, match="is damaged"):
+        Pipeline(JsonlSource(source), [], JsonlSink(tmp_path / "o.jsonl")).run(checkpoint=tmp_path / "kept")
+
+
+def test_an_iterator_given_as_a_function_can_be_checkpointed(tmp_path: Path) -> None:
+    def rows() -> list[dict[str, int]]:
+        return [{"n": i} for i in range(100)]
+
+    report = Pipeline(IteratorSource(rows), [], JsonlSink(tmp_path / "o.jsonl")).run(checkpoint=tmp_path / "kept")
+    assert report.rows_out == 100
+    assert os.path.exists(tmp_path / "o.jsonl")
