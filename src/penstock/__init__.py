@@ -1,12 +1,12 @@
 """Any source in, ready training batches out, through one memory-budgeted engine.
 
-    from penstock import MemoryBudget, Pipeline
-    from penstock.sinks import ParquetSink
-    from penstock.sources import JsonlSource
-    from penstock.transforms import Filter, Lower
+from penstock import MemoryBudget, Pipeline
+from penstock.sinks import ParquetSink
+from penstock.sources import JsonlSource
+from penstock.transforms import Filter, Lower
 
-    Pipeline(JsonlSource("in.jsonl"), [Lower("text"), Filter("len(text) > 200")], ParquetSink("out.parquet"),
-             budget=MemoryBudget("256 MiB")).run()
+Pipeline(JsonlSource("in.jsonl"), [Lower("text"), Filter("len(text) > 200")], ParquetSink("out.parquet"),
+         budget=MemoryBudget("256 MiB")).run()
 """
 
 from penstock.errors import (

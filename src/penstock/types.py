@@ -22,30 +22,30 @@ import dataclasses
 import json
 import operator
 import reprlib
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise, repeat
-from numbers import Integral, Number
+from itertools import chain, repeat
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from penstock._dtypes import (
-    Shape,
-    did_you_mean,
-    is_tensor_storage,
-    parse,
-    shape_text,
-    sparse_size,
-    spell,
-    spelling_of,
-    tensor_parts,
+from penstock._columns import (
+    NumpyArray,
+    as_numpy,
+    content_problems,
+    from_array,
+    one_chunk,
+    ragged_parts,
+    refuse,
+    to_array,
+    to_cells,
+    to_column,
+    to_dense,
 )
+from penstock._dtypes import did_you_mean, parse, shape_text, sparse_size, spell, spelling_of, tensor_parts
 from penstock.errors import SchemaError
 
 __all__ = [
@@ -60,8 +60,6 @@ __all__ = [
     "to_numpy",
     "to_rows",
 ]
-
-NumpyArray = npt.NDArray[Any]
 
 _VERSION = 1
 _ROLE_KEY = b"penstock.role"
@@ -218,9 +216,9 @@ class Schema:
         is the row. Columns may come in any order. Arrays with a dtype of objects are converted to be checked.
         """
         if isinstance(batch, pa.RecordBatch):
-            _refuse(_batch_problems(batch, self), "batch")
+            refuse(_batch_problems(batch, self), "batch")
         elif isinstance(batch, Mapping):
-            _refuse(_encode_arrays(batch, self, allow_copy=True)[1], "arrays")
+            refuse(_encode_arrays(batch, self, allow_copy=True)[1], "arrays")
         else:
             raise SchemaError(f"expected a RecordBatch or a mapping of names to arrays, got {type(batch).__name__}")
 
@@ -241,21 +239,8 @@ def to_numpy(column: pa.Array | pa.ChunkedArray, field: Field | None = None, *, 
     Nulls among numbers are an error: NumPy has no null. `field` is needed for sparse vectors and variable-shape
     tensors, whose Arrow type does not say what they are. With `allow_copy=False` what needs a copy is an error.
     """
-    array = _one_chunk(column, allow_copy)
-    arrow = pa.field("", array.type) if field is None else field.to_arrow()
-    actual = spelling_of(array.type)
-    if actual not in (spell(arrow), spelling_of(_storage(arrow.type))):
-        raise SchemaError(f"expected {spell(arrow)}, got {actual}")
-    if sparse_size(arrow) is not None:
-        if not allow_copy:
-            raise SchemaError(f"a view of {spell(arrow)} is impossible: the zeros are not stored")
-        return _sparse_to_dense(array, arrow)
-    tensor = tensor_parts(arrow)
-    if tensor is None:
-        return _view(array, allow_copy)
-    if None in tensor[1]:
-        return _tensor_views(_storage(array), arrow, allow_copy)
-    return _view(_storage(array), allow_copy).reshape(len(array), *tensor[1])
+    array = one_chunk(column, allow_copy)
+    return to_array(array, pa.field("", array.type) if field is None else field.to_arrow(), allow_copy)
 
 
 def ragged(column: pa.Array | pa.ChunkedArray, *, allow_copy: bool = True) -> tuple[NumpyArray, NumpyArray]:
@@ -264,17 +249,7 @@ def ragged(column: pa.Array | pa.ChunkedArray, *, allow_copy: bool = True) -> tu
     Both are views when the values are numbers; of a slice only the values, since its offsets are made to start at 0.
     The shapes of tensors are `to_numpy(column.field("shape"))`.
     """
-    array = _storage(_one_chunk(column, allow_copy))
-    if is_tensor_storage(array.type):
-        _refuse_nulls(array)
-        array = array.field("data")
-    if not _is_list(array.type):
-        raise SchemaError(f"expected lists or variable-shape tensors, got {spelling_of(array.type)}")
-    _refuse_nulls(array)
-    # A writer may leave out the offsets of no rows at all, and pyarrow would read them all the same.
-    offsets = array.offsets.to_numpy() if len(array) else np.zeros(1, np.int32)
-    values = array.values[offsets[0] : offsets[-1]]
-    return _view(values, allow_copy, at="at value"), offsets - offsets[0] if offsets[0] else offsets
+    return ragged_parts(one_chunk(column, allow_copy), allow_copy)
 
 
 def from_numpy(columns: Mapping[str, Any], schema: Schema | None = None, *, allow_copy: bool = True) -> pa.RecordBatch:
@@ -285,7 +260,7 @@ def from_numpy(columns: Mapping[str, Any], schema: Schema | None = None, *, allo
     an array whose dtype is not the schema's is an error. With `allow_copy=False` what needs a copy is one too.
     """
     arrays, problems = _encode_arrays(columns, schema, allow_copy)
-    _refuse(problems, "arrays")
+    refuse(problems, "arrays")
     return _record_batch(arrays, schema)
 
 
@@ -294,7 +269,7 @@ def to_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     names = batch.schema.names
     if len(set(names)) < len(names):
         raise SchemaError(f"rows cannot hold two columns of the same name; the columns are {names}")
-    columns = [_row_values(column, arrow) for column, arrow in zip(batch.columns, batch.schema)]
+    columns = [to_cells(column, arrow) for column, arrow in zip(batch.columns, batch.schema)]
     return [dict(zip(names, cells)) for cells in (zip(*columns) if columns else repeat((), batch.num_rows))]
 
 
@@ -324,21 +299,21 @@ def from_rows(rows: Iterable[Mapping[str, Any]], schema: Schema | None = None) -
     for name in names:
         arrow = None if schema is None else schema[name].to_arrow()
         try:
-            arrays[name] = _encode_cells([row.get(name) for row in rows], arrow)
+            arrays[name] = to_column([row.get(name) for row in rows], arrow)
         except SchemaError as e:
             problems.append(f"column {name!r}: {e}")
         else:
-            problems += [f"column {name!r}: {problem}" for problem in _content_problems(arrays[name], arrow)]
-    _refuse(problems, "rows")
+            problems += [f"column {name!r}: {problem}" for problem in content_problems(arrays[name], arrow)]
+    refuse(problems, "rows")
     return _record_batch(arrays, schema)
 
 
 def sparse_to_dense(column: pa.Array | pa.ChunkedArray, field: Field) -> NumpyArray:
     """Sparse vectors as a (rows, size) array; `field` knows the size."""
-    array, arrow = _one_chunk(column, allow_copy=True), field.to_arrow()
+    array, arrow = one_chunk(column, allow_copy=True), field.to_arrow()
     if sparse_size(arrow) is None or array.type != arrow.type:
         raise SchemaError(f"expected sparse vectors, got {spelling_of(array.type)} for {field.spelling}")
-    return _sparse_to_dense(array, arrow)
+    return to_dense(array, arrow)
 
 
 def sparse_from_dense(matrix: NumpyArray) -> pa.StructArray:
@@ -354,8 +329,8 @@ def sparse_from_dense(matrix: NumpyArray) -> pa.StructArray:
 
 def sparse_from_pairs(pairs: Iterable[tuple[Any, Any] | None], field: Field) -> pa.StructArray:
     """One sparse vector for each `(indices, values)`; None is null."""
-    array = _encode_cells(list(pairs), field.to_arrow())
-    _refuse(_content_problems(array, field.to_arrow()), "sparse vectors")
+    array = to_column(list(pairs), field.to_arrow())
+    refuse(content_problems(array, field.to_arrow()), "sparse vectors")
     return array
 
 
@@ -377,16 +352,6 @@ def _field_to_dict(field: Field) -> dict[str, Any]:
     if not field.nullable:
         state["nullable"] = False
     return state
-
-
-# --- what is wrong with a batch ---
-
-
-def _refuse(problems: Sequence[str], what: str) -> None:
-    if len(problems) == 1:
-        raise SchemaError(problems[0])
-    if problems:
-        raise SchemaError("\n  ".join([f"{len(problems)} problems with the {what}:", *problems]))
 
 
 def _name_problems(names: Iterable[str], schema: Schema) -> list[str]:
@@ -413,199 +378,9 @@ def _batch_problems(batch: pa.RecordBatch, schema: Schema) -> list[str]:
         else:
             # A column that was computed anew has lost its metadata; its type is still the right one.
             right = actual in (spell(arrow), spelling_of(arrow.type))
-            found = _content_problems(column, arrow) if right else [f"expected {spell(arrow)}, got {actual}"]
+            found = content_problems(column, arrow) if right else [f"expected {spell(arrow)}, got {actual}"]
         problems += [f"column {given.name!r}: {problem}" for problem in found]
     return problems
-
-
-def _content_problems(array: pa.Array, arrow: pa.Field | None) -> list[str]:
-    """What the Arrow type does not promise: no nulls, tensors of the right shape, sparse vectors that make sense."""
-    if arrow is None:
-        return []
-    array = _storage(array)
-    problems = []
-    if not arrow.nullable and array.null_count:
-        problems.append(f"{_null_count(array)} in a column that allows none")
-    if "not null" in (spelling := spell(arrow)) and _has_inner_nulls(array):
-        problems.append(f"nulls inside values where {spelling} allows none")
-    tensor, size = tensor_parts(arrow), sparse_size(arrow)
-    try:
-        if tensor is not None and None in tensor[1]:
-            problems += _tensor_problems(array, tensor[1])
-        elif size is not None:
-            problems += _sparse_problems(array, size)
-    except SchemaError as e:
-        problems.append(f"inside its values: {e}")
-    return problems
-
-
-def _tensor_problems(array: pa.StructArray, shape: Shape) -> Iterator[str]:
-    rows, array = _rows_with_values(array), array.drop_null()
-    _, offsets = ragged(array)
-    lengths, shapes = np.diff(offsets), _view(array.field("shape"), allow_copy=True)
-    fits = (shapes >= 0).all(axis=1) & (shapes.prod(axis=1, dtype=np.int64) == lengths)
-    for axis, size in enumerate(shape):
-        fits &= size is None or shapes[:, axis] == size
-    if not fits.all():
-        bad = fits.argmin()
-        got = f"{shape_text(shapes[bad].tolist())} with {lengths[bad]} values"
-        yield f"row {rows[bad]}: expected a tensor of shape {shape_text(shape)}, got {got}"
-
-
-def _sparse_problems(array: pa.StructArray, size: int) -> Iterator[str]:
-    rows, array = _rows_with_values(array), array.drop_null()
-    indices, offsets = ragged(array.field("indices"))
-    counts, values = np.diff(offsets), np.diff(ragged(array.field("values"))[1])
-    if (bad := np.flatnonzero(counts != values)).size:
-        yield f"row {rows[bad[0]]}: {counts[bad[0]]} indices for {values[bad[0]]} values"
-    owner = np.repeat(rows, counts)
-    if (bad := np.flatnonzero((indices < 0) | (indices >= size))).size:
-        yield f"row {owner[bad[0]]}: index {indices[bad[0]]} is outside a vector of size {size}"
-    order = np.lexsort((indices, owner))
-    twice = (np.diff(indices[order]) == 0) & (np.diff(owner[order]) == 0)
-    if (bad := order[1:][twice]).size:
-        yield f"row {owner[bad[0]]}: index {indices[bad[0]]} is there more than once"
-
-
-def _has_inner_nulls(array: pa.Array) -> bool:
-    array = _storage(array).drop_null()
-    kind = array.type
-    parts: list[tuple[pa.Field, pa.Array]] = []
-    if not len(array):
-        return False
-    if pa.types.is_struct(kind):
-        parts = [(part, array.field(number)) for number, part in enumerate(kind)]
-    elif pa.types.is_map(kind):  # whose keys and items, unlike a list's flatten(), are those of the whole buffer
-        first, last = array.offsets[0].as_py(), array.offsets[-1].as_py()
-        parts = [(kind.key_field, array.keys[first:last]), (kind.item_field, array.items[first:last])]
-    elif hasattr(kind, "value_field"):
-        parts = [(kind.value_field, array.flatten())]
-    return any((values.null_count and not part.nullable) or _has_inner_nulls(values) for part, values in parts)
-
-
-# --- Arrow to NumPy ---
-
-
-def _one_chunk(column: pa.Array | pa.ChunkedArray, allow_copy: bool) -> pa.Array:
-    if not isinstance(column, pa.ChunkedArray):
-        return column
-    if column.num_chunks == 1:
-        return column.chunk(0)
-    if column.num_chunks and not allow_copy:
-        raise SchemaError(f"a view is impossible: the column is in {column.num_chunks} chunks; see combine_chunks()")
-    return column.combine_chunks()
-
-
-def _storage(value: Any) -> Any:
-    """An array, or a type, without its extension type."""
-    if isinstance(value, pa.BaseExtensionType):
-        return value.storage_type
-    return value.storage if isinstance(value, pa.ExtensionArray) else value
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    """Lists that lie one after the other; those of a list view need not."""
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
-
-
-def _rows_with_values(array: pa.Array) -> NumpyArray:
-    return np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False))
-
-
-def _null_count(array: pa.Array, at: str = "in row") -> str:
-    count = array.null_count
-    return f"{count} null{'s' if count > 1 else ''}, the first {at} {array.is_null().index(True).as_py()},"
-
-
-def _refuse_nulls(array: pa.Array, at: str = "in row") -> None:
-    if array.null_count:
-        raise SchemaError(f"{_null_count(array, at)} and NumPy has no null; fill or drop them first")
-
-
-def _numpy_dtype(kind: pa.DataType) -> np.dtype[Any] | None:
-    """The NumPy dtype with the same values; None if there is none but `object`."""
-    if pa.types.is_timestamp(kind):
-        return np.dtype(f"datetime64[{kind.unit}]")  # NumPy has no time zones; Arrow's values are in UTC all the same.
-    if pa.types.is_duration(kind):
-        return np.dtype(f"timedelta64[{kind.unit}]")
-    if pa.types.is_date(kind):
-        return np.dtype("datetime64[D]" if pa.types.is_date32(kind) else "datetime64[ms]")
-    number = pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)
-    return np.dtype(str(kind.to_pandas_dtype().__name__)) if number else None
-
-
-def _view(array: pa.Array, allow_copy: bool, at: str = "in row") -> NumpyArray:
-    """What `to_numpy` gives for a column whose Arrow type says all there is to know."""
-    kind = array.type
-    if isinstance(kind, pa.FixedShapeTensorType):
-        return _view(array.storage, allow_copy, at).reshape(len(array), *kind.shape)
-    if pa.types.is_fixed_size_list(kind):
-        _refuse_nulls(array, at)
-        inner = _view(array.flatten(), allow_copy, at="at value")
-        return inner.reshape(len(array), kind.list_size, *inner.shape[1:])
-    if _is_list(kind):
-        return _scatter(array, _list_views(array, allow_copy))
-    if _numpy_dtype(kind) is None:
-        if not allow_copy:
-            raise SchemaError(f"a view of {spelling_of(kind)} is impossible: it has no NumPy dtype, only objects")
-        return np.fromiter(array.to_pylist(), object, len(array))
-    _refuse_nulls(array, at)
-    if not allow_copy:
-        _refuse_conversion(kind)
-    return np.asarray(array.to_numpy(zero_copy_only=not _is_converted(kind)))
-
-
-def _list_views(array: pa.Array, allow_copy: bool) -> Iterator[NumpyArray]:
-    values, offsets = ragged(array.drop_null() if allow_copy else array, allow_copy=allow_copy)
-    return (values[start:end] for start, end in pairwise(offsets.tolist()))
-
-
-def _tensor_views(array: pa.Array, arrow: pa.Field, allow_copy: bool) -> NumpyArray:
-    _refuse(_content_problems(array, arrow.with_nullable(True)), "tensors")
-    if not allow_copy:
-        _refuse_nulls(array)
-    present = array.drop_null()
-    cells = zip(_list_views(present.field("data"), allow_copy), _view(present.field("shape"), allow_copy))
-    return _scatter(array, (cell.reshape(shape) for cell, shape in cells))
-
-
-def _scatter(array: pa.Array, cells: Iterable[NumpyArray]) -> NumpyArray:
-    """One object for each row: the next cell, or None where the array is null."""
-    found = np.empty(len(array), object)
-    for row, cell in zip(_rows_with_values(array), cells):
-        found[row] = cell
-    return found
-
-
-def _is_converted(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_boolean(kind) or pa.types.is_date(kind))
-
-
-def _refuse_conversion(kind: pa.DataType) -> None:
-    if _is_converted(kind):
-        raise SchemaError(f"a view of {spelling_of(kind)} is impossible: NumPy stores it in another width than Arrow")
-
-
-def _sparse_to_dense(array: pa.Array, arrow: pa.Field) -> NumpyArray:
-    _refuse_nulls(array)
-    _refuse(_content_problems(array, arrow), "sparse vectors")
-    indices, offsets = ragged(array.field("indices"))
-    values, _ = ragged(array.field("values"))
-    dense: NumpyArray = np.zeros((len(array), sparse_size(arrow) or 0), values.dtype)
-    dense[np.repeat(np.arange(len(array)), np.diff(offsets)), indices] = values
-    return dense
-
-
-def _row_values(array: pa.Array, arrow: pa.Field) -> list[Any]:
-    tensor = tensor_parts(arrow)
-    if tensor is None:
-        return list(array.to_pylist())
-    if None in tensor[1]:
-        return list(_tensor_views(_storage(array), arrow, allow_copy=True))
-    return list(_scatter(array, _view(array.drop_null(), allow_copy=True)))
-
-
-# --- NumPy and Python values to Arrow ---
 
 
 def _record_batch(arrays: Mapping[str, pa.Array], schema: Schema | None) -> pa.RecordBatch:
@@ -625,180 +400,13 @@ def _encode_arrays(
         if schema is not None and name not in schema:
             continue
         try:
-            array = _as_numpy(value)
+            array = as_numpy(value)
             rows[name] = len(array)
-            arrow = _field_of(array) if schema is None else schema[name].to_arrow()
-            arrays[name] = column = _encode_array(array, arrow, allow_copy)
-            problems += [f"column {name!r}: {problem}" for problem in _content_problems(column, arrow)]
+            arrow = None if schema is None else schema[name].to_arrow()
+            arrays[name] = column = from_array(array, arrow, allow_copy)
+            problems += [f"column {name!r}: {problem}" for problem in content_problems(column, arrow)]
         except SchemaError as e:
             problems.append(f"column {name!r}: {e}")
     if len(set(rows.values())) > 1:
         problems.append(f"the columns differ in rows: {', '.join(f'{name!r} has {n}' for name, n in rows.items())}")
     return arrays, problems
-
-
-def _as_numpy(value: Any) -> NumpyArray:
-    if isinstance(value, np.ma.MaskedArray):
-        raise SchemaError("NumPy masks are not read; pyarrow.array(...) turns them into nulls")
-    try:
-        if hasattr(value, "__array__"):
-            array: NumpyArray = np.asarray(value)
-        elif hasattr(value, "__dlpack__"):
-            array = np.from_dlpack(value)
-        else:
-            raise SchemaError(f"expected an array, got {type(value).__name__}; numpy.asarray(...) makes one")
-    except (BufferError, RuntimeError, TypeError) as e:  # such as a tensor on a GPU, or one that requires grad
-        raise SchemaError(f"{type(value).__name__} cannot be read as a NumPy array: {e}") from e
-    if array.ndim == 0:
-        raise SchemaError("expected an array whose first dimension is the row, got one without dimensions")
-    if not array.dtype.isnative:
-        raise SchemaError(f"the bytes of {array.dtype.str} are in the other order; astype makes them native")
-    return array
-
-
-def _field_of(array: NumpyArray) -> pa.Field | None:
-    """What an array holds; None if only its values can tell."""
-    return None if array.dtype.kind in "OUST" else parse(_array_spelling(array))
-
-
-def _array_spelling(array: NumpyArray) -> str:
-    name = spelling_of(array.dtype)
-    return name if array.ndim == 1 else f"tensor<{name}>{shape_text(array.shape[1:])}"
-
-
-def _encode_array(array: NumpyArray, arrow: pa.Field | None, allow_copy: bool) -> pa.Array:
-    item, shape = (None, ()) if arrow is None else _layout(arrow)
-    dtype = None if item is None else _numpy_dtype(item)
-    if array.ndim == 1 and (array.dtype.kind == "O" or (dtype is None and array.dtype.kind in "UST")):
-        if not allow_copy:
-            raise SchemaError(f"a view is impossible: Arrow cannot share values of {array.dtype}")
-        return _encode_cells(array.tolist(), arrow)
-    if arrow is None:
-        raise SchemaError(f"expected one value per row, got {array.dtype} of shape {array.shape}")
-    if dtype is None or array.dtype != dtype or not _fits(array.shape[1:], shape):
-        raise SchemaError(f"expected {spell(arrow)}, got {_array_spelling(array)}")
-    if not allow_copy:
-        _refuse_conversion(item)
-        if not array.flags.c_contiguous:
-            raise SchemaError("a view is impossible: the array is not in C order")
-    values = pa.array(np.ascontiguousarray(array).reshape(-1), item)
-    if None not in shape:
-        return _nest(values, arrow.type, len(array))
-    shapes = np.broadcast_to(np.array(array.shape[1:], np.int32), (len(array), len(shape)))
-    return _variable_tensors(values, shapes, arrow.type)
-
-
-def _layout(arrow: pa.Field) -> tuple[pa.DataType, Shape]:
-    """The Arrow type of the numbers in an array for this field, and its dimensions after the first."""
-    if (tensor := tensor_parts(arrow)) is not None:
-        return tensor
-    kind, shape = arrow.type, []
-    while pa.types.is_fixed_size_list(kind):
-        shape.append(kind.list_size)
-        kind = kind.value_type
-    return kind, tuple(shape)
-
-
-def _fits(given: Shape, shape: Shape) -> bool:
-    return len(given) == len(shape) and all(size in (None, got) for size, got in zip(shape, given))
-
-
-def _nest(values: pa.Array, kind: pa.DataType, rows: int, validity: pa.Buffer | None = None) -> pa.Array:
-    """Flat values as rows of a tensor or fixed-size list type, without copying them."""
-    if isinstance(kind, pa.BaseExtensionType):
-        return pa.ExtensionArray.from_storage(kind, _nest(values, kind.storage_type, rows, validity))
-    if not pa.types.is_fixed_size_list(kind):
-        return values
-    inner = _nest(values, kind.value_type, rows * kind.list_size)
-    return pa.Array.from_buffers(kind, rows, [validity], children=[inner])
-
-
-def _variable_tensors(
-    values: pa.Array, shapes: NumpyArray, kind: pa.DataType, nulls: pa.Array | None = None
-) -> pa.StructArray:
-    ends = np.concatenate([[0], np.cumsum(shapes.prod(axis=1, dtype=np.int64))])
-    data = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), values)
-    sizes = pa.array(np.ascontiguousarray(shapes).reshape(-1), pa.int32())
-    shape = _nest(sizes, kind.field("shape").type, len(shapes))
-    return pa.StructArray.from_arrays([data, shape], fields=list(kind), mask=nulls)
-
-
-_MISFIT = (pa.ArrowException, ArithmeticError, TypeError, ValueError)
-
-
-def _encode_cells(values: Sequence[Any], arrow: pa.Field | None) -> pa.Array:
-    """Python values as a column; an error names the first row that does not fit."""
-    try:
-        return _build(values, arrow)
-    except pa.ArrowNotImplementedError as e:
-        raise SchemaError(f"pyarrow cannot make {spell(arrow) if arrow else 'a column'} from these values ({e})") from e
-    except _MISFIT as e:
-        reason = e
-
-    def fails(count: int) -> bool:
-        try:
-            _build(values[:count], arrow)
-        except _MISFIT:
-            return True
-        return False
-
-    row = bisect_left(range(1, len(values)), True, key=fails)
-    given = " ".join(reprlib.repr(values[row]).split())  # on one line, even an array
-    if arrow is not None:
-        raise SchemaError(f"row {row}: expected {spell(arrow)}, got {given} ({reason})") from reason
-    before = f"the {spelling_of(_build(values[:row], None).type)} of the rows before" if row else "any column"
-    raise SchemaError(f"row {row}: {given} does not fit {before}; give a schema ({reason})") from reason
-
-
-def _build(values: Sequence[Any], arrow: pa.Field | None) -> pa.Array:
-    if arrow is None:
-        return pa.array(values)
-    if (tensor := tensor_parts(arrow)) is not None:
-        return _build_tensors(values, arrow.type, *tensor)
-    if sparse_size(arrow) is not None:
-        values = [dict(zip(("indices", "values"), v, strict=True)) if isinstance(v, tuple) else v for v in values]
-    _refuse_losses(values, arrow.type)
-    return pa.array(values, arrow.type)
-
-
-def _build_tensors(values: Sequence[Any], kind: pa.DataType, item: pa.DataType, shape: Shape) -> pa.Array:
-    sizes, dtype = [size or 0 for size in shape], _numpy_dtype(item)
-    cells = [np.zeros(sizes, dtype) if value is None else np.asarray(value) for value in values]
-    for cell in cells:
-        if not _fits(cell.shape, shape) or cell.dtype.kind not in "biufO":
-            raise SchemaError(f"it is {cell.dtype} of shape {shape_text(cell.shape)}")
-    flat = pa.concat_arrays([pa.array([], item), *(pa.array(cell.reshape(-1), item) for cell in cells)])
-    nulls = [value is None for value in values]
-    if None not in shape:
-        present = pa.array(np.logical_not(nulls))
-        return _nest(flat, kind, len(cells), present.buffers()[1] if any(nulls) else None)
-    shapes = np.array([cell.shape for cell in cells], np.int32).reshape(len(cells), len(shape))
-    return _variable_tensors(flat, shapes, kind, pa.array(nulls, pa.bool_()))
-
-
-def _refuse_losses(values: Iterable[Any], kind: pa.DataType) -> None:
-    """Raise where pyarrow would lose something and not say so: a fraction, an unknown key, a text taken for a list."""
-    present = [value for value in values if value is not None]
-    classes = set(map(type, present))
-    if pa.types.is_integer(kind) or pa.types.is_temporal(kind):
-        if any(issubclass(c, Number) and not issubclass(c, Integral) for c in classes):
-            for value in present:
-                if issubclass(type(value), Number) and value % 1:
-                    raise SchemaError(f"{value!r} is not a whole number")
-    elif pa.types.is_struct(kind):
-        known = {part.name for part in kind}
-        records = [value for value in present if isinstance(value, Mapping)]
-        for key in sorted(set(map(str, chain.from_iterable(records))) - known):
-            raise SchemaError(f"unknown key {key!r}{did_you_mean(key, known)}")
-        for part in kind:
-            _refuse_losses([record.get(part.name) for record in records], part.type)
-    elif pa.types.is_map(kind):
-        pairs = [pair for value in present for pair in (value.items() if isinstance(value, Mapping) else value)]
-        _refuse_losses([key for key, _ in pairs], kind.key_type)
-        _refuse_losses([value for _, value in pairs], kind.item_type)
-    elif pa.types.is_dictionary(kind):
-        _refuse_losses(present, kind.value_type)
-    elif hasattr(kind, "value_field"):
-        if classes & {str, bytes}:
-            raise SchemaError("a text is not a list")
-        _refuse_losses(chain.from_iterable(present), kind.value_type)

@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from penstock import types
+from penstock._columns import to_column
 from penstock.errors import SchemaError
 from penstock.types import (
     Field,
@@ -604,6 +604,7 @@ class OnlyDlpack:
 
 
 def test_torch_tensors_and_dlpack_arrays_are_arrays_and_are_not_copied() -> None:
+    torch = pytest.importorskip("torch")
     tensor = torch.arange(6).reshape(2, 3)
     exported = OnlyDlpack(np.arange(2.0))
     batch = from_numpy({"x": tensor, "y": exported}, allow_copy=False)
@@ -620,15 +621,6 @@ def test_torch_tensors_and_dlpack_arrays_are_arrays_and_are_not_copied() -> None
         (np.ma.array([1]), "NumPy masks are not read; pyarrow.array(...) turns them into nulls"),
         (np.arange(3, dtype=">i4"), "the bytes of >i4 are in the other order; astype makes them native"),
         (
-            torch.zeros(2, requires_grad=True),
-            "Tensor cannot be read as a NumPy array: Can't call numpy() on Tensor that requires grad. "
-            "Use tensor.detach().numpy() instead.",
-        ),
-        (
-            torch.zeros(2, dtype=torch.bfloat16),
-            "Tensor cannot be read as a NumPy array: Got unsupported ScalarType BFloat16",
-        ),
-        (
             np.zeros(2, np.complex64),
             "Arrow has no type for the NumPy dtype dtype('complex64'): Unsupported numpy type 14",
         ),
@@ -642,6 +634,17 @@ def test_torch_tensors_and_dlpack_arrays_are_arrays_and_are_not_copied() -> None
 )
 def test_what_is_no_array_of_rows_is_refused(value: Any, expected: str) -> None:
     assert message(from_numpy, {"x": value}) == f"column 'x': {expected}"
+
+
+def test_torch_tensors_that_numpy_cannot_read_are_refused() -> None:
+    torch = pytest.importorskip("torch")
+    assert message(from_numpy, {"x": torch.zeros(2, requires_grad=True)}) == (
+        "column 'x': Tensor cannot be read as a NumPy array: Can't call numpy() on Tensor that requires grad. "
+        "Use tensor.detach().numpy() instead."
+    )
+    assert message(from_numpy, {"x": torch.zeros(2, dtype=torch.bfloat16)}) == (
+        "column 'x': Tensor cannot be read as a NumPy array: Got unsupported ScalarType BFloat16"
+    )
 
 
 def test_a_float64_array_is_not_taken_for_a_column_of_strings() -> None:
@@ -1026,6 +1029,20 @@ def test_a_row_that_is_no_mapping_or_has_an_unknown_key_is_named() -> None:
             {"a": 0.5},
             "expected struct<a: int8>, got {'a': 0.5} (0.5 is not a whole number)",
         ),
+        ("struct<a: int8>", (1,), (0.5,), "expected struct<a: int8>, got (0.5,) (0.5 is not a whole number)"),
+        (
+            "struct<a: int8>",
+            [("a", 1)],
+            [("a", 0.5)],
+            "expected struct<a: int8>, got [('a', 0.5)] (0.5 is not a whole number)",
+        ),
+        (
+            "run_end_encoded<int32, int64>",
+            1,
+            1.5,
+            "expected run_end_encoded<int32, int64>, got 1.5 (1.5 is not a whole number)",
+        ),
+        ("bool8", 1, 0.5, "expected bool8, got 0.5 (0.5 is not a whole number)"),
         (
             "list<struct<name: string>>",
             [{"name": "x"}],
@@ -1133,6 +1150,18 @@ def test_sparse_columns_that_cannot_be_dense_are_refused() -> None:
     assert message(sparse_from_dense, np.zeros(3)) == "expected an array of (rows, size), got shape (3,)"
     outside = sparse_from_dense(np.ones((1, 4), np.float32))
     assert message(sparse_to_dense, outside, TERMS) == "row 0: index 3 is outside a vector of size 3"
+
+
+def test_a_column_of_python_values_refuses_what_pyarrow_would_lose_in_silence() -> None:
+    whole = pa.field("n", pa.int64())
+    assert pa.array([1, 0.5], whole.type).to_pylist() == [1, 0], "pyarrow has learned to refuse: ours may go"
+    assert message(to_column, [1, None, 0.5], whole) == "row 2: expected int64, got 0.5 (0.5 is not a whole number)"
+    assert message(to_column, [[1], [2, 0.5]], pa.field("n", pa.list_(pa.int8()))).startswith(
+        "row 1: expected list<int8>"
+    )
+    assert message(to_column, ["a", 1], None).startswith("row 1: 1 does not fit the string of the rows before; give")
+    assert to_column([1, None, 2.0], whole).equals(pa.array([1, None, 2]))
+    assert to_column([1, None, 0.5], None).equals(pa.array([1.0, None, 0.5]))
 
 
 def test_the_public_names_are_sorted_and_there() -> None:

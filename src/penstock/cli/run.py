@@ -81,9 +81,9 @@ def run(
             plan = dataclasses.replace(plan, checkpoint=checkpoint)
         extent = Extent.of(plan.pipeline.source)
     if dry_run:
-        _show_plan(plan, extent, as_json=as_json)
+        typer.echo(orjson.dumps(_facts(plan, extent), str) if as_json else "\n".join(_described(plan, extent)))
         return
-    kept = f"the same command goes on from {plan.checkpoint}" if plan.checkpoint else "no output was written"
+    kept = f"the same command goes on from {plan.checkpoint}" if plan.checkpoint else "unfinished output was dropped"
     with clear_exits(debug=debug, stopped=f"stopped; {kept}"):
         report = _run(plan, extent, quiet=quiet)
     if as_json:
@@ -109,43 +109,40 @@ def _resumes(plan: Plan) -> bool:
     return plan.checkpoint is not None and (plan.checkpoint / CHECKPOINT_NAME).exists()
 
 
-def _show_plan(plan: Plan, extent: Extent, *, as_json: bool) -> None:
+def _facts(plan: Plan, extent: Extent) -> dict[str, Any]:
+    """What a dry run tells a machine."""
     pipeline = plan.pipeline
-    facts: dict[str, Any] = {
+    return {
         "pipeline": str(pipeline),
         "files": extent.files,
         "file_bytes": extent.file_bytes,
         "rows": extent.rows,
-        "output": str(target) if (target := getattr(pipeline.sink, "path", None)) is not None else None,
+        "output": getattr(pipeline.sink, "path", None),
         "budget_bytes": pipeline.budget.capacity,
         "config": dataclasses.asdict(pipeline.config),
-        "checkpoint": str(plan.checkpoint) if plan.checkpoint else None,
+        "fits": [repr(pipeline.transforms[position]) for position in plan.to_fit],
+        "checkpoint": plan.checkpoint,
         "resumes": _resumes(plan),
     }
-    if as_json:
-        typer.echo(orjson.dumps(facts, default=str))
-        return
-    lines = [str(pipeline)]
+
+
+def _described(plan: Plan, extent: Extent) -> Iterator[str]:
+    """What a dry run tells people."""
+    facts, config = _facts(plan, extent), plan.pipeline.config
+    yield facts["pipeline"]
     if extent.files is not None:
-        lines.append(
-            f"input       {extent.files:,} file{'s' * (extent.files != 1)}, {format_bytes(extent.file_bytes or 0)}"
-        )
+        yield f"input       {extent.files:,} file{'s' * (extent.files != 1)}, {format_bytes(extent.file_bytes or 0)}"
     if extent.rows is not None:
-        lines.append(f"rows        {extent.rows:,}")
-    if target is not None:
-        lines.append(f"output      {target}{' (there already: it will be replaced)' if Path(target).exists() else ''}")
-    lines.append(f"budget      {format_bytes(pipeline.budget.capacity)}")
-    lines.append(f"workers     {pipeline.config.workers}, at most {pipeline.config.worker_limit}")
-    lines.append(f"bad rows    {pipeline.config.on_error}")
-    if plan.to_fit:
-        lines.append(
-            f"first       {', '.join(repr(pipeline.transforms[i]) for i in plan.to_fit)} will learn from the input"
-        )
-    if plan.checkpoint:
-        lines.append(
-            f"checkpoint  {plan.checkpoint}{' (a run is kept there: it will go on)' if _resumes(plan) else ''}"
-        )
-    typer.echo("\n".join(lines))
+        yield f"rows        {extent.rows:,}"
+    if (target := facts["output"]) is not None:
+        yield f"output      {target}{' (there already: it will be replaced)' if Path(target).exists() else ''}"
+    yield f"budget      {format_bytes(facts['budget_bytes'])}"
+    yield f"workers     {config.workers}, at most {config.worker_limit}"
+    yield f"bad rows    {config.on_error}"
+    for learner in facts["fits"]:
+        yield f"first pass  {learner} learns from the input"
+    if plan.checkpoint is not None:
+        yield f"checkpoint  {plan.checkpoint}{' (a run is kept there: it will go on)' if facts['resumes'] else ''}"
 
 
 def _output() -> Console:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
 import os
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import Any, Self
 
 from penstock.files.listing import PathLike
 
 __all__ = ["AtomicFile", "sync_directory", "write_atomic"]
+
+_NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)
 
 
 class AtomicFile:
@@ -23,18 +28,24 @@ class AtomicFile:
     def __init__(self, path: PathLike) -> None:
         self.path = Path(path)
         self.temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-        self.file: BinaryIO = open(self.temporary, "wb")
+        self.file = _Target(io.FileIO(self.temporary, "w"), str(self.path))
 
     def commit(self) -> None:
         """Make it durable, then visible. The rename replaces an older file in one step."""
-        self.file.flush()
-        os.fsync(self.file.fileno())
-        self.file.close()
-        os.replace(self.temporary, self.path)
+        with _naming(str(self.path)):
+            self.file.flush()
+            os.fsync(self.file.fileno())
+            self.file.close()
+        self.temporary.replace(self.path)
         sync_directory(self.path.parent)
+
+    def discard(self) -> None:
+        """From now on writes go nowhere, so that whoever writes can close in peace before `abort`."""
+        self.file.discarding = True
 
     def abort(self) -> None:
         """Forget it; a second call, or one after `commit`, does nothing."""
+        self.discard()
         with contextlib.suppress(OSError):
             self.file.close()
         self.temporary.unlink(missing_ok=True)
@@ -57,11 +68,42 @@ def write_atomic(path: PathLike, data: bytes) -> None:
 
 
 def sync_directory(directory: PathLike) -> None:
-    """Make renames in a directory durable, where the system can (not on Windows)."""
+    """Make renames in a directory durable, where the system can (not on Windows, nor on every network drive)."""
     if os.name == "nt":
         return
-    handle = os.open(directory, os.O_RDONLY)
+    try:
+        handle = os.open(directory, os.O_RDONLY)
+    except PermissionError:
+        return  # a directory that may be written to but not listed
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno not in _NO_SYNC:
+            raise
     finally:
         os.close(handle)
+
+
+class _Target(io.BufferedWriter):
+    """Writes under a hidden name, and complains (of a full disk, say) under the name the user knows."""
+
+    def __init__(self, raw: io.FileIO, shown: str) -> None:
+        super().__init__(raw)
+        self._shown = shown
+        self.discarding = False
+
+    def write(self, data: Any) -> int:
+        if self.discarding:
+            return memoryview(data).nbytes
+        with _naming(self._shown):
+            return super().write(data)
+
+
+@contextlib.contextmanager
+def _naming(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, path) from error

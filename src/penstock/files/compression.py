@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import io
 import lzma
+import os
+from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
 import pyarrow as pa
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, ResumeError
 from penstock.files.listing import PathLike, split_suffix
 
-__all__ = ["ByteReader", "open_input", "open_output"]
+__all__ = ["ByteReader", "DamagedStreamError", "open_input", "open_output"]
 
-_ARROW_CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".lz4": "lz4"}
+# Arrow does not know xz, and fails on a bz2 file of several streams if one of them is empty.
+_PYTHON_CODECS = {".xz": lzma.LZMAFile, ".bz2": bz2.BZ2File}
+_ARROW_CODECS = {".gz": "gzip", ".zst": "zstd", ".lz4": "lz4"}
+_LEVELS = {".gz": (0, 9), ".zst": (1, 22), ".bz2": (1, 9), ".lz4": (0, 0), ".xz": (0, 9)}
 _BUFFER_BYTES = 1 << 18
+_FRAME_BYTES = 4 << 20
+_PIECE_BYTES = 1 << 12
 
 
 class ByteReader(Protocol):
@@ -25,56 +34,154 @@ class ByteReader(Protocol):
     def close(self) -> None: ...
 
 
+class DamagedStreamError(EOFError):
+    """Compressed bytes that are wrong, or end too early."""
+
+
 def open_input(path: PathLike, offset: int = 0) -> ByteReader:
     """Open for reading, decompressing by suffix, `offset` bytes in (after decompression).
 
-    Skipping inside a compressed file means decompressing up to there: exact, but not free.
+    Skipping inside a compressed file means decompressing up to there: exact, but not free. A file that ends before the
+    offset is a `ResumeError`: it is not the one that the offset was taken from.
     """
-    codec = split_suffix(path)[1]
-    raw = open(path, "rb", buffering=0)
-    if not codec:
-        raw.seek(offset)
-        return cast(ByteReader, raw)
+    size = Path(path).stat().st_size
+    codec = split_suffix(path)[1] if size else ""  # no bytes at all are an empty file in every codec
+    reader: Any = _Decompressed(path, codec) if codec else io.FileIO(os.fspath(path))
     try:
-        reader = _decompressor(raw, codec)
-        _skip(reader, offset)
+        reached = _skip(reader, offset) if codec else min(size, reader.seek(offset))
+        if reached < offset:
+            raise ResumeError(
+                f"{os.fspath(path)} has {reached} bytes now, and byte {offset} of it was asked for; "
+                "restore the same file, or start from the beginning"
+            )
     except BaseException:
-        raw.close()
+        reader.close()
         raise
-    return reader
+    return cast(ByteReader, reader)
 
 
 def open_output(file: BinaryIO, codec: str, level: int | None = None) -> Any:
-    """A writable stream that compresses into `file` with the codec of a suffix such as `.zst` ('' for none)."""
+    """A writable stream that compresses into `file` with the codec of a suffix such as `.zst` ('' for none).
+
+    Closing it writes the end of the stream and leaves `file` open, unless there is no codec: then it is `file` itself.
+    """
     if not codec:
         return file
-    if codec == ".xz":
-        return lzma.LZMAFile(file, "wb", preset=level)
-    if codec not in _ARROW_CODECS:
-        raise ConfigError(f"unknown compression {codec!r}; expected one of {[*_ARROW_CODECS, '.xz']}")
-    name = _ARROW_CODECS[codec]
-    if level is not None and not pa.Codec.supports_compression_level(name):
-        raise ConfigError(f"{codec} has no compression level; leave compression_level out")
-    arrow = pa.PythonFile(_Uncloseable(file), mode="w")
-    if level is None:
-        return pa.CompressedOutputStream(arrow, name)
-    return pa.CompressedOutputStream(arrow, pa.Codec(name, compression_level=level))
+    if codec not in _LEVELS:
+        raise ConfigError(f"unknown compression {codec!r}; expected one of {list(_LEVELS)}")
+    lowest, highest = _LEVELS[codec]
+    if level is not None and not lowest <= level <= highest:
+        allowed = f"a compression_level from {lowest} to {highest}" if highest else "no compression level; leave it out"
+        raise ConfigError(f"{codec} takes {allowed}, got {level}")
+    match codec:
+        case ".gz":
+            return gzip.GzipFile("", "wb", 6 if level is None else level, file, mtime=0)
+        case ".bz2":
+            return bz2.BZ2File(file, "wb", compresslevel=9 if level is None else level)
+        case ".xz":
+            return lzma.LZMAFile(file, "wb", preset=level)
+        case ".zst" if level is not None:
+            return _ZstdFrames(file, level)
+    return pa.CompressedOutputStream(pa.PythonFile(_Uncloseable(file), mode="w"), _ARROW_CODECS[codec])
 
 
-def _decompressor(raw: BinaryIO, codec: str) -> ByteReader:
-    if codec == ".xz":
-        return cast(ByteReader, lzma.LZMAFile(raw, "rb"))
-    buffered = io.BufferedReader(cast(io.RawIOBase, raw), _BUFFER_BYTES)
-    return cast(ByteReader, pa.CompressedInputStream(pa.PythonFile(buffered, mode="r"), _ARROW_CODECS[codec]))
+class _Decompressed(io.RawIOBase):
+    """The bytes of a compressed file; whatever its codec finds wrong with them is a `DamagedStreamError`, raised behind
+    the last byte that could be decompressed."""
 
+    def __init__(self, path: PathLike, codec: str) -> None:
+        self._path, self._codec = path, codec
+        self._position = 0
+        self._piece_bytes = _PIECE_BYTES
+        self._damage: Exception | None = None
+        self._open()
 
-def _skip(reader: ByteReader, count: int) -> None:
-    scratch = bytearray(min(count, 1 << 20))
-    while count > 0:
-        got = reader.readinto(memoryview(scratch)[: min(count, len(scratch))]) or 0
-        if not got:
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        view, filled = memoryview(buffer).cast("B"), 0
+        while filled < len(view) and self._damage is None:
+            try:
+                # Always the same pieces of the stream, however much is asked for: where one fails is always the same.
+                got = self._stream.readinto(view[filled:][: self._piece_bytes - self._position % self._piece_bytes])
+            except (OSError, EOFError, lzma.LZMAError, pa.ArrowException) as error:
+                if isinstance(error, OSError) and error.errno is not None:
+                    raise  # the disk, not the data
+                self._look_closer(error)
+                continue
+            if not got:
+                break
+            filled += got
+            self._position += got
+        if not filled and self._damage is not None:
+            raise DamagedStreamError(str(self._damage)) from self._damage
+        return filled
+
+    def close(self) -> None:
+        if not self.closed:
+            self._stream.close()
+            self._raw.close()  # Python's own leave open what they did not open themselves
+        super().close()
+
+    def _open(self) -> None:
+        self._raw = io.FileIO(os.fspath(self._path))
+        self._stream: Any
+        if self._codec in _PYTHON_CODECS:
+            self._stream = _PYTHON_CODECS[self._codec](self._raw)
+        else:
+            buffered = io.BufferedReader(self._raw, _BUFFER_BYTES)
+            self._stream = pa.CompressedInputStream(pa.PythonFile(buffered, mode="r"), _ARROW_CODECS[self._codec])
+
+    def _look_closer(self, error: Exception) -> None:
+        """A read that fails takes with it what it had decompressed: read that piece again, byte by byte."""
+        if self._piece_bytes == 1:
+            self._damage = error
             return
-        count -= got
+        self._stream.close()
+        self._raw.close()
+        self._open()
+        scratch = memoryview(bytearray(_PIECE_BYTES))
+        left = self._position
+        while left:
+            left -= self._stream.readinto(scratch[:left])
+        self._piece_bytes = 1
+
+
+def _skip(reader: ByteReader, count: int) -> int:
+    """Read past `count` bytes; how many there were."""
+    scratch = memoryview(bytearray(min(count, 1 << 20)))
+    left = count
+    while left > 0 and (got := reader.readinto(scratch[:left])):
+        left -= got
+    return count - left
+
+
+class _ZstdFrames(io.RawIOBase):
+    """Zstandard with a level, which Arrow's streams do not take: a frame of its own for every few megabytes."""
+
+    def __init__(self, file: BinaryIO, level: int) -> None:
+        self._file = file
+        self._codec = pa.Codec("zstd", compression_level=level)
+        self._waiting = bytearray()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._waiting += data
+        if len(self._waiting) >= _FRAME_BYTES:
+            self._write_frame()
+        return memoryview(data).nbytes
+
+    def close(self) -> None:
+        if not self.closed:
+            self._write_frame()
+        super().close()
+
+    def _write_frame(self) -> None:
+        self._file.write(self._codec.compress(pa.py_buffer(bytes(self._waiting)), asbytes=True))
+        self._waiting.clear()
 
 
 class _Uncloseable(io.RawIOBase):
@@ -88,5 +195,3 @@ class _Uncloseable(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         return self._file.write(data)
-
-

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from penstock.errors import ConfigError
 
@@ -19,8 +20,9 @@ COMPRESSED = (".gz", ".zst", ".bz2", ".lz4", ".xz")
 def list_files(paths: PathLike | Iterable[PathLike], suffixes: Sequence[str] = ()) -> list[Path]:
     """The files behind `paths`, each group sorted by name so that the order is the same everywhere.
 
-    A directory means every file below it with one of `suffixes` (compressed or not), hidden ones left out.
-    Nothing found is an error: a typing mistake must not look like an empty data set.
+    A directory means every file below it with one of `suffixes` (compressed or not), hidden ones left out; a directory
+    in it that may not be read is an error. Nothing found is one too: a typing mistake must not look like an empty data
+    set.
     """
     if isinstance(paths, (str, os.PathLike)):
         return _expand(paths, suffixes)
@@ -49,8 +51,8 @@ def _expand(path: PathLike, suffixes: Sequence[str]) -> list[Path]:
     if here.exists():
         return [here]
     if glob.has_magic(text):
-        found = sorted(Path(name) for name in glob.glob(str(here), recursive=True))
-        files = [name for name in found if name.is_file()]
+        names = glob.glob(str(here), recursive=True)  # noqa: PTH207 - Path.glob takes no absolute patterns
+        files = sorted((Path(name) for name in names if Path(name).is_file()), key=lambda file: file.parts)
         if not files:
             raise FileNotFoundError(f"no file matches {text!r} (looked from {Path.cwd()})")
         return files
@@ -58,17 +60,27 @@ def _expand(path: PathLike, suffixes: Sequence[str]) -> list[Path]:
 
 
 def _inside(directory: Path, suffixes: Sequence[str]) -> list[Path]:
-    files = sorted(
-        name
-        for name in directory.rglob("*")
-        if name.is_file() and not any(part.startswith(".") for part in name.relative_to(directory).parts)
-    )
-    if not suffixes:
-        chosen = files
-    else:
-        chosen = [name for name in files if split_suffix(name)[0] in suffixes]
+    files = sorted(_walk(directory), key=lambda file: file.parts)
+    chosen = [file for file in files if split_suffix(file)[0] in suffixes] if suffixes else files
     if not chosen:
         wanted = ", ".join(suffixes) if suffixes else "any"
-        there = ", ".join(sorted({"".join(split_suffix(name)) or "no suffix" for name in files})) or "nothing"
+        there = ", ".join(sorted({"".join(split_suffix(file)) or "no suffix" for file in files})) or "nothing"
         raise FileNotFoundError(f"no {wanted} file in directory {str(directory)!r}; it holds: {there}")
     return chosen
+
+
+def _walk(directory: Path) -> Iterator[Path]:
+    """Every file below a directory that is not hidden; links are followed, but into no directory twice."""
+    seen: set[str] = set()
+    for root, folders, names in os.walk(directory, onerror=_refuse, followlinks=True):
+        here = os.path.realpath(root)
+        if here in seen:
+            folders.clear()
+            continue
+        seen.add(here)
+        folders[:] = sorted(name for name in folders if name[0] != ".")
+        yield from (path for name in names if name[0] != "." and (path := Path(root, name)).is_file())
+
+
+def _refuse(error: OSError) -> NoReturn:
+    raise error

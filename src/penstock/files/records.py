@@ -6,20 +6,18 @@ be cut into blocks by a cheap scan and parsed elsewhere.
 
 from __future__ import annotations
 
-import re
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["CsvRecords", "Cutter", "JsonItems", "JsonLines", "Lines", "WholeFile"]
+__all__ = ["CsvRecords", "Cutter", "JsonItems", "JsonLines", "Lines", "WholeFile", "first_newline"]
 
 Bytes = npt.NDArray[np.uint8]
 Positions = npt.NDArray[np.int64]
 
 _NEWLINE, _RETURN, _QUOTE, _BACKSLASH, _COMMA = b'\n\r"\\,'
 _OPEN, _CLOSE, _ARRAY_END = b"{}]"
-_NULL_FIRST, _NULL_LATER = re.compile(rb"\s*null"), re.compile(rb"\n\s*null")
 _IS_SEPARATOR = np.zeros(256, bool)
 _IS_SEPARATOR[list(b" \t\r\n,")] = True
 
@@ -28,7 +26,7 @@ class Cutter(Protocol):
     """Finds the ends of records, and knows what else there is to say about them."""
 
     newline_ends: bool
-    """Whether every newline ends a record: then reading can go on behind the next one after a record that is too long."""
+    """Whether every newline ends a record, so that reading can go on at the next one after one too long."""
 
     def cut(self, data: Bytes) -> tuple[int, int]:
         """(bytes up to the last record end, number of records there); (0, 0) when no record is whole."""
@@ -39,16 +37,16 @@ class Cutter(Protocol):
         ...
 
     def leftover(self, rest: bytes) -> int:
-        """How many records the end of a file holds after the last record end; ValueError if it is half of one."""
+        """How many records the end of a file holds behind the last record end; ValueError if the file cannot end so."""
         ...
 
     def blank(self, record: bytes) -> bool:
         """Whether a record holds no row, such as an empty line."""
         ...
 
-    def prepare(self, data: Bytes) -> Bytes:
-        """Whole records as a parser takes them, a copy where bytes have to change. ValueError for what would pass a
-        parser without being a row."""
+    def prepare(self, data: Bytes) -> tuple[Bytes, int]:
+        """Whole records as a parser takes them, a copy where bytes have to change, and how many rows they hold.
+        ValueError for what a parser would not notice, or not survive."""
         ...
 
 
@@ -65,13 +63,13 @@ class Lines:
         return _between(self._ends(data), len(data))
 
     def leftover(self, rest: bytes) -> int:
-        return 1
+        return 1 if rest else 0
 
     def blank(self, record: bytes) -> bool:
         return False
 
-    def prepare(self, data: Bytes) -> Bytes:
-        return data
+    def prepare(self, data: Bytes) -> tuple[Bytes, int]:
+        return data, len(self.spans(data)[0])
 
     def _ends(self, data: Bytes) -> Positions:
         return np.flatnonzero(data == _NEWLINE) + 1
@@ -95,11 +93,14 @@ class JsonLines(Lines):
     def blank(self, record: bytes) -> bool:
         return not record.strip()
 
-    def prepare(self, data: Bytes) -> Bytes:
-        # Arrow's JSON parser crashes the process on a first row that is `null`, and takes a later one for a row of nulls.
-        if _NULL_FIRST.match(data) or _NULL_LATER.search(data):
-            raise ValueError("a row is null, expected a JSON object")
-        return data
+    def prepare(self, data: Bytes) -> tuple[Bytes, int]:
+        # Arrow's parser takes no notice of lines, makes a row of nulls of `null`, and crashes if that is the first row.
+        starts, stops = self.spans(data)
+        unusual = np.flatnonzero(data[starts] != _OPEN).tolist()
+        lines = [data[starts[i] : stops[i]].tobytes().strip() for i in unusual]
+        if any(line and line[0] != _OPEN for line in lines):
+            raise ValueError("a row is not a JSON object")
+        return data, len(starts) - lines.count(b"")
 
 
 class CsvRecords(Lines):
@@ -121,10 +122,15 @@ class CsvRecords(Lines):
     def leftover(self, rest: bytes) -> int:
         if len(self._quotes(np.frombuffer(rest, np.uint8))) % 2:
             raise ValueError("the file ends inside a quoted value: a closing quote is missing")
-        return 1
+        return super().leftover(rest)
 
     def blank(self, record: bytes) -> bool:
         return not record.strip(b"\r\n")
+
+    def prepare(self, data: Bytes) -> tuple[Bytes, int]:
+        starts, stops = self.spans(data)
+        unusual = np.flatnonzero((data[starts] == _NEWLINE) | (data[starts] == _RETURN)).tolist()
+        return data, len(starts) - sum(self.blank(data[starts[i] : stops[i]].tobytes()) for i in unusual)
 
     def _ends(self, data: Bytes) -> Positions:
         newlines = np.flatnonzero(data == _NEWLINE)
@@ -200,7 +206,7 @@ class JsonItems:
     def blank(self, record: bytes) -> bool:
         return not record.strip()
 
-    def prepare(self, data: Bytes) -> Bytes:
+    def prepare(self, data: Bytes) -> tuple[Bytes, int]:
         """Parsers of separate objects take no commas between them, nor the array's end."""
         starts, stops = _top_level(data)
         gap, _ = _gaps(starts, stops)
@@ -211,7 +217,7 @@ class JsonItems:
         ready = data.copy()
         ready[between[data[between] == _COMMA]] = _NEWLINE
         ready[after[data[after] == _ARRAY_END]] = _NEWLINE
-        return ready
+        return ready, len(starts)
 
 
 def _between(ends: Positions, size: int) -> tuple[Positions, Positions]:
@@ -220,6 +226,15 @@ def _between(ends: Positions, size: int) -> tuple[Positions, Positions]:
     if not size:
         stops = stops[:0]
     return np.append(np.zeros(1, np.int64), stops[:-1])[: len(stops)], stops
+
+
+def first_newline(data: Bytes) -> int:
+    """Position just past the first newline, 0 if there is none."""
+    for start in range(0, len(data), 1 << 20):
+        found = data[start : start + (1 << 20)].tobytes().find(b"\n")
+        if found >= 0:
+            return start + found + 1
+    return 0
 
 
 def _last_newline(data: Bytes) -> int:
@@ -262,7 +277,8 @@ def _escaped_quotes(data: Bytes) -> Positions:
     behind = slashes[last] + 1
     odd = (behind - slashes[first]) % 2 == 1
     behind = behind[odd & (behind < len(data))]
-    return behind[data[behind] == _QUOTE]
+    quotes: Positions = behind[data[behind] == _QUOTE]
+    return quotes
 
 
 def _gaps(starts: Positions, stops: Positions) -> tuple[Positions, Positions]:

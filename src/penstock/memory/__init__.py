@@ -4,6 +4,7 @@ MemoryBudget            every batch in flight reserves its bytes here, and waits
 BufferPool              raw blocks to read into; back by themselves when the last view of them is gone
 slice_batch, compact    views of batches without copying, and a copy where a view would pin too much
 MappedFile              a file as memory that the system may take back at any time
+ResidentWatch           what allocators keep beyond that, held inside the budget too
 MemoryPressureHandler   lowers the budget when the machine runs short, and gives it back
 """
 
@@ -16,6 +17,7 @@ from penstock.memory.pressure import (
     read_memory,
     suggest_limit,
 )
+from penstock.memory.resident import ResidentWatch, resident_bytes
 from penstock.memory.views import MappedFile, batch_nbytes, compact, owned_nbytes, slice_batch, split_batch
 
 __all__ = [
@@ -28,12 +30,14 @@ __all__ = [
     "PooledBuffer",
     "PressureEvent",
     "Reservation",
+    "ResidentWatch",
     "batch_nbytes",
     "compact",
     "format_bytes",
     "owned_nbytes",
     "parse_bytes",
     "read_memory",
+    "resident_bytes",
     "slice_batch",
     "split_batch",
     "suggest_limit",

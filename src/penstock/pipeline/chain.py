@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
@@ -12,7 +12,10 @@ from penstock.errors import SchemaError
 from penstock.pipeline.metrics import StageMetrics
 from penstock.pipeline.stages import Origin, Stateful, Transform
 
-__all__ = ["Chain", "Counting", "Failure", "Inferring", "Isolated", "StepError", "describe_difference", "stage_name"]
+__all__ = ["Chain", "Counting", "Failure", "Inferring", "Ran", "StepError", "describe_difference", "stage_name"]
+
+Counts = tuple[dict[str, int], dict[str, int]]
+"""Rows left out, and rows changed but kept, each by reason."""
 
 
 @runtime_checkable
@@ -34,37 +37,48 @@ class Inferring(Protocol):
 class Counting(Protocol):
     """A transform that counts, by reason, the rows it leaves out and those it changes but keeps.
 
-    `drain_counts` and `drain_changes` return and zero what was counted since the last call; `add_counts` takes both from
-    a copy in another process. A batch that fails is tried again in parts: `undo_attempt` takes back what this thread counted
-    since `begin_attempt`.
+    Counts ride with the batch they are about, so that a checkpoint has those of the delivered batches and no others:
+    `begin_attempt` starts one in this thread, `end_attempt` returns what was counted since, and `undo_attempt` takes it
+    back when the batch failed and is tried again in parts. `add_counts` takes what a copy in another process counted.
     """
-
-    def drain_counts(self) -> dict[str, int]: ...
-
-    def drain_changes(self) -> dict[str, int]: ...
-
-    def add_counts(self, dropped: dict[str, int], changed: dict[str, int], /) -> None: ...
 
     def begin_attempt(self) -> None: ...
 
+    def end_attempt(self) -> Counts: ...
+
     def undo_attempt(self) -> None: ...
+
+    def add_counts(self, dropped: dict[str, int], changed: dict[str, int], /) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
     """A row (counted within the batch), the stage that refused it, and why."""
 
-    row: int | None
+    row: int
     stage: str
     error: Exception
 
 
-@dataclass(frozen=True, slots=True)
-class Isolated:
-    """What became of a batch that held bad rows."""
+@dataclass(slots=True)
+class Ran:
+    """What became of a batch."""
 
     batch: pa.RecordBatch | None
-    failures: tuple[Failure, ...]
+    nbytes: int = 0
+    widest: int = 0
+    """The most bytes a step had in hand: its input and its output."""
+    counts: dict[int, Counts] = field(default_factory=dict)
+    """By the index of the transform."""
+    failures: tuple[Failure, ...] = ()
+
+    def count(self, more: Mapping[int, Counts]) -> None:
+        """Add the counts of another part of the same batch."""
+        for index, (dropped, changed) in more.items():
+            mine = self.counts.setdefault(index, ({}, {}))
+            for total, part in zip(mine, (dropped, changed)):
+                for reason, rows in part.items():
+                    total[reason] = total.get(reason, 0) + rows
 
 
 class Chain:
@@ -74,17 +88,12 @@ class Chain:
         self.transforms = list(transforms)
         self.metrics = list(metrics)
         self._schemas: list[pa.Schema | None] = [None] * len(self.transforms)
-        self._counting = [t for t in self.transforms if isinstance(t, Counting)]
+        self._counting = [(i, t) for i, t in enumerate(self.transforms) if isinstance(t, Counting)]
 
-    def run(
-        self, batch: pa.RecordBatch, nbytes: int, origin: Origin | None = None
-    ) -> tuple[pa.RecordBatch, int, int]:
-        """The batch after every transform, its bytes, and the most bytes a step had in hand (its input and output).
-
-        Raises `StepError` around whatever a transform raises.
-        """
-        widest = nbytes
-        for counting in self._counting:
+    def run(self, batch: pa.RecordBatch, nbytes: int, origin: Origin | None = None) -> Ran:
+        """The batch after every transform. Raises `StepError` around whatever a transform raises."""
+        ran = Ran(batch, nbytes, nbytes)
+        for _, counting in self._counting:
             counting.begin_attempt()
         for i, (transform, metrics) in enumerate(zip(self.transforms, self.metrics)):
             rows = batch.num_rows
@@ -95,42 +104,58 @@ class Chain:
                 made = self._checked(i, transform.transform(batch))
             except Exception as error:  # noqa: BLE001 - user code may raise anything; it is reported with its place
                 metrics.leave(since)
-                for counting in self._counting:
+                for _, counting in self._counting:
                     counting.undo_attempt()
                 raise StepError(i, error) from error
             out = made.nbytes if made is not batch else nbytes
             metrics.done(since, rows=(rows, made.num_rows), nbytes=(nbytes, out))
-            widest = max(widest, nbytes + out)
+            ran.widest = max(ran.widest, nbytes + out)
             batch, nbytes = made, out
-        return batch, nbytes, widest
+        ran.batch, ran.nbytes = batch, nbytes
+        for i, counting in self._counting:
+            counts = counting.end_attempt()
+            if counts[0] or counts[1]:
+                ran.counts[i] = counts
+        return ran
 
-    def isolate(self, batch: pa.RecordBatch, *, first_only: bool) -> Isolated:
+    def isolate(self, batch: pa.RecordBatch, *, first_only: bool) -> Ran:
         """Run row by row where needed: halve the batch until each failing row stands alone.
 
         Stateful transforms are put back to where they were before each attempt, so a row is never seen twice.
         With `first_only` the search ends at the first failing row.
         """
-        done: list[pa.RecordBatch] = []
+        total = Ran(None, widest=batch.nbytes)
+        kept: list[pa.RecordBatch] = []
         failures: list[Failure] = []
         todo = [(0, batch.num_rows)]
-        while todo:
+        while todo and not (failures and first_only):
             start, stop = todo.pop()
             before = self._states()
+            part = batch.slice(start, stop - start)
             try:
-                part = batch.slice(start, stop - start)
-                done.append(self.run(part, part.nbytes)[0])
-                continue
+                ran = self.run(part, part.nbytes)
             except StepError as step:
                 self._restore(before)
                 if stop - start == 1:
                     failures.append(Failure(start, stage_name(self.transforms[step.index]), step.error))
-                    if first_only:
-                        break
-                    continue
-            middle = (start + stop) // 2
-            todo += [(middle, stop), (start, middle)]
-        kept = [part for part in done if part.num_rows]
-        return Isolated(pa.concat_batches(kept) if kept else None, tuple(failures))
+                else:
+                    middle = (start + stop) // 2
+                    todo += [(middle, stop), (start, middle)]
+                continue
+            total.count(ran.counts)
+            if ran.batch is not None and ran.batch.num_rows:
+                kept.append(ran.batch)
+        total.failures = tuple(failures)
+        if kept:
+            total.batch = pa.concat_batches(kept)
+            total.nbytes = total.batch.nbytes
+            total.widest += total.nbytes
+        return total
+
+    @property
+    def output_schema(self) -> pa.Schema | None:
+        """What comes out at the end, as far as it has been seen."""
+        return self._schemas[-1] if self._schemas else None
 
     def _checked(self, index: int, batch: Any) -> pa.RecordBatch:
         if not isinstance(batch, pa.RecordBatch):
@@ -147,11 +172,6 @@ class Chain:
                 f"{describe_difference(expected, batch.schema)}"
             )
         return batch
-
-    @property
-    def output_schema(self) -> pa.Schema | None:
-        """What comes out at the end, as far as it has been seen."""
-        return self._schemas[-1] if self._schemas else None
 
     def _states(self) -> list[Any]:
         return [t.state_dict() if isinstance(t, Stateful) else None for t in self.transforms]
@@ -181,11 +201,11 @@ def stage_name(stage: object) -> str:
 def describe_difference(expected: pa.Schema, got: pa.Schema) -> str:
     """The columns that differ, as `'n' was int64, is string; 'm' is missing; 'k' is new`."""
     notes = []
-    for field in expected:
-        index = got.get_field_index(field.name)
+    for column in expected:
+        index = got.get_field_index(column.name)
         if index < 0:
-            notes.append(f"{field.name!r} is missing")
-        elif got.field(index).type != field.type:
-            notes.append(f"{field.name!r} was {field.type}, is {got.field(index).type}")
+            notes.append(f"{column.name!r} is missing")
+        elif got.field(index).type != column.type:
+            notes.append(f"{column.name!r} was {column.type}, is {got.field(index).type}")
     notes += [f"{name!r} is new" for name in got.names if name not in expected.names]
     return "; ".join(notes) or "the columns stand in another order, or differ in nullability or metadata"

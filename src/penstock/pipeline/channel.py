@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -30,7 +30,7 @@ from penstock.pipeline.stages import Block, Origin, Rejected, State
 __all__ = ["Buffers", "Parcel"]
 
 _SHARE = 4  # each of the four buffers may hold a quarter of the budget
-_WAIT = 1.0  # waits are woken by notification; the slice only bounds the damage of a missed one
+_WAIT = 0.1  # waits are woken by notification; the slices are for `idle`
 
 
 @dataclass(slots=True)
@@ -48,6 +48,8 @@ class Parcel:
     """Bytes of what it carries now; asked of Arrow once, since asking lets go of the interpreter lock."""
     batch: pa.RecordBatch | None = None
     rejected: tuple[Rejected, ...] = ()
+    dropped: Counter[str] = field(default_factory=Counter)
+    changed: Counter[str] = field(default_factory=Counter)
     error: BaseException | None = None
     transform_states: dict[str, State] | None = None
     rows_made: int = 0
@@ -63,9 +65,17 @@ class Parcel:
 class Buffers:
     """Moves parcels from the source thread through the workers to the sink thread, in order."""
 
-    def __init__(self, limit: Callable[[], int], workers: int, in_order: Callable[[Parcel], Parcel]) -> None:
+    def __init__(
+        self,
+        limit: Callable[[], int],
+        workers: int,
+        in_order: Callable[[Parcel], Parcel],
+        idle: Callable[[], None] = lambda: None,
+    ) -> None:
         self._limit = limit
         self._in_order = in_order
+        self._idle = idle
+        """Called now and then by a thread that waits: what others free of its memory, only it can give back."""
         self._lock = threading.Lock()
         self._room_to_read = threading.Condition(self._lock)
         self._work_there = threading.Condition(self._lock)
@@ -170,7 +180,12 @@ class Buffers:
             self._cancelled = True
             for condition in self._conditions():
                 condition.notify_all()
-            for parcel in (*self._read, *(p for lane in self._lanes for p in lane), *self._settled.values(), *self._ready):
+            for parcel in (
+                *self._read,
+                *(p for lane in self._lanes for p in lane),
+                *self._settled.values(),
+                *self._ready,
+            ):
                 parcel.reservation.release()
 
     def set_active(self, workers: int) -> None:
@@ -286,7 +301,8 @@ class Buffers:
             now = time.monotonic()
             if deadline is not None and now >= deadline:
                 break
-            condition.wait(_WAIT if deadline is None else min(_WAIT, deadline - now))
+            if not condition.wait(_WAIT if deadline is None else min(_WAIT, deadline - now)):
+                self._idle()
         return time.monotonic() - since
 
     def _conditions(self) -> list[threading.Condition]:

@@ -70,7 +70,6 @@ class Checkpoint:
     def save(self, runner: Runner, state: State, *, finishing: bool = False, report: Report | None = None) -> None:
         """Make everything delivered so far durable."""
         token = self._sink.checkpoint() if report is None else self.saved["sink"] if self.saved else {}
-        runner.collect_counts()
         self.saved = {
             "state": state,
             "sink": token | {"finishing": finishing},

@@ -75,7 +75,9 @@ class Drain:
                 if self._bounded is not None:
                     self._wait_for_room(self._bounded)
                 self._consume(batch, parcel.size)
+            parcel.batch = batch = None
             runner.took(parcel, rows)
+            runner.resident.give_back()
             if checkpoint is not None and checkpoint.due():
                 checkpoint.save(runner, self._state())
         if runner.stopping:

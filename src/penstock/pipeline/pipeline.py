@@ -22,7 +22,7 @@ from penstock.pipeline.functions import as_transform
 from penstock.pipeline.metrics import Report
 from penstock.pipeline.quarantine import BadRows
 from penstock.pipeline.runner import Position, Runner
-from penstock.pipeline.stages import Sink, Source, State, Stateful, Transform
+from penstock.pipeline.stages import Fitting, Sink, Source, State, Stateful, Transform
 from penstock.pipeline.state import STATE_VERSION, check_state, fingerprint, schema_from_text, schema_to_text
 
 __all__ = ["Pipeline"]
@@ -201,6 +201,9 @@ class Pipeline:
         if self._runner is not None and not self._runner.stopping:
             raise ConfigError("this pipeline is running already; stop it first")
         position = self._prepare(state if state is not None else self._start_from)
+        for stage in (self.source, *self.transforms, self.sink):
+            if isinstance(stage, Fitting):
+                stage.fit_budget(self.budget.capacity)
         self._runner = Runner(
             self.source,
             self.transforms,
@@ -224,7 +227,9 @@ class Pipeline:
                 elif stage is self.source and self._used and state is None:
                     raise ConfigError(f"{stage_name(stage)} has no reset(), so this pipeline runs only once")
         if state is None:
-            return Position(self.source.state_dict() if isinstance(self.source, Stateful) else None, self._transform_states())
+            return Position(
+                self.source.state_dict() if isinstance(self.source, Stateful) else None, self._transform_states()
+            )
         check_state(state, self._mark(), str(self))
         cast(Stateful, self.source).load_state_dict(state["source"])
         for index, saved in state["transforms"].items():
@@ -267,7 +272,6 @@ class Pipeline:
 
     def _report(self, runner: Runner, *, resumed: bool) -> Report:
         runner.ended = time.monotonic()
-        runner.collect_counts()
         bad = dict(runner.bad_rows.counts)
         snapshot = runner.snapshot()
         return Report(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import struct
 import sys
 import traceback
@@ -11,7 +12,7 @@ from typing import Any, BinaryIO
 import orjson
 import pyarrow as pa
 
-from penstock.pipeline.chain import Chain, Counting, StepError, stage_name
+from penstock.pipeline.chain import Chain, StepError, stage_name
 from penstock.pipeline.metrics import StageMetrics
 from penstock.pipeline.processes import BATCH, ERROR, RESULT, SETUP, read_frame, write_frame
 
@@ -48,17 +49,16 @@ def _answer(chain: Chain, payload: bytes) -> tuple[int, pa.Buffer]:
     result: pa.RecordBatch | None = None
     try:
         batch = pa.ipc.open_stream(payload).read_next_batch()
-        result = chain.run(batch, batch.nbytes)[0]
+        ran = chain.run(batch, batch.nbytes)
+        result = ran.batch
         notes["figures"] = [stage.figures for stage in chain.metrics if stage.figures]  # type: ignore[attr-defined]
+        notes["counts"] = {str(index): counts for index, counts in ran.counts.items()}
     except StepError as step:
         notes |= {
             "index": step.index,
             "message": f"{type(step.error).__name__}: {step.error}",
             "traceback": "".join(traceback.format_exception(step.error)),
         }
-    notes["counts"] = [
-        (t.drain_counts(), t.drain_changes()) if isinstance(t, Counting) else None for t in chain.transforms
-    ]
     head = orjson.dumps(notes)
     out = pa.BufferOutputStream()
     out.write(struct.pack("<Q", len(head)))
@@ -70,6 +70,8 @@ def _answer(chain: Chain, payload: bytes) -> tuple[int, pa.Buffer]:
 
 
 def main() -> None:
+    # Ctrl-C reaches the whole process group; the parent decides what happens and closes the pipe.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     # What the functions print must not end up between the answers: stdout becomes stderr, the pipe a private handle.
     outward = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

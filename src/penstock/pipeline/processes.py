@@ -20,7 +20,7 @@ import orjson
 import pyarrow as pa
 
 from penstock.errors import ConfigError, PenstockError
-from penstock.pipeline.chain import Chain, Counting, StepError, stage_name
+from penstock.pipeline.chain import Chain, Counting, Ran, StepError, stage_name
 from penstock.pipeline.metrics import StageMetrics
 from penstock.pipeline.stages import Origin, Transform
 
@@ -49,11 +49,10 @@ class ProcessChain(Chain):
         self._lock = threading.Lock()
         self._closed = False
 
-    def run(
-        self, batch: pa.RecordBatch, nbytes: int, origin: Origin | None = None
-    ) -> tuple[pa.RecordBatch, int, int]:
+    def run(self, batch: pa.RecordBatch, nbytes: int, origin: Origin | None = None) -> Ran:
+        ran = Ran(batch, nbytes, nbytes)
         if not batch.num_rows:
-            return batch, nbytes, nbytes
+            return ran
         message = _encode(batch)
         for stage in self.metrics:
             stage.begin(origin)
@@ -64,20 +63,23 @@ class ProcessChain(Chain):
                 stage.leave()
         size = struct.unpack_from("<Q", payload)[0]
         notes = orjson.loads(payload[8 : 8 + size])
-        for transform, counts in zip(self.transforms, notes["counts"]):
-            if counts and isinstance(transform, Counting):
-                transform.add_counts(*counts)
         if kind == ERROR:
             error = RemoteError(notes["message"])
             error.add_note("in a worker process:\n" + notes["traceback"])
             raise StepError(notes["index"], error) from error
+        ran.counts = {int(index): (dropped, changed) for index, (dropped, changed) in notes["counts"].items()}
+        for index, counts in ran.counts.items():
+            transform = self.transforms[index]
+            if isinstance(transform, Counting):
+                transform.add_counts(*counts)
         for stage, figures in zip(self.metrics, notes["figures"]):
             stage.add(*figures)
-        result = pa.ipc.open_stream(pa.py_buffer(payload)[8 + size :]).read_next_batch()
-        if self.transforms and result.num_rows:
-            self._checked(len(self.transforms) - 1, result)
-        size = result.nbytes
-        return result, size, 2 * (nbytes + size)  # each of them twice: as a batch and as a message
+        ran.batch = pa.ipc.open_stream(pa.py_buffer(payload)[8 + size :]).read_next_batch()
+        if self.transforms and ran.batch.num_rows:
+            self._checked(len(self.transforms) - 1, ran.batch)
+        ran.nbytes = ran.batch.nbytes
+        ran.widest = 2 * (nbytes + ran.nbytes)  # each of them twice: as a batch and as a message
+        return ran
 
     @property
     def pid(self) -> int | None:
@@ -183,4 +185,3 @@ def _pickled(transforms: Sequence[Transform]) -> bytes:
                     "open files, locks and connections inside the function, or use threads"
                 ) from reason
         raise ConfigError(f"workers='process' cannot send the transforms to another process: {error}") from error
-

@@ -24,7 +24,8 @@ import pyarrow as pa
 from penstock.errors import DataError, PenstockError, StageError, StalledError
 from penstock.memory.budget import MemoryBudget, Reservation
 from penstock.memory.pressure import MemoryPressureHandler
-from penstock.pipeline.chain import Chain, Counting, Failure, Inferring, StepError, stage_name
+from penstock.memory.resident import ResidentWatch
+from penstock.pipeline.chain import Chain, Failure, Inferring, Ran, StepError, stage_name
 from penstock.pipeline.channel import Buffers, Parcel
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.metrics import StageMetrics, bottleneck
@@ -49,7 +50,7 @@ __all__ = ["Position", "Runner"]
 
 log = logging.getLogger("penstock.pipeline")
 
-_TICK = 0.1
+_TICK = 0.05
 _GRACE = 5.0
 
 
@@ -88,6 +89,7 @@ class Runner:
         self.changed: Counter[str] = Counter()
         self.tuner = Tuner(config, lambda: budget.limit)
         self.pressure = MemoryPressureHandler(budget)
+        self.resident = ResidentWatch(budget)
 
         split = next((i for i, t in enumerate(transforms) if isinstance(t, (Stateful, Finishing))), len(transforms))
         self.source_metrics = StageMetrics(stage_name(source), "source")
@@ -105,7 +107,7 @@ class Runner:
         self._first_serial = split
 
         workers = config.worker_limit
-        self.buffers = Buffers(lambda: budget.limit, workers, self._in_order)
+        self.buffers = Buffers(lambda: budget.limit, workers, self._in_order, self.resident.give_back)
         self._process_chains: list[ProcessChain | None] = [None] * workers
         self._stop = threading.Event()
         self.failure: BaseException | None = None
@@ -126,6 +128,7 @@ class Runner:
     # -- lifetime ------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
+        self.resident.begin()
         for thread in (*self.threads, self._control):
             thread.start()
 
@@ -149,8 +152,13 @@ class Runner:
                 thread.join(max(0.0, deadline - time.monotonic()))
                 if thread.is_alive():
                     log.warning("%s is still busy after %.1f s and is left behind", thread.name, grace)
+        close = getattr(self._source, "close", None)
+        if callable(close) and not self.threads[0].is_alive():
+            close()
         self._budget.hold("source", 0)
         self._budget.hold("transforms", 0)
+        self.resident.end()
+        self.pressure.restore()
 
     def fail(self, error: BaseException) -> None:
         """The first failure counts; it surfaces in the caller."""
@@ -198,6 +206,8 @@ class Runner:
             parcel.reservation.release()
             raise parcel.error
         self.rows_read += parcel.rows_in
+        self.dropped.update(parcel.dropped)
+        self.changed.update(parcel.changed)
         self.bad_rows.add(parcel.rejected, self.rows_read)
         if parcel.batch is not None:
             parcel.rows_made = parcel.batch.num_rows
@@ -291,6 +301,7 @@ class Runner:
                 size = parcel.size
                 self.source_metrics.done(since, rows=(parcel.rows_in, parcel.rows_in), nbytes=(size, size))
                 reservation.resize(self.tuner.to_reserve(size))
+            self.resident.give_back()
             waited = self.buffers.put_read(parcel)
             self.source_metrics.waited(for_room=waited)
             number += 1
@@ -303,8 +314,9 @@ class Runner:
         try:
             while not self._stop.is_set():
                 try:
-                    return self._budget.reserve(nbytes, "pipeline", timeout=0.5)
+                    return self._budget.reserve(nbytes, "pipeline", timeout=0.1)
                 except StalledError as full:
+                    self.resident.give_back()
                     waited, allowed = time.monotonic() - since, self._config.stall_seconds
                     # Our own parcels will be released by whoever works on them; a stranger's bytes may never be.
                     if allowed is not None and waited > allowed and self.buffers.put == self._released:
@@ -386,6 +398,7 @@ class Runner:
             parcel.payload = None
             if parcel.batch is not None:
                 parcel.reservation.resize(parcel.size)
+            self.resident.give_back()
             self.buffers.settle(parcel)
 
     def _chain_of(self, index: int) -> Chain:
@@ -403,12 +416,11 @@ class Runner:
         decoded = self._decode(parcel)
         size = parcel.size  # of the decoded batch
         try:
-            parcel.batch, parcel.size, widest = chain.run(decoded.batch, size, parcel.origin)
+            ran = chain.run(decoded.batch, size, parcel.origin)
         except StepError:
-            parcel.batch = self._isolated(parcel, chain, decoded)
-            parcel.size = parcel.batch.nbytes if parcel.batch is not None else 0
-            widest = size + parcel.size
-        self.tuner.saw_need(raw, max(raw + size, widest))
+            ran = self._isolated(parcel, chain, decoded)
+        self._take(parcel, ran)
+        self.tuner.saw_need(raw, max(raw + size, ran.widest))
         if self._learning_done is False and not self._learning():
             self._settle_workers()
 
@@ -433,29 +445,30 @@ class Runner:
             parcel.rejected += decoded.rejected
         return decoded
 
-    def _isolated(self, parcel: Parcel, chain: Chain, decoded: Decoded) -> pa.RecordBatch | None:
-        isolated = chain.isolate(decoded.batch, first_only=self._config.on_error == "raise")
-        if not isolated.failures:
-            return isolated.batch  # it did not happen again, row by row: nothing is lost
-        rejected = tuple(self._rejected(parcel, decoded, failure) for failure in isolated.failures)
-        if self._config.on_error == "raise":
-            self._raise(rejected[0], isolated.failures[0].error)
-        parcel.rejected += rejected
-        return isolated.batch
+    def _take(self, parcel: Parcel, ran: Ran) -> None:
+        parcel.batch, parcel.size = ran.batch, ran.nbytes
+        for dropped, changed in ran.counts.values():
+            parcel.dropped.update(dropped)
+            parcel.changed.update(changed)
+
+    def _isolated(self, parcel: Parcel, chain: Chain, decoded: Decoded) -> Ran:
+        ran = chain.isolate(decoded.batch, first_only=self._config.on_error == "raise")
+        rejected = tuple(self._rejected(parcel, decoded, failure) for failure in ran.failures)
+        if rejected and self._config.on_error == "raise":
+            self._raise(rejected[0], ran.failures[0].error)
+        parcel.rejected += rejected  # none, if it did not happen again row by row: then nothing is lost
+        return ran
 
     def _rejected(self, parcel: Parcel, decoded: Decoded, failure: Failure) -> Rejected:
-        row = failure.row
+        data = decoded.batch.slice(failure.row, 1).to_pylist()[0]
+        row = decoded.rows[failure.row] if decoded.rows is not None else failure.row
         offset = None
-        data = None
-        if row is not None:
-            data = decoded.batch.slice(row, 1).to_pylist()[0]
-            row = decoded.rows[row] if decoded.rows is not None else row
-            if self._blocks is not None and isinstance(parcel.payload, Block):
-                offset = self._blocks.offset_of(parcel.payload, row)
+        if self._blocks is not None and isinstance(parcel.payload, Block):
+            offset = self._blocks.offset_of(parcel.payload, row)
         origin = parcel.origin
         return Rejected(
             file=origin.file if origin else None,
-            row=origin.row + row if origin and row is not None else row,
+            row=origin.row + row if origin else row,
             offset=offset,
             stage=failure.stage,
             kind=type(failure.error).__name__,
@@ -477,10 +490,10 @@ class Runner:
                 if parcel.batch is not None:
                     batch = parcel.batch
                     try:
-                        parcel.batch, parcel.size, _ = self._serial.run(batch, parcel.size, parcel.origin)
+                        ran = self._serial.run(batch, parcel.size, parcel.origin)
                     except StepError:
-                        parcel.batch = self._isolated(parcel, self._serial, Decoded(batch))
-                        parcel.size = parcel.batch.nbytes if parcel.batch is not None else 0
+                        ran = self._isolated(parcel, self._serial, Decoded(batch))
+                    self._take(parcel, ran)
                     parcel.reservation.resize(parcel.size)
                 parcel.transform_states = self._serial_states()
             except Exception as error:  # noqa: BLE001 - it surfaces in the caller, in its turn
@@ -499,12 +512,13 @@ class Runner:
                 rest = transform.finish()
                 if rest is not None and rest.num_rows:
                     later = Chain(self._serial.transforms[i + 1 :], self._serial.metrics[i + 1 :])
-                    parcel.batch, parcel.size, _ = later.run(rest, rest.nbytes)
+                    self._take(parcel, later.run(rest, rest.nbytes))
                     reservation.resize(parcel.size)
                 parcel.transform_states = self._serial_states()
             except StepError as step:
                 parcel.error = StageError(
-                    f"{type(step.error).__name__}: {step.error}", stage=stage_name(self._serial.transforms[i + 1 + step.index])
+                    f"{type(step.error).__name__}: {step.error}",
+                    stage=stage_name(self._serial.transforms[i + 1 + step.index]),
                 )
                 parcel.error.__cause__ = step.error
             except Exception as error:  # noqa: BLE001 - it surfaces in the caller, in its turn
@@ -544,7 +558,8 @@ class Runner:
             while not self._stop.wait(_TICK):
                 ticks += 1
                 self._watch()
-                if ticks % 10 == 0:
+                self.resident.look()
+                if ticks % 20 == 0:
                     self.pressure.check()
                 if self._learning_done:
                     self._tune()
@@ -602,13 +617,6 @@ class Runner:
             total += metrics.memory
         self._budget.hold("transforms", total)
 
-    def collect_counts(self) -> None:
-        """Bring in what the transforms left out, or changed, on purpose."""
-        for transform in self._transforms:
-            if isinstance(transform, Counting):
-                self.dropped.update(transform.drain_counts())
-                self.changed.update(transform.drain_changes())
-
     def snapshot(self) -> dict[str, Any]:
         """Everything that is known about the run now, as plain values."""
         seconds = self.seconds
@@ -618,6 +626,8 @@ class Runner:
             "rows_in": self.source_metrics.rows_in + self._decode_metrics.rows_in,
             "rows_out": self.rows_out,
             "bytes_in": self.source_metrics.bytes_in,
+            "dropped": self.dropped.total(),
+            "bad_rows": self.bad_rows.counts.total(),
             "memory": {
                 "used": self._budget.used,
                 "limit": self._budget.limit,

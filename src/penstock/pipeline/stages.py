@@ -15,6 +15,7 @@ __all__ = [
     "Decoded",
     "Durable",
     "Finishing",
+    "Fitting",
     "Located",
     "Origin",
     "Rejected",
@@ -91,6 +92,13 @@ class Stateful(Protocol):
     def state_dict(self) -> State: ...
 
     def load_state_dict(self, state: State, /) -> None: ...
+
+
+@runtime_checkable
+class Fitting(Protocol):
+    """A stage with buffers of its own, which are made to fit the memory budget: called once, before a run."""
+
+    def fit_budget(self, nbytes: int, /) -> None: ...
 
 
 @runtime_checkable

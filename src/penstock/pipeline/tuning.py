@@ -11,8 +11,8 @@ __all__ = ["Tuner"]
 
 _FIRST_ROWS = 256
 _MOST_ROWS = 1 << 17
-_FEWEST_BYTES = 32 << 10
-_QUICK, _SLOW = 0.004, 0.25  # seconds a batch should take in the busiest stage: between these it is left alone
+_FEWEST_BYTES, _MOST_BYTES = 32 << 10, 4 << 20
+_QUICK, _SLOW = 0.02, 0.25  # seconds a batch should take in the busiest stage: between these it is left alone
 _WINDOW = 0.4  # seconds between two looks at the worker count
 _GAIN = 1.03  # one more worker must bring at least this, or it is taken back
 
@@ -26,7 +26,7 @@ class Tuner:
         self._bytes = self._clamp(1 << 20)
         self._row_bytes = 0.0
         self._need = 4.0
-        self.workers = config.worker_limit if config.workers != "auto" else max(1, config.worker_limit // 2)
+        self.workers = config.worker_limit
         self._window_start = time.monotonic()
         self._window_rows = 0
         self._trial_from: float | None = None
@@ -86,10 +86,10 @@ class Tuner:
             self._rest -= 1
         elif backlog > self.workers and starving and self.workers < self._config.worker_limit:
             self.workers, self._trial_from = self.workers + 1, rate
-        elif idle > 0.7 and self.workers > 1:
+        elif idle > 0.85 and not backlog and self.workers > 1:
             self.workers -= 1
         return self.workers
 
     def _clamp(self, nbytes: int) -> int:
         limit = self._limit()
-        return max(_FEWEST_BYTES, min(nbytes, limit // 32, 8 << 20), min(_FEWEST_BYTES, limit // 64))
+        return max(min(_FEWEST_BYTES, max(1, limit // 64)), min(nbytes, limit // 128, _MOST_BYTES))

@@ -1,11 +1,10 @@
 """What the file sinks share: whole files by atomic rename, and runs that survive kill -9.
 
-Two ways of writing, one set of writers:
+A target with a suffix is one file, written under a hidden name beside it and renamed when it is whole. Without a suffix
+it is a directory of part files, written into a hidden directory beside it and renamed in one step too.
 
-- plainly: one hidden file beside the target, renamed when it is whole;
-- durably (after `restore`): a hidden directory of finished segments beside the target, one for each checkpoint.
-  `flush` joins them into the target. A target without a suffix is a directory: then the segments are its part files
-  and nothing needs joining.
+After `restore` a sink writes durably: each checkpoint finishes a segment in the hidden directory, and `flush` joins the
+segments into the one file, or makes them the part files of the directory.
 """
 
 from __future__ import annotations
@@ -13,16 +12,18 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, Protocol
+from typing import BinaryIO, ClassVar, Protocol
 
 import pyarrow as pa
 
-from penstock.errors import ConfigError, DataError, ResumeError, SchemaError
+from penstock.errors import ConfigError, ResumeError, SchemaError
 from penstock.files.atomic import AtomicFile, sync_directory
 from penstock.files.listing import PathLike, split_suffix
 from penstock.pipeline.chain import describe_difference
 from penstock.pipeline.stages import Sink, State
+from penstock.pipeline.state import schema_from_text, schema_to_text
 
 __all__ = ["FileSink", "Writer"]
 
@@ -45,10 +46,10 @@ class FileSink(Sink):
     suffix: ClassVar[str] = ""
 
     def __init__(self, path: PathLike, *, rows_per_file: int | None = None) -> None:
-        self.path = Path(path).expanduser()
         if "://" in os.fspath(path):
             raise ConfigError(f"{os.fspath(path)!r} is a URL; file sinks write local paths")
-        self._is_directory = not split_suffix(self.path)[0] or self.path.is_dir()
+        self.path = Path(path).expanduser()
+        self._is_directory = not self.path.suffix or self.path.is_dir()
         if rows_per_file is not None and not self._is_directory:
             raise ConfigError(f"rows_per_file needs a directory to write to, and {self.path} is a file name")
         if rows_per_file is not None and rows_per_file <= 0:
@@ -59,11 +60,13 @@ class FileSink(Sink):
         self._writer: Writer | None = None
         self._file_rows = 0
         self._segments = 0
+        """Files that are finished, in the hidden directory or, if there is only one, at the target."""
+        self._began = False
         self._durable = False
         self._published = False
-        self._checked_target = False
+        self._replaces = False
 
-    # -- what a format has to say ------------------------------------------------------------------------------
+    # -- what a format has to say ------------------------------------------------------------------------------------
 
     def _new_writer(self, file: BinaryIO, schema: pa.Schema, *, first: bool) -> Writer:
         """A writer into an open file; `first` is false for the second and later pieces of one file."""
@@ -75,23 +78,26 @@ class FileSink(Sink):
             with open(segment, "rb") as piece:
                 shutil.copyfileobj(piece, target, 1 << 20)
 
-    # -- a sink ------------------------------------------------------------------------------------------------
+    # -- a sink ------------------------------------------------------------------------------------------------------
 
     def consume(self, batch: pa.RecordBatch) -> None:
+        if self._published:
+            raise ConfigError(f"{self!r} has published its output; call reset() before writing again")
         if self._schema is None:
             self._schema = batch.schema
         elif not batch.schema.equals(self._schema):
-            raise SchemaError(f"{self!r} got another schema than before: {describe_difference(self._schema, batch.schema)}")
+            difference = describe_difference(self._schema, batch.schema)
+            raise SchemaError(f"{self!r} got another schema than before: {difference}")
+        if not self._segments and self._writer is None:
+            self._begin()  # even without rows: the columns are known now
         while batch.num_rows:
             if self._writer is None:
                 self._begin()
             room = batch.num_rows if self._rows_per_file is None else self._rows_per_file - self._file_rows
             part, batch = batch.slice(0, room), batch.slice(room)
             assert self._writer is not None
-            try:
+            with self._refusing():
                 self._writer.write(part)
-            except (pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-                raise SchemaError(f"{self!r} cannot write these columns: {error}") from error
             self._file_rows += part.num_rows
             if self._file_rows == self._rows_per_file:
                 self._end()
@@ -100,22 +106,23 @@ class FileSink(Sink):
         """Publish. Doing it again, or after a crash in the middle of it, is safe."""
         if self._published:
             return
-        if self._writer is None and self._segments == 0 and not self._is_directory:
-            self._begin()  # no rows: an empty file, with the columns if they are known
+        if self._writer is None and not self._segments:
+            self._begin()  # nothing came, not even columns: an empty file all the same
         self._end()
         if self._is_directory:
             self._publish_directory()
         elif self._durable:
             self._publish_joined()
-        self._published = True
+        self._published = self._replaces = True
 
     def memory_usage(self) -> int:
-        return self._writer.held_bytes() if self._writer is not None else 0
+        writer = self._writer
+        return writer.held_bytes() if writer is not None else 0
 
     def abort(self) -> None:
-        """Leave nothing behind that was not published."""
+        """Leave nothing behind that was not published, but for what a checkpoint counts on."""
         self._drop_open_file()
-        if not self._durable:
+        if not self._durable and self._began:
             shutil.rmtree(self._staging, ignore_errors=True)
 
     close = abort
@@ -123,103 +130,129 @@ class FileSink(Sink):
     def reset(self) -> None:
         """Ready for another run, which replaces what this one published."""
         self.abort()
-        self._schema, self._segments, self._published, self._durable = None, 0, False, False
+        self._schema, self._segments = None, 0
+        self._began = self._published = self._durable = False
 
     def checkpoint(self) -> State:
+        if not self._durable:
+            raise ConfigError("checkpoint() without restore(): a plain run cannot be resumed; call restore({}) first")
         self._end()
-        return {"segments": self._segments}
+        schema = schema_to_text(self._schema) if self._schema is not None else None
+        return {"segments": self._segments, "schema": schema}
 
     def restore(self, token: State) -> None:
         self._drop_open_file()
-        self._durable, self._published = True, False
-        self._segments = int(token.get("segments", 0))
-        if token.get("finishing") and self._segments and not self._staging.exists() and self.path.exists():
-            self._published = True
+        self._durable, self._segments = True, int(token.get("segments", 0))
+        self._schema = schema_from_text(token["schema"]) if token.get("schema") else None
+        segments = [self._segment(number) for number in range(self._segments)]
+        missing = [segment for segment in segments if not segment.exists()]
+        # Taking the hidden directory away is the last thing that flush does; of one segment, it takes that away before.
+        taken = not self._staging.exists() or (bool(segments) and missing == segments)
+        self._published = bool(token.get("finishing")) and taken and self.path.exists()
+        if self._published:
+            shutil.rmtree(self._staging, ignore_errors=True)
+            shutil.rmtree(self._leftovers, ignore_errors=True)
             return
+        if missing:
+            raise ResumeError(
+                f"{missing[0]} is gone, the checkpoint counts on it; delete the checkpoint to start again"
+            )
         self._check_target()
-        self._parts_directory.mkdir(parents=True, exist_ok=True)
-        for stray in self._parts_directory.glob(f"*{self.suffix}*"):
-            number = stray.name.removeprefix("part-")[:6]
-            if not number.isdigit() or int(number) >= self._segments:
+        self._staging.mkdir(exist_ok=True)
+        self._began = True
+        for stray in self._staging.iterdir():
+            if stray not in segments:
                 stray.unlink()  # written after the checkpoint: its rows come again
-        for number in range(self._segments):
-            if not self._segment(number).exists():
-                raise ResumeError(
-                    f"{self._segment(number)} is gone, the checkpoint counts on it; delete the checkpoint to start again"
-                )
 
-    # -- inside ------------------------------------------------------------------------------------------------
+    # -- inside ------------------------------------------------------------------------------------------------------
 
     @property
     def _staging(self) -> Path:
+        """The hidden directory of finished segments."""
         return self.path.with_name(f".{self.path.name}.penstock-parts")
 
     @property
-    def _parts_directory(self) -> Path:
-        """Where segments go: out of sight, unless a durable run publishes part files one by one."""
-        return self.path if self._durable and self._is_directory else self._staging
+    def _leftovers(self) -> Path:
+        """What is being deleted: a directory cannot be deleted in one step, but renamed."""
+        return self.path.with_name(f".{self.path.name}.penstock-old")
 
     def _segment(self, number: int) -> Path:
-        return self._parts_directory / f"part-{number:06d}{self._part_suffix}"
-
-    @property
-    def _part_suffix(self) -> str:
-        inner, outer = split_suffix(self.path)
-        return inner + outer if not self._is_directory else self.suffix
+        suffix = self.suffix if self._is_directory else "".join(split_suffix(self.path))
+        return self._staging / f"part-{number:06d}{suffix}"
 
     def _check_target(self) -> None:
-        if not self.path.parent.is_dir():
-            raise FileNotFoundError(f"no such directory: {str(self.path.parent)!r}; make it before writing {self.path.name}")
-        if self._is_directory and not self._durable and self.path.is_dir() and any(self.path.iterdir()):
+        parent = self.path.parent
+        if not parent.is_dir():
+            raise FileNotFoundError(f"no such directory: {str(parent)!r}; make it before writing {self.path.name}")
+        if not self._is_directory:
+            return
+        if self.path.is_file():
+            raise ConfigError(f"{self.path} is a file, and a path without a suffix is written as a directory")
+        if self.path.is_dir() and any(self.path.iterdir()) and not self._replaces:
             raise ConfigError(f"directory {self.path} is not empty; delete it or write elsewhere")
 
     def _begin(self) -> None:
-        if not self._checked_target:
-            self._check_target()
-            self._checked_target = True
         in_parts = self._durable or self._is_directory
-        if in_parts:
-            self._parts_directory.mkdir(parents=True, exist_ok=True)
+        if not self._began:
+            self._check_target()
+            self._began = True
+            if in_parts:
+                shutil.rmtree(self._staging, ignore_errors=True)  # of a run that was killed
+                self._staging.mkdir()
         self._file = AtomicFile(self._segment(self._segments) if in_parts else self.path)
         schema = self._schema if self._schema is not None else pa.schema([])
-        self._writer = self._new_writer(self._file.file, schema, first=self._segments == 0 or self._is_directory)
+        with self._refusing():
+            self._writer = self._new_writer(self._file.file, schema, first=self._segments == 0 or self._is_directory)
         self._file_rows = 0
 
     def _end(self) -> None:
         """Finish the open file, if there is one, and give it its name."""
         if self._writer is None or self._file is None:
             return
-        self._writer.close()
+        with self._refusing():
+            self._writer.close()
         self._file.commit()
         self._writer = self._file = None
         self._segments += 1
 
     def _drop_open_file(self) -> None:
-        if self._writer is not None:
-            with contextlib.suppress(Exception):
-                self._writer.close()
         if self._file is not None:
+            self._file.discard()
+            if self._writer is not None:
+                with contextlib.suppress(Exception):
+                    self._writer.close()
             self._file.abort()
         self._writer = self._file = None
 
     def _publish_directory(self) -> None:
-        if self._durable:
-            return
-        self._staging.mkdir(exist_ok=True)
         if self.path.is_dir():
-            self.path.rmdir()  # empty, or `_check_target` would have refused it
+            if any(self.path.iterdir()):
+                self.path.rename(self._leftovers)  # our own of the run before, or `_check_target` would have refused
+            else:
+                self.path.rmdir()
         self._staging.rename(self.path)
         sync_directory(self.path.parent)
+        shutil.rmtree(self._leftovers, ignore_errors=True)
 
     def _publish_joined(self) -> None:
         segments = [self._segment(number) for number in range(self._segments)]
         if len(segments) == 1:
             segments[0].replace(self.path)
-            sync_directory(self.path.parent)
         else:
             with AtomicFile(self.path) as target:
                 self._join(segments, target.file)
-        shutil.rmtree(self._staging, ignore_errors=True)
+        shutil.rmtree(self._leftovers, ignore_errors=True)
+        self._staging.rename(self._leftovers)
+        sync_directory(self.path.parent)
+        shutil.rmtree(self._leftovers, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """What Arrow has no form for is a matter of the schema."""
+        try:
+            yield
+        except (pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowInvalid) as error:
+            raise SchemaError(f"{self!r} cannot write these columns: {error}") from error
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.path)!r})"

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.errors import ConfigError
-from penstock.files.listing import PathLike
+from penstock.files.listing import PathLike, split_suffix
 from penstock.memory.budget import parse_bytes
 from penstock.sinks._files import FileSink, Writer
 
@@ -37,6 +37,7 @@ class ParquetSink(FileSink):
         rows_per_file: int | None = None,
     ) -> None:
         super().__init__(path, rows_per_file=rows_per_file)
+        _refuse_outer_compression(self.path)
         if compression != "none" and not pa.Codec.is_available(compression):
             raise ConfigError(f"unknown compression {compression!r}; try zstd, snappy, gzip, lz4, brotli or none")
         self._compression, self._level = compression, compression_level
@@ -48,13 +49,14 @@ class ParquetSink(FileSink):
 
     def _join(self, segments: list[Path], target: BinaryIO) -> None:
         """Row groups cannot be moved from file to file as they are: they are read and written again."""
-        with pq.ParquetFile(segments[0]) as head:
-            writer = self._new_writer(target, head.schema_arrow, first=True)
+        writer: Writer | None = None
         for segment in segments:
             with pq.ParquetFile(segment, buffer_size=1 << 18, pre_buffer=False) as piece:
+                writer = writer or self._new_writer(target, piece.schema_arrow, first=True)
                 for batch in piece.iter_batches(1 << 12):
                     writer.write(batch)
-        writer.close()
+        if writer is not None:
+            writer.close()
 
 
 class ArrowSink(FileSink):
@@ -65,10 +67,9 @@ class ArrowSink(FileSink):
 
     suffix: ClassVar[str] = ".arrow"
 
-    def __init__(
-        self, path: PathLike, *, compression: str | None = None, rows_per_file: int | None = None
-    ) -> None:
+    def __init__(self, path: PathLike, *, compression: str | None = None, rows_per_file: int | None = None) -> None:
         super().__init__(path, rows_per_file=rows_per_file)
+        _refuse_outer_compression(self.path)
         if compression not in (None, "lz4", "zstd"):
             raise ConfigError(f"compression must be 'lz4', 'zstd' or None, got {compression!r}")
         self._compression = compression
@@ -77,12 +78,15 @@ class ArrowSink(FileSink):
         return _ArrowWriter(file, schema, self._compression)
 
     def _join(self, segments: list[Path], target: BinaryIO) -> None:
-        readers = [pa.ipc.open_file(pa.memory_map(str(segment))) for segment in segments]
-        writer = self._new_writer(target, readers[0].schema, first=True)
-        for reader in readers:
-            for number in range(reader.num_record_batches):
-                writer.write(reader.get_batch(number))
-        writer.close()
+        writer: Writer | None = None
+        for segment in segments:
+            with pa.memory_map(str(segment)) as piece:
+                reader = pa.ipc.open_file(piece)
+                writer = writer or self._new_writer(target, reader.schema, first=True)
+                for number in range(reader.num_record_batches):
+                    writer.write(reader.get_batch(number))
+        if writer is not None:
+            writer.close()
 
 
 class _ParquetWriter:
@@ -133,16 +137,35 @@ class _ParquetWriter:
 
 class _ArrowWriter:
     def __init__(self, file: BinaryIO, schema: pa.Schema, compression: str | None) -> None:
-        self._writer = pa.ipc.new_file(file, schema, options=pa.ipc.IpcWriteOptions(compression=compression))
+        options = pa.ipc.IpcWriteOptions(compression=compression, emit_dictionary_deltas=True)
+        self._writer = pa.ipc.new_file(file, schema, options=options)
+        self._known: dict[int, pa.Array] = {}
+        """For each column with a dictionary, an empty array with all the values so far."""
 
     def write(self, batch: pa.RecordBatch) -> None:
-        self._writer.write_batch(batch)
+        columns = [self._grown(i, column) for i, column in enumerate(batch.columns)]
+        self._writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=batch.schema))
 
     def close(self) -> None:
         self._writer.close()
 
     def held_bytes(self) -> int:
-        return 0
+        return sum(column.dictionary.nbytes for column in self._known.values())
+
+    def _grown(self, index: int, column: pa.Array) -> pa.Array:
+        """A file has one dictionary for each column, which may only grow: new values go behind the known ones."""
+        if not pa.types.is_dictionary(column.type):
+            return column
+        if index in self._known:
+            column = pa.chunked_array([self._known[index], column]).unify_dictionaries().chunk(1)
+        self._known[index] = column.slice(0, 0)
+        return column
+
+
+def _refuse_outer_compression(path: Path) -> None:
+    outer = split_suffix(path)[1]
+    if outer:
+        raise ConfigError(f"{path.name}: this format compresses inside; leave {outer!r} out and pass compression=")
 
 
 def _worth_a_dictionary(table: pa.Table) -> bool | list[str]:
@@ -152,8 +175,7 @@ def _worth_a_dictionary(table: pa.Table) -> bool | list[str]:
         if pa.types.is_nested(field.type):
             return True  # nested leaves have names of their own: leave the choice to the writer
         head = column.slice(0, 1024)
-        if not (pa.types.is_string(field.type) or pa.types.is_large_string(field.type)) or not len(head):
-            names.append(field.name)
-        elif len(head.unique()) <= len(head) // 2:
+        is_text = pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
+        if not is_text or not len(head) or len(head.unique()) <= len(head) // 2:
             names.append(field.name)
     return names or False

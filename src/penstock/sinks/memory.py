@@ -79,7 +79,8 @@ class IteratorSink(Sink):
         self._end()
 
     def memory_usage(self) -> int:
-        return sum(batch.nbytes for batch in list(self._batches))
+        with self._changed:
+            return sum(batch.nbytes for batch in self._batches)
 
     def reset(self) -> None:
         with self._changed:
@@ -91,7 +92,8 @@ class IteratorSink(Sink):
             with self._changed:
                 since = time.monotonic()
                 if not self._changed.wait_for(lambda: bool(self._batches) or self._ended, self._timeout):
-                    raise StalledError(f"no batch came within {time.monotonic() - since:.1f} s; is the pipeline running?")
+                    waited = time.monotonic() - since
+                    raise StalledError(f"no batch came within {waited:.1f} s; is the pipeline running?")
                 if not self._batches:
                     return
                 batch = self._batches.popleft()

@@ -18,9 +18,11 @@ _BUILT_IN: dict[str, Any] = {
     ".pq": ParquetSink,
     ".arrow": ArrowSink,
     ".feather": ArrowSink,
+    ".ipc": ArrowSink,
     ".jsonl": JsonlSink,
     ".ndjson": JsonlSink,
     ".csv": CsvSink,
+    ".tsv": CsvSink,
 }
 
 

@@ -1,13 +1,14 @@
 """Where batches come from: files of every usual format, data in memory, iterators.
 
-    source = open_source("corpus/*.jsonl.zst")      # by suffix; or JsonlSource(...), ParquetSource(...), ...
-    batch = source.next_batch(1024)                 # None at the end
+source = open_source("corpus/*.jsonl.zst")      # by suffix; or JsonlSource(...), ParquetSource(...), ...
+batch = source.next_batch(1024)                 # None at the end
 """
 
 from penstock.sources.arrow import ArrowSource
 from penstock.sources.csv import CsvSource
+from penstock.sources.iterator import IteratorSource
 from penstock.sources.jsonl import JsonlSource, JsonSource
-from penstock.sources.memory import IteratorSource, MemorySource
+from penstock.sources.memory import MemorySource
 from penstock.sources.opening import open_source
 from penstock.sources.parquet import ParquetSource
 from penstock.sources.text import TextSource

@@ -12,14 +12,16 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import DataError
-from penstock.files.compression import ByteReader, open_input
-from penstock.files.records import Cutter
+from penstock.files.compression import ByteReader, DamagedStreamError, open_input
+from penstock.files.records import Cutter, first_newline
 from penstock.memory.budget import format_bytes
 from penstock.memory.pool import BufferPool, PooledBuffer
 
-__all__ = ["BlockReader", "Place", "RawBlock"]
+__all__ = ["BlockReader", "Layout", "Place", "RawBlock"]
 
 Bytes = npt.NDArray[np.uint8]
+_NOTHING: Bytes = np.empty(0, np.uint8)
+_BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +34,18 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class Layout:
+    """How one file is laid out: where its first record stands, and how records are told apart."""
+
+    begin: int
+    cutter: Cutter
+
+
+@dataclass(frozen=True, slots=True)
 class RawBlock:
     """Whole records of one file."""
 
-    file: int
-    offset: int
-    row: int
+    place: Place
     data: pa.Buffer
     records: int
 
@@ -46,29 +54,31 @@ class BlockReader:
     """Reads files one after the other, a block of whole records at a time.
 
     A record longer than `max_row_bytes` is an error before it is read to its end, so that one endless line cannot take
-    all memory. After any error `skip_bad` moves past what it was about: the long record, or the rest of the file.
+    all memory. What goes wrong is raised behind the last good record, by the call after the one that returned it, and
+    again by every further call until `skip_bad` moves past it: the long record where a newline ends it, or the rest of
+    the file.
     """
 
     def __init__(
         self,
         files: Sequence[Path],
-        cutter: Cutter,
+        layout: Callable[[int], Layout],
         *,
         pool: BufferPool,
         max_row_bytes: int,
-        allow_empty: bool = False,
-        place: Place = Place(),
-        begin: Callable[[int], Place] = Place,
+        allow_empty: bool,
+        place: Place,
     ) -> None:
-        self._files, self._cutter, self._pool = files, cutter, pool
+        self._files, self._layout, self._pool = files, layout, pool
         self._max_row_bytes, self._allow_empty = max_row_bytes, allow_empty
         self.place = place
-        self._begin = begin
         self._reader: ByteReader | None = None
-        self._tail: Bytes = np.empty(0, np.uint8)
+        self._tail = _NOTHING
+        """What was read behind the last whole record."""
         self._ended = False
-        self._long_row_bytes = 0
-        """How much of a record that is too long has been read, after the error that says so."""
+        self._trouble: tuple[str, Exception | None] | None = None
+        """What is wrong with the record that follows the last good one."""
+        self._too_long = False
 
     def next(self, max_bytes: int) -> RawBlock | None:
         """Up to about `max_bytes` of whole records (one record may be longer), or None after the last file."""
@@ -83,8 +93,8 @@ class BlockReader:
 
     def skip_bad(self) -> None:
         """Go on after an error."""
-        if self._long_row_bytes:
-            self._skip_long_row()
+        if self._too_long and self._cutter.newline_ends:
+            self._skip_line()
         else:
             self._next_file()
 
@@ -97,102 +107,120 @@ class BlockReader:
     def held_bytes(self) -> int:
         return self._tail.nbytes
 
+    # -- one file ----------------------------------------------------------------------------------------------------
+
     def _open(self) -> None:
-        path = self._files[self.place.file]
+        number = self.place.file
+        layout = self._layout(number)
+        self._cutter = layout.cutter
+        if self.place.offset < layout.begin:
+            self.place = Place(number, layout.begin)
         try:
-            if self.place.offset == 0:
-                self.place = self._begin(self.place.file)
-            self._reader = open_input(path, self.place.offset)
-        except OSError as error:
-            if error.errno is not None:
-                raise  # missing, permission denied: the system's own message names the file
-            raise self._error(f"cannot be decompressed: {error}") from error
-        self._ended = False
+            self._reader = open_input(self._files[number], self.place.offset)
+        except DamagedStreamError as error:
+            raise self._error(f"the compressed stream is damaged or cut short ({error})") from error
+        self._tail, self._ended, self._trouble, self._too_long = _NOTHING, False, None, False
+        if not self.place.offset:
+            self._tail = self._fill(len(_BOM))[1].copy()
+            if self._tail.tobytes() == _BOM:
+                self.place, self._tail = Place(number, len(_BOM)), _NOTHING
 
     def _next_file(self) -> None:
         self.close()
-        self._tail = np.empty(0, np.uint8)
-        self._long_row_bytes = 0
+        self._tail, self._trouble, self._too_long = _NOTHING, None, False
         self.place = Place(self.place.file + 1)
 
     def _read(self, max_bytes: int) -> RawBlock | None:
-        size = max(max_bytes, len(self._tail) + min(max_bytes, 1 << 16))
-        buffer, filled = self._fill(size)
-        data = buffer.array()[:filled]
-        if not filled:
-            if self.place.offset == 0 and not self._allow_empty:
-                raise self._error("the file is empty (0 bytes); remove it, or pass allow_empty=True")
-            return None
+        buffer, data = self._fill(max(max_bytes, len(self._tail) + min(max_bytes, 1 << 16)))
         end, records = self._cutter.cut(data)
-        while end == 0 and not self._ended:
-            if len(data) >= self._max_row_bytes:
-                self._tail = np.empty(0, np.uint8)
-                self._long_row_bytes = len(data)
-                raise self._error(
-                    f"a record is longer than max_row_bytes={format_bytes(self._max_row_bytes)}; "
-                    "raise max_row_bytes if such rows are wanted"
-                )
+        while not end and not self._ended and len(data) <= self._max_row_bytes:
             self._tail = data
-            buffer, filled = self._fill(min(2 * len(data), self._max_row_bytes + 1))
-            data = buffer.array()[:filled]
+            buffer, data = self._fill(min(2 * len(data), self._max_row_bytes + 1))
             end, records = self._cutter.cut(data)
-        if self._ended and end < len(data):
-            end, records = self._last(data, end, records)
-        return self._block(buffer, data, end, records)
-
-    def _block(self, buffer: PooledBuffer, data: Bytes, end: int, records: int) -> RawBlock:
-        place = self.place
+        if self._ended and self._trouble is None:
+            end, records = self._with_rest(data, end, records)
+        end, records = self._within_limit(data, end, records)
+        if not end:
+            self._raise_trouble()
+            return None
+        block = RawBlock(self.place, buffer.arrow(end), records)
         self._tail = data[end:].copy()
-        self.place = Place(place.file, place.offset + end, place.row + records)
-        self._cutter.prepare(data[:end])
-        return RawBlock(place.file, place.offset, place.row, buffer.arrow(end), records)
+        if self._ended and self._trouble is None and not len(self._tail):
+            self._next_file()  # now: there is no way to tell, later, whether what ended the file was read
+        else:
+            self.place = Place(self.place.file, self.place.offset + end, self.place.row + records)
+        return block
 
-    def _last(self, data: Bytes, end: int, records: int) -> tuple[int, int]:
-        """What stands after the last record end when the file is over: a record without a newline, or nothing."""
-        rest = data[end:].tobytes()
+    def _raise_trouble(self) -> None:
+        if self._trouble is not None:
+            reason, cause = self._trouble
+            self.close()
+            raise self._error(reason) from cause
+        if not self.place.offset and not self._allow_empty:
+            self.close()
+            raise self._error("the file is empty (0 bytes); remove it, or pass allow_empty=True")
+
+    def _with_rest(self, data: Bytes, end: int, records: int) -> tuple[int, int]:
+        """The file is over: behind the last record end stands a record without a newline, half of one, or nothing."""
         try:
-            return len(data), records + self._cutter.leftover(rest)
+            return len(data), records + self._cutter.leftover(data[end:].tobytes())
         except ValueError as error:
-            offset = self.place.offset + end
-            raise DataError(
-                str(error), file=str(self._files[self.place.file]), row=self.place.row + records, offset=offset
-            ) from None
+            self._trouble = (str(error), None)
+            return end, records
 
-    def _fill(self, size: int) -> tuple[PooledBuffer, int]:
-        """A buffer of `size` bytes that begins with the tail of the last one, filled as far as the file goes."""
+    def _within_limit(self, data: Bytes, end: int, records: int) -> tuple[int, int]:
+        """Only the records before one that is too long, wherever the blocks happen to be cut."""
+        if max(end, len(data) - end) <= self._max_row_bytes:
+            return end, records
+        starts, stops = self._cutter.spans(data[:end])
+        long = np.flatnonzero(stops - starts > self._max_row_bytes)
+        if len(long):
+            records = int(long[0])
+            end = int(stops[records - 1]) if records else 0
+        elif end:
+            return end, records  # what follows is cut off by the next call
+        self._too_long = True
+        self._trouble = (
+            f"a record is longer than max_row_bytes={format_bytes(self._max_row_bytes)}; "
+            "raise max_row_bytes if such rows are wanted",
+            None,
+        )
+        return end, records
+
+    def _fill(self, size: int) -> tuple[PooledBuffer, Bytes]:
+        """A buffer that begins with the tail of the last one, filled up to `size` or as far as the file goes."""
         buffer = self._pool.acquire(size)
         data = buffer.array()
         filled = len(self._tail)
         data[:filled] = self._tail
-        view: Any = memoryview(data)
+        view: Any = memoryview(data)  # type: ignore[arg-type]
         assert self._reader is not None
         while filled < size and not self._ended:
             try:
                 got = self._reader.readinto(view[filled:])
-            except (OSError, EOFError, pa.ArrowException) as error:
-                if isinstance(error, OSError) and error.errno is not None:
-                    raise
-                self._tail = data[:filled].copy()
-                raise self._error(
-                    f"the compressed stream is damaged or cut short ({error}); {self.place.row} records before it are good",
-                ) from error
-            if not got:
-                self._ended = True
-            else:
-                filled += got
-        return buffer, filled
+            except DamagedStreamError as error:
+                self._trouble = (f"the compressed stream is damaged or cut short ({error})", error)
+                got = 0
+            except OSError as error:
+                self.close()
+                raise OSError(error.errno, error.strerror, str(self._files[self.place.file])) from error
+            self._ended = not got
+            filled += got or 0
+        return buffer, data[:filled]
 
-    def _skip_long_row(self) -> None:
-        assert self._reader is not None
-        scratch = np.empty(1 << 20, np.uint8)
-        place, skipped, self._long_row_bytes = self.place, self._long_row_bytes, 0
-        while got := self._reader.readinto(memoryview(scratch)):
-            newline = scratch[:got].tobytes().find(b"\n")
-            if newline >= 0:
-                self._tail = scratch[newline + 1 : got].copy()
-                self.place = Place(place.file, place.offset + skipped + newline + 1, place.row + 1)
+    def _skip_line(self) -> None:
+        self.close()
+        self._open()
+        place, skipped = self.place, 0
+        while not self._ended:
+            _, data = self._fill(1 << 20)
+            self._tail = _NOTHING
+            end = first_newline(data)
+            if end:
+                self._tail = data[end:].copy()
+                self.place = Place(place.file, place.offset + skipped + end, place.row + 1)
                 return
-            skipped += got
+            skipped += len(data)
         self._next_file()
 
     def _error(self, reason: str) -> DataError:

@@ -4,15 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar, Protocol
 
 import pyarrow as pa
 
 from penstock.errors import DataError, ResumeError, SchemaError
-from penstock.files.listing import PathLike, list_files
+from penstock.files.listing import PathLike
 from penstock.pipeline.stages import Origin, Source, State
+from penstock.sources._listed import FileList
 
-__all__ = ["FileSource"]
+__all__ = ["FileSource", "Opened"]
+
+_DAMAGED = (pa.ArrowException, OSError, EOFError)
+
+
+class Opened(Protocol):
+    """One open file, positioned somewhere in it."""
+
+    def next(self, max_rows: int) -> pa.RecordBatch | None:
+        """At most `max_rows` rows; None at the end."""
+        ...
+
+    def skip(self, rows: int) -> int:
+        """Pass over rows from the beginning; how many there were."""
+        ...
+
+    def held_bytes(self) -> int: ...
+
+    def close(self) -> None: ...
 
 
 class FileSource(Source):
@@ -24,15 +43,19 @@ class FileSource(Source):
 
     suffixes: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, paths: PathLike | Iterable[PathLike]) -> None:
-        single = isinstance(paths, str) or hasattr(paths, "__fspath__")
-        self._paths: Any = paths if single else list(paths)  # type: ignore[arg-type]
-        self._files: list[Path] | None = None
+    def __init__(self, paths: PathLike | Iterable[PathLike], **shown: object) -> None:
+        self._list = FileList(paths, self.suffixes)
+        self._shown = shown
         self._schema: pa.Schema | None = None
         self._file = 0
         self._row = 0
-        self._reader: Any = None
+        self._opened: Opened | None = None
         self._origin: Origin | None = None
+
+    # -- what a format has to say ------------------------------------------------------------------------------------
+
+    def _open(self, path: Path) -> Opened:
+        raise NotImplementedError(type(self).__name__)
 
     def _file_schema(self, path: Path) -> pa.Schema:
         raise NotImplementedError(type(self).__name__)
@@ -41,52 +64,48 @@ class FileSource(Source):
         """Rows in a file, if that is known without reading it."""
         raise NotImplementedError(type(self).__name__)
 
-    def _open(self, path: Path, row: int) -> Any:
-        """A reader that begins at a row."""
-        raise NotImplementedError(type(self).__name__)
-
-    def _next(self, reader: Any, max_rows: int) -> pa.RecordBatch | None:
-        """At most `max_rows` rows from a reader; None at its end."""
-        raise NotImplementedError(type(self).__name__)
+    # -- a source ----------------------------------------------------------------------------------------------------
 
     @property
     def files(self) -> list[Path]:
-        if self._files is None:
-            self._files = list_files(self._paths, self.suffixes)
-        return self._files
+        """The files this source reads, in order."""
+        return self._list.files
 
     @property
     def schema(self) -> pa.Schema:
+        """The schema of every batch; reads the head or the foot of each file the first time."""
         if self._schema is None:
             self._schema = self._common_schema()
         return self._schema
 
     def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
+        schema = self.schema
         while self._file < len(self.files):
             path = self.files[self._file]
-            schema = self.schema
             try:
-                if self._reader is None:
-                    self._reader = self._open(path, self._row)
-                batch = self._next(self._reader, max_rows)
-            except (pa.ArrowException, OSError, EOFError) as error:
-                if isinstance(error, OSError) and error.errno is not None:
-                    raise
-                raise DataError(
-                    f"the file is damaged or cut short: {error}", file=str(path), row=self._row
-                ) from error
+                batch = self._here(path).next(max_rows)
+            except _DAMAGED as error:
+                self.close()
+                raise self._damaged(error, path, self._row) from error
             if batch is None:
                 self._advance()
-                continue
-            if batch.num_rows:
+            elif batch.num_rows:
+                shaped = _shaped(batch, schema, path)
                 self._origin = Origin(str(path), self._row)
                 self._row += batch.num_rows
-                return _shaped(batch, schema, path)
+                return shaped
         return None
 
     def size_hint(self) -> int | None:
-        counts = [self._file_rows(path) for path in self.files]
+        try:
+            counts = [self._file_rows(path) for path in self.files]
+        except _DAMAGED:
+            return None  # reported in its place, when the rows are read
         return None if None in counts else sum(count for count in counts if count is not None)
+
+    def memory_usage(self) -> int:
+        opened = self._opened
+        return opened.held_bytes() if opened is not None else 0
 
     def origin(self) -> Origin | None:
         return self._origin
@@ -96,37 +115,37 @@ class FileSource(Source):
         self._advance()
 
     def reset(self) -> None:
+        """Back to the first row."""
         self.close()
         self._file = self._row = 0
 
     def close(self) -> None:
-        if self._reader is not None:
-            self._close_reader(self._reader)
-        self._reader = None
-
-    def _close_reader(self, reader: Any) -> None:
-        if hasattr(reader, "close"):
-            reader.close()
+        """Let go of the open file. Reading again goes on where it was."""
+        if self._opened is not None:
+            self._opened.close()
+        self._opened = None
 
     def state_dict(self) -> State:
-        files = self.files
-        return {
-            "files": len(files),
-            "file": self._file,
-            "path": files[self._file].name if self._file < len(files) else None,
-            "row": self._row,
-        }
+        return self._list.state(self._file) | {"row": self._row}
 
     def load_state_dict(self, state: State) -> None:
-        files = self.files
-        path = files[state["file"]].name if state["file"] < len(files) else None
-        if state["files"] != len(files) or state["path"] != path:
-            raise ResumeError(
-                f"the state was saved in file {state['path']!r}, {state['file'] + 1} of {state['files']}; "
-                f"now there are {len(files)} files and that one is {path!r}; restore the same files"
-            )
+        self._list.check(state)
         self.close()
         self._file, self._row = state["file"], state["row"]
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _here(self, path: Path) -> Opened:
+        if self._opened is None:
+            opened = self._open(path)
+            self._opened = opened
+            passed = opened.skip(self._row) if self._row else 0
+            if passed < self._row:
+                raise ResumeError(
+                    f"{path} has {passed} rows now, and row {self._row} of it was asked for; "
+                    "restore the same file, or start from the beginning"
+                )
+        return self._opened
 
     def _advance(self) -> None:
         self.close()
@@ -137,38 +156,43 @@ class FileSource(Source):
         for path in self.files:
             try:
                 here = self._file_schema(path).remove_metadata()
-            except (pa.ArrowException, OSError) as error:
-                if isinstance(error, OSError) and error.errno is not None:
-                    raise
-                if len(self.files) == 1:
-                    raise DataError(f"the file is damaged or cut short: {error}", file=str(path), row=0) from error
+            except _DAMAGED as error:
+                failure = self._damaged(error, path, 0)
+                if len(self.files) == 1 or not isinstance(failure, DataError):
+                    raise failure from error
                 continue  # reported in its place, when its rows are read
-            if schema is None:
-                schema = here
-            elif not here.equals(schema):
-                try:
-                    schema = pa.unify_schemas([schema, here], promote_options="permissive")
-                except pa.ArrowException as error:
-                    raise SchemaError(f"{path} does not go together with the files before it: {error}") from error
+            try:
+                schema = here if schema is None else pa.unify_schemas([schema, here], promote_options="permissive")
+            except pa.ArrowException as error:
+                raise SchemaError(f"{path} does not go together with the files before it: {error}") from error
         return schema if schema is not None else pa.schema([])
 
+    def _damaged(self, error: Exception, path: Path, row: int) -> Exception:
+        if isinstance(error, OSError) and error.errno is not None:
+            return error  # missing, permission denied: the system's own message says it
+        if not path.stat().st_size:
+            return DataError("the file is empty (0 bytes); remove it", file=str(path))
+        return DataError(f"the file is damaged or cut short: {error}", file=str(path), row=row)
+
     def __repr__(self) -> str:
-        paths = self._paths
-        if isinstance(paths, list) and len(paths) > 2:
-            return f"{type(self).__name__}({len(paths)} paths)"
-        return f"{type(self).__name__}({', '.join(repr(str(p)) for p in (paths if isinstance(paths, list) else [paths]))})"
+        options = [f", {name}={value!r}" for name, value in self._shown.items() if value is not None]
+        return f"{type(self).__name__}({self._list}{''.join(options)})"
 
 
 def _shaped(batch: pa.RecordBatch, schema: pa.Schema, path: Path) -> pa.RecordBatch:
-    """A file's batch with the columns and types of all files."""
-    if batch.schema.equals(schema):
-        return batch
+    """A file's batch with the columns and types of all files, and without its metadata."""
     columns = []
     for field in schema:
         index = batch.schema.get_field_index(field.name)
         if index < 0:
             columns.append(pa.nulls(batch.num_rows, field.type))
-        else:
-            column = batch.column(index)
+            continue
+        column = batch.column(index)
+        try:
             columns.append(column if column.type == field.type else column.cast(field.type))
+        except pa.ArrowException as error:
+            raise SchemaError(
+                f"column {field.name!r} of {path} is {column.type} and does not fit {field.type}, "
+                f"the type that all files together have: {error}"
+            ) from error
     return pa.RecordBatch.from_arrays(columns, schema=schema)

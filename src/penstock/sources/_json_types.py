@@ -7,13 +7,24 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
-__all__ = ["JSON_TEXT", "TypeConflict", "conform", "infer", "merge", "storage", "without_timestamps"]
+__all__ = [
+    "JSON_TEXT",
+    "TypeConflictError",
+    "conform",
+    "has_json_text",
+    "infer",
+    "merge",
+    "parseable",
+    "parsed",
+    "storage",
+    "without_timestamps",
+]
 
 JSON_TEXT = pa.json_(pa.string())
 """Marks a place whose values have types that do not go together: they are kept as JSON text."""
 
 
-class TypeConflict(Exception):
+class TypeConflictError(Exception):
     """Two values at the same place that no Arrow type holds."""
 
     def __init__(self, path: str, first: pa.DataType, second: pa.DataType) -> None:
@@ -22,9 +33,10 @@ class TypeConflict(Exception):
 
 
 def merge(first: pa.DataType, second: pa.DataType, path: str, *, mixed: bool = False) -> pa.DataType:
-    """The narrowest type that holds both: null gives way, integers widen, structs and lists merge inside.
+    """The narrowest type that holds both: null gives way, integers widen to floats, structs and lists merge inside.
 
-    Types that do not go together raise `TypeConflict`, or become `JSON_TEXT` if `mixed`.
+    The order of merging makes no difference but for the order of fields, which is that of their first appearance.
+    Types that do not go together raise `TypeConflictError`, or become `JSON_TEXT` if `mixed`.
     """
     if first == second or pa.types.is_null(second):
         return first
@@ -40,7 +52,7 @@ def merge(first: pa.DataType, second: pa.DataType, path: str, *, mixed: bool = F
         return _merge_structs(first, second, path, mixed)
     if mixed:
         return JSON_TEXT
-    raise TypeConflict(path, first, second)
+    raise TypeConflictError(path, first, second)
 
 
 def infer(value: Any, path: str = "", *, mixed: bool = False) -> pa.DataType:
@@ -68,16 +80,30 @@ def infer(value: Any, path: str = "", *, mixed: bool = False) -> pa.DataType:
 
 
 def conform(value: Any, kind: pa.DataType) -> Any:
-    """A parsed value as the type wants it: whatever stands at a `JSON_TEXT` place becomes JSON text."""
+    """A parsed value as the type wants it: whatever stands at a `JSON_TEXT` place becomes JSON text.
+
+    A value of another type than the scan saw is left as it is, for Arrow to refuse.
+    """
     if value is None:
         return None
     if kind == JSON_TEXT:
         return orjson.dumps(value).decode()
-    if pa.types.is_list(kind):
+    if pa.types.is_list(kind) and isinstance(value, list):
         return [conform(item, kind.value_type) for item in value]
-    if pa.types.is_struct(kind):
+    if pa.types.is_struct(kind) and isinstance(value, dict):
         return {field.name: conform(value.get(field.name), field.type) for field in kind}
+    if pa.types.is_floating(kind) and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)  # Arrow refuses integers that a float cannot hold exactly, its JSON parser does not
     return value
+
+
+def has_json_text(kind: pa.DataType) -> bool:
+    """Whether any place in the type is kept as JSON text."""
+    if pa.types.is_list(kind):
+        return has_json_text(kind.value_type)
+    if pa.types.is_struct(kind):
+        return any(has_json_text(field.type) for field in kind)
+    return bool(kind == JSON_TEXT)
 
 
 def storage(kind: pa.DataType) -> pa.DataType:
@@ -89,6 +115,30 @@ def storage(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(kind):
         return pa.struct([(field.name, storage(field.type)) for field in kind])
     return kind
+
+
+def parseable(kind: pa.DataType) -> pa.DataType:
+    """The type to ask Arrow's JSON parser for: it makes broken arrays of lists in which there is nothing but null."""
+    if pa.types.is_list(kind):
+        return pa.list_(pa.string() if pa.types.is_null(kind.value_type) else parseable(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(parseable(field.type)) for field in kind])
+    return kind
+
+
+def parsed(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """What was parsed as `parseable(kind)`, as `kind`."""
+    if array.type == kind:
+        return array
+    if pa.types.is_null(kind):
+        if array.null_count < len(array):
+            raise ValueError("a value stands where every row had null")
+        return pa.nulls(len(array))
+    missing = array.is_null() if array.null_count else None
+    if pa.types.is_list(kind):
+        return pa.ListArray.from_arrays(array.offsets, parsed(array.values, kind.value_type), type=kind, mask=missing)
+    columns = [parsed(array.field(i), field.type) for i, field in enumerate(kind)]
+    return pa.StructArray.from_arrays(columns, fields=list(kind), mask=missing)
 
 
 def without_timestamps(kind: pa.DataType) -> pa.DataType:

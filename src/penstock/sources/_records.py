@@ -3,30 +3,38 @@
 The schema is made from *all* of the input before the first row leaves: a scan that parses every block and keeps only
 its types. It costs one more pass (a given `schema` saves it) and is why the type of a column never depends on which
 rows came first.
+
+A record's row number counts all records of its file from 0, blank ones too, so in a file of lines it is the line. The
+header of a CSV file is not counted.
 """
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.errors import DataError, ResumeError, SchemaError
-from penstock.files.listing import PathLike, list_files
-from penstock.files.records import Cutter
+from penstock.errors import ConfigError, DataError, ResumeError
+from penstock.files.listing import PathLike
 from penstock.memory.budget import parse_bytes
 from penstock.memory.pool import BufferPool
 from penstock.pipeline.stages import Block, Decoded, Origin, Rejected, Source, State
-from penstock.sources._blocks import BlockReader, Place, RawBlock
+from penstock.sources._blocks import BlockReader, Layout, Place, RawBlock
+from penstock.sources._listed import FileList
+from penstock.sources._schemas import check_columns, is_schema, project, schema_mark, schema_of
 
-__all__ = ["RecordSource"]
+__all__ = ["RecordSource", "check_utf8"]
 
 _SCAN_BYTES = 4 << 20
 _BATCH_BYTES = 1 << 20
+_MOST_ROW_BYTES = (1 << 31) - (1 << 20)
+_BAD = (pa.ArrowInvalid, pa.ArrowTypeError, ValueError, OverflowError)
 
 
 class RecordSource(Source):
@@ -38,119 +46,124 @@ class RecordSource(Source):
     def __init__(
         self,
         paths: PathLike | Iterable[PathLike],
-        cutter: Cutter,
         *,
         schema: pa.Schema | None,
+        columns: Sequence[str] | None = None,
         max_row_bytes: int | str,
         allow_empty: bool,
+        **shown: Any,
     ) -> None:
-        self._paths = paths if isinstance(paths, (str, Path)) else list(paths) if not hasattr(paths, "__fspath__") else paths
-        self._cutter = cutter
-        self._given_schema = schema
-        self._schema = schema
+        self._list = FileList(paths, self.suffixes)
+        self._columns = check_columns(columns)
+        self._schema = project(schema, self._columns, "the schema") if schema is not None else None
+        self._given = schema is not None
         self._max_row_bytes = parse_bytes(max_row_bytes)
+        if not 0 < self._max_row_bytes <= _MOST_ROW_BYTES:
+            raise ConfigError(f"max_row_bytes must be between 1 byte and 2047 MiB, got {max_row_bytes!r}")
         self._allow_empty = allow_empty
+        self._shown = {"columns": self._columns, **shown}
         self._pool = BufferPool("32 MiB")
-        self._files: list[Path] | None = None
+        self._layouts: dict[int, Layout] = {}
+        self._mark: str | None = None
+        """The schema the scan found, as the state keeps it."""
         self._reader: BlockReader | None = None
         self._start = Place()
-        self._pending: tuple[pa.RecordBatch, Origin] | None = None
-        self._pending_from = Place()
-        self._used_rows = 0
-        """Rows of the pending batch that `next_batch` has handed out, or that a resumed source has to pass over."""
+        self._pending: _Pending | None = None
         self._origin: Origin | None = None
 
-    # -- what a format has to say ------------------------------------------------------------------------------
+    # -- what a format has to say ------------------------------------------------------------------------------------
 
-    def _parse(self, data: pa.Buffer, block: Block) -> pa.RecordBatch:
-        """Whole records to a batch with the source's schema; raises ArrowInvalid if any of them is bad."""
+    def _lay_out(self, number: int) -> Layout:
+        """How a file is laid out."""
         raise NotImplementedError(type(self).__name__)
 
-    def _explain(self, record: bytes, error: Exception) -> tuple[str, str]:
+    def _parse(self, data: pa.Buffer, layout: Layout) -> pa.RecordBatch:
+        """Whole records to a batch with the source's schema, a row for each not blank one; ValueError if any is bad."""
+        raise NotImplementedError(type(self).__name__)
+
+    def _explain(self, record: bytes, layout: Layout, error: Exception) -> tuple[str, str]:
         """(kind, reason) of a record that does not parse by itself."""
         raise NotImplementedError(type(self).__name__)
 
-    def _scan(self, blocks: Iterator[tuple[Block, pa.Buffer]]) -> pa.Schema:
+    def _scan(self, blocks: Iterator[Block]) -> pa.Schema:
         """The schema that every record of the input fits."""
         raise NotImplementedError(type(self).__name__)
 
-    def _meta(self, file: int) -> dict[str, Any]:
-        """Facts about a file that its blocks need, such as the names in its header."""
-        return {}
+    def _learn(self, found: pa.Schema) -> None:
+        """Take over what the scan found, in this run or in the one that a state comes from."""
+        self._schema = found
 
-    def _begin(self, file: int) -> Place:
-        """Where the first record of a file stands: after its header."""
-        return Place(file)
-
-    # -- a source ----------------------------------------------------------------------------------------------
+    # -- a source ----------------------------------------------------------------------------------------------------
 
     @property
     def files(self) -> list[Path]:
         """The files this source reads, in order."""
-        if self._files is None:
-            self._files = list_files(self._paths, self.suffixes)
-        return self._files
+        return self._list.files
 
     @property
     def schema(self) -> pa.Schema:
         """The schema of every batch; scans the input the first time, unless it was given."""
         if self._schema is None:
-            self._schema = self._scan(self._all_blocks())
+            found = self._scan(self._all_blocks())
+            mark = schema_mark(found)
+            if self._mark is not None and self._mark != mark:
+                raise ResumeError(
+                    f"the columns of {self!r} are not those it had when the state was saved; "
+                    "restore the same files, or start without the state"
+                )
+            self._mark = mark
+            self._learn(found)
         return self._schema
 
     def next_block(self, max_bytes: int) -> Block | None:
         self.schema  # noqa: B018 - known before the first block is handed out, since decode runs on other threads
+        if self._pending is not None:
+            self.close()  # rows that `next_batch` has cut but not handed out come again
         raw = self._blocks().next(max_bytes)
         return self._block(raw) if raw is not None else None
 
     def decode(self, block: Block) -> Decoded:
-        if not block.meta["records"]:
+        records = block.meta["records"]
+        if not records:
             return Decoded(self._none())
         try:
-            batch = self._parse(block.data, block)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, UnicodeDecodeError, ValueError) as error:
-            return self._rescue(block, error)
-        if batch.num_rows == block.meta["records"]:
-            return Decoded(batch)
-        return Decoded(batch, rows=tuple(i for i, (a, b) in enumerate(self._spans(block.data)) if not _blank(block.data, a, b)))
+            batch = self._parse(block.data, block.meta["layout"])
+        except _BAD:
+            return self._rescue(block)
+        return Decoded(batch, rows=tuple(_Spans(block).filled()) if batch.num_rows < records else None)
 
     def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
-        """Rows without an engine around them; a bad record raises."""
+        """Rows without an engine around them. A bad record raises in its place; the next call goes on behind it."""
         while self._pending is None:
-            self._pending_from = self._reader.place if self._reader is not None else self._start
             block = self.next_block(_BATCH_BYTES)
             if block is None:
                 return None
             decoded = self.decode(block)
-            if decoded.rejected:
-                bad = decoded.rejected[0]
-                raise DataError(bad.reason, file=bad.file, row=bad.row, offset=bad.offset)
-            if decoded.batch.num_rows > self._used_rows:
-                self._pending = (decoded.batch, block.origin)
-            else:
-                self._used_rows -= decoded.batch.num_rows
-        batch, origin = self._pending
-        part = batch.slice(self._used_rows, max_rows)
-        self._origin = Origin(origin.file, origin.row + self._used_rows)
-        self._used_rows += part.num_rows
-        if self._used_rows == batch.num_rows:
-            self._pending, self._used_rows = None, 0
-        return part
+            if decoded.batch.num_rows or decoded.rejected:
+                self._pending = _Pending(block, decoded)
+        pending = self._pending
+        try:
+            batch, self._origin = pending.take(max_rows)
+        finally:
+            if pending.over:
+                self._pending = None
+        return batch
 
     def origin(self) -> Origin | None:
         return self._origin
 
     def offset_of(self, block: Block, row: int) -> int | None:
-        spans = self._spans(block.data)
-        return (block.origin.offset or 0) + spans[row][0] if row < len(spans) else None
+        starts = _Spans(block).starts
+        return (block.origin.offset or 0) + int(starts[row]) if row < len(starts) else None
 
     def skip_file(self) -> None:
         """After an error: go on behind the record, or the file, that it was about."""
         self._blocks().skip_bad()
 
     def memory_usage(self) -> int:
-        held = self._reader.held_bytes if self._reader is not None else 0
-        return held + self._pool.stats().free_bytes + (self._pending[0].nbytes if self._pending else 0)
+        reader, pending = self._reader, self._pending
+        held = reader.held_bytes if reader is not None else 0
+        return held + self._pool.stats().free_bytes + (pending.nbytes if pending is not None else 0)
 
     def reset(self) -> None:
         """Back to the first record."""
@@ -158,56 +171,32 @@ class RecordSource(Source):
         self._start = Place()
 
     def close(self) -> None:
+        """Let go of the open file. Reading again goes on where it was."""
+        self._start = self._place()
         if self._reader is not None:
             self._reader.close()
-        self._reader = None
-        self._pending, self._used_rows = None, 0
+        self._reader = self._pending = None
 
     def state_dict(self) -> State:
-        place = self._reader.place if self._reader is not None else self._start
-        if self._pending is not None:
-            place = self._pending_from
-        files = self.files
-        return {
-            "files": len(files),
-            "file": place.file,
-            "path": files[place.file].name if place.file < len(files) else None,
-            "offset": place.offset,
-            "row": place.row,
-            "used_rows": self._used_rows,
-            "schema": _schema_text(self._schema),
-        }
+        place = self._place()
+        return self._list.state(place.file) | {"offset": place.offset, "row": place.row, "schema": self._mark}
 
     def load_state_dict(self, state: State) -> None:
-        files = self.files
-        if state["files"] != len(files):
-            raise ResumeError(
-                f"the state was saved with {state['files']} input files, now there are {len(files)}; "
-                "restore the same files, or start without the state"
-            )
-        if state["file"] < len(files) and files[state["file"]].name != state["path"]:
-            raise ResumeError(
-                f"file {state['file']} of the input was {state['path']!r} when the state was saved and is "
-                f"{files[state['file']].name!r} now; restore the same files, or start without the state"
-            )
+        self._list.check(state)
         self.close()
-        if self._given_schema is None and state["schema"] is not None:
-            self._schema = _text_schema(state["schema"])
         self._start = Place(state["file"], state["offset"], state["row"])
-        self._check_size()
-        self._used_rows = state["used_rows"]
+        if not self._given and state["schema"] is not None:
+            self._mark, self._schema = state["schema"], None
+            if is_schema(state["schema"]):
+                self._learn(schema_of(state["schema"]))
 
-    # -- inside ------------------------------------------------------------------------------------------------
+    # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _check_size(self) -> None:
-        """An uncompressed file that has become shorter than the saved offset is not the same file."""
-        start, files = self._start, self.files
-        if start.file < len(files) and start.offset and files[start.file].suffix in self.suffixes:
-            size = files[start.file].stat().st_size
-            if size < start.offset:
-                raise ResumeError(
-                    f"{files[start.file]} has {size} bytes now, the state was saved {start.offset} bytes into it"
-                )
+    def _place(self) -> Place:
+        """The first record that has not been handed out."""
+        if self._pending is not None:
+            return self._pending.place()
+        return self._reader.place if self._reader is not None else self._start
 
     def _blocks(self) -> BlockReader:
         if self._reader is None:
@@ -217,15 +206,19 @@ class RecordSource(Source):
     def _new_reader(self, place: Place) -> BlockReader:
         return BlockReader(
             self.files,
-            self._cutter,
+            self._layout,
             pool=self._pool,
             max_row_bytes=self._max_row_bytes,
             allow_empty=self._allow_empty,
             place=place,
-            begin=self._begin,
         )
 
-    def _all_blocks(self) -> Iterator[tuple[Block, pa.Buffer]]:
+    def _layout(self, number: int) -> Layout:
+        if number not in self._layouts:
+            self._layouts[number] = self._lay_out(number)
+        return self._layouts[number]
+
+    def _all_blocks(self) -> Iterator[Block]:
         reader = self._new_reader(Place())
         try:
             while True:
@@ -236,57 +229,51 @@ class RecordSource(Source):
                     continue
                 if raw is None:
                     return
-                block = self._block(raw)
-                yield block, block.data
+                yield self._block(raw)
         finally:
             reader.close()
 
     def _block(self, raw: RawBlock) -> Block:
-        origin = Origin(str(self.files[raw.file]), raw.row, raw.offset)
-        return Block(origin, raw.data, raw.data.size, {"records": raw.records, **self._meta(raw.file)})
+        place = raw.place
+        origin = Origin(str(self.files[place.file]), place.row, place.offset)
+        meta = {"records": raw.records, "file": place.file, "layout": self._layout(place.file)}
+        return Block(origin, raw.data, raw.data.size, meta)
 
-    def _spans(self, data: pa.Buffer) -> list[tuple[int, int]]:
-        """(start, end) of each record in a stretch of whole records."""
-        ends = self._cutter.ends(np.frombuffer(data, np.uint8)).tolist()
-        if not ends or ends[-1] < data.size:
-            ends.append(data.size)
-        return list(zip([0, *ends], ends))
-
-    def _rescue(self, block: Block, error: Exception) -> Decoded:
+    def _rescue(self, block: Block) -> Decoded:
         """Parse what can be parsed: halve the block until each bad record stands alone."""
-        spans = self._spans(block.data)
+        spans, layout = _Spans(block), block.meta["layout"]
+        filled = spans.filled()
         good: list[pa.RecordBatch] = []
         rows: list[int] = []
         rejected: list[Rejected] = []
-        todo = [(0, len(spans))]
+        todo = [filled] if filled else []
         while todo:
-            first, last = todo.pop()
-            start, stop = spans[first][0], spans[last - 1][1]
-            if _blank(block.data, start, stop):
-                continue
+            part = todo.pop()
+            data = spans.slice(part[0], part[-1])
             try:
-                batch = self._parse(block.data.slice(start, stop - start), block)
-            except (pa.ArrowInvalid, pa.ArrowTypeError, UnicodeDecodeError, ValueError) as failure:
-                if last - first == 1:
-                    rejected.append(self._reject(block, first, start, stop, failure))
+                batch = self._parse(data, layout)
+            except _BAD as error:
+                if len(part) == 1:
+                    rejected.append(self._reject(block, part[0], spans, data, error))
                 else:
-                    middle = (first + last) // 2
-                    todo += [(middle, last), (first, middle)]
+                    middle = len(part) // 2
+                    todo += [part[middle:], part[:middle]]
                 continue
             good.append(batch)
-            rows += [i for i in range(first, last) if not _blank(block.data, *spans[i])][: batch.num_rows]
-        if not rejected and not good:
-            raise error
+            rows += part
         return Decoded(pa.concat_batches(good) if good else self._none(), tuple(rejected), tuple(rows))
 
-    def _reject(self, block: Block, index: int, start: int, stop: int, error: Exception) -> Rejected:
-        record = block.data.slice(start, stop - start).to_pybytes().strip(b"\r\n")
-        kind, reason = self._explain(record, error)
-        origin = block.origin
+    def _reject(self, block: Block, row: int, spans: _Spans, data: pa.Buffer, error: Exception) -> Rejected:
+        record = data.to_pybytes().rstrip(b"\r\n")
+        wrong_bytes = _what_is_not_utf8(record)
+        if wrong_bytes is not None:
+            kind, reason = "invalid UTF-8", wrong_bytes
+        else:
+            kind, reason = self._explain(record, block.meta["layout"], error)
         return Rejected(
-            file=origin.file,
-            row=origin.row + index,
-            offset=(origin.offset or 0) + start,
+            file=block.origin.file,
+            row=block.origin.row + row,
+            offset=(block.origin.offset or 0) + int(spans.starts[row]),
             stage=f"reading {self.format_name}",
             kind=kind,
             reason=reason,
@@ -297,7 +284,80 @@ class RecordSource(Source):
         return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in self.schema], schema=self.schema)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({_shown(self._paths)})"
+        options = [f", {name}={value!r}" for name, value in self._shown.items() if value is not None]
+        return f"{type(self).__name__}({self._list}{''.join(options)})"
+
+
+class _Spans:
+    """Where the records of a block stand."""
+
+    def __init__(self, block: Block) -> None:
+        self._data: pa.Buffer = block.data
+        self._cutter = block.meta["layout"].cutter
+        self.starts: npt.NDArray[np.int64]
+        self.starts, self._stops = self._cutter.spans(np.frombuffer(block.data, np.uint8))
+
+    def filled(self) -> list[int]:
+        """The numbers of the records that are not blank."""
+        view, blank = memoryview(self._data), self._cutter.blank
+        spans = zip(self.starts.tolist(), self._stops.tolist())
+        # Most records show in their first bytes that they are not blank.
+        return [
+            number
+            for number, (start, stop) in enumerate(spans)
+            if not blank(bytes(view[start : min(stop, start + 64)])) or not blank(bytes(view[start:stop]))
+        ]
+
+    def slice(self, first: int, last: int) -> pa.Buffer:
+        """The bytes from the first of these records to the end of the last."""
+        start = int(self.starts[first])
+        return self._data.slice(start, int(self._stops[last]) - start)
+
+
+class _Pending:
+    """A decoded block that is handed out in parts: its rows and its bad records, in the order of the file."""
+
+    def __init__(self, block: Block, decoded: Decoded) -> None:
+        self._block, self._batch = block, decoded.batch
+        self._rows: Sequence[int] = decoded.rows if decoded.rows is not None else range(decoded.batch.num_rows)
+        self._bad = deque(decoded.rejected)
+        self._used = 0
+        self._spans: _Spans | None = None
+
+    @property
+    def over(self) -> bool:
+        return self._used == len(self._rows) and not self._bad
+
+    @property
+    def nbytes(self) -> int:
+        return int(self._batch.nbytes)
+
+    def take(self, max_rows: int) -> tuple[pa.RecordBatch, Origin]:
+        """The next rows and where they come from; raises for a bad record that stands before them."""
+        first = self._next_bad()
+        before = bisect_left(self._rows, first) if first is not None else len(self._rows)
+        if self._used == before:
+            bad = self._bad.popleft()
+            raise DataError(bad.reason, file=bad.file, row=bad.row, offset=bad.offset)
+        part = self._batch.slice(self._used, min(max_rows, before - self._used))
+        origin = self._block.origin
+        row = origin.row + self._rows[self._used]
+        self._used += part.num_rows
+        return part, Origin(origin.file, row)
+
+    def place(self) -> Place:
+        """The next record, good or bad."""
+        if self._spans is None:
+            self._spans = _Spans(self._block)
+        following = [self._rows[self._used]] if self._used < len(self._rows) else []
+        bad = self._next_bad()
+        number = min([*following, *([bad] if bad is not None else [])])
+        origin = self._block.origin
+        offset = (origin.offset or 0) + int(self._spans.starts[number])
+        return Place(self._block.meta["file"], offset, origin.row + number)
+
+    def _next_bad(self) -> int | None:
+        return (self._bad[0].row or 0) - self._block.origin.row if self._bad else None
 
 
 def check_utf8(data: pa.Buffer) -> None:
@@ -308,39 +368,10 @@ def check_utf8(data: pa.Buffer) -> None:
     pa.Array.from_buffers(pa.large_binary(), 1, [None, offsets, data]).cast(pa.large_string())
 
 
-def unfit(schema: pa.Schema, row: dict[str, Any]) -> str | None:
-    """Which column of a row does not fit a schema, in words."""
-    for name, value in row.items():
-        index = schema.get_field_index(name)
-        if index < 0:
-            return f"field {name!r} is not in the schema, which has {schema.names}"
-        try:
-            pa.array([value], schema.field(index).type)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-            return f"column {name!r} holds {value!r:.80}, which is not {schema.field(index).type}"
+def _what_is_not_utf8(record: bytes) -> str | None:
+    """The first byte of a record that is not UTF-8, in words."""
+    try:
+        record.decode()
+    except UnicodeDecodeError as bad:
+        return f"not valid UTF-8: byte {record[bad.start]:#04x} at position {bad.start}"
     return None
-
-
-def require_columns(schema: pa.Schema, names: Iterable[str], file: str) -> None:
-    """Every column that was asked for must be there."""
-    for name in names:
-        if name not in schema.names:
-            raise SchemaError(f"column {name!r} not in {file}; it has {schema.names}")
-
-
-def _blank(data: pa.Buffer, start: int, stop: int) -> bool:
-    return stop - start < 4096 and not data.slice(start, stop - start).to_pybytes().strip()
-
-
-def _shown(paths: Any) -> str:
-    if isinstance(paths, list) and len(paths) > 2:
-        return f"{len(paths)} paths"
-    return ", ".join(repr(str(path)) for path in (paths if isinstance(paths, list) else [paths]))
-
-
-def _schema_text(schema: pa.Schema | None) -> str | None:
-    return base64.b64encode(schema.serialize()).decode() if schema is not None else None
-
-
-def _text_schema(text: str) -> pa.Schema:
-    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,25 +15,34 @@ import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 
 from penstock.errors import ConfigError, DataError, SchemaError
-from penstock.files.compression import open_input
 from penstock.files.listing import PathLike, split_suffix
 from penstock.files.records import CsvRecords
 from penstock.pipeline.functions import arrow_schema
 from penstock.pipeline.stages import Block
-from penstock.sources._blocks import Place
-from penstock.sources._records import RecordSource, check_utf8, require_columns
+from penstock.sources._blocks import BlockReader, Layout, Place
+from penstock.sources._records import RecordSource, check_utf8
+from penstock.sources._schemas import project
 
 __all__ = ["CsvSource"]
 
-_HEADER_BYTES = 1 << 22
+
+@dataclass(frozen=True, slots=True)
+class CsvLayout(Layout):
+    """A CSV file: also its column names and what separates them."""
+
+    names: tuple[str, ...]
+    delimiter: str
 
 
 class CsvSource(RecordSource):
     """Comma separated values with quotes, quoted newlines and a header line; `.tsv` files are tab separated.
 
-    Types come from all rows: a column is integer, float, boolean, date or timestamp only if every value is, and text
-    otherwise. An empty cell is null. In columns that are not text, `NA`, `null`, `NaN` and the like are null too;
-    in text they are text. Give `schema` to choose the types and save the scan, `names` for files without a header.
+    Types come from all rows: a column is integer, float, boolean (`true` and `false`), date, time or timestamp only if
+    every value is, and text otherwise. An empty cell is null, a blank line is no row. In columns that are not text,
+    `NA`, `null`, `NaN` and the like are null too; in text they are text. Give `schema` to choose the types (text, to
+    keep the zeros of `007`) and save the scan, `names` for files without a header.
+
+    Files may have their columns in different orders. Without a `schema` a column that some of them lack is null there.
     """
 
     suffixes: ClassVar[tuple[str, ...]] = (".csv", ".tsv")
@@ -48,138 +59,189 @@ class CsvSource(RecordSource):
         max_row_bytes: int | str = "64 MiB",
         allow_empty: bool = False,
     ) -> None:
-        if delimiter is not None and len(delimiter) != 1:
-            raise ConfigError(f"delimiter must be one character, got {delimiter!r}")
+        if delimiter is not None and (len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n'):
+            raise ConfigError(f"delimiter must be one ASCII character, no quote and no line end, got {delimiter!r}")
         super().__init__(
             paths,
-            CsvRecords(),
             schema=arrow_schema(schema),
+            columns=columns,
             max_row_bytes=max_row_bytes,
             allow_empty=allow_empty,
+            delimiter=delimiter,
+            names=list(names) if names is not None else None,
         )
         self._delimiter = delimiter
-        self._names = list(names) if names is not None else None
-        self._columns = list(columns) if columns is not None else None
-        self._headers: dict[int, list[str]] = {}
+        self._names = _distinct(tuple(names), "names") if names is not None else None
+        if self._schema is not None:
+            _refuse_unreadable(self._schema)
 
-    def _begin(self, file: int) -> Place:
-        if self._names is not None:
-            return Place(file)
-        return Place(file, self._header(file)[1])
+    def _lay_out(self, number: int) -> CsvLayout:
+        path = self.files[number]
+        delimiter = self._delimiter or ("\t" if split_suffix(path)[0] == ".tsv" else ",")
+        begin, cutter = 0, CsvRecords(delimiter)
+        names = self._names
+        if names is None:
+            begin, names = self._header(number, cutter, delimiter)
+        if self._schema is not None and self._given and names:
+            _check_columns(names, self._schema.names, str(path), may_have_more=self._columns is not None)
+        return CsvLayout(begin, cutter, names, delimiter)
 
-    def _meta(self, file: int) -> dict[str, Any]:
-        return {"names": self._names or self._header(file)[0], "delimiter": self._separator(file)}
-
-    def _separator(self, file: int) -> str:
-        return self._delimiter or ("\t" if split_suffix(self.files[file])[0] == ".tsv" else ",")
-
-    def _header(self, file: int) -> tuple[list[str], int]:
-        """The names in a file's first line, and where its first record begins."""
-        path = self.files[file]
-        reader = open_input(path)
+    def _header(self, number: int, cutter: CsvRecords, delimiter: str) -> tuple[int, tuple[str, ...]]:
+        """Where a file's first record begins, and the names in the line before it."""
+        path = self.files[number]
+        reader = BlockReader(
+            [path],
+            lambda _: Layout(0, cutter),
+            pool=self._pool,
+            max_row_bytes=self._max_row_bytes,
+            allow_empty=True,
+            place=Place(),
+        )
         try:
-            scratch = np.empty(_HEADER_BYTES if path.stat().st_size > _HEADER_BYTES else 1 << 16, np.uint8)
-            filled = 0
-            while filled < len(scratch) and (got := reader.readinto(memoryview(scratch)[filled:])):  # type: ignore[arg-type]
-                filled += got
-                end, _ = self._cutter.cut(scratch[:filled])
-                if end:
-                    break
-        except OSError as error:
-            if error.errno is not None:
-                raise
-            raise DataError(f"cannot be decompressed: {error}", file=str(path), row=0, offset=0) from error
+            block = reader.next(1 << 14)
         finally:
             reader.close()
-        ends = self._cutter.ends(scratch[:filled])
-        stop = int(ends[0]) if len(ends) else filled
-        if not filled:
-            return [], 0
-        try:
-            text = scratch[:stop].tobytes().removeprefix(b"\xef\xbb\xbf").decode()
-        except UnicodeDecodeError as error:
-            raise DataError(f"the header is not valid UTF-8 ({error.reason})", file=str(path), row=0, offset=0) from error
-        names = next(csv.reader(io.StringIO(text), delimiter=self._separator(file)), [])
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise DataError(f"the header names {twice[0]!r} twice", file=str(path), row=0, offset=0)
-        self._headers[file] = names
-        return names, stop
+        if block is None:
+            return 0, ()
+        starts, stops = cutter.spans(np.frombuffer(block.data, np.uint8))
+        for start, stop in zip(starts.tolist(), stops.tolist()):
+            line = block.data.slice(start, stop - start).to_pybytes()
+            if not cutter.blank(line):
+                try:
+                    names = next(csv.reader(io.StringIO(line.decode(), newline="\n"), delimiter=delimiter))
+                    return block.place.offset + stop, _distinct(tuple(names), "the header")
+                except (UnicodeDecodeError, csv.Error, ConfigError) as error:
+                    raise DataError(
+                        f"the header cannot be read: {error}", file=str(path), offset=block.place.offset + start
+                    ) from error
+        return 0, ()
 
-    def _parse(self, data: pa.Buffer, block: Block) -> pa.RecordBatch:
+    def _parse(self, data: pa.Buffer, layout: Layout) -> pa.RecordBatch:
         check_utf8(data)
-        schema = self.schema
-        names = block.meta["names"]
-        require_columns(pa.schema([(name, pa.string()) for name in names]), schema.names, block.origin.file)
-        if self._columns is None and len(names) > len(schema):
-            extra = [name for name in names if name not in schema.names]
-            raise SchemaError(f"{block.origin.file} has columns {extra} that the schema lacks; it has {schema.names}")
-        table = self._read(data, block, {field.name: field.type for field in schema}).select(schema.names)
-        batches = table.combine_chunks().to_batches()
-        if not batches:
-            return self._none()
-        return pa.RecordBatch.from_arrays([_empty_is_null(column) for column in batches[0].columns], schema=schema)
-
-    def _read(self, data: pa.Buffer, block: Block, types: dict[str, pa.DataType] | None) -> pa.Table:
-        return pcsv.read_csv(
-            pa.BufferReader(data),
-            pcsv.ReadOptions(use_threads=False, column_names=block.meta["names"], block_size=data.size + 1),
-            pcsv.ParseOptions(delimiter=block.meta["delimiter"], newlines_in_values=True),
-            pcsv.ConvertOptions(column_types=types, strings_can_be_null=False, check_utf8=False),
+        convert = pcsv.ConvertOptions(
+            column_types=self.schema,
+            include_columns=self.schema.names,
+            include_missing_columns=True,
+            strings_can_be_null=False,
+            check_utf8=False,
         )
+        _, count = layout.cutter.prepare(np.frombuffer(data, np.uint8))
+        table = _read(data, layout, convert)
+        if table.num_rows != count:
+            raise ValueError(f"{table.num_rows} rows stand where {count} should")
+        columns = [_empty_is_null(table[name].combine_chunks()) for name in self.schema.names]
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
-    def _explain(self, record: bytes, error: Exception) -> tuple[str, str]:
-        try:
-            record.decode()
-        except UnicodeDecodeError as bad:
-            return "invalid UTF-8", f"not valid UTF-8: byte {record[bad.start]:#04x} at position {bad.start}"
-        message = str(error)
+    def _explain(self, record: bytes, layout: Layout, error: Exception) -> tuple[str, str]:
+        message = str(error).removeprefix("CSV parse error: ").removeprefix("Row #1: ")
         if "Expected" in message and "columns" in message:
-            return "wrong number of columns", f"{message.removeprefix('CSV parse error: ')}"
-        return "does not fit the schema", message
+            return "wrong number of columns", message
+        if "rows stand where" in message:
+            return "bare carriage return", "a line end inside a record: lines must end in \\n or \\r\\n, or be quoted"
+        return "does not fit the schema", self._misfit(record, layout) or message
 
-    def _scan(self, blocks: Iterator[tuple[Block, pa.Buffer]]) -> pa.Schema:
-        kinds: dict[str, pa.DataType] = {}
-        for block, data in blocks:
-            for field in self._infer(block, data):
-                kinds[field.name] = _widen(kinds.get(field.name, pa.null()), field.type)
-        if not kinds and self.files:
-            kinds = dict.fromkeys(self._names or self._header(0)[0], pa.null())
-        names = self._columns if self._columns is not None else list(kinds)
-        schema = pa.schema(list(kinds.items()))
-        require_columns(schema, names, str(self.files[0]))
-        return pa.schema([schema.field(name) for name in names])
+    def _misfit(self, record: bytes, layout: Layout) -> str | None:
+        """Which column of a record does not fit the schema, in words."""
+        assert isinstance(layout, CsvLayout)
+        cells = next(csv.reader(io.StringIO(record.decode(), newline="\n"), delimiter=layout.delimiter), [])
+        for name, cell in zip(layout.names, cells):
+            index = self.schema.get_field_index(name)
+            if index >= 0:
+                kind = self.schema.field(index).type
+                convert = pcsv.ConvertOptions(column_types={name: kind}, include_columns=[name], check_utf8=False)
+                try:
+                    _read(pa.py_buffer(record), layout, convert)
+                except pa.ArrowInvalid:
+                    return f"column {name!r} holds {cell!r:.80}, which is not {kind}"
+        return None
 
-    def _infer(self, block: Block, data: pa.Buffer) -> list[pa.Field]:
-        try:
-            return list(self._read(data, block, None).schema)
-        except pa.ArrowInvalid:
-            pass  # bad records: look at the good ones by themselves, the others are reported when the rows are read
+    def _scan(self, blocks: Iterator[Block]) -> pa.Schema:
         kinds: dict[str, pa.DataType] = {}
-        todo = [self._spans(data)]
+        for block in blocks:
+            for name, kind in self._infer(block):
+                kinds[name] = _widen(kinds.get(name, pa.null()), kind)
+        for number in range(len(self.files)):
+            with contextlib.suppress(DataError):  # reported in its place, when the rows are read
+                for name in self._layout(number).names:  # type: ignore[attr-defined]
+                    kinds.setdefault(name, pa.null())  # a header without rows
+        return project(pa.schema(list(kinds.items())), self._columns, str(self._list))
+
+    def _infer(self, block: Block) -> Iterator[tuple[str, pa.DataType]]:
+        """The types of the columns in a block, without its bad records, which are reported when the rows are read."""
+        layout = block.meta["layout"]
+        # 0 and 1 are numbers, or a column of them would change its type with the first `true` in the same block.
+        convert = pcsv.ConvertOptions(
+            true_values=["true", "True", "TRUE"],
+            false_values=["false", "False", "FALSE"],
+            strings_can_be_null=False,
+            check_utf8=False,
+        )
+        data = np.frombuffer(block.data, np.uint8)
+        starts, stops = layout.cutter.spans(data)
+        todo = [(0, len(starts))]
         while todo:
-            spans = todo.pop()
-            start, stop = spans[0][0], spans[-1][1]
+            first, last = todo.pop()
+            part = block.data.slice(int(starts[first]), int(stops[last - 1] - starts[first]))
             try:
-                for field in self._read(data.slice(start, stop - start), block, None).schema:
-                    kinds[field.name] = _widen(kinds.get(field.name, pa.null()), field.type)
+                check_utf8(part)
+                yield from ((field.name, field.type) for field in _read(part, layout, convert).schema)
             except pa.ArrowInvalid:
-                if len(spans) > 1:
-                    todo += [spans[len(spans) // 2 :], spans[: len(spans) // 2]]
-        return [pa.field(name, kind) for name, kind in kinds.items()]
+                if last - first > 1:
+                    middle = (first + last) // 2
+                    todo += [(middle, last), (first, middle)]
+
+
+def _read(data: pa.Buffer, layout: Layout, convert: pcsv.ConvertOptions) -> pa.Table:
+    assert isinstance(layout, CsvLayout)
+    return pcsv.read_csv(
+        pa.BufferReader(data),
+        pcsv.ReadOptions(use_threads=False, column_names=list(layout.names), block_size=data.size + 1),
+        pcsv.ParseOptions(delimiter=layout.delimiter, newlines_in_values=True),
+        convert,
+    )
+
+
+def _distinct(names: tuple[str, ...], where: str) -> tuple[str, ...]:
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise ConfigError(f"{where} has {twice[0]!r} twice")
+    return names
+
+
+def _check_columns(names: Sequence[str], wanted: Sequence[str], file: str, *, may_have_more: bool) -> None:
+    """A file must have the columns of a schema that was given, and no others unless `columns` chose among them."""
+    missing = [name for name in wanted if name not in names]
+    if missing:
+        raise SchemaError(f"column {missing[0]!r} not in {file}; it has {list(names)}")
+    extra = [name for name in names if name not in wanted]
+    if extra and not may_have_more:
+        raise SchemaError(f"{file} has columns {extra} that the schema lacks; add them, or pass columns=")
+
+
+def _refuse_unreadable(schema: pa.Schema) -> None:
+    for field in schema:
+        try:
+            pcsv.read_csv(
+                pa.BufferReader(b'""\n'),
+                pcsv.ReadOptions(column_names=[field.name]),
+                convert_options=pcsv.ConvertOptions(column_types={field.name: field.type}),
+            )
+        except pa.ArrowNotImplementedError as error:
+            raise SchemaError(f"column {field.name!r}: CSV cannot be read as {field.type}") from error
 
 
 def _widen(first: pa.DataType, second: pa.DataType) -> pa.DataType:
-    """A type that reads both columns; text reads everything."""
+    """The type that Arrow finds for both columns together, in whatever order they are seen; text reads everything."""
     if first == second or pa.types.is_null(second):
         return first
     if pa.types.is_null(first):
         return second
     if {first, second} == {pa.int64(), pa.float64()}:
         return pa.float64()
-    temporal = [kind for kind in (first, second) if pa.types.is_timestamp(kind) or pa.types.is_date(kind)]
-    if len(temporal) == 2 and {getattr(kind, "tz", None) for kind in temporal} == {None}:
-        return pa.timestamp("ns") if pa.timestamp("ns") in temporal else pa.timestamp("s")
+    zones = {getattr(kind, "tz", None) for kind in (first, second)}
+    if all(pa.types.is_timestamp(kind) or pa.types.is_date(kind) for kind in (first, second)) and len(zones) == 1:
+        fine = any(pa.types.is_timestamp(kind) and kind.unit == "ns" for kind in (first, second))
+        return pa.timestamp("ns" if fine else "s", zones.pop())
     return pa.string()
 
 

@@ -2,30 +2,51 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.json as pj
 
 from penstock.errors import ConfigError, SchemaError
+from penstock.files.compression import DamagedStreamError, open_input
 from penstock.files.listing import PathLike
-from penstock.files.records import Cutter, JsonItems, Lines
+from penstock.files.records import JsonItems, JsonLines
 from penstock.pipeline.functions import arrow_schema
 from penstock.pipeline.stages import Block
-from penstock.sources._json_types import TypeConflict, conform, infer, merge, storage, without_timestamps
-from penstock.sources._records import RecordSource, check_utf8, require_columns, unfit
+from penstock.sources._blocks import Layout
+from penstock.sources._json_types import (
+    TypeConflictError,
+    conform,
+    has_json_text,
+    infer,
+    merge,
+    parseable,
+    parsed,
+    storage,
+    without_timestamps,
+)
+from penstock.sources._records import RecordSource, check_utf8
+from penstock.sources._schemas import project
+from penstock.types import Schema, from_rows
 
 __all__ = ["JsonSource", "JsonlSource"]
+
+_SCAN_CHUNK_BYTES = 1 << 20
 
 
 class JsonlSource(RecordSource):
     """One JSON object a line: a file, a directory, a glob or a list of them, compressed or not.
 
     Fields may be nested, ragged, null at first or appear late: the schema is made from all rows (see `schema` to give
-    it and save the scan). A field whose types do not go together, such as text here and a list there, is an error that
-    names the rows; `mixed="json"` keeps such fields as JSON text instead. Strings that look like dates stay strings.
+    it and save the scan). Which columns there are and their types depend on nothing but the set of rows; their order is
+    that of first appearance. Integers and floats together are floats, as are integers beyond 64 bits. Strings that look
+    like dates stay strings. A field whose types do not go together, such as text here and a list there, is an error
+    that names the row; `mixed="json"` keeps such fields as JSON text instead, and takes several times as long if there
+    are any.
 
     Reading goes block by block; parsing happens in the pipeline's workers.
     """
@@ -48,128 +69,199 @@ class JsonlSource(RecordSource):
             raise ConfigError(f"mixed must be 'error' or 'json', got {mixed!r}")
         super().__init__(
             paths,
-            self._new_cutter(),
             schema=arrow_schema(schema),
+            columns=columns,
             max_row_bytes=max_row_bytes,
             allow_empty=allow_empty,
+            mixed=mixed if mixed != "error" else None,
         )
-        self._columns = list(columns) if columns is not None else None
         self._mixed = mixed == "json"
-        self._marked: pa.StructType | None = None
+        self._json_text: pa.StructType | None = None
+        """The row type, if some of its places are kept as JSON text."""
+        self._by_rows = self._given and not _parses_natively(self._schema)
 
-    def _new_cutter(self) -> Cutter:
-        return Lines()
+    def _lay_out(self, number: int) -> Layout:
+        return Layout(0, JsonLines())
 
-    def _parse(self, data: pa.Buffer, block: Block) -> pa.RecordBatch:
+    def _learn(self, found: pa.Schema) -> None:
+        row = pa.struct(list(found))
+        self._json_text = row if has_json_text(row) else None
+        self._by_rows = self._json_text is not None
+        super()._learn(pa.schema(list(storage(row))))
+
+    # -- parsing -----------------------------------------------------------------------------------------------------
+
+    def _parse(self, data: pa.Buffer, layout: Layout) -> pa.RecordBatch:
         check_utf8(data)
-        if self._mixed and self._given_schema is None:
-            return self._parse_mixed(data, block)
+        ready, count = layout.cutter.prepare(np.frombuffer(data, np.uint8))
+        if self._by_rows:
+            return self._parse_rows([_loads(record) for _, record in _records(ready, layout)])
+        return self._read(pa.py_buffer(ready), self.schema, count)
+
+    def _read(self, data: pa.Buffer, schema: pa.Schema, count: int) -> pa.RecordBatch:
         table = pj.read_json(
             pa.BufferReader(data),
             pj.ReadOptions(use_threads=False, block_size=data.size + 1),
             pj.ParseOptions(
-                explicit_schema=self.schema,
+                explicit_schema=pa.schema([field.with_type(parseable(field.type)) for field in schema]),
                 newlines_in_values=not self._one_a_line,
-                unexpected_field_behavior="ignore" if self._columns is not None else "error",
+                unexpected_field_behavior="error" if self._columns is None else "ignore",
             ),
         )
-        batches = table.combine_chunks().to_batches()
-        return batches[0] if batches else self._none()
+        columns = [parsed(table[field.name].combine_chunks(), field.type) for field in schema]
+        batch = pa.RecordBatch.from_arrays(columns, schema=schema)
+        if batch.num_rows != count:
+            raise ValueError(f"{batch.num_rows} rows stand where {count} should")
+        return batch
 
-    def _parse_mixed(self, data: pa.Buffer, block: Block) -> pa.RecordBatch:
-        kinds = self._kinds()
-        rows = [orjson.loads(record) for record in self._records(data)]
+    def _parse_rows(self, rows: list[Any]) -> pa.RecordBatch:
+        """The slow way, for values that are kept as JSON text, and for types that Arrow's JSON parser does not know."""
+        names = set(self.schema.names)
         for row in rows:
             if not isinstance(row, dict):
-                raise pa.ArrowInvalid("a row is not an object")
-        return pa.RecordBatch.from_pylist([conform(row, kinds) for row in rows], schema=self.schema)
+                raise ValueError("a row is not an object")
+            if self._columns is None and not row.keys() <= names:
+                raise ValueError("a row has a field that is not in the schema")
+        if self._json_text is None:
+            kept = [{name: value for name, value in row.items() if name in names} for row in rows]
+            return from_rows(kept, Schema.from_arrow(self.schema))
+        return pa.RecordBatch.from_pylist([conform(row, self._json_text) for row in rows], schema=self.schema)
 
-    def _kinds(self) -> pa.StructType:
-        self.schema  # noqa: B018 - the scan finds the places that hold mixed values
-        if self._marked is None:  # resumed from a state: the schema came with it, the marks did not
-            self._scan(self._all_blocks())
-        assert self._marked is not None
-        return self._marked
-
-    def _explain(self, record: bytes, error: Exception) -> tuple[str, str]:
+    def _explain(self, record: bytes, layout: Layout, error: Exception) -> tuple[str, str]:
         try:
-            row = orjson.loads(record)
-        except orjson.JSONDecodeError as problem:
-            try:
-                record.decode()
-            except UnicodeDecodeError as bad:
-                return "invalid UTF-8", f"not valid UTF-8: byte {record[bad.start]:#04x} at position {bad.start}"
+            row = _loads(record)
+        except ValueError as problem:
             return "invalid JSON", f"not valid JSON: {problem}: {record[:80]!r}"
         if not isinstance(row, dict):
-            return "not an object", f"expected a JSON object, got {type(row).__name__}: {record[:80]!r}"
-        reason = unfit(self.schema, row)
-        if reason is not None:
-            return "does not fit the schema", reason
-        return "invalid JSON", str(error).replace(" in row 0", "")
+            kind = "null" if row is None else type(row).__name__
+            return "not an object", f"expected a JSON object, got {kind}: {record[:80]!r}"
+        for name, value in row.items():
+            reason = self._misfit(name, value)
+            if reason is not None:
+                return "does not fit the schema", reason
+        if not len(self.schema):
+            return "no columns", "the row has no fields, and a row without columns cannot be kept"
+        return "invalid JSON", f"not valid JSON: {error}: {record[:80]!r}".replace(" in row 0", "")
 
-    def _scan(self, blocks: Iterator[tuple[Block, pa.Buffer]]) -> pa.Schema:
+    def _misfit(self, name: str, value: Any) -> str | None:
+        """Why this field of a row does not fit the schema, if it does not."""
+        if name not in self.schema.names:
+            return f"field {name!r} is not in the schema, which has {self.schema.names}" if not self._columns else None
+        field = self.schema.field(name)
+        try:
+            if self._by_rows:
+                self._parse_rows([{name: value}])
+            else:
+                self._read(pa.py_buffer(json.dumps({name: value}).encode()), pa.schema([field]), 1)
+        except (pa.ArrowInvalid, ValueError, OverflowError):
+            return f"column {name!r} holds {value!r:.80}, which is not {field.type}"
+        return None
+
+    # -- the schema --------------------------------------------------------------------------------------------------
+
+    def _scan(self, blocks: Iterator[Block]) -> pa.Schema:
         known: pa.DataType = pa.struct([])
-        for block, data in blocks:
+        for block in blocks:
             try:
-                if self._mixed:
-                    raise pa.ArrowInvalid("mixed values are looked at one by one")
-                kind = without_timestamps(self._infer_block(data))
-                known = merge(known, kind, "")
-            except (pa.ArrowInvalid, TypeConflict):
+                known = merge(known, self._infer(block), "", mixed=self._mixed)
+            except (pa.ArrowException, ValueError, TypeConflictError):
                 known = self._scan_rows(block, known)
-        self._marked = known
-        schema = pa.schema([(field.name, storage(field.type)) for field in known])
-        if self._columns is not None:
-            require_columns(schema, self._columns, str(self.files[0]))
-            schema = pa.schema([schema.field(name) for name in self._columns])
-        return schema
+        return project(pa.schema(list(known)), self._columns, str(self._list))
 
-    def _infer_block(self, data: pa.Buffer) -> pa.DataType:
-        table = pj.read_json(
-            pa.BufferReader(data),
-            pj.ReadOptions(use_threads=True, block_size=1 << 20),
-            pj.ParseOptions(newlines_in_values=not self._one_a_line),
-        )
-        return pa.struct(list(table.schema))
+    def _infer(self, block: Block) -> pa.DataType:
+        check_utf8(block.data)
+        ready, _ = block.meta["layout"].cutter.prepare(np.frombuffer(block.data, np.uint8))
+        data, options = pa.py_buffer(ready), pj.ParseOptions(newlines_in_values=not self._one_a_line)
+        try:
+            chunks = pj.ReadOptions(use_threads=True, block_size=_SCAN_CHUNK_BYTES)
+            table = pj.read_json(pa.BufferReader(data), chunks, options)
+        except pa.ArrowException:  # a row longer than a chunk, or types that Arrow cannot bring together across chunks
+            whole = pj.ReadOptions(use_threads=False, block_size=data.size + 1)
+            table = pj.read_json(pa.BufferReader(data), whole, options)
+        return without_timestamps(pa.struct(list(table.schema)))
 
     def _scan_rows(self, block: Block, known: pa.DataType) -> pa.DataType:
         """The slow way, for a block with something unusual in it: row by row, to say which."""
-        for index, record in enumerate(self._records(block.data)):
+        for number, record in _records(np.frombuffer(block.data, np.uint8), block.meta["layout"]):
             try:
-                row = orjson.loads(record)
-            except orjson.JSONDecodeError:
+                row = _loads(record)
+            except ValueError:
                 continue  # reported in its place, when the rows are read
             if not isinstance(row, dict):
                 continue
             try:
                 known = merge(known, infer(row, mixed=self._mixed), "", mixed=self._mixed)
-            except TypeConflict as conflict:
+            except TypeConflictError as conflict:
                 raise SchemaError(
-                    f"{block.origin.file}, row {block.origin.row + index}: field {conflict.path!r} is "
-                    f"{_plain(conflict.second)} here and {_plain(conflict.first)} before; pass mixed='json' to keep "
-                    "it as JSON text, or make the data agree"
+                    f"{block.origin.file}, row {block.origin.row + number}: field {conflict.path!r} is "
+                    f"{_plain(conflict.second)} here and {_plain(conflict.first)} before; make the data agree, pass "
+                    "mixed='json' to keep the field as JSON text, or schema= to say which type is right"
                 ) from None
         return known
-
-    def _records(self, data: pa.Buffer) -> Iterator[bytes]:
-        for start, stop in self._spans(data):
-            record = data.slice(start, stop - start).to_pybytes().removeprefix(b"\xef\xbb\xbf")
-            if record.strip():
-                yield record
 
 
 class JsonSource(JsonlSource):
     """JSON files: one array of objects, one object, or objects one after the other, over any number of lines.
 
-    Read in pieces: a file larger than memory is fine.
+    Read in pieces: a file larger than memory is fine. Otherwise as `JsonlSource`.
     """
 
     suffixes: ClassVar[tuple[str, ...]] = (".json",)
     format_name: ClassVar[str] = "JSON"
     _one_a_line: ClassVar[bool] = False
 
-    def _new_cutter(self) -> Cutter:
-        return JsonItems()
+    def _lay_out(self, number: int) -> Layout:
+        position, first = _first_character(self.files[number])
+        in_array = first == b"["
+        return Layout(position + 1 if in_array else 0, JsonItems(in_array=in_array))
+
+
+def _first_character(path: PathLike) -> tuple[int, bytes]:
+    """The first byte of a file that is neither space nor byte order mark, and where it stands."""
+    reader = open_input(path)
+    try:
+        read, scratch = b"", memoryview(bytearray(1 << 12))
+        while got := reader.readinto(scratch):
+            read += scratch[:got]
+            text = read.removeprefix(b"\xef\xbb\xbf").lstrip()
+            if text:
+                return len(read) - len(text), text[:1]
+    except DamagedStreamError:
+        pass  # reported when the file is read
+    finally:
+        reader.close()
+    return 0, b""
+
+
+def _records(data: Any, layout: Layout) -> Iterator[tuple[int, bytes]]:
+    """The records of a block that are not blank, with their numbers."""
+    starts, stops = layout.cutter.spans(data)
+    view = memoryview(data)
+    for number, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist())):
+        record = bytes(view[start:stop])
+        if not layout.cutter.blank(record):
+            yield number, record
+
+
+def _loads(record: bytes) -> Any:
+    """A parsed record; like Arrow's parser, and Python's, but unlike orjson, it knows NaN and Infinity."""
+    try:
+        return orjson.loads(record)
+    except orjson.JSONDecodeError:
+        if b"NaN" not in record and b"Infinity" not in record:
+            raise
+    try:
+        return json.loads(record)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def _parses_natively(schema: pa.Schema | None) -> bool:
+    try:
+        pj.read_json(pa.BufferReader(b"{}"), parse_options=pj.ParseOptions(explicit_schema=schema))
+    except pa.ArrowNotImplementedError:
+        return False
+    return True
 
 
 def _plain(kind: pa.DataType) -> str:

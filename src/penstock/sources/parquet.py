@@ -10,78 +10,93 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.files.listing import PathLike
-from penstock.sources._files import FileSource
-from penstock.sources._records import require_columns
+from penstock.sources._files import FileSource, Opened
+from penstock.sources._schemas import check_columns, project
 
 __all__ = ["ParquetSource"]
 
 _READ_AHEAD_BYTES = 1 << 18
+_PIECE_BYTES = 1 << 19
+_PROBE_ROWS, _MOST_ROWS = 64, 1 << 14
 
 
 class ParquetSource(FileSource):
     """Parquet, row group by row group, only the `columns` asked for.
 
-    Column chunks are read in pieces, so a row group may be larger than memory. Resuming begins at the row group that
-    holds the row and passes over the rows before it.
+    Column chunks are read in pieces of about half a megabyte, so a row group may be larger than memory. Resuming begins
+    at the row group that holds the row and passes over the rows before it.
     """
 
     suffixes: ClassVar[tuple[str, ...]] = (".parquet", ".pq")
 
     def __init__(self, paths: PathLike | Iterable[PathLike], *, columns: Sequence[str] | None = None) -> None:
-        super().__init__(paths)
-        self._columns = list(columns) if columns is not None else None
+        self._columns = check_columns(columns)
+        super().__init__(paths, columns=self._columns)
 
     def _file_schema(self, path: Path) -> pa.Schema:
-        schema = pq.read_schema(path)
-        if self._columns is None:
-            return schema
-        require_columns(schema, self._columns, str(path))
-        return pa.schema([schema.field(name) for name in self._columns])
+        return project(pq.read_schema(path), self._columns, str(path))
 
     def _file_rows(self, path: Path) -> int | None:
         return int(pq.read_metadata(path).num_rows)
 
-    def _open(self, path: Path, row: int) -> _Reader:
-        return _Reader(path, self._columns, row)
-
-    def _next(self, reader: _Reader, max_rows: int) -> pa.RecordBatch | None:
-        return reader.next(max_rows)
+    def _open(self, path: Path) -> Opened:
+        return _Reader(path, self._columns)
 
 
 class _Reader:
-    """One open file. The batch size of a Parquet iterator is fixed when it starts, so larger batches are sliced."""
+    """One open file. How many rows make up a piece is fixed when a row group is begun, so they are cut afterwards."""
 
-    def __init__(self, path: Path, columns: list[str] | None, row: int) -> None:
+    def __init__(self, path: Path, columns: list[str] | None) -> None:
         self._file = pq.ParquetFile(path, buffer_size=_READ_AHEAD_BYTES, pre_buffer=False)
         self._columns = columns
-        metadata = self._file.metadata
-        first, skip = 0, row
-        while first < metadata.num_row_groups and skip >= metadata.row_group(first).num_rows:
-            skip -= metadata.row_group(first).num_rows
-            first += 1
-        self._groups = list(range(first, metadata.num_row_groups))
-        self._skip = skip
-        self._batches: Iterator[Any] | None = None
+        self._group = 0
+        self._skip = 0
+        self._row_bytes = 0.0
+        self._pieces: Iterator[pa.RecordBatch] = iter(())
         self._pending: pa.RecordBatch | None = None
+
+    def skip(self, rows: int) -> int:
+        metadata = self._file.metadata
+        self._skip = min(rows, metadata.num_rows)
+        passed = self._skip
+        while self._group < metadata.num_row_groups and self._skip >= metadata.row_group(self._group).num_rows:
+            self._skip -= metadata.row_group(self._group).num_rows
+            self._group += 1
+        return passed
 
     def next(self, max_rows: int) -> pa.RecordBatch | None:
         while self._pending is None:
-            if self._batches is None:
-                self._batches = self._file.iter_batches(
-                    max(1, min(max_rows, 1 << 14)), row_groups=self._groups, columns=self._columns, use_threads=True
-                )
-            batch = next(self._batches, None)
-            if batch is None:
-                return None
-            drop = min(self._skip, batch.num_rows)
+            piece = next(self._pieces, None)
+            if piece is None:
+                if self._group == self._file.metadata.num_row_groups:
+                    return None
+                self._pieces = self._begin(self._group)
+                self._group += 1
+                continue
+            drop = min(self._skip, piece.num_rows)
             self._skip -= drop
-            batch = batch.slice(drop)
-            if batch.num_rows:
-                self._pending = batch
-        batch = self._pending.slice(0, max_rows)
-        rest = self._pending.slice(max_rows)
+            if piece.num_rows > drop:
+                self._pending = piece.slice(drop)
+        batch, rest = self._pending.slice(0, max_rows), self._pending.slice(max_rows)
         self._pending = rest if rest.num_rows else None
         return batch
 
+    def held_bytes(self) -> int:
+        pending = self._pending
+        return pending.nbytes if pending is not None else 0
+
     def close(self) -> None:
         self._file.close()
+
+    def _begin(self, group: int) -> Iterator[pa.RecordBatch]:
+        # The sizes in the footer are those of encoded values, so a few rows are decoded to see how wide they are.
+        if not self._row_bytes:
+            probe = next(self._iterate(group, _PROBE_ROWS), None)
+            self._row_bytes = probe.nbytes / probe.num_rows if probe is not None and probe.num_rows else 0.0
+        rows = int(_PIECE_BYTES / max(1.0, self._row_bytes))
+        for piece in self._iterate(group, max(1, min(_MOST_ROWS, rows))):
+            self._row_bytes = max(0.5 * self._row_bytes, piece.nbytes / max(1, piece.num_rows))
+            yield piece
+
+    def _iterate(self, group: int, rows: int) -> Iterator[Any]:
+        return iter(self._file.iter_batches(rows, row_groups=[group], columns=self._columns, use_threads=True))

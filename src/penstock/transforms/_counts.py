@@ -40,15 +40,20 @@ class Counts:
         """Remember what this thread counts from here on, so that it can be taken back."""
         self._attempt.counted = Counter()
 
+    def end_attempt(self) -> dict[str, int]:
+        """What this thread counted since `begin_attempt`."""
+        attempt: Counter[str] | None = getattr(self._attempt, "counted", None)
+        self._attempt.counted = None
+        return dict(attempt) if attempt else {}
+
     def undo_attempt(self) -> None:
         """Take back what this thread counted since `begin_attempt`: the batch failed and will be tried in parts."""
-        attempt: Counter[str] | None = getattr(self._attempt, "counted", None)
+        attempt = Counter(self.end_attempt())
         if attempt:
             with self._lock:
                 self._totals.subtract(attempt)
                 self._undrained.subtract(attempt)
                 self._totals, self._undrained = +self._totals, +self._undrained
-        self._attempt.counted = None
 
     def drain(self) -> dict[str, int]:
         """What was added since the last drain."""
@@ -105,9 +110,13 @@ class Counting(Transform):
         self._changes.add(changed)
 
     def begin_attempt(self) -> None:
-        """A batch begins in this thread; if it fails, `undo_attempt` takes back what was counted for it."""
+        """A batch begins in this thread; `end_attempt` tells what was counted for it, `undo_attempt` takes that back."""
         self._counts.begin_attempt()
         self._changes.begin_attempt()
+
+    def end_attempt(self) -> tuple[dict[str, int], dict[str, int]]:
+        """What was counted for the batch: rows left out, rows changed but kept."""
+        return self._counts.end_attempt(), self._changes.end_attempt()
 
     def undo_attempt(self) -> None:
         self._counts.undo_attempt()

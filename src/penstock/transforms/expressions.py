@@ -35,7 +35,7 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
+    ast.Div: lambda left, right: left.cast(pa.float64()) / right,  # as in Python: 7 / 2 is 3.5
 }
 _SHORT = {"len": "utf8_length", "lower": "utf8_lower", "upper": "utf8_upper", "strip": "utf8_trim_whitespace"}
 

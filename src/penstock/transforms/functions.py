@@ -10,7 +10,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import SchemaError
-from penstock.pipeline.functions import Map, RowSchema, arrow_schema, function_name, kind_of, rows_of, values_of
+from penstock.pipeline.functions import (
+    Map,
+    RowSchema,
+    arrow_schema,
+    function_name,
+    kind_of,
+    project,
+    rows_of,
+    values_of,
+)
 from penstock.pipeline.stages import Transform
 from penstock.transforms._counts import Counting
 from penstock.transforms.columns import keep_rows
@@ -44,19 +53,13 @@ class Filter(Counting):
         self._reason = reason
 
     def transform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        if self._kind == "expression":
-            try:
-                kept = batch.filter(cast(pc.Expression, self._condition))
-            except (pa.ArrowInvalid, KeyError) as error:
-                if "FieldRef" in str(error):
-                    raise SchemaError(f"{self!r}: {error}; the batch has columns {batch.schema.names}") from error
-                raise
-        else:
-            kept = keep_rows(batch, self._mask(batch).fill_null(False).to_numpy(zero_copy_only=False))
+        kept = keep_rows(batch, self._mask(batch).fill_null(False).to_numpy(zero_copy_only=False))
         self.count({self._reason or repr(self): batch.num_rows - kept.num_rows})
         return kept
 
     def _mask(self, batch: pa.RecordBatch) -> pa.Array:
+        if self._kind == "expression":
+            return project(batch, {"keep": self._condition}).column(0)
         condition = cast(Callable[..., Any], self._condition)
         if self._kind == "row":
             return pa.array([bool(condition(row)) for row in rows_of(values_of(batch))], pa.bool_())

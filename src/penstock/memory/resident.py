@@ -1,0 +1,76 @@
+"""What the process really occupies: allocators keep freed memory, and a budget is about memory, not about objects."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import psutil
+import pyarrow as pa
+
+from penstock.memory.budget import MemoryBudget
+
+__all__ = ["ResidentWatch", "resident_bytes"]
+
+_STATM = Path("/proc/self/statm")
+_NEARLY, _NEARLY_BYTES = 0.3, 36 << 20
+_DECAY, _HEADROOM = 0.97, 0.1
+
+
+class ResidentWatch:
+    """Keeps the resident memory of a run inside its budget, by two means.
+
+    A standing charge for what the process occupies beyond what is charged: pages that allocators keep, temporaries.
+    It begins at half of the budget and then follows what is measured, so a run fills its budget within seconds, not at
+    once. Other parts of the program may grow too, so it never takes more than three quarters of the budget.
+
+    And `give_back`, called by each thread after a batch: once the process has grown nearly as much as the budget since
+    the run began, the thread returns its free pages to the system. That costs page faults later, so it is not done while
+    there is room. Arrow's allocator keeps a heap for each thread; only its own thread can empty it.
+    """
+
+    def __init__(self, budget: MemoryBudget, *, owner: str = "allocator") -> None:
+        self._budget, self._owner = budget, owner
+        self._before = resident_bytes()
+        self._charge = 0
+        self._tight = False
+
+    def begin(self) -> None:
+        self._hold(self._budget.capacity // 2)
+
+    def end(self) -> None:
+        self._hold(0)
+
+    def look(self) -> None:
+        """Compare, now and then; takes some ten microseconds."""
+        grown = resident_bytes() - self._before
+        charged = self._budget.used - self._charge
+        capacity = self._budget.capacity
+        wanted = grown - charged + int(_HEADROOM * capacity)
+        if charged > capacity // 4:
+            # Up at once, down slowly, and only while much is in flight: idle moments prove nothing.
+            wanted = max(wanted, int(_DECAY * self._charge))
+        else:
+            wanted = max(wanted, self._charge)
+        self._hold(min(wanted, capacity * 3 // 4))
+        limit = self._budget.limit
+        self._tight = grown > limit - max(_NEARLY * limit, _NEARLY_BYTES)
+        if self._tight:
+            pa.system_memory_pool().release_unused()  # the free pages of malloc, which NumPy and codecs use
+
+    def give_back(self) -> None:
+        """Called by a thread that has just let go of memory."""
+        if self._tight:
+            pa.default_memory_pool().release_unused()
+
+    def _hold(self, nbytes: int) -> None:
+        self._charge = nbytes
+        self._budget.hold(self._owner, nbytes)
+
+
+def resident_bytes() -> int:
+    """The resident set size of this process."""
+    try:
+        return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return int(psutil.Process().memory_info().rss)

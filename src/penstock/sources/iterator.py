@@ -1,0 +1,160 @@
+"""Any Python iterator as a source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.errors import ConfigError, DataError, ResumeError, SchemaError
+from penstock.pipeline.chain import describe_difference
+from penstock.pipeline.functions import arrow_schema
+from penstock.pipeline.stages import Origin, Source, State
+from penstock.sources._schemas import is_schema, schema_mark, schema_of
+from penstock.types import Schema, from_rows
+
+__all__ = ["IteratorSource"]
+
+_NAME = "<iterator>"
+_LEARN_ROWS = 256
+_END = object()
+
+
+class IteratorSource(Source):
+    """Any iterable of rows (dicts), RecordBatches or Tables; or a function that makes one.
+
+    Give a function, or something that can be iterated again, to be able to resume and to run twice: an iterator starts
+    only once. Resuming passes over the rows before the saved one, so it costs as much as making them.
+    Without a `schema` rows get that of the first 256 of them, and batches have to have that of the first.
+    """
+
+    def __init__(
+        self, items: Iterable[Any] | Callable[[], Iterable[Any]], *, schema: pa.Schema | Any | None = None
+    ) -> None:
+        if not callable(items) and not isinstance(items, Iterable):
+            raise ConfigError(f"expected an iterable or a function that returns one, got {items!r}")
+        self._items = items
+        self._given: pa.Schema | None = arrow_schema(schema)
+        self._schema = self._given
+        self._mark: str | None = None
+        """The learned schema, as the state keeps it."""
+        self._iterator: Iterator[Any] | None = None
+        self._waiting: list[Any] = []
+        """What was taken from the iterator and does not go into one batch with the rows before it."""
+        self._pending: pa.RecordBatch | None = None
+        self._first_row = self._row = 0
+
+    def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
+        batch = self._pending if self._pending is not None else self._make(max_rows)
+        if batch is None:
+            return None
+        part, rest = batch.slice(0, max_rows), batch.slice(max_rows)
+        self._pending = rest if rest.num_rows else None
+        self._first_row = self._row
+        self._row += part.num_rows
+        return part
+
+    def origin(self) -> Origin | None:
+        return Origin(_NAME, self._first_row)
+
+    def memory_usage(self) -> int:
+        pending = self._pending
+        return pending.nbytes if pending is not None else 0
+
+    def reset(self) -> None:
+        """Back to the first row."""
+        if self._iterator is not None and not self._repeatable():
+            raise ConfigError("an iterator runs only once: give IteratorSource a function that makes it, or a list")
+        self._iterator = self._pending = self._mark = None
+        self._waiting = []
+        self._first_row = self._row = 0
+        self._schema = self._given
+
+    def state_dict(self) -> State:
+        return {"row": self._row, "schema": self._mark}
+
+    def load_state_dict(self, state: State) -> None:
+        if self._iterator is not None and not self._repeatable():
+            raise ResumeError("an iterator cannot be resumed: give IteratorSource a function that makes it, or a list")
+        self.reset()
+        mark, rows = state["schema"], state["row"]
+        if mark is not None and is_schema(mark):
+            self._mark, self._schema = mark, schema_of(mark)
+        while self._row < rows:
+            if self.next_batch(min(rows - self._row, 1 << 10)) is None:
+                raise ResumeError(f"the state was saved at row {rows}, the iterator ended after {self._row} rows")
+        if self._mark != mark:
+            raise ResumeError("the iterator does not make the columns it made when the state was saved")
+
+    def _repeatable(self) -> bool:
+        return callable(self._items) or not isinstance(self._items, Iterator)
+
+    def _make(self, max_rows: int) -> pa.RecordBatch | None:
+        """The next rows as a batch; None at the end."""
+        # How many rows the schema is learned from must not depend on how many are asked for.
+        most = max_rows if self._schema is not None else _LEARN_ROWS
+        rows: list[Mapping[str, Any]] = []
+        while len(rows) < most:
+            item = self._next_item()
+            if isinstance(item, Mapping):
+                rows.append(item)
+            elif rows:
+                self._waiting.append(item)
+                break
+            elif item is _END:
+                return None
+            elif not isinstance(item, (pa.RecordBatch, pa.Table)):
+                raise DataError(
+                    f"expected a dict, a RecordBatch or a Table, got {type(item).__name__}", file=_NAME, row=self._row
+                )
+            elif item.num_rows:
+                return self._whole(item)
+        return self._from_rows(rows)
+
+    def _next_item(self) -> Any:
+        if self._iterator is None:
+            self._iterator = iter(self._items() if callable(self._items) else self._items)
+        return self._waiting.pop() if self._waiting else next(self._iterator, _END)
+
+    def _from_rows(self, rows: list[Mapping[str, Any]]) -> pa.RecordBatch:
+        schema = Schema.from_arrow(self._schema) if self._schema is not None else None
+        try:
+            batch = from_rows(rows, schema)
+        except SchemaError as error:
+            raise self._blame(rows, schema, error) from error
+        self._learn(batch.schema)
+        return batch
+
+    def _blame(self, rows: list[Mapping[str, Any]], schema: Schema | None, error: SchemaError) -> DataError:
+        """The first row that does not fit by itself, or all of them if they do not go together."""
+        for number, row in enumerate(rows):
+            try:
+                from_rows([row], schema)
+            except SchemaError as alone:
+                return DataError(str(alone), file=_NAME, row=self._row + number)
+        return DataError(f"the first {len(rows)} rows do not go together: {error}", file=_NAME, row=self._row)
+
+    def _whole(self, item: pa.RecordBatch | pa.Table) -> pa.RecordBatch:
+        table = pa.Table.from_batches([item]) if isinstance(item, pa.RecordBatch) else item
+        self._learn(table.schema)
+        if not table.schema.equals(self._schema):
+            table = self._fitted(table)
+        return table.combine_chunks().to_batches()[0]
+
+    def _fitted(self, table: pa.Table) -> pa.Table:
+        assert self._schema is not None
+        difference = describe_difference(self._schema, table.schema)
+        if self._given is not None:
+            try:
+                return table.select(self._given.names).cast(self._given)
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError, KeyError) as error:
+                difference += f" ({error})"
+        raise DataError(f"a batch has another schema than expected: {difference}", file=_NAME, row=self._row)
+
+    def _learn(self, schema: pa.Schema) -> None:
+        if self._schema is None:
+            self._schema, self._mark = schema.remove_metadata(), schema_mark(schema.remove_metadata())
+
+    def __repr__(self) -> str:
+        return f"IteratorSource({getattr(self._items, '__name__', type(self._items).__name__)})"

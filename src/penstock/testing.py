@@ -1,0 +1,308 @@
+"""For people who write stages: what every source and sink promises, as assertions, and a few small fakes.
+
+    def test_my_source_keeps_its_promises(tmp_path):
+        assert_source_contract(lambda: MySource(tmp_path / "in.my"), rows=[{"a": 1}, {"a": 2}])
+
+    def test_my_transform_resumes():
+        assert_resumes_exactly(lambda: Pipeline(RowsSource(rows), [MyTransform()]))
+
+The assertions are quadratic in the number of batches: a few dozen rows are enough.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+
+from penstock.pipeline import Durable, Pipeline, PipelineConfig, Sink, Source, State
+
+__all__ = [
+    "FailingTransform",
+    "RowsSource",
+    "SlowSink",
+    "assert_resumes_exactly",
+    "assert_sink_contract",
+    "assert_source_contract",
+]
+
+Row = dict[str, Any]
+_MOST_STATE_BYTES = 4096
+_SAMPLE = [
+    {"n": i, "x": i / 4 if i % 5 else None, "text": f'row {i}, "quoted"\nö', "even": i % 2 == 0} for i in range(23)
+]
+
+
+def assert_resumes_exactly(make_pipeline: Callable[[], Pipeline]) -> None:
+    """Every stopping point, replayed in a fresh pipeline, yields exactly the rows that would have come next.
+
+    `make_pipeline` builds the same pipeline, without a sink, each time. States go through JSON, as in a checkpoint
+    file, and have to stay below 4 KiB. Where batches begin and end may differ after a resume; rows may not.
+    """
+    pipeline = make_pipeline()
+    rows: list[Row] = []
+    stops = [(0, _saved(make_pipeline().state_dict()))]
+    for batch in pipeline:
+        rows += batch.to_pylist()
+        stops.append((len(rows), _saved(pipeline.state_dict())))
+    assert rows, "the pipeline under test produced nothing"
+    for count, state in stops:
+        fresh = make_pipeline()
+        fresh.load_state_dict(state)
+        again = [row for batch in fresh for row in batch.to_pylist()]
+        _assert_same(again, rows[count:], f"resumed after row {count}")
+
+
+def assert_source_contract(make_source: Callable[[], Source], rows: Sequence[Mapping[str, Any]]) -> None:
+    """A source yields `rows` in order and once, however many are asked for, and resumes exactly wherever it stops.
+
+    `make_source` builds the same source each time. What the source does not have (`state_dict`, `reset`, `origin`,
+    `next_block`) is not asked of it.
+    """
+    wanted = [dict(row) for row in rows]
+    for max_rows in (1, 3, 1 << 16):
+        with _closing(make_source()) as source:
+            _assert_same(_read(source, max_rows), wanted, f"read {max_rows} rows at a time")
+            assert source.next_batch(1) is None, "next_batch() went on after it had returned None"
+            assert source.memory_usage() >= 0
+            assert source.size_hint() in (None, len(wanted)), f"size_hint() is {source.size_hint()}"
+            if callable(getattr(source, "reset", None)):
+                source.reset()
+                _assert_same(_read(source, max_rows), wanted, "read again after reset()")
+    for max_rows in (1, 3):
+        _assert_source_resumes(make_source, wanted, max_rows)
+    for max_bytes in (1, 64, 1 << 20):
+        _assert_blocks(make_source, wanted, max_bytes)
+    for workers in (1, 4):
+        with _closing(make_source()) as source, Pipeline(source, config=PipelineConfig(workers=workers)) as pipeline:
+            _assert_same(
+                [row for batch in pipeline for row in batch.to_pylist()], wanted, f"ran with {workers} workers"
+            )
+
+
+def assert_sink_contract(make_sink: Callable[[Path], Sink], read_back: Callable[[Sink], list[Row]]) -> None:
+    """A sink keeps every row in order, shows nothing before `flush`, and survives a crash between any two batches.
+
+    `make_sink` is given an empty directory to write to, the same one again for a sink that takes over after a crash.
+    `read_back` returns the rows that can be seen now, none if there is no output. Rows have a whole number, a number or
+    null, a text and a truth value. What only a durable sink promises is asked only of one.
+    """
+    batches = pa.Table.from_pylist(_SAMPLE).to_batches(max_chunksize=5)
+    with tempfile.TemporaryDirectory() as name, _closing(make_sink(Path(name))) as sink:
+        durable = isinstance(sink, Durable)
+        for batch in batches:
+            sink.consume(batch)
+            assert sink.memory_usage() >= 0
+            assert not durable or not read_back(sink), "rows could be seen before flush()"
+        sink.flush()
+        _assert_same(read_back(sink), _SAMPLE, "flushed")
+        sink.flush()
+        _assert_same(read_back(sink), _SAMPLE, "flushed again")
+    if durable:
+        _assert_abort_leaves_nothing(make_sink, read_back, batches)
+        for crash in range(len(batches) + 1):
+            _assert_survives(make_sink, read_back, batches, crash)
+
+
+class RowsSource(Source):
+    """Rows from a list, `batch_rows` at a time at most; raises `error` when it gets to row `fail_at`."""
+
+    def __init__(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        *,
+        batch_rows: int = 4,
+        fail_at: int | None = None,
+        error: Exception | None = None,
+    ) -> None:
+        self._rows = pa.Table.from_pylist([dict(row) for row in rows]).combine_chunks()
+        self._batch_rows, self._fail_at, self._error = batch_rows, fail_at, error or RuntimeError("asked to fail")
+        self._row = 0
+
+    def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
+        if self._row == self._fail_at:
+            raise self._error
+        count = min(max_rows, self._batch_rows, self._rows.num_rows - self._row)
+        if self._fail_at is not None and self._row < self._fail_at:
+            count = min(count, self._fail_at - self._row)
+        if not count:
+            return None
+        self._row += count
+        return self._rows.slice(self._row - count, count).to_batches()[0]
+
+    def size_hint(self) -> int | None:
+        return int(self._rows.num_rows)
+
+    def reset(self) -> None:
+        self._row = 0
+
+    def state_dict(self) -> State:
+        return {"row": self._row}
+
+    def load_state_dict(self, state: State) -> None:
+        self._row = state["row"]
+
+    def __repr__(self) -> str:
+        return f"RowsSource({self._rows.num_rows} rows)"
+
+
+class FailingTransform:
+    """Passes batches on, but raises ValueError for those with one of `values` in `column`."""
+
+    def __init__(self, column: str, values: Collection[Any]) -> None:
+        self._column, self._values = column, values
+
+    def transform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        for value in batch[self._column].to_pylist():
+            if value in self._values:
+                raise ValueError(f"cannot stand {value!r}")
+        return batch
+
+    def __repr__(self) -> str:
+        return f"FailingTransform({self._column!r})"
+
+
+class SlowSink(Sink):
+    """Keeps what it is given, and takes `seconds` over each batch."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self.batches: list[pa.RecordBatch] = []
+        self.flushed = False
+
+    def consume(self, batch: pa.RecordBatch) -> None:
+        time.sleep(self._seconds)
+        self.batches.append(batch)
+
+    def flush(self) -> None:
+        self.flushed = True
+
+    def rows(self) -> list[Row]:
+        return [row for batch in self.batches for row in batch.to_pylist()]
+
+    def __repr__(self) -> str:
+        return "SlowSink()"
+
+
+# -- inside ----------------------------------------------------------------------------------------------------------
+
+
+def _assert_source_resumes(make_source: Callable[[], Source], rows: list[Row], max_rows: int) -> None:
+    with _closing(make_source()) as source:
+        if not callable(getattr(source, "state_dict", None)):
+            return
+        stops = [(0, _saved(source.state_dict()))]
+        count = 0
+        while (batch := source.next_batch(max_rows)) is not None:
+            if callable(getattr(source, "origin", None)):
+                assert source.origin() is not None, "origin() is None after a batch"
+            count += batch.num_rows
+            stops.append((count, _saved(source.state_dict())))
+    for count, state in stops:
+        with _closing(make_source()) as fresh:
+            fresh.load_state_dict(state)
+            _assert_same(_read(fresh, max_rows + 1), rows[count:], f"resumed after row {count}")
+
+
+def _assert_blocks(make_source: Callable[[], Source], rows: list[Row], max_bytes: int) -> None:
+    with _closing(make_source()) as source:
+        if not callable(getattr(source, "next_block", None)):
+            return
+        count, stops = 0, []
+        while (block := source.next_block(max_bytes)) is not None:
+            decoded = source.decode(block)
+            assert not decoded.rejected, f"rejected {decoded.rejected[0]}"
+            _assert_same(decoded.batch.to_pylist(), rows[count : count + decoded.batch.num_rows], "decoded a block")
+            count += decoded.batch.num_rows
+            if callable(getattr(source, "state_dict", None)):
+                stops.append((count, _saved(source.state_dict())))
+        assert count == len(rows), f"blocks of {max_bytes} bytes held {count} rows, expected {len(rows)}"
+    for count, state in stops:
+        with _closing(make_source()) as fresh:
+            fresh.load_state_dict(state)
+            _assert_same(_read(fresh, 7), rows[count:], f"resumed after the block that ends at row {count}")
+
+
+def _assert_abort_leaves_nothing(
+    make_sink: Callable[[Path], Sink], read_back: Callable[[Sink], list[Row]], batches: list[pa.RecordBatch]
+) -> None:
+    with tempfile.TemporaryDirectory() as name, _closing(make_sink(Path(name))) as sink:
+        sink.consume(batches[0])
+        sink.abort()
+        assert not read_back(sink), "rows could be seen after abort()"
+        left = [str(path) for path in Path(name).rglob("*")]
+        assert not left, f"abort() left {left}"
+
+
+def _assert_survives(
+    make_sink: Callable[[Path], Sink],
+    read_back: Callable[[Sink], list[Row]],
+    batches: list[pa.RecordBatch],
+    crash: int,
+) -> None:
+    """A crash some batches behind a checkpoint; and, if nothing came behind it, two more around publishing."""
+    with tempfile.TemporaryDirectory() as name:
+        for keep in range(crash + 1):
+            directory = Path(name, str(keep))
+            directory.mkdir()
+            lost: Any = make_sink(directory)
+            lost.restore({})
+            for batch in batches[:keep]:
+                lost.consume(batch)
+            token = _saved(lost.checkpoint())
+            for batch in batches[keep:crash]:
+                lost.consume(batch)  # never seen again: there is no checkpoint behind it
+            sink: Any = make_sink(directory)
+            sink.restore(token)
+            for batch in batches[keep:]:
+                sink.consume(batch)
+            finishing = _saved(sink.checkpoint()) | {"finishing": True}
+            for moment in ("before publishing", "after publishing", "long after publishing"):
+                sink = make_sink(directory)
+                sink.restore(finishing)
+                sink.flush()
+                _assert_same(read_back(sink), _SAMPLE, f"restored {moment}, checkpoint {keep}, crash {crash}")
+            with _closing(lost):
+                lost.abort()
+
+
+def _read(source: Source, max_rows: int) -> list[Row]:
+    rows: list[Row] = []
+    schema: pa.Schema | None = None
+    while (batch := source.next_batch(max_rows)) is not None:
+        assert batch.num_rows <= max_rows, f"asked for {max_rows} rows, got {batch.num_rows}"
+        assert schema is None or batch.schema.equals(schema), "the schema changed between two batches"
+        schema = batch.schema
+        rows += batch.to_pylist()
+    return rows
+
+
+def _saved(state: State) -> State:
+    """A state as a checkpoint file gives it back."""
+    data = orjson.dumps(state)
+    assert len(data) < _MOST_STATE_BYTES, f"the state takes {len(data)} bytes, more than {_MOST_STATE_BYTES}"
+    back: State = orjson.loads(data)
+    return back
+
+
+def _assert_same(got: list[Row], wanted: Sequence[Row], when: str) -> None:
+    """Rows are compared as they print, so that NaN equals NaN."""
+    for number, (row, expected) in enumerate(zip(got, wanted)):
+        assert repr(row) == repr(expected), f"{when}: row {number} is {row!r}, expected {expected!r}"
+    assert len(got) == len(wanted), f"{when}: {len(got)} rows, expected {len(wanted)}"
+
+
+@contextmanager
+def _closing(stage: Any) -> Iterator[Any]:
+    try:
+        yield stage
+    finally:
+        close = getattr(stage, "close", None)
+        if callable(close):
+            close()

@@ -1,0 +1,76 @@
+"""What allocators keep is charged too, and given back when the budget gets tight."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.memory import MemoryBudget, ResidentWatch, resident, resident_bytes
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def occupied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    size = [100 * MIB]
+    monkeypatch.setattr(resident, "resident_bytes", lambda: size[0])
+    return size
+
+
+def test_the_resident_size_is_that_of_this_process() -> None:
+    assert 10 * MIB < resident_bytes() < 1 << 40
+
+
+def test_half_of_the_budget_is_held_back_at_first_and_nothing_afterwards(occupied: list[int]) -> None:
+    budget = MemoryBudget(200 * MIB)
+    watch = ResidentWatch(budget)
+    watch.begin()
+    assert budget.by_owner() == {"allocator": 100 * MIB}
+    watch.end()
+    assert budget.used == 0
+
+
+def test_the_charge_comes_down_to_what_is_measured_while_much_is_in_flight(occupied: list[int]) -> None:
+    budget = MemoryBudget(200 * MIB)
+    watch = ResidentWatch(budget)
+    watch.begin()
+    with budget.reserve(80 * MIB, "pipeline"):
+        occupied[0] = (100 + 90) * MIB  # ten more than is charged
+        for _ in range(200):
+            watch.look()
+        assert budget.by_owner()["allocator"] == 10 * MIB + 20 * MIB
+
+
+def test_an_idle_moment_proves_nothing(occupied: list[int]) -> None:
+    budget = MemoryBudget(200 * MIB)
+    watch = ResidentWatch(budget)
+    watch.begin()
+    for _ in range(50):
+        watch.look()
+    assert budget.by_owner() == {"allocator": 100 * MIB}
+
+
+def test_growth_that_is_not_charged_takes_room_but_never_all_of_it(occupied: list[int]) -> None:
+    budget = MemoryBudget(200 * MIB)
+    watch = ResidentWatch(budget)
+    watch.begin()
+    occupied[0] = 10_000 * MIB
+    watch.look()
+    assert budget.by_owner() == {"allocator": 150 * MIB}
+
+
+def test_pages_are_given_back_only_when_it_gets_tight(occupied: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[str] = []
+
+    class Pool:
+        def release_unused(self) -> None:
+            given.append("default")
+
+    monkeypatch.setattr(resident.pa, "default_memory_pool", Pool)
+    watch = ResidentWatch(MemoryBudget(200 * MIB))
+    watch.look()
+    watch.give_back()
+    assert not given
+    occupied[0] += 150 * MIB
+    watch.look()
+    watch.give_back()
+    assert given == ["default"]

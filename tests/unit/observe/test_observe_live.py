@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import io
+import re
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from penstock.observe import Extent, LineProgress, LiveProgress, progress_on
+from penstock.observe.live import format_seconds
+from penstock.pipeline import Pipeline
+from penstock.sinks import MemorySink
+from penstock.sources import MemorySource
+
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def console(*, terminal: bool) -> Console:
+    return Console(file=io.StringIO(), force_terminal=terminal, width=100, _environ={"TERM": "xterm"})
+
+
+def written(to: Console) -> str:
+    assert isinstance(to.file, io.StringIO)
+    return to.file.getvalue()
+
+
+def shown(to: Console) -> str:
+    """What was drawn, without colours and cursor movements."""
+    return ESCAPES.sub("", written(to))
+
+
+def snapshot(seconds: float, rows: int, *, dropped: int = 0, unreadable: int = 0, workers: int = 2) -> dict[str, Any]:
+    return {
+        "seconds": seconds,
+        "rows_in": rows,
+        "rows_out": rows - dropped - unreadable,
+        "bytes_in": rows * 1000,
+        "memory": {"used": 32 << 20, "limit": 128 << 20, "peak": 64 << 20, "by_owner": {}},
+        "workers": workers,
+        "stages": [
+            {"kind": "decode", "rows_in": rows, "rows_out": rows - unreadable},
+            {"kind": "transform", "rows_in": rows - unreadable, "rows_out": rows - unreadable - dropped},
+        ],
+        "bottleneck": "Lower('text') is the bottleneck",
+    }
+
+
+def interrupted(display: LiveProgress) -> None:
+    with display as progress:
+        progress(snapshot(1.0, 10))
+        raise KeyboardInterrupt
+
+
+def test_the_display_suits_the_console() -> None:
+    assert isinstance(progress_on(console(terminal=True), Extent(), "t"), LiveProgress)
+    assert isinstance(progress_on(console(terminal=False), Extent(), "t"), LineProgress)
+
+
+def test_the_live_display_shows_speed_memory_and_the_bottleneck() -> None:
+    screen = console(terminal=True)
+    with LiveProgress(screen, Extent(rows=40_000), "A -> B  [budget 128.0 MiB]") as progress:
+        progress(snapshot(1.0, 10_000))
+        progress(snapshot(2.0, 20_000, dropped=5_000, unreadable=3))
+    text = shown(screen)
+    assert "A -> B  [budget 128.0 MiB]" in text
+    assert "50%  2.0 s, about 2.0 s left" in text
+    assert "25%  32.0 MiB of 128.0 MiB" in text
+    assert "rows    20,000 in, 14,997 out, 5,000 dropped, 3 unreadable" in text
+    assert "speed   10,000 rows/s, 10.0 MB/s, 2 workers" in text
+    assert "Lower('text') is the bottleneck" in text
+
+
+def test_the_live_display_does_without_a_known_end() -> None:
+    screen = console(terminal=True)
+    with LiveProgress(screen, Extent(), "A") as progress:
+        progress(snapshot(1.0, 10_000, workers=1))
+    text = shown(screen)
+    assert "left" not in text
+    assert "1 worker\n" in re.sub(r" *\r?\n", "\n", text)
+
+
+def test_the_live_display_gives_the_cursor_back_after_an_error() -> None:
+    screen = console(terminal=True)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(LiveProgress(screen, Extent(), "A"))
+    raw = written(screen)
+    assert raw.rindex("\x1b[?25h") > raw.rindex("\x1b[?25l")
+
+
+def test_a_log_gets_one_line_every_few_seconds() -> None:
+    log = console(terminal=False)
+    with LineProgress(log, Extent(rows=100_000), every_seconds=5.0) as progress:
+        for quarter in range(1, 49):
+            progress(snapshot(quarter / 4, 1_000 * quarter))
+    assert written(log).splitlines() == [
+        "20% read; 5.0 s, about 20 s left; rows 20,000 in, 20,000 out; 4,000 rows/s, 4.0 MB/s; "
+        "memory 32.0 MiB of 128.0 MiB; 2 workers; Lower('text') is the bottleneck",
+        "40% read; 10 s, about 15 s left; rows 40,000 in, 40,000 out; 4,000 rows/s, 4.0 MB/s; "
+        "memory 32.0 MiB of 128.0 MiB; 2 workers; Lower('text') is the bottleneck",
+    ]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_real_run_can_be_watched(terminal: bool) -> None:
+    screen = console(terminal=terminal)
+    pipeline = Pipeline(MemorySource([{"a": i} for i in range(1000)]), [], MemorySink(), budget="8 MiB")
+    progress = (
+        LiveProgress(screen, Extent.of(pipeline.source), str(pipeline))
+        if terminal
+        else LineProgress(screen, Extent.of(pipeline.source), every_seconds=0.0)
+    )
+    with progress:
+        pipeline.run(progress=progress)
+    assert "1,000 in, 1,000 out" in shown(screen)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.04, "0.0 s"), (9.94, "9.9 s"), (9.96, "10 s"), (59.4, "59 s"), (59.6, "1 min 00 s"), (7620, "2 h 07 min")],
+)
+def test_seconds_are_written_for_people(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text

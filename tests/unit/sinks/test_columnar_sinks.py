@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from penstock.errors import ConfigError, SchemaError
+from penstock.sinks import ArrowSink, ParquetSink
+from penstock.types import from_numpy
+
+COMPRESSIONS = ["zstd", "snappy", "gzip", "lz4", "brotli", "none"]
+NESTED = pa.table(
+    {
+        "id": range(50),
+        "turns": [[{"role": "user", "content": f"{i}"}] * (i % 3) for i in range(50)],
+        "score": [None if i % 2 else i / 3 for i in range(50)],
+        "when": pa.array(range(50), pa.timestamp("us", "UTC")),
+        "raw": [bytes([i]) for i in range(50)],
+    }
+)
+
+
+def write(sink: Any, table: pa.Table, rows: int = 7) -> Path:
+    for batch in table.to_batches(max_chunksize=rows):
+        sink.consume(batch)
+    sink.flush()
+    path: Path = sink.path
+    return path
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_parquet_of_every_compression_is_what_pyarrow_reads(tmp_path: Path, compression: str) -> None:
+    path = write(ParquetSink(tmp_path / "a.parquet", compression=compression), NESTED)
+    assert pq.read_table(path).equals(NESTED)
+    used = pq.read_metadata(path).row_group(0).column(0).compression
+    assert used.lower() == {"none": "uncompressed"}.get(compression, compression)
+
+
+def test_row_groups_are_closed_by_size_and_that_is_what_the_sink_holds(tmp_path: Path) -> None:
+    sink = ParquetSink(tmp_path / "a.parquet", row_group_bytes="64 KiB")
+    held = []
+    for _ in range(10):
+        sink.consume(pa.record_batch({"n": np.arange(4096)}))
+        held.append(sink.memory_usage())
+    sink.flush()
+    assert max(held) < 64 << 10
+    assert pq.read_metadata(tmp_path / "a.parquet").num_row_groups == 5
+    assert sink.memory_usage() == 0
+
+
+def test_only_text_that_repeats_gets_a_dictionary(tmp_path: Path) -> None:
+    table = pa.table({"same": ["x"] * 2000, "other": [f"text {i}" for i in range(2000)]})
+
+    def encodings(path: Path) -> list[bool]:
+        group = pq.read_metadata(path).row_group(0)
+        return ["RLE_DICTIONARY" in group.column(i).encodings for i in range(2)]
+
+    assert encodings(write(ParquetSink(tmp_path / "a.parquet"), table, 2000)) == [True, False]
+    assert encodings(write(ParquetSink(tmp_path / "b.parquet", dictionary=False), table, 2000)) == [False, False]
+    assert encodings(write(ParquetSink(tmp_path / "c.parquet", dictionary=["other"]), table, 2000)) == [False, True]
+
+
+def test_what_parquet_has_no_form_for_is_a_matter_of_the_schema(tmp_path: Path) -> None:
+    sink = ParquetSink(tmp_path / "a.parquet")
+    with pytest.raises(SchemaError, match=r"ParquetSink\(.*a\.parquet'\) cannot write these columns: .*no child field"):
+        write(sink, pa.table({"e": [{}, {}]}))
+    sink.abort()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_segments_of_a_durable_run_are_joined_into_row_groups_of_the_usual_size(tmp_path: Path) -> None:
+    sink = ParquetSink(tmp_path / "a.parquet")
+    sink.restore({})
+    for batch in NESTED.to_batches(max_chunksize=7):
+        sink.consume(batch)
+        sink.checkpoint()
+    sink.flush()
+    assert pq.read_table(tmp_path / "a.parquet").equals(NESTED)
+    assert pq.read_metadata(tmp_path / "a.parquet").num_row_groups == 1
+
+
+@pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
+def test_arrow_of_every_compression_is_what_pyarrow_reads(tmp_path: Path, compression: str | None) -> None:
+    path = write(ArrowSink(tmp_path / "a.arrow", compression=compression), NESTED)
+    with pa.memory_map(str(path)) as file:
+        assert pa.ipc.open_file(file).read_all().equals(NESTED)
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_dictionaries_that_differ_from_batch_to_batch_become_one_that_grows(tmp_path: Path, durable: bool) -> None:
+    values = [["a", "b"], ["c", "a", None], ["b"], ["d", "e", "a"]]
+    sink = ArrowSink(tmp_path / "a.arrow")
+    if durable:
+        sink.restore({})
+    for part in values:
+        sink.consume(pa.record_batch({"n": range(len(part)), "d": pa.array(part).dictionary_encode()}))
+        if durable:
+            sink.checkpoint()
+    sink.flush()
+    with pa.memory_map(str(tmp_path / "a.arrow")) as file:
+        table = pa.ipc.open_file(file).read_all()
+        assert table["d"].to_pylist() == [value for part in values for value in part]
+        assert pa.types.is_dictionary(table.schema.field("d").type)
+
+
+@pytest.mark.parametrize("kind", [ParquetSink, ArrowSink])
+def test_tensors_and_their_types_come_back(tmp_path: Path, kind: Any) -> None:
+    batch = from_numpy({"v": np.arange(12, dtype=np.float32).reshape(3, 2, 2)})
+    path = write(kind(tmp_path / f"a{kind.suffix}"), pa.Table.from_batches([batch]))
+    with pa.memory_map(str(path)) as file:
+        table = pq.read_table(path) if kind is ParquetSink else pa.ipc.open_file(file).read_all()
+        assert table.schema == batch.schema
+        assert table["v"].combine_chunks().to_numpy_ndarray().tolist() == batch["v"].to_numpy_ndarray().tolist()
+
+
+def test_unknown_compressions_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="unknown compression 'rar'; try zstd"):
+        ParquetSink(tmp_path / "a.parquet", compression="rar")
+    with pytest.raises(ConfigError, match="compression must be 'lz4', 'zstd' or None, got 'gzip'"):
+        ArrowSink(tmp_path / "a.arrow", compression="gzip")

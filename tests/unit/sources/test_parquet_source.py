@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from penstock.errors import ConfigError, DataError, ResumeError, SchemaError
+from penstock.sources import ParquetSource
+from penstock.testing import assert_source_contract
+
+TABLE = pa.table({"n": range(100), "s": [f"row {i}" for i in range(100)], "v": [[i, None] for i in range(100)]})
+
+
+def read(source: ParquetSource, max_rows: int = 1000) -> pa.Table:
+    batches = []
+    while (batch := source.next_batch(max_rows)) is not None:
+        assert batch.schema.equals(source.schema)
+        batches.append(batch)
+    source.close()
+    return pa.Table.from_batches(batches, source.schema)
+
+
+def test_row_groups_come_in_order_and_as_they_were_written(tmp_path: Path) -> None:
+    pq.write_table(TABLE, tmp_path / "a.parquet", row_group_size=30)
+    for max_rows in (1, 7, 1000):
+        assert read(ParquetSource(tmp_path / "a.parquet"), max_rows).equals(TABLE)
+    assert ParquetSource(tmp_path / "a.parquet").size_hint() == 100
+
+
+def test_a_parquet_source_keeps_the_contract_and_resumes_inside_row_groups(tmp_path: Path) -> None:
+    pq.write_table(TABLE.slice(0, 17), tmp_path / "1.parquet", row_group_size=5)
+    pq.write_table(TABLE.slice(0, 0), tmp_path / "2.parquet")
+    pq.write_table(TABLE.slice(17, 6), tmp_path / "3.pq")
+    assert_source_contract(lambda: ParquetSource(tmp_path), TABLE.slice(0, 23).to_pylist())
+
+
+def test_resuming_begins_at_the_row_group_that_holds_the_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pq.write_table(TABLE, tmp_path / "a.parquet", row_group_size=10)
+    groups: list[int] = []
+    original = pq.ParquetFile.iter_batches
+
+    def spy(self: Any, *args: Any, **options: Any) -> Any:
+        groups.extend(options["row_groups"])
+        return original(self, *args, **options)
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", spy)
+    source = ParquetSource(tmp_path / "a.parquet")
+    source.load_state_dict({"files": 1, "file": 0, "path": "a.parquet", "row": 73})
+    assert read(source).equals(TABLE.slice(73))
+    assert set(groups) == {7, 8, 9}
+
+
+def test_only_the_columns_asked_for_are_read_in_that_order(tmp_path: Path) -> None:
+    pq.write_table(TABLE, tmp_path / "a.parquet")
+    source = ParquetSource(tmp_path / "a.parquet", columns=["v", "n"])
+    assert read(source).equals(TABLE.select(["v", "n"]))
+    assert repr(source).endswith("a.parquet', columns=['v', 'n'])")
+    with pytest.raises(SchemaError, match=r"column 'x' not in .*a\.parquet; it has \['n', 's', 'v'\]"):
+        ParquetSource(tmp_path / "a.parquet", columns=["x"]).next_batch(1)
+    with pytest.raises(ConfigError, match="columns must be a list"):
+        ParquetSource(tmp_path, columns="n")
+
+
+def test_files_with_different_columns_and_widths_are_read_as_one(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": pa.array([1], pa.int32()), "s": [{"x": 1}]}), tmp_path / "1.parquet")
+    pq.write_table(pa.table({"b": ["x"], "a": [2.5]}), tmp_path / "2.parquet")
+    pq.write_table(pa.table({"a": pa.array([3], pa.int64()), "s": [{"x": 2, "y": "z"}]}), tmp_path / "3.parquet")
+    source = ParquetSource(tmp_path)
+    assert {field.name: str(field.type) for field in source.schema} == {
+        "a": "double",
+        "s": "struct<x: int64, y: string>",
+        "b": "string",
+    }
+    assert read(source).to_pylist() == [
+        {"a": 1.0, "s": {"x": 1, "y": None}, "b": None},
+        {"a": 2.5, "s": None, "b": "x"},
+        {"a": 3.0, "s": {"x": 2, "y": "z"}, "b": None},
+    ]
+
+
+def test_files_that_do_not_go_together_are_an_error_that_names_one(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "1.parquet")
+    pq.write_table(pa.table({"a": [[1]]}), tmp_path / "2.parquet")
+    with pytest.raises(SchemaError, match=r"2\.parquet does not go together with the files before it"):
+        ParquetSource(tmp_path).next_batch(1)
+
+
+def test_integers_that_do_not_fit_the_type_of_all_files_are_an_error_that_names_the_column(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [2**53 + 1]}), tmp_path / "1.parquet")
+    pq.write_table(pa.table({"a": [0.5]}), tmp_path / "2.parquet")
+    with pytest.raises(SchemaError, match=r"column 'a' of .*1\.parquet is int64 and does not fit double"):
+        ParquetSource(tmp_path).next_batch(1)
+
+
+def test_metadata_such_as_that_of_pandas_is_left_behind(tmp_path: Path) -> None:
+    pq.write_table(TABLE.replace_schema_metadata({"pandas": "{}"}), tmp_path / "a.parquet")
+    source = ParquetSource(tmp_path / "a.parquet")
+    batch = source.next_batch(10)
+    source.close()
+    assert batch is not None
+    assert batch.schema.metadata is None
+
+
+def test_wide_rows_are_read_a_few_at_a_time_even_if_they_are_small_in_the_file(tmp_path: Path) -> None:
+    wide = pa.table({"t": ["x" * 200_000] * 64 + ["y" * 200_000] * 64})
+    pq.write_table(wide, tmp_path / "a.parquet")
+    assert (tmp_path / "a.parquet").stat().st_size < 500_000
+    source = ParquetSource(tmp_path / "a.parquet")
+    assert source.next_batch(1) is not None
+    assert source.memory_usage() < 2 << 20
+    source.close()
+
+
+def test_a_truncated_file_is_damaged_and_the_others_are_read(tmp_path: Path) -> None:
+    pq.write_table(TABLE.slice(0, 5), tmp_path / "1.parquet")
+    pq.write_table(TABLE, tmp_path / "2.parquet")
+    pq.write_table(TABLE.slice(5, 5), tmp_path / "3.parquet")
+    whole = (tmp_path / "2.parquet").read_bytes()
+    (tmp_path / "2.parquet").write_bytes(whole[: len(whole) // 2])
+    source = ParquetSource(tmp_path)
+    assert source.size_hint() is None
+    assert source.next_batch(100).num_rows == 5  # type: ignore[union-attr]
+    for _ in range(2):
+        with pytest.raises(
+            DataError, match=r"2\.parquet, row 0: the file is damaged or cut short: Parquet magic bytes"
+        ):
+            source.next_batch(100)
+    source.skip_file()
+    assert read(source).equals(TABLE.slice(5, 5))
+    with pytest.raises(DataError, match="damaged or cut short"):
+        ParquetSource(tmp_path / "2.parquet").next_batch(1)
+
+
+def test_a_damaged_row_group_is_an_error_behind_the_good_ones(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(TABLE.select(["n"]), path, row_group_size=25, compression="zstd", use_dictionary=False)
+    place = pq.read_metadata(path).row_group(2).column(0).data_page_offset
+    data = bytearray(path.read_bytes())
+    data[place : place + 60] = b"\xff" * 60
+    path.write_bytes(bytes(data))
+    source = ParquetSource(path)
+    rows = 0
+    with pytest.raises(DataError, match="row 50: the file is damaged"):  # noqa: PT012
+        while (batch := source.next_batch(10)) is not None:
+            rows += batch.num_rows
+    assert rows == 50
+    with pytest.raises(DataError, match="row 50: the file is damaged"):
+        source.next_batch(10)
+
+
+def test_an_empty_file_says_so(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").touch()
+    with pytest.raises(DataError, match=r"a\.parquet: the file is empty \(0 bytes\); remove it"):
+        ParquetSource(tmp_path).next_batch(1)
+
+
+def test_a_state_from_other_files_is_refused(tmp_path: Path) -> None:
+    pq.write_table(TABLE, tmp_path / "a.parquet")
+    source = ParquetSource(tmp_path)
+    source.next_batch(50)
+    state = source.state_dict()
+    source.close()
+    pq.write_table(TABLE.slice(0, 10), tmp_path / "a.parquet")
+    shorter = ParquetSource(tmp_path)
+    shorter.load_state_dict(state)
+    with pytest.raises(ResumeError, match=r"a\.parquet has 10 rows now, and row 50 of it was asked for"):
+        shorter.next_batch(1)
+    shorter.close()
+    (tmp_path / "a.parquet").rename(tmp_path / "b.parquet")
+    with pytest.raises(ResumeError, match=r"file 1 of the input was 'a\.parquet' .* and is 'b\.parquet' now"):
+        ParquetSource(tmp_path).load_state_dict(state)
+    pq.write_table(TABLE, tmp_path / "c.parquet")
+    with pytest.raises(ResumeError, match="saved with 1 input files, now there are 2"):
+        ParquetSource(tmp_path).load_state_dict(state)
+
+
+def test_the_origin_is_the_first_row_of_the_batch_in_its_file(tmp_path: Path) -> None:
+    pq.write_table(TABLE.slice(0, 5), tmp_path / "1.parquet")
+    pq.write_table(TABLE.slice(5, 5), tmp_path / "2.parquet")
+    source = ParquetSource(tmp_path)
+    origins = []
+    while source.next_batch(3) is not None:
+        origin = source.origin()
+        assert origin is not None
+        origins.append((Path(origin.file).name, origin.row))
+    assert origins == [("1.parquet", 0), ("1.parquet", 3), ("2.parquet", 0), ("2.parquet", 3)]

@@ -1,0 +1,185 @@
+"""The example plugin, used as any plugin is; and plugins that do not work."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import Pipeline, plugins
+from penstock.errors import DataError, PluginError, SchemaError
+from penstock.sinks import MemorySink, open_sink
+from penstock.sources import open_source
+
+INI = "[first]\nname = one\n\n[second]\nname = two\ncolour = 100% red\n"
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Path:
+    path = tmp_path / "settings.ini"
+    path.write_text(INI)
+    return path
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Iterator[Path]:
+    """A folder that holds an installed package with entry points that do not work; only its metadata exists."""
+    folder = tmp_path / "site"
+    info = folder / "broken_package-1.2.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-package\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text(
+        "[penstock.transforms]\n"
+        "gone = broken_package_gone:Thing\n"
+        "number = math:pi\n"
+        "lower = json:dumps\n"
+        "shout = json:dumps\n"
+    )
+    plugins._points.cache_clear()
+    yield folder
+    plugins._points.cache_clear()
+
+
+def cli(*arguments: str, path: Path | None = None, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = dict(os.environ)
+    if path is not None:
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(path), environment.get("PYTHONPATH")]))
+    command = [sys.executable, "-m", "penstock", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd, check=False)
+
+
+def test_the_example_plugin_is_installed() -> None:
+    found = {(plugin.group, plugin.name): plugin for plugin in plugins.installed()}
+    shout = found["transforms", "shout"]
+    assert (shout.package, shout.version) == ("penstock-example-plugin", "0.1.0")
+    assert shout.target == "penstock_example_plugin:Shout"
+    assert {("sources", "ini_sections"), ("sinks", "ini_sections"), ("formats", "ini")} <= set(found)
+
+
+def test_a_plugin_is_used_by_name_from_yaml(settings: Path) -> None:
+    (settings.parent / "p.yaml").write_text(
+        "source: {type: ini_sections, path: settings.ini}\n"
+        "transforms: [{shout: {column: name, marks: 2}}]\n"
+        "sink: {type: ini_sections, path: loud.ini}\n"
+    )
+    done = cli("run", "p.yaml", cwd=settings.parent)
+    assert done.returncode == 0, done.stderr
+    assert (settings.parent / "loud.ini").read_text() == (
+        "[first]\nname = ONE!!\n\n[second]\nname = TWO!!\ncolour = 100% red\n\n"
+    )
+
+
+def test_arguments_of_a_plugin_are_checked_too(settings: Path) -> None:
+    (settings.parent / "p.yaml").write_text("source: settings.ini\ntransforms: [{shout: {colum: name}}]\nsink: a.ini\n")
+    done = cli("run", "p.yaml", cwd=settings.parent)
+    assert done.returncode == 1
+    assert done.stderr == ("penstock: p.yaml: transforms[0].shout: unknown argument 'colum'; did you mean 'column'?\n")
+
+
+def test_a_format_is_opened_by_its_suffix_and_by_its_name(settings: Path) -> None:
+    sink = MemorySink()
+    Pipeline(open_source(settings), [plugins.find("transforms", "shout")("name")], sink).run()
+    assert sink.rows() == [
+        {"section": "first", "name": "ONE!", "colour": None},
+        {"section": "second", "name": "TWO!", "colour": "100% red"},
+    ]
+    (settings.parent / "p.yaml").write_text(
+        "source: {type: ini, path: settings.ini}\nsink: {type: ini, path: out.ini}\n"
+    )
+    done = cli("run", "p.yaml", cwd=settings.parent)
+    assert done.returncode == 0, done.stderr
+    assert (settings.parent / "out.ini").read_text().strip() == INI.strip()
+
+
+def test_a_format_writes_by_its_suffix(settings: Path, tmp_path: Path) -> None:
+    Pipeline(open_source(settings), [], open_sink(tmp_path / "copy.ini")).run()
+    assert (tmp_path / "copy.ini").read_text().strip() == INI.strip()
+
+
+def test_the_example_source_resumes_exactly(settings: Path) -> None:
+    source = open_source(settings)
+    assert source.next_batch(1).to_pylist()[0]["section"] == "first"  # type: ignore[union-attr]
+    again = open_source(settings)
+    again.load_state_dict(source.state_dict())  # type: ignore[attr-defined]
+    assert again.next_batch(5).to_pylist()[0]["section"] == "second"  # type: ignore[union-attr]
+
+
+def test_the_example_plugin_names_what_is_wrong(settings: Path) -> None:
+    settings.write_text("no section\n")
+    with pytest.raises(DataError, match=r"settings\.ini: File contains no section headers"):
+        open_source(settings).next_batch(1)
+    shout = plugins.find("transforms", "shout")
+    with pytest.raises(ValueError, match="marks cannot be negative, got -1"):
+        shout("name", marks=-1)
+    settings.write_text(INI)
+    batch = open_source(settings).next_batch(5)
+    with pytest.raises(SchemaError, match=r"column 'nme' not found; the batch has \['section', 'name', 'colour'\]"):
+        shout("nme").transform(batch)
+
+
+def test_an_unknown_plugin_is_an_error_with_a_suggestion() -> None:
+    with pytest.raises(
+        PluginError, match=r"no plugin called 'shuot' in penstock\.transforms; .*did you mean 'shout'\?"
+    ):
+        plugins.find("transforms", "shuot")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "gone",
+            r"plugin 'gone' \(penstock\.transforms, from broken-package\) cannot be loaded: ModuleNotFoundError: "
+            r"No module named 'broken_package_gone'; update or uninstall broken-package",
+        ),
+        ("number", r"plugin 'number' \(penstock\.transforms, from broken-package\) is 3\.14\d*, expected a class"),
+        ("shout", r"plugin 'shout' in penstock\.transforms comes from broken-package and penstock-example-plugin; "),
+    ],
+)
+def test_a_plugin_that_does_not_work_names_its_package(
+    broken: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str
+) -> None:
+    monkeypatch.syspath_prepend(str(broken))
+    with pytest.raises(PluginError, match=message):
+        plugins.find("transforms", name)
+
+
+def test_a_plugin_that_does_not_work_is_named_by_the_command(broken: Path, settings: Path) -> None:
+    (settings.parent / "p.yaml").write_text("source: settings.ini\ntransforms: [gone]\nsink: out.ini\n")
+    done = cli("run", "p.yaml", path=broken, cwd=settings.parent)
+    assert done.returncode == 1
+    assert "transforms[0]: plugin 'gone' (penstock.transforms, from broken-package) cannot be loaded" in done.stderr
+
+
+def test_plugins_that_do_not_work_are_marked_in_the_list(broken: Path) -> None:
+    done = cli("plugins", "--json", path=broken)
+    assert done.returncode == 0, done.stderr
+    listed: list[dict[str, Any]] = json.loads(done.stdout)
+    problems = {entry["name"]: entry["problem"] for entry in listed if entry["package"] == "broken-package"}
+    assert "No module named 'broken_package_gone'" in problems["gone"]
+    assert "expected a class or a function" in problems["number"]
+    assert problems["lower"] == "hidden by the built-in 'lower'"
+    assert "comes from broken-package and penstock-example-plugin" in problems["shout"]
+    assert all(entry["problem"] is None for entry in listed if entry["package"] == "penstock")
+    text = cli("plugins", path=broken).stdout
+    assert "    cannot be used: plugin 'gone' (penstock.transforms, from broken-package) cannot be loaded" in text
+
+
+def test_a_format_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = tmp_path / "odd-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: odd\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[penstock.formats]\nodd = json:dumps\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    plugins._points.cache_clear()
+    try:
+        with pytest.raises(PluginError, match=r"plugin 'odd' .* expected a penstock\.plugins\.Format"):
+            plugins.find("formats", "odd")
+    finally:
+        plugins._points.cache_clear()

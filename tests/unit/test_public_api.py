@@ -1,0 +1,73 @@
+"""The public surface: what every `__all__` lists is there, nothing is missing from it, and it costs no framework."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+import penstock
+
+MODULES = sorted(
+    ["penstock", *(info.name for info in pkgutil.walk_packages(penstock.__path__, "penstock."))],
+)
+WITH_ALL = [name for name in MODULES if hasattr(importlib.import_module(name), "__all__")]
+PACKAGES = [name for name in WITH_ALL if hasattr(importlib.import_module(name), "__path__")]
+FRAMEWORKS = ["jax", "mlx", "pandas", "ray", "tensorflow", "torch"]
+
+
+def in_order(names: list[str]) -> list[str]:
+    """As ruff sorts them (RUF022): constants, then classes, then the rest, each by the alphabet."""
+    return sorted(names, key=lambda name: (0 if name.isupper() else 1 if name[0].isupper() else 2, name))
+
+
+def test_the_packages_people_import_from_say_what_they_offer() -> None:
+    wanted = {"penstock", *(f"penstock.{name}" for name in ("memory", "observe", "pipeline", "sinks", "sources"))}
+    assert wanted | {"penstock.transforms", "penstock.testing", "penstock.types"} <= set(WITH_ALL)
+
+
+@pytest.mark.parametrize("name", WITH_ALL)
+def test_all_is_sorted_and_has_no_name_twice(name: str) -> None:
+    listed = importlib.import_module(name).__all__
+    assert listed == in_order(list(dict.fromkeys(listed)))
+
+
+@pytest.mark.parametrize("name", WITH_ALL)
+def test_every_public_name_can_be_imported(name: str) -> None:
+    module = importlib.import_module(name)
+    assert not [public for public in module.__all__ if not hasattr(module, public)]
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_all_of_a_package_is_complete(name: str) -> None:
+    package = importlib.import_module(name)
+    seen = {
+        public
+        for public, value in vars(package).items()
+        if not public.startswith("_") and not isinstance(value, ModuleType) and public != "annotations"
+    }
+    assert set(package.__all__) == seen
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_every_public_class_and_function_has_a_docstring(name: str) -> None:
+    package = importlib.import_module(name)
+    offered = {public: getattr(package, public) for public in package.__all__}
+    assert not [public for public, value in offered.items() if callable(value) and not value.__doc__]
+
+
+def test_data_processor_is_another_name_for_transform() -> None:
+    assert penstock.DataProcessor is penstock.Transform
+
+
+@pytest.mark.parametrize(
+    "module", ["penstock", "penstock.sources", "penstock.transforms", "penstock.sinks", "penstock.cli.main"]
+)
+def test_importing_penstock_imports_no_framework(module: str) -> None:
+    code = f"import sys, {module}; print(*[name for name in {FRAMEWORKS} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
