@@ -1,7 +1,4 @@
-"""The main job, on data made here: messy JSON Lines, partly gzipped, to clean Parquet under a small budget.
-
-Then a run that is killed in the middle and goes on. `make demo` runs this; `--rows` makes it smaller or larger.
-"""
+"""`make demo`: messy JSON Lines to clean Parquet under a small budget; then a run that is killed, and goes on."""
 
 import argparse
 import contextlib
@@ -20,21 +17,22 @@ from penstock.sinks import ParquetSink
 from penstock.sources import JsonlSource
 from penstock.transforms import CountWords, DropNulls, Filter, Lower, NormalizeWhitespace
 
-WORDS = "Water runs downhill; the Penstock feeds the turbine all it can take and never more, größer geht nicht".split()
+WORDS = "Water runs downhill; the Penstock feeds the turbine all it can take and never more, größer geht nicht"
 
 
 def make_corpus(folder: Path, rows: int) -> None:
-    """Two files. The second is gzipped and has a field the first lacks; every 1500th line is cut in half."""
+    """Two files. The second is gzipped and has a field the first lacks; some lines of both are cut in half."""
     folder.mkdir()
     rng = random.Random(7)
-    sentences = [" ".join(rng.choices(WORDS, k=rng.randrange(4, 24))) for _ in range(2000)]
-    for half, opener in enumerate((open, gzip.open)):
-        with opener(folder / ("b.jsonl.gz" if half else "a.jsonl"), "wb") as file:
-            for i in range(half * rows // 2, (half + 1) * rows // 2):
-                text = " \t ".join(rng.choices(sentences, k=rng.randrange(8)))
-                row = {"id": i, "text": text or None, "meta": {"tags": ["a", "b"][: i % 3]}} | ({"late": i} if half else {})
-                line = json.dumps(row).encode()
-                file.write((line if i % 1500 else line[: len(line) // 2]) + b"\n")
+    sentences = [" ".join(rng.choices(WORDS.split(), k=rng.randrange(4, 24))) for _ in range(2000)]
+    lines = []
+    for i in range(rows):
+        text = " \t ".join(rng.choices(sentences, k=rng.randrange(8)))
+        row = {"id": i, "text": text or None, "tags": ["a", "b"][: i % 3]} | ({"late": i} if i >= rows // 2 else {})
+        line = json.dumps(row).encode()
+        lines.append(line if i % (rows // 12) else line[: len(line) // 2])
+    (folder / "a.jsonl").write_bytes(b"\n".join(lines[: rows // 2]) + b"\n")
+    (folder / "b.jsonl.gz").write_bytes(gzip.compress(b"\n".join(lines[rows // 2 :]) + b"\n", compresslevel=1))
 
 
 def main(rows: int) -> None:
@@ -45,13 +43,12 @@ def main(rows: int) -> None:
         steps += [Filter("words >= 20", reason="too short"), lambda row: row | {"first": row["text"].split()[0]}]
         config = PipelineConfig(on_error="quarantine", max_failure_ratio=0.01)
         pipeline = Pipeline(JsonlSource("corpus"), steps, ParquetSink("clean.parquet"), config, budget="64 MiB")
-        console.print(f"[bold]1. Clean {rows:,} rows[/]")
-        console.print(pipeline, markup=False)
+        console.print(f"[bold]1. Clean {rows:,} rows[/]\n{pipeline}".replace("[budget", r"\[budget"))
         with progress_on(Console(stderr=True), Extent.of(pipeline.source), "penstock") as progress:
             report = pipeline.run(progress=progress)
         console.print(closing_table(report, budget_bytes=pipeline.budget.capacity))
         bad = Path("clean.parquet.quarantine.jsonl").read_text().splitlines()
-        console.print(f"the first of {len(bad)} quarantined rows:\n  {bad[0][:150]}...", markup=False)
+        console.print(f"the first of {len(bad)} quarantined rows: {bad[0][:110]}...", markup=False)
         console.print("[bold]2. Kill a run in the middle, and go on[/]")
         kill_and_resume(Path(name), max(2000, rows // 20))
 

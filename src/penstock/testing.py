@@ -35,7 +35,7 @@ __all__ = [
 Row = dict[str, Any]
 _MOST_STATE_BYTES = 4096
 _SAMPLE = [
-    {"n": i, "x": i / 4 if i % 5 else None, "text": f'row {i}, "quoted"\nö', "even": i % 2 == 0} for i in range(23)
+    {"n": i, "x": i / 4 if i % 5 else None, "text": f'row {i}, "quoted"\nö', "even": i % 2 == 0} for i in range(13)
 ]
 
 

@@ -13,16 +13,17 @@ from penstock.memory.budget import MemoryBudget
 __all__ = ["ResidentWatch", "resident_bytes"]
 
 _STATM = Path("/proc/self/statm")
+_FIRST_BYTES, _BURST_BYTES = 44 << 20, 14 << 20
 _NEARLY, _NEARLY_BYTES = 0.3, 36 << 20
-_DECAY, _HEADROOM = 0.97, 0.1
+_DECAY, _HEADROOM = 0.99, 0.1
 
 
 class ResidentWatch:
     """Keeps the resident memory of a run inside its budget, by two means.
 
     A standing charge for what the process occupies beyond what is charged: pages that allocators keep, temporaries.
-    It begins at half of the budget and then follows what is measured, so a run fills its budget within seconds, not at
-    once. Other parts of the program may grow too, so it never takes more than three quarters of the budget.
+    It begins at half of the budget (more, if that is not much) and then follows what is measured, so a run fills its budget within seconds, not at
+    once. Other parts of the program may grow too, so it never takes more than seven eighths of the budget.
 
     And `give_back`, called by each thread after a batch: once the process has grown nearly as much as the budget since
     the run began, the thread returns its free pages to the system. That costs page faults later, so it is not done while
@@ -36,7 +37,8 @@ class ResidentWatch:
         self._tight = False
 
     def begin(self) -> None:
-        self._hold(self._budget.capacity // 2)
+        capacity = self._budget.capacity
+        self._hold(max(capacity // 2, min(capacity * 3 // 4, _FIRST_BYTES)))
 
     def end(self) -> None:
         self._hold(0)
@@ -46,13 +48,13 @@ class ResidentWatch:
         grown = resident_bytes() - self._before
         charged = self._budget.used - self._charge
         capacity = self._budget.capacity
-        wanted = grown - charged + int(_HEADROOM * capacity)
-        if charged > capacity // 4:
-            # Up at once, down slowly, and only while much is in flight: idle moments prove nothing.
+        wanted = grown - charged + max(int(_HEADROOM * capacity), min(_BURST_BYTES, capacity // 4))
+        if charged > capacity // 16:
+            # Up at once, down slowly, and only while something is in flight: idle moments prove nothing.
             wanted = max(wanted, int(_DECAY * self._charge))
         else:
             wanted = max(wanted, self._charge)
-        self._hold(min(wanted, capacity * 3 // 4))
+        self._hold(min(wanted, capacity * 7 // 8))
         limit = self._budget.limit
         self._tight = grown > limit - max(_NEARLY * limit, _NEARLY_BYTES)
         if self._tight:

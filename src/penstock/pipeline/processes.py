@@ -132,6 +132,8 @@ class ProcessChain(Chain):
                     stdout=subprocess.PIPE,
                     env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
                 )
+                for pipe in (self._child.stdin, self._child.stdout):
+                    _widen(cast(BinaryIO, pipe))
                 write_frame(cast(BinaryIO, self._child.stdin), SETUP, self._setup)
             return self._child
 
@@ -161,6 +163,14 @@ def read_frame(pipe: BinaryIO) -> tuple[int, bytes] | None:
     size, kind = _HEADER.unpack(header)
     payload = pipe.read(size)
     return (kind, payload) if len(payload) == size else None
+
+
+def _widen(pipe: BinaryIO) -> None:
+    """A megabyte instead of 64 KiB, where the system allows it: a sixteenth of the switches between processes."""
+    with contextlib.suppress(ImportError, AttributeError, OSError):
+        import fcntl
+
+        fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, 1 << 20)
 
 
 def _encode(batch: pa.RecordBatch) -> pa.Buffer:

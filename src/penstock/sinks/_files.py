@@ -37,6 +37,10 @@ class Writer(Protocol):
         """Write what is left, footer included; the file itself stays open."""
         ...
 
+    def abort(self) -> None:
+        """Let go of everything; what is still written goes nowhere, and no trouble with it is worth an error."""
+        ...
+
     def held_bytes(self) -> int: ...
 
 
@@ -155,7 +159,7 @@ class FileSink(Sink):
             return
         if missing:
             raise ResumeError(
-                f"{missing[0]} is gone, the checkpoint counts on it; delete the checkpoint to start again"
+                f"the checkpoint counts on {missing[0]}, which is gone; delete the checkpoint to start again"
             )
         self._check_target()
         self._staging.mkdir(exist_ok=True)
@@ -219,8 +223,7 @@ class FileSink(Sink):
         if self._file is not None:
             self._file.discard()
             if self._writer is not None:
-                with contextlib.suppress(Exception):
-                    self._writer.close()
+                self._writer.abort()
             self._file.abort()
         self._writer = self._file = None
 
@@ -248,9 +251,13 @@ class FileSink(Sink):
 
     @contextlib.contextmanager
     def _refusing(self) -> Iterator[None]:
-        """What Arrow has no form for is a matter of the schema."""
+        """What Arrow has no form for is a matter of the schema; trouble with the disk is trouble with this file."""
         try:
             yield
+        except OSError as error:
+            if error.errno is None or error.filename is not None:
+                raise
+            raise OSError(error.errno, os.strerror(error.errno), str(self.path)) from error
         except (pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowInvalid) as error:
             raise SchemaError(f"{self!r} cannot write these columns: {error}") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO, ClassVar
@@ -16,12 +17,15 @@ from penstock.sinks._files import FileSink, Writer
 
 __all__ = ["ArrowSink", "ParquetSink"]
 
+_COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "brotli", "none")
+
 
 class ParquetSink(FileSink):
     """One Parquet file, or a directory of them.
 
-    A row group is closed when its rows take `row_group_bytes` in memory, which is also what the sink holds. Text that
-    hardly repeats is written without a dictionary (`dictionary=None` decides by the first row group).
+    A row group is closed when its rows take `row_group_bytes` in memory, which is also what the sink holds; a pipeline
+    with a small budget makes that a sixteenth of it. Text that hardly repeats is written without a dictionary
+    (`dictionary=None` decides by the first row group).
     """
 
     suffix: ClassVar[str] = ".parquet"
@@ -32,17 +36,20 @@ class ParquetSink(FileSink):
         *,
         compression: str = "zstd",
         compression_level: int | None = None,
-        row_group_bytes: int | str = "8 MiB",
+        row_group_bytes: int | str = "16 MiB",
         dictionary: bool | Sequence[str] | None = None,
         rows_per_file: int | None = None,
     ) -> None:
         super().__init__(path, rows_per_file=rows_per_file)
         _refuse_outer_compression(self.path)
-        if compression != "none" and not pa.Codec.is_available(compression):
-            raise ConfigError(f"unknown compression {compression!r}; try zstd, snappy, gzip, lz4, brotli or none")
+        if compression not in _COMPRESSIONS:
+            raise ConfigError(f"unknown compression {compression!r}; expected one of {', '.join(_COMPRESSIONS)}")
         self._compression, self._level = compression, compression_level
-        self._row_group_bytes = parse_bytes(row_group_bytes)
+        self._row_group_bytes = self._asked_bytes = parse_bytes(row_group_bytes)
         self._dictionary = dictionary if dictionary is None or isinstance(dictionary, bool) else list(dictionary)
+
+    def fit_budget(self, nbytes: int) -> None:
+        self._row_group_bytes = min(self._asked_bytes, nbytes // 16)
 
     def _new_writer(self, file: BinaryIO, schema: pa.Schema, *, first: bool) -> Writer:
         return _ParquetWriter(file, schema, self._compression, self._level, self._row_group_bytes, self._dictionary)
@@ -105,6 +112,8 @@ class _ParquetWriter:
         self._pending: list[pa.RecordBatch] = []
         self._held = 0
         self._writer: pq.ParquetWriter | None = None
+        # A handle of Arrow's own on the same file: through a Python file every page would wait for the interpreter.
+        self._native: pa.OSFile | None = None
 
     def write(self, batch: pa.RecordBatch) -> None:
         self._pending.append(batch)
@@ -117,6 +126,17 @@ class _ParquetWriter:
             self._write_group()
         assert self._writer is not None
         self._writer.close()
+        assert self._native is not None
+        self._native.close()
+
+    def abort(self) -> None:
+        self._pending, self._held = [], 0
+        if self._writer is not None:
+            self._writer.is_open = False  # or it would try to write a footer, once more when it is collected
+            self._writer = None
+        if self._native is not None:
+            with contextlib.suppress(OSError):
+                self._native.close()
 
     def held_bytes(self) -> int:
         return self._held
@@ -124,8 +144,9 @@ class _ParquetWriter:
     def _write_group(self) -> None:
         table = pa.Table.from_batches(self._pending, self._schema)
         if self._writer is None:
+            self._native = pa.OSFile(str(self._file.name), "wb")
             self._writer = pq.ParquetWriter(
-                self._file,
+                self._native,
                 self._schema,
                 compression=self._compression,
                 compression_level=self._level,
@@ -148,6 +169,10 @@ class _ArrowWriter:
 
     def close(self) -> None:
         self._writer.close()
+
+    def abort(self) -> None:
+        with contextlib.suppress(Exception):
+            self.close()
 
     def held_bytes(self) -> int:
         return sum(column.dictionary.nbytes for column in self._known.values())

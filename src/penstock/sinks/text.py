@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import datetime
 from typing import Any, BinaryIO, ClassVar
 
@@ -90,6 +91,10 @@ class _JsonlWriter:
         if self._out is not self._raw:
             self._out.close()
 
+    def abort(self) -> None:
+        with contextlib.suppress(Exception):
+            self.close()
+
     def held_bytes(self) -> int:
         return 0
 
@@ -114,6 +119,10 @@ class _CsvWriter:
     def close(self) -> None:
         if self._out is not self._raw:
             self._out.close()
+
+    def abort(self) -> None:
+        with contextlib.suppress(Exception):
+            self.close()
 
     def held_bytes(self) -> int:
         return 0

@@ -31,7 +31,8 @@ from penstock.sources._schemas import check_columns, is_schema, project, schema_
 
 __all__ = ["RecordSource", "check_utf8"]
 
-_SCAN_BYTES = 4 << 20
+_SCAN_BYTES = 8 << 20
+_POOL_BYTES = 32 << 20
 _BATCH_BYTES = 1 << 20
 _MOST_ROW_BYTES = (1 << 31) - (1 << 20)
 _BAD = (pa.ArrowInvalid, pa.ArrowTypeError, ValueError, OverflowError)
@@ -62,7 +63,8 @@ class RecordSource(Source):
             raise ConfigError(f"max_row_bytes must be between 1 byte and 2047 MiB, got {max_row_bytes!r}")
         self._allow_empty = allow_empty
         self._shown = {"columns": self._columns, **shown}
-        self._pool = BufferPool("32 MiB")
+        self._pool = BufferPool(_POOL_BYTES)
+        self._scan_bytes = _SCAN_BYTES
         self._layouts: dict[int, Layout] = {}
         self._mark: str | None = None
         """The schema the scan found, as the state keeps it."""
@@ -160,6 +162,11 @@ class RecordSource(Source):
         """After an error: go on behind the record, or the file, that it was about."""
         self._blocks().skip_bad()
 
+    def fit_budget(self, nbytes: int) -> None:
+        """Smaller pieces to scan, and fewer buffers to keep, if there is less memory."""
+        self._scan_bytes = max(1 << 16, min(_SCAN_BYTES, nbytes // 64))
+        self._pool = BufferPool(min(_POOL_BYTES, nbytes // 32))
+
     def memory_usage(self) -> int:
         reader, pending = self._reader, self._pending
         held = reader.held_bytes if reader is not None else 0
@@ -223,7 +230,7 @@ class RecordSource(Source):
         try:
             while True:
                 try:
-                    raw = reader.next(_SCAN_BYTES)
+                    raw = reader.next(self._scan_bytes)
                 except DataError:
                     reader.skip_bad()  # it is reported, in its place, when the rows are read
                     continue

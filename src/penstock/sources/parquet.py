@@ -31,6 +31,7 @@ class ParquetSource(FileSource):
 
     def __init__(self, paths: PathLike | Iterable[PathLike], *, columns: Sequence[str] | None = None) -> None:
         self._columns = check_columns(columns)
+        self._piece_bytes = _PIECE_BYTES
         super().__init__(paths, columns=self._columns)
 
     def _file_schema(self, path: Path) -> pa.Schema:
@@ -39,16 +40,20 @@ class ParquetSource(FileSource):
     def _file_rows(self, path: Path) -> int | None:
         return int(pq.read_metadata(path).num_rows)
 
+    def fit_budget(self, nbytes: int) -> None:
+        """Smaller pieces if there is less memory."""
+        self._piece_bytes = max(1 << 14, min(_PIECE_BYTES, nbytes // 64))
+
     def _open(self, path: Path) -> Opened:
-        return _Reader(path, self._columns)
+        return _Reader(path, self._columns, self._piece_bytes)
 
 
 class _Reader:
     """One open file. How many rows make up a piece is fixed when a row group is begun, so they are cut afterwards."""
 
-    def __init__(self, path: Path, columns: list[str] | None) -> None:
+    def __init__(self, path: Path, columns: list[str] | None, piece_bytes: int) -> None:
         self._file = pq.ParquetFile(path, buffer_size=_READ_AHEAD_BYTES, pre_buffer=False)
-        self._columns = columns
+        self._columns, self._piece_bytes = columns, piece_bytes
         self._group = 0
         self._skip = 0
         self._row_bytes = 0.0
@@ -93,7 +98,7 @@ class _Reader:
         if not self._row_bytes:
             probe = next(self._iterate(group, _PROBE_ROWS), None)
             self._row_bytes = probe.nbytes / probe.num_rows if probe is not None and probe.num_rows else 0.0
-        rows = int(_PIECE_BYTES / max(1.0, self._row_bytes))
+        rows = int(self._piece_bytes / max(1.0, self._row_bytes))
         for piece in self._iterate(group, max(1, min(_MOST_ROWS, rows))):
             self._row_bytes = max(0.5 * self._row_bytes, piece.nbytes / max(1, piece.num_rows))
             yield piece

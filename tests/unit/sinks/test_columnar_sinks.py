@@ -118,7 +118,7 @@ def test_tensors_and_their_types_come_back(tmp_path: Path, kind: Any) -> None:
 
 
 def test_unknown_compressions_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="unknown compression 'rar'; try zstd"):
+    with pytest.raises(ConfigError, match="unknown compression 'rar'; expected one of zstd, snappy"):
         ParquetSink(tmp_path / "a.parquet", compression="rar")
     with pytest.raises(ConfigError, match="compression must be 'lz4', 'zstd' or None, got 'gzip'"):
         ArrowSink(tmp_path / "a.arrow", compression="gzip")

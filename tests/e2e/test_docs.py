@@ -1,0 +1,129 @@
+"""Every example in the documentation runs as it is printed.
+
+The blocks of a page run one after the other in one process, in an empty directory:
+
+    ```python             runs; a comment `# prints: ...` stands for a line of the output, at least its beginning
+    ```python no-run      is only compiled
+    ```python file=a.py   is written to that file, for the blocks after it
+    ```yaml               is a pipeline: checked with `penstock run --dry-run`, after the Python blocks
+    ```yaml no-run        is only read
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+FENCE = re.compile(r"^```(\w+)?(.*?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#:]+)(?:#([^)]*))?\)")
+MACHINE_PATH = re.compile(r"/(work|root|home|tmp|Users)/")
+
+
+@dataclass(frozen=True)
+class Block:
+    language: str
+    mark: str
+    code: str
+    line: int
+    """Of its first line of code, counted from 1."""
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    return [
+        Block(match[1] or "", match[2].strip(), match[3], text.count("\n", 0, match.start(3)) + 1)
+        for match in FENCE.finditer(text)
+    ]
+
+
+def pages_with(language: str) -> list[Path]:
+    return [page for page in PAGES if any(block.language == language for block in blocks(page))]
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def run(*command: str, where: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1"}
+    return subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, cwd=where, env=environment, check=False, timeout=120
+    )
+
+
+def run_python(page: Path, where: Path) -> subprocess.CompletedProcess[str]:
+    """The Python blocks as one script whose line numbers are those of the page."""
+    lines = [""] * len(page.read_text(encoding="utf-8").splitlines())
+    for block in blocks(page):
+        if block.language == "python" and block.mark.startswith("file="):
+            (where / block.mark.removeprefix("file=")).write_text(block.code, encoding="utf-8")
+        elif block.language == "python" and not block.mark:
+            code = block.code.splitlines()
+            lines[block.line - 1 : block.line - 1 + len(code)] = code
+    script = where / f"{page.stem}_page.py"
+    script.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return run("-W", "error", script.name, where=where)
+
+
+@pytest.mark.parametrize("page", pages_with("python"), ids=name_of)
+def test_the_python_of_a_page_runs_and_prints_what_it_says(page: Path, tmp_path: Path) -> None:
+    done = run_python(page, tmp_path)
+    assert done.returncode == 0, done.stderr
+    printed = iter(done.stdout.splitlines())
+    for block in blocks(page):
+        for promised in re.findall(r"^\s*# prints: (.*)$", block.code, re.MULTILINE):
+            assert any(line.startswith(promised) for line in printed), f"{promised!r} not in:\n{done.stdout}"
+
+
+@pytest.mark.parametrize("page", pages_with("python"), ids=name_of)
+def test_python_that_is_only_shown_can_be_compiled(page: Path) -> None:
+    for block in blocks(page):
+        if block.language == "python":
+            assert block.mark in ("", "no-run") or block.mark.startswith("file="), f"unknown mark {block.mark!r}"
+            compile(block.code, f"{page}:{block.line}", "exec")
+
+
+@pytest.mark.parametrize("page", pages_with("yaml"), ids=name_of)
+def test_the_yaml_of_a_page_describes_pipelines(page: Path, tmp_path: Path) -> None:
+    run_python(page, tmp_path)
+    for number, block in enumerate(blocks(page)):
+        if block.language != "yaml":
+            continue
+        assert isinstance(yaml.safe_load(block.code), dict | list)
+        if block.mark == "no-run":
+            continue
+        file = tmp_path / f"pipeline-{number}.yaml"
+        file.write_text(block.code, encoding="utf-8")
+        done = run("-m", "penstock", "run", file.name, "--dry-run", where=tmp_path)
+        assert done.returncode == 0, f"{page}:{block.line}: {done.stderr}"
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=name_of)
+def test_links_lead_somewhere_and_no_path_is_of_one_machine(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for target, anchor in LINK.findall(text):
+        there = (page.parent / target).resolve()
+        assert there.exists(), f"{target} does not exist"
+        if anchor:
+            titles = re.findall(r"^#+ (.*)$", there.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+    assert not MACHINE_PATH.search(text)
+
+
+def test_the_index_lists_every_page() -> None:
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    missing = [
+        path
+        for page in (ROOT / "docs").rglob("*.md")
+        if (path := page.relative_to(ROOT / "docs").as_posix()) != "README.md" and f"({path})" not in index
+    ]
+    assert not missing

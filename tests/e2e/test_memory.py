@@ -1,0 +1,61 @@
+"""The budget is about memory: what the process occupies stays within it, however slow the sink is."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import json, sys, time
+from pathlib import Path
+from penstock import MemoryBudget, Pipeline
+from penstock.sinks import ParquetSink
+from penstock.sources import JsonlSource
+from penstock.transforms import CountWords, Filter, Lower
+
+class SlowSink(ParquetSink):
+    def consume(self, batch):
+        super().consume(batch)
+        time.sleep(batch.nbytes / 50e6)
+
+def status(field):
+    return next(int(l.split()[1]) for l in Path("/proc/self/status").read_text().splitlines() if l.startswith(field))
+
+def run(path, out):
+    stages = [Lower("text"), CountWords("text", into="words"), Filter("words > 3")]
+    return Pipeline(JsonlSource(path), stages, SlowSink(out), budget=MemoryBudget(sys.argv[3])).run()
+
+tiny, large, _ = sys.argv[1:]
+run(tiny, tiny + ".parquet")
+base = status("VmRSS:")
+Path("/proc/self/clear_refs").write_text("5")
+report = run(large, large + ".parquet")
+print(json.dumps({"grown": (status("VmHWM:") - base) * 1024, "charged": report.peak_bytes, "rows": report.rows_out}))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc")
+def test_resident_memory_stays_within_base_and_budget_with_a_slow_sink(tmp_path: Path) -> None:
+    line = json.dumps({"id": 1, "text": "Some Words That Are Repeated " * 80, "score": 0.5}) + "\n"
+    (tmp_path / "tiny.jsonl").write_text(line * 20)
+    with open(tmp_path / "large.jsonl", "w") as file:
+        for _ in range(100):
+            file.write(line * 700)
+    script = tmp_path / "job.py"
+    script.write_text(SCRIPT)
+    budget = 96 << 20
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "tiny.jsonl"), str(tmp_path / "large.jsonl"), str(budget)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert seen["rows"] == 70_000
+    assert seen["grown"] < budget, seen
