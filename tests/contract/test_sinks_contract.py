@@ -9,9 +9,10 @@ import pyarrow as pa
 import pytest
 
 import penstock.sinks
-from penstock.errors import ConfigError, StageError
+from penstock.errors import ConfigError, FailureBudgetError, StageError
 from penstock.memory.budget import MemoryBudget
 from penstock.pipeline import Pipeline, PipelineConfig, Transform
+from penstock.sinks import MemorySink
 from penstock.sources import MemorySource
 from penstock.testing import FailingTransform, RowsSource, assert_sink_contract
 
@@ -63,6 +64,36 @@ def test_a_run_that_is_stopped_leaves_nothing_behind(tmp_path: Path, sink_case: 
     pipeline.start()
     pipeline.stop()
     assert left_in(tmp_path) == []
+
+
+class Broken(MemorySink):
+    """Fails at its third batch."""
+
+    def consume(self, batch: pa.RecordBatch) -> None:
+        if len(self.batches) == 2:
+            raise RuntimeError("gone")
+        super().consume(batch)
+
+    def __repr__(self) -> str:
+        return "Broken()"
+
+
+def test_a_sink_that_fails_is_named() -> None:
+    with pytest.raises(StageError, match=r"Broken\(\) failed: RuntimeError: gone"):
+        Pipeline(RowsSource(ROWS), [], Broken()).run()
+
+
+@pytest.mark.xfail(reason="the parcel that is being delivered when its delivery fails keeps its memory", strict=True)
+@pytest.mark.parametrize("stage", ["the sink", "the failure budget"])
+def test_memory_is_given_back_when_delivery_fails(stage: str) -> None:
+    if stage == "the sink":
+        pipeline = Pipeline(RowsSource(ROWS), [], Broken())
+    else:
+        config = PipelineConfig(on_error="skip", max_failures=0)
+        pipeline = Pipeline(RowsSource(ROWS), [FailingTransform("n", [7])], MemorySink(), config)
+    with pytest.raises((StageError, FailureBudgetError)):
+        pipeline.run()
+    assert pipeline.budget.used == 0
 
 
 class Stumbling(Transform):

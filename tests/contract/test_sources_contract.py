@@ -118,14 +118,14 @@ def test_bad_input_surfaces_in_the_caller_with_file_and_row(bad_source: Any) -> 
     assert pipeline.budget.used == 0
 
 
-def test_bad_input_surfaces_behind_the_good_rows_when_iterated(bad_source: Any) -> None:
+def test_bad_input_surfaces_when_iterated_and_not_behind_its_place(bad_source: Any) -> None:
     source, file, row = bad_source()
     count = 0
     with pytest.raises(DataError) as caught:  # noqa: PT012
         for batch in Pipeline(source, config=PipelineConfig(batch_rows=1)):
             count += batch.num_rows
     assert (caught.value.file, caught.value.row) == (file, row)
-    assert count > 0
+    assert count <= max(row, 40)  # a damaged second file has the forty rows of the first before it
 
 
 def test_the_good_rows_arrive_if_bad_input_may_be_skipped(bad_source: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -177,7 +176,9 @@ def test_a_checkpoint_of_another_pipeline_or_a_damaged_one_is_refused(tmp_path: 
     source = numbers(tmp_path / "in.jsonl")
     Pipeline(JsonlSource(source), [], JsonlSink(tmp_path / "o.jsonl")).run(checkpoint=tmp_path / "kept")
     with pytest.raises(ResumeError, match="saved by another pipeline"):
-        Pipeline(JsonlSource(source), [Filter("n > 3")], JsonlSink(tmp_path / "o.jsonl")).run(checkpoint=tmp_path / "kept")
+        Pipeline(JsonlSource(source), [Filter("n > 3")], JsonlSink(tmp_path / "o.jsonl")).run(
+            checkpoint=tmp_path / "kept"
+        )
     (tmp_path / "kept" / "checkpoint.json").write_text('{"half":')
     with pytest.raises(ResumeError, match="is damaged"):
         Pipeline(JsonlSource(source), [], JsonlSink(tmp_path / "o.jsonl")).run(checkpoint=tmp_path / "kept")
@@ -189,4 +190,4 @@ def test_an_iterator_given_as_a_function_can_be_checkpointed(tmp_path: Path) -> 
 
     report = Pipeline(IteratorSource(rows), [], JsonlSink(tmp_path / "o.jsonl")).run(checkpoint=tmp_path / "kept")
     assert report.rows_out == 100
-    assert os.path.exists(tmp_path / "o.jsonl")
+    assert (tmp_path / "o.jsonl").exists()

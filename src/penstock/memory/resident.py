@@ -22,12 +22,13 @@ class ResidentWatch:
     """Keeps the resident memory of a run inside its budget, by two means.
 
     A standing charge for what the process occupies beyond what is charged: pages that allocators keep, temporaries.
-    It begins at half of the budget (more, if that is not much) and then follows what is measured, so a run fills its budget within seconds, not at
-    once. Other parts of the program may grow too, so it never takes more than seven eighths of the budget.
+    It begins at half of the budget (more, if that is not much) and then follows what is measured, so a run fills its
+    budget within seconds, not at once. Other parts of the program may grow too, so it never takes more than seven
+    eighths of the budget.
 
     And `give_back`, called by each thread after a batch: once the process has grown nearly as much as the budget since
-    the run began, the thread returns its free pages to the system. That costs page faults later, so it is not done while
-    there is room. Arrow's allocator keeps a heap for each thread; only its own thread can empty it.
+    the run began, the thread returns its free pages to the system. That costs page faults later, so it is not done
+    while there is room. Arrow's allocator keeps a heap for each thread; only its own thread can empty it.
     """
 
     def __init__(self, budget: MemoryBudget, *, owner: str = "allocator") -> None:

@@ -102,7 +102,7 @@ class Chain:
             since = metrics.begin(origin)
             try:
                 made = self._checked(i, transform.transform(batch))
-            except Exception as error:  # noqa: BLE001 - user code may raise anything; it is reported with its place
+            except Exception as error:
                 metrics.leave(since)
                 for _, counting in self._counting:
                     counting.undo_attempt()

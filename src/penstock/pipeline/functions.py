@@ -48,7 +48,7 @@ class RowSchema:
     def to_batch(
         self, rows: Sequence[Mapping[str, Any]], source: pa.RecordBatch, handed_out: Mapping[str, list[Any]]
     ) -> pa.RecordBatch:
-        """Rows to columns. A column whose values are the very objects that were handed out is passed on, not rebuilt."""
+        """Rows to columns. A column whose values are the very objects that were handed out is passed on as it is."""
         if self.known is None:
             if not rows:
                 return source.slice(0, 0)

@@ -1,4 +1,4 @@
-"""A pipeline is a description (source, transforms, sink, config, budget) that can be run, iterated, stopped, resumed."""
+"""A pipeline is a description (source, transforms, sink, config, budget) that can be run, iterated and resumed."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def serve(inward: BinaryIO, outward: BinaryIO) -> None:
             # Written by the parent process over a private pipe: its own functions, never data.
             import cloudpickle
 
-            transforms = cloudpickle.loads(payload)  # noqa: S301
+            transforms = cloudpickle.loads(payload)
             chain = Chain(transforms, [_Recorder(stage_name(t), "transform") for t in transforms])
         elif kind == BATCH:
             kind, answer = _answer(chain, payload)

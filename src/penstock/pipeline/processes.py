@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import orjson
@@ -130,7 +131,7 @@ class ProcessChain(Chain):
                     [sys.executable, "-m", "penstock.pipeline.process_worker"],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
-                    env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+                    env=os.environ | {"PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)},
                 )
                 for pipe in (self._child.stdin, self._child.stdout):
                     _widen(cast(BinaryIO, pipe))
@@ -189,7 +190,7 @@ def _pickled(transforms: Sequence[Transform]) -> bytes:
         for transform in transforms:
             try:
                 cloudpickle.dumps(transform)
-            except Exception as reason:  # noqa: BLE001 - whatever pickling raises is the answer
+            except Exception as reason:
                 raise ConfigError(
                     f"workers='process' cannot send {stage_name(transform)} to another process: {reason}; "
                     "open files, locks and connections inside the function, or use threads"

@@ -102,7 +102,7 @@ class BadRows:
     def _open(self, mode: str) -> None:
         assert self.path is not None
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(self.path, mode)  # type: ignore[assignment]
+        self._file = open(self.path, mode)  # type: ignore[assignment]  # noqa: SIM115 - closed by `close`
 
 
 def _plain(value: object) -> object:

@@ -113,8 +113,8 @@ class Durable(Protocol):
     """A sink that survives kill -9: what it consumed before `checkpoint()` is never lost, what came after never kept.
 
     `checkpoint` makes everything consumed so far durable and returns a token; `restore(token)` in a new process goes
-    back to exactly that point. `abort` drops what neither a checkpoint nor `flush` has secured. `flush` must be repeatable
-    after `restore`.
+    back to exactly that point. `abort` drops what neither a checkpoint nor `flush` has secured. `flush` must be
+    repeatable after `restore`.
     """
 
     def checkpoint(self) -> State: ...

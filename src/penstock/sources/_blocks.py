@@ -91,12 +91,13 @@ class BlockReader:
             self._next_file()
         return None
 
-    def skip_bad(self) -> None:
-        """Go on after an error."""
+    def skip_bad(self) -> str:
+        """Go on after an error; says what was left out, in few words."""
         if self._too_long and self._cutter.newline_ends:
             self._skip_line()
-        else:
-            self._next_file()
+            return "longer than max_row_bytes"
+        self._next_file()
+        return "the rest of the file is unreadable"
 
     def close(self) -> None:
         if self._reader is not None:

@@ -110,9 +110,10 @@ class FileSource(Source):
     def origin(self) -> Origin | None:
         return self._origin
 
-    def skip_file(self) -> None:
-        """After an error: go on with the next file."""
+    def skip_file(self) -> str:
+        """After an error: go on with the next file; says so."""
         self._advance()
+        return "the rest of the file is unreadable"
 
     def reset(self) -> None:
         """Back to the first row."""

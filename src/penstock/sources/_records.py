@@ -158,9 +158,9 @@ class RecordSource(Source):
         starts = _Spans(block).starts
         return (block.origin.offset or 0) + int(starts[row]) if row < len(starts) else None
 
-    def skip_file(self) -> None:
-        """After an error: go on behind the record, or the file, that it was about."""
-        self._blocks().skip_bad()
+    def skip_file(self) -> str:
+        """After an error: go on behind the record, or the file, that it was about; says which."""
+        return self._blocks().skip_bad()
 
     def fit_budget(self, nbytes: int) -> None:
         """Smaller pieces to scan, and fewer buffers to keep, if there is less memory."""

@@ -53,7 +53,10 @@ class TextSource(RecordSource):
         check_utf8(data)
         if self._per == "file":
             return pa.RecordBatch.from_arrays([pa.array([data.to_pybytes().decode()])], schema=self.schema)
-        text = data.to_pybytes().replace(b"\r\n", b"\n").removesuffix(b"\n")
+        text = data.to_pybytes()
+        if b"\r" in text:
+            text = text.replace(b"\r\n", b"\n")
+        text = text.removesuffix(b"\n")
         lines = pc.split_pattern(pa.array([text], pa.binary()).cast(pa.string()), "\n").flatten()
         return pa.RecordBatch.from_arrays([lines], schema=self.schema)
 

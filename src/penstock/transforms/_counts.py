@@ -110,7 +110,7 @@ class Counting(Transform):
         self._changes.add(changed)
 
     def begin_attempt(self) -> None:
-        """A batch begins in this thread; `end_attempt` tells what was counted for it, `undo_attempt` takes that back."""
+        """A batch begins in this thread: `end_attempt` tells what was counted for it, `undo_attempt` takes it back."""
         self._counts.begin_attempt()
         self._changes.begin_attempt()
 

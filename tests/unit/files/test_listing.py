@@ -1,8 +1,9 @@
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -110,10 +111,17 @@ def test_a_url_is_refused() -> None:
         list_files("s3://bucket/a.csv")
 
 
-def test_a_directory_below_that_may_not_be_read_is_an_error(tmp_path: Path) -> None:
-    make(tmp_path, "data/a.csv", "data/secret/b.csv")
-    (tmp_path / "data/secret").chmod(0)
-    tmp_path.chmod(0o755)
+@pytest.fixture
+def open_to_all() -> Iterator[Path]:
+    """A directory that other users can reach, which those of pytest are not."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def test_a_directory_below_that_may_not_be_read_is_an_error(open_to_all: Path) -> None:
+    make(open_to_all, "a.csv", "secret/b.csv")
+    (open_to_all / "secret").chmod(0)
     script = (
         "import os, sys\n"
         "from penstock.files.listing import list_files\n"  # imported before the rights to read it are given up
@@ -121,17 +129,9 @@ def test_a_directory_below_that_may_not_be_read_is_an_error(tmp_path: Path) -> N
         "try: list_files(sys.argv[1])\n"
         "except PermissionError as error: print(error)\n"
     )
-    try:
-        for parent in tmp_path.parents:
-            if parent.stat().st_mode & 0o005 != 0o005:
-                parent.chmod(parent.stat().st_mode | 0o055)
-        done = subprocess.run(
-            [sys.executable, "-c", script, str(tmp_path / "data")], capture_output=True, text=True, check=True
-        )
-    finally:
-        (tmp_path / "data/secret").chmod(0o755)
-    assert "Permission denied" in done.stdout
-    assert os.fspath(tmp_path / "data/secret") in done.stdout
+    done = subprocess.run([sys.executable, "-c", script, open_to_all], capture_output=True, text=True, check=True)
+    (open_to_all / "secret").chmod(0o755)
+    assert done.stdout == f"[Errno 13] Permission denied: '{open_to_all}/secret'\n"
 
 
 @pytest.mark.parametrize(

@@ -181,9 +181,9 @@ def test_waiting_after_a_stop_says_that_it_was_stopped() -> None:
 
 
 def test_a_running_pipeline_refuses_a_second_start() -> None:
-    with Pipeline(Chunks(10_000_000), [], MemorySink(), budget="4 MiB").start() as pipeline:
-        with pytest.raises(ConfigError, match="running already"):
-            pipeline.start()
+    pipeline = Pipeline(Chunks(10_000_000), [], MemorySink(), budget="4 MiB").start()
+    with pipeline, pytest.raises(ConfigError, match="running already"):
+        pipeline.start()
 
 
 def test_a_transform_that_needs_order_gets_it_from_any_number_of_workers() -> None:
@@ -373,9 +373,10 @@ def test_a_hanging_sink_and_a_hanging_source_are_named() -> None:
 
 def test_memory_held_by_a_stranger_is_a_stall_that_names_the_holder() -> None:
     budget = MemoryBudget("1 MiB")
-    with budget.reserve(1 << 20, owner="somebody else"):
-        with pytest.raises(StalledError, match=r"waited \d+ s for memory.*somebody else 1.0 MiB"):
-            Pipeline(Chunks(10), [], MemorySink(), PipelineConfig(stall_seconds=0.6), budget).run()
+    pipeline = Pipeline(Chunks(10), [], MemorySink(), PipelineConfig(stall_seconds=0.6), budget)
+    message = r"waited \d+ s for memory.*somebody else 1.0 MiB"
+    with budget.reserve(1 << 20, owner="somebody else"), pytest.raises(StalledError, match=message):
+        pipeline.run()
 
 
 def test_a_stage_that_changes_its_schema_or_returns_no_batch_is_named() -> None:

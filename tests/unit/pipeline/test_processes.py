@@ -95,7 +95,9 @@ def test_an_exception_in_a_process_names_stage_and_row_and_shows_its_traceback()
             raise ValueError("not this one")
         return row
 
-    with pytest.raises(StageError, match=r"Map\(refuse\) failed at <memory>, row 1234: .*ValueError: not this one") as e:
+    with pytest.raises(
+        StageError, match=r"Map\(refuse\) failed at <memory>, row 1234: .*ValueError: not this one"
+    ) as e:
         Pipeline(MemorySource(ROWS), [Map(refuse)], MemorySink(), TWO).run()
     assert "in refuse" in "".join(e.value.__cause__.__notes__)  # type: ignore[union-attr]
 

@@ -115,7 +115,9 @@ def test_a_reason_names_what_is_left_out() -> None:
 
 
 def test_flat_map_refuses_what_is_not_rows() -> None:
-    assert FlatMap(lambda row: [{"c": c} for c in row["s"] or ""]).transform(BATCH).column("c").to_pylist() == list("abbdddd")
+    assert FlatMap(lambda row: [{"c": c} for c in row["s"] or ""]).transform(BATCH).column("c").to_pylist() == list(
+        "abbdddd"
+    )
     with pytest.raises(SchemaError, match="returned dict for a row, expected an iterable of dicts"):
         FlatMap(lambda row: {"x": 1}).transform(BATCH)
     with pytest.raises(SchemaError, match="must return at least one"):
