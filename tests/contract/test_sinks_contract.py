@@ -60,7 +60,8 @@ def test_a_failed_run_leaves_nothing_behind(tmp_path: Path, sink_case: Any) -> N
 
 def test_a_run_that_is_stopped_leaves_nothing_behind(tmp_path: Path, sink_case: Any) -> None:
     sink = sink_case.make(tmp_path)
-    pipeline = Pipeline(MemorySource(pa.table({"n": range(1_000_000)})), [], sink, PipelineConfig(batch_rows=100))
+    numbers = MemorySource(pa.table({"n": range(1_000_000)}))
+    pipeline = Pipeline(numbers, [], sink, PipelineConfig(batch_rows=100), budget="64 KiB")
     pipeline.start()
     pipeline.stop()
     assert left_in(tmp_path) == []

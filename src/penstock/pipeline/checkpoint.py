@@ -9,8 +9,8 @@ from typing import cast
 
 from penstock.errors import ConfigError, ResumeError
 from penstock.pipeline.chain import stage_name
+from penstock.pipeline.delivery import Delivery
 from penstock.pipeline.metrics import Report
-from penstock.pipeline.runner import Runner
 from penstock.pipeline.stages import Durable, Sink, Source, State, Stateful
 from penstock.pipeline.state import load_checkpoint, save_checkpoint
 
@@ -49,35 +49,35 @@ class Checkpoint:
         """The report of a run that came to its end."""
         return Report(**self.saved["report"]) if self.saved is not None and self.saved["report"] else None
 
-    def restore(self, runner: Runner) -> None:
+    def restore(self, delivery: Delivery) -> None:
         """Take the sink, the quarantine file and the counters back to the last save."""
         self._directory.mkdir(parents=True, exist_ok=True)
         if self.saved is None:
             self._sink.restore({})
-            runner.bad_rows.restore({"bytes": 0, "counts": {}})
+            delivery.bad_rows.restore({"bytes": 0, "counts": {}})
             return
         try:
             self._sink.restore(self.saved["sink"])
-            runner.bad_rows.restore(self.saved["bad_rows"])
-            runner.rows_read, runner.rows_out = self.saved["rows_in"], self.saved["rows_out"]
-            runner.dropped, runner.changed = Counter(self.saved["dropped"]), Counter(self.saved["changed"])
+            delivery.bad_rows.restore(self.saved["bad_rows"])
+            delivery.rows_read, delivery.rows_out = self.saved["rows_in"], self.saved["rows_out"]
+            delivery.dropped, delivery.changed = Counter(self.saved["dropped"]), Counter(self.saved["changed"])
         except KeyError as error:
             raise ResumeError(f"the checkpoint in {self._directory} lacks {error}; delete it to start again") from error
 
     def due(self) -> bool:
         return time.monotonic() - self._saved_at >= self._every
 
-    def save(self, runner: Runner, state: State, *, finishing: bool = False, report: Report | None = None) -> None:
+    def save(self, delivery: Delivery, state: State, *, finishing: bool = False, report: Report | None = None) -> None:
         """Make everything delivered so far durable."""
         token = self._sink.checkpoint() if report is None else self.saved["sink"] if self.saved else {}
         self.saved = {
             "state": state,
             "sink": token | {"finishing": finishing},
-            "bad_rows": runner.bad_rows.sync(),
-            "rows_in": runner.rows_read,
-            "rows_out": runner.rows_out,
-            "dropped": dict(runner.dropped),
-            "changed": dict(runner.changed),
+            "bad_rows": delivery.bad_rows.sync(),
+            "rows_in": delivery.rows_read,
+            "rows_out": delivery.rows_out,
+            "dropped": dict(delivery.dropped),
+            "changed": dict(delivery.changed),
             "report": report.to_dict() if report is not None else None,
         }
         save_checkpoint(self._directory, self.saved)

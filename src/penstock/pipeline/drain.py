@@ -62,13 +62,13 @@ class Drain:
             self._give_up()
         finally:
             self._runner.halt()
-            self._runner.bad_rows.close()
+            self._runner.delivery.bad_rows.close()
             self._budget.hold("sink", 0)
             self.done.set()
 
     def _consume_all(self) -> None:
-        runner, checkpoint = self._runner, self._checkpoint
-        for parcel in runner.parcels():
+        runner, delivery, checkpoint = self._runner, self._runner.delivery, self._checkpoint
+        for parcel in delivery.parcels():
             batch = parcel.batch
             rows = batch.num_rows if batch is not None else 0
             if batch is not None and rows:
@@ -76,32 +76,32 @@ class Drain:
                     self._wait_for_room(self._bounded)
                 self._consume(batch, parcel.size)
             parcel.batch = batch = None
-            runner.took(parcel, rows)
-            runner.resident.give_back()
+            delivery.took(parcel, rows)
+            runner.context.resident.give_back()
             if checkpoint is not None and checkpoint.due():
-                checkpoint.save(runner, self._state())
+                checkpoint.save(delivery, self._state())
         if runner.stopping:
             raise StoppedError("the pipeline was stopped before the end of its input")
 
     def _publish(self) -> Report:
-        runner, schema = self._runner, self._runner.output_schema
-        if not runner.rows_out and schema is not None:
+        delivery, schema = self._runner.delivery, self._runner.workers.output_schema
+        if not delivery.rows_out and schema is not None:
             # No rows, but the columns are known: a file with a header says more than none.
             self._call(lambda: self._sink.consume(pa.RecordBatch.from_pylist([], schema=schema)))
-        runner.bad_rows.finish(runner.rows_read)
+        delivery.bad_rows.finish(delivery.rows_read)
         if self._checkpoint is not None:
-            self._checkpoint.save(runner, self._state(), finishing=True)
+            self._checkpoint.save(delivery, self._state(), finishing=True)
         self._call(self._sink.flush)
         report = self._make_report()
         if self._checkpoint is not None:
-            self._checkpoint.save(runner, self._state(), finishing=True, report=report)
+            self._checkpoint.save(delivery, self._state(), finishing=True, report=report)
         return report
 
     def _give_up(self) -> None:
         """Keep what a checkpoint can still use, drop the rest."""
         try:
             if self._checkpoint is not None and isinstance(self.error, StoppedError):
-                self._checkpoint.save(self._runner, self._state())
+                self._checkpoint.save(self._runner.delivery, self._state())
             abort = getattr(self._sink, "abort", None)
             if callable(abort):
                 abort()
@@ -109,14 +109,14 @@ class Drain:
             log.exception("cleaning up after a failed run failed too")
 
     def _consume(self, batch: pa.RecordBatch, size: int) -> None:
-        metrics = self._runner.sink_metrics
+        metrics = self._runner.context.sinking
         since = metrics.begin()
         self._guarded(lambda: self._sink.consume(batch))
         metrics.done(since, rows=(batch.num_rows, batch.num_rows), nbytes=(size, size))
         self._charge()
 
     def _call(self, action: Callable[[], None]) -> None:
-        metrics = self._runner.sink_metrics
+        metrics = self._runner.context.sinking
         since = metrics.begin()
         self._guarded(action)
         metrics.leave()
@@ -127,7 +127,7 @@ class Drain:
         try:
             action()
         except Exception as error:
-            self._runner.sink_metrics.leave()
+            self._runner.context.sinking.leave()
             if isinstance(error, (PenstockError, OSError)):
                 raise
             raise StageError(f"{type(error).__name__}: {error}", stage=stage_name(self._sink)) from error
@@ -135,7 +135,7 @@ class Drain:
     def _charge(self) -> None:
         """What the sink holds between calls stands against the budget."""
         if self._usage is not None:
-            self._runner.sink_metrics.memory = held = self._usage()
+            self._runner.context.sinking.memory = held = self._usage()
             self._budget.hold("sink", held)
 
     def _wait_for_room(self, sink: _Bounded) -> None:
@@ -144,4 +144,4 @@ class Drain:
             if self._runner.stopping:
                 self._runner.check()
                 raise StoppedError("the pipeline was stopped before the end of its input")
-        self._runner.sink_metrics.waited(for_room=time.monotonic() - since)
+        self._runner.context.sinking.waited(for_room=time.monotonic() - since)

@@ -137,7 +137,7 @@ class Map(Transform):
         columns = values_of(batch)
         rows = [function(row) for row in rows_of(columns)]
         for row in rows:
-            if not isinstance(row, Mapping):
+            if type(row) is not dict and not isinstance(row, Mapping):  # the second test is twenty times as slow
                 raise SchemaError(
                     f"{self!r} returned {type(row).__name__} for a row, expected a dict; "
                     "to leave rows out use Filter, to return several use FlatMap"

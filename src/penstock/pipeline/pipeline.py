@@ -17,11 +17,13 @@ from penstock.memory.pressure import suggest_limit
 from penstock.pipeline.chain import Inferring, stage_name
 from penstock.pipeline.checkpoint import Checkpoint
 from penstock.pipeline.config import PipelineConfig
+from penstock.pipeline.context import Context
+from penstock.pipeline.delivery import Position
 from penstock.pipeline.drain import Drain
 from penstock.pipeline.functions import as_transform
 from penstock.pipeline.metrics import Report
 from penstock.pipeline.quarantine import BadRows
-from penstock.pipeline.runner import Position, Runner
+from penstock.pipeline.runner import Runner
 from penstock.pipeline.stages import Fitting, Sink, Source, State, Stateful, Transform
 from penstock.pipeline.state import STATE_VERSION, check_state, fingerprint, schema_from_text, schema_to_text
 
@@ -96,14 +98,14 @@ class Pipeline:
                 return self
         runner = self._begin(keeper.state if keeper is not None else None)
         if keeper is not None:
-            keeper.restore(runner)
+            keeper.restore(runner.delivery)
         resumed = keeper is not None and keeper.state is not None
         self._drain = Drain(
             runner,
             self.sink,
             self.budget,
             keeper,
-            state=lambda: self._wrap(runner.position),
+            state=lambda: self._wrap(runner.delivery.position),
             report=lambda: self._report(runner, resumed=resumed),
         )
         runner.threads.append(self._drain.thread)
@@ -152,13 +154,14 @@ class Pipeline:
         if self.sink is not None:
             raise ConfigError(f"this pipeline has a sink, {stage_name(self.sink)}: call run(), or build it without one")
         runner = self._begin(None)
+        delivery = runner.delivery
         try:
             runner.start()
-            yield from runner.batches(self.config.batch_rows)
-            runner.bad_rows.finish(runner.rows_read)
+            yield from delivery.batches(self.config.batch_rows)
+            delivery.bad_rows.finish(delivery.rows_read)
         finally:
             runner.close()
-            runner.bad_rows.close()
+            delivery.bad_rows.close()
 
     # -- state -------------------------------------------------------------------------------------------------------
 
@@ -172,7 +175,7 @@ class Pipeline:
         if self._start_from is not None:
             return self._start_from
         if self._runner is not None:
-            return self._wrap(self._runner.position)
+            return self._wrap(self._runner.delivery.position)
         return self._wrap(Position(self.source.state_dict(), self._transform_states()))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -204,15 +207,9 @@ class Pipeline:
         for stage in (self.source, *self.transforms, self.sink):
             if isinstance(stage, Fitting):
                 stage.fit_budget(self.budget.capacity)
-        self._runner = Runner(
-            self.source,
-            self.transforms,
-            self.config,
-            self.budget,
-            sink_name=stage_name(self.sink) if self.sink is not None else "the consumer",
-            start=position,
-            bad_rows=BadRows(self.config, self._quarantine_path()),
-        )
+        sink_name = stage_name(self.sink) if self.sink is not None else "the consumer"
+        context = Context(self.source, self.transforms, self.config, self.budget, sink_name)
+        self._runner = Runner(context, position, BadRows(self.config, self._quarantine_path()))
         self._drain = self._finished = self._start_from = None
         self._used = True
         return self._runner
@@ -271,14 +268,13 @@ class Pipeline:
         return Path(f"{target}.quarantine.jsonl")
 
     def _report(self, runner: Runner, *, resumed: bool) -> Report:
-        runner.ended = time.monotonic()
-        bad = dict(runner.bad_rows.counts)
-        snapshot = runner.snapshot()
+        delivery, snapshot = runner.delivery, runner.snapshot()
+        bad = dict(delivery.bad_rows.counts)
         return Report(
-            rows_in=runner.rows_read,
-            rows_out=runner.rows_out,
-            dropped=dict(runner.dropped),
-            changed=dict(runner.changed),
+            rows_in=delivery.rows_read,
+            rows_out=delivery.rows_out,
+            dropped=dict(delivery.dropped),
+            changed=dict(delivery.changed),
             quarantined=bad if self.config.on_error == "quarantine" else {},
             skipped=bad if self.config.on_error == "skip" else {},
             seconds=snapshot["seconds"],

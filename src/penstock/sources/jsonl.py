@@ -178,7 +178,11 @@ class JsonlSource(RecordSource):
         except pa.ArrowException:  # a row longer than a chunk, or types that Arrow cannot bring together across chunks
             whole = pj.ReadOptions(use_threads=False, block_size=data.size + 1)
             table = pj.read_json(pa.BufferReader(data), whole, options)
-        return without_timestamps(pa.struct(list(table.schema)))
+        return pa.struct([(field.name, self._wanted(field.name, field.type)) for field in table.schema])
+
+    def _wanted(self, name: str, kind: pa.DataType) -> pa.DataType:
+        """The type of a column; of one that is not read anyway, nothing but its name."""
+        return without_timestamps(kind) if self._columns is None or name in self._columns else pa.null()
 
     def _scan_rows(self, block: Block, known: pa.DataType) -> pa.DataType:
         """The slow way, for a block with something unusual in it: row by row, to say which."""
@@ -189,6 +193,8 @@ class JsonlSource(RecordSource):
                 continue  # reported in its place, when the rows are read
             if not isinstance(row, dict):
                 continue
+            if self._columns is not None:
+                row = {name: value if name in self._columns else None for name, value in row.items()}
             try:
                 known = merge(known, infer(row, mixed=self._mixed), "", mixed=self._mixed)
             except TypeConflictError as conflict:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.files.records import CsvRecords, Cutter, JsonItems, JsonLines, Lines, WholeFile, first_newline
@@ -156,6 +156,7 @@ objects = st.lists(st.dictionaries(st.text(max_size=3), values, max_size=3), max
 layouts = st.sampled_from([None, 1, 4])
 
 
+@settings(max_examples=60)
 @given(objects, layouts, st.booleans())
 def test_the_items_of_a_json_array_are_those_the_json_module_finds(rows: list[Any], indent: Any, ascii: bool) -> None:
     text = json.dumps(rows, indent=indent, ensure_ascii=ascii).encode()
@@ -170,6 +171,7 @@ def test_the_items_of_a_json_array_are_those_the_json_module_finds(rows: list[An
     ] == rows
 
 
+@settings(max_examples=60)
 @given(objects, layouts, st.sampled_from([b"\n", b" ", b"", b",\n"]))
 def test_objects_one_after_the_other_are_found_whatever_is_between_them(
     rows: list[Any], indent: Any, between: bytes
@@ -178,6 +180,7 @@ def test_objects_one_after_the_other_are_found_whatever_is_between_them(
     assert [json.loads(piece) for piece in pieces(JsonItems(in_array=False), data)] == rows
 
 
+@settings(max_examples=60)
 @given(objects, layouts, st.data())
 def test_cutting_anywhere_finds_a_prefix_of_the_items(rows: list[Any], indent: Any, data: st.DataObject) -> None:
     text = json.dumps(rows, indent=indent).encode()[1:]

@@ -19,7 +19,7 @@ from penstock.sinks import CsvSink, JsonlSink
 from penstock.sources import CsvSource, JsonlSource
 from penstock.types import from_numpy
 
-same_directory = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+same_directory = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
 
 
 def write(sink: Any, *batches: pa.RecordBatch) -> Path:

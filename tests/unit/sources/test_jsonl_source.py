@@ -17,7 +17,7 @@ from penstock.types import Field, Schema
 
 DATA = Path(__file__).parents[4] / "shared/data"
 with_data = pytest.mark.skipif(not DATA.is_dir(), reason="the shared data sets are not here")
-same_directory = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+same_directory = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
 
 
 def read(source: JsonlSource, max_rows: int = 1000) -> list[dict[str, Any]]:
@@ -300,6 +300,13 @@ def test_types_that_do_not_go_together_are_an_error_that_names_the_row(tmp_path:
     path.write_text('\n\n{"a":true}\n\n{"a":1}\n')
     with pytest.raises(SchemaError, match="row 4: field 'a' is int64 here and bool before"):
         JsonlSource(path).schema  # noqa: B018
+
+
+def test_columns_that_are_not_read_may_hold_what_they_like(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", {"a": 1, "b": 1}, {"a": 2, "b": "x"}, {"a": 3, "b": [{}]})
+    assert read(JsonlSource(path, columns=["a"])) == [{"a": 1}, {"a": 2}, {"a": 3}]
+    with pytest.raises(SchemaError, match=r"column 'c' not in .*; it has \['a', 'b'\]"):
+        JsonlSource(path, columns=["c"]).schema  # noqa: B018
 
 
 def test_mixed_values_can_be_kept_as_json_text(tmp_path: Path) -> None:

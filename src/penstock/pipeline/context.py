@@ -1,0 +1,61 @@
+"""What the threads of one run share."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from penstock.memory.budget import MemoryBudget
+from penstock.memory.resident import ResidentWatch
+from penstock.pipeline.chain import stage_name
+from penstock.pipeline.config import PipelineConfig
+from penstock.pipeline.metrics import StageMetrics, bottleneck
+from penstock.pipeline.stages import BlockSource, Located, Source, State, Stateful, Transform
+from penstock.pipeline.tuning import Tuner
+
+__all__ = ["Context"]
+
+
+class Context:
+    """The stages, the config, the budget and the figures of a run."""
+
+    def __init__(
+        self,
+        source: Source,
+        transforms: Sequence[Transform],
+        config: PipelineConfig,
+        budget: MemoryBudget,
+        sink_name: str,
+    ) -> None:
+        self.source, self.transforms, self.config, self.budget = source, list(transforms), config, budget
+        # Asked once: a runtime check of a protocol costs microseconds, and these would be asked for every batch.
+        self.blocks = source if isinstance(source, BlockSource) else None
+        self.located = source if isinstance(source, Located) else None
+        self._stateful = source if isinstance(source, Stateful) else None
+        self.stop = threading.Event()
+        self.tuner = Tuner(config, lambda: budget.limit)
+        self.resident = ResidentWatch(budget)
+        self.reading = StageMetrics(stage_name(source), "source")
+        self.decoding = StageMetrics(f"decoding {stage_name(source)}", "decode")
+        self.transforming = [StageMetrics(stage_name(t), "transform") for t in transforms]
+        self.sinking = StageMetrics(sink_name, "sink")
+
+    @property
+    def working(self) -> list[StageMetrics]:
+        """The stages between the source and the sink."""
+        return [self.decoding, *self.transforming] if self.blocks is not None else self.transforming
+
+    @property
+    def stages(self) -> list[StageMetrics]:
+        return [self.reading, *self.working, self.sinking]
+
+    @property
+    def rows_in(self) -> int:
+        """Rows read so far; those of raw blocks are known when they are decoded."""
+        return self.reading.rows_in + self.decoding.rows_in
+
+    def source_state(self) -> State | None:
+        return self._stateful.state_dict() if self._stateful is not None else None
+
+    def bottleneck(self, seconds: float) -> str:
+        return bottleneck(self.reading, self.working, self.sinking, seconds)

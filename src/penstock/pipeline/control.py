@@ -1,0 +1,91 @@
+"""The control thread: watches for hangs, memory and the bottleneck."""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+
+from penstock.errors import StalledError
+from penstock.memory.pressure import MemoryPressureHandler
+from penstock.pipeline.context import Context
+from penstock.pipeline.workers import Workers
+
+__all__ = ["Control"]
+
+_TICK = 0.05
+_PRESSURE_TICKS = 20
+
+
+class Control:
+    """Looks at a run twenty times a second."""
+
+    def __init__(self, context: Context, workers: Workers) -> None:
+        self._context, self._workers = context, workers
+        self._pressure = MemoryPressureHandler(context.budget)
+        self._looked_at = 0.0
+        self._waited = 0.0
+
+    def run(self) -> None:
+        """Until the run stops; a stage that hangs raises `StalledError`."""
+        ticks = 0
+        while not self._context.stop.wait(_TICK):
+            ticks += 1
+            self._watch()
+            self._context.resident.look()
+            if ticks % _PRESSURE_TICKS == 0:
+                self._pressure.check()
+            if self._workers.settled:
+                self._tune()
+            self._charge_stages()
+
+    def close(self) -> None:
+        """Give the budget back as it was."""
+        for owner in ("source", "transforms"):
+            self._context.budget.hold(owner, 0)
+        self._context.resident.end()
+        self._pressure.restore()
+
+    def _watch(self) -> None:
+        """Name a stage that has been inside its own code for too long."""
+        allowed, now = self._context.config.stall_seconds, time.monotonic()
+        if allowed is None:
+            return
+        for stage in self._context.stages:
+            for thread, (since, origin) in list(stage.working.items()):
+                if now - since > allowed:
+                    frame = sys._current_frames().get(thread)
+                    stack = "".join(traceback.format_stack(frame)[-6:]) if frame else "unknown\n"
+                    where = f" on the batch that begins at {origin.file}, row {origin.row}" if origin else ""
+                    raise StalledError(
+                        f"{stage.name} has been working{where} for {now - since:.1f} s, longer than "
+                        f"stall_seconds={allowed:g}; it is in:\n{stack}"
+                    )
+
+    def _tune(self) -> None:
+        context, buffers = self._context, self._workers.buffers
+        if context.config.batch_rows == "auto":
+            batches = max(1, context.sinking.batches or context.reading.batches)
+            context.tuner.adjust_batch(max(stage.busy for stage in context.stages) / batches)
+        waited, now = sum(self._workers.waited), time.monotonic()
+        span = (now - self._looked_at) * buffers.active
+        idle = (waited - self._waited) / span if self._looked_at and span else 0.0
+        workers = context.tuner.adjust_workers(context.rows_in, buffers.backlog(), buffers.waiting_consumer, idle)
+        if workers != buffers.active or not self._looked_at or now - self._looked_at > 1.0:
+            self._looked_at, self._waited = now, waited
+        if workers != buffers.active:
+            self._workers.set_active()
+
+    def _charge_stages(self) -> None:
+        """Bytes that stages hold between calls stand against the budget too."""
+        context = self._context
+        context.reading.memory = _held(context.source)
+        context.budget.hold("source", context.reading.memory)
+        for transform, metrics in zip(context.transforms, context.transforming):
+            metrics.memory = _held(transform)
+        context.budget.hold("transforms", sum(metrics.memory for metrics in context.transforming))
+
+
+def _held(stage: object) -> int:
+    usage = getattr(stage, "memory_usage", None)
+    return int(usage()) if callable(usage) else 0

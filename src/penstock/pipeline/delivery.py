@@ -1,0 +1,132 @@
+"""The end of the way: parcels in order, batches for whoever iterates, and the position to resume from.
+
+State rides with the batch: each parcel carries the state of the source after it, and of the in-order transforms after
+it. The position of a run is that of the last *delivered* parcel, whatever had been read ahead.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import pyarrow as pa
+
+from penstock.pipeline.channel import Buffers, Parcel
+from penstock.pipeline.metrics import StageMetrics
+from penstock.pipeline.quarantine import BadRows
+from penstock.pipeline.stages import State
+
+__all__ = ["Delivery", "Position"]
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a run stands: the states after the last parcel that was wholly delivered, and rows delivered since."""
+
+    source: State | None
+    transforms: dict[str, State]
+    skip_rows: int = 0
+
+
+class Delivery:
+    """Called by the sink thread, or by whoever iterates: one thread."""
+
+    def __init__(
+        self, buffers: Buffers, start: Position, bad_rows: BadRows, sinking: StageMetrics, check: Callable[[], None]
+    ) -> None:
+        self._buffers, self._sinking, self._check = buffers, sinking, check
+        self.position, self.bad_rows = start, bad_rows
+        self._skip = start.skip_rows
+        self.rows_read = self.rows_out = self.released = 0
+        self.dropped: Counter[str] = Counter()
+        self.changed: Counter[str] = Counter()
+        self.latency = StageMetrics("end to end", "latency")
+
+    def parcels(self) -> Iterator[Parcel]:
+        """Parcels in order, without the rows a resumed run has delivered already; raises the error of a failed one.
+
+        The caller says with `took` how many rows of it have reached the consumer.
+        """
+        while True:
+            taken, waited = self._buffers.take_ready()
+            self._sinking.waited(for_input=waited)
+            self._check()
+            if taken is None:
+                return
+            waiting = deque(taken)
+            try:
+                while waiting:
+                    yield self._due(waiting.popleft())
+            finally:
+                for parcel in waiting:
+                    parcel.reservation.release()
+
+    def took(self, parcel: Parcel, rows: int) -> None:
+        """`rows` more rows of the parcel have reached the consumer. With its last row the position moves past it;
+        before that, a resume makes the parcel again and skips what was taken of it."""
+        parcel.taken += rows
+        self.rows_out += rows
+        if parcel.taken < parcel.rows_made:
+            self.position = replace(self.position, skip_rows=parcel.taken)
+            return
+        self.position = Position(parcel.source_state, parcel.transform_states or {}, self._skip)
+        self.latency.add(time.monotonic() - parcel.read_at, rows, rows, 0, 0)
+        self.released += 1
+        parcel.reservation.release()
+
+    def batches(self, rows: int | Literal["auto"]) -> Iterator[pa.RecordBatch]:
+        """Batches for whoever iterates: as they come, or cut and joined so that each has exactly `rows` rows."""
+        pending: deque[Parcel] = deque()
+        held = 0
+        try:
+            for parcel in self.parcels():
+                pending.append(parcel)
+                held += parcel.batch.num_rows if parcel.batch is not None else 0
+                while held >= (1 if rows == "auto" else rows):
+                    size = held if rows == "auto" else rows
+                    yield self._cut(pending, size)
+                    held -= size
+            if held:
+                yield self._cut(pending, held)
+            while pending:
+                self.took(pending.popleft(), 0)
+        finally:
+            for parcel in pending:
+                parcel.reservation.release()
+
+    def _due(self, parcel: Parcel) -> Parcel:
+        if parcel.error is not None:
+            parcel.reservation.release()
+            raise parcel.error
+        self.rows_read += parcel.rows_in
+        self.dropped.update(parcel.dropped)
+        self.changed.update(parcel.changed)
+        self.bad_rows.add(parcel.rejected, self.rows_read)
+        if parcel.batch is not None:
+            parcel.rows_made = parcel.batch.num_rows
+            parcel.taken = min(self._skip, parcel.rows_made)
+            if parcel.taken:
+                self._skip -= parcel.taken
+                parcel.batch = parcel.batch.slice(parcel.taken)
+        return parcel
+
+    def _cut(self, pending: deque[Parcel], rows: int) -> pa.RecordBatch:
+        """The next `rows` rows; a view of one parcel where it has enough of them."""
+        parts = []
+        while rows:
+            parcel = pending[0]
+            if parcel.batch is None or not parcel.batch.num_rows:
+                self.took(pending.popleft(), 0)
+                continue
+            part = parcel.batch.slice(0, rows)
+            parcel.batch = parcel.batch.slice(part.num_rows)
+            if not parcel.batch.num_rows:
+                pending.popleft()
+            parts.append(part)
+            rows -= part.num_rows
+            self._sinking.add(0.0, part.num_rows, part.num_rows, 0, 0)
+            self.took(parcel, part.num_rows)
+        return parts[0] if len(parts) == 1 else pa.concat_batches(parts)

@@ -1,0 +1,208 @@
+"""The workers: decode and transform in parallel, then, in order, what needs order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from penstock.errors import DataError, StageError
+from penstock.pipeline.chain import Chain, Failure, Inferring, Ran, StepError, stage_name
+from penstock.pipeline.channel import Buffers, Parcel
+from penstock.pipeline.context import Context
+from penstock.pipeline.processes import ProcessChain
+from penstock.pipeline.stages import Block, Decoded, Finishing, Rejected, State, Stateful
+
+__all__ = ["Workers"]
+
+
+class Workers:
+    """Applies the transforms.
+
+    Everything before the first transform with a state runs in parallel; from that one on, in order, by whichever worker
+    has the next parcel.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        transforms, metrics = context.transforms, context.transforming
+        ordered = (i for i, t in enumerate(transforms) if isinstance(t, (Stateful, Finishing)))
+        self._split = split = next(ordered, len(transforms))
+        self._parallel = Chain(transforms[:split], metrics[:split])
+        self._serial = Chain(transforms[split:], metrics[split:])
+        self._processes: list[ProcessChain | None] = [None] * context.config.worker_limit
+        self.waited = [0.0] * context.config.worker_limit
+        """Seconds each worker has waited for work."""
+        self.buffers = Buffers(
+            lambda: context.budget.limit, context.config.worker_limit, self._in_order, context.resident.give_back
+        )
+        self.settled = False
+        """Whether every schema is known, so that all workers may work."""
+        self.set_active()
+
+    def work(self, index: int) -> None:
+        """One worker, until there is no more."""
+        while True:
+            parcel, waited = self.buffers.take_work(index)
+            self.waited[index] += waited
+            if parcel is None:
+                return
+            if parcel.payload is not None:
+                try:
+                    self._process(parcel, self._chain_of(index))
+                except Exception as error:  # noqa: BLE001 - it surfaces in the caller, in its turn
+                    parcel.error = error
+            parcel.payload = None
+            if parcel.batch is not None:
+                parcel.reservation.resize(parcel.size)
+            self._context.resident.give_back()
+            self.buffers.settle(parcel)
+
+    def closing(self) -> Iterator[Parcel]:
+        """What the in-order transforms still hold at the end, each passed through the ones after it."""
+        for i, transform in enumerate(self._serial.transforms):
+            if not isinstance(transform, Finishing):
+                continue
+            reservation = self._context.budget.reserve(0, "pipeline")
+            parcel = Parcel(-1, None, None, self._context.source_state(), reservation, time.monotonic())
+            stage: object = transform
+            try:
+                rest = transform.finish()
+                if rest is not None and rest.num_rows:
+                    later = Chain(self._serial.transforms[i + 1 :], self._serial.metrics[i + 1 :])
+                    _fill(parcel, later.run(rest, rest.nbytes))
+                    reservation.resize(parcel.size)
+                parcel.transform_states = self._serial_states()
+            except Exception as error:  # noqa: BLE001 - it surfaces in the caller, in its turn
+                cause: Exception = error
+                if isinstance(error, StepError):
+                    stage, cause = self._serial.transforms[i + 1 + error.index], error.error
+                parcel.error = StageError(f"{type(cause).__name__}: {cause}", stage=stage_name(stage))
+                parcel.error.__cause__ = cause
+            yield parcel
+
+    def set_active(self) -> None:
+        """One worker until every schema is known: what a function returns for the *first* rows decides, not a race."""
+        self.settled = not self._learning()
+        self.buffers.set_active(self._context.tuner.workers if self.settled else 1)
+        for metrics in (self._context.decoding, *self._parallel.metrics):
+            metrics.threads = self.buffers.active
+
+    def close(self) -> None:
+        """End the processes, if there are any."""
+        for chain in self._processes:
+            if chain is not None:
+                chain.close()
+
+    @property
+    def output_schema(self) -> pa.Schema | None:
+        """What comes out at the end, as far as it has been seen."""
+        return self._serial.output_schema or self._parallel.output_schema
+
+    def _learning(self) -> bool:
+        return any(isinstance(t, Inferring) and t.learning for t in self._parallel.transforms)
+
+    def _chain_of(self, index: int) -> Chain:
+        if self._context.config.workers != "process" or not self.settled:
+            return self._parallel
+        chain = self._processes[index]
+        if chain is None:
+            chain = self._processes[index] = ProcessChain(self._parallel.transforms, self._parallel.metrics)
+            if self._context.stop.is_set():
+                chain.close()
+        return chain
+
+    def _process(self, parcel: Parcel, chain: Chain) -> None:
+        raw = parcel.size
+        decoded = self._decode(parcel)
+        size = parcel.size  # of the decoded batch
+        try:
+            ran = chain.run(decoded.batch, size, parcel.origin)
+        except StepError:
+            ran = self._isolated(parcel, chain, decoded)
+        _fill(parcel, ran)
+        self._context.tuner.saw_need(raw, max(raw + size, ran.widest))
+        if not self.settled and not self._learning():
+            self.set_active()
+
+    def _decode(self, parcel: Parcel) -> Decoded:
+        context, payload = self._context, parcel.payload
+        if not isinstance(payload, Block):
+            return Decoded(payload)
+        assert context.blocks is not None
+        since = context.decoding.begin(parcel.origin)
+        try:
+            decoded = context.blocks.decode(payload)
+        except BaseException:
+            context.decoding.leave(since)
+            raise
+        rows, parcel.size = decoded.batch.num_rows, decoded.batch.nbytes
+        parcel.rows_in = rows + len(decoded.rejected)
+        context.decoding.done(since, rows=(parcel.rows_in, rows), nbytes=(payload.nbytes, parcel.size))
+        if decoded.rejected and context.config.on_error == "raise":
+            bad = decoded.rejected[0]
+            raise DataError(bad.reason, file=bad.file, row=bad.row, offset=bad.offset)
+        parcel.rejected += decoded.rejected
+        return decoded
+
+    def _in_order(self, parcel: Parcel) -> Parcel:
+        if not self._serial.transforms or parcel.error is not None:
+            return parcel
+        try:
+            batch = parcel.batch
+            if batch is not None:
+                try:
+                    ran = self._serial.run(batch, parcel.size, parcel.origin)
+                except StepError:
+                    ran = self._isolated(parcel, self._serial, Decoded(batch))
+                _fill(parcel, ran)
+                parcel.reservation.resize(parcel.size)
+            parcel.transform_states = self._serial_states()
+        except Exception as error:  # noqa: BLE001 - it surfaces in the caller, in its turn
+            parcel.error = error
+        return parcel
+
+    def _isolated(self, parcel: Parcel, chain: Chain, decoded: Decoded) -> Ran:
+        """The good rows of a batch that failed; the bad ones stop the run, or go into the parcel."""
+        raising = self._context.config.on_error == "raise"
+        ran = chain.isolate(decoded.batch, first_only=raising)
+        rejected = tuple(self._rejected(parcel, decoded, failure) for failure in ran.failures)
+        if rejected and raising:
+            bad = rejected[0]
+            raise StageError(
+                bad.reason, stage=bad.stage, file=bad.file or "the input", row=bad.row, offset=bad.offset
+            ) from ran.failures[0].error
+        parcel.rejected += rejected  # none, if it did not happen again row by row: then nothing is lost
+        return ran
+
+    def _rejected(self, parcel: Parcel, decoded: Decoded, failure: Failure) -> Rejected:
+        origin, row, offset = parcel.origin, None, None
+        if isinstance(parcel.payload, Block) and self._context.blocks is not None:
+            row = decoded.rows[failure.row] if decoded.rows is not None else failure.row
+            offset = self._context.blocks.offset_of(parcel.payload, row)
+        elif decoded.batch.num_rows == parcel.rows_in:
+            row = failure.row  # behind a stage that left rows out, which row it was is not known any more
+        return Rejected(
+            file=origin.file if origin else None,
+            row=row + origin.row if origin and row is not None else row,
+            offset=offset,
+            stage=failure.stage,
+            kind=type(failure.error).__name__,
+            reason=f"{type(failure.error).__name__}: {failure.error}",
+            data=decoded.batch.slice(failure.row, 1).to_pylist()[0],
+        )
+
+    def _serial_states(self) -> dict[str, State]:
+        return {
+            str(self._split + i): t.state_dict()
+            for i, t in enumerate(self._serial.transforms)
+            if isinstance(t, Stateful)
+        }
+
+
+def _fill(parcel: Parcel, ran: Ran) -> None:
+    parcel.batch, parcel.size = ran.batch, ran.nbytes
+    for dropped, changed in ran.counts.values():
+        parcel.dropped.update(dropped)
+        parcel.changed.update(changed)
