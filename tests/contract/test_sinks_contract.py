@@ -84,7 +84,6 @@ def test_a_sink_that_fails_is_named() -> None:
         Pipeline(RowsSource(ROWS), [], Broken()).run()
 
 
-@pytest.mark.xfail(reason="the parcel that is being delivered when its delivery fails keeps its memory", strict=True)
 @pytest.mark.parametrize("stage", ["the sink", "the failure budget"])
 def test_memory_is_given_back_when_delivery_fails(stage: str) -> None:
     if stage == "the sink":

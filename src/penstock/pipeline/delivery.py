@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -45,10 +46,11 @@ class Delivery:
         self.changed: Counter[str] = Counter()
         self.latency = StageMetrics("end to end", "latency")
 
-    def parcels(self) -> Iterator[Parcel]:
+    def parcels(self) -> Generator[Parcel]:
         """Parcels in order, without the rows a resumed run has delivered already; raises the error of a failed one.
 
-        The caller says with `took` how many rows of it have reached the consumer.
+        The caller says with `took` how many rows of it have reached the consumer, and closes the generator if it stops
+        early: what was not delivered gives its memory back then.
         """
         while True:
             taken, waited = self._buffers.take_ready()
@@ -59,7 +61,8 @@ class Delivery:
             waiting = deque(taken)
             try:
                 while waiting:
-                    yield self._due(waiting.popleft())
+                    yield self._due(waiting[0])
+                    waiting.popleft()
             finally:
                 for parcel in waiting:
                     parcel.reservation.release()
@@ -82,13 +85,14 @@ class Delivery:
         pending: deque[Parcel] = deque()
         held = 0
         try:
-            for parcel in self.parcels():
-                pending.append(parcel)
-                held += parcel.batch.num_rows if parcel.batch is not None else 0
-                while held >= (1 if rows == "auto" else rows):
-                    size = held if rows == "auto" else rows
-                    yield self._cut(pending, size)
-                    held -= size
+            with closing(self.parcels()) as parcels:
+                for parcel in parcels:
+                    pending.append(parcel)
+                    held += parcel.batch.num_rows if parcel.batch is not None else 0
+                    while held >= (1 if rows == "auto" else rows):
+                        size = held if rows == "auto" else rows
+                        yield self._cut(pending, size)
+                        held -= size
             if held:
                 yield self._cut(pending, held)
             while pending:
@@ -99,7 +103,6 @@ class Delivery:
 
     def _due(self, parcel: Parcel) -> Parcel:
         if parcel.error is not None:
-            parcel.reservation.release()
             raise parcel.error
         self.rows_read += parcel.rows_in
         self.dropped.update(parcel.dropped)

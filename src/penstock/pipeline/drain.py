@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
@@ -68,18 +69,19 @@ class Drain:
 
     def _consume_all(self) -> None:
         runner, delivery, checkpoint = self._runner, self._runner.delivery, self._checkpoint
-        for parcel in delivery.parcels():
-            batch = parcel.batch
-            rows = batch.num_rows if batch is not None else 0
-            if batch is not None and rows:
-                if self._bounded is not None:
-                    self._wait_for_room(self._bounded)
-                self._consume(batch, parcel.size)
-            parcel.batch = batch = None
-            delivery.took(parcel, rows)
-            runner.context.resident.give_back()
-            if checkpoint is not None and checkpoint.due():
-                checkpoint.save(delivery, self._state())
+        with closing(delivery.parcels()) as parcels:
+            for parcel in parcels:
+                batch = parcel.batch
+                rows = batch.num_rows if batch is not None else 0
+                if batch is not None and rows:
+                    if self._bounded is not None:
+                        self._wait_for_room(self._bounded)
+                    self._consume(batch, parcel.size)
+                parcel.batch = batch = None
+                delivery.took(parcel, rows)
+                runner.context.resident.give_back()
+                if checkpoint is not None and checkpoint.due():
+                    checkpoint.save(delivery, self._state())
         if runner.stopping:
             raise StoppedError("the pipeline was stopped before the end of its input")
 
