@@ -57,6 +57,7 @@ def fails(out: Path, source: Any, error: type[BaseException], message: str, tran
             pipeline.run()
         errors.append(caught.value)
         assert list(out.iterdir()) == []
+        assert pipeline.budget.used == 0
     return errors[0]
 
 
@@ -360,9 +361,11 @@ def test_a_full_disk_is_named_with_the_file_and_is_as_empty_afterwards_as_before
     small_disk: Path, make: Callable[[Path], Any]
 ) -> None:
     sink = make(small_disk)
+    pipeline = Pipeline(RowsSource(NOISE, batch_rows=50), [], sink)
     with pytest.raises(OSError, match=r"\[Errno 28\] No space left on device: '.*/disk/.*out.*'"):
-        Pipeline(RowsSource(NOISE, batch_rows=50), [], sink).run()
+        pipeline.run()
     assert list(small_disk.iterdir()) == []
+    assert pipeline.budget.used == 0
 
 
 def test_a_run_with_a_checkpoint_goes_on_when_there_is_room_again(small_disk: Path, tmp_path: Path) -> None:

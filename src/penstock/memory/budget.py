@@ -38,7 +38,8 @@ class MemoryBudget:
         self._limit = self._capacity
         self._changed = threading.Condition()
         self._reserved: dict[str, int] = {}
-        self._standing: dict[str, int] = {}
+        self._standing: dict[tuple[str, object], int] = {}
+        self._aside: dict[object, int] = {}
         self._queue: deque[object] = deque()
         self._held = 0
         self._used = 0
@@ -65,8 +66,13 @@ class MemoryBudget:
 
     @property
     def peak(self) -> int:
-        """The most that was ever charged at once."""
+        """The most that was charged at once, since the beginning or `restart_peak`."""
         return self._peak
+
+    def restart_peak(self) -> None:
+        """Measure the peak anew from here."""
+        with self._changed:
+            self._peak = self._used
 
     @property
     def available(self) -> int:
@@ -102,15 +108,36 @@ class MemoryBudget:
         with self._changed:
             return self._admit(nbytes, owner) if not self._queue and self._fits(nbytes) else None
 
-    def hold(self, owner: str, nbytes: int) -> None:
-        """Set the standing charge of `owner` to `nbytes`, without waiting."""
+    def charge(self, nbytes: int, owner: str = "") -> Reservation:
+        """A reservation that does not wait, for bytes that exist already."""
         _check_amount(nbytes)
         with self._changed:
-            before = self._standing.get(owner, 0)
-            if before == nbytes:
-                return
-            self._standing[owner] = nbytes
-            self._charge(nbytes - before)
+            return self._admit(nbytes, owner)
+
+    def hold(self, owner: str, nbytes: int, *, by: object = None) -> None:
+        """Set the standing charge of `owner` to `nbytes`, without waiting.
+
+        Several holders may charge the same owner: each says who it is with `by`, and sets only its own part.
+        """
+        _check_amount(nbytes)
+        with self._changed:
+            before = self._standing.pop((owner, by), 0)
+            if nbytes:
+                self._standing[owner, by] = nbytes
+            if nbytes != before:
+                self._charge(nbytes - before)
+
+    def set_aside(self, nbytes: int, *, by: object = None) -> None:
+        """Keep `nbytes` free of charges, for what cannot be charged one by one: pages that allocators keep.
+
+        They are not in `used`, but leave less room for reservations.
+        """
+        _check_amount(nbytes)
+        with self._changed:
+            self._aside[by] = nbytes
+            if not nbytes:
+                del self._aside[by]
+            self._changed.notify_all()
 
     def shrink_to(self, limit: int) -> None:
         """Lower (or raise, never above the capacity) the limit in force. What is held already stays held."""
@@ -120,7 +147,7 @@ class MemoryBudget:
 
     def _fits(self, nbytes: int) -> bool:
         # With nothing in transit the next item goes ahead alone, or the stream could never advance.
-        return self._used + nbytes <= self._limit or self._held == 0
+        return self._held == 0 or self._used + nbytes + sum(self._aside.values()) <= self._limit
 
     def _admit(self, nbytes: int, owner: str) -> Reservation:
         self._held += 1
@@ -153,7 +180,7 @@ class MemoryBudget:
 
     def _charges(self) -> dict[str, int]:
         total = dict(self._reserved)
-        for owner, nbytes in self._standing.items():
+        for (owner, _), nbytes in self._standing.items():
             total[owner] = total.get(owner, 0) + nbytes
         return {owner: nbytes for owner, nbytes in total.items() if nbytes}
 

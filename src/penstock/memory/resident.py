@@ -21,8 +21,7 @@ _DECAY, _HEADROOM = 0.99, 0.1
 class ResidentWatch:
     """Keeps the resident memory of a run inside its budget, by two means.
 
-    A standing charge for what the process occupies beyond what is charged: pages that allocators keep, temporaries.
-    It begins at half of the budget (more, if that is not much) and then follows what is measured, so a run fills its
+    Setting aside what the process occupies beyond what is charged: pages that allocators keep, temporaries. It begins at half of the budget (more, if that is not much) and then follows what is measured, so a run fills its
     budget within seconds, not at once. Other parts of the program may grow too, so it never takes more than seven
     eighths of the budget.
 
@@ -31,32 +30,27 @@ class ResidentWatch:
     while there is room. Arrow's allocator keeps a heap for each thread; only its own thread can empty it.
     """
 
-    def __init__(self, budget: MemoryBudget, *, owner: str = "allocator") -> None:
-        self._budget, self._owner = budget, owner
+    def __init__(self, budget: MemoryBudget) -> None:
+        self._budget = budget
         self._before = resident_bytes()
-        self._charge = 0
+        self._aside = 0
         self._tight = False
 
     def begin(self) -> None:
         capacity = self._budget.capacity
-        self._hold(max(capacity // 2, min(capacity * 3 // 4, _FIRST_BYTES)))
+        self._set_aside(max(capacity // 2, min(capacity * 3 // 4, _FIRST_BYTES)))
 
     def end(self) -> None:
-        self._hold(0)
+        self._set_aside(0)
 
     def look(self) -> None:
         """Compare, now and then; takes some ten microseconds."""
+        capacity, limit, charged = self._budget.capacity, self._budget.limit, self._budget.used
         grown = resident_bytes() - self._before
-        charged = self._budget.used - self._charge
-        capacity = self._budget.capacity
         wanted = grown - charged + max(int(_HEADROOM * capacity), min(_BURST_BYTES, capacity // 4))
-        if charged > capacity // 16:
-            # Up at once, down slowly, and only while something is in flight: idle moments prove nothing.
-            wanted = max(wanted, int(_DECAY * self._charge))
-        else:
-            wanted = max(wanted, self._charge)
-        self._hold(min(wanted, capacity * 7 // 8))
-        limit = self._budget.limit
+        # Up at once, down slowly, and only while something is in flight: idle moments prove nothing.
+        wanted = max(wanted, int(_DECAY * self._aside) if charged > capacity // 16 else self._aside)
+        self._set_aside(min(wanted, capacity * 7 // 8))
         self._tight = grown > limit - max(_NEARLY * limit, _NEARLY_BYTES)
         if self._tight:
             pa.system_memory_pool().release_unused()  # the free pages of malloc, which NumPy and codecs use
@@ -66,9 +60,9 @@ class ResidentWatch:
         if self._tight:
             pa.default_memory_pool().release_unused()
 
-    def _hold(self, nbytes: int) -> None:
-        self._charge = nbytes
-        self._budget.hold(self._owner, nbytes)
+    def _set_aside(self, nbytes: int) -> None:
+        self._aside = nbytes
+        self._budget.set_aside(nbytes, by=self)
 
 
 def resident_bytes() -> int:

@@ -42,7 +42,7 @@ class Control:
     def close(self) -> None:
         """Give the budget back as it was."""
         for owner in ("source", "transforms"):
-            self._context.budget.hold(owner, 0)
+            self._context.budget.hold(owner, 0, by=self._context)
         self._context.resident.end()
         self._pressure.restore()
 
@@ -80,10 +80,10 @@ class Control:
         """Bytes that stages hold between calls stand against the budget too."""
         context = self._context
         context.reading.memory = _held(context.source)
-        context.budget.hold("source", context.reading.memory)
+        context.budget.hold("source", context.reading.memory, by=context)
         for transform, metrics in zip(context.transforms, context.transforming):
             metrics.memory = _held(transform)
-        context.budget.hold("transforms", sum(metrics.memory for metrics in context.transforming))
+        context.budget.hold("transforms", sum(metrics.memory for metrics in context.transforming), by=context)
 
 
 def _held(stage: object) -> int:

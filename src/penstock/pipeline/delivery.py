@@ -15,7 +15,9 @@ from typing import Literal
 
 import pyarrow as pa
 
+from penstock.errors import StoppedError
 from penstock.pipeline.channel import Buffers, Parcel
+from penstock.pipeline.context import Context
 from penstock.pipeline.metrics import StageMetrics
 from penstock.pipeline.quarantine import BadRows
 from penstock.pipeline.stages import State
@@ -36,9 +38,10 @@ class Delivery:
     """Called by the sink thread, or by whoever iterates: one thread."""
 
     def __init__(
-        self, buffers: Buffers, start: Position, bad_rows: BadRows, sinking: StageMetrics, check: Callable[[], None]
+        self, context: Context, buffers: Buffers, start: Position, bad_rows: BadRows, check: Callable[[], None]
     ) -> None:
-        self._buffers, self._sinking, self._check = buffers, sinking, check
+        self._budget, self._sinking = context.budget, context.sinking
+        self._buffers, self._check = buffers, check
         self.position, self.bad_rows = start, bad_rows
         self._skip = start.skip_rows
         self.rows_read = self.rows_out = self.released = 0
@@ -57,6 +60,8 @@ class Delivery:
             self._sinking.waited(for_input=waited)
             self._check()
             if taken is None:
+                if self._buffers.cancelled:
+                    raise StoppedError("the pipeline was stopped before the end of its input")
                 return
             waiting = deque(taken)
             try:
@@ -89,17 +94,25 @@ class Delivery:
                 for parcel in parcels:
                     pending.append(parcel)
                     held += parcel.batch.num_rows if parcel.batch is not None else 0
+                    # However many rows are wanted, the next ones must be admitted: what waits here stands, not queues.
+                    parcel.reservation.release()
+                    self._stand(pending)
                     while held >= (1 if rows == "auto" else rows):
                         size = held if rows == "auto" else rows
-                        yield self._cut(pending, size)
+                        batch = self._cut(pending, size)
                         held -= size
+                        self._stand(pending)
+                        yield batch
             if held:
                 yield self._cut(pending, held)
             while pending:
                 self.took(pending.popleft(), 0)
         finally:
-            for parcel in pending:
-                parcel.reservation.release()
+            self._stand(deque())
+
+    def _stand(self, pending: deque[Parcel]) -> None:
+        waiting = sum(parcel.batch.nbytes for parcel in pending if parcel.batch is not None) if pending else 0
+        self._budget.hold("delivery", waiting, by=self)
 
     def _due(self, parcel: Parcel) -> Parcel:
         if parcel.error is not None:

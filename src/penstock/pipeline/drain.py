@@ -64,7 +64,7 @@ class Drain:
         finally:
             self._runner.halt()
             self._runner.delivery.bad_rows.close()
-            self._budget.hold("sink", 0)
+            self._budget.hold("sink", 0, by=self)
             self.done.set()
 
     def _consume_all(self) -> None:
@@ -81,23 +81,25 @@ class Drain:
                 delivery.took(parcel, rows)
                 runner.context.resident.give_back()
                 if checkpoint is not None and checkpoint.due():
-                    checkpoint.save(delivery, self._state())
-        if runner.stopping:
-            raise StoppedError("the pipeline was stopped before the end of its input")
+                    self._save(checkpoint)
 
     def _publish(self) -> Report:
-        delivery, schema = self._runner.delivery, self._runner.workers.output_schema
-        if not delivery.rows_out and schema is not None:
+        delivery, checkpoint = self._runner.delivery, self._checkpoint
+        schema = self._runner.workers.schema_without_rows() if not delivery.rows_out else None
+        if schema is not None:
             # No rows, but the columns are known: a file with a header says more than none.
             self._call(lambda: self._sink.consume(pa.RecordBatch.from_pylist([], schema=schema)))
         delivery.bad_rows.finish(delivery.rows_read)
-        if self._checkpoint is not None:
-            self._checkpoint.save(delivery, self._state(), finishing=True)
+        if checkpoint is not None:
+            self._save(checkpoint, finishing=True)
         self._call(self._sink.flush)
         report = self._make_report()
-        if self._checkpoint is not None:
-            self._checkpoint.save(delivery, self._state(), finishing=True, report=report)
+        if checkpoint is not None:
+            checkpoint.save(delivery, self._state(), finishing=True, report=report)
         return report
+
+    def _save(self, checkpoint: Checkpoint, *, finishing: bool = False) -> None:
+        self._call(lambda: checkpoint.save(self._runner.delivery, self._state(), finishing=finishing))
 
     def _give_up(self) -> None:
         """Keep what a checkpoint can still use, drop the rest."""
@@ -138,7 +140,7 @@ class Drain:
         """What the sink holds between calls stands against the budget."""
         if self._usage is not None:
             self._runner.context.sinking.memory = held = self._usage()
-            self._budget.hold("sink", held)
+            self._budget.hold("sink", held, by=self)
 
     def _wait_for_room(self, sink: _Bounded) -> None:
         since = time.monotonic()

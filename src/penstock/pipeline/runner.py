@@ -29,7 +29,7 @@ class Runner:
     def __init__(self, context: Context, start: Position, bad_rows: BadRows) -> None:
         self.context = context
         self.workers = Workers(context)
-        self.delivery = Delivery(self.workers.buffers, start, bad_rows, context.sinking, self.check)
+        self.delivery = Delivery(context, self.workers.buffers, start, bad_rows, self.check)
         self._control = Control(context, self.workers)
         self._reader = Reader(context, self.workers.buffers, self._nothing_in_flight)
         self.failure: BaseException | None = None
@@ -41,6 +41,7 @@ class Runner:
         self.threads.append(self._thread("control", self._control.run))
 
     def start(self) -> None:
+        self.context.budget.restart_peak()
         self.context.resident.begin()
         for thread in self.threads:
             thread.start()

@@ -2,7 +2,8 @@
 
 The schema is made from *all* of the input before the first row leaves: a scan that parses every block and keeps only
 its types. It costs one more pass (a given `schema` saves it) and is why the type of a column never depends on which
-rows came first.
+rows came first. While it is going on, `next_block` returns a block without rows every now and then, so that whoever
+waits sees that it is not stuck, and can stop it.
 
 A record's row number counts all records of its file from 0, blank ones too, so in a file of lines it is the line. The
 header of a CSV file is not counted.
@@ -10,14 +11,11 @@ header of a CSV file is not counted.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import ConfigError, DataError, ResumeError
@@ -27,15 +25,19 @@ from penstock.memory.pool import BufferPool
 from penstock.pipeline.stages import Block, Decoded, Origin, Rejected, Source, State
 from penstock.sources._blocks import BlockReader, Layout, Place, RawBlock
 from penstock.sources._listed import FileList
+from penstock.sources._parts import Pending, Spans
 from penstock.sources._schemas import check_columns, is_schema, project, schema_mark, schema_of
 
-__all__ = ["RecordSource", "check_utf8"]
+__all__ = ["RecordSource", "Scan", "check_utf8"]
 
 _SCAN_BYTES = 8 << 20
+_SCAN_BLOCKS = 8
 _POOL_BYTES = 32 << 20
 _BATCH_BYTES = 1 << 20
 _MOST_ROW_BYTES = (1 << 31) - (1 << 20)
 _BAD = (pa.ArrowInvalid, pa.ArrowTypeError, ValueError, OverflowError)
+
+Scan = Generator[None, None, pa.Schema]
 
 
 class RecordSource(Source):
@@ -68,9 +70,11 @@ class RecordSource(Source):
         self._layouts: dict[int, Layout] = {}
         self._mark: str | None = None
         """The schema the scan found, as the state keeps it."""
+        self._scanned: Generator[Block, None, None] | None = None
+        self._scanning: Scan | None = None
         self._reader: BlockReader | None = None
         self._start = Place()
-        self._pending: _Pending | None = None
+        self._pending: Pending | None = None
         self._origin: Origin | None = None
 
     # -- what a format has to say ------------------------------------------------------------------------------------
@@ -87,8 +91,8 @@ class RecordSource(Source):
         """(kind, reason) of a record that does not parse by itself."""
         raise NotImplementedError(type(self).__name__)
 
-    def _scan(self, blocks: Iterator[Block]) -> pa.Schema:
-        """The schema that every record of the input fits."""
+    def _scan(self, blocks: Iterator[Block]) -> Scan:
+        """Returns the schema that every record of the input fits; yields after every block."""
         raise NotImplementedError(type(self).__name__)
 
     def _learn(self, found: pa.Schema) -> None:
@@ -105,20 +109,14 @@ class RecordSource(Source):
     @property
     def schema(self) -> pa.Schema:
         """The schema of every batch; scans the input the first time, unless it was given."""
-        if self._schema is None:
-            found = self._scan(self._all_blocks())
-            mark = schema_mark(found)
-            if self._mark is not None and self._mark != mark:
-                raise ResumeError(
-                    f"the columns of {self!r} are not those it had when the state was saved; "
-                    "restore the same files, or start without the state"
-                )
-            self._mark = mark
-            self._learn(found)
+        while self._schema is None:
+            self._scan_on()
         return self._schema
 
     def next_block(self, max_bytes: int) -> Block | None:
-        self.schema  # noqa: B018 - known before the first block is handed out, since decode runs on other threads
+        # The scan comes to its end before the first rows are handed out, since decode runs on other threads.
+        if self._schema is None and not self._scan_on():
+            return Block(Origin(str(self._list)), b"", 0, {"records": None})
         if self._pending is not None:
             self.close()  # rows that `next_batch` has cut but not handed out come again
         raw = self._blocks().next(max_bytes)
@@ -126,13 +124,15 @@ class RecordSource(Source):
 
     def decode(self, block: Block) -> Decoded:
         records = block.meta["records"]
+        if records is None:  # the schema is not known yet
+            return Decoded(pa.RecordBatch.from_arrays([], schema=pa.schema([])))
         if not records:
             return Decoded(self._none())
         try:
             batch = self._parse(block.data, block.meta["layout"])
         except _BAD:
             return self._rescue(block)
-        return Decoded(batch, rows=tuple(_Spans(block).filled()) if batch.num_rows < records else None)
+        return Decoded(batch, rows=tuple(Spans(block).filled()) if batch.num_rows < records else None)
 
     def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
         """Rows without an engine around them. A bad record raises in its place; the next call goes on behind it."""
@@ -142,7 +142,7 @@ class RecordSource(Source):
                 return None
             decoded = self.decode(block)
             if decoded.batch.num_rows or decoded.rejected:
-                self._pending = _Pending(block, decoded)
+                self._pending = Pending(block, decoded)
         pending = self._pending
         try:
             batch, self._origin = pending.take(max_rows)
@@ -155,7 +155,7 @@ class RecordSource(Source):
         return self._origin
 
     def offset_of(self, block: Block, row: int) -> int | None:
-        starts = _Spans(block).starts
+        starts = Spans(block).starts
         return (block.origin.offset or 0) + int(starts[row]) if row < len(starts) else None
 
     def skip_file(self) -> str:
@@ -182,7 +182,9 @@ class RecordSource(Source):
         self._start = self._place()
         if self._reader is not None:
             self._reader.close()
-        self._reader = self._pending = None
+        if self._scanned is not None:
+            self._scanned.close()
+        self._reader = self._pending = self._scanning = self._scanned = None
 
     def state_dict(self) -> State:
         place = self._place()
@@ -198,6 +200,30 @@ class RecordSource(Source):
                 self._learn(schema_of(state["schema"]))
 
     # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _scan_on(self) -> bool:
+        """Look at some more of the input; whether that was the end of it, and the schema is known now."""
+        if self._scanning is None:
+            self._scanned = self._all_blocks()
+            self._scanning = self._scan(self._scanned)
+        try:
+            for _ in range(_SCAN_BLOCKS):
+                next(self._scanning)
+        except StopIteration as end:
+            self._scanning = self._scanned = None
+            mark = schema_mark(end.value)
+            if self._mark is not None and self._mark != mark:
+                raise ResumeError(
+                    f"the columns of {self!r} are not those it had when the state was saved; "
+                    "restore the same files, or start without the state"
+                ) from None
+            self._mark = mark
+            self._learn(end.value)
+            return True
+        except BaseException:
+            self._scanning = self._scanned = None
+            raise
+        return False
 
     def _place(self) -> Place:
         """The first record that has not been handed out."""
@@ -225,7 +251,7 @@ class RecordSource(Source):
             self._layouts[number] = self._lay_out(number)
         return self._layouts[number]
 
-    def _all_blocks(self) -> Iterator[Block]:
+    def _all_blocks(self) -> Generator[Block, None, None]:
         reader = self._new_reader(Place())
         try:
             while True:
@@ -248,7 +274,7 @@ class RecordSource(Source):
 
     def _rescue(self, block: Block) -> Decoded:
         """Parse what can be parsed: halve the block until each bad record stands alone."""
-        spans, layout = _Spans(block), block.meta["layout"]
+        spans, layout = Spans(block), block.meta["layout"]
         filled = spans.filled()
         good: list[pa.RecordBatch] = []
         rows: list[int] = []
@@ -270,7 +296,7 @@ class RecordSource(Source):
             rows += part
         return Decoded(pa.concat_batches(good) if good else self._none(), tuple(rejected), tuple(rows))
 
-    def _reject(self, block: Block, row: int, spans: _Spans, data: pa.Buffer, error: Exception) -> Rejected:
+    def _reject(self, block: Block, row: int, spans: Spans, data: pa.Buffer, error: Exception) -> Rejected:
         record = data.to_pybytes().rstrip(b"\r\n")
         wrong_bytes = _what_is_not_utf8(record)
         if wrong_bytes is not None:
@@ -293,78 +319,6 @@ class RecordSource(Source):
     def __repr__(self) -> str:
         options = [f", {name}={value!r}" for name, value in self._shown.items() if value is not None]
         return f"{type(self).__name__}({self._list}{''.join(options)})"
-
-
-class _Spans:
-    """Where the records of a block stand."""
-
-    def __init__(self, block: Block) -> None:
-        self._data: pa.Buffer = block.data
-        self._cutter = block.meta["layout"].cutter
-        self.starts: npt.NDArray[np.int64]
-        self.starts, self._stops = self._cutter.spans(np.frombuffer(block.data, np.uint8))
-
-    def filled(self) -> list[int]:
-        """The numbers of the records that are not blank."""
-        view, blank = memoryview(self._data), self._cutter.blank
-        spans = zip(self.starts.tolist(), self._stops.tolist())
-        # Most records show in their first bytes that they are not blank.
-        return [
-            number
-            for number, (start, stop) in enumerate(spans)
-            if not blank(bytes(view[start : min(stop, start + 64)])) or not blank(bytes(view[start:stop]))
-        ]
-
-    def slice(self, first: int, last: int) -> pa.Buffer:
-        """The bytes from the first of these records to the end of the last."""
-        start = int(self.starts[first])
-        return self._data.slice(start, int(self._stops[last]) - start)
-
-
-class _Pending:
-    """A decoded block that is handed out in parts: its rows and its bad records, in the order of the file."""
-
-    def __init__(self, block: Block, decoded: Decoded) -> None:
-        self._block, self._batch = block, decoded.batch
-        self._rows: Sequence[int] = decoded.rows if decoded.rows is not None else range(decoded.batch.num_rows)
-        self._bad = deque(decoded.rejected)
-        self._used = 0
-        self._spans: _Spans | None = None
-
-    @property
-    def over(self) -> bool:
-        return self._used == len(self._rows) and not self._bad
-
-    @property
-    def nbytes(self) -> int:
-        return int(self._batch.nbytes)
-
-    def take(self, max_rows: int) -> tuple[pa.RecordBatch, Origin]:
-        """The next rows and where they come from; raises for a bad record that stands before them."""
-        first = self._next_bad()
-        before = bisect_left(self._rows, first) if first is not None else len(self._rows)
-        if self._used == before:
-            bad = self._bad.popleft()
-            raise DataError(bad.reason, file=bad.file, row=bad.row, offset=bad.offset)
-        part = self._batch.slice(self._used, min(max_rows, before - self._used))
-        origin = self._block.origin
-        row = origin.row + self._rows[self._used]
-        self._used += part.num_rows
-        return part, Origin(origin.file, row)
-
-    def place(self) -> Place:
-        """The next record, good or bad."""
-        if self._spans is None:
-            self._spans = _Spans(self._block)
-        following = [self._rows[self._used]] if self._used < len(self._rows) else []
-        bad = self._next_bad()
-        number = min([*following, *([bad] if bad is not None else [])])
-        origin = self._block.origin
-        offset = (origin.offset or 0) + int(self._spans.starts[number])
-        return Place(self._block.meta["file"], offset, origin.row + number)
-
-    def _next_bad(self) -> int | None:
-        return (self._bad[0].row or 0) - self._block.origin.row if self._bad else None
 
 
 def check_utf8(data: pa.Buffer) -> None:

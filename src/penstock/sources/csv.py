@@ -20,7 +20,7 @@ from penstock.files.records import CsvRecords
 from penstock.pipeline.functions import arrow_schema
 from penstock.pipeline.stages import Block
 from penstock.sources._blocks import BlockReader, Layout, Place
-from penstock.sources._records import RecordSource, check_utf8
+from penstock.sources._records import RecordSource, Scan, check_utf8
 from penstock.sources._schemas import project
 
 __all__ = ["CsvSource"]
@@ -155,11 +155,12 @@ class CsvSource(RecordSource):
                     return f"column {name!r} holds {cell!r:.80}, which is not {kind}"
         return None
 
-    def _scan(self, blocks: Iterator[Block]) -> pa.Schema:
+    def _scan(self, blocks: Iterator[Block]) -> Scan:
         kinds: dict[str, pa.DataType] = {}
         for block in blocks:
             for name, kind in self._infer(block):
                 kinds[name] = _widen(kinds.get(name, pa.null()), kind)
+            yield
         for number in range(len(self.files)):
             with contextlib.suppress(DataError):  # reported in its place, when the rows are read
                 for name in self._layout(number).names:  # type: ignore[attr-defined]

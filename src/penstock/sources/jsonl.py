@@ -29,7 +29,7 @@ from penstock.sources._json_types import (
     storage,
     without_timestamps,
 )
-from penstock.sources._records import RecordSource, check_utf8
+from penstock.sources._records import RecordSource, Scan, check_utf8
 from penstock.sources._schemas import project
 from penstock.types import Schema, from_rows
 
@@ -159,13 +159,14 @@ class JsonlSource(RecordSource):
 
     # -- the schema --------------------------------------------------------------------------------------------------
 
-    def _scan(self, blocks: Iterator[Block]) -> pa.Schema:
+    def _scan(self, blocks: Iterator[Block]) -> Scan:
         known: pa.DataType = pa.struct([])
         for block in blocks:
             try:
                 known = merge(known, self._infer(block), "", mixed=self._mixed)
             except (pa.ArrowException, ValueError, TypeConflictError):
                 known = self._scan_rows(block, known)
+            yield
         return project(pa.schema(list(known)), self._columns, str(self._list))
 
     def _infer(self, block: Block) -> pa.DataType:

@@ -13,7 +13,7 @@ from penstock.files.listing import PathLike
 from penstock.files.records import Lines, WholeFile
 from penstock.pipeline.stages import Block
 from penstock.sources._blocks import Layout
-from penstock.sources._records import RecordSource, check_utf8
+from penstock.sources._records import RecordSource, Scan, check_utf8
 
 __all__ = ["TextSource"]
 
@@ -63,5 +63,5 @@ class TextSource(RecordSource):
     def _explain(self, record: bytes, layout: Layout, error: Exception) -> tuple[str, str]:
         return "unreadable", str(error)
 
-    def _scan(self, blocks: Iterator[Block]) -> pa.Schema:
+    def _scan(self, blocks: Iterator[Block]) -> Scan:
         raise AssertionError("the schema of text is given")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError, DataError, SchemaError
+from penstock.pipeline import Pipeline, PipelineConfig
+from penstock.sinks import MemorySink
 from penstock.sources import JsonlSource, JsonSource
 from penstock.testing import assert_source_contract
 from penstock.types import Field, Schema
@@ -180,6 +183,40 @@ def test_nan_and_infinity_are_numbers_as_python_writes_them(tmp_path: Path) -> N
     # Also where a row in the same block has to be looked at by itself.
     path.write_text(path.read_text() + "broken\n")
     assert types(JsonlSource(path).schema) == {"a": "double"}
+
+
+def test_a_long_scan_shows_now_and_then_that_it_goes_on_and_can_be_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.sources._records._SCAN_BYTES", 50)
+    path = write_lines(tmp_path / "a.jsonl", *({"n": i} for i in range(500)))
+    source = JsonlSource(path)
+    for _ in range(3):
+        block = source.next_block(1 << 20)
+        assert block is not None
+        assert source.decode(block).batch.num_rows == 0
+        assert (source.state_dict()["offset"], source.state_dict()["schema"]) == (0, None)
+    source.close()  # and no file is left open
+    assert read(source) == [{"n": i} for i in range(500)]
+
+
+def test_a_long_scan_does_not_look_like_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, scanned = JsonlSource._infer, []
+
+    def slow(self: JsonlSource, block: Any) -> Any:
+        time.sleep(0.02)
+        scanned.append(block.nbytes)
+        return original(self, block)
+
+    monkeypatch.setattr(JsonlSource, "_infer", slow)
+    path = write_lines(tmp_path / "a.jsonl", *({"n": i, "text": "x" * 980} for i in range(3000)))
+    sink = MemorySink()
+    since = time.monotonic()
+    # With so small a budget the scan takes 64 KiB at a time.
+    Pipeline(JsonlSource(path), [], sink, PipelineConfig(stall_seconds=0.5), budget="2 MiB").run()
+    assert time.monotonic() - since > 0.5
+    assert len(scanned) > 40
+    assert len(sink.rows()) == 3000
 
 
 # -- the text around the rows ----------------------------------------------------------------------------------------

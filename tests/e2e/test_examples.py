@@ -1,0 +1,57 @@
+"""Every example runs as it is, in a process of its own, and prints what it promises."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+# The arguments that keep it short, and what it has to print.
+PRINTS: dict[str, tuple[list[str], list[str]]] = {
+    "checkpoint.py": (
+        ["--rows", "2000"],
+        ["killed", "output visible: False", "from a checkpoint: True", "every row exactly once, in order: True"],
+    ),
+    "demo.py": (
+        ["--rows", "3000"],
+        ["rows in", "3,000", "quarantined", "reading JSON Lines: invalid JSON", "bottleneck", "in order: True"],
+    ),
+    "encode_tabular.py": ([], ["categories: {'class': ['first', 'third']}", "dropped: {'age: out of range': 1}"]),
+    "iterate_and_resume.py": ([], ["stopped after row 320", "every row once, in order: True"]),
+    "own_source_and_sink.py": ([], ["6000 throws", "the source keeps the contract and resumes exactly"]),
+    "processes.py": ([], ["2 other processes worked on them", "in order: True"]),
+    "quarantine.py": (
+        [],
+        ["by default: DataError: /in.jsonl, row", "98 of 100 rows written", "row 20, byte 560", "row 60, byte 1723"],
+    ),
+    "row_batch_expression.py": ([], ["the same rows each way: True", "10 orders are 13 pieces"]),
+}
+
+
+def test_every_example_is_tested_and_short() -> None:
+    files = {path.name: path for path in EXAMPLES.glob("*.py")}
+    assert set(files) == set(PRINTS)
+    long = {name: lines for name, path in files.items() if (lines := len(path.read_text().splitlines())) >= 60}
+    assert not long
+
+
+@pytest.mark.parametrize("name", PRINTS)
+def test_an_example_runs_and_prints_what_it_promises(name: str, tmp_path: Path) -> None:
+    arguments, promised = PRINTS[name]
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(EXAMPLES / name), *arguments],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TMPDIR": str(tmp_path)},
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not [text for text in promised if text not in done.stdout], done.stdout
+    assert not list(tmp_path.iterdir()), "it left something behind"
