@@ -11,15 +11,20 @@ The blocks of a page run one after the other in one process, in an empty directo
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import os
 import re
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import yaml
+
+from penstock import PipelineConfig, sinks, sources, transforms
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -127,3 +132,33 @@ def test_the_index_lists_every_page() -> None:
         if (path := page.relative_to(ROOT / "docs").as_posix()) != "README.md" and f"({path})" not in index
     ]
     assert not missing
+
+
+def table(page: str) -> list[list[str]]:
+    """The rows of all tables of a page, cell by cell."""
+    lines = (ROOT / "docs" / page).read_text(encoding="utf-8").splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+
+
+@pytest.mark.parametrize(("page", "package"), [("sources.md", sources), ("sinks.md", sinks)])
+def test_the_table_of_stages_has_each_with_its_arguments_and_suffixes(page: str, package: ModuleType) -> None:
+    documented = {row[0].strip("`"): row for row in table(page) if re.fullmatch(r"`\w+(Source|Sink)`", row[0])}
+    assert set(documented) == {name for name in package.__all__ if name[0].isupper()}
+    for name, row in documented.items():
+        stage = getattr(package, name)
+        arguments = list(inspect.signature(stage).parameters)
+        if arguments[:1] in (["paths"], ["path"]):
+            assert re.findall(r"`(\w+)(?:=[^`]*)?`", row[2]) == arguments[1:], name
+        assert set(getattr(stage, "suffixes", ())) <= set(re.findall(r"`(\.\w+)`", row[1])), name
+
+
+def test_the_table_of_knobs_has_every_field_of_the_config() -> None:
+    fields = [field.name for field in dataclasses.fields(PipelineConfig)]
+    assert [name for row in table("pipeline.md") if (name := row[0].strip("`")) in fields] == fields
+
+
+def test_every_transform_is_documented() -> None:
+    page = (ROOT / "docs" / "transforms.md").read_text(encoding="utf-8")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert not [name for name in transforms.__all__ if name not in page]
+    assert not [name for name in transforms.__all__ if name[0].isupper() and f"`{name}`" not in readme]

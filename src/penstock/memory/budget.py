@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from types import TracebackType
 from typing import Self
 
@@ -23,8 +23,9 @@ class MemoryBudget:
 
     Two kinds of charge. A *reservation* waits for room, first come first served. A *standing* charge (`hold`) is for
     bytes that exist already, such as a sink's buffer: it never waits, and leaves less room for the reservations.
-    When no reservation is held, the next one is admitted whatever its size, so one oversized item, or standing charges
-    that fill the budget, slow the stream down to one item at a time but never stop it.
+    A stream with no reservation of its own is admitted whatever the size, so one oversized item, standing charges that
+    fill the budget, or another stream that holds all of it, slow a stream down to one item at a time but never stop it.
+    Reservations are of one stream, unless `by` says whose they are.
 
         budget = MemoryBudget("256 MiB")
         with budget.reserve(1 << 20, owner="read", timeout=30):
@@ -40,8 +41,8 @@ class MemoryBudget:
         self._reserved: dict[str, int] = {}
         self._standing: dict[tuple[str, object], int] = {}
         self._aside: dict[object, int] = {}
-        self._queue: deque[object] = deque()
-        self._held = 0
+        self._queue: deque[tuple[object, object]] = deque()
+        self._held: Counter[object] = Counter()
         self._used = 0
         self._peak = 0
 
@@ -83,20 +84,20 @@ class MemoryBudget:
         with self._changed:
             return self._charges()
 
-    def reserve(self, nbytes: int, owner: str = "", *, timeout: float | None = None) -> Reservation:
+    def reserve(self, nbytes: int, owner: str = "", *, timeout: float | None = None, by: object = None) -> Reservation:
         """Wait for room for `nbytes`, then charge them to `owner`; raise `StalledError` after `timeout` seconds."""
         _check_amount(nbytes)
         deadline = None if timeout is None else time.monotonic() + timeout
-        ticket = object()
+        ticket = (object(), by)
         with self._changed:
             self._queue.append(ticket)
             try:
-                while not (self._queue[0] is ticket and self._fits(nbytes)):
+                while not (self._is_next(ticket) and self._fits(nbytes, by)):
                     left = None if deadline is None else deadline - time.monotonic()
                     if left is not None and left <= 0:
                         raise StalledError(self._why_full(nbytes, owner, timeout))
                     self._changed.wait(left)
-                return self._admit(nbytes, owner)
+                return self._admit(nbytes, owner, by)
             finally:
                 self._queue.remove(ticket)
                 if self._queue:
@@ -106,13 +107,13 @@ class MemoryBudget:
         """The reservation, or None if it would have to wait."""
         _check_amount(nbytes)
         with self._changed:
-            return self._admit(nbytes, owner) if not self._queue and self._fits(nbytes) else None
+            return self._admit(nbytes, owner, None) if not self._queue and self._fits(nbytes, None) else None
 
-    def charge(self, nbytes: int, owner: str = "") -> Reservation:
+    def charge(self, nbytes: int, owner: str = "", *, by: object = None) -> Reservation:
         """A reservation that does not wait, for bytes that exist already."""
         _check_amount(nbytes)
         with self._changed:
-            return self._admit(nbytes, owner)
+            return self._admit(nbytes, owner, by)
 
     def hold(self, owner: str, nbytes: int, *, by: object = None) -> None:
         """Set the standing charge of `owner` to `nbytes`, without waiting.
@@ -130,7 +131,8 @@ class MemoryBudget:
     def set_aside(self, nbytes: int, *, by: object = None) -> None:
         """Keep `nbytes` free of charges, for what cannot be charged one by one: pages that allocators keep.
 
-        They are not in `used`, but leave less room for reservations.
+        They are not in `used`, but leave less room for reservations. Of several holders the largest part counts: they
+        look at the same process.
         """
         _check_amount(nbytes)
         with self._changed:
@@ -145,15 +147,21 @@ class MemoryBudget:
             self._limit = max(1, min(limit, self._capacity))
             self._changed.notify_all()
 
-    def _fits(self, nbytes: int) -> bool:
-        # With nothing in transit the next item goes ahead alone, or the stream could never advance.
-        return self._held == 0 or self._used + nbytes + sum(self._aside.values()) <= self._limit
+    def _is_next(self, ticket: tuple[object, object]) -> bool:
+        """First come, first served; but a stream with nothing in flight does not queue behind the others."""
+        if self._held[ticket[1]]:
+            return self._queue[0] is ticket
+        return next(one for one in self._queue if one[1] is ticket[1]) is ticket
 
-    def _admit(self, nbytes: int, owner: str) -> Reservation:
-        self._held += 1
+    def _fits(self, nbytes: int, by: object) -> bool:
+        # With nothing in transit the next item goes ahead alone, or the stream could never advance.
+        return self._held[by] == 0 or self._used + nbytes + max(self._aside.values(), default=0) <= self._limit
+
+    def _admit(self, nbytes: int, owner: str, by: object) -> Reservation:
+        self._held[by] += 1
         self._reserved[owner] = self._reserved.get(owner, 0) + nbytes
         self._charge(nbytes)
-        return Reservation(self, owner, nbytes)
+        return Reservation(self, owner, nbytes, by)
 
     def _charge(self, delta: int) -> None:
         self._used += delta
@@ -174,7 +182,9 @@ class MemoryBudget:
                 del self._reserved[reservation.owner]
             if release:
                 reservation._closed = True
-                self._held -= 1
+                self._held[reservation._by] -= 1
+                if not self._held[reservation._by]:
+                    del self._held[reservation._by]
                 self._changed.notify_all()
             self._charge(delta)
 
@@ -200,10 +210,11 @@ class MemoryBudget:
 class Reservation:
     """Bytes charged to an owner until released; a context manager."""
 
-    __slots__ = ("_budget", "_closed", "nbytes", "owner")
+    __slots__ = ("_budget", "_by", "_closed", "nbytes", "owner")
 
-    def __init__(self, budget: MemoryBudget, owner: str, nbytes: int) -> None:
-        self._budget, self.owner, self.nbytes, self._closed = budget, owner, nbytes, False
+    def __init__(self, budget: MemoryBudget, owner: str, nbytes: int, by: object) -> None:
+        self._budget, self._by, self._closed = budget, by, False
+        self.owner, self.nbytes = owner, nbytes
 
     def resize(self, nbytes: int) -> None:
         """Follow the real size. Growing never waits: the bytes exist already, and refusing them helps nobody."""

@@ -21,9 +21,9 @@ _DECAY, _HEADROOM = 0.99, 0.1
 class ResidentWatch:
     """Keeps the resident memory of a run inside its budget, by two means.
 
-    Setting aside what the process occupies beyond what is charged: pages that allocators keep, temporaries. It begins at half of the budget (more, if that is not much) and then follows what is measured, so a run fills its
-    budget within seconds, not at once. Other parts of the program may grow too, so it never takes more than seven
-    eighths of the budget.
+    It sets aside what the process occupies beyond what is charged: pages that allocators keep, temporaries. That begins
+    at half of the budget (more, if that is not much) and follows what is measured, so a run fills its budget within
+    seconds, not at once. Other parts of the program may grow too, so it never takes more than seven eighths.
 
     And `give_back`, called by each thread after a batch: once the process has grown nearly as much as the budget since
     the run began, the thread returns its free pages to the system. That costs page faults later, so it is not done

@@ -12,7 +12,17 @@ from penstock.errors import SchemaError
 from penstock.pipeline.metrics import StageMetrics
 from penstock.pipeline.stages import Origin, Stateful, Transform
 
-__all__ = ["Chain", "Counting", "Failure", "Inferring", "Ran", "StepError", "describe_difference", "stage_name"]
+__all__ = [
+    "BrokenStageError",
+    "Chain",
+    "Counting",
+    "Failure",
+    "Inferring",
+    "Ran",
+    "StepError",
+    "describe_difference",
+    "stage_name",
+]
 
 Counts = tuple[dict[str, int], dict[str, int]]
 """Rows left out, and rows changed but kept, each by reason."""
@@ -81,6 +91,11 @@ class Ran:
                     total[reason] = total.get(reason, 0) + rows
 
 
+class BrokenStageError(SchemaError):
+    """A stage broke its own promise: no batch, or other columns than before. Never the fault of one row, so never
+    skipped."""
+
+
 class Chain:
     """Transforms applied one after the other. Calling it is thread-safe when none of them is stateful."""
 
@@ -88,6 +103,7 @@ class Chain:
         self.transforms = list(transforms)
         self.metrics = list(metrics)
         self._schemas: list[pa.Schema | None] = [None] * len(self.transforms)
+        self._emptied: tuple[int, pa.Schema] | None = None
         self._counting = [(i, t) for i, t in enumerate(self.transforms) if isinstance(t, Counting)]
 
     def run(self, batch: pa.RecordBatch, nbytes: int, origin: Origin | None = None) -> Ran:
@@ -111,6 +127,8 @@ class Chain:
             metrics.done(since, rows=(rows, made.num_rows), nbytes=(nbytes, out))
             ran.widest = max(ran.widest, nbytes + out)
             batch, nbytes = made, out
+            if not made.num_rows:
+                self._emptied = (i, made.schema)
         ran.batch, ran.nbytes = batch, nbytes
         for i, counting in self._counting:
             counts = counting.end_attempt()
@@ -130,12 +148,12 @@ class Chain:
         todo = [(0, batch.num_rows)]
         while todo and not (failures and first_only):
             start, stop = todo.pop()
-            before = self._states()
+            before = self.states()
             part = batch.slice(start, stop - start)
             try:
                 ran = self.run(part, part.nbytes)
             except StepError as step:
-                self._restore(before)
+                self.restore(before)
                 if stop - start == 1:
                     failures.append(Failure(start, stage_name(self.transforms[step.index]), step.error))
                 else:
@@ -157,9 +175,24 @@ class Chain:
         """What comes out at the end, as far as it has been seen."""
         return self._schemas[-1] if self._schemas else None
 
+    def schema_without_rows(self, given: pa.Schema | None) -> pa.Schema | None:
+        """What would come out, found by sending a batch without rows on from where the last rows were left out."""
+        if self.output_schema is not None:
+            return self.output_schema
+        start, schema = (self._emptied[0] + 1, self._emptied[1]) if self._emptied is not None else (0, given)
+        if schema is None:
+            return None
+        batch = pa.RecordBatch.from_pylist([], schema=schema)
+        for transform in self.transforms[start:]:
+            try:
+                batch = transform.transform(batch)
+            except Exception:  # noqa: BLE001 - it was not made for no rows: then the columns are not known
+                return None
+        return batch.schema if isinstance(batch, pa.RecordBatch) else None
+
     def _checked(self, index: int, batch: Any) -> pa.RecordBatch:
         if not isinstance(batch, pa.RecordBatch):
-            raise SchemaError(
+            raise BrokenStageError(
                 f"{stage_name(self.transforms[index])} returned {type(batch).__name__}, expected a pyarrow.RecordBatch"
             )
         expected = self._schemas[index]
@@ -167,16 +200,17 @@ class Chain:
             if batch.num_rows:
                 self._schemas[index] = batch.schema
         elif batch.num_rows and not batch.schema.equals(expected):
-            raise SchemaError(
+            raise BrokenStageError(
                 f"{stage_name(self.transforms[index])} returned another schema than before: "
                 f"{describe_difference(expected, batch.schema)}"
             )
         return batch
 
-    def _states(self) -> list[Any]:
+    def states(self) -> list[Any]:
+        """The state of each transform that has one, to go back to with `restore`."""
         return [t.state_dict() if isinstance(t, Stateful) else None for t in self.transforms]
 
-    def _restore(self, states: list[Any]) -> None:
+    def restore(self, states: list[Any]) -> None:
         for transform, state in zip(self.transforms, states):
             if state is not None and isinstance(transform, Stateful):
                 transform.load_state_dict(state)

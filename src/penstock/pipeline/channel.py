@@ -95,8 +95,6 @@ class Buffers:
         self._cancelled = False
         self.active = workers
         """How many workers may take work; the others park."""
-        self.put = 0
-        """How many parcels have been read."""
         self.stolen = 0
         self.waiting_consumer = False
 
@@ -111,7 +109,6 @@ class Buffers:
             else:
                 self._read.append(parcel)
                 self._bytes["read"] += parcel.nbytes
-                self.put += 1
                 self._wake_worker()
             return waited
 

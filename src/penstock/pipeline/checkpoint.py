@@ -38,6 +38,21 @@ class Checkpoint:
         self._every = every_seconds
         self._saved_at = time.monotonic()
         self.saved = load_checkpoint(directory)
+        self._check_target(stage_name(sink), getattr(sink, "path", None))
+
+    def _check_target(self, name: str, path: Path | None) -> None:
+        if self.saved is None:
+            return
+        if self.saved["target"] != name:
+            raise ResumeError(
+                f"the checkpoint in {self._directory} belongs to a run into {self.saved['target']}, this one goes into "
+                f"{name}; use another checkpoint directory"
+            )
+        if self.saved["report"] and path is not None and not Path(path).exists():
+            raise ResumeError(
+                f"the run kept in {self._directory} is complete, but its output {path} is gone; "
+                "delete the checkpoint to make it again"
+            )
 
     @property
     def state(self) -> State | None:
@@ -71,6 +86,7 @@ class Checkpoint:
         """Make everything delivered so far durable."""
         token = self._sink.checkpoint() if report is None else self.saved["sink"] if self.saved else {}
         self.saved = {
+            "target": stage_name(self._sink),
             "state": state,
             "sink": token | {"finishing": finishing},
             "bad_rows": delivery.bad_rows.sync(),

@@ -44,7 +44,7 @@ class Delivery:
         self._buffers, self._check = buffers, check
         self.position, self.bad_rows = start, bad_rows
         self._skip = start.skip_rows
-        self.rows_read = self.rows_out = self.released = 0
+        self.rows_read = self.rows_out = 0
         self.dropped: Counter[str] = Counter()
         self.changed: Counter[str] = Counter()
         self.latency = StageMetrics("end to end", "latency")
@@ -66,6 +66,9 @@ class Delivery:
             waiting = deque(taken)
             try:
                 while waiting:
+                    if self._buffers.cancelled:
+                        self._check()
+                        raise StoppedError("the pipeline was stopped before the end of its input")
                     yield self._due(waiting[0])
                     waiting.popleft()
             finally:
@@ -82,7 +85,6 @@ class Delivery:
             return
         self.position = Position(parcel.source_state, parcel.transform_states or {}, self._skip)
         self.latency.add(time.monotonic() - parcel.read_at, rows, rows, 0, 0)
-        self.released += 1
         parcel.reservation.release()
 
     def batches(self, rows: int | Literal["auto"]) -> Iterator[pa.RecordBatch]:

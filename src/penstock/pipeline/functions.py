@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from penstock._columns import to_column
 from penstock.errors import ConfigError, SchemaError
+from penstock.pipeline.chain import BrokenStageError
 from penstock.pipeline.stages import Transform
 
 __all__ = [
@@ -30,10 +31,11 @@ __all__ = [
 
 Row = dict[str, Any]
 Kind = Literal["row", "batch", "expression"]
+_LEARN_ROWS = 256
 
 
 class RowSchema:
-    """The columns that a row function returns, learned from its first rows unless they are given.
+    """The columns that a row function returns, learned from its first rows (up to 256) unless they are given.
 
     A column that was in the input keeps its type if the new values fit it. Afterwards every batch must agree.
     """
@@ -52,28 +54,32 @@ class RowSchema:
         if self.known is None:
             if not rows:
                 return source.slice(0, 0)
-            names = list(dict.fromkeys(name for row in rows for name in row))
-            columns = [self._first([row.get(name) for row in rows], name, source, handed_out) for name in names]
-            self.known = pa.schema([(name, column.type) for name, column in zip(names, columns)])
-        else:
-            _check_keys(rows, self.known.names)
-            columns = [
-                self._column([row.get(field.name) for row in rows], field, source, handed_out) for field in self.known
-            ]
+            self.known = self._learned(rows[:_LEARN_ROWS], source)
+        _check_keys(rows, self.known.names, self._refusal)
+        columns = [
+            self._column([row.get(field.name) for row in rows], field, source, handed_out) for field in self.known
+        ]
         return pa.RecordBatch.from_arrays(columns, schema=self.known)
 
-    def _first(
-        self, values: list[Any], name: str, source: pa.RecordBatch, handed_out: Mapping[str, list[Any]]
-    ) -> pa.Array:
-        if name in source.schema.names:
-            before = source.column(name)
-            if _untouched(values, handed_out.get(name)):
-                return before
+    def _learned(self, rows: Sequence[Mapping[str, Any]], source: pa.RecordBatch) -> pa.Schema:
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        return pa.schema([(name, self._type([row.get(name) for row in rows], name, source)) for name in names])
+
+    def _type(self, values: list[Any], name: str, source: pa.RecordBatch) -> pa.DataType:
+        index = source.schema.get_field_index(name)
+        if index >= 0:
+            before = source.schema.field(index).type
             try:
-                return to_column(values, pa.field(name, before.type))
+                to_column(values, pa.field(name, before))
+                return before
             except SchemaError:
                 pass  # the function gave the column another type: take that one
-        return pa.array(values)
+        return pa.array(values).type
+
+    @property
+    def _refusal(self) -> type[SchemaError]:
+        """With a given schema a row that does not fit is a bad row; what was only learned cannot blame the row."""
+        return SchemaError if self._given is not None else BrokenStageError
 
     def _column(
         self, values: list[Any], field: pa.Field, source: pa.RecordBatch, handed_out: Mapping[str, list[Any]]
@@ -85,7 +91,7 @@ class RowSchema:
         try:
             return to_column(values, field)
         except SchemaError as error:
-            raise SchemaError(
+            raise self._refusal(
                 f"column {field.name!r} does not fit {field.type}, the type of the first rows: {error}; "
                 "pass schema= to say which type is meant"
             ) from error
@@ -228,12 +234,12 @@ def function_name(function: Any) -> str:
     return getattr(function, "__qualname__", type(function).__name__).removeprefix("<locals>.").split("<locals>.")[-1]
 
 
-def _check_keys(rows: Sequence[Mapping[str, Any]], names: list[str]) -> None:
+def _check_keys(rows: Sequence[Mapping[str, Any]], names: list[str], refusal: type[SchemaError]) -> None:
     wanted = set(names)
     for row in rows:
         if not row.keys() <= wanted:
             extra = next(key for key in row if key not in wanted)
-            raise SchemaError(
+            raise refusal(
                 f"a row has the new column {extra!r}; the first rows had {names}; "
                 "pass schema= with every column the function may return"
             )

@@ -24,7 +24,7 @@ from penstock.pipeline.functions import as_transform
 from penstock.pipeline.metrics import Report
 from penstock.pipeline.quarantine import BadRows
 from penstock.pipeline.runner import Runner
-from penstock.pipeline.stages import Fitting, Sink, Source, State, Stateful, Transform
+from penstock.pipeline.stages import Finishing, Fitting, Sink, Source, State, Stateful, Transform
 from penstock.pipeline.state import STATE_VERSION, check_state, fingerprint, schema_from_text, schema_to_text
 
 __all__ = ["Pipeline"]
@@ -52,16 +52,19 @@ class Pipeline:
     def __init__(
         self,
         source: Source,
-        transforms: Sequence[Transform | Callable[..., Any]] = (),
+        transforms: Sequence[Transform | Callable[..., Any]] | Transform | Callable[..., Any] = (),
         sink: Sink | None = None,
         config: PipelineConfig | None = None,
         budget: MemoryBudget | int | str | None = None,
     ) -> None:
         self.source: Source = _checked(source, "source", "next_batch")
-        self.transforms: list[Transform] = [as_transform(t) for t in transforms]
+        steps: Sequence[Any] = transforms if isinstance(transforms, Sequence) else [transforms]
+        self.transforms: list[Transform] = [as_transform(step) for step in steps]
         self.sink: Sink | None = _checked(sink, "sink", "consume", "flush") if sink is not None else None
         self.config = config if config is not None else PipelineConfig()
         self.budget = budget if isinstance(budget, MemoryBudget) else MemoryBudget(budget or suggest_limit())
+        if self.config.on_error != "raise":
+            _check_restorable(self.transforms)
         self._runner: Runner | None = None
         self._drain: Drain | None = None
         self._finished: Report | None = None
@@ -97,8 +100,12 @@ class Pipeline:
                 self._finished = keeper.report
                 return self
         runner = self._begin(keeper.state if keeper is not None else None)
-        if keeper is not None:
-            keeper.restore(runner.delivery)
+        try:
+            if keeper is not None:
+                keeper.restore(runner.delivery)
+        except BaseException:
+            runner.close()
+            raise
         resumed = keeper is not None and keeper.state is not None
         self._drain = Drain(
             runner,
@@ -124,11 +131,13 @@ class Pipeline:
             if progress is not None:
                 progress(runner.snapshot())
             if runner.failure is not None and not drain.done.wait(_GRACE):
+                runner.close()
                 raise runner.failure  # the sink itself hangs: its thread cannot tell us
             if deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError(f"still running after {timeout:g} s: {self}")
         if progress is not None:
             progress(runner.snapshot())
+        runner.close()
         if drain.error is not None:
             raise drain.error
         assert drain.report is not None
@@ -175,7 +184,8 @@ class Pipeline:
         if self._start_from is not None:
             return self._start_from
         if self._runner is not None:
-            return self._wrap(self._runner.delivery.position)
+            delivery = self._runner.delivery
+            return self._wrap(delivery.position, delivery.bad_rows.sync())
         return self._wrap(Position(self.source.state_dict(), self._transform_states()))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -208,21 +218,23 @@ class Pipeline:
             if isinstance(stage, Fitting):
                 stage.fit_budget(self.budget.capacity)
         sink_name = stage_name(self.sink) if self.sink is not None else "the consumer"
+        bad_rows = BadRows(self.config, self._quarantine_path())
+        if state is None and self._start_from is not None and self._start_from["bad_rows"] is not None:
+            bad_rows.restore(self._start_from["bad_rows"])
         context = Context(self.source, self.transforms, self.config, self.budget, sink_name)
-        self._runner = Runner(context, position, BadRows(self.config, self._quarantine_path()))
+        self._runner = Runner(context, position, bad_rows)
         self._drain = self._finished = self._start_from = None
         self._used = True
         return self._runner
 
     def _prepare(self, state: Mapping[str, Any] | None) -> Position:
         """Put every stage where the state says, or back to the beginning."""
-        if self._used or state is not None:
-            for stage in (self.source, *self.transforms):
-                reset = getattr(stage, "reset", None)
-                if callable(reset):
-                    reset()
-                elif stage is self.source and self._used and state is None:
-                    raise ConfigError(f"{stage_name(stage)} has no reset(), so this pipeline runs only once")
+        for stage in (self.source, *self.transforms, self.sink if self._used else None):
+            reset = getattr(stage, "reset", None)
+            if callable(reset):
+                reset()
+            elif stage is self.source and self._used and state is None:
+                raise ConfigError(f"{stage_name(stage)} has no reset(), so this pipeline runs only once")
         if state is None:
             return Position(
                 self.source.state_dict() if isinstance(self.source, Stateful) else None, self._transform_states()
@@ -241,7 +253,7 @@ class Pipeline:
     def _mark(self) -> str:
         return fingerprint(self.source, self.transforms)
 
-    def _wrap(self, position: Position) -> State:
+    def _wrap(self, position: Position, bad_rows: State | None = None) -> State:
         schemas = {
             str(i): schema_to_text(t.output_schema)
             for i, t in enumerate(self.transforms)
@@ -255,6 +267,7 @@ class Pipeline:
             "transforms": position.transforms,
             "schemas": schemas,
             "skip_rows": position.skip_rows,
+            "bad_rows": bad_rows,
         }
 
     def _quarantine_path(self) -> Path | None:
@@ -288,5 +301,18 @@ class Pipeline:
 def _checked(stage: Any, role: str, *methods: str) -> Any:
     missing = [name for name in methods if not callable(getattr(stage, name, None))]
     if missing:
-        raise ConfigError(f"{stage!r} cannot be a {role}: it has no method {' or '.join(missing)}")
+        hint = f"; for a path use penstock.{role}s.open_{role}(...)" if isinstance(stage, (str, Path)) else ""
+        if role == "source" and isinstance(stage, (list, dict, pa.Table, pa.RecordBatch)):
+            hint = "; for data in memory use penstock.sources.MemorySource(...)"
+        raise ConfigError(f"{stage!r:.100} cannot be a {role}: it has no method {' or '.join(missing)}{hint}")
     return stage
+
+
+def _check_restorable(transforms: Sequence[Transform]) -> None:
+    """Finding bad rows runs a batch again, so what holds rows back must be able to go back."""
+    for transform in transforms:
+        if isinstance(transform, Finishing) and not isinstance(transform, Stateful):
+            raise ConfigError(
+                f"{stage_name(transform)} holds rows back (it has finish) but has no state_dict, so it cannot go back "
+                "when a row fails: give it one, or use on_error='raise'"
+            )

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import orjson
 import pyarrow as pa
 
-from penstock.pipeline.chain import Chain, StepError, stage_name
+from penstock.pipeline.chain import BrokenStageError, Chain, StepError, stage_name
 from penstock.pipeline.metrics import StageMetrics
 from penstock.pipeline.processes import BATCH, ERROR, RESULT, SETUP, read_frame, write_frame
 
@@ -35,8 +35,13 @@ def serve(inward: BinaryIO, outward: BinaryIO) -> None:
             # Written by the parent process over a private pipe: its own functions, never data.
             import cloudpickle
 
-            transforms = cloudpickle.loads(payload)
+            try:
+                transforms = cloudpickle.loads(payload)
+            except Exception as error:
+                write_frame(outward, ERROR, f"{type(error).__name__}: {error}".encode())
+                raise
             chain = Chain(transforms, [_Recorder(stage_name(t), "transform") for t in transforms])
+            write_frame(outward, RESULT, b"ready")
         elif kind == BATCH:
             kind, answer = _answer(chain, payload)
             write_frame(outward, kind, answer)
@@ -56,6 +61,8 @@ def _answer(chain: Chain, payload: bytes) -> tuple[int, pa.Buffer]:
     except StepError as step:
         notes |= {
             "index": step.index,
+            "kind": type(step.error).__name__,
+            "broken": isinstance(step.error, BrokenStageError),
             "message": f"{type(step.error).__name__}: {step.error}",
             "traceback": "".join(traceback.format_exception(step.error)),
         }

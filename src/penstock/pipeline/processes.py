@@ -21,8 +21,7 @@ import orjson
 import pyarrow as pa
 
 from penstock.errors import ConfigError, PenstockError
-from penstock.pipeline.chain import Chain, Counting, Ran, StepError, stage_name
-from penstock.pipeline.metrics import StageMetrics
+from penstock.pipeline.chain import BrokenStageError, Chain, Counting, Ran, StepError, stage_name
 from penstock.pipeline.stages import Origin, Transform
 
 __all__ = ["ProcessChain", "RemoteError", "read_frame", "write_frame"]
@@ -33,7 +32,11 @@ _MAX_DEATHS = 3
 
 
 class RemoteError(PenstockError):
-    """An exception raised in a worker process, with its traceback as text."""
+    """An exception raised in a worker process, with its traceback as text; `kind` is the name of its class."""
+
+    def __init__(self, message: str, kind: str = "RemoteError") -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class ProcessChain(Chain):
@@ -43,8 +46,9 @@ class ProcessChain(Chain):
     taken once, so nothing is lost and nothing repeated. A batch that kills three processes in a row is an error.
     """
 
-    def __init__(self, transforms: Sequence[Transform], metrics: Sequence[StageMetrics]) -> None:
-        super().__init__(transforms, metrics)
+    def __init__(self, local: Chain) -> None:
+        super().__init__(local.transforms, local.metrics)
+        self._schemas = local._schemas  # what one of them has seen, all of them expect
         self._setup = _pickled(self.transforms)
         self._child: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
@@ -65,7 +69,9 @@ class ProcessChain(Chain):
         size = struct.unpack_from("<Q", payload)[0]
         notes = orjson.loads(payload[8 : 8 + size])
         if kind == ERROR:
-            error = RemoteError(notes["message"])
+            error = (BrokenStageError if notes["broken"] else RemoteError)(notes["message"])
+            if isinstance(error, RemoteError):
+                error.kind = notes["kind"]
             error.add_note("in a worker process:\n" + notes["traceback"])
             raise StepError(notes["index"], error) from error
         ran.counts = {int(index): (dropped, changed) for index, (dropped, changed) in notes["counts"].items()}
@@ -95,10 +101,7 @@ class ProcessChain(Chain):
         if child is not None:
             child.kill()
             child.wait()
-            for pipe in (child.stdin, child.stdout):
-                if pipe:
-                    with contextlib.suppress(OSError):
-                        pipe.close()
+            self._close_pipes(child)
 
     def _ask(self, message: pa.Buffer) -> tuple[int, bytes]:
         for _ in range(_MAX_DEATHS):
@@ -126,22 +129,44 @@ class ProcessChain(Chain):
         with self._lock:
             if self._closed:
                 raise RemoteError("the worker process was stopped")
+            for _ in range(_MAX_DEATHS):
+                if self._child is None:
+                    self._child = self._greeted()
             if self._child is None:
-                self._child = subprocess.Popen(
-                    [sys.executable, "-m", "penstock.pipeline.process_worker"],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    env=os.environ | {"PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)},
-                )
-                for pipe in (self._child.stdin, self._child.stdout):
-                    _widen(cast(BinaryIO, pipe))
-                write_frame(cast(BinaryIO, self._child.stdin), SETUP, self._setup)
+                raise BrokenStageError(f"{_MAX_DEATHS} worker processes ended before they had taken over the functions")
             return self._child
+
+    def _greeted(self) -> subprocess.Popen[bytes] | None:
+        """A new process that has the functions; None if it was killed before. A refusal is not about any row."""
+        child = subprocess.Popen(
+            [sys.executable, "-m", "penstock.pipeline.process_worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)},
+        )
+        answer = None
+        with contextlib.suppress(OSError):
+            for pipe in (child.stdin, child.stdout):
+                _widen(cast(BinaryIO, pipe))
+            write_frame(cast(BinaryIO, child.stdin), SETUP, self._setup)
+            answer = read_frame(cast(BinaryIO, child.stdout))
+        if answer is not None and answer[0] == RESULT:
+            return child
+        child.kill()
+        child.wait()
+        self._close_pipes(child)
+        if answer is not None:
+            raise BrokenStageError(f"a worker process could not take over the functions: {answer[1].decode()}")
+        return None
 
     def _forget(self, child: subprocess.Popen[bytes]) -> None:
         with self._lock:
             if self._child is child:
                 self._child = None
+        self._close_pipes(child)
+
+    @staticmethod
+    def _close_pipes(child: subprocess.Popen[bytes]) -> None:
         for pipe in (child.stdin, child.stdout):
             if pipe:
                 with contextlib.suppress(OSError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable
 
@@ -23,10 +24,8 @@ class Reader:
     shrinks. So a batch that was admitted never waits for memory again, and order cannot turn into a deadlock.
     """
 
-    def __init__(self, context: Context, buffers: Buffers, idle: Callable[[], bool]) -> None:
+    def __init__(self, context: Context, buffers: Buffers) -> None:
         self._context, self._buffers = context, buffers
-        self._idle = idle
-        """Whether nothing of ours is in flight: then memory we wait for is held by somebody else."""
 
     def read(self, closing: Callable[[], Iterable[Parcel]]) -> None:
         """Until the input ends, the run is stopped, or the source fails; a failure travels in its turn, as a parcel."""
@@ -40,6 +39,9 @@ class Reader:
                 parcel = self._next_parcel(number, reservation)
             except Exception as error:  # noqa: BLE001 - whatever the source raises goes to the caller, in its turn
                 parcel = self._unreadable(number, reservation, error)
+            except BaseException:
+                reservation.release()
+                raise
             if parcel is None or parcel.payload is None:
                 context.reading.leave(since)
             else:
@@ -57,17 +59,14 @@ class Reader:
         self._buffers.end(number, closing)
 
     def _reserve(self, nbytes: int) -> Reservation | None:
+        """Wait for room. It comes when parcels of ours are delivered (with none in flight the budget admits the next
+        one at once), and those who work on them have deadlines of their own."""
         context, since = self._context, time.monotonic()
         try:
             while not context.stop.is_set():
-                try:
-                    return context.budget.reserve(nbytes, "pipeline", timeout=0.1)
-                except StalledError as full:
-                    context.resident.give_back()
-                    waited, allowed = time.monotonic() - since, context.config.stall_seconds
-                    # Our own parcels will be released by whoever works on them; a stranger's bytes may never be.
-                    if allowed is not None and waited > allowed and self._idle():
-                        raise StalledError(f"{context.reading.name} waited {waited:.0f} s for memory: {full}") from None
+                with contextlib.suppress(StalledError):
+                    return context.budget.reserve(nbytes, "pipeline", timeout=0.1, by=context)
+                context.resident.give_back()
             return None
         finally:
             context.reading.waited(for_room=time.monotonic() - since)
@@ -104,7 +103,7 @@ class Reader:
         skip = getattr(context.source, "skip_file", None)
         if context.config.on_error == "raise" or not isinstance(error, DataError) or not callable(skip):
             return parcel
-        skip()
+        skipped = skip()
         parcel.error, parcel.source_state = None, context.source_state()
         parcel.rejected = (
             Rejected(
@@ -112,7 +111,7 @@ class Reader:
                 row=error.row,
                 offset=error.offset,
                 stage=context.reading.name,
-                kind="the rest of the file is unreadable",
+                kind=skipped or "the rest of the file is unreadable",
                 reason=error.reason,
             ),
         )

@@ -31,7 +31,7 @@ class Runner:
         self.workers = Workers(context)
         self.delivery = Delivery(context, self.workers.buffers, start, bad_rows, self.check)
         self._control = Control(context, self.workers)
-        self._reader = Reader(context, self.workers.buffers, self._nothing_in_flight)
+        self._reader = Reader(context, self.workers.buffers)
         self.failure: BaseException | None = None
         self._failing = threading.Lock()
         self._started = time.monotonic()
@@ -113,9 +113,6 @@ class Runner:
             "stages": [stage.snapshot(seconds) for stage in context.stages],
             "bottleneck": context.bottleneck(seconds),
         }
-
-    def _nothing_in_flight(self) -> bool:
-        return self.workers.buffers.put == self.delivery.released
 
     def _thread(self, name: str, work: Callable[..., None], *args: object) -> threading.Thread:
         return threading.Thread(target=self._guard, args=(work, *args), name=f"penstock-{name}", daemon=True)

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from penstock.errors import DataError, StageError
-from penstock.pipeline.chain import Chain, Failure, Inferring, Ran, StepError, stage_name
+from penstock.pipeline.chain import BrokenStageError, Chain, Failure, Inferring, Ran, StepError, stage_name
 from penstock.pipeline.channel import Buffers, Parcel
 from penstock.pipeline.context import Context
-from penstock.pipeline.processes import ProcessChain
+from penstock.pipeline.metrics import StageMetrics
+from penstock.pipeline.processes import ProcessChain, RemoteError
 from penstock.pipeline.stages import Block, Decoded, Finishing, Rejected, State, Stateful
 
 __all__ = ["Workers"]
@@ -53,6 +54,9 @@ class Workers:
                     self._process(parcel, self._chain_of(index))
                 except Exception as error:  # noqa: BLE001 - it surfaces in the caller, in its turn
                     parcel.error = error
+                except BaseException:
+                    parcel.reservation.release()
+                    raise
             parcel.payload = None
             if parcel.batch is not None:
                 parcel.reservation.resize(parcel.size)
@@ -64,23 +68,27 @@ class Workers:
         for i, transform in enumerate(self._serial.transforms):
             if not isinstance(transform, Finishing):
                 continue
-            reservation = self._context.budget.reserve(0, "pipeline")
+            reservation = self._context.budget.charge(0, "pipeline", by=self._context)
             parcel = Parcel(-1, None, None, self._context.source_state(), reservation, time.monotonic())
-            stage: object = transform
             try:
-                rest = transform.finish()
+                rest = self._finished(transform, self._serial.metrics[i])
                 if rest is not None and rest.num_rows:
                     later = Chain(self._serial.transforms[i + 1 :], self._serial.metrics[i + 1 :])
-                    _fill(parcel, later.run(rest, rest.nbytes))
+                    _fill(parcel, self._run(parcel, later, Decoded(rest), rest.nbytes))
                     reservation.resize(parcel.size)
                 parcel.transform_states = self._serial_states()
             except Exception as error:  # noqa: BLE001 - it surfaces in the caller, in its turn
-                cause: Exception = error
-                if isinstance(error, StepError):
-                    stage, cause = self._serial.transforms[i + 1 + error.index], error.error
-                parcel.error = StageError(f"{type(cause).__name__}: {cause}", stage=stage_name(stage))
-                parcel.error.__cause__ = cause
+                parcel.error = error
             yield parcel
+
+    def _finished(self, transform: Finishing, metrics: StageMetrics) -> pa.RecordBatch | None:
+        since = metrics.begin()
+        try:
+            return transform.finish()
+        except Exception as error:
+            raise StageError(f"{type(error).__name__}: {error}", stage=stage_name(transform)) from error
+        finally:
+            metrics.leave(since)
 
     def set_active(self) -> None:
         """One worker until every schema is known: what a function returns for the *first* rows decides, not a race."""
@@ -95,10 +103,13 @@ class Workers:
             if chain is not None:
                 chain.close()
 
-    @property
-    def output_schema(self) -> pa.Schema | None:
-        """What comes out at the end, as far as it has been seen."""
-        return self._serial.output_schema or self._parallel.output_schema
+    def schema_without_rows(self) -> pa.Schema | None:
+        """What would have come out, if there had been rows; None if that cannot be known."""
+        schema: pa.Schema | None = getattr(self._context.source, "schema", None)
+        for chain in (self._parallel, self._serial):
+            if chain.transforms:
+                schema = chain.schema_without_rows(schema)
+        return schema if isinstance(schema, pa.Schema) else None
 
     def _learning(self) -> bool:
         return any(isinstance(t, Inferring) and t.learning for t in self._parallel.transforms)
@@ -108,7 +119,7 @@ class Workers:
             return self._parallel
         chain = self._processes[index]
         if chain is None:
-            chain = self._processes[index] = ProcessChain(self._parallel.transforms, self._parallel.metrics)
+            chain = self._processes[index] = ProcessChain(self._parallel)
             if self._context.stop.is_set():
                 chain.close()
         return chain
@@ -117,10 +128,7 @@ class Workers:
         raw = parcel.size
         decoded = self._decode(parcel)
         size = parcel.size  # of the decoded batch
-        try:
-            ran = chain.run(decoded.batch, size, parcel.origin)
-        except StepError:
-            ran = self._isolated(parcel, chain, decoded)
+        ran = self._run(parcel, chain, decoded, size)
         _fill(parcel, ran)
         self._context.tuner.saw_need(raw, max(raw + size, ran.widest))
         if not self.settled and not self._learning():
@@ -150,30 +158,32 @@ class Workers:
         if not self._serial.transforms or parcel.error is not None:
             return parcel
         try:
-            batch = parcel.batch
-            if batch is not None:
-                try:
-                    ran = self._serial.run(batch, parcel.size, parcel.origin)
-                except StepError:
-                    ran = self._isolated(parcel, self._serial, Decoded(batch))
-                _fill(parcel, ran)
+            if parcel.batch is not None:
+                _fill(parcel, self._run(parcel, self._serial, Decoded(parcel.batch), parcel.size))
                 parcel.reservation.resize(parcel.size)
             parcel.transform_states = self._serial_states()
         except Exception as error:  # noqa: BLE001 - it surfaces in the caller, in its turn
             parcel.error = error
         return parcel
 
-    def _isolated(self, parcel: Parcel, chain: Chain, decoded: Decoded) -> Ran:
-        """The good rows of a batch that failed; the bad ones stop the run, or go into the parcel."""
-        raising = self._context.config.on_error == "raise"
+    def _run(self, parcel: Parcel, chain: Chain, decoded: Decoded, size: int) -> Ran:
+        """The batch through a chain; if a row fails, its good rows. Bad ones stop the run, or go into the parcel."""
+        before = chain.states()
+        try:
+            return chain.run(decoded.batch, size, parcel.origin)
+        except StepError as step:
+            chain.restore(before)
+            raising = self._context.config.on_error == "raise" or isinstance(step.error, BrokenStageError)
         ran = chain.isolate(decoded.batch, first_only=raising)
-        rejected = tuple(self._rejected(parcel, decoded, failure) for failure in ran.failures)
-        if rejected and raising:
-            bad = rejected[0]
+        broken = next((f for f in ran.failures if isinstance(f.error, BrokenStageError)), None)
+        blamed = broken or (ran.failures[0] if raising and ran.failures else None)
+        if blamed is not None:
+            bad = self._rejected(parcel, decoded, blamed)
             raise StageError(
                 bad.reason, stage=bad.stage, file=bad.file or "the input", row=bad.row, offset=bad.offset
-            ) from ran.failures[0].error
-        parcel.rejected += rejected  # none, if it did not happen again row by row: then nothing is lost
+            ) from blamed.error
+        # None, if it did not happen again row by row: then nothing is lost.
+        parcel.rejected += tuple(self._rejected(parcel, decoded, failure) for failure in ran.failures)
         return ran
 
     def _rejected(self, parcel: Parcel, decoded: Decoded, failure: Failure) -> Rejected:
@@ -181,15 +191,15 @@ class Workers:
         if isinstance(parcel.payload, Block) and self._context.blocks is not None:
             row = decoded.rows[failure.row] if decoded.rows is not None else failure.row
             offset = self._context.blocks.offset_of(parcel.payload, row)
-        elif decoded.batch.num_rows == parcel.rows_in:
-            row = failure.row  # behind a stage that left rows out, which row it was is not known any more
+        elif parcel.payload is not None or (self._split == 0 and decoded.batch.num_rows == parcel.rows_in):
+            row = failure.row  # behind stages that may have left rows out, which row it was is not known any more
         return Rejected(
             file=origin.file if origin else None,
             row=row + origin.row if origin and row is not None else row,
             offset=offset,
             stage=failure.stage,
-            kind=type(failure.error).__name__,
-            reason=f"{type(failure.error).__name__}: {failure.error}",
+            kind=failure.error.kind if isinstance(failure.error, RemoteError) else type(failure.error).__name__,
+            reason=str(failure.error) if isinstance(failure.error, RemoteError) else _told(failure.error),
             data=decoded.batch.slice(failure.row, 1).to_pylist()[0],
         )
 
@@ -199,6 +209,10 @@ class Workers:
             for i, t in enumerate(self._serial.transforms)
             if isinstance(t, Stateful)
         }
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _fill(parcel: Parcel, ran: Ran) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from penstock.errors import StalledError
+from penstock.errors import StalledError, StoppedError
 from penstock.pipeline.stages import Sink
 
 __all__ = ["IteratorSink", "MemorySink"]
@@ -59,7 +59,7 @@ class IteratorSink(Sink):
         self._timeout = timeout
         self._batches: deque[pa.RecordBatch] = deque()
         self._changed = threading.Condition()
-        self._ended = False
+        self._ended = self._broken = False
 
     def wait_for_room(self, timeout: float) -> bool:
         """Whether there is room now, waiting for it if needed."""
@@ -75,7 +75,8 @@ class IteratorSink(Sink):
         self._end()
 
     def abort(self) -> None:
-        """The pipeline failed or was stopped: iterating ends after what is here."""
+        """The pipeline failed or was stopped: iterating raises after what is here."""
+        self._broken = True
         self._end()
 
     def memory_usage(self) -> int:
@@ -85,7 +86,7 @@ class IteratorSink(Sink):
     def reset(self) -> None:
         with self._changed:
             self._batches.clear()
-            self._ended = False
+            self._ended = self._broken = False
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         while True:
@@ -95,6 +96,10 @@ class IteratorSink(Sink):
                     waited = time.monotonic() - since
                     raise StalledError(f"no batch came within {waited:.1f} s; is the pipeline running?")
                 if not self._batches:
+                    if self._broken:
+                        raise StoppedError(
+                            "the pipeline that feeds this sink failed or was stopped; its wait() says why"
+                        )
                     return
                 batch = self._batches.popleft()
                 self._changed.notify_all()

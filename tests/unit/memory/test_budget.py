@@ -247,9 +247,9 @@ class WatchedBudget(MemoryBudget):
 
     broken = 0
 
-    def _admit(self, nbytes: int, owner: str) -> Reservation:
-        reservation = super()._admit(nbytes, owner)
-        self.broken += self._used > self._limit and self._held > 1
+    def _admit(self, nbytes: int, owner: str, by: object) -> Reservation:
+        reservation = super()._admit(nbytes, owner, by)
+        self.broken += self._used > self._limit and self._held[by] > 1
         return reservation
 
 
@@ -370,3 +370,28 @@ def test_sizes_are_printed_for_people(nbytes: int, text: str) -> None:
 def test_a_printed_size_reads_back_within_the_rounding(nbytes: int) -> None:
     # One decimal at 1.0 is the coarsest it gets.
     assert parse_bytes(format_bytes(nbytes)) == pytest.approx(nbytes, rel=0.06)
+
+
+def test_a_stream_with_nothing_in_flight_is_admitted_beside_one_that_holds_everything() -> None:
+    budget = MemoryBudget(100)
+    with budget.reserve(100, "first", by="a"):
+        with budget.reserve(60, "second", by="b", timeout=LONG):
+            assert budget.used == 160
+            with pytest.raises(StalledError):
+                budget.reserve(1, "second", by="b", timeout=0.01)
+        assert budget.used == 100
+
+
+def test_what_is_set_aside_leaves_less_room_and_is_not_in_use() -> None:
+    budget = MemoryBudget(100)
+    budget.set_aside(60, by="one")
+    budget.set_aside(30, by="other")  # they look at the same process: the larger counts
+    with budget.charge(0):
+        assert budget.try_reserve(41) is None
+        with budget.reserve(40, timeout=LONG):
+            assert budget.used == 40
+    budget.set_aside(0, by="one")
+    budget.set_aside(0, by="other")
+    assert budget.peak == 40
+    budget.restart_peak()
+    assert budget.peak == 0

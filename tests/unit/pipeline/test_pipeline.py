@@ -371,12 +371,10 @@ def test_a_hanging_sink_and_a_hanging_source_are_named() -> None:
         released.set()
 
 
-def test_memory_held_by_a_stranger_is_a_stall_that_names_the_holder() -> None:
+def test_memory_held_by_a_stranger_slows_a_pipeline_down_but_does_not_stop_it() -> None:
     budget = MemoryBudget("1 MiB")
-    pipeline = Pipeline(Chunks(10), [], MemorySink(), PipelineConfig(stall_seconds=0.6), budget)
-    message = r"waited \d+ s for memory.*somebody else 1.0 MiB"
-    with budget.reserve(1 << 20, owner="somebody else"), pytest.raises(StalledError, match=message):
-        pipeline.run()
+    with budget.reserve(1 << 20, owner="somebody else"):
+        assert Pipeline(Chunks(100), [], MemorySink(), budget=budget).run().rows_out == 100
 
 
 def test_a_stage_that_changes_its_schema_or_returns_no_batch_is_named() -> None:

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 from penstock import ConfigError, MemoryBudget, Pipeline, PipelineConfig, StageError
+from penstock.pipeline.chain import Chain
 from penstock.pipeline.metrics import StageMetrics
 from penstock.pipeline.processes import ProcessChain
 from penstock.sinks import MemorySink
@@ -85,7 +86,7 @@ def test_a_batch_that_kills_every_worker_is_an_error_that_says_so() -> None:
         return row
 
     parent = os.getpid()
-    with pytest.raises(StageError, match=r"row 1500: RemoteError: this batch ended 3 worker processes .*exit code -9"):
+    with pytest.raises(StageError, match=r"row 1500: this batch ended 3 worker processes .*exit code -9"):
         Pipeline(MemorySource(ROWS), [Map(suicide)], MemorySink(), TWO).run()
 
 
@@ -124,7 +125,7 @@ def test_what_cannot_be_sent_is_named() -> None:
             return row
 
     with pytest.raises(ConfigError, match=r"cannot send Map\(locked\) to another process"):
-        ProcessChain([Map(locked)], [StageMetrics("x", "transform")])
+        ProcessChain(Chain([Map(locked)], [StageMetrics("x", "transform")]))
 
 
 def test_functions_may_print_without_disturbing_the_pipe() -> None:

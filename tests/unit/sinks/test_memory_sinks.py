@@ -5,7 +5,7 @@ import threading
 import pyarrow as pa
 import pytest
 
-from penstock.errors import StalledError
+from penstock.errors import StalledError, StoppedError
 from penstock.sinks import IteratorSink, MemorySink
 from penstock.testing import assert_sink_contract
 
@@ -59,11 +59,14 @@ def test_an_iterator_sink_has_room_for_so_many_batches() -> None:
         IteratorSink(0)
 
 
-def test_iterating_ends_after_what_is_there_when_the_pipeline_fails() -> None:
+def test_iterating_raises_after_what_is_there_when_the_pipeline_fails() -> None:
     sink = IteratorSink()
     sink.consume(BATCHES[0])
     sink.abort()
-    assert len(list(sink)) == 1
+    batches = iter(sink)
+    next(batches)
+    with pytest.raises(StoppedError, match="its wait\\(\\) says why"):
+        next(batches)
     sink.reset()
     sink.consume(BATCHES[1])
     sink.flush()
