@@ -54,6 +54,8 @@ class Parcel:
     transform_states: dict[str, State] | None = None
     rows_made: int = 0
     """Rows of the batch when it became due."""
+    bad_rows: State | None = None
+    """How much the quarantine held when this parcel became due, its own bad rows included."""
     taken: int = 0
     """How many of those have reached the consumer, in this run or before it."""
 

@@ -32,6 +32,8 @@ class Position:
     source: State | None
     transforms: dict[str, State]
     skip_rows: int = 0
+    bad_rows: State | None = None
+    """How much the quarantine held then."""
 
 
 class Delivery:
@@ -83,7 +85,7 @@ class Delivery:
         if parcel.taken < parcel.rows_made:
             self.position = replace(self.position, skip_rows=parcel.taken)
             return
-        self.position = Position(parcel.source_state, parcel.transform_states or {}, self._skip)
+        self.position = Position(parcel.source_state, parcel.transform_states or {}, self._skip, parcel.bad_rows)
         self.latency.add(time.monotonic() - parcel.read_at, rows, rows, 0, 0)
         parcel.reservation.release()
 
@@ -123,6 +125,7 @@ class Delivery:
         self.dropped.update(parcel.dropped)
         self.changed.update(parcel.changed)
         self.bad_rows.add(parcel.rejected, self.rows_read)
+        parcel.bad_rows = self.bad_rows.mark() if self.bad_rows.counts else None
         if parcel.batch is not None:
             parcel.rows_made = parcel.batch.num_rows
             parcel.taken = min(self._skip, parcel.rows_made)

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from penstock._columns import to_column
 from penstock.errors import ConfigError, SchemaError
 from penstock.pipeline.chain import BrokenStageError
+from penstock.pipeline.expressions import parse_expression
 from penstock.pipeline.stages import Transform
 
 __all__ = [
@@ -103,6 +104,7 @@ class Map(Transform):
         Map(lambda row: {**row, "n": len(row["text"])})           # a dict for every row; it is the new row
         Map(shorten, batch=True)                                  # RecordBatch -> RecordBatch
         Map({"total": pc.field("price") * pc.field("count")})     # adds or replaces columns, no Python per row
+        Map({"total": "price * count"})                           # the same, as text
 
     A function whose parameter is annotated as `pyarrow.RecordBatch` is taken as a batch function without `batch=True`.
     The columns of a row function are learned from the first rows; pass `schema` where those may mislead (a column that
@@ -116,6 +118,11 @@ class Map(Transform):
         batch: bool | None = None,
         schema: pa.Schema | Any | None = None,
     ) -> None:
+        self._named = function_name(function)
+        if isinstance(function, Mapping):
+            function = {
+                name: parse_expression(value) if isinstance(value, str) else value for name, value in function.items()
+            }
         self._function = function
         self._kind = kind_of(function, batch)
         self._rows = RowSchema(arrow_schema(schema))
@@ -151,7 +158,7 @@ class Map(Transform):
         return self._rows.to_batch(rows, batch, columns)
 
     def __repr__(self) -> str:
-        return f"Map({function_name(self._function)})"
+        return f"Map({self._named})"
 
 
 def as_transform(stage: Any) -> Transform:

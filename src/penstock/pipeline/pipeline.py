@@ -184,8 +184,8 @@ class Pipeline:
         if self._start_from is not None:
             return self._start_from
         if self._runner is not None:
-            delivery = self._runner.delivery
-            return self._wrap(delivery.position, delivery.bad_rows.sync())
+            self._runner.delivery.bad_rows.sync()
+            return self._wrap(self._runner.delivery.position)
         return self._wrap(Position(self.source.state_dict(), self._transform_states()))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -245,7 +245,7 @@ class Pipeline:
             cast(Stateful, self.transforms[int(index)]).load_state_dict(saved)
         for index, text in state["schemas"].items():
             cast(Inferring, self.transforms[int(index)]).set_output_schema(schema_from_text(text))
-        return Position(state["source"], state["transforms"], state["skip_rows"])
+        return Position(state["source"], state["transforms"], state["skip_rows"], state["bad_rows"])
 
     def _transform_states(self) -> dict[str, State]:
         return {str(i): t.state_dict() for i, t in enumerate(self.transforms) if isinstance(t, Stateful)}
@@ -253,7 +253,7 @@ class Pipeline:
     def _mark(self) -> str:
         return fingerprint(self.source, self.transforms)
 
-    def _wrap(self, position: Position, bad_rows: State | None = None) -> State:
+    def _wrap(self, position: Position) -> State:
         schemas = {
             str(i): schema_to_text(t.output_schema)
             for i, t in enumerate(self.transforms)
@@ -267,7 +267,7 @@ class Pipeline:
             "transforms": position.transforms,
             "schemas": schemas,
             "skip_rows": position.skip_rows,
-            "bad_rows": bad_rows,
+            "bad_rows": position.bad_rows,
         }
 
     def _quarantine_path(self) -> Path | None:

@@ -28,6 +28,7 @@ class BadRows:
         self.counts: Counter[str] = Counter()
         self._last: Rejected | None = None
         self._file: BinaryIO | None = None
+        self._length = 0
 
     def add(self, rejected: tuple[Rejected, ...], rows_read: int) -> None:
         """Count and write them; too many raise `FailureBudgetError` naming the last."""
@@ -44,13 +45,16 @@ class BadRows:
         self._check(rows_read, True)
         self.sync()
 
+    def mark(self) -> State:
+        """How much has been written and counted so far: what `restore` goes back to."""
+        return {"bytes": self._length, "counts": dict(self.counts)}
+
     def sync(self) -> State:
-        """Make what was written durable; the token is how much that is."""
-        if self._file is None:
-            return {"bytes": 0, "counts": dict(self.counts)}
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        return {"bytes": self._file.tell(), "counts": dict(self.counts)}
+        """Make what was written durable, and mark it."""
+        if self._file is not None:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        return self.mark()
 
     def restore(self, token: State) -> None:
         """Go back to a token: rows written after it come again, so they are cut off."""
@@ -60,6 +64,7 @@ class BadRows:
             assert self._file is not None
             self._file.truncate(token["bytes"])
             self._file.seek(token["bytes"])
+        self._length = token["bytes"]
 
     def close(self) -> None:
         if self._file is not None:
@@ -97,7 +102,9 @@ class BadRows:
                 line["raw_base64"] = base64.b64encode(row.data).decode()
         else:
             line["data"] = row.data
-        self._file.write(orjson.dumps(line, default=_plain, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS))
+        self._length += self._file.write(
+            orjson.dumps(line, default=_plain, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS)
+        )
 
     def _open(self, mode: str) -> None:
         assert self.path is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -69,8 +70,8 @@ def load_checkpoint(directory: Path) -> State | None:
 
 def schema_to_text(schema: pa.Schema) -> str:
     """An Arrow schema as text, exactly."""
-    return base64.b64encode(schema.serialize()).decode()
+    return base64.b64encode(zlib.compress(schema.serialize())).decode()
 
 
 def schema_from_text(text: str) -> pa.Schema:
-    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
+    return pa.ipc.read_schema(pa.py_buffer(zlib.decompress(base64.b64decode(text))))

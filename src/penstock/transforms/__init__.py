@@ -4,11 +4,11 @@ A transform is anything with `transform(batch) -> batch`. Without a `state_dict`
 batch, and runs on several threads at once.
 """
 
+from penstock.pipeline.expressions import parse_expression
 from penstock.transforms.augmentation import Augment, DropWords, Jitter, SwapChars
 from penstock.transforms.cleaning import Clip, DropNulls, FillNulls, ReplaceRegex
 from penstock.transforms.columns import Cast, Drop, Rename, Select
 from penstock.transforms.encoding import HashingEncoder, OneHotEncoder, OrdinalEncoder
-from penstock.transforms.expressions import parse_expression
 from penstock.transforms.functions import Filter, FlatMap, Map
 from penstock.transforms.scaling import MinMaxScaler, StandardScaler
 from penstock.transforms.text import CountChars, CountWords, Lower, NormalizeUnicode, NormalizeWhitespace, Strip

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import SchemaError
+from penstock.pipeline.expressions import parse_expression
 from penstock.pipeline.functions import (
     Map,
     RowSchema,
@@ -23,7 +24,6 @@ from penstock.pipeline.functions import (
 from penstock.pipeline.stages import Transform
 from penstock.transforms._counts import Counting
 from penstock.transforms.columns import keep_rows
-from penstock.transforms.expressions import parse_expression
 
 __all__ = ["Filter", "FlatMap", "Map"]
 
