@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+import xxhash
+
 from penstock.errors import ResumeError
 from penstock.files.listing import PathLike, list_files
 from penstock.pipeline.stages import State
 
 __all__ = ["FileList"]
+
+_HEAD_BYTES = 4096
 
 
 class FileList:
@@ -20,6 +24,7 @@ class FileList:
         self._paths: list[PathLike] = [paths] if single else list(paths)  # type: ignore[arg-type, list-item]
         self._suffixes = suffixes
         self._found: list[Path] | None = None
+        self._heads: dict[int, list[int | str]] = {}
 
     @property
     def files(self) -> list[Path]:
@@ -33,7 +38,17 @@ class FileList:
 
     def state(self, number: int) -> State:
         """What a position in a file has to say about the file."""
-        return {"files": len(self.files), "file": number, "path": self.name(number)}
+        return {"files": len(self.files), "file": number, "path": self.name(number), "head": self._head(number)}
+
+    def _head(self, number: int) -> list[int | str] | None:
+        """How many first bytes a file has, up to 4096, and their hash: a rewritten file differs, a grown one does not."""
+        if number >= len(self.files):
+            return None
+        if number not in self._heads:
+            with open(self.files[number], "rb") as file:
+                data = file.read(_HEAD_BYTES)
+            self._heads[number] = [len(data), xxhash.xxh3_64_hexdigest(data)]
+        return self._heads[number]
 
     def check(self, state: State) -> None:
         """Refuse a position in files that are not these."""
@@ -48,6 +63,15 @@ class FileList:
                 f"file {number + 1} of the input was {state['path']!r} when the state was saved and is "
                 f"{self.name(number)!r} now; restore the same files, or start without the state"
             )
+        if state.get("head") is not None:
+            size, digest = state["head"]
+            with open(self.files[number], "rb") as file:
+                data = file.read(size)
+            if xxhash.xxh3_64_hexdigest(data) != digest:
+                raise ResumeError(
+                    f"{self.files[number]} is not the file the state was saved in: it begins with other bytes now; "
+                    "restore it, or start without the state"
+                )
 
     def __str__(self) -> str:
         if len(self._paths) > 2:

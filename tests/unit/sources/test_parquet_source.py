@@ -164,8 +164,10 @@ def test_a_state_from_other_files_is_refused(tmp_path: Path) -> None:
     state = source.state_dict()
     source.close()
     pq.write_table(TABLE.slice(0, 10), tmp_path / "a.parquet")
+    with pytest.raises(ResumeError, match=r"a\.parquet is not the file the state was saved in"):
+        ParquetSource(tmp_path).load_state_dict(state)
     shorter = ParquetSource(tmp_path)
-    shorter.load_state_dict(state)
+    shorter.load_state_dict(state | {"head": None})
     with pytest.raises(ResumeError, match=r"a\.parquet has 10 rows now, and row 50 of it was asked for"):
         shorter.next_batch(1)
     shorter.close()
