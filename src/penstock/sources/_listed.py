@@ -41,7 +41,7 @@ class FileList:
         return {"files": len(self.files), "file": number, "path": self.name(number), "head": self._head(number)}
 
     def _head(self, number: int) -> list[int | str] | None:
-        """How many first bytes a file has, up to 4096, and their hash: a rewritten file differs, a grown one does not."""
+        """How many first bytes a file has (4096 at most) and their hash: a rewritten file differs, a grown one not."""
         if number >= len(self.files):
             return None
         if number not in self._heads:
