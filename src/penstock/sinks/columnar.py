@@ -200,7 +200,7 @@ def _worth_a_dictionary(table: pa.Table) -> bool | list[str]:
         if pa.types.is_nested(field.type):
             return True  # nested leaves have names of their own: leave the choice to the writer
         head = column.slice(0, 1024)
-        is_text = pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
-        if not is_text or not len(head) or len(head.unique()) <= len(head) // 2:
+        comparable = pa.types.is_primitive(field.type) or pa.types.is_string(field.type)
+        if not comparable or not len(head) or len(head.unique()) <= len(head) // 2:
             names.append(field.name)
     return names or False

@@ -164,7 +164,7 @@ class RecordSource(Source):
 
     def fit_budget(self, nbytes: int) -> None:
         """Smaller pieces to scan, and fewer buffers to keep, if there is less memory."""
-        self._scan_bytes = max(1 << 16, min(_SCAN_BYTES, nbytes // 64))
+        self._scan_bytes = max(1 << 16, min(_SCAN_BYTES, nbytes // 32))
         self._pool = BufferPool(min(_POOL_BYTES, nbytes // 32))
 
     def memory_usage(self) -> int:

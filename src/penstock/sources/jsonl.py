@@ -170,7 +170,6 @@ class JsonlSource(RecordSource):
         return project(pa.schema(list(known)), self._columns, str(self._list))
 
     def _infer(self, block: Block) -> pa.DataType:
-        check_utf8(block.data)
         ready, _ = block.meta["layout"].cutter.prepare(np.frombuffer(block.data, np.uint8))
         data, options = pa.py_buffer(ready), pj.ParseOptions(newlines_in_values=not self._one_a_line)
         try:
