@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from types import TracebackType
 from typing import Self
 
@@ -42,7 +42,8 @@ class MemoryBudget:
         self._standing: dict[tuple[str, object], int] = {}
         self._aside: dict[object, int] = {}
         self._queue: deque[tuple[object, object]] = deque()
-        self._held: Counter[object] = Counter()
+        self._held: dict[object, int] = {}
+        self._most_aside = 0
         self._used = 0
         self._peak = 0
 
@@ -87,9 +88,11 @@ class MemoryBudget:
     def reserve(self, nbytes: int, owner: str = "", *, timeout: float | None = None, by: object = None) -> Reservation:
         """Wait for room for `nbytes`, then charge them to `owner`; raise `StalledError` after `timeout` seconds."""
         _check_amount(nbytes)
-        deadline = None if timeout is None else time.monotonic() + timeout
         ticket = (object(), by)
         with self._changed:
+            if not self._queue and self._fits(nbytes, by):
+                return self._admit(nbytes, owner, by)
+            deadline = None if timeout is None else time.monotonic() + timeout
             self._queue.append(ticket)
             try:
                 while not (self._is_next(ticket) and self._fits(nbytes, by)):
@@ -139,6 +142,7 @@ class MemoryBudget:
             self._aside[by] = nbytes
             if not nbytes:
                 del self._aside[by]
+            self._most_aside = max(self._aside.values(), default=0)
             self._changed.notify_all()
 
     def shrink_to(self, limit: int) -> None:
@@ -149,16 +153,16 @@ class MemoryBudget:
 
     def _is_next(self, ticket: tuple[object, object]) -> bool:
         """First come, first served; but a stream with nothing in flight does not queue behind the others."""
-        if self._held[ticket[1]]:
+        if ticket[1] in self._held:
             return self._queue[0] is ticket
         return next(one for one in self._queue if one[1] is ticket[1]) is ticket
 
     def _fits(self, nbytes: int, by: object) -> bool:
         # With nothing in transit the next item goes ahead alone, or the stream could never advance.
-        return self._held[by] == 0 or self._used + nbytes + max(self._aside.values(), default=0) <= self._limit
+        return by not in self._held or self._used + nbytes + self._most_aside <= self._limit
 
     def _admit(self, nbytes: int, owner: str, by: object) -> Reservation:
-        self._held[by] += 1
+        self._held[by] = self._held.get(by, 0) + 1
         self._reserved[owner] = self._reserved.get(owner, 0) + nbytes
         self._charge(nbytes)
         return Reservation(self, owner, nbytes, by)
@@ -167,7 +171,7 @@ class MemoryBudget:
         self._used += delta
         if self._used > self._peak:
             self._peak = self._used
-        if delta < 0:
+        if delta < 0 and self._queue:
             self._changed.notify_all()
 
     def _change(self, reservation: Reservation, nbytes: int, *, release: bool = False) -> None:
@@ -185,7 +189,8 @@ class MemoryBudget:
                 self._held[reservation._by] -= 1
                 if not self._held[reservation._by]:
                     del self._held[reservation._by]
-                self._changed.notify_all()
+                if self._queue:
+                    self._changed.notify_all()
             self._charge(delta)
 
     def _charges(self) -> dict[str, int]:

@@ -13,9 +13,9 @@ from penstock.memory.budget import MemoryBudget
 __all__ = ["ResidentWatch", "resident_bytes"]
 
 _STATM = Path("/proc/self/statm")
-_FIRST_BYTES, _BURST_BYTES = 44 << 20, 14 << 20
+_FIRST_BYTES, _BURST_BYTES = 46 << 20, 17 << 20
 _NEARLY, _NEARLY_BYTES = 0.3, 36 << 20
-_DECAY, _HEADROOM = 0.99, 0.1
+_DECAY, _HEADROOM = 0.99, 0.15
 
 
 class ResidentWatch:

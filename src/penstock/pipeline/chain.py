@@ -104,6 +104,8 @@ class Chain:
         self.metrics = list(metrics)
         self._schemas: list[pa.Schema | None] = [None] * len(self.transforms)
         self._emptied: tuple[int, pa.Schema] | None = None
+        # Asked once: a runtime check of a protocol costs microseconds.
+        self._stateful = [t for t in self.transforms if isinstance(t, Stateful)]
         self._counting = [(i, t) for i, t in enumerate(self.transforms) if isinstance(t, Counting)]
 
     def run(self, batch: pa.RecordBatch, nbytes: int, origin: Origin | None = None) -> Ran:
@@ -208,12 +210,11 @@ class Chain:
 
     def states(self) -> list[Any]:
         """The state of each transform that has one, to go back to with `restore`."""
-        return [t.state_dict() if isinstance(t, Stateful) else None for t in self.transforms]
+        return [transform.state_dict() for transform in self._stateful]
 
     def restore(self, states: list[Any]) -> None:
-        for transform, state in zip(self.transforms, states):
-            if state is not None and isinstance(transform, Stateful):
-                transform.load_state_dict(state)
+        for transform, state in zip(self._stateful, states):
+            transform.load_state_dict(state)
 
 
 class StepError(Exception):

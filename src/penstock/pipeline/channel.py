@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -48,8 +48,8 @@ class Parcel:
     """Bytes of what it carries now; asked of Arrow once, since asking lets go of the interpreter lock."""
     batch: pa.RecordBatch | None = None
     rejected: tuple[Rejected, ...] = ()
-    dropped: Counter[str] = field(default_factory=Counter)
-    changed: Counter[str] = field(default_factory=Counter)
+    counts: tuple[tuple[dict[str, int], dict[str, int]], ...] = ()
+    """Rows left out, and rows changed but kept, by reason; one pair for each transform that has any."""
     error: BaseException | None = None
     transform_states: dict[str, State] | None = None
     rows_made: int = 0

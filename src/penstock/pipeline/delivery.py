@@ -122,8 +122,9 @@ class Delivery:
         if parcel.error is not None:
             raise parcel.error
         self.rows_read += parcel.rows_in
-        self.dropped.update(parcel.dropped)
-        self.changed.update(parcel.changed)
+        for dropped, changed in parcel.counts:
+            self.dropped.update(dropped)
+            self.changed.update(changed)
         self.bad_rows.add(parcel.rejected, self.rows_read)
         parcel.bad_rows = self.bad_rows.mark() if self.bad_rows.counts else None
         if parcel.batch is not None:

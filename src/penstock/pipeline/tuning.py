@@ -26,7 +26,7 @@ class Tuner:
         self._bytes = self._clamp(1 << 20)
         self._row_bytes = 0.0
         self._need = 4.0
-        self.workers = config.worker_limit
+        self.workers = config.worker_limit if config.workers != "auto" else (config.worker_limit + 1) // 2
         self._window_start = time.monotonic()
         self._window_rows = 0
         self._trial_from: float | None = None

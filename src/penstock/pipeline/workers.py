@@ -217,6 +217,4 @@ def _told(error: Exception) -> str:
 
 def _fill(parcel: Parcel, ran: Ran) -> None:
     parcel.batch, parcel.size = ran.batch, ran.nbytes
-    for dropped, changed in ran.counts.values():
-        parcel.dropped.update(dropped)
-        parcel.changed.update(changed)
+    parcel.counts += tuple(ran.counts.values())

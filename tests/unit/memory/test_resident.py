@@ -53,7 +53,7 @@ def test_the_charge_comes_down_to_what_is_measured_while_much_is_in_flight(occup
         occupied[0] = (100 + 90) * MIB  # ten more than is charged
         for _ in range(600):
             watch.look()
-        assert room(budget) == 200 * MIB - 80 * MIB - (10 * MIB + 20 * MIB)
+        assert room(budget) == 200 * MIB - 80 * MIB - (10 * MIB + 30 * MIB)
 
 
 def test_an_idle_moment_proves_nothing(occupied: list[int]) -> None:
