@@ -81,6 +81,7 @@ class Buffers:
         self._lock = threading.Lock()
         self._room_to_read = threading.Condition(self._lock)
         self._work_there = threading.Condition(self._lock)
+        self._parked = threading.Condition(self._lock)
         self._room_to_settle = threading.Condition(self._lock)
         self._room_ready = threading.Condition(self._lock)
         self._ready_there = threading.Condition(self._lock)
@@ -111,7 +112,7 @@ class Buffers:
             else:
                 self._read.append(parcel)
                 self._bytes["read"] += parcel.nbytes
-                self._wake_worker()
+                self._work_there.notify()
             return waited
 
     def end(self, total: int, closing: Callable[[], Iterable[Parcel]]) -> None:
@@ -120,6 +121,7 @@ class Buffers:
             self._closing = closing
             self._total = total
             self._work_there.notify_all()
+            self._parked.notify_all()
         self._advance()
 
     # -- 2: the workers ------------------------------------------------------------------------------------------
@@ -127,7 +129,7 @@ class Buffers:
     def take_work(self, worker: int) -> tuple[Parcel | None, float]:
         """The next parcel for this worker (None: no more will come), and the seconds waited for it."""
         with self._lock:
-            waited = self._wait(self._work_there, lambda: self._has_work(worker))
+            waited = self._wait_for_work(worker)
             if self._cancelled:
                 return None, waited
             lane = self._lanes[worker]
@@ -191,6 +193,7 @@ class Buffers:
         with self._lock:
             self.active = max(1, min(workers, len(self._lanes)))
             self._work_there.notify_all()
+            self._parked.notify_all()
 
     @property
     def cancelled(self) -> bool:
@@ -261,12 +264,16 @@ class Buffers:
         held = self._bytes[buffer]
         return held == 0 or held + parcel.nbytes <= self._limit() // _SHARE
 
-    def _wake_worker(self) -> None:
-        # One is enough, unless it might be a parked one: that would go back to sleep and leave the work lying.
-        if self.active < len(self._lanes):
-            self._work_there.notify_all()
-        else:
-            self._work_there.notify()
+    def _wait_for_work(self, worker: int) -> float:
+        waited = 0.0
+        while not (self._has_work(worker) or self._cancelled):
+            # Parked workers sleep elsewhere: a call for one worker must not wake one that may not work.
+            parked = worker >= self.active
+            waited += self._wait(
+                self._parked if parked else self._work_there,
+                lambda parked=parked: self._has_work(worker) or (worker >= self.active) != parked,  # type: ignore[misc]
+            )
+        return waited
 
     def _has_work(self, worker: int) -> bool:
         if self._lanes[worker]:
@@ -285,7 +292,7 @@ class Buffers:
                 self._bytes["lanes"] += parcel.nbytes
             self._room_to_read.notify()
             if self._read:
-                self._wake_worker()
+                self._work_there.notify()
             return
         victim = max(self._lanes, key=len)
         if victim:
@@ -305,4 +312,11 @@ class Buffers:
         return time.monotonic() - since
 
     def _conditions(self) -> list[threading.Condition]:
-        return [self._room_to_read, self._work_there, self._room_to_settle, self._room_ready, self._ready_there]
+        return [
+            self._room_to_read,
+            self._work_there,
+            self._parked,
+            self._room_to_settle,
+            self._room_ready,
+            self._ready_there,
+        ]
