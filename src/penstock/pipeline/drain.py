@@ -132,7 +132,8 @@ class Drain:
             action()
         except Exception as error:
             self._runner.context.sinking.leave()
-            if isinstance(error, PenstockError) or (isinstance(error, OSError) and error.filename):
+            remote = isinstance(error, (ConnectionError, TimeoutError))
+            if isinstance(error, PenstockError) or (isinstance(error, OSError) and not remote):
                 raise  # it names the file already
             raise StageError(f"{type(error).__name__}: {error}", stage=stage_name(self._sink)) from error
 
