@@ -18,8 +18,6 @@ from penstock.sources import JsonlSource, JsonSource
 from penstock.testing import assert_source_contract
 from penstock.types import Field, Schema
 
-DATA = Path(__file__).parents[4] / "shared/data"
-with_data = pytest.mark.skipif(not DATA.is_dir(), reason="the shared data sets are not here")
 same_directory = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
 
 
@@ -599,26 +597,28 @@ def test_a_bad_item_of_an_array_is_named_with_its_exact_place(
     assert text[rejected.offset :].startswith(place)
 
 
-# -- real data -------------------------------------------------------------------------------------------------------
+# -- chat data as it comes ---------------------------------------------------------------------------------------------
 
 
-@with_data
-@pytest.mark.parametrize(
-    "name",
-    [
-        "alpaca/alpaca_en_demo.json",
-        "alpaca/seed_tasks.jsonl",
-        "toolcall_sharegpt/glaive_toolcall_en_demo.json",
-        "preference/kto_en_demo.json",
-        "rollouts_tau_airline/gpt-4o-airline.json",
-        "c4_sample/c4_demo.jsonl",
-    ],
-)
-def test_real_chat_data_is_what_the_json_module_reads(name: str) -> None:
-    path = DATA / name
-    text = path.read_text()
-    rows = json.loads(text) if path.suffix == ".json" else [json.loads(line) for line in text.split("\n") if line]
-    source = (JsonSource if path.suffix == ".json" else JsonlSource)(path)
+@pytest.mark.parametrize("name", ["chats.jsonl", "chats.json"])
+def test_ragged_chat_data_is_what_the_json_module_reads(tmp_path: Path, name: str) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"q": "\\"x\\""}'}}
+    rows: list[dict[str, Any]] = [
+        {"id": 1, "messages": [{"role": "user", "content": "Hi"}]},
+        {"id": 2, "messages": [{"role": "assistant", "content": None, "tool_calls": [call]}], "reward": 0},
+        {"id": 3, "messages": [], "reward": 0.5, "tools": []},
+        {"id": 4, "messages": [{"role": "tool", "content": "[]", "name": "find"}], "meta": {"tags": ["a"], "n": {}}},
+        {
+            "id": 5,
+            "messages": [{"role": "user", "content": "caf\u00e9 \U0001f600\n{"}],
+            "meta": None,
+            "tools": [{"a": 1}],
+        },
+    ]
+    path = tmp_path / name
+    text = json.dumps(rows, indent=1) if name.endswith(".json") else "".join(json.dumps(row) + "\n" for row in rows)
+    path.write_text(text)
+    source = (JsonSource if name.endswith(".json") else JsonlSource)(path)
     assert read(source) == expected(rows, source.schema)
     assert len(json.dumps(source.state_dict())) < 4096
 
