@@ -17,6 +17,7 @@ from penstock.pipeline.expressions import parse_expression
 from penstock.pipeline.stages import Transform
 
 __all__ = [
+    "FunctionStage",
     "Kind",
     "Map",
     "RowSchema",
@@ -98,7 +99,30 @@ class RowSchema:
             ) from error
 
 
-class Map(Transform):
+class FunctionStage(Transform):
+    """What `Map` and `FlatMap` share: a function of one kind or another, and the columns a row function returns."""
+
+    def __init__(self, function: Any, batch: bool | None, schema: pa.Schema | Any | None) -> None:
+        self._function = function
+        self._kind = kind_of(function, batch)
+        self._rows = RowSchema(arrow_schema(schema))
+
+    @property
+    def learning(self) -> bool:
+        return self._kind == "row" and self._rows.known is None
+
+    @property
+    def output_schema(self) -> pa.Schema | None:
+        return self._rows.known if self._kind == "row" else None
+
+    def set_output_schema(self, schema: pa.Schema | None) -> None:
+        self._rows.known = schema
+
+    def reset(self) -> None:
+        self._rows.reset()
+
+
+class Map(FunctionStage):
     """Each row, or each batch, through a function; or columns computed by Arrow expressions.
 
         Map(lambda row: {**row, "n": len(row["text"])})           # a dict for every row; it is the new row
@@ -123,23 +147,7 @@ class Map(Transform):
             function = {
                 name: parse_expression(value) if isinstance(value, str) else value for name, value in function.items()
             }
-        self._function = function
-        self._kind = kind_of(function, batch)
-        self._rows = RowSchema(arrow_schema(schema))
-
-    @property
-    def learning(self) -> bool:
-        return self._kind == "row" and self._rows.known is None
-
-    @property
-    def output_schema(self) -> pa.Schema | None:
-        return self._rows.known if self._kind == "row" else None
-
-    def set_output_schema(self, schema: pa.Schema | None) -> None:
-        self._rows.known = schema
-
-    def reset(self) -> None:
-        self._rows.reset()
+        super().__init__(function, batch, schema)
 
     def transform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if self._kind == "batch":

@@ -12,16 +12,14 @@ import pyarrow.compute as pc
 from penstock.errors import SchemaError
 from penstock.pipeline.expressions import parse_expression
 from penstock.pipeline.functions import (
+    FunctionStage,
     Map,
-    RowSchema,
-    arrow_schema,
     function_name,
     kind_of,
     project,
     rows_of,
     values_of,
 )
-from penstock.pipeline.stages import Transform
 from penstock.transforms._counts import Counting
 from penstock.transforms.columns import keep_rows
 
@@ -79,7 +77,7 @@ class Filter(Counting):
         return f"Filter({self._text or function_name(self._condition)})"
 
 
-class FlatMap(Transform):
+class FlatMap(FunctionStage):
     """Each row becomes any number of rows, in order.
 
     FlatMap(lambda row: ({"word": w} for w in row["text"].split()))
@@ -89,23 +87,7 @@ class FlatMap(Transform):
     def __init__(
         self, function: Callable[..., Any], *, batch: bool | None = None, schema: pa.Schema | Any | None = None
     ) -> None:
-        self._function = function
-        self._kind = kind_of(function, batch)
-        self._rows = RowSchema(arrow_schema(schema))
-
-    @property
-    def learning(self) -> bool:
-        return self._kind == "row" and self._rows.known is None
-
-    @property
-    def output_schema(self) -> pa.Schema | None:
-        return self._rows.known if self._kind == "row" else None
-
-    def set_output_schema(self, schema: pa.Schema | None) -> None:
-        self._rows.known = schema
-
-    def reset(self) -> None:
-        self._rows.reset()
+        super().__init__(function, batch, schema)
 
     def transform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if self._kind == "batch":
