@@ -30,8 +30,8 @@ from penstock.sources._schemas import check_columns, is_schema, project, schema_
 
 __all__ = ["RecordSource", "Scan", "check_utf8"]
 
-_SCAN_BYTES = 8 << 20
-_SCAN_BLOCKS = 8
+_SCAN_BYTES = 4 << 20
+_SCAN_BLOCKS = 16
 _POOL_BYTES = 32 << 20
 _BATCH_BYTES = 1 << 20
 _MOST_ROW_BYTES = (1 << 31) - (1 << 20)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Literal
@@ -15,9 +16,11 @@ from penstock.errors import ConfigError, SchemaError
 from penstock.files.compression import DamagedStreamError, open_input
 from penstock.files.listing import PathLike
 from penstock.files.records import JsonItems, JsonLines
+from penstock.pipeline.ahead import map_ahead
 from penstock.pipeline.functions import arrow_schema
 from penstock.pipeline.stages import Block
 from penstock.sources._blocks import Layout
+from penstock.sources._json_skeleton import skeleton
 from penstock.sources._json_types import (
     TypeConflictError,
     conform,
@@ -161,24 +164,55 @@ class JsonlSource(RecordSource):
 
     def _scan(self, blocks: Iterator[Block]) -> Scan:
         known: pa.DataType = pa.struct([])
-        for block in blocks:
-            try:
-                known = merge(known, self._infer(block), "", mixed=self._mixed)
-            except (pa.ArrowException, ValueError, TypeConflictError):
-                known = self._scan_rows(block, known)
-            yield
+        with contextlib.closing(map_ahead(self._try_to_infer, blocks)) as found:
+            for block, kind in found:
+                try:
+                    known = (
+                        merge(known, kind, "", mixed=self._mixed) if kind is not None else self._scan_rows(block, known)
+                    )
+                except TypeConflictError:
+                    known = self._scan_rows(block, known)
+                yield
         return project(pa.schema(list(known)), self._columns, str(self._list))
 
+    def _try_to_infer(self, block: Block) -> tuple[Block, pa.DataType | None]:
+        """A block and the type of its rows; None if something in it is unusual."""
+        try:
+            return block, self._infer(block)
+        except (pa.ArrowException, ValueError):
+            return block, None
+
     def _infer(self, block: Block) -> pa.DataType:
-        ready, _ = block.meta["layout"].cutter.prepare(np.frombuffer(block.data, np.uint8))
-        data, options = pa.py_buffer(ready), pj.ParseOptions(newlines_in_values=not self._one_a_line)
+        data = np.frombuffer(block.data, np.uint8)
+        table = self._read_skeleton(block, data)
+        if table is None:
+            ready, _ = block.meta["layout"].cutter.prepare(data)
+            table = self._read_any(pa.py_buffer(ready))
+        return pa.struct([(field.name, self._wanted(field.name, field.type)) for field in table.schema])
+
+    def _read_skeleton(self, block: Block, data: Any) -> pa.Table | None:
+        """The block's rows without their text; None if they cannot be told apart without looking closer."""
+        bones = skeleton(data)
+        if bones is None:
+            return None
+        try:
+            ready, count = block.meta["layout"].cutter.prepare(bones)
+            table = self._read_any(pa.py_buffer(ready))
+        except (pa.ArrowException, ValueError):
+            return None
+        # A quote missing in one row pairs with one of another, and the rows between them run together.
+        whole = len(block.meta["layout"].cutter.spans(bones)[0]) == block.meta["records"] and table.num_rows == count
+        return table if whole else None
+
+    def _read_any(self, data: pa.Buffer) -> pa.Table:
+        """Rows with whatever types they have."""
+        options = pj.ParseOptions(newlines_in_values=not self._one_a_line)
         try:
             chunks = pj.ReadOptions(use_threads=True, block_size=_SCAN_CHUNK_BYTES)
-            table = pj.read_json(pa.BufferReader(data), chunks, options)
+            return pj.read_json(pa.BufferReader(data), chunks, options)
         except pa.ArrowException:  # a row longer than a chunk, or types that Arrow cannot bring together across chunks
             whole = pj.ReadOptions(use_threads=False, block_size=data.size + 1)
-            table = pj.read_json(pa.BufferReader(data), whole, options)
-        return pa.struct([(field.name, self._wanted(field.name, field.type)) for field in table.schema])
+            return pj.read_json(pa.BufferReader(data), whole, options)
 
     def _wanted(self, name: str, kind: pa.DataType) -> pa.DataType:
         """The type of a column; of one that is not read anyway, nothing but its name."""
