@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -213,8 +214,7 @@ def evaluate(batch: pa.RecordBatch, columns: Mapping[str, Any]) -> pa.RecordBatc
 def project(batch: pa.RecordBatch, columns: Mapping[str, Any]) -> pa.RecordBatch:
     """The named expressions over a batch. Computed in this thread: memory that Arrow's own threads allocate stays in
     their heaps, where nobody can give it back."""
-    import pyarrow.acero as acero  # brings in pyarrow.dataset and, where it is installed, pandas: half a second
-
+    acero = _acero()
     plan = acero.Declaration.from_sequence(
         [
             acero.Declaration("table_source", acero.TableSourceNodeOptions(pa.Table.from_batches([batch]))),
@@ -228,6 +228,17 @@ def project(batch: pa.RecordBatch, columns: Mapping[str, Any]) -> pa.RecordBatch
             raise SchemaError(f"{error}; the batch has columns {batch.schema.names}") from error
         raise
     return table.combine_chunks().to_batches()[0] if table.num_rows else batch_of_none(table.schema)
+
+
+@functools.cache
+def _acero() -> Any:
+    """The part of `pyarrow.acero` that is used here. The whole brings in pyarrow.dataset and, where it is installed,
+    pandas: a fifth of a second in this process, and in each worker process."""
+    try:
+        import pyarrow._acero as acero
+    except ImportError:
+        import pyarrow.acero as acero
+    return acero
 
 
 def batch_of_none(schema: pa.Schema) -> pa.RecordBatch:

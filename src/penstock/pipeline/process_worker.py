@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from penstock.pipeline.chain import BrokenStageError, Chain, StepError, stage_name
 from penstock.pipeline.metrics import StageMetrics
-from penstock.pipeline.processes import BATCH, ERROR, RESULT, SETUP, read_frame, write_frame
+from penstock.pipeline.processes import BATCH, ERROR, RESULT, SETUP, SHARED, read_frame, write_frame
+from penstock.pipeline.shared import SharedBytes
 
 
 class _Recorder(StageMetrics):
@@ -26,7 +27,7 @@ class _Recorder(StageMetrics):
         self.figures = (seconds, rows_in, rows_out, bytes_in, bytes_out)
 
 
-def serve(inward: BinaryIO, outward: BinaryIO) -> None:
+def serve(inward: BinaryIO, outward: BinaryIO, here: SharedBytes | None, back: SharedBytes | None) -> None:
     """Answer every batch with its result or its error, until the parent closes the pipe."""
     chain = Chain([], [])
     while (frame := read_frame(inward)) is not None:
@@ -42,12 +43,14 @@ def serve(inward: BinaryIO, outward: BinaryIO) -> None:
                 raise
             chain = Chain(transforms, [_Recorder(stage_name(t), "transform") for t in transforms])
             write_frame(outward, RESULT, b"ready")
+        elif kind == SHARED:
+            assert here is not None
+            write_frame(outward, *_answer(chain, here.content(*struct.unpack("<Q", payload)), back))
         elif kind == BATCH:
-            kind, answer = _answer(chain, payload)
-            write_frame(outward, kind, answer)
+            write_frame(outward, *_answer(chain, payload, None))
 
 
-def _answer(chain: Chain, payload: bytes) -> tuple[int, pa.Buffer]:
+def _answer(chain: Chain, payload: pa.Buffer | bytes, back: SharedBytes | None) -> tuple[int, pa.Buffer]:
     for stage in chain.metrics:
         stage.figures = None  # type: ignore[attr-defined]
     notes: dict[str, Any] = {}
@@ -66,11 +69,13 @@ def _answer(chain: Chain, payload: bytes) -> tuple[int, pa.Buffer]:
             "message": f"{type(step.error).__name__}: {step.error}",
             "traceback": "".join(traceback.format_exception(step.error)),
         }
+    if result is not None and back is not None:
+        notes["shared"] = back.write_batch(result)
     head = orjson.dumps(notes)
     out = pa.BufferOutputStream()
     out.write(struct.pack("<Q", len(head)))
     out.write(head)
-    if result is not None:
+    if result is not None and back is None:
         with pa.ipc.new_stream(out, result.schema) as writer:
             writer.write_batch(result)
     return (RESULT if result is not None else ERROR), out.getvalue()
@@ -83,7 +88,8 @@ def main() -> None:
     outward = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     sys.stdout = sys.stderr
-    serve(sys.stdin.buffer, outward)
+    here, back = (SharedBytes(int(descriptor)) for descriptor in sys.argv[1:]) if len(sys.argv) > 1 else (None, None)
+    serve(sys.stdin.buffer, outward, here, back)
 
 
 if __name__ == "__main__":

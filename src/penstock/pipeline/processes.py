@@ -1,4 +1,6 @@
-"""Transforms in a spawned process: batches go over a pipe as Arrow IPC, and a killed process is replaced.
+"""Transforms in a spawned process: batches go there and back as Arrow IPC, and a killed process is replaced.
+
+Batches lie in memory that both processes map, and the pipes carry only their lengths; on Windows the pipes carry all.
 
 The child is a fresh interpreter (never a fork), started without the caller's `__main__`, so scripts need no guard.
 The transforms travel to it with cloudpickle, which takes lambdas and closures; only this process's own objects are ever
@@ -22,12 +24,15 @@ import pyarrow as pa
 
 from penstock.errors import ConfigError, PenstockError
 from penstock.pipeline.chain import BrokenStageError, Chain, Counting, Ran, StepError, stage_name
+from penstock.pipeline.shared import SharedBytes
 from penstock.pipeline.stages import Origin, Transform
 
 __all__ = ["ProcessChain", "RemoteError", "read_frame", "write_frame"]
 
 _HEADER = struct.Struct("<QB")
-SETUP, BATCH, RESULT, ERROR = 1, 2, 3, 4
+_SIZE = struct.Struct("<Q")
+SETUP, BATCH, SHARED, RESULT, ERROR = 1, 2, 3, 4, 5
+_CAN_SHARE = os.name == "posix"
 _MAX_DEATHS = 3
 
 
@@ -51,6 +56,7 @@ class ProcessChain(Chain):
         self._schemas = local._schemas  # what one of them has seen, all of them expect
         self._setup = _pickled(self.transforms)
         self._child: subprocess.Popen[bytes] | None = None
+        self._there, self._back = (SharedBytes(), SharedBytes()) if _CAN_SHARE else (None, None)
         self._lock = threading.Lock()
         self._closed = False
 
@@ -58,15 +64,18 @@ class ProcessChain(Chain):
         ran = Ran(batch, nbytes, nbytes)
         if not batch.num_rows:
             return ran
-        message = _encode(batch)
+        if self._there is not None:
+            message, kind = _SIZE.pack(self._there.write_batch(batch)), SHARED
+        else:
+            message, kind = _encode(batch), BATCH
         for stage in self.metrics:
             stage.begin(origin)
         try:
-            kind, payload = self._ask(message)
+            kind, payload = self._ask(kind, message)
         finally:
             for stage in self.metrics:
                 stage.leave()
-        size = struct.unpack_from("<Q", payload)[0]
+        size = _SIZE.unpack_from(payload)[0]
         notes = orjson.loads(payload[8 : 8 + size])
         if kind == ERROR:
             error = (BrokenStageError if notes["broken"] else RemoteError)(notes["message"])
@@ -81,7 +90,7 @@ class ProcessChain(Chain):
                 transform.add_counts(*counts)
         for stage, figures in zip(self.metrics, notes["figures"]):
             stage.add(*figures)
-        ran.batch = pa.ipc.open_stream(pa.py_buffer(payload)[8 + size :]).read_next_batch()
+        ran.batch = pa.ipc.open_stream(self._result(pa.py_buffer(payload)[8 + size :], notes)).read_next_batch()
         if self.transforms and ran.batch.num_rows:
             self._checked(len(self.transforms) - 1, ran.batch)
         ran.nbytes = ran.batch.nbytes
@@ -102,12 +111,21 @@ class ProcessChain(Chain):
             child.kill()
             child.wait()
             self._close_pipes(child)
+        for shared in (self._there, self._back):
+            if shared is not None:
+                shared.close()
 
-    def _ask(self, message: pa.Buffer) -> tuple[int, bytes]:
+    def _result(self, rest: pa.Buffer, notes: dict[str, Any]) -> pa.Buffer:
+        """The bytes of the result, which the next one does not touch."""
+        if self._back is None:
+            return rest
+        return pa.py_buffer(self._back.content(notes["shared"]).to_pybytes())
+
+    def _ask(self, kind: int, message: pa.Buffer | bytes) -> tuple[int, bytes]:
         for _ in range(_MAX_DEATHS):
             child = self._running()
             try:
-                write_frame(cast(BinaryIO, child.stdin), BATCH, message)
+                write_frame(cast(BinaryIO, child.stdin), kind, message)
                 answer = read_frame(cast(BinaryIO, child.stdout))
                 if answer is not None:
                     return answer
@@ -138,8 +156,10 @@ class ProcessChain(Chain):
 
     def _greeted(self) -> subprocess.Popen[bytes] | None:
         """A new process that has the functions; None if it was killed before. A refusal is not about any row."""
+        shared = [str(part.descriptor) for part in (self._there, self._back) if part is not None]
         child = subprocess.Popen(
-            [sys.executable, "-m", "penstock.pipeline.process_worker"],
+            [sys.executable, "-m", "penstock.pipeline.process_worker", *shared],
+            pass_fds=[int(descriptor) for descriptor in shared],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)},
