@@ -16,6 +16,8 @@ The built-in second parents let callers catch what they already know.
 
 from __future__ import annotations
 
+from typing import Any
+
 __all__ = [
     "ConfigError",
     "DataError",
@@ -45,13 +47,20 @@ class SchemaError(PenstockError, ValueError):
 class DataError(PenstockError, ValueError):
     """A row or a file that cannot be read.
 
-    `file`, `row` (0-based) and `offset` (bytes, after decompression) say where, as far as it is known.
+    `file`, `row` (0-based) and `offset` (bytes, after decompression) say where, as far as it is known; `data` is the
+    row itself, if there is one.
     """
 
     def __init__(
-        self, reason: str, *, file: str | None = None, row: int | None = None, offset: int | None = None
+        self,
+        reason: str,
+        *,
+        file: str | None = None,
+        row: int | None = None,
+        offset: int | None = None,
+        data: Any = None,
     ) -> None:
-        self.reason, self.file, self.row, self.offset = reason, file, row, offset
+        self.reason, self.file, self.row, self.offset, self.data = reason, file, row, offset, data
         super().__init__(f"{place(file, row, offset)}: {reason}" if file is not None else reason)
 
 

@@ -56,7 +56,8 @@ class ProcessChain(Chain):
         self._schemas = local._schemas  # what one of them has seen, all of them expect
         self._setup = _pickled(self.transforms)
         self._child: subprocess.Popen[bytes] | None = None
-        self._there, self._back = (SharedBytes(), SharedBytes()) if _CAN_SHARE else (None, None)
+        self._there: SharedBytes | None = SharedBytes() if _CAN_SHARE else None
+        self._back: SharedBytes | None = SharedBytes() if _CAN_SHARE else None
         self._lock = threading.Lock()
         self._closed = False
 

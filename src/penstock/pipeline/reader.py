@@ -113,6 +113,7 @@ class Reader:
                 stage=context.reading.name,
                 kind=skipped or "the rest of the file is unreadable",
                 reason=error.reason,
+                data=error.data,
             ),
         )
         return parcel

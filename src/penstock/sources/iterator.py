@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -26,7 +27,8 @@ class IteratorSource(Source):
 
     Give a function, or something that can be iterated again, to be able to resume and to run twice: an iterator starts
     only once. Resuming passes over the rows before the saved one, so it costs as much as making them.
-    Without a `schema` rows get that of the first 256 of them, and batches have to have that of the first.
+    Without a `schema` rows get that of the first 256 of them, and batches have to have that of the first. A later row
+    that does not fit is a bad row; among those 256 it is an error, since nobody can say which of them is right.
     """
 
     def __init__(
@@ -40,7 +42,7 @@ class IteratorSource(Source):
         self._mark: str | None = None
         """The learned schema, as the state keeps it."""
         self._iterator: Iterator[Any] | None = None
-        self._waiting: list[Any] = []
+        self._waiting: deque[Any] = deque()
         """What was taken from the iterator and does not go into one batch with the rows before it."""
         self._pending: pa.RecordBatch | None = None
         self._first_row = self._row = 0
@@ -62,12 +64,18 @@ class IteratorSource(Source):
         pending = self._pending
         return pending.nbytes if pending is not None else 0
 
+    def skip_file(self) -> str:
+        """After an error: go on behind the row, or the batch, that it was about; says which."""
+        item = self._waiting.popleft()
+        self._row += _rows_in(item)
+        return "the row does not fit" if isinstance(item, Mapping) else "a batch does not fit"
+
     def reset(self) -> None:
         """Back to the first row."""
         if self._iterator is not None and not self._repeatable():
             raise ConfigError("an iterator runs only once: give IteratorSource a function that makes it, or a list")
         self._iterator = self._pending = self._mark = None
-        self._waiting = []
+        self._waiting.clear()
         self._first_row = self._row = 0
         self._schema = self._given
 
@@ -81,11 +89,26 @@ class IteratorSource(Source):
         mark, rows = state["schema"], state["row"]
         if mark is not None and is_schema(mark):
             self._mark, self._schema = mark, schema_of(mark)
-        while self._row < rows:
-            if self.next_batch(min(rows - self._row, 1 << 10)) is None:
-                raise ResumeError(f"the state was saved at row {rows}, the iterator ended after {self._row} rows")
+        self._pass_over(rows)
         if self._mark != mark:
             raise ResumeError("the iterator does not make the columns it made when the state was saved")
+
+    def _pass_over(self, rows: int) -> None:
+        """To where the state was saved, bad rows included."""
+        if self._schema is None and rows:
+            self._pending = self._make(_LEARN_ROWS)  # a schema too wide to be kept in the state is learned again
+            taken = self._pending.num_rows if self._pending is not None else 0
+            self._row = min(taken, rows)
+            rest = self._pending.slice(self._row) if self._pending is not None else None
+            self._pending = rest if rest is not None and rest.num_rows else None
+        while self._row < rows:
+            item = self._next_item()
+            if item is _END:
+                raise ResumeError(f"the state was saved at row {rows}, the iterator ended after {self._row} rows")
+            wanted = rows - self._row
+            self._row += min(wanted, _rows_in(item))
+            if wanted < _rows_in(item):
+                self._pending = self._whole(item.slice(wanted))
 
     def _repeatable(self) -> bool:
         return callable(self._items) or not isinstance(self._items, Iterator)
@@ -100,11 +123,12 @@ class IteratorSource(Source):
             if isinstance(item, Mapping):
                 rows.append(item)
             elif rows:
-                self._waiting.append(item)
+                self._waiting.appendleft(item)
                 break
             elif item is _END:
                 return None
             elif not isinstance(item, (pa.RecordBatch, pa.Table)):
+                self._waiting.appendleft(item)
                 raise DataError(
                     f"expected a dict, a RecordBatch or a Table, got {type(item).__name__}", file=_NAME, row=self._row
                 )
@@ -115,31 +139,43 @@ class IteratorSource(Source):
     def _next_item(self) -> Any:
         if self._iterator is None:
             self._iterator = iter(self._items() if callable(self._items) else self._items)
-        return self._waiting.pop() if self._waiting else next(self._iterator, _END)
+        return self._waiting.popleft() if self._waiting else next(self._iterator, _END)
 
     def _from_rows(self, rows: list[Mapping[str, Any]]) -> pa.RecordBatch:
+        """A batch of rows; only those before the first bad one, which is an error when it is asked for next."""
         schema = Schema.from_arrow(self._schema) if self._schema is not None else None
         try:
             batch = from_rows(rows, schema)
         except SchemaError as error:
-            raise self._blame(rows, schema, error) from error
+            bad, reason = self._blame(rows, schema, error)
+            self._waiting.extendleft(reversed(rows[bad:]))
+            if bad == 0:
+                raise DataError(reason, file=_NAME, row=self._row, data=rows[0]) from error
+            return self._from_rows(rows[:bad])
         self._learn(batch.schema)
         return batch
 
-    def _blame(self, rows: list[Mapping[str, Any]], schema: Schema | None, error: SchemaError) -> DataError:
-        """The first row that does not fit by itself, or all of them if they do not go together."""
+    def _blame(self, rows: list[Mapping[str, Any]], schema: Schema | None, error: SchemaError) -> tuple[int, str]:
+        """The first row that does not fit by itself, and why."""
         for number, row in enumerate(rows):
             try:
                 from_rows([row], schema)
             except SchemaError as alone:
-                return DataError(str(alone), file=_NAME, row=self._row + number)
-        return DataError(f"the first {len(rows)} rows do not go together: {error}", file=_NAME, row=self._row)
+                return number, str(alone)
+        # No single row is to blame, so leaving one out, where that is allowed, would be arbitrary.
+        raise SchemaError(
+            f"{_NAME}, row {self._row}: the first {len(rows)} rows do not go together: {error}"
+        ) from error
 
     def _whole(self, item: pa.RecordBatch | pa.Table) -> pa.RecordBatch:
         table = pa.Table.from_batches([item]) if isinstance(item, pa.RecordBatch) else item
         self._learn(table.schema)
         if not table.schema.equals(self._schema):
-            table = self._fitted(table)
+            try:
+                table = self._fitted(table)
+            except DataError:
+                self._waiting.appendleft(item)
+                raise
         return table.combine_chunks().to_batches()[0]
 
     def _fitted(self, table: pa.Table) -> pa.Table:
@@ -158,3 +194,7 @@ class IteratorSource(Source):
 
     def __repr__(self) -> str:
         return f"IteratorSource({getattr(self._items, '__name__', type(self._items).__name__)})"
+
+
+def _rows_in(item: Any) -> int:
+    return item.num_rows if isinstance(item, (pa.RecordBatch, pa.Table)) else 1

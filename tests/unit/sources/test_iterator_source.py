@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from penstock.errors import ConfigError, DataError, ResumeError
+from penstock import Pipeline, PipelineConfig
+from penstock.errors import ConfigError, DataError, ResumeError, SchemaError
+from penstock.sinks import MemorySink
 from penstock.sources import IteratorSource
 from penstock.testing import assert_source_contract
 
@@ -139,3 +143,67 @@ def test_what_the_iterator_raises_comes_through() -> None:
 
     with pytest.raises(ZeroDivisionError, match="inside the iterator"):
         read(IteratorSource(broken))
+
+
+def numbers_with_bad_rows() -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = [{"n": number} for number in range(1000)]
+    for bad in (300, 301, 777):
+        rows[bad] = {"n": "no number"}
+    return rows
+
+
+def test_rows_that_do_not_fit_are_left_out_and_counted() -> None:
+    sink = MemorySink()
+    config = PipelineConfig(on_error="skip", batch_rows=100)
+    report = Pipeline(IteratorSource(numbers_with_bad_rows), [], sink, config=config).run()
+    assert sink.table()["n"].to_pylist() == [n for n in range(1000) if n not in (300, 301, 777)]
+    assert sum(report.skipped.values()) == 3
+
+
+def test_rows_that_do_not_fit_are_put_into_quarantine_with_their_number(tmp_path: Path) -> None:
+    config = PipelineConfig(on_error="quarantine", quarantine=tmp_path / "bad.jsonl")
+    Pipeline(IteratorSource(numbers_with_bad_rows), [], MemorySink(), config=config).run()
+    kept = [json.loads(line) for line in (tmp_path / "bad.jsonl").read_text().splitlines()]
+    assert [entry["row"] for entry in kept] == [300, 301, 777]
+
+
+def read_into(seen: list[int], source: IteratorSource) -> None:
+    while (batch := source.next_batch(250)) is not None:
+        seen += batch["n"].to_pylist()
+
+
+def test_a_bad_row_is_an_error_in_its_place_and_reading_goes_on_behind_it() -> None:
+    source = IteratorSource(numbers_with_bad_rows)
+    seen: list[int] = []
+    for bad in (300, 301, 777):
+        with pytest.raises(DataError, match=f"row {bad}: .*no number"):
+            read_into(seen, source)
+        assert source.skip_file() == "the row does not fit"
+    read_into(seen, source)
+    assert seen == [n for n in range(1000) if n not in (300, 301, 777)]
+
+
+def test_resuming_passes_over_bad_rows() -> None:
+    source = IteratorSource(numbers_with_bad_rows)
+    while (source.next_batch(256) is not None) and source.state_dict()["row"] < 300:
+        pass
+    source.skip_file()
+    source.skip_file()
+    fresh = IteratorSource(numbers_with_bad_rows)
+    fresh.load_state_dict(source.state_dict())
+    batch = fresh.next_batch(3)
+    assert batch is not None
+    assert batch["n"].to_pylist() == [302, 303, 304]
+
+
+def test_rows_that_do_not_go_together_are_an_error_even_where_bad_rows_may_be_left_out() -> None:
+    source = IteratorSource([{"n": 1}, {"n": "one"}])
+    with pytest.raises(SchemaError, match="do not go together"):
+        Pipeline(source, [], MemorySink(), config=PipelineConfig(on_error="skip")).run()
+
+
+def test_a_row_that_fits_nothing_does_not_take_the_rows_before_it_along() -> None:
+    sink = MemorySink()
+    rows = [{"n": 1}, {"n": object()}, {"n": 2}]
+    Pipeline(IteratorSource(rows), [], sink, config=PipelineConfig(on_error="skip")).run()
+    assert sink.table()["n"].to_pylist() == [1, 2]
