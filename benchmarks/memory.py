@@ -47,6 +47,7 @@ def run_memory(corpus: Corpus) -> dict[str, Any]:
         "peak MiB",
         "rise MiB",
         "rise/budget",
+        "private MiB",
         "charged MiB",
         "seconds",
         "held",

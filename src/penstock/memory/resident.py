@@ -13,7 +13,7 @@ from penstock.memory.budget import MemoryBudget
 __all__ = ["ResidentWatch", "resident_bytes"]
 
 _STATM = Path("/proc/self/statm")
-_FIRST_BYTES, _BURST_BYTES = 46 << 20, 17 << 20
+_FIRST_BYTES, _BURST_BYTES = 46 << 20, 20 << 20
 _NEARLY, _NEARLY_BYTES = 0.3, 36 << 20
 _DECAY, _HEADROOM = 0.99, 0.15
 
@@ -47,7 +47,7 @@ class ResidentWatch:
         """Compare, now and then; takes some ten microseconds."""
         capacity, limit, charged = self._budget.capacity, self._budget.limit, self._budget.used
         grown = resident_bytes() - self._before
-        wanted = grown - charged + max(int(_HEADROOM * capacity), min(_BURST_BYTES, capacity // 4))
+        wanted = grown - charged + max(int(_HEADROOM * capacity), min(_BURST_BYTES, capacity * 5 // 16))
         # Up at once, down slowly, and only while something is in flight: idle moments prove nothing.
         wanted = max(wanted, int(_DECAY * self._aside) if charged > capacity // 16 else self._aside)
         self._set_aside(min(wanted, capacity * 7 // 8))
