@@ -23,7 +23,7 @@ import pytest
 
 from penstock.errors import StoppedError
 from penstock.pipeline import Sink, Source
-from penstock.sinks import ArrowSink, CsvSink, IteratorSink, JsonlSink, MemorySink, ParquetSink
+from penstock.sinks import ArrowSink, CsvSink, IteratorSink, JsonlSink, MemorySink, ParquetSink, StoreSink
 from penstock.sources import (
     ArrowSource,
     CsvSource,
@@ -32,9 +32,11 @@ from penstock.sources import (
     JsonSource,
     MemorySource,
     ParquetSource,
+    StoreSource,
     TextSource,
     open_source,
 )
+from penstock.store import Manifest, StoreWriter
 
 Row = dict[str, Any]
 
@@ -242,6 +244,26 @@ def iterator_batches(home: Path) -> SourceCase:
     return SourceCase(lambda: IteratorSource(batches), NESTED, [("<iterator>", i) for i in range(COUNT)])
 
 
+def write_store(path: Path, rows: list[Row]) -> Manifest:
+    with StoreWriter(path, tokens=None, shard_bytes=700) as writer:
+        for row in rows:
+            writer.write(pa.RecordBatch.from_pylist([row], schema=pa.Table.from_pylist(rows).schema))
+        return writer.publish()
+
+
+def store(home: Path) -> SourceCase:
+    manifest = write_store(home / "a.store", NESTED)
+    places = [(str(home / "a.store" / s.file), i) for s in manifest.shards for i in range(s.rows)]
+
+    def bad() -> tuple[Source, str, int]:
+        there = write_store(home / "bad.store", FLAT)
+        file = home / "bad.store" / there.shards[-1].file
+        file.write_bytes(file.read_bytes()[:-7])
+        return StoreSource(home / "bad.store"), str(file), 0
+
+    return SourceCase(lambda: StoreSource(home / "a.store"), NESTED, places, bad)
+
+
 SOURCES: dict[str, Callable[[Path], SourceCase]] = {
     "JSON lines": jsonl,
     "JSON lines, gzip": jsonl_gzip,
@@ -258,6 +280,7 @@ SOURCES: dict[str, Callable[[Path], SourceCase]] = {
     "memory, arrays": memory_arrays,
     "iterator, rows": iterator_rows,
     "iterator, batches": iterator_batches,
+    "store": store,
 }
 
 WITH_BAD_INPUT = [
@@ -269,6 +292,7 @@ WITH_BAD_INPUT = [
     "Arrow",
     "text, by line",
     "iterator, rows",
+    "store",
 ]
 
 
@@ -291,7 +315,8 @@ def bad_source(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], t
 @pytest.fixture
 def source_kinds() -> set[type]:
     """The class of each source that the cases cover."""
-    return {JsonlSource, JsonSource, CsvSource, ParquetSource, ArrowSource, TextSource, MemorySource, IteratorSource}
+    files = {JsonlSource, JsonSource, CsvSource, ParquetSource, ArrowSource, TextSource, StoreSource}
+    return files | {MemorySource, IteratorSource}
 
 
 # -- sinks -----------------------------------------------------------------------------------------------------------
@@ -313,6 +338,15 @@ def see_file(sink: Any) -> list[Row]:
     is_text = any(kind in name for name in names for kind in (".jsonl", ".csv", ".tsv"))
     source = open_source(sink.path, **({"allow_empty": True} if is_text else {}))
     rows: list[Row] = []
+    while (batch := source.next_batch(1000)) is not None:
+        rows += batch.to_pylist()
+    return rows
+
+
+def see_store(sink: Any) -> list[Row]:
+    if not sink.path.exists():
+        return []
+    source, rows = StoreSource(sink.path), []
     while (batch := source.next_batch(1000)) is not None:
         rows += batch.to_pylist()
     return rows
@@ -363,6 +397,7 @@ SINKS = {
     "Arrow directory": file_case("out", ArrowSink),
     "JSON lines directory": file_case("out", JsonlSink, rows_per_file=11),
     "CSV directory": file_case("out", CsvSink, rows_per_file=11),
+    "store": SinkCase(lambda directory: StoreSink(directory / "out.store", tokens=None, shard_bytes=300), see_store),
     "memory": SinkCase(lambda directory: MemorySink(), lambda sink: sink.rows(), durable=False),  # type: ignore[attr-defined]
     "iterator": SinkCase(lambda directory: Collecting(), lambda sink: sink.rows(), durable=False),  # type: ignore[attr-defined]
 }
@@ -377,4 +412,4 @@ def sink_case(request: pytest.FixtureRequest) -> SinkCase:
 @pytest.fixture
 def sink_kinds() -> set[type]:
     """The class of each sink that the cases cover."""
-    return {JsonlSink, CsvSink, ParquetSink, ArrowSink, MemorySink, IteratorSink}
+    return {JsonlSink, CsvSink, ParquetSink, ArrowSink, StoreSink, MemorySink, IteratorSink}

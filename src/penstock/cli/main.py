@@ -7,8 +7,12 @@ from typing import Annotated
 import typer
 
 from penstock import __version__
+from penstock.cli.info import info
+from penstock.cli.lint import lint
 from penstock.cli.plugins import plugins
+from penstock.cli.prepare import prepare
 from penstock.cli.run import run
+from penstock.cli.show import show
 
 __all__ = ["app"]
 
@@ -19,7 +23,8 @@ app = typer.Typer(
     rich_markup_mode=None,  # the help shows YAML, whose brackets must not be taken for markup
     pretty_exceptions_enable=False,
 )
-app.command()(run)
+for verb in (run, prepare, show, lint, info):
+    app.command()(verb)
 app.command()(plugins)
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +12,7 @@ import orjson
 import typer
 from rich.console import Console
 
+from penstock.cli.consoles import log_lines, output
 from penstock.cli.documents import read_document, set_value
 from penstock.cli.exits import clear_exits
 from penstock.cli.fitting import fit_transforms
@@ -89,13 +88,13 @@ def run(
     if as_json:
         typer.echo(orjson.dumps({"pipeline": str(plan.pipeline), **report.to_dict()}))
     elif not quiet:
-        _output().print(closing_table(report, budget_bytes=plan.pipeline.budget.capacity))
+        output().print(closing_table(report, budget_bytes=plan.pipeline.budget.capacity))
 
 
 def _run(plan: Plan, extent: Extent, *, quiet: bool) -> Report:
     pipeline = plan.pipeline
     console = Console(stderr=True)
-    with _log_lines(console, logging.WARNING if quiet else logging.INFO):
+    with log_lines(console, logging.WARNING if quiet else logging.INFO):
         fit_transforms(pipeline, plan.to_fit, None if quiet else console)
         if quiet:
             return pipeline.run(plan.checkpoint)
@@ -143,31 +142,3 @@ def _described(plan: Plan, extent: Extent) -> Iterator[str]:
         yield f"first pass  {learner} learns from the input"
     if plan.checkpoint is not None:
         yield f"checkpoint  {plan.checkpoint}{' (a run is kept there: it will go on)' if facts['resumes'] else ''}"
-
-
-def _output() -> Console:
-    """Standard output; as wide as needed where it is no terminal, so that nothing is folded in a file."""
-    return Console(width=None if sys.stdout.isatty() else 1000)
-
-
-@contextlib.contextmanager
-def _log_lines(console: Console, level: int) -> Iterator[None]:
-    """What the engine logs, as lines on the console, above a live display if there is one."""
-    log, handler = logging.getLogger("penstock"), _ConsoleLines(console)
-    before = log.level
-    log.addHandler(handler)
-    log.setLevel(level)
-    try:
-        yield
-    finally:
-        log.removeHandler(handler)
-        log.setLevel(before)
-
-
-class _ConsoleLines(logging.Handler):
-    def __init__(self, console: Console) -> None:
-        super().__init__()
-        self._console = console
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._console.print(f"penstock: {self.format(record)}", markup=False, highlight=False, soft_wrap=True)

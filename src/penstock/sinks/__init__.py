@@ -3,6 +3,7 @@
 from penstock.sinks.columnar import ArrowSink, ParquetSink
 from penstock.sinks.memory import IteratorSink, MemorySink
 from penstock.sinks.opening import open_sink
+from penstock.sinks.store import StoreSink
 from penstock.sinks.text import CsvSink, JsonlSink
 
-__all__ = ["ArrowSink", "CsvSink", "IteratorSink", "JsonlSink", "MemorySink", "ParquetSink", "open_sink"]
+__all__ = ["ArrowSink", "CsvSink", "IteratorSink", "JsonlSink", "MemorySink", "ParquetSink", "StoreSink", "open_sink"]

@@ -11,6 +11,7 @@ from penstock.sources.jsonl import JsonlSource, JsonSource
 from penstock.sources.memory import MemorySource
 from penstock.sources.opening import open_source
 from penstock.sources.parquet import ParquetSource
+from penstock.sources.store import StoreSource
 from penstock.sources.text import TextSource
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "JsonlSource",
     "MemorySource",
     "ParquetSource",
+    "StoreSource",
     "TextSource",
     "open_source",
 ]

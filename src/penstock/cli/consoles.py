@@ -1,0 +1,40 @@
+"""Where a command's words go: results to standard output, progress and log lines to standard error."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Iterator
+
+from rich.console import Console
+
+__all__ = ["log_lines", "output"]
+
+
+def output() -> Console:
+    """Standard output; as wide as needed where it is no terminal, so that nothing is folded in a file."""
+    return Console(width=None if sys.stdout.isatty() else 1000)
+
+
+@contextlib.contextmanager
+def log_lines(console: Console, level: int) -> Iterator[None]:
+    """What the engine logs, as lines on the console, above a live display if there is one."""
+    log, handler = logging.getLogger("penstock"), _ConsoleLines(console)
+    before = log.level
+    log.addHandler(handler)
+    log.setLevel(level)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before)
+
+
+class _ConsoleLines(logging.Handler):
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._console.print(f"penstock: {self.format(record)}", markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,97 @@
+"""`penstock lint FILE --tokenizer T --template X`: the supervision gate over a data set."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import typer
+from rich.text import Text
+
+from penstock.cli.consoles import output
+from penstock.cli.exits import clear_exits
+from penstock.cli.prepare import TemplateOption, TokenizerOption, chat_options
+from penstock.errors import DataError
+from penstock.sources import open_source
+from penstock.transforms.formatting import FormatChat
+
+__all__ = ["lint"]
+
+_BATCH_ROWS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong with one row."""
+
+    file: str
+    row: int | None
+    kind: str
+    reason: str
+    shown: str = ""
+
+
+def lint(
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Files, directories or globs of chats.")],
+    tokenizer: TokenizerOption,
+    template: TemplateOption = None,
+    train_on: Annotated[str, typer.Option(metavar="WHAT", help="As in prepare.")] = "assistant",
+    eot: Annotated[bool, typer.Option(help="As in prepare.")] = True,
+    max_length: Annotated[int | None, typer.Option(min=1, help="Longer rows are violations.")] = None,
+    most: Annotated[int, typer.Option("--most", help="How many violations to show.")] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each violation.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Check every row of a chat data set: something is supervised, turns end with their token, one BOS, the prompt in
+    training is the prompt in use, no role header is trained on.
+
+    Exit codes: 0 every row passes; 1 there is a violation, or an error.
+    """
+    console = output()
+    kinds: Counter[str] = Counter()
+    with clear_exits(debug=debug):
+        options: dict[str, Any] = chat_options(train_on, include_eot=eot)
+        format_chat = FormatChat(tokenizer, template, max_length=max_length, **options)
+        rows = 0
+        for finding, rows in _findings(open_source([Path(file) for file in files]), format_chat):  # noqa: B007
+            if finding is None:
+                continue
+            kinds[finding.kind] += 1
+            if as_json:
+                typer.echo(orjson.dumps(asdict(finding)))
+            elif sum(kinds.values()) <= most:
+                console.print(Text(f"{finding.file}, row {finding.row}: {finding.kind}: {finding.reason}"))
+                if finding.shown:
+                    console.print(Text(finding.shown), style="dim")
+    if not as_json:
+        for kind, count in kinds.most_common():
+            console.print(Text(f"{count:>8,}  {kind}"))
+        found = sum(kinds.values())
+        verdict = f"{found:,} violations" if found != 1 else "1 violation"
+        console.print(f"{rows:,} rows, {verdict if found else 'no violation'}")
+    if kinds:
+        raise typer.Exit(1)
+
+
+def _findings(source: Any, format_chat: FormatChat) -> Iterator[tuple[Finding | None, int]]:
+    """Each finding, and how many rows have been seen; None at the end of a batch without one."""
+    rows = 0
+    while True:
+        try:
+            batch = source.next_batch(_BATCH_ROWS)
+        except DataError as error:
+            yield Finding(error.file or "", error.row, "unreadable", error.reason), rows + 1
+            source.skip_file()
+            continue
+        if batch is None:
+            return
+        origin = source.origin()
+        rows += batch.num_rows
+        for violation in format_chat.check_rows(batch):
+            row = origin.row + violation.row
+            yield Finding(origin.file, row, violation.kind, violation.message, violation.shown), rows
+        yield None, rows

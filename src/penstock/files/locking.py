@@ -1,0 +1,147 @@
+"""One writer at a time, among threads and processes: a lock file that the system itself releases when its owner dies.
+
+The lock is the kernel's (flock, or LockFileEx on Windows), not the presence of the file, so there is nothing stale to
+find after kill -9 and no clock to trust. The text in the file only says who holds it, for messages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import orjson
+
+from penstock.files.listing import PathLike
+
+__all__ = ["FileLock"]
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.1
+_LOCKED_BYTE = 1 << 30  # far behind the text: on Windows a locked byte cannot be read by others
+
+_registry_guard = threading.Lock()
+_registry: dict[str, FileLock] = {}
+"""The locks that this process holds, by path."""
+
+
+class FileLock:
+    """A lock at a path; the file is removed when the lock is released.
+
+    `take_over=True` takes it from another holder within this process, which then holds it no more: a stage made anew
+    goes on where an abandoned one stopped. Between processes a lock is never taken from a holder that lives.
+    """
+
+    def __init__(self, path: PathLike) -> None:
+        self.path = Path(path)
+        self._handle: int | None = None
+
+    @property
+    def held(self) -> bool:
+        return self._handle is not None
+
+    def acquire(self, wait_seconds: float = 0.0, *, take_over: bool = False) -> bool:
+        """Whether the lock is ours now, waiting for it at most `wait_seconds`."""
+        if self.held:
+            return True
+        if take_over and self._take_over():
+            return True
+        deadline, pause = time.monotonic() + wait_seconds, _FIRST_PAUSE
+        while not self._try():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        return True
+
+    def release(self) -> None:
+        """Give it back; without holding it, do nothing."""
+        with _registry_guard:
+            handle, self._handle = self._handle, None
+            if handle is None:
+                return
+            _registry.pop(str(self.path), None)
+            with contextlib.suppress(OSError):  # Windows does not remove a file that is open; then it stays, unlocked
+                self.path.unlink()
+            os.close(handle)
+            if os.name == "nt":
+                with contextlib.suppress(OSError):
+                    self.path.unlink()
+
+    def owner(self) -> str:
+        """Who holds the lock, as far as the file says."""
+        try:
+            facts = orjson.loads(self.path.read_bytes())
+            return f"process {facts['pid']} on {facts['host']}, since {facts['since']}"
+        except (OSError, ValueError, KeyError, TypeError):
+            return "another process"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.release()
+
+    def _take_over(self) -> bool:
+        with _registry_guard:
+            holder = _registry.get(str(self.path))
+            if holder is None or holder._handle is None:
+                return False
+            self._handle, holder._handle = holder._handle, None
+            _registry[str(self.path)] = self
+            return True
+
+    def _try(self) -> bool:
+        while True:
+            handle = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+            locked = _lock(handle)
+            if locked and self._has_the_name(handle):
+                break
+            os.close(handle)
+            if not locked:
+                return False
+        facts = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+        os.truncate(handle, 0)
+        os.write(handle, orjson.dumps(facts))
+        with _registry_guard:
+            self._handle = handle
+            _registry[str(self.path)] = self
+        return True
+
+    def _has_the_name(self, handle: int) -> bool:
+        """Whether the file that was locked is still the one at the path: its last owner may just have removed it."""
+        try:
+            return os.path.samestat(os.fstat(handle), self.path.stat())
+        except FileNotFoundError:
+            return False
+
+    def __repr__(self) -> str:
+        return f"FileLock({str(self.path)!r}{', held' if self.held else ''})"
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(handle: int) -> bool:
+        os.lseek(handle, _LOCKED_BYTE, os.SEEK_SET)
+        try:
+            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+        except OSError:
+            return False
+        os.lseek(handle, 0, os.SEEK_SET)
+        return True
+else:
+    import fcntl
+
+    def _lock(handle: int) -> bool:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True

@@ -1,0 +1,96 @@
+"""A store as the end of a pipeline."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from penstock.errors import SchemaError
+from penstock.files.listing import PathLike
+from penstock.pipeline.stages import Sink, State
+from penstock.store import Lineage, Manifest, StoreWriter
+
+__all__ = ["StoreSink"]
+
+
+class StoreSink(Sink):
+    """A version of a token store: memory-mapped shards under a manifest, which appear in one step at the end.
+
+    `tokens` names the column that holds the ids (None if there is none), `mask` that of the supervised ones (default:
+    `loss_mask` if there is such a column). `mode` is "create", "append" or "overwrite"; see `StoreWriter`. Shards end
+    where the rows say, so that neither batch sizes nor workers nor restarts change a byte of them. Holds less than two
+    pieces of a megabyte, whatever `shard_bytes` is.
+    """
+
+    def __init__(
+        self,
+        path: PathLike,
+        *,
+        mode: str = "create",
+        tokens: str | None = "input_ids",
+        mask: str | None = None,
+        shard_bytes: int | str = "64 MiB",
+        lineage: Lineage | None = None,
+        wait_seconds: float = 0.0,
+    ) -> None:
+        self._writer = StoreWriter(
+            path,
+            mode=mode,
+            tokens=tokens,
+            mask=mask,
+            shard_bytes=shard_bytes,
+            lineage=lineage,
+            wait_seconds=wait_seconds,
+        )
+        self.path = self._writer.path
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """What was published; None before that."""
+        return self._writer.manifest
+
+    def consume(self, batch: pa.RecordBatch) -> None:
+        with self._refusing():
+            self._writer.write(batch)
+
+    def flush(self) -> None:
+        """Publish. Doing it again, or after a crash in the middle of it, is safe."""
+        with self._refusing():
+            self._writer.publish()
+
+    def memory_usage(self) -> int:
+        return self._writer.memory_usage()
+
+    def checkpoint(self) -> State:
+        with self._refusing():
+            return self._writer.checkpoint()
+
+    def restore(self, token: State) -> None:
+        self._writer.restore(token)
+
+    def abort(self) -> None:
+        self._writer.abort()
+
+    close = abort
+
+    def reset(self) -> None:
+        """Ready for another run, which replaces the store this one made, or adds to it once more."""
+        self._writer.reset()
+
+    @contextlib.contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """What Arrow has no form for is a matter of the schema; trouble with the disk is trouble with this store."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno is None or error.filename is not None:
+                raise
+            raise OSError(error.errno, os.strerror(error.errno), str(self.path)) from error
+        except (pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowInvalid) as error:
+            raise SchemaError(f"{self!r} cannot write these columns: {error}") from error
+
+    def __repr__(self) -> str:
+        return f"StoreSink({str(self.path)!r})"

@@ -1,0 +1,113 @@
+"""A store as the beginning of a pipeline."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+
+import pyarrow as pa
+
+from penstock.errors import ResumeError
+from penstock.files.listing import PathLike
+from penstock.pipeline.stages import Origin, Source, State
+from penstock.sources._schemas import check_columns, project
+from penstock.store.manifest import Manifest, read_manifest
+from penstock.store.shards import ShardReader
+
+__all__ = ["StoreSource"]
+
+
+class StoreSource(Source):
+    """The rows of a store in order, only the `columns` asked for, as views of its memory-mapped shards.
+
+    One shard is mapped at a time. A position belongs to one version of the store: if a newer one has become current
+    since, pass `version=`.
+    """
+
+    def __init__(self, path: PathLike, *, columns: Sequence[str] | None = None, version: int | None = None) -> None:
+        self.path = Path(path).expanduser()
+        self._columns = check_columns(columns)
+        self._version = version
+        self._read: Manifest | None = None
+        self._starts: list[int] = []
+        self._row = 0
+        self._opened: tuple[int, ShardReader] | None = None
+        self._pending: pa.RecordBatch | None = None
+        self._origin: Origin | None = None
+
+    @property
+    def manifest(self) -> Manifest:
+        """Of the version that is read; chosen when first needed, and then kept."""
+        if self._read is None:
+            self._read = read_manifest(self.path, self._version)
+            self._starts = list(accumulate((shard.rows for shard in self._read.shards), initial=0))
+        return self._read
+
+    @property
+    def schema(self) -> pa.Schema:
+        return project(self.manifest.schema, self._columns, str(self.path))
+
+    def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
+        if self._row >= self.manifest.rows:
+            self.close()
+            return None
+        if self._pending is None:
+            self._pending = self._piece()
+        batch, rest = self._pending.slice(0, max_rows), self._pending.slice(max_rows)
+        self._pending = rest if rest.num_rows else None
+        shard = bisect_right(self._starts, self._row) - 1
+        self._origin = Origin(str(self.path / self.manifest.shards[shard].file), self._row - self._starts[shard])
+        self._row += batch.num_rows
+        return batch
+
+    def size_hint(self) -> int | None:
+        return self.manifest.rows
+
+    def origin(self) -> Origin | None:
+        return self._origin
+
+    def skip_file(self) -> str:
+        """After an error: go on with the next shard; says so."""
+        self.close()
+        self._row = self._starts[bisect_right(self._starts, self._row)]
+        return "the rest of the shard is unreadable"
+
+    def reset(self) -> None:
+        """Back to the first row."""
+        self.close()
+        self._row = 0
+
+    def close(self) -> None:
+        """Let go of the open shard. Reading again goes on where it was."""
+        self._opened = self._pending = None
+
+    def state_dict(self) -> State:
+        return {"version": self.manifest.version, "store": self.manifest.checksum, "row": self._row}
+
+    def load_state_dict(self, state: State) -> None:
+        if state["store"] != self.manifest.checksum:
+            raise ResumeError(
+                f"the state was saved in version {state['version']} of a store, and {self.path} is at version "
+                f"{self.manifest.version}, with other content; pass version={state['version']}, or start without it"
+            )
+        self.close()
+        self._row = state["row"]
+
+    def _piece(self) -> pa.RecordBatch:
+        """From the next row to the end of its piece."""
+        manifest = self.manifest
+        shard = bisect_right(self._starts, self._row) - 1
+        if self._opened is None or self._opened[0] != shard:
+            self._opened = None  # one mapping at a time
+            self._opened = (shard, ShardReader(self.path, manifest.shards[shard], manifest.tokens_column))
+        reader, within = self._opened[1], self._row - self._starts[shard]
+        number = reader.find(within)
+        batch = reader.batch(number).slice(within - reader.starts[number])
+        return batch if self._columns is None else batch.select(self._columns)
+
+    def __repr__(self) -> str:
+        options = {"columns": self._columns, "version": self._version}
+        shown = "".join(f", {name}={value!r}" for name, value in options.items() if value is not None)
+        return f"StoreSource({str(self.path)!r}{shown})"

@@ -1,0 +1,132 @@
+"""The directory of a store that is being written: finished shards, the open one, a journal, rows between two pieces.
+
+Nothing in it is renamed or changed before the store is published, only added to, so an older checkpoint finds all that
+it counts on, whatever came behind it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+
+import orjson
+import pyarrow as pa
+
+from penstock.errors import ResumeError
+from penstock.files.atomic import sync_directory, write_atomic
+from penstock.store.manifest import BUILD, SHARDS, ShardEntry
+
+__all__ = ["Build", "Staged"]
+
+_JOURNAL, _COMPLETE = "journal.jsonl", "complete"
+_MAGIC_BYTES = 8
+"""An Arrow file is an Arrow stream with this many bytes before it and a footer behind."""
+
+Staged = tuple[str, ShardEntry]
+"""A finished shard, and the name it has until it is published."""
+
+
+class Build:
+    """The files of an unfinished run inside `home`, the directory that becomes or already is the store."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self.path = home / BUILD
+
+    def shard_path(self, number: int) -> Path:
+        return self.path / f"shard-{number:06d}"
+
+    def save_journal(self, shards: list[Staged]) -> None:
+        """One line for each finished shard. Only new lines are written: there may be thousands."""
+        with open(self.path / _JOURNAL, "ab+") as file:
+            file.seek(0)
+            known = sum(1 for _ in file)
+            file.writelines(orjson.dumps([name, asdict(entry)]) + b"\n" for name, entry in shards[known:])
+            file.flush()
+            os.fsync(file.fileno())
+
+    def read_journal(self, count: int | None = None) -> list[Staged]:
+        """The first `count` shards (None: all); what was finished later is forgotten."""
+        path = self.path / _JOURNAL
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        if count is not None:
+            if len(lines) < count:
+                raise self.lost(_JOURNAL)
+            if len(lines) > count:
+                lines = lines[:count]
+                os.truncate(path, sum(map(len, lines)))
+        shards = [(name, ShardEntry(**entry)) for name, entry in map(orjson.loads, lines)]
+        for name, entry in shards:
+            if not (self.path / name).exists() and not (self._home / entry.file).exists():
+                raise self.lost(name)
+        return shards
+
+    def write_tail(self, name: str, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> None:
+        """Rows that wait to fill a piece."""
+        with open(self.path / name, "wb") as file:
+            with pa.ipc.new_stream(file, schema) as stream:
+                for batch in batches:
+                    stream.write_batch(batch)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def read_tail(self, name: str) -> list[pa.RecordBatch]:
+        try:
+            return list(pa.ipc.open_stream((self.path / name).read_bytes()))
+        except FileNotFoundError:
+            raise self.lost(name) from None
+
+    def pieces_within(self, name: str, length: int) -> list[pa.RecordBatch]:
+        """The pieces in the first `length` bytes of a shard that was not finished, as views of the file."""
+        path = self.path / name
+        if not path.is_file() or path.stat().st_size < length:
+            raise self.lost(name)
+        with pa.memory_map(str(path)) as file:
+            data = file.read_buffer()
+        # Without an end mark the stream simply stops where the bytes do.
+        return list(pa.ipc.open_stream(pa.BufferReader(data.slice(_MAGIC_BYTES, length - _MAGIC_BYTES))))
+
+    def sweep(self, needed: Iterable[str]) -> None:
+        """Remove everything but the journal and the shards `needed`, with their indexes, and tails."""
+        keep = {_JOURNAL} | {name + suffix for name in needed for suffix in ("", ".index")}
+        for file in self.path.iterdir():
+            if file.name not in keep:
+                file.unlink()
+
+    def mark_complete(self, run: str) -> None:
+        """From here on the journal has all shards of the run, and publishing may move them away."""
+        write_atomic(self.path / _COMPLETE, run.encode())
+
+    def is_complete(self, run: str) -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            return (self.path / _COMPLETE).read_bytes() == run.encode()
+        return False
+
+    def place(self, shards: Iterable[Staged]) -> None:
+        """Give the finished files the names that readers look for. May be done again after a crash in the middle."""
+        (self._home / SHARDS).mkdir(exist_ok=True)
+        for name, entry in shards:
+            self._place(name, self._home / entry.file)
+            self._place(f"{name}.index", self._home / entry.index_file)
+        sync_directory(self._home / SHARDS)
+
+    def lost(self, name: str) -> ResumeError:
+        return ResumeError(
+            f"the checkpoint counts on {self.path / name}, which is gone; delete the checkpoint to start again"
+        )
+
+    def _place(self, name: str, target: Path) -> None:
+        staged = self.path / name
+        if not staged.exists():
+            if not target.exists():
+                raise self.lost(name)
+            return
+        try:
+            staged.replace(target)
+        except PermissionError:
+            # Windows: the same content is there already, and somebody reads it.
+            if not target.exists():
+                raise

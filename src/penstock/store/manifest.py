@@ -1,0 +1,195 @@
+"""The manifest of a store: what it holds, where it came from, and the checksum of every file."""
+
+from __future__ import annotations
+
+import base64
+import time
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import xxhash
+
+from penstock.errors import DataError
+from penstock.files.atomic import write_atomic
+from penstock.store.lineage import Lineage
+
+__all__ = ["FORMAT_VERSION", "Manifest", "ShardEntry", "is_store", "manifest_path", "read_manifest", "write_manifest"]
+
+FORMAT_VERSION = 1
+MANIFEST_NAME = "manifest.json"
+_PLAIN = ("version", "parent", "created", "tokens_column", "mask_column", "key", "run")
+VERSIONS, SHARDS, BUILD = "versions", "shards", ".build"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardEntry:
+    """One shard: an Arrow IPC file and its index, both named by the content of the first."""
+
+    name: str
+    """xxh3-128 of the Arrow file, as hex."""
+    rows: int
+    tokens: int | None
+    supervised: int | None
+    bytes: int
+    """Size of the Arrow file."""
+    index_checksum: str
+    index_bytes: int
+
+    @property
+    def file(self) -> str:
+        return f"{SHARDS}/{self.name}.arrow"
+
+    @property
+    def index_file(self) -> str:
+        return f"{SHARDS}/{self.name}.index"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """One version of a store."""
+
+    schema: pa.Schema
+    shards: tuple[ShardEntry, ...]
+    version: int = 1
+    parent: int | None = None
+    """The version that was current when this one was made."""
+    created: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
+    tokens_column: str | None = None
+    mask_column: str | None = None
+    lineage: tuple[Lineage, ...] = ()
+    """Of each run that the rows came from, in order."""
+    key: str | None = None
+    """Names the content by what it was made of; None if that is not known."""
+    run: str | None = None
+    """Of the run that published it; tells a run that comes back after a crash whether this was its own doing."""
+
+    @property
+    def rows(self) -> int:
+        return sum(shard.rows for shard in self.shards)
+
+    @property
+    def tokens(self) -> int | None:
+        return sum(shard.tokens or 0 for shard in self.shards) if self.tokens_column is not None else None
+
+    @property
+    def supervised(self) -> int | None:
+        return sum(shard.supervised or 0 for shard in self.shards) if self.mask_column is not None else None
+
+    @property
+    def bytes(self) -> int:
+        """Of all its files but the manifest."""
+        return sum(shard.bytes + shard.index_bytes for shard in self.shards)
+
+    @property
+    def tokenizer(self) -> str | None:
+        """Fingerprint of the tokenizer, if the last run named one."""
+        return self.lineage[-1].tokenizer if self.lineage else None
+
+    @property
+    def template(self) -> str | None:
+        return self.lineage[-1].template if self.lineage else None
+
+    @property
+    def checksum(self) -> str:
+        return _checksum(self.to_dict())
+
+    def to_dict(self) -> dict[str, Any]:
+        """As it stands in the file, but for its checksum."""
+        return {
+            "format": FORMAT_VERSION,
+            "version": self.version,
+            "parent": self.parent,
+            "created": self.created,
+            "key": self.key,
+            "run": self.run,
+            "rows": self.rows,
+            "tokens": self.tokens,
+            "supervised": self.supervised,
+            "bytes": self.bytes,
+            "columns": {column.name: str(column.type) for column in self.schema},
+            "tokens_column": self.tokens_column,
+            "mask_column": self.mask_column,
+            "schema": base64.b64encode(zlib.compress(self.schema.serialize())).decode(),
+            "lineage": [lineage.to_dict() for lineage in self.lineage],
+            "shards": [asdict(shard) for shard in self.shards],
+        }
+
+    @classmethod
+    def from_dict(cls, facts: Mapping[str, Any]) -> Manifest:
+        schema = pa.ipc.read_schema(pa.py_buffer(zlib.decompress(base64.b64decode(facts["schema"]))))
+        return cls(
+            schema=schema,
+            shards=tuple(ShardEntry(**shard) for shard in facts["shards"]),
+            lineage=tuple(Lineage.from_dict(lineage) for lineage in facts["lineage"]),
+            **{name: facts[name] for name in _PLAIN},
+        )
+
+
+def is_store(path: Path) -> bool:
+    """Whether a directory holds a published store."""
+    return (path / MANIFEST_NAME).is_file()
+
+
+def manifest_path(path: Path, version: int | None = None) -> Path:
+    """Where the manifest of a version lies; None means the current one."""
+    return path / MANIFEST_NAME if version is None else path / VERSIONS / f"{version:06d}.json"
+
+
+def read_manifest(path: Path, version: int | None = None) -> Manifest:
+    """The manifest of a version; damage, a newer format and a missing version are errors that say what to do."""
+    file = manifest_path(path, version)
+    try:
+        data = file.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise _nothing_there(path, version) from None
+    try:
+        facts = orjson.loads(data)
+        stated = facts.pop("checksum", None)
+        written = facts["format"]
+        if not isinstance(written, int):
+            raise TypeError(f"its format is {written!r}")
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise _damaged(file, f"it is not a manifest ({error})") from error
+    if written > FORMAT_VERSION:
+        raise DataError(
+            f"the store has format {written}, this release reads up to {FORMAT_VERSION}; update penstock",
+            file=str(file),
+        )
+    if stated != _checksum(facts):
+        raise _damaged(file, "its content does not match its checksum")
+    try:
+        return Manifest.from_dict(facts)
+    except (ValueError, TypeError, KeyError, zlib.error, pa.ArrowException) as error:
+        raise _damaged(file, str(error)) from error
+
+
+def write_manifest(path: Path, manifest: Manifest, *, current: bool) -> None:
+    """Write it durably under its version number or, with `current`, as the one that readers get."""
+    facts = manifest.to_dict()
+    data = orjson.dumps(facts | {"checksum": _checksum(facts)}, option=orjson.OPT_INDENT_2)
+    target = manifest_path(path, None if current else manifest.version)
+    target.parent.mkdir(exist_ok=True)
+    write_atomic(target, data)
+
+
+def _checksum(facts: Mapping[str, Any]) -> str:
+    return xxhash.xxh3_128_hexdigest(orjson.dumps(facts, option=orjson.OPT_SORT_KEYS))
+
+
+def _damaged(file: Path, why: str) -> DataError:
+    return DataError(
+        f"the manifest is damaged: {why}; check out another version, or prepare the store again", file=str(file)
+    )
+
+
+def _nothing_there(path: Path, version: int | None) -> Exception:
+    if version is None or not is_store(path):
+        there = "there is no manifest.json in it" if path.is_dir() else "no such directory"
+        return FileNotFoundError(f"{str(path)!r} is not a store: {there} (looked from {Path.cwd()})")
+    numbers = sorted(int(file.stem) for file in (path / VERSIONS).glob("*.json") if file.stem.isdigit())
+    return DataError(f"the store has no version {version}; it has {numbers}", file=str(path))

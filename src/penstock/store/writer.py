@@ -1,0 +1,404 @@
+"""Writing a store: shard by shard, resumable after a kill, published in one step."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import pyarrow as pa
+
+from penstock.errors import ConfigError, ResumeError, SchemaError
+from penstock.files.atomic import sync_directory
+from penstock.files.listing import PathLike
+from penstock.files.locking import FileLock
+from penstock.memory.budget import parse_bytes
+from penstock.pipeline.chain import describe_difference
+from penstock.pipeline.stages import State
+from penstock.pipeline.state import schema_from_text, schema_to_text
+from penstock.store._build import Build, Staged
+from penstock.store._pieces import Pieces, plain_batch, plain_schema
+from penstock.store._shard_writer import ShardWriter
+from penstock.store.lineage import Lineage, combined_key
+from penstock.store.manifest import BUILD, Manifest, is_store, read_manifest, write_manifest
+from penstock.store.versions import lock_of, version_numbers
+
+__all__ = ["StoreWriter", "append"]
+
+_PIECE_BYTES = 1 << 20
+_MODES = ("create", "append", "overwrite")
+
+
+class StoreWriter:
+    """Writes one version of a store.
+
+    `mode="create"` makes a new store, which appears at `path` when it is published. `"append"` adds rows to the one
+    that is there (or makes it), `"overwrite"` puts these rows in place of those; both as a new version, while the older
+    ones stay readable. Only one writer at a time: another is refused, after waiting `wait_seconds` for the first.
+
+    Shards end where the rows say (within `shard_bytes`, unless one row is larger), never where a batch or a run ended,
+    so the same rows make the same files. Dictionaries are stored as their values. What is held in memory is less than
+    two pieces of a megabyte.
+
+        with StoreWriter("corpus.store") as writer:
+            writer.write(batch)
+            writer.publish()
+    """
+
+    def __init__(
+        self,
+        path: PathLike,
+        *,
+        mode: str = "create",
+        tokens: str | None = "input_ids",
+        mask: str | None = None,
+        shard_bytes: int | str = "64 MiB",
+        lineage: Lineage | None = None,
+        wait_seconds: float = 0.0,
+    ) -> None:
+        if "://" in os.fspath(path):
+            raise ConfigError(f"{os.fspath(path)!r} is a URL; a store is written to a local path")
+        if mode not in _MODES:
+            raise ConfigError(f"mode must be one of {', '.join(_MODES)}, got {mode!r}")
+        self.path = Path(path).expanduser()
+        self.lineage = lineage if lineage is not None else Lineage()
+        self._mode, self._asked = mode, (tokens, mask)
+        self._shard_bytes = parse_bytes(shard_bytes)
+        if self._shard_bytes <= 0:
+            raise ConfigError(f"shard_bytes must be positive, got {shard_bytes!r}")
+        self._wait_seconds = wait_seconds
+        self._lock = FileLock(lock_of(self.path))
+        self._forget()
+
+    def _forget(self) -> None:
+        self.manifest: Manifest | None = None
+        """What was published."""
+        self._base: Manifest | None = None
+        """The version that was current when the run began."""
+        self._number = 1
+        self._run = secrets.token_hex(8)
+        self._began = self._durable = False
+        self._given: pa.Schema | None = None
+        self._schema = pa.schema([])
+        self._tokens: str | None = None
+        self._mask: str | None = None
+        self._pieces = Pieces(min(_PIECE_BYTES, self._shard_bytes))
+        self._shard: ShardWriter | None = None
+        self._shards: list[Staged] = []
+        self._made = self._checkpoints = 0
+        self._needed: set[str] = set()
+        """Files that the last checkpoint counts on."""
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add rows; the first batch, even an empty one, says which columns there are."""
+        if self.manifest is not None:
+            raise ConfigError(f"{self.path} has been published; call reset(), or use another writer")
+        self._begin()
+        if self._given is None:
+            self._set_schema(batch.schema)
+        elif not batch.schema.equals(self._given):
+            difference = describe_difference(self._given, batch.schema)
+            raise SchemaError(f"{self!r} got another schema than before: {difference}")
+        for piece, size in self._pieces.add(plain_batch(batch, self._schema)):
+            self._write_piece(piece, size)
+
+    def publish(self) -> Manifest:
+        """Make everything written so far a version of the store, in one step. A second call gives the same."""
+        if self.manifest is not None:
+            return self.manifest
+        self._begin()
+        rest = self._pieces.rest()
+        if rest is not None:
+            self._write_piece(*rest)
+        self._finish_shard()
+        if self._durable:
+            self._build.save_journal(self._shards)
+            self._build.mark_complete(self._run)
+        self._build.place(self._shards)
+        self.manifest = self._new_manifest()
+        self._show(self.manifest)
+        self._lock.release()
+        return self.manifest
+
+    def memory_usage(self) -> int:
+        """Bytes of the rows that wait to fill a piece."""
+        return self._pieces.held_bytes()
+
+    def abort(self) -> None:
+        """Leave nothing behind that was not published, but for what a checkpoint counts on."""
+        self._drop_shard()
+        if self._lock.held:
+            if not self._durable:
+                self._clear()
+            self._lock.release()
+
+    close = abort
+
+    def reset(self) -> None:
+        """Ready for another run, which replaces the store this one made, or adds to it once more."""
+        self.abort()
+        if self.manifest is not None and self._mode == "create":
+            self._mode = "overwrite"
+        self._forget()
+
+    # -- surviving kill -9 -------------------------------------------------------------------------------------------
+
+    def checkpoint(self) -> State:
+        """Make all rows so far durable, without ending a shard."""
+        if not self._durable:
+            raise ConfigError("checkpoint() without restore(): a plain run cannot be resumed; call restore({}) first")
+        self._check_still_ours()
+        self._checkpoints += 1
+        opened, tail, needed = None, None, set()
+        if self._shard is not None:
+            opened = [self._shard.path.name, self._shard.sync(), self._shard.size]
+            needed.add(self._shard.path.name)
+        if pending := self._pieces.pending():
+            tail = f"tail-{self._checkpoints:06d}"
+            self._build.write_tail(tail, pending, self._schema)
+            needed.add(tail)
+        self._build.save_journal(self._shards)
+        sync_directory(self._build.path)
+        # What the checkpoint before counts on stays too: this one is in force only when it has been saved.
+        self._sweep(needed | self._needed)
+        self._needed = needed
+        return {
+            "run": self._run,
+            "base": self._base.version if self._base is not None else None,
+            "number": self._number,
+            "schema": schema_to_text(self._given) if self._given is not None else None,
+            "shards": len(self._shards),
+            "open": opened,
+            "tail": tail,
+            "made": self._made,
+            "checkpoints": self._checkpoints,
+        }
+
+    def restore(self, token: State) -> None:
+        """Go back to where `token` was made, in this process or another; `{}` for the beginning."""
+        self._drop_shard()
+        self._forget()
+        self._durable = True
+        if not token.get("run"):
+            self._begin(take_over=True)
+            return
+        self._run, finishing = token["run"], bool(token.get("finishing"))
+        if finishing and self._was_published(token["number"]):
+            return
+        self._begin(token, take_over=True)
+        if token["schema"]:
+            self._set_schema(schema_from_text(token["schema"]))
+        self._made, self._checkpoints = token["made"], token["checkpoints"]
+        if finishing and self._build.is_complete(self._run):
+            self._shards = self._build.read_journal()
+            return
+        self._shards = self._build.read_journal(token["shards"])
+        self._needed = {name for name in (token["tail"], token["open"] and token["open"][0]) if name}
+        self._sweep(self._needed)
+        if token["open"]:
+            self._reopen(*token["open"])
+        if token["tail"]:
+            for batch in self._build.read_tail(token["tail"]):
+                for piece, size in self._pieces.add(batch):  # less than a piece, so none is completed
+                    self._write_piece(piece, size)
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _home(self) -> Path:
+        """Where the store is put together: in its place if there is one already, else under a hidden name."""
+        return self.path if self._base is not None else self.path.with_name(f".{self.path.name}.penstock-store")
+
+    @property
+    def _build(self) -> Build:
+        return Build(self._home)
+
+    def _clear(self) -> None:
+        shutil.rmtree(self._build.path if self._base is not None else self._home, ignore_errors=True)
+
+    def _begin(self, token: State | None = None, *, take_over: bool = False) -> None:
+        """Take the lock and look at what is there, once."""
+        if self._began:
+            self._check_still_ours()
+            return
+        parent = self.path.parent
+        if not parent.is_dir():
+            raise FileNotFoundError(f"no such directory: {str(parent)!r}; make it before writing {self.path.name}")
+        if not self._lock.acquire(self._wait_seconds, take_over=take_over):
+            raise ConfigError(
+                f"{self.path} is being written by {self._lock.owner()}; wait for it to end (wait_seconds=...), "
+                "or write elsewhere"
+            )
+        try:
+            self._look(token)
+            if token is None:
+                self._clear()  # of a run that was killed
+            self._build.path.mkdir(parents=True, exist_ok=True)
+        except BaseException:
+            self._lock.release()
+            raise
+        self._began = True
+
+    def _check_still_ours(self) -> None:
+        if not self._lock.held:
+            raise ConfigError(f"{self!r} was aborted, or another writer has taken its place; use the newest one")
+
+    def _look(self, token: State | None) -> None:
+        """What is at the path decides where to build, and whether this run may go there at all."""
+        if is_store(self.path):
+            if self._mode == "create":
+                raise ConfigError(
+                    f"{self.path} holds a store already; pass mode='append' to add to it, mode='overwrite' to put "
+                    "another version in its place, or write elsewhere"
+                )
+            self._base = read_manifest(self.path)
+            self._number = version_numbers(self.path)[-1] + 1
+        elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise ConfigError(f"{self.path} exists and is not a store; delete it or write elsewhere")
+        here = self._base.version if self._base is not None else None
+        if token is not None:
+            if token["base"] != here:
+                raise ResumeError(
+                    f"the checkpoint builds on version {token['base']} of {self.path}, which has version {here} now; "
+                    "delete the checkpoint to start again"
+                )
+            self._number = token["number"]
+
+    @property
+    def _appended_to(self) -> Manifest | None:
+        """The version whose rows come before ours."""
+        return self._base if self._mode == "append" else None
+
+    def _set_schema(self, given: pa.Schema) -> None:
+        schema = plain_schema(given)
+        tokens, mask = self._asked
+        if mask is None and tokens is not None and "loss_mask" in schema.names:
+            mask = "loss_mask"
+        for name, argument, way_out in ((tokens, "tokens", ", or tokens=None if there are none"), (mask, "mask", "")):
+            if name is not None and name not in schema.names:
+                raise SchemaError(f"no column {name!r} in {schema.names}; pass {argument}= its name{way_out}")
+        base = self._appended_to
+        if base is not None and base.rows:
+            self._check_goes_with(base, schema, tokens, mask)
+        self._given, self._schema, self._tokens, self._mask = given, schema, tokens, mask
+
+    def _check_goes_with(self, base: Manifest, schema: pa.Schema, tokens: str | None, mask: str | None) -> None:
+        if not schema.equals(base.schema):
+            raise SchemaError(
+                f"these rows do not go with those in {self.path}: {describe_difference(base.schema, schema)}"
+            )
+        if (tokens, mask) != (base.tokens_column, base.mask_column):
+            raise SchemaError(
+                f"{self.path} has its tokens in {base.tokens_column!r} and their mask in {base.mask_column!r}, "
+                f"this run in {tokens!r} and {mask!r}; pass tokens= and mask= as before"
+            )
+        ours, theirs = self.lineage.tokenizer, base.tokenizer
+        if ours is not None and theirs is not None and ours != theirs:
+            raise ConfigError(
+                f"{self.path} was made with the tokenizer {theirs}, these rows with {ours}, and the ids of two "
+                "tokenizers do not go together; use the same one, or another store"
+            )
+
+    def _write_piece(self, piece: pa.RecordBatch, size: int) -> None:
+        if self._shard is not None and self._shard.size + size > self._shard_bytes:
+            self._finish_shard()
+        if self._shard is None:
+            self._shard = self._new_shard()
+        self._shard.write(piece, size)
+
+    def _new_shard(self) -> ShardWriter:
+        self._made += 1
+        return ShardWriter(self._build.shard_path(self._made), self._schema, self._tokens, self._mask)
+
+    def _finish_shard(self) -> None:
+        if self._shard is not None:
+            self._shards.append((self._shard.path.name, self._shard.finish()))
+            self._shard = None
+
+    def _drop_shard(self) -> None:
+        if self._shard is not None:
+            self._shard.abort()
+            self._shard = None
+
+    def _reopen(self, name: str, length: int, size: int) -> None:
+        """Go on with a shard that was not finished. An Arrow file cannot be continued, so its pieces are copied."""
+        self._shard = self._new_shard()
+        for piece in self._build.pieces_within(name, length):
+            self._shard.write(piece, 0)
+        self._shard.size = size
+
+    def _sweep(self, needed: set[str]) -> None:
+        mine = {self._shard.path.name} if self._shard is not None else set()
+        self._build.sweep(needed | mine | {name for name, _ in self._shards})
+
+    def _new_manifest(self) -> Manifest:
+        shards = tuple(entry for _, entry in self._shards)
+        lineage: tuple[Lineage, ...] = (self.lineage,)
+        schema, tokens, mask = self._schema, self._tokens, self._mask
+        before = self._appended_to
+        if before is not None:
+            shards, lineage = before.shards + shards, before.lineage + lineage
+            if self._given is None:
+                schema, tokens, mask = before.schema, before.tokens_column, before.mask_column
+        return Manifest(
+            schema=schema,
+            shards=shards,
+            version=self._number,
+            parent=self._base.version if self._base is not None else None,
+            tokens_column=tokens,
+            mask_column=mask,
+            lineage=lineage,
+            key=combined_key(lineage),
+            run=self._run,
+        )
+
+    def _show(self, manifest: Manifest) -> None:
+        home = self._home
+        write_manifest(home, manifest, current=False)
+        write_manifest(home, manifest, current=True)
+        if self._base is None:
+            with contextlib.suppress(FileNotFoundError):
+                self.path.rmdir()  # an empty directory, or `_look` would have refused
+            home.rename(self.path)
+            sync_directory(self.path.parent)
+        shutil.rmtree(self.path / BUILD, ignore_errors=True)
+
+    def _was_published(self, number: int) -> bool:
+        """Whether this run had published before it was killed; if so, do what little was left to do."""
+        if not is_store(self.path) or number not in version_numbers(self.path):
+            return False
+        manifest = read_manifest(self.path, number)
+        if manifest.run != self._run or read_manifest(self.path).version < number:
+            return False
+        self.manifest = manifest
+        if self._lock.acquire():  # or another run is writing now, and what is there is its own
+            if Build(self.path).is_complete(self._run):
+                shutil.rmtree(self.path / BUILD, ignore_errors=True)
+            self._lock.release()
+        return True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"StoreWriter({str(self.path)!r})"
+
+
+def append(path: PathLike, batches: Iterable[pa.RecordBatch], *, lineage: Lineage | None = None) -> Manifest:
+    """Add batches to the store at `path` as a new version, and return its manifest. The older ones stay readable."""
+    there = read_manifest(Path(path).expanduser())
+    tokens, mask = there.tokens_column, there.mask_column
+    with StoreWriter(path, mode="append", tokens=tokens, mask=mask, lineage=lineage) as writer:
+        for batch in batches:
+            writer.write(batch)
+        return writer.publish()

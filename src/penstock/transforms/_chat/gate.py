@@ -1,0 +1,212 @@
+"""The supervision gate: what must hold of every row before anybody trains on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.transforms._chat.problems import (
+    BosCountError,
+    HeaderSupervisedError,
+    NothingSupervisedError,
+    PromptDiffersError,
+    RowProblem,
+    TerminatorInsideError,
+    TerminatorNotSupervisedError,
+)
+from penstock.transforms._chat.spans import Flags, Ints, Spans, Tokens, shown
+from penstock.transforms._tokenizers.base import Tokenizer
+
+__all__ = ["Checker", "Gate"]
+
+_MAX_TAILS = 4096
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gate:
+    """Which checks a row of chat has to pass. All are on; switch one off by name: `Gate(bos=False)`."""
+
+    supervised: bool = True
+    """Some token of every kept row is trained on."""
+    terminator: bool = True
+    """The token that ends a turn is trained on, when that was asked for, and stands nowhere else in the turn."""
+    bos: bool = True
+    """Exactly one beginning-of-sequence token, at the beginning, if the tokenizer has one of its own."""
+    prompt: bool = True
+    """What stands before a trained turn is the prompt a model will get for it, in text and in tokens."""
+    headers: bool = True
+    """Role headers are not trained on."""
+    content: bool = True
+    """Turns that are trained on say something."""
+
+
+@dataclass(frozen=True)
+class Checker:
+    """The gate's checks on tokens, for one tokenizer and template."""
+
+    gate: Gate
+    tokenizer: Tokenizer
+    terminators: frozenset[int]
+    headers: frozenset[int]
+    include_eot: bool
+    _tails: dict[bytes, bytes] = field(default_factory=dict, repr=False, compare=False)
+
+    def settle_ends(self, tokens: Tokens, spans: Spans) -> None:
+        """Let each span end with the token that ends the turn, or before it, as asked for."""
+        if not len(tokens.first) or not self.terminators or not len(tokens.ids):
+            return
+        is_end = self._table(self.terminators)
+        ends_turn = (tokens.stop > tokens.first) & is_end[tokens.ids[tokens.stop - 1]]
+        if not self.include_eot:
+            tokens.stop -= ends_turn
+            return
+        there = tokens.stop < tokens.bounds[spans.rows + 1]
+        following = np.where(there, tokens.stop, 0)
+        adjacent = there & (tokens.starts[following] == spans.stops) & is_end[tokens.ids[following]]
+        tokens.stop += adjacent & ~ends_turn
+
+    def problems(self, tokens: Tokens, spans: Spans, prompts: Ints, *, everything: bool) -> list[RowProblem]:
+        """What is wrong, row by row. `prompts` has the byte where the prompt of each span ends; -1 for no prompt."""
+        gate, mask = self.gate, tokens.mask()
+        found: list[RowProblem] = []
+        bos = self.tokenizer.special.bos
+        if gate.supervised:
+            found += self._silent(tokens, mask)
+        if gate.bos and bos is not None and bos != self.tokenizer.special.eos and bos not in self.terminators:
+            found += _bos(tokens, bos)
+        if not everything and len(tokens.ids):
+            if gate.headers and self.headers:
+                found += self._headers(tokens, mask)
+            if gate.terminator:
+                found += self._unended(tokens, spans, prompts)
+            if gate.prompt:
+                found += self._prompts(tokens, spans, prompts)
+        found.sort(key=lambda problem: problem.row or 0)
+        return [_with_text(problem, tokens, spans) for problem in found]
+
+    def _silent(self, tokens: Tokens, mask: Flags) -> Iterable[RowProblem]:
+        for row in np.flatnonzero(sums(mask, tokens.bounds) == 0):
+            yield NothingSupervisedError("no token of it would be trained on", row=int(row))
+
+    def _headers(self, tokens: Tokens, mask: Flags) -> Iterable[RowProblem]:
+        bad = np.flatnonzero(mask & self._table(self.headers)[tokens.ids])
+        rows, firsts = np.unique(np.searchsorted(tokens.bounds, bad, side="right") - 1, return_index=True)
+        for row, token in zip(rows, bad[firsts]):
+            text = self.tokenizer.decode(tokens.ids[token : token + 1])
+            yield HeaderSupervisedError(
+                f"the token {text!r}, which belongs to a role header, would be trained on; "
+                "a message has it in its content, or a generation block begins too early",
+                row=int(row),
+            )
+
+    def _unended(self, tokens: Tokens, spans: Spans, prompts: Ints) -> Iterable[RowProblem]:
+        is_end = self._table(self.terminators)
+        ended = (tokens.stop > tokens.first) & is_end[tokens.ids[tokens.stop - 1]]
+        seen = np.concatenate(([0], np.cumsum(is_end[tokens.ids], dtype=np.int64)))
+        inside = seen[tokens.stop] - seen[tokens.first] > ended
+        for span in np.flatnonzero(inside & (prompts >= 0)):
+            yield TerminatorInsideError(
+                "a turn to train on has a token that ends turns in its middle; a message has it in its content",
+                row=int(spans.rows[span]),
+            )
+        for span in np.flatnonzero(~ended & (prompts >= 0) & self.include_eot):
+            yield TerminatorNotSupervisedError(
+                "a turn would be trained on without the token that ends it, so the model would not learn to stop; "
+                "mend the template, or pass include_eot=False",
+                row=int(spans.rows[span]),
+            )
+
+    def _prompts(self, tokens: Tokens, spans: Spans, prompts: Ints) -> Iterable[RowProblem]:
+        """The tokens of a prompt alone must be those that the row begins with.
+
+        Text is cut at special tokens before anything else happens to it, so what comes before the last special token
+        of a prompt cannot differ, and only the few tokens behind it are looked at: mostly the same in every row.
+        """
+        asked = np.flatnonzero(prompts >= 0)
+        rows, ends = spans.rows[asked], prompts[asked]
+        stops = np.clip(np.searchsorted(tokens.starts, ends), tokens.bounds[rows], tokens.bounds[rows + 1])
+        begins = tokens.bounds[rows]
+        reaches = tokens.ends[np.maximum(stops - 1, 0)]
+        straddling = (stops > begins) & (reaches > ends)
+        for row in np.unique(rows[straddling]):
+            yield PromptDiffersError(
+                "a token reaches from the prompt into the answer: given the prompt alone, the model would have to "
+                "write something else; let prompt and answer meet where words or special tokens end",
+                row=int(row),
+            )
+        special = np.flatnonzero(self._table(self.tokenizer.special.named.values())[tokens.ids])
+        before = np.searchsorted(special, stops) - 1
+        tails = begins.copy()
+        if len(special):
+            tails = np.where(before >= 0, np.maximum(special[np.maximum(before, 0)], begins), begins)
+        whole = np.flatnonzero(~straddling & (stops > tails))
+        for i in self._retokenised(tokens, spans, tails[whole], stops[whole], ends[whole]):
+            yield PromptDiffersError(
+                "the prompt alone has other tokens than the same text at the beginning of the row; "
+                "let prompt and answer meet where words or special tokens end",
+                row=int(rows[whole[i]]),
+            )
+
+    def _retokenised(self, tokens: Tokens, spans: Spans, first: Ints, stop: Ints, ends: Ints) -> list[int]:
+        """Which of these ends of prompts get other ids when they are tokenised by themselves."""
+        data = memoryview(spans.texts.buffers()[2])
+        texts = [bytes(data[a:b]) for a, b in zip(tokens.starts[first].tolist(), ends.tolist())]
+        # Other threads use the same memory: what is found in it is kept aside, since they may clear it.
+        remembered = {text: self._tails.get(text) for text in texts}
+        known = {text: ids for text, ids in remembered.items() if ids is not None}
+        new = [text for text, ids in remembered.items() if ids is None]
+        if new:
+            if len(self._tails) > _MAX_TAILS:
+                self._tails.clear()
+            made = self.tokenizer.encode(pa.array([text.decode() for text in new], pa.string()), parse_special=True)
+            values, offsets = made.values.to_numpy(), made.offsets.to_numpy()
+            known |= {text: values[a:b].tobytes() for text, (a, b) in zip(new, pairwise(offsets))}
+            self._tails.update((text, known[text]) for text in new if len(text) <= 256)
+        pairs = zip(texts, first.tolist(), stop.tolist())
+        return [i for i, (text, a, b) in enumerate(pairs) if tokens.ids[a:b].tobytes() != known[text]]
+
+    def _table(self, chosen: Iterable[int]) -> Flags:
+        table = np.zeros(self.tokenizer.vocab_size, np.bool_)
+        table[list(chosen)] = True
+        return table
+
+
+def sums(marked: npt.NDArray[Any], bounds: Ints) -> Ints:
+    """How many are marked in each row."""
+    total = np.concatenate(([0], np.cumsum(marked, dtype=np.int64)))
+    return total[bounds[1:]] - total[bounds[:-1]]
+
+
+def _bos(tokens: Tokens, bos: int) -> Iterable[RowProblem]:
+    is_bos = tokens.ids == bos
+    counts = sums(is_bos, tokens.bounds)
+    at_first = np.zeros(len(counts), np.bool_)
+    filled = np.diff(tokens.bounds) > 0
+    at_first[filled] = is_bos[tokens.bounds[:-1][filled]]
+    for row in np.flatnonzero((counts != 1) | ~at_first):
+        n = int(counts[row])
+        fault = "which is not at the beginning" if n == 1 else "expected one, at the beginning"
+        yield BosCountError(
+            f"{n} beginning-of-sequence tokens, {fault}; mend the template ({{{{ bos_token }}}}) or the data, "
+            "or switch the check off with Gate(bos=False)",
+            row=int(row),
+        )
+
+
+def _with_text(problem: RowProblem, tokens: Tokens, spans: Spans) -> RowProblem:
+    """The problem, with the row shown as it would be trained on."""
+    row = problem.row or 0
+    begin, end = int(spans.bounds[row]), int(spans.bounds[row + 1])
+    data = bytes(memoryview(spans.texts.buffers()[2])[begin:end])
+    parts = []
+    for i in np.flatnonzero(spans.rows == row):
+        first, stop = int(tokens.first[i]), int(tokens.stop[i])
+        if stop > first:
+            parts.append((int(tokens.starts[first]) - begin, int(tokens.ends[stop - 1]) - begin))
+    return type(problem)(problem.reason, row=row, shown=shown(data, parts))

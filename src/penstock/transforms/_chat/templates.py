@@ -1,0 +1,117 @@
+"""Where a template comes from: the tokenizer, the built-in ones, a file, or a Jinja text."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib.resources import files
+from pathlib import Path
+
+import jinja2
+
+from penstock.errors import ConfigError
+from penstock.transforms._chat.sandbox import Program, compiled
+
+__all__ = ["BUILT_IN", "Markers", "Template", "load_template"]
+
+Markers = tuple[str, str]
+"""What opens a turn of the assistant in the text, and what ends it."""
+
+BUILT_IN: dict[str, tuple[str, ...]] = {
+    # The tokens a vocabulary must have for the template to make sense. What is not here is ordinary text.
+    "alpaca": (),
+    "chatml": ("<|im_start|>", "<|im_end|>"),
+    "gemma": ("<start_of_turn>", "<end_of_turn>"),
+    "llama3": ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+    "mistral": (),
+    "plain": (),
+    "qwen": ("<|im_start|>", "<|im_end|>"),
+    "vicuna": (),
+    "zephyr": (),
+}
+KNOWN_MARKERS: tuple[Markers, ...] = (
+    ("<|im_start|>assistant\n", "<|im_end|>"),
+    ("<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>"),
+    ("<start_of_turn>model\n", "<end_of_turn>"),
+)
+SPECIAL = re.compile(r"<[|\uff5c][^|\uff5c<>\s]+[|\uff5c]>|</?(?:start|end)_of_turn>")
+
+
+@dataclass(frozen=True)
+class Template:
+    """A chat template: its text, what it is called in messages, and the tokens it cannot do without."""
+
+    name: str
+    source: str
+    needs: tuple[str, ...] = ()
+
+    @property
+    def program(self) -> Program:
+        """Compiled once in a process, so that a template can travel to other processes as text."""
+        return compiled(self.source)
+
+    @cached_property
+    def markers(self) -> Markers | None:
+        """The turn markers of a well-known family, if the template writes its parts."""
+        for opening, closing in KNOWN_MARKERS:
+            parts = SPECIAL.findall(opening + closing)
+            if all(part in self.source for part in parts):
+                return opening, closing
+        return None
+
+    @property
+    def unmarked(self) -> Program:
+        """The same without marks. Only where marks might get in the way does it have to be another program."""
+        return compiled(self.source, marks=False) if self.program.captures else self.program
+
+    def mentions(self, word: str) -> bool:
+        """Whether the template does anything about, say, `tool_calls`."""
+        return word in self.source
+
+
+def load_template(given: str | Path | None, own: str | None) -> Template:
+    """The template meant by `given`; without it, the tokenizer's own."""
+    if given is None:
+        if own is None:
+            raise ConfigError(
+                "the tokenizer has no chat template; pass template= with a name "
+                f"({', '.join(BUILT_IN)}), a .jinja file, or a Jinja text"
+            )
+        for name in BUILT_IN:
+            if own == _built_in(name).source:
+                return _built_in(name)
+        # What a tokenizer's own template writes is taken to be what its model was trained with.
+        return _checked(Template("the tokenizer's template", own))
+    if isinstance(given, str) and given in BUILT_IN:
+        return _built_in(given)
+    if isinstance(given, str) and ("{{" in given or "{%" in given):
+        return _checked(Template("the given template", given, _specials(given)))
+    path = Path(given)
+    if path.suffix in (".jinja", ".jinja2", ".j2") or isinstance(given, Path):
+        try:
+            source = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"the template {str(path)!r} cannot be read: {error}") from error
+        return _checked(Template(path.name, source, _specials(source)))
+    raise ConfigError(
+        f"no template is called {given!r}; expected one of {', '.join(BUILT_IN)}, a .jinja file, or a Jinja text"
+    )
+
+
+@cache
+def _built_in(name: str) -> Template:
+    source = (files("penstock.transforms._chat") / "templates" / f"{name}.jinja").read_text(encoding="utf-8")
+    return Template(name, source, BUILT_IN[name])
+
+
+def _specials(source: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(SPECIAL.findall(source)))
+
+
+def _checked(template: Template) -> Template:
+    try:
+        assert template.program
+    except jinja2.TemplateSyntaxError as error:
+        raise ConfigError(f"{template.name} is not Jinja, line {error.lineno}: {error.message}") from None
+    return template

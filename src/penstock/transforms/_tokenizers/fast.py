@@ -1,0 +1,243 @@
+"""The fast path: gigatoken where it gives the reference's ids, checked before the first row and all along the way.
+
+What it keeps for speed is a cache of words that only grows, so a backend is thrown away and loaded anew once the
+process has grown by more than it is allowed to.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.memory.resident import resident_bytes
+from penstock.transforms._hashing import mix64
+from penstock.transforms._tokenizers.ragged import Flags, Ragged, ragged, spliced
+from penstock.transforms._tokenizers.reference import FastModel, Reference
+from penstock.transforms.columns import flags
+from penstock.transforms.text import Utf8, utf8
+
+__all__ = ["FastPath", "Refused", "compared_rows"]
+
+log = logging.getLogger("penstock.transforms.tokenization")
+
+FIRST_ROWS, FIRST_BYTES = 64, 1 << 16
+SAMPLED_ONE_IN, SAMPLED_PLACES, SAMPLED_MOST_BYTES = 8192, 4, 1 << 20
+FEW_ROWS, FEW_BYTES = 2000, 2 << 20
+CACHE_BYTES, CACHE_LEAST_TEXT = 512 << 20, 8 << 20
+
+PROBES = (
+    "",
+    " ",
+    "hello world",
+    "  two  spaces  and a tab\tand three   ",
+    "line\nline\r\n\r\n  indented\n\n\n",
+    "it's we'll I'VE they'd DON'T 's 'S",
+    "1 22 333 4444 55555 3.14 1,000,000 0x1F",
+    "!? ... --- ((a)) [b]{c} a_b a-b @home #1 $5 100% a/b\\c",
+    "camelCase HTMLParser snake_case",
+    "naïve café e\u0301 ﬁ Å ẞ İi ǅ",
+    "日本語テキスト、漢字かな交じり 한국어 中文",
+    "Привет мир שלום مرحبا नमस्ते",
+    "🎉👩‍👩‍👧‍👦🇩🇪 ❤️ \U0001f3fd",
+    "nul\0 bell\x07 del\x7f esc\x1b \u200b\u200d\ufeff \u3000\u00a0\u2028x\u0085",
+    "▁a ▁ ▁▁b",
+    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+    "\ue000\U000f0000\uffff",
+)
+
+
+class Refused(Exception):  # noqa: N818 - never leaves this package
+    """The fast path cannot be used, for this reason."""
+
+
+class FastPath:
+    """The fast form of one tokenizer in one mode of parsing: `Refused`, now and ever after, where it is not exact."""
+
+    def __init__(self, reference: Reference, *, parse_special: bool) -> None:
+        self._reference, self._parse_special = reference, parse_special
+        self._setup = threading.Lock()
+        self._backends: Backends | None = None
+        self._traps: str | None = None
+        self._refusal: str | None = None
+        self._unseen_rows = FIRST_ROWS
+        self._cache_bytes = CACHE_BYTES
+
+    @property
+    def refusal(self) -> str | None:
+        """Why it is not used, once that is known."""
+        return self._refusal
+
+    def fit(self, nbytes: int) -> None:
+        """Let what is kept between calls grow by so much, and load what is needed for the first call."""
+        self._cache_bytes = nbytes
+        if self._backends is not None:
+            self._backends.allowed = nbytes
+        try:
+            self._ready()
+        except Refused:
+            return  # said in the log; the reference does the work
+
+    def encode(self, texts: pa.Array) -> Ragged:
+        """The ids of a column of texts without nulls."""
+        backends = self._ready()
+        data = utf8(texts)
+        other = self._trapped(texts)
+        if other is not None and other.any():
+            marked = self._by_reference(texts.filter(pa.array(other)))
+            return spliced(other, marked, self._checked(backends, texts.filter(pa.array(~other))))
+        return self._checked(backends, texts, data)
+
+    def _checked(self, backends: Backends, texts: pa.Array, data: Utf8 | None = None) -> Ragged:
+        data = utf8(texts) if data is None else data
+        try:
+            rows = backends.encode(data)
+        except BaseException as error:  # a panic in Rust is not an Exception
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
+            self._refuse(f"it failed: {error}")
+        if len(rows.bounds) != len(texts) + 1:
+            self._refuse(f"it returned {len(rows.bounds) - 1} rows for {len(texts)}")
+        self._compare(texts, data, rows)
+        return rows
+
+    def _compare(self, texts: pa.Array, data: Utf8, rows: Ragged) -> None:
+        chosen = np.flatnonzero(compared_rows(data))
+        if self._unseen_rows > 0:
+            first = min(self._unseen_rows, int(np.searchsorted(data.bounds, FIRST_BYTES, "right")))
+            early = np.arange(min(max(first, 1), len(texts)))
+            early = early[np.diff(data.bounds)[early] <= SAMPLED_MOST_BYTES]
+            chosen = np.union1d(chosen, early)
+            self._unseen_rows -= len(chosen)
+        if not len(chosen):
+            return
+        expected = self._reference.ids(texts.take(pa.array(chosen)).to_pylist(), parse_special=self._parse_special)
+        for row, right in zip(chosen.tolist(), expected):
+            given = rows.values[rows.bounds[row] : rows.bounds[row + 1]]
+            if not np.array_equal(given, right):
+                self._refuse(f"it gives other ids than the reference for the text {texts[row].as_py()!r:.200}")
+
+    def _ready(self) -> Backends:
+        if self._refusal is not None:
+            raise Refused(self._refusal)
+        if self._backends is not None:
+            return self._backends
+        with self._setup:
+            if self._backends is None and self._refusal is None:
+                self._load()
+        return self._ready()
+
+    def _load(self) -> None:
+        model = self._reference.fast(parse_special=self._parse_special)
+        if isinstance(model, str):
+            self._refuse(model)
+        self._traps = model.traps
+        try:
+            backends = Backends(model, self._cache_bytes, self._reference.vocab_size)
+        except Exception as error:  # noqa: BLE001 - whatever it cannot load, the reference can
+            self._refuse(f"it does not support this model: {str(error).splitlines()[0]}")
+        probes = pa.array([*PROBES, *self._reference.probes()], pa.string())
+        other = self._trapped(probes)
+        if other is not None:
+            probes = probes.filter(pa.array(~other))
+        unseen, self._unseen_rows = self._unseen_rows, len(probes)
+        self._checked(backends, probes)
+        self._unseen_rows = unseen
+        self._backends = backends
+        log.info("%s: tokenizing with gigatoken, checked against the reference", self._reference.name)
+
+    def _refuse(self, reason: str) -> NoReturn:
+        if self._refusal is None:
+            self._refusal = reason
+            log.warning(
+                "%s: tokenizing with the slower reference; gigatoken is not used: %s", self._reference.name, reason
+            )
+        raise Refused(self._refusal)
+
+    def _trapped(self, texts: pa.Array) -> Flags | None:
+        return None if self._traps is None else flags(pc.match_substring_regex(texts, pattern=self._traps))
+
+    def _by_reference(self, texts: pa.Array) -> Ragged:
+        return ragged(self._reference.ids(texts.to_pylist(), parse_special=self._parse_special))
+
+
+class Backends:
+    """A few copies of one backend, as threads that share one wait for each other."""
+
+    def __init__(self, model: FastModel, allowed: int, vocab_size: int) -> None:
+        import awkward  # type: ignore[import-untyped,unused-ignore]
+
+        self.allowed = allowed
+        self._awkward = awkward
+        self._load = model.load
+        copy_bytes = 700 * vocab_size  # as measured with 8 and 128 thousand
+        self._count = max(1, min(os.cpu_count() or 1, 8, allowed // 2 // copy_bytes))
+        self._copies: list[Any] = [self._load(), *[None] * (self._count - 1)]
+        self._turns: Iterator[int] = itertools.count()
+        self._own = threading.local()
+        # Loading takes longer the larger the vocabulary is: so much text must lie between.
+        self._least_text = max(CACHE_LEAST_TEXT, 500 * vocab_size)
+        self._text_bytes = 0
+        self._resident = resident_bytes()
+
+    def encode(self, data: Utf8) -> Ragged:
+        made = self._mine().encode_batch(self._given(data), parallel=False).layout
+        self._look_at_memory(len(data.data))
+        bounds = np.asarray(made.offsets.data, np.int64)
+        return Ragged(np.asarray(made.content.data)[bounds[0] : bounds[-1]], bounds - bounds[0])
+
+    def _given(self, data: Utf8) -> Any:
+        """The rows in the form that costs least: an awkward array is a view, but takes half a millisecond to make."""
+        if len(data.bounds) <= FEW_ROWS and len(data.data) <= FEW_BYTES:
+            whole = data.data.tobytes()
+            return [whole[start:stop] for start, stop in itertools.pairwise(data.bounds.tolist())]
+        ak = self._awkward
+        return ak.Array(
+            ak.contents.ListOffsetArray(
+                ak.index.Index64(data.bounds.astype(np.int64, copy=False)),
+                ak.contents.NumpyArray(data.data, parameters={"__array__": "char"}),
+                parameters={"__array__": "string"},
+            )
+        )
+
+    def _mine(self) -> Any:
+        turn: int | None = getattr(self._own, "turn", None)
+        if turn is None:
+            turn = self._own.turn = next(self._turns) % self._count
+        backend = self._copies[turn]
+        if backend is None:
+            backend = self._copies[turn] = self._load()
+        return backend
+
+    def _look_at_memory(self, text_bytes: int) -> None:
+        """Drop the copies if the process has grown; each is loaded again by the next thread that needs it."""
+        self._text_bytes += text_bytes
+        now = resident_bytes()
+        # From the least that was seen: a copy that another thread still uses is freed a little later.
+        self._resident = min(self._resident, now)
+        if now - self._resident > self.allowed and self._text_bytes > self._least_text:
+            self._copies = [None] * self._count
+            self._text_bytes, self._resident = 0, resident_bytes()
+
+
+def compared_rows(data: Utf8, one_in: int = SAMPLED_ONE_IN) -> Flags:
+    """The rows that are compared with the reference: chosen by their length and by bytes from all over them alone."""
+    lengths = np.diff(data.bounds).astype(np.int64)
+    words = mix64(lengths.astype(np.uint64))
+    usable = np.flatnonzero(lengths >= 8)
+    if len(usable):
+        parts = np.arange(SAMPLED_PLACES)
+        room = lengths[usable, None] - 8
+        places = data.bounds[:-1].astype(np.int64)[usable, None] + room * parts // (SAMPLED_PLACES - 1)
+        eights = np.lib.stride_tricks.sliding_window_view(data.data, 8)[places]
+        there = np.ascontiguousarray(eights).view("<u8")[:, :, 0]
+        words[usable] = mix64(words[usable] ^ np.bitwise_xor.reduce(mix64(there + parts.astype(np.uint64)), axis=1))
+    chosen: Flags = (words % np.uint64(one_in) == 0) & (lengths <= SAMPLED_MOST_BYTES)
+    return chosen

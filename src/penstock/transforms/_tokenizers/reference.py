@@ -1,0 +1,98 @@
+"""What stands behind a loaded tokenizer: the library that defines the ids, and where it can, a table of token bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.transforms._tokenizers.base import SpecialTokens
+from penstock.transforms._tokenizers.ragged import Ints
+
+__all__ = ["FastModel", "Offsets", "Reference", "TokenTable", "as_token_table", "literal"]
+
+
+@dataclass(frozen=True, slots=True)
+class Offsets:
+    """Where the tokens of one text stand, in characters."""
+
+    ids: Ints
+    starts: Ints
+    ends: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class FastModel:
+    """How to make the fast form of a tokenizer."""
+
+    load: Callable[[], Any]
+    """A new gigatoken backend."""
+    traps: str | None = None
+    """A pattern (RE2) of what the fast form is known to treat otherwise: rows that match go to the reference."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTable:
+    """The bytes of every token, for models whose tokens, put end to end, are the text they came from."""
+
+    data: npt.NDArray[np.uint8]
+    bounds: npt.NDArray[np.int64]
+    """Token k is `data[bounds[k]:bounds[k + 1]]`."""
+    special: npt.NDArray[np.bool_]
+    prefixed: bool = False
+    """Whether a space is put before the text, and before what follows a special token."""
+    compare: str = "never"
+    """When the bytes themselves must be compared, since the text may have been normalised: never, non-ascii, always."""
+
+
+class Reference(Protocol):
+    """The library whose ids are the right ones. Safe to call from several threads."""
+
+    name: str
+    vocab_size: int
+    special: SpecialTokens
+
+    def fingerprint(self) -> str: ...
+
+    def ids(self, texts: list[str], *, parse_special: bool) -> Sequence[Ints]:
+        """The ids of each text."""
+        ...
+
+    def offsets(self, texts: list[str], *, parse_special: bool) -> Sequence[Offsets]:
+        """The ids of each text, and the characters each covers."""
+        ...
+
+    def decode(self, ids: Ints) -> str: ...
+
+    def token_bytes(self, token: int) -> bytes: ...
+
+    def table(self) -> TokenTable | None:
+        """The bytes of every token, if tokens put end to end are the text."""
+        ...
+
+    def fast(self, *, parse_special: bool) -> FastModel | str:
+        """How to make the fast form, or why there is none."""
+        ...
+
+    def probes(self) -> list[str]:
+        """Texts that are difficult for this very tokenizer."""
+        ...
+
+
+def literal(text: str) -> str:
+    """The pattern of RE2 that matches this text only."""
+    return "".join(c if c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
+
+
+def as_token_table(
+    tokens: Sequence[bytes], special: Sequence[int], *, prefixed: bool = False, compare: str = "never"
+) -> TokenTable:
+    """The table of these tokens, which stand at their ids."""
+    bounds = np.zeros(len(tokens) + 1, np.int64)
+    np.cumsum([len(token) for token in tokens], out=bounds[1:])
+    marks = np.zeros(len(tokens), np.bool_)
+    marks[list(special)] = True
+    return TokenTable(np.frombuffer(b"".join(tokens), np.uint8), bounds, marks, prefixed, compare)

@@ -1,0 +1,274 @@
+"""Chat data becomes tokens and the mask of those to train on: `ToMessages`, `FormatChat` and the supervision gate."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import xxhash
+
+from penstock.errors import ConfigError, SchemaError
+from penstock.transforms._chat.conversion import ToMessages, checked_format, good_rows
+from penstock.transforms._chat.cutting import POLICIES, Pieces, cut, gathered, in_all, tally
+from penstock.transforms._chat.formats import conversations, detect_format, sides_of
+from penstock.transforms._chat.gate import Gate
+from penstock.transforms._chat.messages import ROLES, Conversation
+from penstock.transforms._chat.problems import RowProblem, Violation
+from penstock.transforms._chat.rendering import EVERYTHING, Marked, prompt_ends
+from penstock.transforms._chat.setup import Asked, check_vocabulary, fitted, sample
+from penstock.transforms._chat.spans import Tokens, read_marks
+from penstock.transforms._chat.templates import BUILT_IN, Markers, load_template
+from penstock.transforms._counts import Counting
+from penstock.transforms.columns import as_names, column, take_rows
+from penstock.transforms.tokenization import TOKENS, load_tokenizer
+
+__all__ = ["FormatChat", "Gate", "RowProblem", "ToMessages", "Violation", "detect_format"]
+
+VERSION = 1
+"""Goes up when the same rows would give other tokens or masks."""
+
+logger = logging.getLogger(__name__)
+
+
+class FormatChat(Counting):
+    """Conversations as token ids and a mask of the tokens to train on: columns `input_ids` and `loss_mask`.
+
+        FormatChat("models/tiny", train_on="last")                # the template that comes with the tokenizer
+        FormatChat(tokenizer, "chatml", max_length=4096, truncation="drop")
+
+    - `template`: one of the built-in ones, a .jinja file, or a Jinja text; without it, the tokenizer's own.
+    - `train_on`: "assistant" turns, the "last" of them, "all" of the text, "flags" (messages that say so themselves),
+      or a list of roles. A message's own flag (`train`, `training`, `weight`, ...) has the last word.
+    - `include_eot`: whether the token that ends a turn is trained on. `end_of_turn` says which, if it is not what the
+      template writes behind an answer.
+    - `markers`: what opens an assistant turn in the text and what ends it, for templates whose turns cannot be found
+      otherwise.
+    - `max_length`, `truncation`: rows with more tokens are an "error", or "drop"ped, or cut on the "left" or "right",
+      or "split" into pieces. What is left without a token to train on goes too. `counts` has the rows, `dropped_tokens`
+      the tokens.
+    - `gate`: the checks each row has to pass; see `Gate`. A row that fails raises an error that shows it.
+    - `keep`: columns to keep beside the new ones.
+    - `now`: the time, for templates that ask.
+    - `variables`: more variables for the template, such as `{"enable_thinking": False}`.
+    - `special_tokens`: what must be one token of the vocabulary, if not what looks like one in the template.
+
+    The mask comes from where the turns are in the text and where the tokens of one single tokenisation are in it; a
+    token belongs to the turn in which it begins. Preferences give two of each column, `chosen_...` and `rejected_...`.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        template: str | Path | None = None,
+        *,
+        train_on: str | Iterable[str] = "assistant",
+        include_eot: bool = True,
+        max_length: int | None = None,
+        truncation: str = "error",
+        format: str = "auto",
+        columns: Mapping[str, str] | None = None,
+        gate: Gate = Gate(),  # noqa: B008 - a frozen value
+        keep: str | Iterable[str] = (),
+        markers: Markers | None = None,
+        end_of_turn: str | Sequence[str] | None = None,
+        special_tokens: Sequence[str] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        now: datetime | None = None,
+    ) -> None:
+        super().__init__()
+        if truncation not in POLICIES:
+            raise ConfigError(f"truncation must be one of {', '.join(POLICIES)}, got {truncation!r}")
+        if max_length is not None and max_length < 1:
+            raise ConfigError(f"max_length must be at least 1, got {max_length}")
+        self.tokenizer = load_tokenizer(tokenizer)
+        self.template = load_template(template, self.tokenizer.chat_template)
+        self.train_on = _checked_roles(train_on)
+        self.include_eot, self.max_length, self.truncation = include_eot, max_length, truncation
+        self.format = checked_format(format, columns)
+        self.columns = dict(columns) if columns is not None else None
+        self.keep = as_names(keep) if keep else ()
+        made = [prefix + name for prefix in ("", "chosen_", "rejected_") for name in ("input_ids", "loss_mask")]
+        if set(made) & set(self.keep):
+            raise ConfigError(f"keep={list(self.keep)} has a name that is made here: {', '.join(made)}")
+        self.gate = gate
+        needed = self.template.needs if special_tokens is None else special_tokens
+        check_vocabulary(self.tokenizer, self.template, needed)
+        asked = Asked(self.train_on, include_eot, gate, markers, end_of_turn, variables or {}, now)
+        self._renderer, self._checker = fitted(self.tokenizer, self.template, asked)
+        self._try_on_a_sample()
+
+    def transform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        name = self._format_of(batch)
+        rows = good_rows(conversations(batch, name, self.columns))
+        prefixes = sides_of(name)
+        sides = []
+        for i in range(len(prefixes)):
+            marked = [self._marked(row[i], at) for at, row in enumerate(rows)]
+            tokens, found = self._tokens(marked)
+            if found:
+                raise found[0]
+            sides.append(tokens)
+        return self._delivered(batch, prefixes, sides)
+
+    def check_rows(self, batch: pa.RecordBatch) -> list[Violation]:
+        """Everything the gate has against the rows of a batch, instead of an error at the first."""
+        name = self._format_of(batch)
+        violations: list[Violation] = []
+        rows = conversations(batch, name, self.columns)
+        for i, prefix in enumerate(sides_of(name)):
+            marked, numbers = [], []
+            for at, row in enumerate(rows):
+                if isinstance(row, RowProblem):
+                    violations += [_violation(row, at, "")] if i == 0 else []
+                    continue
+                try:
+                    marked.append(self._marked(row[i], at))
+                    numbers.append(at)
+                except RowProblem as problem:
+                    violations.append(_violation(problem, at, prefix))
+            tokens, found = self._tokens(marked)
+            violations += [_violation(problem, numbers[problem.row or 0], prefix) for problem in found]
+            lengths = np.diff(tokens.bounds)
+            if self.max_length is not None and self.truncation == "error":
+                for row_number in np.flatnonzero(lengths > self.max_length):
+                    note = f"{prefix}{lengths[row_number]} tokens, more than max_length={self.max_length}"
+                    violations.append(Violation(numbers[row_number], "too long", note))
+        return sorted(violations, key=lambda violation: violation.row)
+
+    @property
+    def dropped_tokens(self) -> dict[str, int]:
+        """Tokens that are in no row, by reason, since the start or the last `reset`."""
+        counted = self._changes.totals()
+        return {reason.removeprefix(TOKENS): n for reason, n in counted.items() if reason.startswith(TOKENS)}
+
+    @property
+    def fingerprint(self) -> str:
+        """A text that is the same exactly when the tokens and masks are: for the key of what is stored."""
+        return orjson.dumps(self.describe(), option=orjson.OPT_SORT_KEYS).decode()
+
+    def describe(self) -> dict[str, Any]:
+        """Everything that decides the output, as plain values."""
+        renderer = self._renderer
+        return {
+            "transform": "FormatChat",
+            "version": VERSION,
+            "tokenizer": self.tokenizer.fingerprint,
+            "template": xxhash.xxh3_128_hexdigest(self.template.source.encode()),
+            "variables": dict(renderer.variables),
+            "now": renderer.now.isoformat() if renderer.now is not None else None,
+            "markers": renderer.markers,
+            "train_on": self.train_on,
+            "include_eot": self.include_eot,
+            "end_of_turn": renderer.terminators,
+            "max_length": self.max_length,
+            "truncation": self.truncation,
+            "supervised_only": self.gate.supervised,
+            "format": self.format,
+            "columns": self.columns,
+            "keep": list(self.keep),
+        }
+
+    def fit_budget(self, nbytes: int) -> None:
+        """Load what the first batch needs, and have the tokenizer remember no more than fits."""
+        fit = getattr(self.tokenizer, "fit_budget", None)
+        if fit is not None:
+            fit(nbytes, parse_special=True)
+
+    def __repr__(self) -> str:
+        name = self.template.name if self.template.name in BUILT_IN else "template"
+        return f"FormatChat({self.tokenizer.name}, {name}, train_on={self.train_on!r})"
+
+    def _try_on_a_sample(self) -> None:
+        """What goes wrong with an innocent conversation would go wrong with all: better now."""
+        problem = self._tried(turns=1)
+        if problem is not None:
+            raise ConfigError(f"a sample conversation does not pass the gate: {problem}") from problem
+        problem = self._tried(turns=2)
+        if problem is not None:
+            logger.warning("%s: conversations of several turns will be refused: %s", self.template.name, problem)
+        source = "its generation blocks" if self.template.program.has_generation else "rendering up to each turn"
+        logger.info("%s: turns are found by %s", self.template.name, source)
+
+    def _tried(self, turns: int) -> RowProblem | None:
+        everything = self.train_on == EVERYTHING
+        renderer = self._renderer if everything else replace(self._renderer, train_on="assistant")
+        try:
+            _, found = self._tokens([renderer.render(sample(turns))])
+        except RowProblem as problem:
+            return problem
+        return found[0] if found else None
+
+    def _format_of(self, batch: pa.RecordBatch) -> str:
+        name = self.format if self.format != "auto" else detect_format(batch)
+        if name == "preference" and self.truncation == "split" and self.max_length is not None:
+            raise SchemaError("preference pairs cannot be split; pass truncation='right', 'left', 'drop' or 'error'")
+        return name
+
+    def _marked(self, conversation: Conversation, row: int) -> Marked:
+        try:
+            return self._renderer.render(conversation)
+        except RowProblem as problem:
+            raise problem.at(row) from problem
+
+    def _tokens(self, marked: list[Marked]) -> tuple[Tokens, list[RowProblem]]:
+        """The tokens of one batch with their supervised stretches, and what the gate has against them."""
+        everything = self.train_on == EVERYTHING
+        spans = read_marks([row.text for row in marked])
+        tokens = Tokens.of(self.tokenizer.encode_spans(spans.texts, parse_special=True), spans)
+        if not everything:
+            self._checker.settle_ends(tokens, spans)
+        found = self._checker.problems(tokens, spans, prompt_ends(marked, spans), everything=everything)
+        return tokens, found
+
+    def _delivered(self, batch: pa.RecordBatch, prefixes: tuple[str, ...], sides: list[Tokens]) -> pa.RecordBatch:
+        masks = [tokens.mask() for tokens in sides]
+        supervised = self.gate.supervised
+        pieces: list[Pieces] = []
+        for tokens, mask in zip(sides, masks):
+            pieces.append(cut(tokens.bounds, mask, self.max_length, self.truncation, supervised=supervised))
+        if len(pieces) > 1:
+            pieces = in_all(pieces)
+        if self.max_length is not None:
+            cost = tally([tokens.bounds for tokens in sides], pieces, self.truncation)
+            self.count(cost.dropped)
+            self.count_kept(cost.changed)
+            self.count_kept({TOKENS + reason: n for reason, n in cost.tokens.items()})
+        arrays: dict[str, pa.Array] = {}
+        if self.keep:
+            kept = take_rows(batch, pieces[0].rows)
+            arrays |= {name: column(kept, name) for name in self.keep}
+        for prefix, tokens, mask, piece in zip(prefixes, sides, masks, pieces):
+            arrays[f"{prefix}input_ids"] = _listed(*gathered(tokens.ids, piece), self.tokenizer.dtype)
+            arrays[f"{prefix}loss_mask"] = _listed(*gathered(mask, piece), pa.bool_())
+        return pa.RecordBatch.from_pydict(arrays)
+
+
+def _checked_roles(train_on: str | Iterable[str]) -> str | tuple[str, ...]:
+    if isinstance(train_on, str):
+        if train_on not in ("assistant", "last", EVERYTHING, "flags"):
+            raise ConfigError(
+                f"train_on must be 'assistant', 'last', 'all', 'flags' or a list of roles, got {train_on!r}"
+            )
+        return train_on
+    roles = tuple(train_on)
+    if not roles or any(role not in ROLES for role in roles):
+        raise ConfigError(f"train_on must list roles of {', '.join(ROLES)}, got {list(roles)}")
+    return roles
+
+
+def _violation(problem: RowProblem, row: int, prefix: str) -> Violation:
+    side = f"{prefix.rstrip('_')}: " if prefix else ""
+    return Violation(row, problem.kind, side + problem.reason, problem.shown or "")
+
+
+def _listed(values: np.ndarray[Any, Any], bounds: np.ndarray[Any, np.dtype[np.int64]], dtype: pa.DataType) -> pa.Array:
+    if bounds[-1] >= 2**31:
+        raise SchemaError(f"a batch of {bounds[-1]} tokens is too large; read with smaller batches")
+    return pa.ListArray.from_arrays(pa.array(bounds.astype(np.int32)), pa.array(values).cast(dtype))

@@ -1,0 +1,180 @@
+"""Text to token ids: any tokenizer as one interface, and `Tokenize`, which puts ids where text was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from penstock.errors import ConfigError, DataError, SchemaError
+from penstock.transforms._counts import Counting
+from penstock.transforms._tokenizers.base import Encoded, SpecialTokens, Tokenizer
+from penstock.transforms._tokenizers.cutting import Cut, Truncation
+from penstock.transforms._tokenizers.loading import TokenizerSpec, load_tokenizer
+from penstock.transforms._tokenizers.own import ByteTokenizer, CharTokenizer
+from penstock.transforms._tokenizers.ragged import Ragged, list_array
+from penstock.transforms.columns import append, as_names, column, flags, take_rows
+from penstock.transforms.text import as_text
+
+__all__ = [
+    "ByteTokenizer",
+    "CharTokenizer",
+    "Encoded",
+    "SpecialTokens",
+    "Tokenize",
+    "Tokenizer",
+    "Truncation",
+    "load_tokenizer",
+]
+
+VERSION = 1
+"""Part of the fingerprint: raised when the same options come to give other ids."""
+
+TOKENS = "tokens left out: "
+
+
+class Tokenize(Counting):
+    """Put the token ids of a text column into a column of lists, in the narrowest integers that hold the vocabulary.
+
+        Tokenize("model/", add_eos=True)                                      # whole documents
+        Tokenize("model/", max_length=2048, truncation="right")               # the beginning of each
+        Tokenize("model/", max_length=512, truncation="split", stride=64)     # windows that share 64 tokens
+
+    `tokenizer` is anything `load_tokenizer` takes. Ids are those of the tokenizer and nothing else, unless `add_bos` or
+    `add_eos` is set: BOS then begins every row, and EOS stands where a document ends, so not behind one that was cut on
+    the right, and only behind the last of its pieces. What is there already is not added again.
+
+    A row may hold `max_length` tokens, BOS and EOS included. A longer one is an error, is dropped, loses its left or
+    right end, or is split into consecutive rows that lose nothing and repeat `stride` tokens, with their other columns
+    repeated. Rows of fewer than `min_length` tokens are dropped. Every token left out is counted in `dropped_tokens`.
+
+    The text of special tokens in the data is text, unless `parse_special` is set. The other columns stay, the text
+    goes; `keep` names the columns to keep instead. A null text is an error; put `DropNulls` before.
+    """
+
+    def __init__(
+        self,
+        tokenizer: TokenizerSpec,
+        column: str = "text",
+        into: str = "input_ids",
+        *,
+        add_bos: bool = False,
+        add_eos: bool = False,
+        max_length: int | None = None,
+        truncation: Truncation = "error",
+        stride: int = 0,
+        min_length: int = 0,
+        parse_special: bool = False,
+        keep: str | Iterable[str] | None = None,
+    ) -> None:
+        super().__init__()
+        self.tokenizer: Tokenizer = load_tokenizer(tokenizer)
+        (self.column,), (self.into,) = as_names([column]), as_names([into])
+        self.keep = _names(keep)
+        self.parse_special = parse_special
+        special = self.tokenizer.special
+        self.cut = Cut(
+            bos=_needed(special.bos, "bos", self.tokenizer) if add_bos else None,
+            eos=_needed(special.eos, "eos", self.tokenizer) if add_eos else None,
+            max_length=max_length,
+            truncation=truncation,
+            stride=stride,
+            min_length=min_length,
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        """A text that is the same exactly when the ids are: for the key of what is stored."""
+        return orjson.dumps(self.describe(), option=orjson.OPT_SORT_KEYS).decode()
+
+    @property
+    def dropped_tokens(self) -> dict[str, int]:
+        """Tokens that are in no row, by reason, since the start or the last `reset`."""
+        counted = self._changes.totals()
+        return {reason.removeprefix(TOKENS): n for reason, n in counted.items() if reason.startswith(TOKENS)}
+
+    def describe(self) -> dict[str, Any]:
+        """Everything that decides the output, as plain values."""
+        cut = self.cut
+        return {
+            "transform": "Tokenize",
+            "version": VERSION,
+            "tokenizer": self.tokenizer.fingerprint,
+            "column": self.column,
+            "into": self.into,
+            "bos": cut.bos,
+            "eos": cut.eos,
+            "max_length": cut.max_length,
+            "truncation": cut.truncation,
+            "stride": cut.stride,
+            "min_length": cut.min_length,
+            "parse_special": self.parse_special,
+            "keep": None if self.keep is None else list(self.keep),
+        }
+
+    def fit_budget(self, nbytes: int) -> None:
+        """Load what the first batch needs, and have the tokenizer remember no more than fits."""
+        fit = getattr(self.tokenizer, "fit_budget", None)
+        if fit is not None:
+            fit(nbytes, parse_special=self.parse_special)
+
+    def transform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        texts = as_text(column(batch, self.column), self.column)
+        if texts.null_count:
+            row = int(flags(texts.is_null()).argmax())
+            raise DataError(
+                f"column {self.column!r}, row {row} of the batch is null, expected text; "
+                f"put DropNulls({self.column!r}) or FillNulls before",
+                row=row,
+            )
+        kept = batch.select(self._kept(batch))
+        if self.into in kept.schema.names:
+            raise SchemaError(
+                f"column {self.into!r} is already there; pass another name with into=..., or drop it first"
+            )
+        ids = self.tokenizer.encode(texts, parse_special=self.parse_special)
+        rows = self.cut.rows(_ragged(ids))
+        self.count(rows.dropped)
+        self.count_kept(rows.changed)
+        self.count_kept({TOKENS + reason: n for reason, n in rows.dropped_tokens.items()})
+        if rows.owners is not None:
+            kept = take_rows(kept, rows.owners)
+        made = list_array(rows.ids, self.tokenizer.dtype)
+        if not kept.num_columns:  # a batch without columns has no rows to append to
+            return pa.record_batch({self.into: made})
+        return append(kept, self.into, made)
+
+    def __repr__(self) -> str:
+        return f"Tokenize({self.tokenizer.name!r}, {self.column!r})"
+
+    def _kept(self, batch: pa.RecordBatch) -> list[str]:
+        if self.keep is None:
+            return [name for name in batch.schema.names if name != self.column]
+        for name in self.keep:
+            column(batch, name)  # a missing one is an error that names it
+        return list(self.keep)
+
+
+def _names(keep: str | Iterable[str] | None) -> tuple[str, ...] | None:
+    """Column names, of which there may be none."""
+    given = (keep,) if isinstance(keep, str) else keep if keep is None else tuple(keep)
+    return as_names(given) if given else given
+
+
+def _needed(token: int | None, kind: str, tokenizer: Tokenizer) -> int:
+    if token is None:
+        raise ConfigError(
+            f"add_{kind}=True, but {tokenizer.name} has no {kind.upper()} token; name one with "
+            f"load_tokenizer(..., {kind}='...'), one of {list(tokenizer.special.named)}"
+        )
+    return token
+
+
+def _ragged(ids: pa.ListArray) -> Ragged:
+    """A view of lists without nulls."""
+    bounds = ids.offsets.to_numpy().astype(np.int64)
+    values = ids.values.to_numpy()
+    return Ragged(values[bounds[0] : bounds[-1]], bounds - bounds[0])

@@ -1,0 +1,142 @@
+"""The verbs around a token store, as a person types them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock.cli.main import app
+
+SAMPLE = Path(__file__).parents[3] / "examples" / "sample"
+DOCUMENTS, CHATS, TOKENIZER = (str(SAMPLE / name) for name in ("documents.jsonl", "chats.jsonl", "tokenizer"))
+
+
+def penstock(*words: str | Path, code: int = 0) -> str:
+    result = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return result.stdout if code == 0 else result.output
+
+
+@pytest.fixture
+def chat_store(tmp_path: Path) -> Path:
+    out = tmp_path / "chats.store"
+    penstock("prepare", CHATS, "--tokenizer", TOKENIZER, "--out", out, "--template", "chatml", "--quiet")
+    return out
+
+
+def test_prepare_ends_with_a_table_of_rows_reasons_tokens_and_lengths(tmp_path: Path) -> None:
+    said = penstock(
+        "prepare", DOCUMENTS, "--tokenizer", TOKENIZER, "--out", tmp_path / "a", "--filter", "gopher,c4",
+        "--dedup", "exact,minhash",
+    )  # fmt: skip
+    for words in ("rows in", "64", "duplicate", "near duplicate", "too few words", "M tokens/s", "median", "p99"):
+        assert words in said
+    again = penstock(
+        "prepare", DOCUMENTS, "--tokenizer", TOKENIZER, "--out", tmp_path / "a", "--filter", "gopher,c4",
+        "--dedup", "exact,minhash",
+    )  # fmt: skip
+    assert "is ready: made of the same input in the same way before" in again
+
+
+def test_prepare_tells_a_machine_everything(tmp_path: Path) -> None:
+    said = penstock(
+        "prepare", CHATS, "--tokenizer", TOKENIZER, "--out", tmp_path / "a", "--template", "chatml", "--json"
+    )
+    facts = json.loads(said)
+    assert facts["made"] is True
+    assert facts["store"]["rows"] == 24
+    assert 0 < facts["store"]["supervised_share"] < 1
+    assert facts["tokens_per_second"] > 0
+
+
+def test_show_brackets_what_is_supervised(chat_store: Path) -> None:
+    said = penstock("show", chat_store, "--row", "1")
+    assert "[[In the year the old mill closed.<|im_end|>]]" in said
+    assert "<|im_start|>user\nWhen was it built?<|im_end|>\n<|im_start|>assistant\n[[" in said
+    assert said == penstock("show", chat_store, "--row", "1", "--tokenizer", TOKENIZER)
+
+
+def test_show_of_a_file_is_that_of_the_store_made_of_it(chat_store: Path) -> None:
+    for row in ("0", "4", "7"):
+        stored = penstock("show", chat_store, "--row", row).partition("\n")[2]
+        direct = penstock("show", CHATS, "--row", row, "--tokenizer", TOKENIZER, "--template", "chatml")
+        assert direct.partition("\n")[2] == stored
+
+
+def test_show_keeps_characters_whole_that_take_several_tokens(chat_store: Path) -> None:
+    shown = [penstock("show", chat_store, "--row", str(row)) for row in range(24)]
+    assert not any("�" in one for one in shown)
+    assert any("山の雪から来ます。" in one for one in shown)
+
+
+def test_show_tells_a_machine_ids_and_mask(chat_store: Path) -> None:
+    facts = json.loads(penstock("show", chat_store, "--row", "1", "--json"))
+    assert len(facts["input_ids"]) == len(facts["loss_mask"])
+    assert {piece["kind"] for piece in facts["pieces"]} >= {"supervised", "masked", "special", "supervised special"}
+    assert "supervised special" in penstock("show", chat_store, "--row", "1", "--ids")
+
+
+def test_show_of_a_row_that_is_not_there_says_how_many_there_are(chat_store: Path) -> None:
+    assert "has 24 rows, there is no row 99" in penstock("show", chat_store, "--row", "99", code=1)
+    missing = penstock("show", CHATS, "--row", "99", "--tokenizer", TOKENIZER, "--template", "chatml", code=1)
+    assert "has 24 rows, there is no row 99" in missing
+    assert "pass --tokenizer" in penstock("show", CHATS, code=1)
+
+
+def test_show_refuses_another_tokenizer_than_the_store_was_made_with(chat_store: Path) -> None:
+    assert "is not the tokenizer of this store" in penstock("show", chat_store, "--tokenizer", "byte", code=1)
+
+
+def test_lint_passes_what_is_right_and_names_what_is_not(tmp_path: Path) -> None:
+    good = penstock("lint", CHATS, "--tokenizer", TOKENIZER, "--template", "chatml")
+    assert "24 rows, no violation" in good
+    bad = tmp_path / "bad.jsonl"
+    rows = [
+        {"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]},
+        {"messages": [{"role": "user", "content": "Nobody answers"}]},
+        {"messages": [{"role": "wizard", "content": "Who?"}, {"role": "assistant", "content": "Me"}]},
+    ]
+    bad.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said = penstock("lint", bad, "--tokenizer", TOKENIZER, "--template", "chatml", code=1)
+    assert "row 1: no assistant turn" in said
+    assert "row 2: unknown role" in said
+    assert "3 rows, 2 violations" in said
+    lines = penstock("lint", bad, "--tokenizer", TOKENIZER, "--template", "chatml", "--json", code=1).splitlines()
+    assert [json.loads(line)["row"] for line in lines] == [1, 2]
+
+
+def test_lint_counts_lines_that_are_no_json(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.jsonl"
+    good = (SAMPLE / "chats.jsonl").read_text("utf-8").splitlines()
+    bad.write_text("\n".join([*good[:2], "{half", *good[2:4]]) + "\n", encoding="utf-8")
+    said = penstock("lint", bad, "--tokenizer", TOKENIZER, "--template", "chatml", code=1)
+    assert "row 2: unreadable" in said
+    assert "1 violation" in said
+
+
+def test_info_shows_what_a_store_is_made_of_and_checks_it(chat_store: Path) -> None:
+    said = penstock("info", chat_store, "--verify")
+    for words in ("rows", "24", "input_ids list<item: uint16>", "chats.jsonl", "all right", "1: 24 rows"):
+        assert words in said
+    facts = json.loads(penstock("info", chat_store, "--json"))
+    assert facts["rows"] == 24
+    shard = next((chat_store / "shards").glob("*.arrow"))
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.chmod(0o644)
+    shard.write_bytes(data)
+    assert shard.name[:16] in penstock("info", chat_store, "--verify", code=1)
+
+
+def test_a_store_that_is_none_is_an_error(tmp_path: Path) -> None:
+    assert "penstock:" in penstock("info", tmp_path, code=1)
+
+
+def test_a_filter_that_is_none_is_an_error_with_a_suggestion(tmp_path: Path) -> None:
+    said = penstock(
+        "prepare", DOCUMENTS, "--tokenizer", TOKENIZER, "--out", tmp_path / "a", "--filter", "gophr", "-q", code=1
+    )
+    assert "did you mean 'gopher'" in said

@@ -1,0 +1,309 @@
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import threading
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock.store.reader as module
+from penstock.errors import ConfigError, DataError, SchemaError
+from penstock.files.fingerprints import FileFingerprint
+from penstock.store import Manifest, Store, StoreWriter, append, describe, find_store, is_complete, open_store
+from penstock.store.lineage import Lineage, content_key
+
+COUNT = 300
+IDS = [list(range(i % 11)) for i in range(COUNT)]
+
+
+def batch_of(rows: list[list[int]], first: int = 0) -> pa.RecordBatch:
+    return pa.record_batch(
+        {
+            "input_ids": pa.array(rows, pa.list_(pa.uint16())),
+            "loss_mask": pa.array([[token % 2 == 1 for token in row] for row in rows], pa.list_(pa.bool_())),
+            "block": pa.array([[i, i + 1] for i in range(len(rows))], pa.list_(pa.int32(), 2)),
+            "holes": pa.array([[1, None] if i % 2 else None for i in range(len(rows))], pa.list_(pa.int64())),
+            "n": pa.array(range(first, first + len(rows)), pa.int64()),
+            "text": [f"row {i}" for i in range(first, first + len(rows))],
+        }
+    )
+
+
+def make(path: Path, shard_bytes: int = 2000, **options: Any) -> Manifest:
+    with StoreWriter(path, shard_bytes=shard_bytes, **options) as writer:
+        writer.write(batch_of(IDS))
+        return writer.publish()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    make(tmp_path / "a.store")
+    return tmp_path / "a.store"
+
+
+def test_a_row_is_a_dict_of_views_and_plain_values(path: Path) -> None:
+    store = open_store(path)
+    assert len(store.manifest.shards) > 3
+    assert len(store) == COUNT
+    row = store[-1]
+    assert list(row) == store.schema.names
+    assert (row["n"], row["text"]) == (299, "row 299")
+    assert (row["input_ids"].dtype, row["input_ids"].tolist()) == (np.uint16, IDS[-1])
+    assert (row["loss_mask"].dtype, row["loss_mask"].tolist()) == (np.bool_, [bool(i % 2) for i in IDS[-1]])
+    assert row["block"].tolist() == [299, 300]
+    assert (row["holes"], store[298]["holes"]) == ([1, None], None)
+    assert [row["n"] for row in store[5:8]] == [5, 6, 7]
+    assert [row["n"] for row in store[::-100]] == [299, 199, 99]
+
+
+def test_token_lists_are_views_of_the_file_and_cannot_be_written_to(path: Path) -> None:
+    store = open_store(path)
+    one, two = store[10]["input_ids"], store[10]["input_ids"]
+    assert np.shares_memory(one, two)
+    assert not one.flags.owndata
+    with pytest.raises(ValueError, match="read-only"):
+        one[0] = 1
+    store.close()
+    assert one.tolist() == IDS[10]
+
+
+@pytest.mark.parametrize("row", [COUNT, -COUNT - 1, 10**12])
+def test_a_row_that_is_not_there_is_an_index_error(path: Path, row: int) -> None:
+    store = open_store(path)
+    with pytest.raises(IndexError, match=f"row {row} of a store with 300 rows"):
+        store[row]
+    with pytest.raises(IndexError, match="of a store with 300 rows"):
+        store.take([0, row])
+
+
+@settings(max_examples=50, deadline=None)
+@given(rows=st.lists(st.integers(-COUNT, COUNT - 1), max_size=50))
+def test_take_gives_the_rows_in_the_order_asked_for(tmp_path_factory: pytest.TempPathFactory, rows: list[int]) -> None:
+    path = Path(tmp_path_factory.getbasetemp()) / "take.store"
+    if not path.exists():
+        make(path)
+    batch = open_store(path).take(rows, columns=["n", "input_ids"])
+    assert batch.schema.names == ["n", "input_ids"]
+    assert batch["n"].to_pylist() == [row % COUNT for row in rows]
+    assert batch["input_ids"].to_pylist() == [IDS[row] for row in rows]
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, None), (7, 8), (100, 290), (299, None), (300, None), (50, 20)])
+def test_batches_cover_a_range_in_order(path: Path, start: int, stop: int | None) -> None:
+    got = [n for batch in open_store(path).batches(start, stop, columns=["n"]) for n in batch["n"].to_pylist()]
+    assert got == list(range(COUNT))[start:stop]
+
+
+def test_an_unknown_column_is_named(path: Path) -> None:
+    with pytest.raises(SchemaError, match=r"column 'ids' not in .*it has"):
+        next(open_store(path).batches(columns=["ids"]))
+
+
+def test_lengths_come_from_the_indexes_alone(path: Path) -> None:
+    store = open_store(path)
+    for shard in (path / "shards").glob("*.arrow"):
+        shard.unlink()
+    assert store.lengths.tolist() == [len(row) for row in IDS]
+    assert store.lengths.dtype == np.int32
+    assert store.tokens == sum(map(len, IDS))
+    with pytest.raises(ValueError, match="read-only"):
+        store.lengths[0] = 1
+
+
+def test_rows_without_tokens_have_no_lengths(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path / "s", tokens=None) as writer:
+        writer.write(pa.record_batch({"n": [1, 2]}))
+        writer.publish()
+    store = open_store(tmp_path / "s")
+    assert (store[1], store.tokens) == ({"n": 2}, 0)
+    with pytest.raises(SchemaError, match="written with tokens=None"):
+        _ = store.lengths
+
+
+def test_nothing_is_mapped_before_it_is_touched(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[int] = []
+    real = module.ShardReader
+
+    def counting(*args: Any) -> Any:
+        opened.append(1)
+        return real(*args)
+
+    monkeypatch.setattr(module, "ShardReader", counting)
+    store = open_store(path)
+    assert opened == []
+    for row in (0, 1, 299, 0):
+        store[row]
+    assert len(opened) == 2
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are listed in Linux's /proc")
+def test_open_shards_take_no_file_handles(path: Path) -> None:
+    store = open_store(path)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    rows = list(store)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert len(rows) == COUNT
+
+
+def test_the_cache_of_pieces_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_PIECES", 2)
+    store = open_store(path)
+    assert [store[row]["n"] for row in range(0, COUNT, 7)] == list(range(0, COUNT, 7))
+    assert len(store._pieces) <= 2
+
+
+def test_many_threads_may_read_at_once(path: Path) -> None:
+    store, wrong = open_store(path), []
+
+    def read(seed: int) -> None:
+        for row in np.random.default_rng(seed).integers(0, COUNT, 500).tolist():
+            if store[row]["input_ids"].tolist() != IDS[row]:
+                wrong.append(row)
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def total_of(store: Store) -> tuple[int, int]:
+    return int(store.lengths.sum()), sum(int(row["input_ids"].sum()) for row in store)
+
+
+def test_a_store_can_be_sent_to_another_process(path: Path) -> None:
+    store = open_store(path)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        assert pool.submit(total_of, store).result(60) == total_of(store)
+
+
+def test_a_pickled_store_keeps_its_version_and_notices_another_store_in_its_place(path: Path) -> None:
+    data = pickle.dumps(open_store(path, verify="touch"))
+    assert len(data) < 500
+    append(path, [batch_of([[1]])])
+    again = pickle.loads(data)  # noqa: S301 - our own bytes
+    assert (len(again), again._verify) == (COUNT, "touch")
+    elsewhere = path.with_name("b.store")
+    make(elsewhere)
+    path.rename(path.with_name("gone"))
+    elsewhere.rename(path)
+    with pytest.raises(DataError, match="version 1 is not the one it was"):
+        pickle.loads(data)  # noqa: S301
+
+
+def test_a_closed_store_says_so(path: Path) -> None:
+    with open_store(path) as store:
+        assert store[0]["n"] == 0
+    with pytest.raises(ValueError, match="is closed"):
+        store[0]
+    store.close()
+
+
+# -- damage ----------------------------------------------------------------------------------------------------------
+
+
+def flip(file: Path, position: int) -> None:
+    data = bytearray(file.read_bytes())
+    data[position] ^= 4
+    file.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("which", ["file", "index_file"])
+@pytest.mark.parametrize("place", [0.0, 0.5, 0.999])
+def test_a_flipped_bit_is_found_and_the_shard_named(path: Path, which: str, place: float) -> None:
+    shard = open_store(path).manifest.shards[1]
+    file = path / getattr(shard, which)
+    flip(file, int(place * file.stat().st_size))
+    with pytest.raises(DataError, match=rf"{file.name}, row 0: this shard is damaged: its checksum is .* and was"):
+        open_store(path, verify="full")
+    touched = open_store(path, verify="touch")
+    assert touched[0]["n"] == 0
+    with pytest.raises(DataError, match=f"{file.name}, row 0: this shard is damaged: its checksum"):
+        touched[touched.manifest.shards[0].rows]
+
+
+@pytest.mark.parametrize("which", ["file", "index_file"])
+@pytest.mark.parametrize("verify", ["fast", "touch", "full"])
+def test_a_missing_or_shortened_shard_is_named_when_the_store_is_opened(path: Path, which: str, verify: Any) -> None:
+    file = path / getattr(open_store(path).manifest.shards[1], which)
+    data = file.read_bytes()
+    file.write_bytes(data[:-1])
+    with pytest.raises(DataError, match=rf"{file.name}, row 0: this shard is damaged: it has {len(data) - 1} bytes"):
+        open_store(path, verify=verify)
+    file.unlink()
+    with pytest.raises(DataError, match=rf"{file.name}: this shard is missing; restore the file, check out"):
+        open_store(path, verify=verify)
+
+
+def test_a_shard_that_goes_while_the_store_is_open_is_named(path: Path) -> None:
+    store = open_store(path)
+    (path / store.manifest.shards[-1].file).unlink()
+    assert store[0]["n"] == 0
+    with pytest.raises(DataError, match="this shard is missing"):
+        store[-1]
+
+
+def test_a_file_that_is_no_arrow_file_is_damaged_even_with_the_right_size(path: Path) -> None:
+    store = open_store(path)
+    file = path / store.manifest.shards[0].file
+    file.write_bytes(b"\0" * file.stat().st_size)
+    with pytest.raises(DataError, match="this shard is damaged"):
+        store[0]
+
+
+def test_what_is_not_a_store_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"is not a store: no such directory \(looked from"):
+        open_store(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match=r"is not a store: there is no manifest.json in it"):
+        open_store(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileNotFoundError, match="is not a store"):
+        open_store(tmp_path / "file")
+
+
+def test_verify_has_three_degrees(path: Path) -> None:
+    with pytest.raises(ConfigError, match="verify must be one of fast, touch, full, got 'slow'"):
+        open_store(path, verify="slow")  # type: ignore[arg-type]
+
+
+# -- finding and describing ------------------------------------------------------------------------------------------
+
+
+def test_a_store_is_found_by_its_key_if_it_is_whole(tmp_path: Path) -> None:
+    lineage = Lineage(inputs=(FileFingerprint("a.jsonl", 3, "abc"),), tokenizer="t")
+    key = lineage.key
+    assert key == content_key(lineage.inputs, tokenizer="t")
+    assert find_store(tmp_path / "nowhere", key) is None
+    make(tmp_path / "other.store")
+    manifest = make(tmp_path / "b.store", lineage=lineage)
+    assert manifest.key == key
+    assert find_store(tmp_path, key) == tmp_path / "b.store"
+    assert is_complete(tmp_path / "b.store", key)
+    assert is_complete(tmp_path / "other.store")
+    assert not is_complete(tmp_path / "other.store", key)
+    (tmp_path / "b.store" / manifest.shards[0].file).unlink()
+    assert not is_complete(tmp_path / "b.store", key)
+    assert find_store(tmp_path, key) is None
+    assert not is_complete(tmp_path)
+    (tmp_path / "other.store" / "manifest.json").write_text("{")
+    assert not is_complete(tmp_path / "other.store")
+
+
+def test_a_store_describes_itself(path: Path) -> None:
+    facts = describe(open_store(path))
+    tokens = sum(map(len, IDS))
+    supervised = sum(token % 2 for row in IDS for token in row)
+    assert (facts["rows"], facts["tokens"], facts["supervised"]) == (COUNT, tokens, supervised)
+    assert facts["supervised_share"] == pytest.approx(supervised / tokens)
+    assert facts["lengths"] == {"min": 0, "p50": 5, "p90": 9, "p99": 10, "max": 10}
+    assert facts["columns"]["input_ids"] == "list<item: uint16>"
+    assert facts["shards"] == len(list((path / "shards").glob("*.arrow")))

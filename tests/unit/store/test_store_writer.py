@@ -1,0 +1,517 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock.store.writer as module
+from penstock.errors import ConfigError, ResumeError, SchemaError
+from penstock.sinks import StoreSink
+from penstock.store import Lineage, Manifest, StoreWriter, append, open_store
+from penstock.types import from_numpy
+
+ROWS = [
+    {
+        "input_ids": [i * j % 251 for j in range(i * 7 % 23)] if i % 9 else None,
+        "loss_mask": [j % 3 == 0 for j in range(i * 7 % 23)] if i % 9 else None,
+        "text": f"row {i} " + "é" * (i % 5) if i % 4 else None,
+        "n": i if i % 5 else None,
+        "turns": [{"role": "user", "words": ["x"] * (i % 4)}] * (i % 3),
+    }
+    for i in range(120)
+]
+SCHEMA = pa.schema(
+    {
+        "input_ids": pa.list_(pa.uint8()),
+        "loss_mask": pa.list_(pa.bool_()),
+        "text": pa.large_string(),
+        "n": pa.int32(),
+        "turns": pa.list_(pa.struct({"role": pa.string(), "words": pa.list_(pa.string())})),
+    }
+)
+WHOLE = pa.RecordBatch.from_pylist(ROWS, schema=SCHEMA)
+
+
+def cut(batch: pa.RecordBatch, sizes: list[int]) -> Iterator[pa.RecordBatch]:
+    """The rows in batches of these sizes, again and again: slices with offsets, as stages hand them on."""
+    start, turn = 0, 0
+    while start < batch.num_rows:
+        yield batch.slice(start, sizes[turn % len(sizes)])
+        start += sizes[turn % len(sizes)]
+        turn += 1
+
+
+def write(path: Path, batches: Any, **options: Any) -> Manifest:
+    with StoreWriter(path, **options) as writer:
+        for batch in batches:
+            writer.write(batch)
+        return writer.publish()
+
+
+def contents(path: Path) -> list[Any]:
+    return [row for batch in open_store(path, verify="full").batches() for row in batch.to_pylist()]
+
+
+def files(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in (path / "shards").iterdir()}
+
+
+def left_in(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_rows_come_back_and_the_manifest_counts_them(tmp_path: Path) -> None:
+    manifest = write(tmp_path / "s", cut(WHOLE, [13]), shard_bytes=700)
+    assert contents(tmp_path / "s") == ROWS
+    assert len(manifest.shards) > 5
+    assert manifest.rows == sum(shard.rows for shard in manifest.shards) == 120
+    assert manifest.tokens == sum(len(row["input_ids"] or []) for row in ROWS)
+    assert manifest.supervised == sum(sum(row["loss_mask"] or []) for row in ROWS)
+    assert manifest.bytes == sum(len(data) for data in files(tmp_path / "s").values())
+    assert (manifest.version, manifest.parent, manifest.mask_column) == (1, None, "loss_mask")
+    assert left_in(tmp_path) == ["s"]
+    assert left_in(tmp_path / "s") == ["manifest.json", "shards", "versions"]
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 60), min_size=1, max_size=5),
+    stops=st.sets(st.integers(0, 12), max_size=3),
+    piece_bytes=st.integers(1, 1000),
+    lost=st.integers(0, 120),
+)
+def test_shards_are_the_same_for_any_batches_and_any_restarts(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], stops: set[int], piece_bytes: int, lost: int
+) -> None:
+    home = tmp_path_factory.mktemp("cut")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_PIECE_BYTES", piece_bytes)
+        write(home / "whole", [WHOLE], shard_bytes=900)
+        writer = StoreWriter(home / "cut", shard_bytes=900)
+        writer.restore({})
+        for number, batch in enumerate(cut(WHOLE, sizes)):
+            if number in stops:
+                token = json.loads(json.dumps(writer.checkpoint()))
+                writer.write(WHOLE.slice(3, lost))  # the process dies before another checkpoint
+                writer = StoreWriter(home / "cut", shard_bytes=900)
+                writer.restore(token)
+            writer.write(batch)
+        writer.publish()
+    assert files(home / "cut") == files(home / "whole")
+    assert contents(home / "cut") == ROWS
+    shutil.rmtree(home)
+
+
+def test_a_crash_between_a_checkpoint_and_its_saving_goes_back_to_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_PIECE_BYTES", 200)
+    writer = StoreWriter(tmp_path / "s", shard_bytes=900)
+    writer.restore({})
+    kept: dict[str, Any] = {}
+    for start in range(0, 120, 10):
+        writer.write(WHOLE.slice(start, 10))
+        lost = writer.checkpoint()  # made, but never saved
+        writer = StoreWriter(tmp_path / "s", shard_bytes=900)
+        writer.restore(kept)
+        writer.write(WHOLE.slice(start, 10))
+        kept = writer.checkpoint()
+        assert kept["checkpoints"] == lost["checkpoints"]
+    writer.publish()
+    assert contents(tmp_path / "s") == ROWS
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.lists(st.none() | st.lists(st.integers(0, 255), max_size=40), min_size=1, max_size=60),
+    kind=st.sampled_from(["uint8", "uint16", "uint32", "int64", "float32"]),
+    large=st.booleans(),
+    shard_bytes=st.integers(1, 600),
+)
+def test_any_rows_of_any_width_come_back_by_number_and_in_order(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[Any], kind: str, large: bool, shard_bytes: int
+) -> None:
+    home = tmp_path_factory.mktemp("rows")
+    values = pa.from_numpy_dtype(kind)
+    column = pa.array(rows, pa.large_list(values) if large else pa.list_(values))
+    write(home / "s", cut(pa.record_batch({"input_ids": column}), [7, 1]), shard_bytes=shard_bytes)
+    store = open_store(home / "s", verify="full")
+    assert len(store) == len(rows)
+    for number, row in enumerate(rows):
+        got = store[number]["input_ids"]
+        assert (None if got is None else got.tolist()) == row
+        assert got is None or got.dtype == kind
+    assert store.lengths.tolist() == [len(row or []) for row in rows]
+    assert [row for batch in store.batches() for row in batch["input_ids"].to_pylist()] == rows
+    shutil.rmtree(home)
+
+
+@pytest.mark.parametrize(
+    ("ids", "mask"),
+    [
+        (pa.list_(pa.uint16(), 3), pa.list_(pa.uint8(), 3)),
+        (pa.large_list(pa.uint32()), pa.list_(pa.float32())),
+        (pa.list_(pa.uint8()), pa.list_(pa.bool_())),
+    ],
+)
+def test_tokens_and_supervised_tokens_are_counted_for_every_kind_of_list(
+    tmp_path: Path, ids: pa.DataType, mask: pa.DataType
+) -> None:
+    batch = pa.record_batch(
+        {"t": pa.array([[1, 2, 3], None, [4, 5, 6]], ids), "m": pa.array([[0, 1, 1], None, [0, 0, 1]]).cast(mask)}
+    )
+    manifest = write(tmp_path / "s", [batch.slice(0, 1), batch.slice(1)], tokens="t", mask="m")
+    assert (manifest.tokens, manifest.supervised) == (6, 3)
+    store = open_store(tmp_path / "s")
+    assert store.lengths.tolist() == [3, 0, 3]
+    assert [list(store[2]["t"]), store[1]["t"]] == [[4, 5, 6], None]
+
+
+def test_a_full_disk_is_an_error_of_the_system_and_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    sink = StoreSink(tmp_path / "s", shard_bytes=700)
+    with monkeypatch.context() as patch:
+        patch.setattr("penstock.store._shard_writer._HashedFile.write", full)
+        with pytest.raises(OSError, match=r"No space left on device: .*/s'"):
+            sink.consume(WHOLE)
+        sink.abort()
+    assert left_in(tmp_path) == []
+
+
+def test_a_row_larger_than_a_shard_is_one_by_itself(tmp_path: Path) -> None:
+    column = pa.array([[1], list(range(200)) * 5, [2], [3]], pa.list_(pa.uint8()))
+    manifest = write(tmp_path / "s", [pa.record_batch({"input_ids": column})], shard_bytes=100)
+    assert [shard.rows for shard in manifest.shards] == [1, 1, 2]
+
+
+def test_no_rows_make_a_store_without_shards_that_knows_its_columns(tmp_path: Path) -> None:
+    write(tmp_path / "s", [WHOLE.slice(0, 0)])
+    store = open_store(tmp_path / "s")
+    assert (len(store), store.tokens, store.lengths.tolist()) == (0, 0, [])
+    assert store.schema.equals(SCHEMA)
+    assert store.take([]).schema.equals(SCHEMA)
+    with StoreWriter(tmp_path / "t") as writer:
+        assert writer.publish().rows == 0
+
+
+def test_dictionaries_are_stored_as_their_values(tmp_path: Path) -> None:
+    batches = [
+        pa.record_batch({"kind": pa.array(kinds).dictionary_encode()}) for kinds in (["a", "b"], ["c", None, "a"])
+    ]
+    write(tmp_path / "s", batches, tokens=None)
+    assert open_store(tmp_path / "s").schema.field("kind").type == pa.string()
+    assert [row["kind"] for row in contents(tmp_path / "s")] == ["a", "b", "c", None, "a"]
+
+
+def test_tensors_and_their_types_come_back(tmp_path: Path) -> None:
+    batch = from_numpy({"v": np.arange(12, dtype=np.float32).reshape(3, 2, 2)})
+    write(tmp_path / "s", [batch], tokens=None)
+    assert next(open_store(tmp_path / "s").batches()).equals(batch)
+
+
+def test_what_a_store_cannot_hold_is_refused_by_name(tmp_path: Path) -> None:
+    union = pa.UnionArray.from_sparse(pa.array([0, 1], pa.int8()), [pa.array([1, 2]), pa.array(["a", "b"])])
+    for odd in (union, pa.array(["a", "b"]).cast(pa.string_view())):
+        with pytest.raises(SchemaError, match=r"column 'odd' has the type .* which a store cannot hold"):
+            write(tmp_path / "s", [pa.record_batch({"odd": odd})], tokens=None)
+    nested = pa.array([["a"]], pa.list_(pa.dictionary(pa.int8(), pa.string())))
+    with pytest.raises(SchemaError, match="column 'odd' has the type dictionary"):
+        write(tmp_path / "s", [pa.record_batch({"odd": nested})], tokens=None)
+    assert left_in(tmp_path) == []
+
+
+def test_the_columns_of_tokens_and_mask_must_be_there_and_hold_lists(tmp_path: Path) -> None:
+    batch = pa.record_batch({"ids": [1, 2]})
+    with pytest.raises(SchemaError, match=r"no column 'input_ids' in \['ids'\]; pass tokens= its name, or tokens=None"):
+        write(tmp_path / "s", [batch])
+    with pytest.raises(SchemaError, match="'ids' is int64"):
+        write(tmp_path / "s", [batch], tokens="ids")
+    lists = pa.record_batch({"ids": pa.array([[1], [2]])})
+    with pytest.raises(SchemaError, match=r"no column 'mask' in \['ids'\]; pass mask= its name"):
+        write(tmp_path / "s", [lists], tokens="ids", mask="mask")
+    assert left_in(tmp_path) == []
+
+
+def test_another_schema_in_the_middle_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SchemaError, match="got another schema than before: 'n' was int64, is string"):
+        write(tmp_path / "s", [pa.record_batch({"n": [1]}), pa.record_batch({"n": ["1"]})], tokens=None)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mode": "add"}, "mode must be one of create, append, overwrite, got 'add'"),
+        ({"shard_bytes": 0}, "shard_bytes must be positive"),
+    ],
+)
+def test_options_that_cannot_work_are_refused_at_once(tmp_path: Path, options: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        StoreWriter(tmp_path / "s", **options)
+
+
+def test_a_url_is_refused() -> None:
+    with pytest.raises(ConfigError, match="is a URL"):
+        StoreWriter("s3://bucket/store")
+
+
+def test_targets_that_are_taken_or_missing_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "s", [WHOLE])
+    with pytest.raises(ConfigError, match="holds a store already; pass mode='append'"):
+        write(tmp_path / "s", [WHOLE])
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "mine.txt").write_text("mine")
+    for mode in ("create", "append", "overwrite"):
+        with pytest.raises(ConfigError, match="is not a store; delete it or write elsewhere"):
+            write(tmp_path / "d", [WHOLE], mode=mode)
+    with pytest.raises(FileNotFoundError, match="no such directory"):
+        write(tmp_path / "no" / "s", [WHOLE])
+    assert left_in(tmp_path) == ["d", "s"]
+    assert contents(tmp_path / "s") == ROWS
+
+
+def test_an_empty_directory_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    write(tmp_path / "s", [WHOLE])
+    assert contents(tmp_path / "s") == ROWS
+
+
+def test_a_second_writer_is_refused_while_the_first_writes(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path / "s") as first, StoreWriter(tmp_path / "s", wait_seconds=0.02) as second:
+        first.write(WHOLE)
+        with pytest.raises(ConfigError, match=rf"is being written by process {os.getpid()} on .*wait for it to end"):
+            second.write(WHOLE)
+        first.publish()
+        with pytest.raises(ConfigError, match="holds a store already"):
+            second.write(WHOLE)
+    assert contents(tmp_path / "s") == ROWS
+    assert left_in(tmp_path) == ["s"]
+
+
+def test_a_writer_that_was_replaced_writes_no_more(tmp_path: Path) -> None:
+    first, second = StoreWriter(tmp_path / "s"), StoreWriter(tmp_path / "s")
+    first.restore({})
+    first.write(WHOLE)
+    token = first.checkpoint()
+    second.restore(token)
+    for action in (lambda: first.write(WHOLE), first.checkpoint, first.publish):
+        with pytest.raises(ConfigError, match="another writer has taken its place"):
+            action()
+    first.abort()
+    second.publish()
+    assert contents(tmp_path / "s") == ROWS
+
+
+def test_abort_leaves_an_older_version_as_it_was(tmp_path: Path) -> None:
+    write(tmp_path / "s", [WHOLE])
+    before = sorted(str(file) for file in tmp_path.rglob("*"))
+    with StoreWriter(tmp_path / "s", mode="append") as writer:
+        writer.write(WHOLE)
+    assert sorted(str(file) for file in tmp_path.rglob("*")) == before
+
+
+def test_what_a_killed_plain_run_left_behind_is_cleared(tmp_path: Path) -> None:
+    for name in (".s.penstock-store/.build", ".s.penstock-store/shards"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / ".s.penstock-store/.build/shard-000001").write_bytes(b"half")
+    (tmp_path / ".s.penstock-lock").write_text("{}")
+    write(tmp_path / "s", [WHOLE])
+    assert left_in(tmp_path) == ["s"]
+    assert contents(tmp_path / "s") == ROWS
+
+
+# -- modes -----------------------------------------------------------------------------------------------------------
+
+
+def test_append_adds_a_version_over_shared_shards(tmp_path: Path) -> None:
+    first = write(tmp_path / "s", [WHOLE.slice(0, 70)], shard_bytes=900)
+    kept = files(tmp_path / "s")
+    second = append(tmp_path / "s", cut(WHOLE.slice(70), [4]))
+    assert (second.version, second.parent, second.rows) == (2, 1, 120)
+    assert second.shards[: len(first.shards)] == first.shards
+    assert kept.items() <= files(tmp_path / "s").items()
+    assert contents(tmp_path / "s") == ROWS
+    assert len(open_store(tmp_path / "s", 1)) == 70
+
+
+def test_append_to_nothing_creates(tmp_path: Path) -> None:
+    assert write(tmp_path / "s", [WHOLE], mode="append").version == 1
+
+
+def test_append_of_nothing_keeps_what_is_there(tmp_path: Path) -> None:
+    write(tmp_path / "s", [WHOLE])
+    manifest = append(tmp_path / "s", [])
+    assert (manifest.version, manifest.rows, manifest.tokens_column) == (2, 120, "input_ids")
+    assert contents(tmp_path / "s") == ROWS
+
+
+def test_overwrite_puts_other_rows_in_a_new_version(tmp_path: Path) -> None:
+    write(tmp_path / "s", [WHOLE])
+    other = pa.record_batch({"input_ids": pa.array([[7]], pa.list_(pa.uint16()))})
+    assert write(tmp_path / "s", [other], mode="overwrite").version == 2
+    assert contents(tmp_path / "s") == [{"input_ids": [7]}]
+    assert len(open_store(tmp_path / "s", 1)) == 120
+
+
+def test_rows_that_do_not_go_with_those_before_are_refused(tmp_path: Path) -> None:
+    ids = pa.record_batch({"ids": pa.array([[1]], pa.list_(pa.uint16()))})
+    write(tmp_path / "s", [ids], tokens="ids", lineage=Lineage(tokenizer="one"))
+    wide = pa.record_batch({"ids": pa.array([[1]], pa.list_(pa.uint32()))})
+    with pytest.raises(SchemaError, match=r"do not go with those in .*'ids' was list<item: uint16>"):
+        append(tmp_path / "s", [wide])
+    with pytest.raises(SchemaError, match="has its tokens in 'ids' and their mask in None, this run in None"):
+        write(tmp_path / "s", [ids], mode="append", tokens=None)
+    with pytest.raises(ConfigError, match="made with the tokenizer one, these rows with two"):
+        append(tmp_path / "s", [ids], lineage=Lineage(tokenizer="two"))
+    assert append(tmp_path / "s", [ids], lineage=Lineage(tokenizer="one")).rows == 2
+
+
+# -- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def test_checkpoint_needs_restore_first(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path / "s") as writer, pytest.raises(ConfigError, match="checkpoint\\(\\) without restore"):
+        writer.checkpoint()
+
+
+def test_finished_shards_are_kept_and_not_written_again(tmp_path: Path) -> None:
+    first = StoreWriter(tmp_path / "s", shard_bytes=700)
+    first.restore({})
+    first.write(WHOLE)
+    token = first.checkpoint()
+    assert token["shards"] > 3
+    build = tmp_path / ".s.penstock-store" / ".build"
+    finished = {file.name: file.stat().st_ino for file in build.glob("shard-*")}
+    second = StoreWriter(tmp_path / "s", shard_bytes=700)
+    second.restore(token)
+    second.publish()
+    placed = {file.stat().st_ino for file in (tmp_path / "s" / "shards").iterdir()}
+    assert len(placed & set(finished.values())) >= 2 * token["shards"]
+
+
+def test_the_token_stays_small_however_many_shards_there_are(tmp_path: Path) -> None:
+    writer = StoreWriter(tmp_path / "s", shard_bytes=1)
+    writer.restore({})
+    sizes = []
+    for _ in range(3):
+        writer.write(WHOLE)
+        sizes.append(len(json.dumps(writer.checkpoint())))
+    writer.abort()
+    assert sizes[-1] - sizes[0] < 20
+
+
+@pytest.mark.parametrize("mode", ["create", "append", "overwrite"])
+@pytest.mark.parametrize("point", ["complete", "placed", "version", "manifest", "renamed"])
+def test_publishing_can_be_repeated_after_a_crash_at_any_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, point: str
+) -> None:
+    """The process dies just before a step; what it did until then is on the disk."""
+    monkeypatch.setattr(module, "_PIECE_BYTES", 200)
+    path = tmp_path / "s"
+    if mode != "create":
+        write(path, [WHOLE.slice(0, 20)], shard_bytes=700)
+    writer = StoreWriter(path, mode=mode, shard_bytes=700)
+    writer.restore({})
+    writer.write(WHOLE)
+    token = writer.checkpoint() | {"finishing": True}
+
+    class Killed(BaseException):
+        pass
+
+    def die(*_: Any, **__: Any) -> None:
+        raise Killed
+
+    real, calls = module.write_manifest, []
+
+    def once(*args: Any, **options: Any) -> None:
+        if calls:
+            raise Killed
+        calls.append(args)
+        real(*args, **options)
+
+    with monkeypatch.context() as patch:
+        match point:
+            case "complete":
+                patch.setattr(module.Build, "place", die)
+            case "placed":
+                patch.setattr(module, "write_manifest", die)
+            case "version":
+                patch.setattr(module, "write_manifest", once)
+            case "manifest":
+                patch.setattr(Path, "rename", die)
+                patch.setattr(shutil, "rmtree", die)
+            case "renamed":
+                patch.setattr(shutil, "rmtree", die)
+        with pytest.raises(Killed):
+            writer.publish()
+    assert writer._lock._handle is not None
+    os.close(writer._lock._handle)  # as the system does with what a dead process held
+    writer._lock._handle = None
+    before = ROWS[:20] if mode == "append" else []
+    for _ in range(2):
+        again = StoreWriter(path, mode=mode, shard_bytes=700)
+        again.restore(token)
+        manifest = again.publish()
+        assert contents(path) == before + ROWS
+        assert manifest.version == (1 if mode == "create" else 2)
+    assert left_in(tmp_path) == ["s"]
+    assert left_in(path) == ["manifest.json", "shards", "versions"]
+
+
+def test_a_store_that_another_run_made_is_not_taken_for_our_own(tmp_path: Path) -> None:
+    writer = StoreWriter(tmp_path / "s")
+    writer.restore({})
+    writer.write(WHOLE)
+    token = writer.checkpoint() | {"finishing": True}
+    writer.abort()
+    write(tmp_path / "s", [WHOLE.slice(0, 3)])
+    with pytest.raises(ConfigError, match="holds a store already"):
+        StoreWriter(tmp_path / "s").restore(token)
+    with pytest.raises(ResumeError, match=r"builds on version None of .*, which has version 1 now"):
+        StoreWriter(tmp_path / "s", mode="append").restore(token)
+
+
+@pytest.mark.parametrize("lost", ["journal.jsonl", "shard-000001", "tail-000001"])
+def test_a_file_the_checkpoint_counts_on_that_is_gone_is_named(tmp_path: Path, lost: str) -> None:
+    writer = StoreWriter(tmp_path / "s", shard_bytes=1500)
+    writer.restore({})
+    writer.write(WHOLE)
+    token = writer.checkpoint()
+    writer.abort()
+    (tmp_path / ".s.penstock-store" / ".build" / lost).unlink()
+    with pytest.raises(ResumeError, match=f"{lost}, which is gone; delete the checkpoint"):
+        StoreWriter(tmp_path / "s").restore(token)
+
+
+def test_reset_runs_again_in_place_of_the_first(tmp_path: Path) -> None:
+    writer = StoreWriter(tmp_path / "s")
+    for rows in (WHOLE, WHOLE.slice(5)):
+        writer.write(rows)
+        writer.publish()
+        with pytest.raises(ConfigError, match="has been published"):
+            writer.write(rows)
+        assert contents(tmp_path / "s") == rows.to_pylist()
+        writer.reset()
+
+
+def test_what_is_held_is_less_than_a_piece(tmp_path: Path) -> None:
+    ids = pa.array([list(range(1000))] * 700, pa.list_(pa.uint16()))
+    with StoreWriter(tmp_path / "s") as writer:
+        for _ in range(8):
+            writer.write(pa.record_batch({"input_ids": ids}))
+            assert writer.memory_usage() < 1 << 20
+        assert writer.publish().tokens == 5_600_000
+    assert writer.memory_usage() == 0

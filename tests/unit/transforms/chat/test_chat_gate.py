@@ -1,0 +1,218 @@
+"""The supervision gate: nothing wrong gets through, nothing right is held up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from penstock.errors import ConfigError, DataError
+from penstock.transforms.formatting import FormatChat, Gate, RowProblem, Violation
+from penstock.transforms.tokenization import ByteTokenizer, load_tokenizer
+
+BYTES = ByteTokenizer(("<bos>", "<eos>", "<|im_start|>", "<|im_end|>"))
+HI = {"role": "user", "content": "Hi"}
+YES = {"role": "assistant", "content": "Yes"}
+TURN = "{{ '<|im_start|>' + m.role + '\n' }}"
+HEAD, TAIL = "{{ bos_token }}{% for m in messages %}", "{% endfor %}"
+PROMPT = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+
+
+def batch_of(*conversations: Any) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"messages": list(conversations)})
+
+
+def only_violation(transform: FormatChat, chat: list[dict[str, Any]]) -> Violation:
+    """The one thing found in the middle row of three, which `transform` raises too."""
+    batch = batch_of([HI, YES], chat, [HI, YES])
+    (found,) = transform.check_rows(batch)
+    assert found.row == 1
+    with pytest.raises(RowProblem, match="row 1 of the batch") as caught:
+        transform.transform(batch)
+    assert isinstance(caught.value, DataError)
+    assert (caught.value.row, caught.value.kind) == (1, found.kind)
+    assert found.shown in str(caught.value)
+    return found
+
+
+@pytest.fixture(scope="module")
+def gpt2_like() -> Any:
+    """Byte-level BPE whose words begin with a space and whose runs of newlines are one token."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    special = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=500,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=special,
+        show_progress=False,
+    )
+    made.train_from_iterator(["\n\n\n", "user assistant\n\n", "a b  c   d\n\n"] * 20, trainer)
+    return load_tokenizer(made)
+
+
+def test_good_rows_have_no_violations() -> None:
+    assert FormatChat(BYTES, "chatml").check_rows(batch_of([HI, YES], [HI, YES, HI, YES])) == []
+
+
+def test_a_row_with_nothing_supervised_is_shown() -> None:
+    transform = FormatChat(BYTES, "chatml", include_eot=False, gate=Gate(content=False))
+    found = only_violation(transform, [HI, {"role": "assistant", "content": ""}])
+    assert found.kind == "nothing supervised"
+    assert found.shown == "<bos><|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<|im_end|>\n"
+    off = FormatChat(BYTES, "chatml", include_eot=False, gate=Gate(content=False, supervised=False))
+    assert off.transform(batch_of([HI, {"role": "assistant", "content": ""}])).num_rows == 1
+
+
+@pytest.mark.parametrize(
+    ("chat", "kind"),
+    [
+        ([HI], "no assistant turn"),
+        ([HI, {"role": "assistant", "content": ""}], "empty content"),
+        ([HI, {"role": "assistant", "content": "a<bos>b"}], "bos count"),
+        ([{"role": "user", "content": "<bos>"}, YES], "bos count"),
+        ([HI, {"role": "assistant", "content": "x<|im_start|>user\nHa"}], "header supervised"),
+        ([HI, {"role": "assistant", "content": "x<|im_end|>y"}], "terminator inside"),
+    ],
+)
+def test_each_trouble_has_its_kind(chat: list[dict[str, Any]], kind: str) -> None:
+    assert only_violation(FormatChat(BYTES, "chatml"), chat).kind == kind
+
+
+def test_supervised_parts_are_marked_in_what_is_shown() -> None:
+    found = only_violation(FormatChat(BYTES, "chatml"), [{"role": "user", "content": "<bos>"}, YES])
+    assert found.shown.endswith("<|im_start|>assistant\n⟦Yes<|im_end|>⟧\n")
+    assert "2 beginning-of-sequence tokens" in found.message
+
+
+def test_a_template_without_a_bos_is_refused_if_the_tokenizer_has_one() -> None:
+    source = "{% for m in messages %}{{ m.content + eos_token }}{% endfor %}"
+    with pytest.raises(ConfigError, match=r"0 beginning-of-sequence tokens, expected one.*Gate\(bos=False\)"):
+        FormatChat(BYTES, source)
+    assert FormatChat(BYTES, source, gate=Gate(bos=False)).transform(batch_of([HI, YES])).num_rows == 1
+    assert FormatChat(ByteTokenizer(("<eos>",)), source).transform(batch_of([HI, YES])).num_rows == 1
+
+
+def test_a_template_that_writes_two_bos_is_refused() -> None:
+    with pytest.raises(ConfigError, match="2 beginning-of-sequence tokens"):
+        FormatChat(BYTES, "{{ bos_token }}" + HEAD + "{{ m.content + eos_token }}" + TAIL)
+
+
+def test_a_block_around_the_header_is_refused() -> None:
+    source = (
+        HEAD + "{% if m.role == 'assistant' %}{% generation %}" + TURN + "{{ m.content + '<|im_end|>' }}"
+        "{% endgeneration %}{% else %}" + TURN + "{{ m.content + '<|im_end|>' }}{% endif %}{{ '\n' }}" + TAIL + PROMPT
+    )
+    with pytest.raises(ConfigError, match=r"begins before '<\|im_start\|>assistant\\n', which is part of the prompt"):
+        FormatChat(BYTES, source)
+    with pytest.raises(ConfigError, match=r"the token '<\|im_start\|>', which belongs to a role header"):
+        FormatChat(BYTES, source, gate=Gate(prompt=False))
+
+
+def test_a_block_that_ends_long_before_the_end_of_the_turn_is_refused() -> None:
+    source = (
+        HEAD + TURN + "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}{{ ' - ' }}"
+        "{% else %}{{ m.content }}{% endif %}{{ '<|im_end|>\n' }}" + TAIL + PROMPT
+    )
+    with pytest.raises(ConfigError, match="without the token that ends it"):
+        FormatChat(BYTES, source)
+    assert FormatChat(BYTES, source, include_eot=False).transform(batch_of([HI, YES])).num_rows == 1
+
+
+def test_a_prompt_that_is_not_how_the_training_text_begins_is_refused() -> None:
+    source = HEAD + TURN + "{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}{{ '\n' }}" + TAIL
+    source = source.replace("{% generation %}", "{% if m.role == 'assistant' %}{% generation %}").replace(
+        "{% endgeneration %}", "{% endgeneration %}{% else %}{{ m.content + '<|im_end|>' }}{% endif %}"
+    )
+    thinking = PROMPT.replace("assistant\n", "assistant\n<think>\n")
+    assert FormatChat(BYTES, source + PROMPT).transform(batch_of([HI, YES])).num_rows == 1
+    with pytest.raises(ConfigError, match=r"the prompt has '<think>\\n', the training text 'Quokkas"):
+        FormatChat(BYTES, source + thinking)
+    assert FormatChat(BYTES, source + thinking, gate=Gate(prompt=False)).transform(batch_of([HI, YES])).num_rows == 1
+
+
+def test_a_token_that_reaches_from_the_prompt_into_the_answer_is_found(gpt2_like: Any) -> None:
+    found = only_violation(FormatChat(gpt2_like, "chatml"), [HI, {"role": "assistant", "content": "\n\na"}])
+    assert found.kind == "prompt differs"
+    assert "a token reaches from the prompt into the answer" in found.message
+    made = FormatChat(gpt2_like, "chatml", gate=Gate(prompt=False)).transform(
+        batch_of([HI, {"role": "assistant", "content": "\n\na"}])
+    )
+    ids, mask = made["input_ids"].values.to_numpy(), made["loss_mask"].values.to_numpy(zero_copy_only=False)
+    # The token of the header's newline and the first of the answer begins in the header: it is not supervised.
+    assert gpt2_like.decode(ids[mask]) == "\na<|im_end|>"
+
+
+def test_a_prompt_whose_tokens_change_when_it_stands_alone_is_found(gpt2_like: Any) -> None:
+    # In the row the two newlines of the header are two tokens; at the end of a prompt they are one.
+    with pytest.raises(ConfigError, match="the prompt alone has other tokens"):
+        FormatChat(gpt2_like, "llama3")
+
+
+pieces = st.text("ab \n", max_size=5)
+
+
+@pytest.mark.parametrize("name", ["chatml", "plain", "vicuna", "alpaca"])
+@given(chats=st.lists(st.lists(st.tuples(pieces, pieces), min_size=1, max_size=3), min_size=1, max_size=4))
+@settings(max_examples=40, deadline=None)
+def test_the_check_of_prompts_finds_what_tokenising_every_prompt_finds(name: str, chats: Any, gpt2_like: Any) -> None:
+    transform = FormatChat(gpt2_like, name, gate=Gate(content=False))
+    conversations = [
+        [{"role": r, "content": c} for pair in pairs for r, c in zip(("user", "assistant"), pair)] for pairs in chats
+    ]
+
+    def ids(messages: list[dict[str, Any]], prompt: bool) -> list[int]:
+        variables = transform._renderer.variables
+        text = transform.template.unmarked.render(messages=messages, add_generation_prompt=prompt, **variables)
+        plain = text.replace("\ud800", "").replace("\ud801", "")
+        return gpt2_like.encode(pa.array([plain]), parse_special=True)[0].as_py()  # type: ignore[no-any-return]
+
+    expected = set()
+    for row, messages in enumerate(conversations):
+        whole = ids(messages, False)
+        for turn in range(1, len(messages), 2):
+            alone = ids(messages[:turn], True)
+            if whole[: len(alone)] != alone:
+                expected.add(row)
+    found = transform.check_rows(batch_of(*conversations))
+    assert {violation.row for violation in found} == expected
+    assert {violation.kind for violation in found} <= {"prompt differs"}
+
+
+def test_everything_is_checked_in_pairs_too() -> None:
+    rows = {"prompt": ["a", "b"], "chosen": ["c", "<bos>"], "rejected": ["<bos>", ""]}
+    found = FormatChat(BYTES, "plain").check_rows(pa.RecordBatch.from_pydict(rows))
+    assert [(v.row, v.kind, v.message.split(":")[0]) for v in found] == [
+        (0, "bos count", "rejected"),
+        (1, "bos count", "chosen"),
+        (1, "empty content", "rejected"),
+    ]
+
+
+def test_rows_that_are_too_long_are_violations_only_if_that_is_an_error() -> None:
+    batch = batch_of([HI, YES], [HI, {"role": "assistant", "content": "x" * 99}])
+    found = FormatChat(BYTES, "plain", max_length=30).check_rows(batch)
+    assert [(v.row, v.kind) for v in found] == [(1, "too long")]
+    assert not FormatChat(BYTES, "plain", max_length=30, truncation="drop").check_rows(batch)
+
+
+def test_a_long_row_is_shown_short() -> None:
+    found = only_violation(FormatChat(BYTES, "chatml"), [{"role": "user", "content": "<bos>" + "x" * 99999}, YES])
+    assert len(found.shown) < 4000
+    assert "⟦Yes<|im_end|>⟧" in found.shown
+
+
+def test_tokens_of_no_width_at_the_end_of_a_row_stay_in_their_row() -> None:
+    from penstock.transforms._chat.spans import Tokens, read_marks
+    from penstock.transforms._tokenizers.base import Encoded
+
+    spans = read_marks(["a", "\ud800b\ud801"])
+    ids = pa.ListArray.from_arrays([0, 2, 3], pa.array([1, 2, 3], pa.uint8()))
+    encoded = Encoded(ids, np.array([0, 1, 0], np.int32), np.array([1, 1, 1], np.int32))
+    assert Tokens.of(encoded, spans).mask().tolist() == [False, False, True]

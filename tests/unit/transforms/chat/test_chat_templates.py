@@ -1,0 +1,304 @@
+"""Templates: what they may do, and that all ways to find the turns in their text agree."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jinja2 import TemplateError
+from jinja2.exceptions import SecurityError
+
+from penstock.errors import ConfigError
+from penstock.transforms._chat.messages import Conversation
+from penstock.transforms._chat.problems import RenderError
+from penstock.transforms._chat.rendering import Renderer
+from penstock.transforms._chat.sandbox import END, START, compiled
+from penstock.transforms._chat.spans import read_marks
+from penstock.transforms._chat.templates import BUILT_IN, load_template
+from penstock.transforms.formatting import FormatChat, Gate, RowProblem
+from penstock.transforms.tokenization import ByteTokenizer
+
+SPECIAL = ("<bos>", "<eos>", *dict.fromkeys(token for needed in BUILT_IN.values() for token in needed))
+BYTES = ByteTokenizer(SPECIAL)
+UNCHECKED = Gate(content=False)
+
+# No "<": the texts of special tokens in the data are another story, told in the tests of the gate.
+words = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<"), max_size=10) | st.sampled_from(
+    ["", " ", "\n", " a ", "한", "😀"]
+)
+any_chat = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["system", "developer", "user", "assistant", "tool"]), "content": words}
+    ),
+    max_size=6,
+).map(lambda messages: [*messages, {"role": "assistant", "content": "Yes"}])
+turns = st.lists(st.tuples(words, words), min_size=1, max_size=4).map(
+    lambda pairs: [{"role": r, "content": c} for pair in pairs for r, c in zip(("user", "assistant"), pair)]
+)
+
+
+def rendered(transform: FormatChat, chat: list[dict[str, Any]], **changes: Any) -> str | None:
+    try:
+        return replace(transform._renderer, **changes).render(Conversation(chat)).text
+    except RenderError:
+        return None
+
+
+FORMATTERS = {name: FormatChat(BYTES, name, gate=UNCHECKED) for name in BUILT_IN}
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+@given(chat=any_chat, train_on=st.sampled_from(["assistant", "last", "all"]))
+@settings(max_examples=80)
+def test_a_built_in_template_is_the_same_in_jinja_and_in_plain_python(
+    name: str, chat: list[dict[str, Any]], train_on: str
+) -> None:
+    transform = FORMATTERS[name]
+    fast = rendered(transform, chat, train_on=train_on)
+    assert fast == rendered(transform, chat, train_on=train_on, shape=None, check_prompts=False)
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+@given(chat=turns)
+@settings(max_examples=50)
+def test_in_a_built_in_template_every_prompt_is_how_the_text_begins(name: str, chat: list[dict[str, Any]]) -> None:
+    # With the check on, rendering through Jinja raises if it is not.
+    assert rendered(FORMATTERS[name], chat, shape=None, check_prompts=True) is not None
+
+
+def without_blocks(name: str) -> str:
+    source = load_template(name, None).source
+    return source.replace("{%- generation -%}", "").replace("{%- endgeneration -%}", "")
+
+
+def last_turn_differs(source: str) -> str:
+    """The last answer is written with something more: a text that ends with a turn is not how a longer one begins."""
+    changed = source.replace(
+        "message.content", "(('(last)' if loop.last and message.role == 'assistant' else '') + message.content)"
+    )
+    assert changed != source
+    return changed
+
+
+MARKERS = {
+    "chatml": ("<|im_start|>assistant\n", "<|im_end|>"),
+    "llama3": ("<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>"),
+    "gemma": ("<start_of_turn>model\n", "<end_of_turn>"),
+    "zephyr": ("<|assistant|>\n", "<eos>"),
+}
+BY_PREFIX = {name: FormatChat(BYTES, without_blocks(name), gate=UNCHECKED, special_tokens=()) for name in BUILT_IN}
+BY_MARKERS = {
+    name: FormatChat(BYTES, last_turn_differs(without_blocks(name)), gate=UNCHECKED, special_tokens=(), markers=markers)
+    for name, markers in MARKERS.items()
+}
+BY_BLOCKS = {
+    name: FormatChat(BYTES, last_turn_differs(load_template(name, None).source), gate=UNCHECKED, special_tokens=())
+    for name in MARKERS
+}
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+@given(chats=st.lists(turns, min_size=1, max_size=3), train_on=st.sampled_from(["assistant", "last"]))
+@settings(max_examples=40)
+def test_generation_blocks_and_prefixes_give_the_same_masks(name: str, chats: Any, train_on: str) -> None:
+    batch = pa.RecordBatch.from_pydict({"messages": chats})
+    results = []
+    for transform in (FORMATTERS[name], BY_PREFIX[name]):
+        marked = [replace(transform._renderer, train_on=train_on).render(Conversation(chat)) for chat in chats]
+        results.append([row.text for row in marked])
+    assert results[0] == results[1]
+    assert FORMATTERS[name].transform(batch).equals(BY_PREFIX[name].transform(batch))
+
+
+@pytest.mark.parametrize("name", MARKERS)
+@given(chat=turns, train_on=st.sampled_from(["assistant", "last"]))
+@settings(max_examples=40)
+def test_generation_blocks_and_markers_give_the_same_masks(name: str, chat: Any, train_on: str) -> None:
+    assert rendered(BY_MARKERS[name], chat, train_on=train_on) == rendered(BY_BLOCKS[name], chat, train_on=train_on)
+
+
+@pytest.mark.parametrize("name", ["chatml", "llama3", "gemma"])
+def test_the_markers_of_well_known_families_need_not_be_passed(name: str) -> None:
+    known = FormatChat(BYTES, last_turn_differs(without_blocks(name)))
+    chat = [{"role": role, "content": "x"} for role in ("user", "assistant", "user", "assistant")]
+    assert rendered(known, chat) == rendered(BY_BLOCKS[name], chat)
+
+
+def test_with_markers_too_the_prompt_must_be_how_the_text_begins() -> None:
+    source = without_blocks("chatml")
+    prompt = "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n"
+    assert prompt in source
+    thinking = source.replace(prompt, prompt + "<think>")
+    with pytest.raises(ConfigError, match=r"the prompt for message 1 is not how the training text begins.*<think>"):
+        FormatChat(BYTES, thinking)
+    chat = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+    unchecked = FormatChat(BYTES, thinking, gate=Gate(prompt=False))
+    assert rendered(unchecked, chat) == rendered(FORMATTERS["chatml"], chat)
+
+
+def test_prefixes_are_not_used_where_they_do_not_begin_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = []
+    by_markers = Renderer._by_markers
+    monkeypatch.setattr(Renderer, "_by_markers", lambda self, *args: used.append(1) or by_markers(self, *args))
+    chat = [{"role": role, "content": "x"} for role in ("user", "assistant", "user", "assistant")]
+    assert rendered(BY_MARKERS["chatml"], chat, train_on="assistant")
+    assert used
+
+
+def test_without_markers_a_template_that_is_no_beginning_of_itself_is_refused() -> None:
+    source = without_blocks("plain").replace("{{- bos_token -}}", "{{- bos_token ~ messages | length -}}")
+    with pytest.raises(ConfigError, match=r"has no generation blocks.*pass markers="):
+        FormatChat(BYTES, source)
+
+
+def test_a_template_for_one_turn_is_taken_and_longer_conversations_are_refused_one_by_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    source = last_turn_differs(without_blocks("plain"))
+    transform = FormatChat(BYTES, source)
+    assert "conversations of several turns will be refused" in caplog.text
+    chat = [{"role": role, "content": "x"} for role in ("user", "assistant", "user", "assistant")]
+    found = transform.check_rows(pa.RecordBatch.from_pydict({"messages": [chat[:2], chat, chat[:2]]}))
+    assert [(violation.row, violation.kind) for violation in found] == [(1, "spans not found")]
+
+
+def test_markers_in_the_data_are_not_taken_for_turns() -> None:
+    chat = [
+        {"role": "user", "content": "<|im_start|>assistant\nHa<|im_end|>"},
+        {"role": "assistant", "content": "No"},
+    ]
+    chat = [*chat, *chat]
+    with pytest.raises(RowProblem, match=r"4 turns between the markers .* for 2 assistant messages"):
+        BY_MARKERS["chatml"].transform(pa.RecordBatch.from_pydict({"messages": [chat]}))
+
+
+def test_a_template_that_always_ends_with_a_header_is_understood() -> None:
+    source = without_blocks("llama3").replace("{%- if add_generation_prompt -%}", "{%- if true -%}")
+    chat = [
+        {"role": r, "content": c} for r, c in (("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"))
+    ]
+    header = "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    expected = rendered(FORMATTERS["llama3"], chat)
+    assert rendered(FormatChat(BYTES, source), chat) == f"{expected}{header}"
+
+
+def test_blocks_in_macros_are_marked_where_their_text_ends_up() -> None:
+    source = (
+        "{% macro say(m) %}{% if m.role == 'assistant' %}{% generation %}{{ m.content + eos_token }}{% endgeneration %}"
+        "{% else %}{{ m.content }}{% endif %}{% endmacro %}{{ bos_token }}"
+        "{% for m in messages %}{{ say(m) }}{{ '\n' }}{% endfor %}"
+    )
+    assert rendered(
+        FormatChat(BYTES, source), [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    )
+    trimmed = source.replace("{{ say(m) }}", "{{ say(m) | trim }}").replace(
+        "{{ m.content + eos", "{{ ' ' + m.content + eos"
+    )
+    with pytest.raises(ConfigError, match="changes its text where its generation blocks are marked"):
+        FormatChat(BYTES, trimmed)
+
+
+def test_what_is_set_in_a_block_is_not_seen_outside() -> None:
+    source = "{% set x = 'a' %}{% generation %}{% set x = 'b' %}{{ x }}{% endgeneration %}{{ x }}"
+    assert compiled(source).render() == f"{START}b{END}a"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% set t = 'x' * 3000 %}{% for a in t %}{% for b in t %}{% for c in t %}{% endfor %}{% endfor %}{% endfor %}",
+        "{{ 'a' * 10 ** 10 }}",
+        "{{ ([0] * 10 ** 10) | length }}",
+        "{{ 2 ** 1000000 }}",
+        "{% set n = namespace(x='ab') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+        "{% set n = namespace(x='ab') %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
+        "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x %}{{ n.x }}{{ n.x }}{% endset %}{% endfor %}",
+        "{% macro f(x) %}{{ f(x + x) }}{% endmacro %}{{ f('abc') }}",
+        "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
+        "{{ ('x' * 100000) | replace('x', 'y' * 100000) }}",
+        "{{ ('x' * 100000).replace('x', 'y' * 100000) }}",
+        "{{ (['x' * 100000] * 100000) | join }}",
+        "{{ ''.join(['x' * 100000] * 100000) }}",
+        "{{ 'a'.ljust(10 ** 12) }}",
+        "{{ '%999999999d' % 1 }}",
+        "{{ '%*d' % (999999999, 1) }}",
+        "{{ '%999999999d' | format(1) }}",
+        "{{ '{:>999999999}'.format(1) }}",
+        "{{ '{:>{w}}'.format(1, w=999999999) }}",
+        "{{ [1] | tojson(indent=10 ** 9) }}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(40) }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ cycler.__init__.__globals__ }}",
+    ],
+)
+def test_a_template_cannot_run_or_grow_for_ever_nor_get_at_python(source: str) -> None:
+    with pytest.raises(SecurityError):
+        compiled(source).render(messages=[])
+
+
+def test_recursion_and_other_failures_of_a_template_are_problems_of_the_row() -> None:
+    source = (
+        "{{ bos_token }}{% macro f() %}{{ f() }}{% endmacro %}{% for m in messages %}"
+        "{% if m.content == 'deep' %}{{ f() }}{% elif m.content == 'no' %}{{ raise_exception('not that') }}{% endif %}"
+        "{{ m.content + eos_token }}{% endfor %}"
+    )
+    transform = FormatChat(BYTES, source)
+    yes = {"role": "assistant", "content": "Yes"}
+    chats = [[{"role": "user", "content": text}, yes] for text in ("ok", "deep", "no")]
+    found = transform.check_rows(pa.RecordBatch.from_pydict({"messages": chats}))
+    assert [(violation.row, violation.kind) for violation in found] == [(1, "render"), (2, "render")]
+    assert found[1].message == "the given template: not that"
+
+
+def test_functions_of_hugging_face_templates_are_there() -> None:
+    assert compiled("{{ {'ü': '<b>'} | tojson }}").render() == '{"ü": "<b>"}'
+    assert compiled("{{ [1] | tojson(indent=2) }}").render() == "[\n  1\n]"
+    assert compiled("{% for i in range(5) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}").render() == "01"
+    assert compiled("{{ '%s-%s' | format('a', 'b') }}{{ 'a,b'.split(',') | join('+') }}").render() == "a-ba+b"
+    assert compiled("{{ 'a\nb' | indent(2) }}{{ 'xx' | replace('x', 'y', 1) }}").render() == "a\n  byx"
+    assert compiled("{% for m in nothing %}x{% else %}empty{% endfor %}").render() == "empty"
+    assert compiled("{{ 1 + 2 + 3 }}{{ ([1] + [2]) | tojson }}{{ 'a' ~ 1 ~ none }}").render() == "6[1, 2]a1None"
+    assert compiled("{% set x | upper %}a{% endset %}{{ x }}{% set y = x + 'b' %}{{ y }}").render() == "AAb"
+    assert compiled("{{ m.items() | list | length }}{{ m.a }}{{ m.b is defined }}").render(m={"a": 1}) == "11False"
+    with pytest.raises(TemplateError, match="no way"):
+        compiled("{{ raise_exception('no way') }}").render()
+
+
+def test_a_template_that_is_not_jinja_is_refused_with_its_line() -> None:
+    with pytest.raises(ConfigError, match="is not Jinja, line 2"):
+        FormatChat(BYTES, "{{ bos_token }}\n{% for %}")
+
+
+@given(st.lists(st.lists(st.tuples(words, words), max_size=3), min_size=1, max_size=4))
+def test_marks_are_read_back_as_bytes_and_spans(rows: list[list[tuple[str, str]]]) -> None:
+    spans = read_marks(["".join(f"{out}{START}{inside}{END}" for out, inside in row) for row in rows])
+    texts = ["".join(out + inside for out, inside in row) for row in rows]
+    assert spans.texts.to_pylist() == texts
+    spans.texts.validate(full=True)
+    found = zip(spans.rows.tolist(), spans.starts.tolist(), spans.stops.tolist())
+    whole = "".join(texts).encode()
+    assert [(row, whole[a:b].decode()) for row, a, b in found] == [
+        (i, inside) for i, row in enumerate(rows) for _, inside in row
+    ]
+    assert spans.bounds.tolist() == list(accumulate((len(text.encode()) for text in texts), initial=0))
+
+
+@pytest.mark.parametrize(
+    ("bad", "told"),
+    [
+        (f"a{START}b{START}c{END}{END}", "inside another"),
+        (f"a{START}b", "inside another"),
+        ("a\udfffb", "lone surrogate"),
+        ("\ud805c", "lone surrogate"),
+    ],
+)
+def test_marks_that_do_not_pair_and_other_surrogates_name_their_row(bad: str, told: str) -> None:
+    with pytest.raises(RowProblem, match=f"row 1 of the batch: .*{told}"):
+        read_marks([f"x{START}y{END}", bad, f"{START}z{END}"])

@@ -1,0 +1,337 @@
+"""Duplicates and near duplicates go, the first of each stays: whatever the batches, workers, budget, interruptions."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock import MemoryBudget, Pipeline, PipelineConfig
+from penstock.errors import ConfigError, ResumeError, SchemaError
+from penstock.sinks import MemorySink
+from penstock.testing import FailingTransform, RowsSource, assert_resumes_exactly
+from penstock.transforms._dedup import signatures, tables
+from penstock.transforms._dedup.fingerprints import fingerprints
+from penstock.transforms.deduplication import Dedup, ExactDedup, MinHashDedup, dedup_stages
+from penstock.transforms.text import Lower
+
+VOCABULARY = [f"word{i}" for i in range(3000)]
+
+
+def documents(count: int, words: int = 120, seed: int = 0) -> list[str]:
+    rng = random.Random(seed)
+    return [" ".join(rng.choices(VOCABULARY, k=words)) for _ in range(count)]
+
+
+def edited(text: str, share: float, rng: random.Random) -> str:
+    words = text.split()
+    for at in rng.sample(range(len(words)), max(1, round(share * len(words)))):
+        words[at] = rng.choice(VOCABULARY)
+    return " ".join(words)
+
+
+def corpus(count: int = 150) -> list[dict[str, Any]]:
+    """Documents, some of them copied or slightly edited later on; `copy` tells which."""
+    rng = random.Random(1)
+    rows = [{"n": i, "text": text, "copy": False} for i, text in enumerate(documents(count))]
+    for i, row in enumerate(rng.sample(rows, count // 3)):
+        text = row["text"] if i % 2 else edited(row["text"], 0.01, rng)
+        rows.insert(rng.randrange(row["n"] + i + 1, len(rows) + 1), {"n": count + i, "text": text, "copy": True})
+    return rows
+
+
+def kept(rows: list[dict[str, Any]], stages: list[Any], **options: Any) -> list[int]:
+    pipeline = Pipeline(RowsSource(rows, batch_rows=options.pop("batch_rows", 16)), stages, **options)
+    return [n for batch in pipeline for n in batch.column("n").to_pylist()]
+
+
+values = st.lists(st.sampled_from(["", "a", "A", "b b", "b  b", "日本", "\0", "x" * 300]) | st.none(), max_size=20)
+
+
+@given(values, st.integers(0, 3), st.sampled_from([pa.string(), pa.large_string(), pa.string_view()]), st.booleans())
+@settings(deadline=None)
+def test_exact_keeps_the_first_of_each_value_and_every_null(
+    rows: list[str | None], skip: int, dtype: pa.DataType, prepared: bool
+) -> None:
+    batch = pa.record_batch({"text": pa.array(rows, dtype), "n": list(range(len(rows)))})[skip:]
+    dedup = ExactDedup("text")
+    out = dedup.transform(dedup.preparation().transform(batch) if prepared else batch)
+    rest = rows[skip:]
+    wanted = [i for i, value in enumerate(rest) if value is None or rest.index(value) == i]
+    assert out.schema == batch.schema
+    assert out.column("n").to_pylist() == [i + skip for i in wanted]
+    assert dedup.counts == ({"duplicate": len(rest) - len(wanted)} if len(wanted) < len(rest) else {})
+
+
+@given(st.lists(st.binary(max_size=600), max_size=10))
+def test_fingerprints_are_xxh3_128(rows: list[bytes]) -> None:
+    words = fingerprints(pa.array(rows, pa.binary()))
+    assert [(high << 64) | low for high, low in words.tolist()] == [xxhash.xxh3_128_intdigest(row) for row in rows]
+
+
+def test_exact_compares_any_column() -> None:
+    rows = [{"v": {"a": [1, 2]}}, {"v": {"a": [1]}}, {"v": {"a": [1, 2]}}, {"v": None}, {"v": None}]
+    out = ExactDedup("v").transform(pa.RecordBatch.from_pylist(rows))
+    assert out.to_pylist() == [rows[0], rows[1], rows[3], rows[4]]
+    assert ExactDedup("v").transform(pa.record_batch({"v": [1, 2, 1]})).column(0).to_pylist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("normalize", "left"),
+    [
+        ((), ["A b", "a b", "a  B", "Å", "A\u030a"]),
+        ("lower", ["A b", "a  B", "Å", "A\u030a"]),
+        (("whitespace", "lower"), ["A b", "Å", "A\u030a"]),
+        (["unicode"], ["A b", "a b", "a  B", "Å"]),
+    ],
+)
+def test_exact_compares_normalized_text_and_leaves_rows_as_they_are(normalize: Any, left: list[str]) -> None:
+    batch = pa.record_batch({"text": ["A b", "a b", "a  B", "Å", "A\u030a"]})
+    assert ExactDedup("text", normalize=normalize).transform(batch).column(0).to_pylist() == left
+
+
+def test_minhash_finds_edited_copies_and_leaves_the_others() -> None:
+    rng = random.Random(3)
+    originals = documents(400, words=300)
+    copies = [edited(text, 0.02, rng) for text in originals]
+    dedup = MinHashDedup("text")
+    out = dedup.transform(pa.record_batch({"text": originals + copies}))
+    assert out.column(0).to_pylist()[:400] == originals
+    assert 0.95 * 400 < dedup.counts["near duplicate"] <= 400
+
+
+def test_minhash_drops_what_is_near_a_row_that_went() -> None:
+    """The third is near the second only; that the second went does not save it."""
+    words = [f"word{i}" for i in range(200)]
+    texts = [" ".join(words[start : start + 100]) for start in (0, 6, 12, 100)]
+    assert MinHashDedup(rows=4).transform(pa.record_batch({"text": texts})).column(0).to_pylist() == [
+        texts[0],
+        texts[3],
+    ]
+
+
+def test_rows_without_words_always_stay() -> None:
+    texts = ["", None, "...", "\n", "", None, "?!", "word", "WORD."]
+    for stages in ([MinHashDedup()], dedup_stages(MinHashDedup())):
+        batch = pa.record_batch({"text": texts})
+        for stage in stages:
+            batch = stage.transform(batch)
+        assert batch.column(0).to_pylist() == texts[:-1]
+
+
+def test_texts_shorter_than_a_shingle_go_if_their_words_are_the_same() -> None:
+    texts = ["a b", "A, b.", "b a", "a", "a b c", "a"]
+    assert MinHashDedup().transform(pa.record_batch({"text": texts})).column(0).to_pylist() == [
+        "a b",
+        "b a",
+        "a",
+        "a b c",
+    ]
+
+
+def test_without_numba_the_same_rows_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = corpus()
+    wanted = kept(rows, dedup_stages(ExactDedup(), MinHashDedup()))
+    monkeypatch.setattr(signatures, "kernels", lambda: None)
+    monkeypatch.setattr(tables, "kernels", lambda: None)
+    assert kept(rows, dedup_stages(ExactDedup(), MinHashDedup())) == wanted
+    assert wanted == [row["n"] for row in rows if not row["copy"]]
+
+
+@pytest.mark.parametrize("kind", [ExactDedup, MinHashDedup])
+def test_rows_that_stay_depend_on_no_batch_size_worker_count_or_budget(kind: type[Dedup], tmp_path: Path) -> None:
+    rows = corpus()
+    wanted = kept(rows, [kind()])
+    assert len(wanted) < len(rows)
+    for batch_rows in (1, 7, 1000):
+        assert kept(rows, [kind()], batch_rows=batch_rows) == wanted
+    for workers in (1, 4, "process"):
+        config = PipelineConfig(workers=workers, max_workers=2)  # type: ignore[arg-type]
+        assert kept(rows, dedup_stages(kind()), config=config) == wanted
+    for directory in (None, tmp_path):
+        assert kept(rows, dedup_stages(kind(directory=directory)), budget=MemoryBudget("64 KiB")) == wanted
+
+
+def test_stages_of_two_deduplications_stand_in_the_right_order_and_count_apart() -> None:
+    sink = MemorySink()
+    rows = corpus()
+    stages = [Lower("text"), *dedup_stages(ExactDedup(), MinHashDedup())]
+    report = Pipeline(RowsSource(rows), stages, sink).run()
+    assert report.rows_out == sum(not row["copy"] for row in rows)
+    assert report.dropped == {"duplicate": 25, "near duplicate": 25}
+    assert [str(stage) for stage in stages[1:3]] == [
+        "keys of ExactDedup('text')",
+        "keys of MinHashDedup('text', ngram=5, bands=14, rows=8, seed=0)",
+    ]
+
+
+def test_a_pipeline_that_runs_twice_begins_anew() -> None:
+    pipeline = Pipeline(RowsSource(corpus()), dedup_stages(ExactDedup()))
+    assert [b.to_pylist() for b in pipeline] == [b.to_pylist() for b in pipeline]
+
+
+@pytest.mark.parametrize("budget", ["64 KiB", "64 MiB"])
+def test_resumes_exactly(tmp_path: Path, budget: str) -> None:
+    rows = corpus(60)
+    assert_resumes_exactly(
+        lambda: Pipeline(
+            RowsSource(rows, batch_rows=9),
+            dedup_stages(ExactDedup(directory=tmp_path), MinHashDedup(directory=tmp_path)),
+            config=PipelineConfig(workers=2),
+            budget=MemoryBudget(budget),
+        )
+    )
+
+
+def test_resuming_without_a_directory_is_refused_with_the_remedy() -> None:
+    pipeline = Pipeline(RowsSource(corpus(20)), [ExactDedup()])
+    batches = iter(pipeline)
+    next(batches)
+    state = pipeline.state_dict()
+    pipeline.stop()
+    fresh = Pipeline(RowsSource(corpus(20)), [ExactDedup()])
+    fresh.load_state_dict(state)
+    with pytest.raises(ResumeError, match="directory="):
+        next(iter(fresh))
+    assert not ExactDedup().resumable
+    assert ExactDedup(directory="somewhere").resumable
+
+
+def test_a_bad_row_behind_it_is_skipped_and_no_other_is_lost() -> None:
+    """Looking for the bad row runs batches again: what was seen in a failed attempt must be forgotten.
+
+    So is the bad row itself: its copy stays.
+    """
+    rows = corpus()
+    bad = {3, 40, 41, 99}
+    for stages in (dedup_stages(ExactDedup(), MinHashDedup()), [ExactDedup(), MinHashDedup()]):
+        config = PipelineConfig(on_error="skip")
+        got = kept(rows, [*stages, FailingTransform("n", bad)], config=config)
+        assert got == kept([row for row in rows if row["n"] not in bad], stages)
+
+
+SCRIPT = """
+import os, signal, sys
+import pyarrow as pa
+from penstock import Pipeline, PipelineConfig, MemoryBudget
+from penstock.sources import ParquetSource
+from penstock.sinks import ParquetSink
+from penstock.transforms.deduplication import ExactDedup, MinHashDedup, dedup_stages
+
+source, out, kept, kill_at = sys.argv[1:]
+
+class Kill:
+    def transform(self, batch):
+        if int(kill_at) in batch.column("n").to_pylist():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return batch
+    def __repr__(self):
+        return "Kill()"
+
+stages = dedup_stages(ExactDedup(directory=kept + "/seen"), MinHashDedup(directory=kept + "/seen"))
+config = PipelineConfig(workers=2, batch_rows=8, checkpoint_seconds=0)
+report = Pipeline(ParquetSource(source), [*stages, Kill()], ParquetSink(out), config, MemoryBudget("256 KiB")).run(kept)
+print(report.resumed, report.rows_out)
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="there is no kill -9")
+def test_killed_and_run_again_every_row_that_stays_is_written_once(tmp_path: Path) -> None:
+    rows = corpus()
+    wanted = [row["n"] for row in rows if not row["copy"]]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "in.parquet", row_group_size=16)
+    (tmp_path / "job.py").write_text(SCRIPT)
+    for kill_at in (wanted[70], wanted[110], -1):
+        arguments = [str(tmp_path / name) for name in ("job.py", "in.parquet", "out.parquet", "kept")]
+        done = subprocess.run(
+            [sys.executable, *arguments, str(kill_at)], capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == (0 if kill_at < 0 else -signal.SIGKILL), done.stderr
+    assert done.stdout.split() == ["True", str(len(wanted))]
+    assert pq.read_table(tmp_path / "out.parquet").column("n").to_pylist() == wanted
+
+
+MEMORY = """
+import json, sys
+from pathlib import Path
+from penstock import MemoryBudget, Pipeline
+from penstock.sources import ParquetSource
+from penstock.transforms.deduplication import ExactDedup, MinHashDedup, dedup_stages
+
+def status(field):
+    return next(int(l.split()[1]) for l in Path("/proc/self/status").read_text().splitlines() if l.startswith(field))
+
+def run(path, budget):
+    stages = dedup_stages(ExactDedup(), MinHashDedup(directory=path + ".seen"))
+    pipeline = Pipeline(ParquetSource(path), stages, budget=MemoryBudget(budget))
+    rows = sum(batch.num_rows for batch in pipeline)
+    return rows, stages[-1]._seen.spilled, pipeline.snapshot()["memory"]["peak"]
+
+run(sys.argv[1], "4 MiB")
+base = status("VmRSS:")
+Path("/proc/self/clear_refs").write_text("5")
+rows, spilled, charged = run(sys.argv[2], int(sys.argv[3]))
+print(json.dumps({"grown": (status("VmHWM:") - base) * 1024, "rows": rows, "spilled": spilled, "charged": charged}))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc")
+def test_five_budgets_of_text_stay_within_one(tmp_path: Path) -> None:
+    budget, count, filling = 40 << 20, 90_000, " and then the same words again" * 60
+    table = pa.table({"text": [f"{' '.join(str(i * k) for k in range(7919, 7975))}{filling}" for i in range(count)]})
+    assert table.nbytes > 5 * budget
+    pq.write_table(table, tmp_path / "large.parquet", row_group_size=1000, compression="lz4")
+    pq.write_table(table[:5000], tmp_path / "tiny.parquet", row_group_size=1000, compression="lz4")
+    del table
+    (tmp_path / "job.py").write_text(MEMORY)
+    arguments = [str(tmp_path / name) for name in ("job.py", "tiny.parquet", "large.parquet")]
+    done = subprocess.run(
+        [sys.executable, *arguments, str(budget)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert seen["rows"] == count
+    assert seen["spilled"]
+    assert seen["grown"] < budget, seen
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: ExactDedup(normalize="upper"), "normalize takes any of 'lower'"),
+        (lambda path: MinHashDedup(rows=1), "rows must be a whole number from 2"),
+        (lambda path: MinHashDedup(directory=path / "file"), "must be a directory"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_once(tmp_path: Path, make: Any, message: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=message):
+        make(tmp_path)
+
+
+def test_a_column_that_is_not_there_or_no_text_is_named() -> None:
+    with pytest.raises(SchemaError, match="'text'"):
+        ExactDedup().transform(pa.record_batch({"body": ["a"]}))
+    with pytest.raises(SchemaError, match="is int64, expected text"):
+        MinHashDedup().transform(pa.record_batch({"text": [1]}))
+    with pytest.raises(SchemaError, match="is int64, expected text"):
+        ExactDedup(normalize="lower").transform(pa.record_batch({"text": [1]}))
+
+
+def test_preparations_travel_to_other_processes() -> None:
+    batch = pa.record_batch({"text": documents(5)})
+    for dedup in (ExactDedup(normalize=["lower"]), MinHashDedup(seed=3)):
+        stage = dedup.preparation()
+        assert cloudpickle.loads(cloudpickle.dumps(stage)).transform(batch).equals(stage.transform(batch))

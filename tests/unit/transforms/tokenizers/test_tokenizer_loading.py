@@ -1,0 +1,277 @@
+"""Tokenizers from objects, files, folders and names."""
+
+from __future__ import annotations
+
+import base64
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pytest
+import sentencepiece
+import tiktoken
+import tokenizers
+import transformers
+from tokenizers import models, processors
+from trained_tokenizers import HUGGING_FACE, encoding, sentencepiece_model
+
+from penstock.errors import ConfigError, DataError
+from penstock.transforms.tokenization import ByteTokenizer, CharTokenizer, Tokenizer, load_tokenizer
+
+TEXTS = pa.array(["the water feeds 日本 🎉", "", "it's 12<|im_end|>"])
+
+
+def write_model(folder: Path, *, config: Any = None, special: Any = None, template: str | None = None) -> Path:
+    folder.mkdir()
+    HUGGING_FACE["gpt2"]().save(str(folder / "tokenizer.json"))
+    for name, content in (("tokenizer_config.json", config), ("special_tokens_map.json", special)):
+        if content is not None:
+            (folder / name).write_bytes(orjson.dumps(content))
+    if template is not None:
+        (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    return folder
+
+
+def same(one: Tokenizer, other: Tokenizer) -> bool:
+    ids = [tokenizer.encode(TEXTS, parse_special=True) for tokenizer in (one, other)]
+    return bool(ids[0].equals(ids[1]))
+
+
+def test_an_object_a_file_and_a_folder_are_the_same_tokenizer(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model")
+    made = [load_tokenizer(spec) for spec in (HUGGING_FACE["gpt2"](), folder, str(folder), folder / "tokenizer.json")]
+    assert all(same(made[0], other) for other in made)
+    assert len({tokenizer.fingerprint for tokenizer in made}) == 1
+    assert made[1].name == "model"
+    copied = folder / "other-name.json"
+    copied.write_bytes((folder / "tokenizer.json").read_bytes())
+    assert load_tokenizer(copied).fingerprint == made[0].fingerprint
+
+
+def test_the_configuration_beside_it_names_special_tokens_and_template(tmp_path: Path) -> None:
+    config = {"bos_token": None, "eos_token": {"content": "<|im_end|>"}, "chat_template": "{{ from_config }}"}
+    tokenizer = load_tokenizer(write_model(tmp_path / "a", config=config, special={"pad_token": "<|endoftext|>"}))
+    named = tokenizer.special.named
+    assert (tokenizer.special.bos, tokenizer.special.eos) == (None, named["<|im_end|>"])
+    assert tokenizer.special.pad == named["<|endoftext|>"]
+    assert set(named) == {"<|endoftext|>", "<|im_start|>", "<|im_end|>"}
+    assert tokenizer.chat_template == "{{ from_config }}"
+    several = {"chat_template": [{"name": "tool", "template": "t"}, {"name": "default", "template": "d"}]}
+    assert load_tokenizer(write_model(tmp_path / "b", config=several)).chat_template == "d"
+    assert load_tokenizer(write_model(tmp_path / "c", config=several, template="file")).chat_template == "file"
+    assert load_tokenizer(write_model(tmp_path / "d")).chat_template is None
+
+
+def test_without_a_configuration_the_post_processor_or_well_known_names_tell() -> None:
+    bert = load_tokenizer(HUGGING_FACE["wordpiece"]()).special
+    assert (bert.bos, bert.eos, bert.unk) == (1, 2, 0)
+    unigram = load_tokenizer(HUGGING_FACE["unigram"]()).special
+    assert (unigram.bos, unigram.eos) == (unigram.named["<s>"], unigram.named["</s>"])
+    gpt2 = load_tokenizer(HUGGING_FACE["gpt2"]()).special
+    assert (gpt2.bos, gpt2.eos) == (None, gpt2.named["<|endoftext|>"])
+    framed = tokenizers.Tokenizer.from_str(HUGGING_FACE["gpt2"]().to_str())
+    framed.post_processor = processors.TemplateProcessing(
+        single="<|im_start|> $A", special_tokens=[("<|im_start|>", 1)]
+    )
+    assert load_tokenizer(framed).special.bos == 1
+    assert load_tokenizer(framed).encode(pa.array(["a"])).to_pylist() == [framed.encode("a").ids[1:]]
+
+
+def test_special_tokens_can_be_named_by_the_caller() -> None:
+    tokenizer = load_tokenizer(HUGGING_FACE["gpt2"](), bos="<|im_start|>", eos="<|im_end|>", chat_template="{{ x }}")
+    named = tokenizer.special.named
+    assert (tokenizer.special.bos, tokenizer.special.eos) == (named["<|im_start|>"], named["<|im_end|>"])
+    assert tokenizer.chat_template == "{{ x }}"
+    assert tokenizer.fingerprint != load_tokenizer(HUGGING_FACE["gpt2"]()).fingerprint
+    with pytest.raises(ConfigError, match=r"eos='<nothing>' is not a token .* '<\|im_end\|>'"):
+        load_tokenizer(HUGGING_FACE["gpt2"](), eos="<nothing>")
+    with pytest.raises(ConfigError, match="cannot be changed for ByteTokenizer"):
+        load_tokenizer("byte", eos="x")
+
+
+def test_a_fast_transformers_tokenizer_brings_its_names_and_template() -> None:
+    wrapped = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=HUGGING_FACE["gpt2"](), eos_token="<|endoftext|>", pad_token="<|im_end|>"
+    )
+    wrapped.chat_template = "{{ messages }}"
+    tokenizer = load_tokenizer(wrapped)
+    assert tokenizer.encode(TEXTS, parse_special=True).to_pylist() == [
+        wrapped.encode(text, add_special_tokens=False) for text in TEXTS.to_pylist()
+    ]
+    assert (tokenizer.special.eos, tokenizer.special.pad) == (wrapped.eos_token_id, wrapped.pad_token_id)
+    assert tokenizer.special.bos is None
+    assert tokenizer.chat_template == "{{ messages }}"
+
+
+def test_a_transformers_tokenizer_in_python_is_refused_with_the_remedy() -> None:
+    class Slow:
+        def convert_tokens_to_ids(self, token: str) -> int:
+            return 0
+
+    with pytest.raises(ConfigError, match=r"Slow is a tokenizer written in Python.*use_fast=True"):
+        load_tokenizer(Slow())
+
+
+def test_padding_truncation_and_dropout_of_the_file_are_switched_off_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    made = tokenizers.Tokenizer.from_str(HUGGING_FACE["gpt2"]().to_str())
+    made.enable_truncation(4)
+    made.enable_padding(length=4)
+    config = orjson.loads(made.to_str())
+    config["model"]["dropout"] = 0.5
+    made = tokenizers.Tokenizer.from_str(orjson.dumps(config).decode())
+    tokenizer = load_tokenizer(made)
+    plain = load_tokenizer(HUGGING_FACE["gpt2"]())
+    assert same(tokenizer, plain)
+    assert tokenizer.fingerprint == plain.fingerprint
+    for setting in ("padding", "truncation", "dropout"):
+        assert any(setting in record.message and "switched off" in record.message for record in caplog.records)
+
+
+def test_the_fingerprint_follows_what_decides_the_ids() -> None:
+    prints = {name: load_tokenizer(make()).fingerprint for name, make in HUGGING_FACE.items()}
+    assert len(set(prints.values())) == len(prints)
+    made = tokenizers.Tokenizer.from_str(HUGGING_FACE["gpt2"]().to_str())
+    made.add_tokens(["another"])
+    assert load_tokenizer(made).fingerprint != prints["gpt2"]
+    small = encoding()
+    other = tiktoken.Encoding("x", pat_str=small._pat_str, mergeable_ranks=small._mergeable_ranks, special_tokens={})
+    assert load_tokenizer(small).fingerprint == load_tokenizer(encoding()).fingerprint
+    assert load_tokenizer(small).fingerprint != load_tokenizer(other).fingerprint
+
+
+def test_the_fingerprint_is_the_same_in_another_process(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model")
+    code = (
+        "import sys\nfrom penstock.transforms.tokenization import load_tokenizer\n"
+        "print(load_tokenizer(sys.argv[1]).fingerprint)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == load_tokenizer(folder).fingerprint
+
+
+def test_sentencepiece_models_load_from_processor_file_and_folder(tmp_path: Path) -> None:
+    model = sentencepiece_model()
+    (tmp_path / "tokenizer.model").write_bytes(model)
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    for spec in (processor, tmp_path / "tokenizer.model", tmp_path):
+        tokenizer = load_tokenizer(spec)
+        assert tokenizer.encode(TEXTS).to_pylist() == processor.encode(TEXTS.to_pylist())
+        assert (tokenizer.special.bos, tokenizer.special.eos, tokenizer.special.pad) == (1, 2, None)
+        ids = tokenizer.encode(pa.array(["the water</s>"]), parse_special=True)[0].values.to_numpy()
+        assert tokenizer.decode(ids) == "the water</s>"
+        byte = processor.piece_to_id("<0x41>")
+        assert (tokenizer.token_bytes(byte), tokenizer.token_bytes(1)) == (b"A", b"<s>")
+
+
+def test_a_file_of_ranks_is_known_by_its_name(tmp_path: Path) -> None:
+    ranks = encoding()._mergeable_ranks
+    lines = b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for token, rank in ranks.items())
+    (tmp_path / "cl100k_base.tiktoken").write_bytes(lines)
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.encode(TEXTS).to_pylist() == [encoding().encode_ordinary(text) for text in TEXTS.to_pylist()]
+    assert tokenizer.special.eos == 100257
+    (tmp_path / "mine.tiktoken").write_bytes(lines)
+    with pytest.raises(ConfigError, match=r"mine.tiktoken holds ranks only.*tiktoken.Encoding"):
+        load_tokenizer(tmp_path / "mine.tiktoken")
+    (tmp_path / "cl100k_base.tiktoken").write_bytes(b"not ranks\n")
+    with pytest.raises(ConfigError, match="is not a file of ranks"):
+        load_tokenizer(tmp_path / "cl100k_base.tiktoken")
+
+
+def test_an_encoding_that_cannot_be_fetched_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(name: str) -> Any:
+        raise OSError("no network")
+
+    monkeypatch.setattr(tiktoken, "get_encoding", offline)
+    with pytest.raises(ConfigError, match=r"'cl100k_base' could not be fetched \(OSError\).*TIKTOKEN_CACHE_DIR"):
+        load_tokenizer("cl100k_base")
+    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: encoding())
+    assert load_tokenizer("cl100k_base").name == "small"
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("no/such/model", "there is no such file or directory"),
+        (42, "builtins.int is not a tokenizer"),
+        ("char", r"needs an alphabet.*CharTokenizer.fit"),
+    ],
+)
+def test_what_is_no_tokenizer_is_refused_with_what_would_be(spec: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_tokenizer(spec)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokenizer.json", b"{", "is not JSON"),
+        ("tokenizer.json", b"[]", "no 'model'"),
+        ("tokenizer.json", b'{"model": {"type": "Strange"}}', "can load"),
+        ("other.json", b"\xff\xfe", "is not UTF-8"),
+        ("bad.model", b"not a model", "is not a SentencePiece model"),
+    ],
+)
+def test_files_that_are_something_else_are_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        load_tokenizer(tmp_path / name)
+
+
+def test_folders_that_miss_something_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no tokenizer\.json"):
+        load_tokenizer(tmp_path)
+    folder = write_model(tmp_path / "model", config={"eos_token": "<missing>"})
+    with pytest.raises(ConfigError, match="the eos token '<missing>' of model is not in its vocabulary"):
+        load_tokenizer(folder)
+    (folder / "tokenizer_config.json").write_bytes(b"{")
+    with pytest.raises(ConfigError, match=r"tokenizer_config\.json is not JSON"):
+        load_tokenizer(folder)
+
+
+def _makers() -> dict[str, Callable[[], Any]]:
+    return {
+        "tokenizers": HUGGING_FACE["wordpiece"],
+        "tiktoken": encoding,
+        "sentencepiece": lambda: sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_model()),
+        "byte": ByteTokenizer,
+        "char": lambda: CharTokenizer.fit(TEXTS.to_pylist()),
+    }
+
+
+@pytest.mark.parametrize("kind", _makers())
+def test_a_tokenizer_travels_to_another_process(kind: str) -> None:
+    tokenizer = load_tokenizer(_makers()[kind]())
+    tokenizer.encode(TEXTS)
+    copied = pickle.loads(pickle.dumps(tokenizer))  # noqa: S301 - our own
+    assert same(tokenizer, copied)
+    assert copied.fingerprint == tokenizer.fingerprint
+    assert copied.special == tokenizer.special
+
+
+@pytest.mark.parametrize("kind", _makers())
+def test_a_token_that_does_not_exist_is_refused(kind: str) -> None:
+    tokenizer = load_tokenizer(_makers()[kind]())
+    for token in (-1, tokenizer.vocab_size):
+        with pytest.raises((ConfigError, OverflowError)):
+            tokenizer.token_bytes(token)
+
+
+@pytest.mark.parametrize("kind", _makers())
+def test_bytes_that_are_not_utf8_are_refused_with_their_row(kind: str) -> None:
+    texts = pa.array([b"fine", b"\xed\xa0\x80 a lone surrogate"], pa.binary()).view(pa.string())
+    with pytest.raises(DataError, match=r"row 1 of the batch is not UTF-8: b'\\xed\\xa0\\x80 a lone") as caught:
+        load_tokenizer(_makers()[kind]()).encode(texts)
+    assert caught.value.row == 1
+    with pytest.raises(DataError, match="must be a string or large_string array, got binary"):
+        load_tokenizer(_makers()[kind]()).encode(texts.view(pa.binary()))
+
+
+def test_a_vocabulary_of_nothing_is_no_reason_to_fail() -> None:
+    empty = tokenizers.Tokenizer(models.BPE())
+    assert load_tokenizer(empty).encode(pa.array(["text", ""])).to_pylist() == [[], []]
