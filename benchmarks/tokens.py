@@ -1,6 +1,6 @@
 """Raw text and chats to tokens: penstock beside `datasets.map` and beside the bare tokenizer.
 
-python benchmarks/tokens.py [--mb 120] [--repeat 3] [--suite text,chat] [--rows 4000] [--json out.json]
+python benchmarks/tokens.py [--mb 300] [--repeat 3] [--suite text,chat] [--rows 4000] [--json out.json]
 
 `text`: JSONL -> token store. The bare tokenizer gets the same strings, in memory; its clock runs over encoding alone.
 `chat`: JSONL of conversations -> ids and assistant mask. The peer is `apply_chat_template` with
@@ -215,7 +215,7 @@ def _differences(suite: str) -> str:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Tokenizing beside its peers.")
-    parser.add_argument("--mb", type=float, default=120, help="size of the input in millions of bytes (120)")
+    parser.add_argument("--mb", type=float, default=300, help="size of the input in millions of bytes (300)")
     parser.add_argument("--repeat", type=int, default=3, help="runs of penstock and of the bare tokenizer (3)")
     parser.add_argument("--suite", default="text,chat", help="text, chat or both")
     parser.add_argument("--rows", type=int, default=4000, help="chats that the slow peer gets (4000)")

@@ -43,13 +43,13 @@ ENGINES = [
         package="penstock",
         vector="penstock.vector",
         row="penstock.row",
-        note="budget 256 MiB, default config",
+        note="budget 256 MiB, default config; row: workers='process', as the documentation advises",
     ),
     Engine(
-        name="penstock-process",
+        name="penstock-threads",
         package="penstock",
-        row="penstock.row_in_processes",
-        note="as penstock, with workers='process'",
+        row="penstock.row_in_threads",
+        note="the default config for a function per row",
     ),
     Engine(
         name="polars",

@@ -28,11 +28,11 @@ def vector(source: Path, output: Path) -> Work:
 
 
 def row(source: Path, output: Path) -> Work:
-    return _rows(source, output, workers="auto")
-
-
-def row_in_processes(source: Path, output: Path) -> Work:
     return _rows(source, output, workers="process")
+
+
+def row_in_threads(source: Path, output: Path) -> Work:
+    return _rows(source, output, workers="auto")
 
 
 def _rows(source: Path, output: Path, workers: Literal["auto", "process"]) -> Work:

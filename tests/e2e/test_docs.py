@@ -1,12 +1,14 @@
 """Every example in the documentation runs as it is printed.
 
-The blocks of a page run one after the other in one process, in an empty directory:
+The blocks of a page run one after the other in one process, in a directory that holds the sample and nothing else:
 
     ```python             runs; a comment `# prints: ...` stands for a line of the output, at least its beginning
     ```python no-run      is only compiled
     ```python file=a.py   is written to that file, for the blocks after it
     ```yaml               is a pipeline: checked with `penstock run --dry-run`, after the Python blocks
     ```yaml no-run        is only read
+    ```console            is a session: what stands behind `$ ` is run, and what is below is what it prints, `...` for
+                          anything; `$ echo $?` has the exit code of the command before, which is 0 otherwise
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ import dataclasses
 import inspect
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -30,6 +34,8 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 FENCE = re.compile(r"^```(\w+)?(.*?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#:]+)(?:#([^)]*))?\)")
+SAMPLE = Path("examples") / "sample"
+MEASURED = re.compile(r"(?<=^time )\s.*|[\d.,]+ M tokens/s|[\d.,]+ [KMG]iB(?=  of a budget)")
 MACHINE_PATH = re.compile(r"/(work|root|home|tmp|Users)/")
 
 
@@ -65,8 +71,13 @@ def run(*command: str, where: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+def copy_sample(where: Path) -> None:
+    shutil.copytree(ROOT / SAMPLE, where / SAMPLE)
+
+
 def run_python(page: Path, where: Path) -> subprocess.CompletedProcess[str]:
     """The Python blocks as one script whose line numbers are those of the page."""
+    copy_sample(where)
     lines = [""] * len(page.read_text(encoding="utf-8").splitlines())
     for block in blocks(page):
         if block.language == "python" and block.mark.startswith("file="):
@@ -110,6 +121,68 @@ def test_the_yaml_of_a_page_describes_pipelines(page: Path, tmp_path: Path) -> N
         file.write_text(block.code, encoding="utf-8")
         done = run("-m", "penstock", "run", file.name, "--dry-run", where=tmp_path)
         assert done.returncode == 0, f"{page}:{block.line}: {done.stderr}"
+
+
+def sessions(page: Path) -> list[tuple[str, list[str], int]]:
+    """The commands of a page, what each is said to print, and its line."""
+    found: list[tuple[str, list[str], int]] = []
+    for block in blocks(page):
+        if block.language != "console":
+            continue
+        assert block.code.startswith("$ "), f"{page}:{block.line}: a session begins with a command"
+        for number, line in enumerate(block.code.splitlines(), block.line):
+            if line.startswith("$ "):
+                found.append((line.removeprefix("$ "), [], number))
+            else:
+                found[-1][1].append(line)
+    return found
+
+
+def as_pattern(shown: list[str]) -> str:
+    """What a page shows, as a pattern for what is printed: `...` is anything, alone on a line any number of lines."""
+    lines = [re.escape(line).replace(r"\.\.\.", ".*") for line in unmeasured(shown)]
+    return "\n".join(r"(?s:.*)" if line == ".*" else line for line in lines)
+
+
+def unmeasured(lines: list[str]) -> list[str]:
+    """Without what differs from run to run, and without the widths of columns, which follow their numbers."""
+    return "\n".join(" ".join(MEASURED.sub("#", line).split()) for line in lines).rstrip("\n").split("\n")
+
+
+@pytest.mark.parametrize("page", pages_with("console"), ids=name_of)
+def test_the_sessions_of_a_page_print_what_they_show(page: Path, tmp_path: Path) -> None:
+    copy_sample(tmp_path)
+    code = 0
+    for command, shown, line in sessions(page):
+        place = f"{name_of(page)}:{line}: {command}"
+        if command == "echo $?":
+            assert shown == [str(code)], place
+            code = 0
+            continue
+        assert code == 0, f"the command before {place} ended with {code}, which is not shown"
+        program, *words = shlex.split(command)
+        assert program == "penstock", place
+        done = run("-m", "penstock", *words, where=tmp_path)
+        code = done.returncode
+        said = [line for line in done.stderr.splitlines() if line.startswith("penstock: ")]
+        assert len(said) == len(done.stderr.splitlines()), f"{place}\n{done.stderr}"
+        printed = [*said, *done.stdout.splitlines()]
+        assert re.fullmatch(as_pattern(shown), "\n".join(unmeasured(printed))), "\n".join([place, *printed])
+    assert code == 0, f"{name_of(page)} does not show how the last command ended: {code}"
+
+
+def test_lines_of_a_session_are_compared_but_for_what_was_measured() -> None:
+    def agree(shown: str, printed: str) -> bool:
+        return bool(re.fullmatch(as_pattern(shown.split("\n")), "\n".join(unmeasured(printed.split("\n")))))
+
+    assert agree("time   0.5 s  138 rows/s, 0.1 MB/s", "time      1:02  1,138 rows/s, 22.1 MB/s   \n")
+    assert agree("peak memory  4.2 MiB  of a budget of 1.0 GiB", "peak memory  994.0 KiB  of a budget of 1.0 GiB")
+    assert agree("bottleneck  Map(...", "bottleneck      Map(f) is the bottleneck")
+    assert agree("a\n...\nz", "a\nb\nc\nz")
+    assert not agree("a ...", "a b\nc")
+    assert not agree("rows in 64", "rows in 63")
+    assert not agree("rows in 64", "rows in 64\nrows out 60")
+    assert not agree("store  22.9 KiB  docs.store", "store  21.9 KiB  docs.store")
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=name_of)

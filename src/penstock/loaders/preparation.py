@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import orjson
@@ -21,13 +21,14 @@ from penstock.files.locking import FileLock
 from penstock.memory import MemoryBudget
 from penstock.pipeline import Pipeline, PipelineConfig, Report, Source, Transform
 from penstock.sinks import StoreSink
-from penstock.sources import open_source
+from penstock.sources import JsonlSource, ParquetSource, open_source
 from penstock.store import Lineage, Manifest, Store, is_complete, open_store
 from penstock.transforms import Select
+from penstock.transforms._tokenizers.loading import TokenizerSpec
 from penstock.transforms.deduplication import Dedup, ExactDedup, MinHashDedup, dedup_stages
 from penstock.transforms.filtering import quality_filters
 from penstock.transforms.formatting import FormatChat, detect_format
-from penstock.transforms.tokenization import Tokenize, Tokenizer, TokenizerSpec, load_tokenizer
+from penstock.transforms.tokenization import Tokenize, Tokenizer, load_tokenizer
 
 __all__ = ["Prepared", "Recipe", "prepare"]
 
@@ -58,6 +59,22 @@ class Recipe:
     """Columns to keep beside the tokens."""
     chat: Mapping[str, Any] = field(default_factory=dict)
     """More options of `FormatChat`, such as `train_on`."""
+
+    def open(self, inputs: PathLike | Iterable[PathLike]) -> Source:
+        """The source of some files, which reads no more of them than the recipe needs."""
+        source: Any = open_source(inputs)
+        column = self.column or "text"
+        if isinstance(source, JsonlSource):
+            # Text is text: if nothing else is wanted, there is no type to be found by looking at every row.
+            if not self.keep and column in source.first_columns() and not self._is_chat(_text_schema(column)):
+                return type(source)(source.files, schema=_text_schema(column), columns=[column])
+        elif isinstance(source, ParquetSource) and not self._is_chat(source.schema):
+            return ParquetSource(source.files, columns=self._wanted())
+        return cast(Source, source)
+
+    def _wanted(self) -> list[str]:
+        """The columns that documents are made of."""
+        return list(dict.fromkeys([self.column or "text", *self.keep]))
 
     def steps(self, schema: pa.Schema, work: Path | None = None) -> Steps:
         """The transforms for rows of this schema; `work` is where deduplication keeps what it has seen."""
@@ -106,8 +123,7 @@ class Recipe:
             truncation=self.truncation,  # type: ignore[arg-type]
             keep=list(self.keep),
         )
-        wanted = list(dict.fromkeys([column, *self.keep]))
-        select: list[Transform] = [Select(wanted)] if wanted != schema.names else []
+        select: list[Transform] = [Select(self._wanted())] if self._wanted() != schema.names else []
         stages = [*select, *filters, *dedup_stages(*dedups), last]
         described = [*map(_described, filters), *map(repr, dedups), _described(last)]
         return Steps(stages, described, tokenizer)
@@ -190,7 +206,7 @@ def prepare(
     it; the others wait up to `wait_seconds` for it, or are refused. `progress`, given the pipeline, returns a context
     manager whose value is called with snapshots.
     """
-    source = inputs if hasattr(inputs, "next_batch") else open_source(inputs)  # type: ignore[arg-type]
+    source = inputs if hasattr(inputs, "next_batch") else recipe.open(inputs)
     out = Path(out).expanduser()
     work = out.parent / f".{out.name}.preparing"
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -228,6 +244,10 @@ def _prepare(
     _clear(work)
     with open_store(out) as store:
         return Prepared(out, store.manifest, report, steps.dropped_tokens)
+
+
+def _text_schema(column: str) -> pa.Schema:
+    return pa.schema([(column, pa.string())])
 
 
 def _described(step: Any) -> str:

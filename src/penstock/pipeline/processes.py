@@ -163,7 +163,7 @@ class ProcessChain(Chain):
             pass_fds=[int(descriptor) for descriptor in shared],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)},
+            env=_environment(),
         )
         answer = None
         with contextlib.suppress(OSError):
@@ -210,6 +210,12 @@ def read_frame(pipe: BinaryIO) -> tuple[int, bytes] | None:
     size, kind = _HEADER.unpack(header)
     payload = pipe.read(size)
     return (kind, payload) if len(payload) == size else None
+
+
+def _environment() -> dict[str, str]:
+    """This process's, with its import path; and no threads of NumPy's own, which spin beside the work."""
+    path = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
+    return {"OPENBLAS_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path}
 
 
 def _widen(pipe: BinaryIO) -> None:

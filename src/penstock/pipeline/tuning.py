@@ -13,7 +13,7 @@ _FIRST_ROWS = 256
 _MOST_ROWS = 1 << 17
 _FEWEST_BYTES, _MOST_BYTES = 32 << 10, 4 << 20
 _QUICK, _SLOW = 0.02, 0.25  # seconds a batch should take in the busiest stage: between these it is left alone
-_WINDOW = 0.4  # seconds between two looks at the worker count
+_WINDOW, _FIRST_WINDOW = 0.4, 0.1  # seconds between two looks at the worker count; before the first one
 _GAIN = 1.03  # one more worker must bring at least this, or it is taken back
 
 
@@ -28,6 +28,7 @@ class Tuner:
         self._need = 4.0
         self.workers = config.worker_limit if config.workers != "auto" else (config.worker_limit + 1) // 2
         self._window_start = time.monotonic()
+        self._window = _FIRST_WINDOW
         self._window_rows = 0
         self._trial_from: float | None = None
         self._rest = 0
@@ -73,8 +74,9 @@ class Tuner:
         """One more when work waits and the sink starves, one fewer when they are idle; a step that brings nothing is
         taken back and not tried again for a while. `rows` is the running total, `idle` the share of time waited."""
         now = time.monotonic()
-        if self._config.workers != "auto" or now - self._window_start < _WINDOW:
+        if self._config.workers != "auto" or now - self._window_start < self._window:
             return self.workers
+        self._window = _WINDOW
         rate = (rows - self._window_rows) / (now - self._window_start)
         self._window_start, self._window_rows = now, rows
         if self._trial_from is not None:

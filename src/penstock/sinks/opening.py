@@ -28,11 +28,14 @@ _BUILT_IN: dict[str, Any] = {
 
 def open_sink(path: PathLike, **options: Any) -> Sink:
     """The sink that writes files with this path's suffix."""
-    makers = dict(_BUILT_IN)
-    for found in formats():
-        if found.sink is not None:
-            makers |= dict.fromkeys(found.suffixes, found.sink)
     suffix = split_suffix(path)[0]
+    makers = _BUILT_IN if suffix in _BUILT_IN else _with_plugins()
     if suffix not in makers:
         raise ConfigError(f"no sink writes {suffix or 'a path without a suffix'!r}; known: {', '.join(sorted(makers))}")
     return makers[suffix](path, **options)  # type: ignore[no-any-return]
+
+
+def _with_plugins() -> dict[str, Any]:
+    """The formats of plugins too. Asked for only when needed: one that cannot be loaded must not spoil a JSONL file."""
+    added = {suffix: found.sink for found in formats() if found.sink is not None for suffix in found.suffixes}
+    return added | _BUILT_IN

@@ -160,6 +160,13 @@ class JsonlSource(RecordSource):
             return f"column {name!r} holds {value!r:.80}, which is not {field.type}"
         return None
 
+    def first_columns(self) -> list[str]:
+        """The names of the fields in the first few megabytes: a look, where `schema` reads everything."""
+        with contextlib.closing(self._all_blocks()) as blocks:
+            block = next(blocks, None)
+        kind = self._try_to_infer(block)[1] if block is not None else None
+        return [field.name for field in kind] if kind is not None else self.schema.names
+
     # -- the schema --------------------------------------------------------------------------------------------------
 
     def _scan(self, blocks: Iterator[Block]) -> Scan:

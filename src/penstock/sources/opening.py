@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from penstock.errors import ConfigError
@@ -13,21 +15,30 @@ from penstock.sources.arrow import ArrowSource
 from penstock.sources.csv import CsvSource
 from penstock.sources.jsonl import JsonlSource, JsonSource
 from penstock.sources.parquet import ParquetSource
+from penstock.sources.store import StoreSource
 from penstock.sources.text import TextSource
+from penstock.store.manifest import VERSIONS, is_store
 
 __all__ = ["open_source"]
 
 _BUILT_IN = (JsonlSource, JsonSource, CsvSource, ParquetSource, ArrowSource, TextSource)
+_MAKERS: dict[str, Any] = {suffix: kind for kind in _BUILT_IN for suffix in kind.suffixes}
 
 
 def open_source(path: PathLike | Iterable[PathLike], **options: Any) -> Source:
-    """The source for a path, directory, glob or list of them, by the suffix of its files. They must all be alike."""
-    makers: dict[str, Any] = {suffix: kind for kind in _BUILT_IN for suffix in kind.suffixes}
-    for found in formats():
-        if found.source is not None:
-            makers |= dict.fromkeys(found.suffixes, found.source)
-    files = list_files(path)
+    """The source for a path, directory, glob or list of them, by the suffix of its files. They must all be alike.
+
+    The directory of a token store is a `StoreSource`; it is opened by itself.
+    """
+    paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
+    stores = [each for each in paths if _is_token_store(Path(each).expanduser())]
+    if stores:
+        if len(paths) > 1:
+            raise ConfigError(f"{os.fspath(stores[0])!r} is a token store, and a store is opened alone; got {paths!r}")
+        return StoreSource(stores[0], **options)
+    files = list_files(paths)
     kinds = {split_suffix(file)[0]: file for file in files}
+    makers = _MAKERS if kinds.keys() <= _MAKERS.keys() else _with_plugins()
     unknown = [suffix for suffix in kinds if suffix not in makers]
     if unknown:
         raise ConfigError(
@@ -38,3 +49,14 @@ def open_source(path: PathLike | Iterable[PathLike], **options: Any) -> Source:
     if len(chosen) > 1:
         raise ConfigError(f"{path!r} holds files of several formats ({', '.join(sorted(kinds))}); open them one by one")
     return chosen.pop()(files, **options)  # type: ignore[no-any-return]
+
+
+def _is_token_store(path: Path) -> bool:
+    """A manifest.json alone is not enough: other directories have one among their files."""
+    return is_store(path) and (path / VERSIONS).is_dir()
+
+
+def _with_plugins() -> dict[str, Any]:
+    """The formats of plugins too. Asked for only when needed: one that cannot be loaded must not spoil a JSONL file."""
+    added = {suffix: found.source for found in formats() if found.source is not None for suffix in found.suffixes}
+    return added | _MAKERS

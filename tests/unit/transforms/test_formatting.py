@@ -240,7 +240,7 @@ def test_a_pair_of_which_one_side_is_too_long_goes_as_a_whole() -> None:
 @given(
     lengths=st.lists(st.tuples(st.integers(0, 12), st.integers(1, 12)), min_size=1, max_size=6), most=st.integers(1, 20)
 )
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 def test_truncation_keeps_what_the_policy_says_and_counts_the_rest(
     truncation: str, lengths: list[tuple[int, int]], most: int
 ) -> None:

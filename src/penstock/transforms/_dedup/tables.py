@@ -6,6 +6,7 @@ so the table is sorted but for small displacements, and can be written out in or
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -55,7 +56,7 @@ class KeyTable:
 
         `keys` has a row, a band and a word axis. There must be room for all of them: see `grow_for`.
         """
-        compiled = kernels()
+        compiled = self._kernels()
         if compiled is None:
             duplicate, fresh = self._add_rows(keys, known)
         else:
@@ -69,7 +70,7 @@ class KeyTable:
 
     def remove(self, keys: Words) -> None:
         """Take out keys that are in it."""
-        compiled = kernels()
+        compiled = self._kernels()
         if compiled is not None:
             compiled.remove_all(self._slots, self._shift, frozen(keys))
         else:
@@ -111,12 +112,16 @@ class KeyTable:
             start += _CHUNK
         return len(self._slots)
 
+    def _kernels(self) -> Any:
+        """The compiled loops. For one key a row NumPy does, and loading numba takes longer than a million lookups."""
+        return kernels() if self._width == 1 or "numba" in sys.modules else None
+
     @property
     def _shift(self) -> np.uint64:
         return np.uint64(64 - (len(self._slots).bit_length() - 1))
 
     def _insert(self, keys: Words) -> None:
-        compiled = kernels()
+        compiled = self._kernels()
         if compiled is not None:
             compiled.insert_all(self._slots, self._shift, frozen(keys))
             return

@@ -233,6 +233,9 @@ def test_keys_that_other_rows_have_are_not_seen_by_the_template() -> None:
     made = FormatChat(ByteTokenizer(), template).transform(pa.RecordBatch.from_pylist(rows))
     texts = [ByteTokenizer().decode(ids.values.to_numpy()) for ids in made["input_ids"]]
     assert texts == ["<bos>Hi.<eos>Yes!<eos>", "<bos>Hi.?<eos>Yes.<eos>"]
+    nulls = json.dumps([{**USER, "name": None, "tool_calls": None}, {**ANSWER, "name": None}])
+    made = FormatChat(ByteTokenizer(), template).transform(one_row({"messages": nulls}))
+    assert ByteTokenizer().decode(made["input_ids"].values.to_numpy()) == "<bos>Hi.<eos>Yes.<eos>"
 
 
 def test_calls_tools_and_thoughts_are_written_by_the_qwen_template() -> None:

@@ -158,11 +158,15 @@ def test_a_prompt_whose_tokens_change_when_it_stands_alone_is_found(gpt2_like: A
 pieces = st.text("ab \n", max_size=5)
 
 
-@pytest.mark.parametrize("name", ["chatml", "plain", "vicuna", "alpaca"])
+# No special token before the first answer of a row, and text behind the last special token of the row before.
+BARE = "{% for m in messages %}{{ m.content }}{{ eos_token + '\\n' if m.role == 'assistant' else '' }}{% endfor %}"
+
+
+@pytest.mark.parametrize("name", ["chatml", "plain", "vicuna", "alpaca", BARE])
 @given(chats=st.lists(st.lists(st.tuples(pieces, pieces), min_size=1, max_size=3), min_size=1, max_size=4))
 @settings(max_examples=40, deadline=None)
 def test_the_check_of_prompts_finds_what_tokenising_every_prompt_finds(name: str, chats: Any, gpt2_like: Any) -> None:
-    transform = FormatChat(gpt2_like, name, gate=Gate(content=False))
+    transform = FormatChat(gpt2_like, name, gate=Gate(content=False, bos=False))
     conversations = [
         [{"role": r, "content": c} for pair in pairs for r, c in zip(("user", "assistant"), pair)] for pairs in chats
     ]
@@ -183,6 +187,12 @@ def test_the_check_of_prompts_finds_what_tokenising_every_prompt_finds(name: str
     found = transform.check_rows(batch_of(*conversations))
     assert {violation.row for violation in found} == expected
     assert {violation.kind for violation in found} <= {"prompt differs"}
+
+
+def test_the_row_before_has_no_part_in_the_check_of_prompts(gpt2_like: Any) -> None:
+    transform = FormatChat(gpt2_like, BARE, gate=Gate(bos=False))
+    chats = [[{"role": "user", "content": "\n\na"}, {"role": "assistant", "content": " b"}]] * 3
+    assert transform.check_rows(batch_of(*chats)) == []
 
 
 def test_everything_is_checked_in_pairs_too() -> None:

@@ -54,7 +54,7 @@ FORMATTERS = {name: FormatChat(BYTES, name, gate=UNCHECKED) for name in BUILT_IN
 
 @pytest.mark.parametrize("name", BUILT_IN)
 @given(chat=any_chat, train_on=st.sampled_from(["assistant", "last", "all"]))
-@settings(max_examples=80)
+@settings(max_examples=80, deadline=None)
 def test_a_built_in_template_is_the_same_in_jinja_and_in_plain_python(
     name: str, chat: list[dict[str, Any]], train_on: str
 ) -> None:
@@ -65,7 +65,7 @@ def test_a_built_in_template_is_the_same_in_jinja_and_in_plain_python(
 
 @pytest.mark.parametrize("name", BUILT_IN)
 @given(chat=turns)
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 def test_in_a_built_in_template_every_prompt_is_how_the_text_begins(name: str, chat: list[dict[str, Any]]) -> None:
     # With the check on, rendering through Jinja raises if it is not.
     assert rendered(FORMATTERS[name], chat, shape=None, check_prompts=True) is not None
@@ -104,7 +104,7 @@ BY_BLOCKS = {
 
 @pytest.mark.parametrize("name", BUILT_IN)
 @given(chats=st.lists(turns, min_size=1, max_size=3), train_on=st.sampled_from(["assistant", "last"]))
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 def test_generation_blocks_and_prefixes_give_the_same_masks(name: str, chats: Any, train_on: str) -> None:
     batch = pa.RecordBatch.from_pydict({"messages": chats})
     results = []
@@ -117,7 +117,7 @@ def test_generation_blocks_and_prefixes_give_the_same_masks(name: str, chats: An
 
 @pytest.mark.parametrize("name", MARKERS)
 @given(chat=turns, train_on=st.sampled_from(["assistant", "last"]))
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 def test_generation_blocks_and_markers_give_the_same_masks(name: str, chat: Any, train_on: str) -> None:
     assert rendered(BY_MARKERS[name], chat, train_on=train_on) == rendered(BY_BLOCKS[name], chat, train_on=train_on)
 
@@ -139,6 +139,15 @@ def test_with_markers_too_the_prompt_must_be_how_the_text_begins() -> None:
     chat = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
     unchecked = FormatChat(BYTES, thinking, gate=Gate(prompt=False))
     assert rendered(unchecked, chat) == rendered(FORMATTERS["chatml"], chat)
+
+
+def test_where_a_prompt_ends_before_the_block_begins_is_told() -> None:
+    source = load_template("chatml", None).source.replace("{%- generation -%}", "{{- 'ü: ' -}}{%- generation -%}")
+    chat = [{"role": "user", "content": "ä"}, {"role": "assistant", "content": "y"}]
+    marked = FormatChat(BYTES, source)._renderer.render(Conversation(chat))
+    prompt = "<bos><|im_start|>user\nä<|im_end|>\n<|im_start|>assistant\n"
+    assert marked.text == f"{prompt}ü: {START}y<|im_end|>{END}\n"
+    assert marked.prompts == [len(prompt.encode())]
 
 
 def test_prefixes_are_not_used_where_they_do_not_begin_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
