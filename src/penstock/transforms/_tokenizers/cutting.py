@@ -17,6 +17,8 @@ __all__ = ["Cut", "Rows", "Truncation"]
 Truncation: TypeAlias = Literal["error", "drop", "left", "right", "split"]
 
 Places: TypeAlias = npt.NDArray[np.int64]
+Told: TypeAlias = tuple[dict[str, int], dict[str, int], dict[str, int]]
+"""Rows left out, rows changed, tokens left out; each by reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,15 +105,13 @@ class Cut:
         ids = self._framed(values, np.minimum(first, last), last, closed)
         return Rows(ids, None if one_each else owners, dropped, changed, tokens)
 
-    def _pieces(
-        self, lengths: Places
-    ) -> tuple[Places, Places, Places, tuple[dict[str, int], dict[str, int], dict[str, int]]]:
+    def _pieces(self, lengths: Places) -> tuple[Places, Places, Places, Told]:
         """The rows as documents and the stretch of each, before anything is added; and what is to be counted."""
         owners = np.arange(len(lengths))
         begin, end = np.zeros(len(lengths), np.int64), lengths.copy()
-        none: tuple[dict[str, int], dict[str, int], dict[str, int]] = ({}, {}, {})
+        told: Told = ({}, {}, {})
         if self.max_length is None or not (long := lengths > self.room).any():
-            return owners, begin, end, none
+            return owners, begin, end, told
         count, room = int(np.count_nonzero(long)), self.room
         beyond = int((lengths - room)[long].sum())
         if self.truncation == "error":

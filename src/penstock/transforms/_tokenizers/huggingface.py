@@ -126,13 +126,12 @@ class HuggingFaceReference:
         if self._model.get("type") not in ("BPE", None):
             return f"it does not support {self._model.get('type')} models"
 
-        def load() -> Any:
-            config = orjson.loads(self._document)
-            if not parse_special:
-                config["added_tokens"] = [token for token in self._added if not token["special"]]
-            return gigatoken.Tokenizer.from_json(orjson.dumps(config)).backend
-
-        return FastModel(load)
+        document = self._document
+        if not parse_special:
+            config = orjson.loads(document)
+            config["added_tokens"] = [token for token in self._added if not token["special"]]
+            document = orjson.dumps(config)
+        return FastModel(lambda: gigatoken.Tokenizer.from_json(document).backend)
 
     def probes(self) -> list[str]:
         texts = [token["content"] for token in self._added[:64]]

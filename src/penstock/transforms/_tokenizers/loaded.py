@@ -108,8 +108,12 @@ class LoadedTokenizer:
         return self._reference.token_bytes(token)
 
     def fit_budget(self, nbytes: int, *, parse_special: bool = False) -> None:
-        """Load what encoding needs, and keep what it remembers between calls to a quarter of `nbytes`."""
-        self._fast[parse_special].fit(nbytes // 4)
+        """Load what encoding needs, and have it forget what it remembers once the process has grown by nearly `nbytes`.
+
+        What it remembers cannot be asked for, only seen in the size of the process; the engine sees that too, and
+        makes do with less as it grows.
+        """
+        self._fast[parse_special].fit(nbytes * 3 // 4)
 
     def slow_because(self, *, parse_special: bool = False) -> str | None:
         """Why the fast path is not used; None while it is, or before it was tried."""
