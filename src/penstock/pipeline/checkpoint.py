@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
@@ -11,7 +12,7 @@ from penstock.errors import ConfigError, ResumeError
 from penstock.pipeline.chain import stage_name
 from penstock.pipeline.delivery import Delivery
 from penstock.pipeline.metrics import Report
-from penstock.pipeline.stages import Durable, Sink, Source, State, Stateful
+from penstock.pipeline.stages import Durable, Remembering, Sink, Source, State, Stateful, Transform
 from penstock.pipeline.state import load_checkpoint, save_checkpoint
 
 __all__ = ["Checkpoint"]
@@ -24,13 +25,22 @@ class Checkpoint:
     A crash between the two leaves the older checkpoint, and the sink goes back to that one when it is restored.
     """
 
-    def __init__(self, directory: Path, source: Source, sink: Sink, every_seconds: float) -> None:
+    def __init__(
+        self, directory: Path, source: Source, transforms: Sequence[Transform], sink: Sink, every_seconds: float
+    ) -> None:
         if not isinstance(source, Stateful):
             raise ConfigError(f"run(checkpoint=...) needs a source with a state_dict; {stage_name(source)} has none")
         if not isinstance(sink, Durable):
             raise ConfigError(
                 f"run(checkpoint=...) needs a sink that survives a crash; {stage_name(sink)} does not: write to a file"
             )
+        self._remembering = [transform for transform in transforms if isinstance(transform, Remembering)]
+        for transform in self._remembering:
+            if not transform.resumable:
+                raise ConfigError(
+                    f"run(checkpoint=...) cannot resume {stage_name(cast(Transform, transform))}, which keeps what it "
+                    "has seen in memory; give it a directory="
+                )
         if directory.exists() and not directory.is_dir():
             raise ConfigError(f"run(checkpoint=...) takes a directory, and {directory} is a file")
         self._directory = directory
@@ -84,6 +94,8 @@ class Checkpoint:
 
     def save(self, delivery: Delivery, state: State, *, finishing: bool = False, report: Report | None = None) -> None:
         """Make everything delivered so far durable."""
+        for transform in self._remembering:
+            transform.sync()
         token = self._sink.checkpoint() if report is None else self.saved["sink"] if self.saved else {}
         self.saved = {
             "target": stage_name(self._sink),

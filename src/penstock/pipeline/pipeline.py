@@ -24,7 +24,7 @@ from penstock.pipeline.functions import as_transform
 from penstock.pipeline.metrics import Report
 from penstock.pipeline.quarantine import BadRows
 from penstock.pipeline.runner import Runner
-from penstock.pipeline.stages import Finishing, Fitting, Sink, Source, State, Stateful, Transform
+from penstock.pipeline.stages import Finishing, Fitting, Sink, Source, State, Stateful, Transform, TwoPart
 from penstock.pipeline.state import STATE_VERSION, check_state, fingerprint, schema_from_text, schema_to_text
 
 __all__ = ["Pipeline"]
@@ -59,7 +59,7 @@ class Pipeline:
     ) -> None:
         self.source: Source = _checked(source, "source", "next_batch")
         steps: Sequence[Any] = transforms if isinstance(transforms, Sequence) else [transforms]
-        self.transforms: list[Transform] = [as_transform(step) for step in steps]
+        self.transforms: list[Transform] = _in_parts([as_transform(step) for step in steps])
         self.sink: Sink | None = _checked(sink, "sink", "consume", "flush") if sink is not None else None
         self.config = config if config is not None else PipelineConfig()
         self.budget = budget if isinstance(budget, MemoryBudget) else MemoryBudget(budget or suggest_limit())
@@ -92,7 +92,9 @@ class Pipeline:
             raise ConfigError("this pipeline has no sink: iterate it (`for batch in pipeline`), or give it one")
         keeper = None
         if checkpoint is not None:
-            keeper = Checkpoint(Path(checkpoint), self.source, self.sink, self.config.checkpoint_seconds)
+            keeper = Checkpoint(
+                Path(checkpoint), self.source, self.transforms, self.sink, self.config.checkpoint_seconds
+            )
             if keeper.state is not None:
                 check_state(keeper.state, self._mark(), str(self))
             if keeper.report is not None:
@@ -296,6 +298,25 @@ class Pipeline:
             stages=snapshot["stages"],
             resumed=resumed,
         )
+
+
+def _in_parts(transforms: list[Transform]) -> list[Transform]:
+    """The transforms, each that has a part which needs no order with that part before it, unless it is there already.
+
+    It goes as far to the front as it can without passing anything but what is in order too: what comes behind the first
+    transform with a state runs in order.
+    """
+    result: list[Transform] = []
+    for transform in transforms:
+        if isinstance(transform, TwoPart):
+            part = transform.preparation()
+            if repr(part) not in map(repr, result):
+                at = len(result)
+                while at and isinstance(result[at - 1], TwoPart):
+                    at -= 1
+                result.insert(at, part)
+        result.append(transform)
+    return result
 
 
 def _checked(stage: Any, role: str, *methods: str) -> Any:

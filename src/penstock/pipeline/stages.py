@@ -19,11 +19,13 @@ __all__ = [
     "Located",
     "Origin",
     "Rejected",
+    "Remembering",
     "Sink",
     "Source",
     "State",
     "Stateful",
     "Transform",
+    "TwoPart",
 ]
 
 State = dict[str, Any]
@@ -106,6 +108,25 @@ class Finishing(Protocol):
     """A transform that still holds rows when the input ends."""
 
     def finish(self) -> pa.RecordBatch | None: ...
+
+
+@runtime_checkable
+class TwoPart(Protocol):
+    """A transform that runs in order, with a part that needs no order: the engine puts it before, on all workers."""
+
+    def preparation(self) -> Transform: ...
+
+
+@runtime_checkable
+class Remembering(Protocol):
+    """A transform whose state refers to what it keeps on disk: `sync` makes that as durable as a checkpoint is."""
+
+    @property
+    def resumable(self) -> bool:
+        """Whether it keeps anything, so that another process can go on."""
+        ...
+
+    def sync(self) -> None: ...
 
 
 @runtime_checkable

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 
 from penstock import MemoryBudget, Pipeline, PipelineConfig
 from penstock.errors import ConfigError, ResumeError, SchemaError
-from penstock.sinks import MemorySink
+from penstock.sinks import JsonlSink, MemorySink
+from penstock.sources import JsonlSource, MemorySource
 from penstock.testing import FailingTransform, RowsSource, assert_resumes_exactly
 from penstock.transforms._dedup import signatures, tables
 from penstock.transforms._dedup.fingerprints import fingerprints
@@ -335,3 +336,21 @@ def test_preparations_travel_to_other_processes() -> None:
     for dedup in (ExactDedup(normalize=["lower"]), MinHashDedup(seed=3)):
         stage = dedup.preparation()
         assert cloudpickle.loads(cloudpickle.dumps(stage)).transform(batch).equals(stage.transform(batch))
+
+
+def test_the_engine_makes_the_keys_of_a_plain_dedup_on_all_workers() -> None:
+    exact, near = ExactDedup("text"), MinHashDedup("text")
+    pipeline = Pipeline(MemorySource({"text": ["a", "b", "a"]}), [exact, near], MemorySink())
+    assert [repr(stage) for stage in pipeline.transforms] == [repr(s) for s in dedup_stages(exact, near)]
+    apart = Pipeline(MemorySource({"text": ["a"]}), dedup_stages(exact, near), MemorySink())
+    assert len(apart.transforms) == 4, "parts that are there already are not put there again"
+
+
+def test_a_checkpoint_asks_for_a_directory(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"text": "a"}\n')
+    pipeline = Pipeline(JsonlSource(source), [ExactDedup("text")], JsonlSink(tmp_path / "out.jsonl"))
+    with pytest.raises(
+        ConfigError, match=r"ExactDedup\('text'\), which keeps what it has seen in memory; give it a dir"
+    ):
+        pipeline.run(tmp_path / "checkpoint")
