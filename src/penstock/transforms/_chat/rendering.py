@@ -11,10 +11,11 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.transforms._chat.marks import END, START, unmarked
 from penstock.transforms._chat.messages import Conversation, Message
 from penstock.transforms._chat.problems import (
     EmptyContentError,
@@ -25,10 +26,12 @@ from penstock.transforms._chat.problems import (
     SpansNotFoundError,
     ToolCallsError,
 )
-from penstock.transforms._chat.sandbox import END, START, Program, clock, compiled, unmarked
 from penstock.transforms._chat.shapes import Shape
 from penstock.transforms._chat.spans import Ints, Spans
 from penstock.transforms._chat.templates import Markers, Template
+
+if TYPE_CHECKING:
+    from penstock.transforms._chat.sandbox import Program
 
 __all__ = ["EVERYTHING", "Marked", "Renderer", "TrainOn", "prompt_ends"]
 
@@ -276,7 +279,7 @@ class Renderer:
                 if i in chosen and isinstance(content, str):
                     message = {**message, "content": START + (content.strip() if trim else content) + END}
                 given.append(message)
-            text = self._run(compiled(self.template.source, marks=False), given, conversation)
+            text = self._run(self.template.compiled(marks=False), given, conversation)
             if unmarked(text) == whole and text.count(START) == text.count(END) == len(chosen):
                 return text
         raise SpansNotFoundError(

@@ -1,7 +1,7 @@
 """Chat templates run here: Jinja without access to Python, and without the means to run or grow for ever.
 
 A template comes with a tokenizer from anywhere, so it is treated as a stranger's program. `{% generation %}` blocks
-leave two marks in the text, which no data can contain: lone surrogates do not exist in UTF-8.
+leave two marks in the text. Jinja takes a while to load, so this module is imported where a template is first needed.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-__all__ = ["END", "ROW", "START", "Program", "compiled", "unmarked"]
+from penstock.transforms._chat.marks import END, START
 
-START, END, ROW = "\ud800", "\ud801", "\ud802"
-"""Where a span begins and ends, and what stands between rows."""
+__all__ = ["Program", "Sandbox", "added", "allowance", "clock", "compiled", "joined", "sandboxed"]
 
 MAX_STEPS = 200_000
 """Turns of loops and calls in one rendering."""
@@ -55,7 +54,7 @@ class Program:
     def render(self, **variables: Any) -> str:
         """The text, with marks where there were generation blocks. Raises whatever the template raises."""
         template = self._template
-        variables = {**self._globals, **variables, _STEPS: [MAX_STEPS]}
+        variables = {**self._globals, **variables, **allowance()}
         # As `new_context` does, without putting the globals together anew each time.
         context = template.environment.context_class(template.environment, variables, template.name, template.blocks)
         parts, size = [], 0
@@ -70,8 +69,14 @@ class Program:
 @lru_cache(maxsize=64)
 def compiled(source: str, *, marks: bool = True) -> Program:
     """The template, compiled once in a process; without `marks`, generation blocks are as if they were not there."""
+    environment = sandboxed(Sandbox, marks=marks)
+    return Program(environment.from_string(source), environment.parse(source))
+
+
+def sandboxed(kind: type[Sandbox], *, marks: bool) -> Sandbox:
+    """An environment for chat templates."""
     block = Generation if marks else UnmarkedGeneration
-    environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[block, loopcontrols])
+    environment = kind(trim_blocks=True, lstrip_blocks=True, extensions=[block, loopcontrols])
     environment.filters |= {
         "tojson": _to_json,
         "replace": _replace,
@@ -79,20 +84,20 @@ def compiled(source: str, *, marks: bool = True) -> Program:
         "format": _format,
         "indent": _indent,
         "_stepped": _stepped,
-        "_joined": _joined,
-        "_added": _added,
+        "_joined": joined,
+        "_added": added,
         "_bounded": _bounded,
     }
     for name in ("center", "batch", "slice", "wordwrap", "pprint", "urlize"):
         environment.filters.pop(name, None)
     environment.globals.pop("lipsum", None)
     environment.globals["raise_exception"] = _raise
-    return Program(environment.from_string(source), environment.parse(source))
+    return environment
 
 
-def unmarked(text: str) -> str:
-    """The text without marks."""
-    return text.replace(START, "").replace(END, "")
+def allowance() -> dict[str, list[int]]:
+    """The steps that one rendering may take, as a variable of it."""
+    return {_STEPS: [MAX_STEPS]}
 
 
 def clock(now: datetime | None) -> Callable[[str], str]:
@@ -261,13 +266,13 @@ def _indent(text: Any, width: int | str = 4, first: bool = False, blank: bool = 
     return "".join(space + line if (i or first) and (blank or line.strip()) else line for i, line in enumerate(lines))
 
 
-def _joined(parts: list[Any]) -> str:
+def joined(parts: list[Any]) -> str:
     texts = [str(part) for part in parts]
     _bound(sum(map(len, texts)))
     return "".join(texts)
 
 
-def _added(terms: list[Any]) -> Any:
+def added(terms: list[Any]) -> Any:
     total = terms[0]
     if all(type(term) is str for term in terms):
         _bound(sum(map(len, terms)))

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from penstock.transforms._chat.messages import Message
-from penstock.transforms._chat.sandbox import END, START
+from penstock.transforms._chat.marks import END, START
 
 __all__ = ["Shape", "shape_of"]
 

@@ -15,8 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import ConfigError
+from penstock.transforms._chat.marks import END, ROW, START
 from penstock.transforms._chat.problems import RenderError, SpansNotFoundError
-from penstock.transforms._chat.sandbox import END, ROW, START
 from penstock.transforms._tokenizers.base import Encoded
 
 __all__ = ["Spans", "Tokens", "read_marks", "shown"]

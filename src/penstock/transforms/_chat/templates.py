@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.resources import files
 from pathlib import Path
-
-import jinja2
+from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError
-from penstock.transforms._chat.sandbox import Program, compiled
+
+if TYPE_CHECKING:
+    from penstock.transforms._chat.sandbox import Program
 
 __all__ = ["BUILT_IN", "Markers", "Template", "load_template"]
 
@@ -49,7 +50,7 @@ class Template:
     @property
     def program(self) -> Program:
         """Compiled once in a process, so that a template can travel to other processes as text."""
-        return compiled(self.source)
+        return self.compiled()
 
     @cached_property
     def markers(self) -> Markers | None:
@@ -63,7 +64,13 @@ class Template:
     @property
     def unmarked(self) -> Program:
         """The same without marks. Only where marks might get in the way does it have to be another program."""
-        return compiled(self.source, marks=False) if self.program.captures else self.program
+        return self.compiled(marks=False) if self.program.captures else self.program
+
+    def compiled(self, *, marks: bool = True) -> Program:
+        """The program, with marks where it has generation blocks, or without."""
+        from penstock.transforms._chat.sandbox import compiled
+
+        return compiled(self.source, marks=marks)
 
     def mentions(self, word: str) -> bool:
         """Whether the template does anything about, say, `tool_calls`."""
@@ -110,6 +117,8 @@ def _specials(source: str) -> tuple[str, ...]:
 
 
 def _checked(template: Template) -> Template:
+    import jinja2
+
     try:
         assert template.program
     except jinja2.TemplateSyntaxError as error:

@@ -20,7 +20,7 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from penstock.transforms._chat.layouts import QUESTIONS, Hole, stripped
-from penstock.transforms._chat.sandbox import Sandbox, Stopwatch, sandboxed
+from penstock.transforms._chat.sandbox import Sandbox, added, allowance, joined, sandboxed
 
 __all__ = ["LeakError", "Symbol", "Tracer", "Watch", "tracer"]
 
@@ -233,7 +233,7 @@ class Tracer:
 
     def render(self, **variables: Any) -> list[str | Hole]:
         """What the template writes: texts and holes for contents. Raises whatever the template raises."""
-        context = self._template.new_context({**variables, **Stopwatch.started()})
+        context = self._template.new_context({**variables, **allowance()})
         parts: list[str | Hole] = []
         for part in self._template.root_render_func(context):
             if isinstance(part, Written):
@@ -261,7 +261,10 @@ def tracer(source: str) -> Tracer | None:
     environment.filters.pop("random", None)
     for name, test in list(environment.tests.items()):
         environment.tests[name] = _careful_test(name, test)
-    return Tracer(environment.from_string(source))
+    try:
+        return Tracer(environment.from_string(source))
+    except jinja2.TemplateError:  # it has a filter that is not for symbols
+        return None
 
 
 def _careful(filter_: Callable[..., Any], *, passing: bool) -> Callable[..., Any]:
@@ -316,17 +319,14 @@ def _finalized(value: Any) -> Any:
 def _joined(parts: list[Any]) -> Symbol | str:
     symbol = next((part for part in parts if type(part) is Symbol), None)
     if symbol is None:
-        return "".join(str(part) for part in parts)
+        return joined(parts)
     return Symbol(symbol.watch, [piece for part in parts for piece in _pieces(part)])
 
 
 def _added(terms: list[Any]) -> Any:
     symbol = next((term for term in terms if type(term) is Symbol), None)
     if symbol is None:
-        total = terms[0]
-        for term in terms[1:]:
-            total = total + term
-        return total
+        return added(terms)
     if not all(type(term) in (Symbol, str) for term in terms):
         _leak()
     return _joined(terms)
