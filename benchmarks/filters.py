@@ -3,8 +3,8 @@
 python benchmarks/filters.py [--rows 3000] [--repeat 3]
 
 Each filter runs by itself over documents that are in memory. datatrove splits words with spaCy, penstock by rules of
-its own that come to nearly the same. In the case "same words" datatrove is given penstock's splitter, written in Python, so
-that both judge the very same words.
+its own that come to nearly the same. In the case "same words" datatrove is given penstock's splitter, written in
+Python, so that both judge the very same words.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from penstock.transforms._chat.problems import (
 )
 from penstock.transforms._chat.shapes import Shape
 from penstock.transforms._chat.spans import Ints, Spans
-from penstock.transforms._chat.templates import Markers, Template
+from penstock.transforms._chat.templates import Markers, Template, clock
 
 if TYPE_CHECKING:
     from penstock.transforms._chat.sandbox import Program
@@ -69,7 +69,7 @@ class Renderer:
 
     def render(self, conversation: Conversation) -> Marked:
         """Raises a `RowProblem` for a conversation that cannot be rendered as it should."""
-        trained = self._trained(conversation)
+        trained = self.trained(conversation)
         if self.check_content:
             self._check_content(conversation, trained)
         if self.shape is not None and conversation.simple:
@@ -77,7 +77,7 @@ class Renderer:
             if text is not None:
                 return Marked(text, NO_ANSWER if self.train_on == EVERYTHING else None)
         self._check_tools(conversation)
-        messages = self._as_the_template_wants(conversation.messages)
+        messages = self.as_the_template_wants(conversation.messages)
         if self.train_on == EVERYTHING:
             return Marked(START + self.plain(messages, conversation) + END, NO_ANSWER)
         others = [i for i in trained if messages[i]["role"] != "assistant"]
@@ -96,7 +96,7 @@ class Renderer:
 
     def text(self, conversation: Conversation) -> str:
         """The text of a whole conversation without marks."""
-        return self.plain(self._as_the_template_wants(conversation.messages), conversation)
+        return self.plain(self.as_the_template_wants(conversation.messages), conversation)
 
     def plain(self, messages: list[Message], conversation: Conversation, *, prompt: bool = False) -> str:
         """The text without marks; with `prompt` what a model gets to write the next turn."""
@@ -113,7 +113,7 @@ class Renderer:
                 f"message 0 is an answer, but {self.template.name} has no prompt for it"
             ) from error
 
-    def _trained(self, conversation: Conversation) -> Collection[int]:
+    def trained(self, conversation: Conversation) -> Collection[int]:
         """Which messages to train on: what their flags say, else what `train_on` says."""
         messages, flags = conversation.messages, conversation.flags
         roles = ("assistant",) if isinstance(self.train_on, str) else self.train_on
@@ -154,7 +154,7 @@ class Renderer:
                     "such as 'qwen', or the tokenizer's own"
                 )
 
-    def _as_the_template_wants(self, messages: list[Message]) -> list[Message]:
+    def as_the_template_wants(self, messages: list[Message]) -> list[Message]:
         if not self.template.mentions("developer") and any(m["role"] == "developer" for m in messages):
             messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
         if self.wants_parts:
@@ -287,12 +287,16 @@ class Renderer:
             f"be told for train_on={self.train_on!r}; train on assistant turns only"
         )
 
+    def given(self, messages: list[Message], tools: list[Any] | None = None, *, prompt: bool = False) -> dict[str, Any]:
+        """The variables of a template."""
+        from_row = {"messages": messages, "tools": tools, "add_generation_prompt": prompt}
+        return {**self.variables, **from_row, "strftime_now": clock(self.now)}
+
     def _run(
         self, program: Program, messages: list[Message], conversation: Conversation, *, prompt: bool = False
     ) -> str:
-        variables = {"messages": messages, "tools": conversation.tools, "add_generation_prompt": prompt}
         try:
-            return program.render(**self.variables, **variables, strftime_now=clock(self.now))
+            return program.render(**self.given(messages, conversation.tools, prompt=prompt))
         except Exception as error:  # a template may fail in any way
             raise RenderError(f"{self.template.name}: {error}") from error
 

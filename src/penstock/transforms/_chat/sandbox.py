@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable
-from datetime import datetime
 from functools import lru_cache
 from itertools import islice
 from typing import Any, cast
@@ -25,7 +24,7 @@ from jinja2.visitor import NodeTransformer
 
 from penstock.transforms._chat.marks import END, START
 
-__all__ = ["Program", "Sandbox", "added", "allowance", "clock", "compiled", "joined", "sandboxed"]
+__all__ = ["Program", "Sandbox", "added", "allowance", "compiled", "joined", "sandboxed"]
 
 MAX_STEPS = 200_000
 """Turns of loops and calls in one rendering."""
@@ -98,17 +97,6 @@ def sandboxed(kind: type[Sandbox], *, marks: bool) -> Sandbox:
 def allowance() -> dict[str, list[int]]:
     """The steps that one rendering may take, as a variable of it."""
     return {_STEPS: [MAX_STEPS]}
-
-
-def clock(now: datetime | None) -> Callable[[str], str]:
-    """What templates call `strftime_now`. The time is an argument, so that the same data gives the same tokens."""
-
-    def strftime_now(form: str) -> str:
-        if now is None:
-            raise jinja2.TemplateError("the template asks for the time; pass now=datetime(...) to fix it")
-        return now.strftime(form)
-
-    return strftime_now
 
 
 class Generation(Extension):

@@ -19,7 +19,7 @@ from penstock.transforms._chat.marks import END, ROW, START
 from penstock.transforms._chat.problems import RenderError, SpansNotFoundError
 from penstock.transforms._tokenizers.base import Encoded
 
-__all__ = ["Spans", "Tokens", "read_marks", "shown"]
+__all__ = ["Spans", "Tokens", "as_texts", "read_marks", "shown"]
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -88,7 +88,7 @@ def read_marks(marked: list[str]) -> Spans:
     opens = numbers == _NUMBER[START]
     bounds = np.concatenate(([0], places[row_ends]))
     return Spans(
-        _as_texts(data, bounds),
+        as_texts(data, bounds),
         bounds,
         (np.cumsum(row_ends) - row_ends)[opens],
         places[opens],
@@ -120,7 +120,7 @@ def _check(second: npt.NDArray[np.uint8], numbers: npt.NDArray[np.uint8]) -> Non
         raise SpansNotFoundError("the template has one generation block inside another", row=int(rows[wrong.argmax()]))
 
 
-def _as_texts(data: npt.NDArray[np.uint8], bounds: Ints) -> pa.Array:
+def as_texts(data: npt.NDArray[np.uint8], bounds: Ints) -> pa.Array:
     wide = len(data) >= 2**31
     offsets = bounds.astype(np.int64 if wide else np.int32)
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]

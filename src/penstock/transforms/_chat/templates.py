@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cache, cached_property
 from importlib.resources import files
 from pathlib import Path
@@ -14,7 +16,7 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     from penstock.transforms._chat.sandbox import Program
 
-__all__ = ["BUILT_IN", "Markers", "Template", "load_template"]
+__all__ = ["BUILT_IN", "Markers", "Template", "clock", "load_template"]
 
 Markers = tuple[str, str]
 """What opens a turn of the assistant in the text, and what ends it."""
@@ -104,6 +106,17 @@ def load_template(given: str | Path | None, own: str | None) -> Template:
     raise ConfigError(
         f"no template is called {given!r}; expected one of {', '.join(BUILT_IN)}, a .jinja file, or a Jinja text"
     )
+
+
+def clock(now: datetime | None) -> Callable[[str], str]:
+    """What templates call `strftime_now`. The time is an argument, so that the same data gives the same tokens."""
+
+    def strftime_now(form: str) -> str:
+        if now is None:
+            raise ConfigError("the template asks for the time; pass now=datetime(...) to fix it")
+        return now.strftime(form)
+
+    return strftime_now
 
 
 @cache
