@@ -7,14 +7,25 @@ import logging
 import sys
 from collections.abc import Iterator
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 
-__all__ = ["log_lines", "output"]
+__all__ = ["log_lines", "output", "print_table"]
 
 
 def output() -> Console:
     """Standard output; as wide as needed where it is no terminal, so that nothing is folded in a file."""
     return Console(width=None if sys.stdout.isatty() else 1000)
+
+
+def print_table(console: Console, table: RenderableType) -> None:
+    """A table; where it does not go to a terminal, without the space that fills up its last column."""
+    if console.is_terminal:
+        console.print(table)
+        return
+    with console.capture() as drawn:
+        console.print(table)
+    for line in drawn.get().splitlines():
+        console.print(line.rstrip(), markup=False, highlight=False, soft_wrap=True)
 
 
 @contextlib.contextmanager

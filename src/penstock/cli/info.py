@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.consoles import output
+from penstock.cli.consoles import output, print_table
 from penstock.cli.exits import clear_exits
 from penstock.cli.prepare import store_table
 from penstock.store import describe, open_store, versions
@@ -56,9 +56,9 @@ def info(
         table.add_row("steps" if number == 0 else "", Text(step))
     for number, each in enumerate(facts["versions"]):
         mark = "  (this one)" if each["version"] == facts["version"] else ""
-        line = f"{each['version']}: {each['rows']:,} rows, {each['created']}{mark}"
+        line = f"{each['version']}: {each['rows']:,} row{'s' * (each['rows'] != 1)}, {each['created']}{mark}"
         table.add_row("versions" if number == 0 else "", line)
     if verify:
         table.add_row("checksums", "all right")
-    console.print(store_table(facts))
-    console.print(table)
+    print_table(console, store_table(facts))
+    print_table(console, table)

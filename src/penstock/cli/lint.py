@@ -84,7 +84,8 @@ def _findings(source: Any, format_chat: FormatChat) -> Iterator[tuple[Finding | 
         try:
             batch = source.next_batch(_BATCH_ROWS)
         except DataError as error:
-            yield Finding(error.file or "", error.row, "unreadable", error.reason), rows + 1
+            rows += 1
+            yield Finding(error.file or "", error.row, "unreadable", error.reason), rows
             source.skip_file()
             continue
         if batch is None:
@@ -93,5 +94,10 @@ def _findings(source: Any, format_chat: FormatChat) -> Iterator[tuple[Finding | 
         rows += batch.num_rows
         for violation in format_chat.check_rows(batch):
             row = origin.row + violation.row
-            yield Finding(origin.file, row, violation.kind, violation.message, violation.shown), rows
+            yield Finding(origin.file, row, violation.kind, violation.message, _bracketed(violation.shown)), rows
         yield None, rows
+
+
+def _bracketed(shown: str) -> str:
+    """With the marks that `penstock show` has."""
+    return shown.replace("⟦", "[[").replace("⟧", "]]")

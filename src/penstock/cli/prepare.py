@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.consoles import log_lines, output
+from penstock.cli.consoles import log_lines, output, print_table
 from penstock.cli.exits import clear_exits
-from penstock.loaders.preparation import Prepared, Recipe
-from penstock.loaders.preparation import prepare as prepare_store
+from penstock.loaders import Prepared, Recipe
+from penstock.loaders import prepare as prepare_store
 from penstock.memory import MemoryBudget
 from penstock.memory.budget import format_bytes
 from penstock.observe import Extent, closing_table, progress_on
@@ -29,7 +29,7 @@ __all__ = ["chat_options", "names", "prepare"]
 TokenizerOption = Annotated[
     str,
     typer.Option(
-        metavar="T", help="tokenizer.json, a model directory, a SentencePiece model, a tiktoken name, byte or char."
+        metavar="T", help="tokenizer.json, a model directory, a SentencePiece model, a tiktoken name, or byte."
     ),
 ]
 TemplateOption = Annotated[
@@ -153,13 +153,8 @@ def _facts(prepared: Prepared) -> dict[str, Any]:
         "made": report is not None,
         "report": report.to_dict() if report is not None else None,
         "dropped_tokens": dict(prepared.dropped_tokens),
-        "tokens_per_second": _tokens_per_second(prepared),
+        "tokens_per_second": prepared.tokens_per_second,
     }
-
-
-def _tokens_per_second(prepared: Prepared) -> float | None:
-    report, tokens = prepared.report, prepared.manifest.tokens
-    return tokens / report.seconds if report is not None and tokens and report.seconds > 0 else None
 
 
 def _print(prepared: Prepared, budget_bytes: int) -> None:
@@ -168,13 +163,11 @@ def _print(prepared: Prepared, budget_bytes: int) -> None:
     if prepared.report is None:
         console.print(f"{prepared.path} is ready: made of the same input in the same way before", markup=False)
     else:
-        console.print(closing_table(prepared.report, budget_bytes=budget_bytes))
-    console.print(store_table(facts["store"], facts["dropped_tokens"], facts["tokens_per_second"]))
+        print_table(console, closing_table(prepared.report, budget_bytes=budget_bytes))
+    print_table(console, store_table(facts["store"], facts["tokens_per_second"]))
 
 
-def store_table(
-    facts: dict[str, Any], dropped_tokens: dict[str, int] | None = None, tokens_per_second: float | None = None
-) -> Table:
+def store_table(facts: dict[str, Any], tokens_per_second: float | None = None) -> Table:
     """Tokens, their rate, the supervised share, and how long rows are."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
@@ -183,8 +176,6 @@ def store_table(
     if facts["tokens"] is not None:
         rate = f"{tokens_per_second / 1e6:,.2f} M tokens/s" if tokens_per_second else ""
         table.add_row("tokens", f"{facts['tokens']:,}", rate)
-    for reason, count in (dropped_tokens or {}).items():
-        table.add_row("tokens lost", f"{count:,}", Text(reason))
     if facts["supervised_share"] is not None:
         table.add_row("supervised", f"{facts['supervised_share']:.1%}", f"{facts['supervised']:,} tokens")
     if facts["lengths"]:

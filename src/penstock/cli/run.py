@@ -12,7 +12,7 @@ import orjson
 import typer
 from rich.console import Console
 
-from penstock.cli.consoles import log_lines, output
+from penstock.cli.consoles import log_lines, output, print_table
 from penstock.cli.documents import read_document, set_value
 from penstock.cli.exits import clear_exits
 from penstock.cli.fitting import fit_transforms
@@ -88,7 +88,7 @@ def run(
     if as_json:
         typer.echo(orjson.dumps({"pipeline": str(plan.pipeline), **report.to_dict()}))
     elif not quiet:
-        output().print(closing_table(report, budget_bytes=plan.pipeline.budget.capacity))
+        print_table(output(), closing_table(report, budget_bytes=plan.pipeline.budget.capacity))
 
 
 def _run(plan: Plan, extent: Extent, *, quiet: bool) -> Report:

@@ -15,8 +15,8 @@ from rich.text import Text
 from penstock.cli.consoles import output
 from penstock.cli.exits import clear_exits
 from penstock.cli.prepare import TemplateOption, chat_options
-from penstock.errors import ConfigError
-from penstock.loaders.preparation import Recipe
+from penstock.errors import ConfigError, DataError
+from penstock.loaders import Recipe
 from penstock.sources import open_source
 from penstock.store import open_store
 from penstock.store.manifest import is_store
@@ -60,9 +60,9 @@ def show(
                     chat=chat_options(train_on, include_eot=eot),
                 ),
             )
+        drawn = [list(_pieces(loaded, tokens, mask)) for _, tokens, mask in rows]
     console = output()
-    for name, tokens, mask in rows:
-        pieces = list(_pieces(loaded, tokens, mask))
+    for (name, tokens, mask), pieces in zip(rows, drawn):
         if as_json:
             typer.echo(orjson.dumps(_facts(name, tokens, mask, pieces), option=orjson.OPT_SERIALIZE_NUMPY))
             continue
@@ -73,8 +73,8 @@ def show(
                 line = Text(f"{token:>8}  {text!r}  {kind}", style=_STYLES[kind])
                 console.print(line, highlight=False)
         else:
-            drawn = _coloured(pieces) if console.is_terminal else _bracketed(pieces)
-            console.print(drawn, highlight=False, soft_wrap=True)
+            shown = _coloured(pieces) if console.is_terminal else _bracketed(pieces)
+            console.print(shown, highlight=False, soft_wrap=True)
 
 
 Row = tuple[str, np.ndarray[Any, Any], np.ndarray[Any, Any] | None]
@@ -99,7 +99,13 @@ def _from_file(path: Path, number: int, recipe: Recipe) -> tuple[Tokenizer, list
     before = 0
     while (batch := source.next_batch(1024)) is not None:
         if number < before + batch.num_rows:
-            made = steps.transforms[-1].transform(batch.slice(number - before, 1))
+            try:
+                made = steps.transforms[-1].transform(batch.slice(number - before, 1))
+            except DataError as error:
+                reason = error.reason.removeprefix("row 0 of the batch: ").replace("row 0 of the batch", "it")
+                raise DataError(reason, file=str(path), row=number) from error
+            if not made.num_rows:
+                raise ConfigError(f"row {number} of {path} is left out: {steps.transforms[-1]!r} drops it")
             row = {name: _plain(made.column(name)[0]) for name in made.schema.names}
             return steps.tokenizer, _sides(row, f"{path.name} row {number}")
         before += batch.num_rows

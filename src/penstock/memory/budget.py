@@ -9,7 +9,7 @@ from collections import deque
 from types import TracebackType
 from typing import Self
 
-from penstock.errors import StalledError
+from penstock.errors import ConfigError, StalledError
 
 __all__ = ["MemoryBudget", "Reservation", "format_bytes", "parse_bytes"]
 
@@ -243,7 +243,7 @@ def parse_bytes(size: int | str) -> int:
         return size
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", str(size))
     if match is None or match[2].lower() not in _UNITS:
-        raise ValueError(f"not a size: {size!r}; write a number of bytes, or one with a unit such as '256 MiB'")
+        raise ConfigError(f"not a size: {size!r}; write a number of bytes, or one with a unit such as '256 MiB'")
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 

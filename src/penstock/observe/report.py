@@ -12,6 +12,10 @@ from penstock.pipeline.metrics import Report
 __all__ = ["closing_table"]
 
 
+_TOKENS = "tokens left out: "
+"""How counts of tokens, which are no rows, begin in a report."""
+
+
 def closing_table(report: Report, *, budget_bytes: int) -> Table:
     """Rows in and out, rows left out or changed by reason, time, speed, memory, and the bottleneck."""
     table = Table.grid(padding=(0, 2))
@@ -20,9 +24,11 @@ def closing_table(report: Report, *, budget_bytes: int) -> Table:
     table.add_column()
     table.add_row("rows in", f"{report.rows_in:,}", _origin(report))
     table.add_row("rows out", f"{report.rows_out:,}", "")
+    tokens = {reason: n for reason, n in report.changed.items() if reason.startswith(_TOKENS)}
     counted = {
         "dropped": report.dropped,
-        "changed": report.changed,
+        "changed": {reason: n for reason, n in report.changed.items() if reason not in tokens},
+        "tokens lost": {reason.removeprefix(_TOKENS): n for reason, n in tokens.items()},
         "quarantined": report.quarantined,
         "skipped": report.skipped,
     }

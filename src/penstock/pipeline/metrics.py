@@ -100,7 +100,8 @@ class Report:
     dropped: dict[str, int]
     """Rows left out on purpose, by reason."""
     changed: dict[str, int]
-    """Rows kept with something in them changed for cause (set to null, unknown category), by reason."""
+    """Rows kept with something in them changed for cause (set to null, unknown category), by reason. A reason that
+    begins with `tokens left out: ` counts tokens."""
     quarantined: dict[str, int]
     """Bad rows written to the quarantine file, by reason."""
     skipped: dict[str, int]

@@ -164,8 +164,17 @@ class JsonlSource(RecordSource):
         """The names of the fields in the first few megabytes: a look, where `schema` reads everything."""
         with contextlib.closing(self._all_blocks()) as blocks:
             block = next(blocks, None)
-        kind = self._try_to_infer(block)[1] if block is not None else None
-        return [field.name for field in kind] if kind is not None else self.schema.names
+        if block is None:
+            return []
+        kind = self._try_to_infer(block)[1]
+        if kind is not None:
+            return [field.name for field in kind]
+        names: dict[str, None] = {}
+        for _, record in _records(np.frombuffer(block.data, np.uint8), block.meta["layout"]):
+            with contextlib.suppress(ValueError):  # a bad row, which is reported when it is read
+                row = _loads(record)
+                names.update(dict.fromkeys(row if isinstance(row, dict) else ()))
+        return list(names)
 
     # -- the schema --------------------------------------------------------------------------------------------------
 

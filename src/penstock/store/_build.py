@@ -21,7 +21,7 @@ from penstock.store.manifest import BUILD, SHARDS, ShardEntry
 
 __all__ = ["Build", "Staged"]
 
-_JOURNAL, _COMPLETE = "journal.jsonl", "complete"
+_JOURNAL, _COMPLETE, _OWNER = "journal.jsonl", "complete", "run"
 _MAGIC_BYTES = 8
 """An Arrow file is an Arrow stream with this many bytes before it and a footer behind."""
 
@@ -91,10 +91,25 @@ class Build:
 
     def sweep(self, needed: Iterable[str]) -> None:
         """Remove everything but the journal and the shards `needed`, with their indexes, and tails."""
-        keep = {_JOURNAL} | {name + suffix for name in needed for suffix in ("", ".index")}
+        keep = {_JOURNAL, _OWNER} | {name + suffix for name in needed for suffix in ("", ".index")}
         for file in self.path.iterdir():
             if file.name not in keep:
                 file.unlink()
+
+    def own(self, run: str) -> None:
+        """Say whose files these are, before there are any."""
+        write_atomic(self.path / _OWNER, run.encode())
+
+    def check_owner(self, run: str) -> None:
+        """Files of another run have the same names: a checkpoint must not count on them."""
+        owner = self.path / _OWNER
+        if not owner.exists():
+            raise self.lost(_OWNER)
+        if owner.read_bytes() != run.encode():
+            raise ResumeError(
+                f"another run has begun to write {self._home} since this checkpoint was made, and what it counts on is "
+                "gone; delete the checkpoint to start again"
+            )
 
     def mark_complete(self, run: str) -> None:
         """From here on the journal has all shards of the run, and publishing may move them away."""

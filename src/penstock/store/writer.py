@@ -193,6 +193,13 @@ class StoreWriter:
         if finishing and self._was_published(token["number"]):
             return
         self._begin(token, take_over=True)
+        try:
+            self._go_on_from(token, finishing)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _go_on_from(self, token: State, finishing: bool) -> None:
         if token["schema"]:
             self._set_schema(schema_from_text(token["schema"]))
         self._made, self._checkpoints = token["made"], token["checkpoints"]
@@ -238,9 +245,12 @@ class StoreWriter:
             )
         try:
             self._look(token)
-            if token is None:
+            if token is not None:
+                self._build.check_owner(self._run)
+            else:
                 self._clear()  # of a run that was killed
-            self._build.path.mkdir(parents=True, exist_ok=True)
+                self._build.path.mkdir(parents=True, exist_ok=True)
+                self._build.own(self._run)
         except BaseException:
             self._lock.release()
             raise

@@ -42,6 +42,8 @@ class Dedup(Counting):
     """
 
     reason: ClassVar[str]
+    version: ClassVar[int] = 1
+    """Raised when a change of the code drops other rows than before, so that prepared data is made anew."""
 
     def __init__(self, maker: KeyMaker, name: str, directory: str | Path | None) -> None:
         super().__init__()
@@ -58,6 +60,10 @@ class Dedup(Counting):
     def resumable(self) -> bool:
         """Whether a state can be loaded in another process: only with a `directory`, where what was seen is kept."""
         return self.directory is not None
+
+    def describe(self) -> str:
+        """Equal texts drop equal rows."""
+        return f"{self._name}/{self.version}"
 
     def preparation(self) -> Transform:
         """The part that runs in parallel, to stand anywhere before this stage, with only filters in between."""

@@ -15,16 +15,18 @@ import pyarrow as pa
 import xxhash
 
 from penstock.errors import ConfigError, SchemaError
-from penstock.transforms._chat.conversion import ToMessages, checked_format, good_rows
+from penstock.transforms._chat.conversion import ToMessages, checked_format
 from penstock.transforms._chat.cutting import POLICIES, Pieces, cut, gathered, in_all, tally
 from penstock.transforms._chat.formats import conversations, detect_format, sides_of
 from penstock.transforms._chat.gate import Gate
-from penstock.transforms._chat.messages import ROLES, Conversation
+from penstock.transforms._chat.messages import ROLES
 from penstock.transforms._chat.problems import RowProblem, Violation
+from penstock.transforms._chat.proofs import Layouts
 from penstock.transforms._chat.rendering import EVERYTHING, Marked, prompt_ends
 from penstock.transforms._chat.setup import Asked, check_vocabulary, fitted, sample
-from penstock.transforms._chat.spans import Tokens, read_marks
+from penstock.transforms._chat.spans import Ints, Spans, Tokens, read_marks
 from penstock.transforms._chat.templates import BUILT_IN, Markers, load_template
+from penstock.transforms._chat.writing import written
 from penstock.transforms._counts import Counting
 from penstock.transforms.columns import as_names, column, take_rows
 from penstock.transforms.tokenization import TOKENS, load_tokenizer
@@ -102,20 +104,18 @@ class FormatChat(Counting):
         check_vocabulary(self.tokenizer, self.template, needed)
         asked = Asked(self.train_on, include_eot, gate, markers, end_of_turn, variables or {}, now)
         self._renderer, self._checker = fitted(self.tokenizer, self.template, asked)
+        self._layouts = Layouts(self._renderer)
         self._try_on_a_sample()
 
     def transform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         name = self._format_of(batch)
-        rows = good_rows(conversations(batch, name, self.columns))
-        prefixes = sides_of(name)
         sides = []
-        for i in range(len(prefixes)):
-            marked = [self._marked(row[i], at) for at, row in enumerate(rows)]
-            tokens, found = self._tokens(marked)
+        for spans, prompts in written(self._layouts, batch, name, self.columns):
+            tokens, found = self._tokens(spans, prompts)
             if found:
                 raise found[0]
             sides.append(tokens)
-        return self._delivered(batch, prefixes, sides)
+        return self._delivered(batch, sides_of(name), sides)
 
     def check_rows(self, batch: pa.RecordBatch) -> list[Violation]:
         """Everything the gate has against the rows of a batch, instead of an error at the first."""
@@ -129,11 +129,11 @@ class FormatChat(Counting):
                     violations += [_violation(row, at, "")] if i == 0 else []
                     continue
                 try:
-                    marked.append(self._marked(row[i], at))
+                    marked.append(self._renderer.render(row[i]))
                     numbers.append(at)
                 except RowProblem as problem:
                     violations.append(_violation(problem, at, prefix))
-            tokens, found = self._tokens(marked)
+            tokens, found = self._tokens(*_read(marked))
             violations += [_violation(problem, numbers[problem.row or 0], prefix) for problem in found]
             lengths = np.diff(tokens.bounds)
             if self.max_length is not None and self.truncation == "error":
@@ -200,7 +200,7 @@ class FormatChat(Counting):
         everything = self.train_on == EVERYTHING
         renderer = self._renderer if everything else replace(self._renderer, train_on="assistant")
         try:
-            _, found = self._tokens([renderer.render(sample(turns))])
+            _, found = self._tokens(*_read([renderer.render(sample(turns))]))
         except RowProblem as problem:
             return problem
         return found[0] if found else None
@@ -211,20 +211,13 @@ class FormatChat(Counting):
             raise SchemaError("preference pairs cannot be split; pass truncation='right', 'left', 'drop' or 'error'")
         return name
 
-    def _marked(self, conversation: Conversation, row: int) -> Marked:
-        try:
-            return self._renderer.render(conversation)
-        except RowProblem as problem:
-            raise problem.at(row) from problem
-
-    def _tokens(self, marked: list[Marked]) -> tuple[Tokens, list[RowProblem]]:
+    def _tokens(self, spans: Spans, prompts: Ints) -> tuple[Tokens, list[RowProblem]]:
         """The tokens of one batch with their supervised stretches, and what the gate has against them."""
         everything = self.train_on == EVERYTHING
-        spans = read_marks([row.text for row in marked])
         tokens = Tokens.of(self.tokenizer.encode_spans(spans.texts, parse_special=True), spans)
         if not everything:
             self._checker.settle_ends(tokens, spans)
-        found = self._checker.problems(tokens, spans, prompt_ends(marked, spans), everything=everything)
+        found = self._checker.problems(tokens, spans, prompts, everything=everything)
         return tokens, found
 
     def _delivered(self, batch: pa.RecordBatch, prefixes: tuple[str, ...], sides: list[Tokens]) -> pa.RecordBatch:
@@ -261,6 +254,11 @@ def _checked_roles(train_on: str | Iterable[str]) -> str | tuple[str, ...]:
     if not roles or any(role not in ROLES for role in roles):
         raise ConfigError(f"train_on must list roles of {', '.join(ROLES)}, got {list(roles)}")
     return roles
+
+
+def _read(marked: list[Marked]) -> tuple[Spans, Ints]:
+    spans = read_marks([row.text for row in marked])
+    return spans, prompt_ends(marked, spans)
 
 
 def _violation(problem: RowProblem, row: int, prefix: str) -> Violation:

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 from penstock import MemoryBudget, PipelineConfig
 from penstock.errors import ConfigError, PenstockError, SchemaError
 from penstock.loaders import Recipe, prepare
+from penstock.sources import TextSource
 from penstock.store import open_store
 
 SAMPLE = Path(__file__).parents[3] / "examples" / "sample"
@@ -128,14 +129,67 @@ def test_a_template_whose_tokens_the_tokenizer_lacks_is_refused(tmp_path: Path) 
 
 
 def test_chats_cannot_be_filtered_as_documents(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="chats are neither filtered nor deduplicated"):
+        Recipe(tokenizer=TOKENIZER, template="chatml", dedup=["exact"])
     with pytest.raises(ConfigError, match="these rows are chats"):
-        prepare(SAMPLE / "chats.jsonl", tmp_path / "a", Recipe(tokenizer=TOKENIZER, template="chatml", dedup=["exact"]))
+        prepare(SAMPLE / "chats.jsonl", tmp_path / "a", Recipe(tokenizer=TOKENIZER, dedup=["exact"]))
+
+
+def test_rows_that_are_documents_and_chats_have_to_be_told_apart(tmp_path: Path) -> None:
+    both = tmp_path / "both.jsonl"
+    row = {"text": "Hello", "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    both.write_text(json.dumps(row) + "\n")
+    with pytest.raises(ConfigError, match=r"a column 'text' and the columns of a chat \(messages\)"):
+        prepare(both, tmp_path / "a", Recipe(tokenizer=TOKENIZER))
+    assert "loss_mask" not in rows_of(prepare(both, tmp_path / "b", Recipe(tokenizer=TOKENIZER, column="text")).path)[0]
+    assert "loss_mask" in rows_of(prepare(both, tmp_path / "c", Recipe(tokenizer=TOKENIZER, template="chatml")).path)[0]
+
+
+def test_an_unfinished_run_with_another_recipe_is_forgotten(tmp_path: Path) -> None:
+    source = corpus(tmp_path / "corpus.jsonl", 3000)
+    stopped = start(source, tmp_path / "a.store")
+    work = tmp_path / ".a.store.preparing"
+    until = time.monotonic() + 60
+    while not list(work.glob("*/*.json")) and stopped.poll() is None and time.monotonic() < until:
+        time.sleep(0.005)
+    stopped.kill()
+    stopped.communicate()
+    prepare(source, tmp_path / "a.store", Recipe(tokenizer=TOKENIZER, dedup=["exact"]), mode="overwrite")
+    prepare(source, tmp_path / "b.store", Recipe(tokenizer=TOKENIZER, dedup=["exact"]))
+    assert rows_of(tmp_path / "a.store") == rows_of(tmp_path / "b.store")
+
+
+def test_a_store_that_left_bad_rows_out_is_not_ready_for_who_wants_them_all(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"text": "Hello"}\n{"text": 5}\n')
+    recipe, skip = Recipe(tokenizer=TOKENIZER), PipelineConfig(on_error="skip")
+    prepare(bad, tmp_path / "a.store", recipe, config=skip)
+    assert prepare(bad, tmp_path / "a.store", recipe, config=skip).report is None
+    with pytest.raises(PenstockError):
+        prepare(bad, tmp_path / "a.store", recipe)
+
+
+def test_a_source_given_as_an_object_is_not_taken_for_another(tmp_path: Path) -> None:
+    lines = tmp_path / "lines.txt"
+    lines.write_text("one\ntwo\n")
+    prepare(TextSource(lines, per="line"), tmp_path / "a.store", Recipe(tokenizer=TOKENIZER))
+    with pytest.raises(PenstockError, match="holds a store already"):
+        prepare(TextSource(lines, per="file"), tmp_path / "a.store", Recipe(tokenizer=TOKENIZER))
+
+
+def test_preference_pairs_have_a_supervised_share(tmp_path: Path) -> None:
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text(json.dumps({"prompt": "Is it open?", "chosen": "Yes.", "rejected": "No idea."}) + "\n")
+    prepared = prepare(pairs, tmp_path / "a.store", Recipe(tokenizer=TOKENIZER, template="chatml"))
+    assert prepared.manifest.supervised
+    assert set(rows_of(tmp_path / "a.store")[0]) >= {"chosen_input_ids", "rejected_input_ids", "rejected_loss_mask"}
 
 
 PROGRAM = """
 import sys
 from penstock import MemoryBudget, PipelineConfig
 from penstock.loaders import Recipe, prepare
+from penstock.sources import TextSource
 source, out, tokenizer = sys.argv[1:4]
 recipe = Recipe(tokenizer=tokenizer, dedup=["exact", "minhash"], keep=["id"])
 config = PipelineConfig(checkpoint_seconds=0.05, batch_rows=50)

@@ -515,3 +515,22 @@ def test_what_is_held_is_less_than_a_piece(tmp_path: Path) -> None:
             assert writer.memory_usage() < 1 << 20
         assert writer.publish().tokens == 5_600_000
     assert writer.memory_usage() == 0
+
+
+def test_a_checkpoint_does_not_take_the_files_of_another_run_for_its_own(tmp_path: Path) -> None:
+    def begun(value: int) -> dict[str, Any]:
+        writer = StoreWriter(tmp_path / "a.store")
+        writer.restore({})
+        writer.write(pa.record_batch({"input_ids": pa.array([[value] * 1000] * 2000, pa.list_(pa.uint16()))}))
+        token = writer.checkpoint()
+        writer.abort()
+        return token
+
+    first, second = begun(1), begun(2)
+    with pytest.raises(ResumeError, match="another run has begun to write"):
+        StoreWriter(tmp_path / "a.store").restore(first)
+    with StoreWriter(tmp_path / "a.store") as writer:  # the lock is free, and the second run can go on
+        writer.restore(second)
+        writer.publish()
+    with open_store(tmp_path / "a.store") as store:
+        assert {int(store[i]["input_ids"][0]) for i in (0, 1999)} == {2}

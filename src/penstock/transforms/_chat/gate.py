@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from penstock.transforms._tokenizers.base import Tokenizer
 __all__ = ["Checker", "Gate"]
 
 _MAX_TAILS = 4096
+_END, _HEADER, _SPECIAL, _BOS = 1, 2, 4, 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,45 +58,58 @@ class Checker:
     include_eot: bool
     _tails: dict[bytes, bytes] = field(default_factory=dict, repr=False, compare=False)
 
+    @cached_property
+    def _roles(self) -> npt.NDArray[np.uint8]:
+        """For each id of the vocabulary what it is, as bits."""
+        table = np.zeros(self.tokenizer.vocab_size, np.uint8)
+        special = self.tokenizer.special
+        bos = () if special.bos is None else (special.bos,)
+        kinds = ((_END, self.terminators), (_HEADER, self.headers), (_SPECIAL, special.named.values()), (_BOS, bos))
+        for bit, ids in kinds:
+            table[list(ids)] |= bit
+        return table
+
     def settle_ends(self, tokens: Tokens, spans: Spans) -> None:
         """Let each span end with the token that ends the turn, or before it, as asked for."""
         if not len(tokens.first) or not self.terminators or not len(tokens.ids):
             return
-        is_end = self._table(self.terminators)
-        ends_turn = (tokens.stop > tokens.first) & is_end[tokens.ids[tokens.stop - 1]]
+        ends_turn = (tokens.stop > tokens.first) & self._ends(tokens, tokens.stop - 1)
         if not self.include_eot:
             tokens.stop -= ends_turn
             return
         there = tokens.stop < tokens.bounds[spans.rows + 1]
         following = np.where(there, tokens.stop, 0)
-        adjacent = there & (tokens.starts[following] == spans.stops) & is_end[tokens.ids[following]]
+        adjacent = there & (tokens.starts[following] == spans.stops) & self._ends(tokens, following)
         tokens.stop += adjacent & ~ends_turn
 
     def problems(self, tokens: Tokens, spans: Spans, prompts: Ints, *, everything: bool) -> list[RowProblem]:
         """What is wrong, row by row. `prompts` has the byte where the prompt of each span ends; -1 for no prompt."""
-        gate, mask = self.gate, tokens.mask()
+        gate = self.gate
         found: list[RowProblem] = []
         bos = self.tokenizer.special.bos
+        roles = self._roles[tokens.ids]
+        at = np.flatnonzero(roles)  # the few tokens that mean something
+        known = Known(at, roles[at])
         if gate.supervised:
-            found += self._silent(tokens, mask)
+            found += _silent(tokens, spans)
         if gate.bos and bos is not None and bos != self.tokenizer.special.eos and bos not in self.terminators:
-            found += _bos(tokens, bos)
+            found += _bos(tokens, known.which(_BOS))
         if not everything and len(tokens.ids):
             if gate.headers and self.headers:
-                found += self._headers(tokens, mask)
+                found += self._headers(tokens, known.which(_HEADER))
             if gate.terminator:
-                found += self._unended(tokens, spans, prompts)
+                found += self._unended(tokens, spans, prompts, known.which(_END))
             if gate.prompt:
-                found += self._prompts(tokens, spans, prompts)
+                found += self._prompts(tokens, spans, prompts, known.which(_SPECIAL))
         found.sort(key=lambda problem: problem.row or 0)
         return [_with_text(problem, tokens, spans) for problem in found]
 
-    def _silent(self, tokens: Tokens, mask: Flags) -> Iterable[RowProblem]:
-        for row in np.flatnonzero(sums(mask, tokens.bounds) == 0):
-            yield NothingSupervisedError("no token of it would be trained on", row=int(row))
+    def _ends(self, tokens: Tokens, at: Ints) -> Flags:
+        """Whether these tokens end a turn."""
+        return self._roles[tokens.ids[at]] & _END != 0
 
-    def _headers(self, tokens: Tokens, mask: Flags) -> Iterable[RowProblem]:
-        bad = np.flatnonzero(mask & self._table(self.headers)[tokens.ids])
+    def _headers(self, tokens: Tokens, at: Ints) -> Iterable[RowProblem]:
+        bad = at[np.searchsorted(tokens.first, at, side="right") > np.searchsorted(tokens.stop, at, side="right")]
         rows, firsts = np.unique(np.searchsorted(tokens.bounds, bad, side="right") - 1, return_index=True)
         for row, token in zip(rows, bad[firsts]):
             text = self.tokenizer.decode(tokens.ids[token : token + 1])
@@ -105,11 +119,9 @@ class Checker:
                 row=int(row),
             )
 
-    def _unended(self, tokens: Tokens, spans: Spans, prompts: Ints) -> Iterable[RowProblem]:
-        is_end = self._table(self.terminators)
-        ended = (tokens.stop > tokens.first) & is_end[tokens.ids[tokens.stop - 1]]
-        seen = np.concatenate(([0], np.cumsum(is_end[tokens.ids], dtype=np.int64)))
-        inside = seen[tokens.stop] - seen[tokens.first] > ended
+    def _unended(self, tokens: Tokens, spans: Spans, prompts: Ints, at: Ints) -> Iterable[RowProblem]:
+        ended = (tokens.stop > tokens.first) & self._ends(tokens, tokens.stop - 1)
+        inside = np.searchsorted(at, tokens.stop) - np.searchsorted(at, tokens.first) > ended
         for span in np.flatnonzero(inside & (prompts >= 0)):
             yield TerminatorInsideError(
                 "a turn to train on has a token that ends turns in its middle; a message has it in its content",
@@ -122,7 +134,7 @@ class Checker:
                 row=int(spans.rows[span]),
             )
 
-    def _prompts(self, tokens: Tokens, spans: Spans, prompts: Ints) -> Iterable[RowProblem]:
+    def _prompts(self, tokens: Tokens, spans: Spans, prompts: Ints, special: Ints) -> Iterable[RowProblem]:
         """The tokens of a prompt alone must be those that the row begins with.
 
         Text is cut at special tokens before anything else happens to it, so what comes before the last special token
@@ -132,7 +144,7 @@ class Checker:
         rows, ends = spans.rows[asked], prompts[asked]
         stops = np.clip(np.searchsorted(tokens.starts, ends), tokens.bounds[rows], tokens.bounds[rows + 1])
         begins = tokens.bounds[rows]
-        reaches = tokens.ends[np.maximum(stops - 1, 0)]
+        reaches = tokens.ends[np.maximum(stops - 1, 0)] + spans.bounds[rows]
         straddling = (stops > begins) & (reaches > ends)
         for row in np.unique(rows[straddling]):
             yield PromptDiffersError(
@@ -140,7 +152,6 @@ class Checker:
                 "write something else; let prompt and answer meet where words or special tokens end",
                 row=int(row),
             )
-        special = np.flatnonzero(self._table(self.tokenizer.special.named.values())[tokens.ids])
         before = np.searchsorted(special, stops) - 1
         tails = begins.copy()
         if len(special):
@@ -171,24 +182,28 @@ class Checker:
         pairs = zip(texts, first.tolist(), stop.tolist())
         return [i for i, (text, a, b) in enumerate(pairs) if tokens.ids[a:b].tobytes() != known[text]]
 
-    def _table(self, chosen: Iterable[int]) -> Flags:
-        table = np.zeros(self.tokenizer.vocab_size, np.bool_)
-        table[list(chosen)] = True
-        return table
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Tokens of a batch that mean something: where they stand, and what they are."""
+
+    at: Ints
+    roles: npt.NDArray[np.uint8]
+
+    def which(self, bit: int) -> Ints:
+        return self.at[self.roles & bit != 0]
 
 
-def sums(marked: npt.NDArray[Any], bounds: Ints) -> Ints:
-    """How many are marked in each row."""
-    total = np.concatenate(([0], np.cumsum(marked, dtype=np.int64)))
-    return total[bounds[1:]] - total[bounds[:-1]]
+def _silent(tokens: Tokens, spans: Spans) -> Iterable[RowProblem]:
+    heard = np.zeros(len(tokens.bounds) - 1, np.bool_)
+    heard[spans.rows[tokens.stop > tokens.first]] = True
+    for row in np.flatnonzero(~heard):
+        yield NothingSupervisedError("no token of it would be trained on", row=int(row))
 
 
-def _bos(tokens: Tokens, bos: int) -> Iterable[RowProblem]:
-    is_bos = tokens.ids == bos
-    counts = sums(is_bos, tokens.bounds)
-    at_first = np.zeros(len(counts), np.bool_)
-    filled = np.diff(tokens.bounds) > 0
-    at_first[filled] = is_bos[tokens.bounds[:-1][filled]]
+def _bos(tokens: Tokens, at: Ints) -> Iterable[RowProblem]:
+    begins, ends = np.searchsorted(at, tokens.bounds[:-1]), np.searchsorted(at, tokens.bounds[1:])
+    counts = ends - begins
+    at_first = np.isin(tokens.bounds[:-1], at) & (counts > 0)
     for row in np.flatnonzero((counts != 1) | ~at_first):
         n = int(counts[row])
         fault = "which is not at the beginning" if n == 1 else "expected one, at the beginning"
@@ -208,5 +223,5 @@ def _with_text(problem: RowProblem, tokens: Tokens, spans: Spans) -> RowProblem:
     for i in np.flatnonzero(spans.rows == row):
         first, stop = int(tokens.first[i]), int(tokens.stop[i])
         if stop > first:
-            parts.append((int(tokens.starts[first]) - begin, int(tokens.ends[stop - 1]) - begin))
+            parts.append((int(tokens.starts[first]) - begin, int(tokens.ends[stop - 1])))
     return type(problem)(problem.reason, row=row, shown=shown(data, parts))

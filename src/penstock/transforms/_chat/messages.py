@@ -15,7 +15,18 @@ from penstock.transforms._chat.problems import (
     UnknownRoleError,
 )
 
-__all__ = ["ROLES", "Conversation", "Message", "as_messages", "as_tools", "function_calls", "without_nulls"]
+__all__ = [
+    "ROLES",
+    "SAID",
+    "SPEAKER",
+    "Conversation",
+    "Message",
+    "as_messages",
+    "as_tools",
+    "function_calls",
+    "role_of",
+    "without_nulls",
+]
 
 Message = dict[str, Any]
 
@@ -96,6 +107,11 @@ def without_nulls(value: Any) -> Any:
     return value
 
 
+def role_of(speaker: str) -> str:
+    """The role that goes by that name; a name that is none stays as it is."""
+    return OTHER_NAMES.get(speaker.lower(), speaker.lower())
+
+
 def _message(message: Message, i: int) -> tuple[Message, bool | None]:
     speaker = _first(message, SPEAKER)
     if not isinstance(speaker, str):
@@ -103,7 +119,7 @@ def _message(message: Message, i: int) -> tuple[Message, bool | None]:
     if speaker == "function_call":
         content = _first(message, SAID)
         return {"role": "assistant", "content": None, "tool_calls": function_calls(content)}, _flag(message, i)
-    role = OTHER_NAMES.get(speaker.lower(), speaker.lower())
+    role = role_of(speaker)
     if role not in ROLES:
         raise UnknownRoleError(
             f"message {i} has role {speaker!r}, expected one of {', '.join(ROLES)}; rename it in a Map before"

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from penstock.transforms._chat.messages import Message
 from penstock.transforms._chat.marks import END, START
+from penstock.transforms._chat.messages import Message
 
 __all__ = ["Shape", "shape_of"]
 

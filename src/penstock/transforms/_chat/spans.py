@@ -46,7 +46,9 @@ class Tokens:
     ids: npt.NDArray[Any]
     bounds: Ints
     starts: Ints
-    ends: Ints
+    """In bytes of the column."""
+    ends: npt.NDArray[np.int32]
+    """In bytes of the row: few are ever looked at."""
     first: Ints
     stop: Ints
 
@@ -55,14 +57,14 @@ class Tokens:
         ids = encoded.ids.values.to_numpy()
         bounds = encoded.ids.offsets.to_numpy().astype(np.int64)
         ids, bounds = ids[bounds[0] : bounds[-1]], bounds - bounds[0]
-        base = np.repeat(spans.bounds[:-1], np.diff(bounds))
-        starts, ends = encoded.starts + base, encoded.ends + base
-        if len(starts) != len(ids):
-            raise ConfigError(f"the tokenizer gave {len(starts)} offsets for {len(ids)} tokens")
+        if len(encoded.starts) != len(ids):
+            raise ConfigError(f"the tokenizer gave {len(encoded.starts)} offsets for {len(ids)} tokens")
+        starts = np.repeat(spans.bounds[:-1], np.diff(bounds))
+        starts += encoded.starts
         # A token of no width at the end of a row stands where the next row begins: a span stays in its row.
         first = np.maximum(np.searchsorted(starts, spans.starts), bounds[spans.rows])
         stop = np.minimum(np.searchsorted(starts, spans.stops), bounds[spans.rows + 1])
-        return cls(ids, bounds, starts, ends, first, np.maximum(first, stop))
+        return cls(ids, bounds, starts, encoded.ends, first, np.maximum(first, stop))
 
     def mask(self) -> Flags:
         """Which tokens are supervised."""

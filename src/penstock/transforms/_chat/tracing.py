@@ -1,10 +1,10 @@
 """What a template does with contents it does not look at: one rendering that holds for all conversations of a kind.
 
-Most templates put contents between fixed texts, whatever they say. To prove that of one, it is run with symbols in place
-of the contents. A symbol can be written, joined to texts and stripped. It also answers a few questions, from the
-content of one real conversation, and each answer is noted as a condition of the result. Anything else a template may do
-with a symbol is an error, and then nothing is proven. What comes out otherwise is true of every conversation with the
-same roles that meets the conditions: no other property of the contents was ever used.
+Most templates put contents between fixed texts, whatever they say. To prove that of one, it is run with symbols in the
+place of contents. A symbol can be written, joined to texts and stripped. It also answers a few questions, from what one
+real conversation says, and each answer is noted as a condition of the result. Anything else a template may do with a
+symbol is an error, and then nothing is proven. What comes out otherwise is true of every conversation with the same
+roles that meets the conditions: nothing else about the contents was ever used.
 """
 
 from __future__ import annotations
@@ -44,7 +44,11 @@ OF_EVERY_TEXT = {
 }
 COMPARING = frozenset({"==", "eq", "equalto", "!=", "ne", "in"})
 """Tests that ask their arguments, which answer for themselves."""
-PASSING = frozenset({"length", "count", "first", "last", "list", "map", "select", "reject", "selectattr", "rejectattr"})
+UNCHANGED = frozenset({"default", "d", "_bounded"})
+"""Filters that ask no more of a value than whether it is true, and return it as it is."""
+PASSING = frozenset(
+    {"length", "count", "first", "last", "list", "map", "select", "reject", "selectattr", "rejectattr", "_stepped"}
+)
 """Filters that look at what a list holds only through tests and other filters."""
 
 
@@ -172,10 +176,12 @@ class TracingSandbox(Sandbox):
         return tree
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        # Jinja adds the variables of the loop, for functions that want the whole context.
+        given = {name: value for name, value in kwargs.items() if name not in ("_loop_vars", "_block_vars")}
         if type(function) is Method:
-            return function(*args, **kwargs)
+            return function(*args, **given)
         passing = isinstance(function, Macro) or function is Namespace or type(_owner(function)) is dict
-        if not passing and _has_symbol((args, kwargs)):
+        if not passing and _has_symbol((args, given)):
             _leak()
         return super().call(context, function, *args, **kwargs)
 
@@ -255,10 +261,10 @@ def tracer(source: str) -> Tracer | None:
         return None
     own = {"_joined": _joined, "_added": _added, "_plain": _plain, "trim": _trim, "string": _string}
     for name, filter_ in list(environment.filters.items()):
-        environment.filters[name] = _careful(filter_, passing=name in PASSING or name in ("_bounded", "_stepped"))
+        if name not in UNCHANGED:
+            environment.filters[name] = _careful(filter_, passing=name in PASSING)
     environment.filters |= own
-    environment.filters["default"] = environment.filters["d"] = jinja2.filters.do_default
-    environment.filters.pop("random", None)
+    environment.filters.pop("random")
     for name, test in list(environment.tests.items()):
         environment.tests[name] = _careful_test(name, test)
     try:
@@ -281,13 +287,13 @@ def _careful(filter_: Callable[..., Any], *, passing: bool) -> Callable[..., Any
     return careful
 
 
-def _careful_test(name: str, test: Callable[..., bool]) -> Callable[..., bool]:
+def _careful_test(name: str, test: Any) -> Any:
     if name in COMPARING:
         return test
     skipped = 1 if hasattr(test, "jinja_pass_arg") else 0
 
     @wraps(test)
-    def careful(*args: Any, **kwargs: Any) -> bool:
+    def careful(*args: Any, **kwargs: Any) -> Any:
         given = args[skipped:]
         if given and type(given[0]) is Symbol and name in OF_EVERY_TEXT:
             return OF_EVERY_TEXT[name]

@@ -14,10 +14,11 @@ from jinja2 import TemplateError
 from jinja2.exceptions import SecurityError
 
 from penstock.errors import ConfigError
+from penstock.transforms._chat.marks import END, START
 from penstock.transforms._chat.messages import Conversation
 from penstock.transforms._chat.problems import RenderError
 from penstock.transforms._chat.rendering import Renderer
-from penstock.transforms._chat.sandbox import END, START, compiled
+from penstock.transforms._chat.sandbox import compiled
 from penstock.transforms._chat.spans import read_marks
 from penstock.transforms._chat.templates import BUILT_IN, load_template
 from penstock.transforms.formatting import FormatChat, Gate, RowProblem

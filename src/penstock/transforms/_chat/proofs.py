@@ -1,0 +1,238 @@
+"""Proving layouts of a template, and choosing the ones that fit the rows of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.transforms._chat.layouts import Flat, Hole, Layout, Place, Text, filled
+from penstock.transforms._chat.marks import END, START, unmarked
+from penstock.transforms._chat.messages import ROLES, Conversation
+from penstock.transforms._chat.rendering import EVERYTHING, Renderer
+from penstock.transforms._chat.spans import Ints, Spans
+
+if TYPE_CHECKING:
+    from penstock.transforms._chat.tracing import Tracer, Watch
+
+__all__ = ["FLAGGED", "Layouts", "flag_codes"]
+
+FLAGGED = b"\xff"
+"""In the kind of a conversation, between its roles and its flags."""
+_FLAGS = (None, False, True)
+
+MAX_KINDS = 4096
+MAX_MESSAGES = 256
+MAX_ROW_BYTES = 1 << 20
+"""Longer texts are left to the template and its limits, which a layout does not have."""
+MAX_USES = 8
+"""How often a text may have the same content in it."""
+TRIES = 8
+"""For one kind of conversation."""
+UNPROFITABLE = 64
+"""After so many proofs they must have been worth it."""
+
+
+class NotProvenError(Exception):
+    """The template may do what it should, but that has to be seen row by row."""
+
+
+@dataclass(slots=True)
+class Known:
+    """What is known of one kind of conversation."""
+
+    layouts: list[Layout] = field(default_factory=list)
+    tries: int = 0
+
+
+@dataclass
+class Layouts:
+    """The layouts that one renderer's template was proven to have. Only a memory: any of it may be forgotten."""
+
+    renderer: Renderer
+    _known: dict[bytes, Known] = field(default_factory=dict, repr=False, compare=False)
+    _proofs: int = 0
+    _rows: int = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"renderer": self.renderer, "_known": {}, "_proofs": 0, "_rows": 0}
+
+    @property
+    def possible(self) -> bool:
+        """Whether it is worth trying."""
+        if self._proofs > UNPROFITABLE and self._rows < 4 * self._proofs:
+            return False
+        return self._tracer() is not None
+
+    def fill(self, flat: Flat) -> tuple[Ints, Spans, Ints]:
+        """The rows whose text is known beyond doubt, their texts and spans, and where the prompt of each span ends."""
+        kinds: dict[bytes, list[int]] = {}
+        total = np.concatenate(([0], np.cumsum(flat.lengths)))
+        short = (np.diff(total[flat.bounds]) <= MAX_ROW_BYTES).tolist()
+        for row, kind in enumerate(flat.kinds):
+            if kind is not None and short[row]:
+                kinds.setdefault(kind, []).append(row)
+        chosen = []
+        for kind, rows in kinds.items():
+            if len(kind) <= MAX_MESSAGES:
+                chosen += self._fitting(kind, np.array(rows), flat)
+        self._rows += sum(len(rows) for _, rows in chosen)
+        return filled(flat, chosen)
+
+    def _fitting(self, kind: bytes, rows: Ints, flat: Flat) -> list[tuple[Layout, Ints]]:
+        if len(self._known) > MAX_KINDS:
+            self._known.clear()
+        known = self._known.setdefault(kind, Known())
+        found = []
+        for layout in known.layouts[:]:
+            met = layout.holds(flat, rows)
+            found.append((layout, rows[met]))
+            rows = rows[~met]
+        while len(rows) and known.tries < TRIES and self.possible:
+            known.tries += 1
+            self._proofs += 1
+            first, stop = flat.bounds[rows[0]], flat.bounds[rows[0] + 1]
+            proven = self.proven(kind, flat.contents[first:stop].to_pylist())
+            if proven is None:
+                break
+            known.layouts.append(proven)
+            met = proven.holds(flat, rows)
+            found.append((proven, rows[met]))
+            rows = rows[~met]
+        return [(layout, of) for layout, of in found if len(of)]
+
+    def proven(self, kind: bytes, contents: Sequence[str]) -> Layout | None:
+        """The layout of conversations of this kind that are like the given one, if it can be proven."""
+        from penstock.transforms._chat.tracing import Symbol, Watch
+
+        roles, _, flags = kind.partition(FLAGGED)
+        watch = Watch(contents)
+        messages = [{"role": ROLES[role], "content": Symbol(watch, (Hole(i),))} for i, role in enumerate(roles)]
+        conversation = Conversation(messages, flags=[_FLAGS[flag] for flag in flags] or None)
+        try:
+            return self._proven(conversation, watch)
+        except Exception:  # noqa: BLE001 - whatever the template objects to, it will say of the row itself
+            return None
+
+    def _proven(self, conversation: Conversation, watch: Watch) -> Layout:
+        renderer = self.renderer
+        everything = renderer.train_on == EVERYTHING
+        trained = renderer.trained(conversation)
+        if not everything:
+            for i in trained:
+                if conversation.messages[i]["role"] != "assistant":
+                    raise NotProvenError
+                if renderer.check_content and not watch.ask(Hole(i), "filled"):
+                    raise NotProvenError
+        messages = renderer.as_the_template_wants(conversation.messages)
+        proof = Proof(renderer, self._tracer(), messages)
+        if everything:
+            text = proof.rendered(len(messages))
+            spans: list[tuple[Place, Place]] = [((0, 0), (len(text.holes), len(text.fixed[-1])))]
+        elif renderer.template.program.has_generation:
+            text, spans = proof.by_generation(list(trained))
+        else:
+            text, spans = proof.by_prefixes(list(trained))
+        _check_size(text)
+        conditions = tuple((*asked, answer) for asked, answer in watch.conditions.items())
+        return Layout(text, tuple(spans), conditions, answers=not everything)
+
+    def _tracer(self) -> Tracer | None:
+        from penstock.transforms._chat.tracing import tracer
+
+        template = self.renderer.template
+        return None if template.program.captures else tracer(template.source)
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """One conversation with symbols for contents, and its renderings."""
+
+    renderer: Renderer
+    tracer: Any
+    messages: list[dict[str, Any]]
+
+    def rendered(self, stop: int, *, prompt: bool = False) -> Text:
+        """The first messages, without marks."""
+        parts = self._parts(stop, prompt=prompt)
+        return Text.of([unmarked(part) if isinstance(part, str) else part for part in parts])
+
+    def by_generation(self, trained: list[int]) -> tuple[Text, list[tuple[Place, Place]]]:
+        """The text, and its generation blocks as spans, each seen to begin where the prompt for it ends."""
+        text, marks = _without_marks(Text.of(self._parts(len(self.messages))))
+        answers = [i for i, message in enumerate(self.messages) if message["role"] == "assistant"]
+        if [mark for mark, _ in marks] != [START, END] * len(answers):
+            raise NotProvenError
+        places = [place for _, place in marks]
+        spans = []
+        for i, start, stop in zip(answers, places[::2], places[1::2]):
+            if i not in trained:
+                continue
+            if self.renderer.check_prompts and text.begun_by(self.rendered(i, prompt=True)) != start:
+                raise NotProvenError
+            spans.append((start, stop))
+        return text, spans
+
+    def by_prefixes(self, trained: list[int]) -> tuple[Text, list[tuple[Place, Place]]]:
+        """The text, and its spans from where prompts end in it to where the text with one turn more ends its turn."""
+        text = self.rendered(len(self.messages))
+        spans: list[tuple[Place, Place]] = []
+        done: Place = (0, 0)
+        for i in trained:
+            prompt, grown = self.rendered(i, prompt=True), self.rendered(i + 1)
+            start = grown.begun_by(prompt)
+            if start is None or start < done:
+                raise NotProvenError
+            written = self._up_to_the_end(grown, start)
+            stop = text.begun_by(written)
+            if stop is None:
+                raise NotProvenError
+            spans.append((start, stop))
+            done = stop
+        return text, spans
+
+    def _up_to_the_end(self, grown: Text, start: Place) -> Text:
+        """The text without what the template has behind the last token that ends a turn.
+
+        That token must stand behind the last hole, where no content can bring about a later one.
+        """
+        slot, at = start
+        last = len(grown.holes)
+        tail = grown.fixed[last][at if slot == last else 0 :]
+        skipped = len(grown.fixed[last]) - len(tail)
+        terminators = self.renderer.terminators
+        ends = [found + len(text) for text in terminators if (found := tail.rfind(text)) >= 0]
+        end = max(ends, default=0)
+        if slot < last and (not ends or any(len(text) - 1 > end for text in terminators)):
+            raise NotProvenError
+        kept = grown.fixed[last][: skipped + end] if ends else grown.fixed[last]
+        return Text((*grown.fixed[:last], kept), grown.holes)
+
+    def _parts(self, stop: int, *, prompt: bool = False) -> list[str | Hole]:
+        given = self.renderer.given(self.messages[:stop], prompt=prompt)
+        parts: list[str | Hole] = self.tracer.render(**given)
+        return parts
+
+
+def flag_codes(flags: Sequence[bool | None] | None) -> bytes:
+    """What a kind has behind its roles."""
+    return b"" if flags is None else FLAGGED + bytes(_FLAGS.index(flag) for flag in flags)
+
+
+def _without_marks(text: Text) -> tuple[Text, list[tuple[str, Place]]]:
+    """The text without marks, and where each was."""
+    fixed, marks = [], []
+    for slot, part in enumerate(text.fixed):
+        at = [i for i, letter in enumerate(part) if letter in (START, END)]
+        marks += [(part[i], (slot, i - before)) for before, i in enumerate(at)]
+        fixed.append(unmarked(part))
+    return Text(tuple(fixed), text.holes), marks
+
+
+def _check_size(text: Text) -> None:
+    uses = [hole.message for hole in text.holes]
+    if any(uses.count(message) > MAX_USES for message in set(uses)) or sum(map(len, text.fixed)) > MAX_ROW_BYTES:
+        raise NotProvenError
+    "".join(text.fixed).encode()  # a lone surrogate is not text
