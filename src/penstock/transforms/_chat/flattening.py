@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.transforms._chat.layouts import Flat
-from penstock.transforms._chat.messages import ROLES, SAID, SPEAKER, Conversation, role_of
-from penstock.transforms._chat.proofs import flag_codes
+from penstock.transforms._chat.messages import FLAGS, ROLES, SAID, SPEAKER, Conversation, role_of
+from penstock.transforms._chat.proofs import FLAG_CODES, FLAGGED
 from penstock.transforms._chat.spans import Ints
 from penstock.transforms.columns import plain
 
@@ -46,12 +46,13 @@ def flat_messages(batch: pa.RecordBatch, name: str) -> Flat | None:
     for field in (said[0], messages):
         if field.null_count:
             codes[pc.is_null(field).to_numpy(zero_copy_only=False)] = OTHER
+    flags = _flags([fields.pop(key) for key in FLAGS if key in fields], codes)
     for field in fields.values():
         if field.null_count < len(field):
             codes[pc.is_valid(field).to_numpy(zero_copy_only=False)] = OTHER
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy().astype(np.int64)
     bounds = np.concatenate(([0], np.cumsum(lengths)))
-    kinds = _kinds(codes, bounds)
+    kinds = _kinds(codes, flags, bounds)
     for other in ("system", "tools"):
         if other in batch.schema.names:
             for row in np.flatnonzero(pc.is_valid(batch.column(other)).to_numpy(zero_copy_only=False)).tolist():
@@ -68,7 +69,8 @@ def flat_conversations(conversations: Sequence[Conversation]) -> Flat | None:
         if conversation.simple:
             contents += [message["content"] for message in conversation.messages]
             roles = bytes(_CODES[message["role"]] for message in conversation.messages)
-            kinds.append(roles + flag_codes(conversation.flags))
+            flags = conversation.flags
+            kinds.append(roles if flags is None else roles + FLAGGED + bytes(FLAG_CODES[flag] for flag in flags))
         else:
             kinds.append(None)
         bounds.append(len(contents))
@@ -100,8 +102,33 @@ def _role_codes(speakers: pa.Array) -> npt.NDArray[np.uint8]:
     return codes
 
 
-def _kinds(codes: npt.NDArray[np.uint8], bounds: Ints) -> list[bytes | None]:
+def _flags(fields: list[pa.Array], codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """The flag of each message, 0 for none; what is no flag is noted in `codes`."""
+    flags = np.zeros(len(codes), np.uint8)
+    for field in fields:
+        if field.null_count == len(field):
+            continue
+        there = pc.is_valid(field).to_numpy(zero_copy_only=False) & (flags == 0)
+        kind = field.type
+        if not (pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+            codes[there] = OTHER
+            continue
+        values = pc.fill_null(field, False if pa.types.is_boolean(kind) else 0).to_numpy(zero_copy_only=False)
+        codes[there & (values != 0) & (values != 1)] = OTHER
+        flags[there] = np.where(values[there] == 1, FLAG_CODES[True], FLAG_CODES[False])
+    return flags
+
+
+def _kinds(codes: npt.NDArray[np.uint8], flags: npt.NDArray[np.uint8], bounds: Ints) -> list[bytes | None]:
     data = codes.tobytes()
     usual = OTHER not in data
-    kinds = (data[start:stop] for start, stop in pairwise(bounds.tolist()))
-    return [kind if kind and (usual or OTHER not in kind) else None for kind in kinds]
+    places = list(pairwise(bounds.tolist()))
+    kinds = (data[start:stop] for start, stop in places)
+    made = [kind if kind and (usual or OTHER not in kind) else None for kind in kinds]
+    if flags.any():
+        flagged = flags.tobytes()
+        for row, (start, stop) in enumerate(places):
+            kind, own = made[row], flagged[start:stop]
+            if kind is not None and any(own):
+                made[row] = kind + FLAGGED + own
+    return made

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -106,10 +107,12 @@ class Checker:
 
     def _ends(self, tokens: Tokens, at: Ints) -> Flags:
         """Whether these tokens end a turn."""
-        return self._roles[tokens.ids[at]] & _END != 0
+        ends: Flags = self._roles[tokens.ids[at]] & _END != 0
+        return ends
 
     def _headers(self, tokens: Tokens, at: Ints) -> Iterable[RowProblem]:
-        bad = at[np.searchsorted(tokens.first, at, side="right") > np.searchsorted(tokens.stop, at, side="right")]
+        opened, closed = (np.searchsorted(np.sort(edges), at, side="right") for edges in (tokens.first, tokens.stop))
+        bad = at[opened > closed]
         rows, firsts = np.unique(np.searchsorted(tokens.bounds, bad, side="right") - 1, return_index=True)
         for row, token in zip(rows, bad[firsts]):
             text = self.tokenizer.decode(tokens.ids[token : token + 1])
@@ -166,8 +169,11 @@ class Checker:
 
     def _retokenised(self, tokens: Tokens, spans: Spans, first: Ints, stop: Ints, ends: Ints) -> list[int]:
         """Which of these ends of prompts get other ids when they are tokenised by themselves."""
-        data = memoryview(spans.texts.buffers()[2])
-        texts = [bytes(data[a:b]) for a, b in zip(tokens.starts[first].tolist(), ends.tolist())]
+        data = np.frombuffer(spans.texts.buffers()[2], np.uint8)
+        begins = tokens.starts[first]
+        models = _models(data, tokens.ids, begins, ends, first, stop)
+        judged = np.unique(models)
+        texts = [data[a:b].tobytes() for a, b in zip(begins[judged].tolist(), ends[judged].tolist())]
         # Other threads use the same memory: what is found in it is kept aside, since they may clear it.
         remembered = {text: self._tails.get(text) for text in texts}
         known = {text: ids for text, ids in remembered.items() if ids is not None}
@@ -179,8 +185,28 @@ class Checker:
             values, offsets = made.values.to_numpy(), made.offsets.to_numpy()
             known |= {text: values[a:b].tobytes() for text, (a, b) in zip(new, pairwise(offsets))}
             self._tails.update((text, known[text]) for text in new if len(text) <= 256)
-        pairs = zip(texts, first.tolist(), stop.tolist())
-        return [i for i, (text, a, b) in enumerate(pairs) if tokens.ids[a:b].tobytes() != known[text]]
+        pairs = zip(texts, first[judged].tolist(), stop[judged].tolist())
+        wrong = [tokens.ids[a:b].tobytes() != known[text] for text, a, b in pairs]
+        bad: list[int] = np.flatnonzero(np.isin(models, judged[wrong])).tolist()
+        return bad
+
+
+def _models(
+    data: npt.NDArray[np.uint8], ids: npt.NDArray[Any], begins: Ints, ends: Ints, first: Ints, stop: Ints
+) -> Ints:
+    """For each of these pieces of text one that has the same bytes and the same ids: often that is the same for all."""
+    models = np.arange(len(first))
+    widths, numbers = ends - begins, stop - first
+    sizes = widths << 32 | numbers
+    _, firsts, which, counts = np.unique(sizes, return_index=True, return_inverse=True, return_counts=True)
+    for group in np.flatnonzero((counts > 1) & (widths[firsts] <= 64)).tolist():
+        members, model = np.flatnonzero(which == group), firsts[group]
+        width, n = widths[model], numbers[model]
+        alike = (data[begins[members][:, None] + np.arange(width)] == data[begins[model] : ends[model]]).all(axis=1)
+        alike &= (ids[first[members][:, None] + np.arange(n)] == ids[first[model] : stop[model]]).all(axis=1)
+        models[members[alike]] = model
+    return models
+
 
 @dataclass(frozen=True, slots=True)
 class Known:
@@ -190,7 +216,8 @@ class Known:
     roles: npt.NDArray[np.uint8]
 
     def which(self, bit: int) -> Ints:
-        return self.at[self.roles & bit != 0]
+        chosen: Ints = self.at[self.roles & bit != 0]
+        return chosen
 
 
 def _silent(tokens: Tokens, spans: Spans) -> Iterable[RowProblem]:

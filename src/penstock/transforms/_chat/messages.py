@@ -16,6 +16,7 @@ from penstock.transforms._chat.problems import (
 )
 
 __all__ = [
+    "FLAGS",
     "ROLES",
     "SAID",
     "SPEAKER",

@@ -13,15 +13,16 @@ from penstock.transforms._chat.marks import END, START, unmarked
 from penstock.transforms._chat.messages import ROLES, Conversation
 from penstock.transforms._chat.rendering import EVERYTHING, Renderer
 from penstock.transforms._chat.spans import Ints, Spans
+from penstock.transforms._chat.symbols import Symbol, Watch
 
 if TYPE_CHECKING:
-    from penstock.transforms._chat.tracing import Tracer, Watch
+    from penstock.transforms._chat.tracing import Tracer
 
-__all__ = ["FLAGGED", "Layouts", "flag_codes"]
+__all__ = ["FLAGGED", "FLAG_CODES", "Layouts"]
 
 FLAGGED = b"\xff"
 """In the kind of a conversation, between its roles and its flags."""
-_FLAGS = (None, False, True)
+FLAG_CODES = {None: 0, False: 1, True: 2}
 
 MAX_KINDS = 4096
 MAX_MESSAGES = 256
@@ -105,12 +106,10 @@ class Layouts:
 
     def proven(self, kind: bytes, contents: Sequence[str]) -> Layout | None:
         """The layout of conversations of this kind that are like the given one, if it can be proven."""
-        from penstock.transforms._chat.tracing import Symbol, Watch
-
         roles, _, flags = kind.partition(FLAGGED)
         watch = Watch(contents)
         messages = [{"role": ROLES[role], "content": Symbol(watch, (Hole(i),))} for i, role in enumerate(roles)]
-        conversation = Conversation(messages, flags=[_FLAGS[flag] for flag in flags] or None)
+        conversation = Conversation(messages, flags=[(None, False, True)[flag] for flag in flags] or None)
         try:
             return self._proven(conversation, watch)
         except Exception:  # noqa: BLE001 - whatever the template objects to, it will say of the row itself
@@ -214,11 +213,6 @@ class Proof:
         given = self.renderer.given(self.messages[:stop], prompt=prompt)
         parts: list[str | Hole] = self.tracer.render(**given)
         return parts
-
-
-def flag_codes(flags: Sequence[bool | None] | None) -> bytes:
-    """What a kind has behind its roles."""
-    return b"" if flags is None else FLAGGED + bytes(_FLAGS.index(flag) for flag in flags)
 
 
 def _without_marks(text: Text) -> tuple[Text, list[tuple[str, Place]]]:

@@ -68,6 +68,10 @@ class Tokens:
 
     def mask(self) -> Flags:
         """Which tokens are supervised."""
+        turns = np.concatenate(([0], np.stack((self.first, self.stop), axis=1).ravel(), [len(self.ids)]))
+        runs = np.diff(turns)
+        if (runs >= 0).all():
+            return np.repeat(np.arange(len(runs)) % 2 == 1, runs)
         edges = np.zeros(len(self.ids) + 1, np.int8)
         np.add.at(edges, self.first, 1)
         np.add.at(edges, self.stop, -1)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, wraps
-from typing import Any, NoReturn
+from typing import Any
 
 import jinja2
 from jinja2 import nodes
@@ -19,12 +19,11 @@ from jinja2.runtime import Context, Macro
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-from penstock.transforms._chat.layouts import QUESTIONS, Hole, stripped
+from penstock.transforms._chat.layouts import Hole
 from penstock.transforms._chat.sandbox import Sandbox, added, allowance, joined, sandboxed
+from penstock.transforms._chat.symbols import MAX_PARTS, LeakError, Symbol, leak
 
-__all__ = ["LeakError", "Symbol", "Tracer", "Watch", "tracer"]
-
-MAX_PARTS = 4096
+__all__ = ["Tracer", "tracer"]
 
 UNTRACED = (
     nodes.CallBlock,
@@ -50,103 +49,6 @@ PASSING = frozenset(
     {"length", "count", "first", "last", "list", "map", "select", "reject", "selectattr", "rejectattr", "_stepped"}
 )
 """Filters that look at what a list holds only through tests and other filters."""
-
-
-class LeakError(Exception):
-    """A template wants to know something of a content that cannot be noted."""
-
-
-class Watch:
-    """The contents of one real conversation, and what a template asked about them."""
-
-    def __init__(self, contents: Sequence[str]) -> None:
-        self.contents = contents
-        self.conditions: dict[tuple[Hole, str, str], bool] = {}
-
-    def ask(self, hole: Hole, question: str, given: str = "") -> bool:
-        answer = QUESTIONS[question](stripped(self.contents[hole.message], hole.strips), given)
-        self.conditions[hole, question, given] = answer
-        return answer
-
-
-class Symbol:
-    """A text made of fixed pieces and of contents that are not known."""
-
-    __slots__ = ("parts", "watch")
-
-    def __init__(self, watch: Watch, parts: Sequence[str | Hole]) -> None:
-        if len(parts) > MAX_PARTS:
-            raise LeakError(f"a text of more than {MAX_PARTS} pieces")
-        self.watch, self.parts = watch, tuple(parts)
-
-    def __bool__(self) -> bool:
-        if any(part for part in self.parts if isinstance(part, str)):
-            return True
-        return any(self.watch.ask(part, "filled") for part in self.parts if isinstance(part, Hole))
-
-    def __eq__(self, other: object) -> bool:
-        if other is None:
-            return False
-        return self is other or self.watch.ask(self._only(), "is", _text(other))
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    def __contains__(self, other: object) -> bool:
-        return self.watch.ask(self._only(), "has", _text(other))
-
-    def __hash__(self) -> int:
-        _leak()
-
-    def __str__(self) -> str:
-        _leak()
-
-    def __repr__(self) -> str:
-        _leak()
-
-    def __format__(self, form: str) -> str:
-        _leak()
-
-    def startswith(self, beginning: object) -> bool:
-        return self.watch.ask(self._only(), "starts", _text(beginning))
-
-    def endswith(self, end: object) -> bool:
-        return self.watch.ask(self._only(), "ends", _text(end))
-
-    def strip(self, characters: object = None) -> Symbol | str:
-        stripped = self.lstrip(characters)
-        return stripped.rstrip(characters) if isinstance(stripped, Symbol) else stripped.rstrip(_characters(characters))
-
-    def lstrip(self, characters: object = None) -> Symbol | str:
-        return self._stripped("left", _characters(characters))
-
-    def rstrip(self, characters: object = None) -> Symbol | str:
-        return self._stripped("right", _characters(characters))
-
-    def _stripped(self, side: str, characters: str | None) -> Symbol | str:
-        """The rest, once pieces of which nothing is left are gone from that side."""
-        parts = list(self.parts)
-        at = 0 if side == "left" else -1
-        while parts:
-            part = parts[at]
-            left: str | Hole
-            if isinstance(part, str):
-                left = stripped(part, ((side, characters),))
-                there = bool(left)
-            else:
-                left = Hole(part.message, (*part.strips, (side, characters)))
-                there = len(parts) == 1 or self.watch.ask(left, "filled")
-            if there:
-                parts[at] = left
-                return Symbol(self.watch, parts)
-            parts.pop(at)
-        return ""
-
-    def _only(self) -> Hole:
-        part = self.parts[0] if len(self.parts) == 1 else None
-        if not isinstance(part, Hole):
-            raise LeakError("a question about a text of several pieces")
-        return part
 
 
 class Written(str):
@@ -182,24 +84,24 @@ class TracingSandbox(Sandbox):
             return function(*args, **given)
         passing = isinstance(function, Macro) or function is Namespace or type(_owner(function)) is dict
         if not passing and _has_symbol((args, given)):
-            _leak()
+            leak()
         return super().call(context, function, *args, **kwargs)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         if type(obj) is not Symbol:
             return super().getattr(obj, attribute)
         if attribute not in ("strip", "lstrip", "rstrip", "startswith", "endswith"):
-            _leak()
+            leak()
         return Method(obj, attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
         if type(obj) is Symbol or type(argument) is Symbol:
-            _leak()
+            leak()
         return super().getitem(obj, argument)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if _has_symbol((left, right)):
-            _leak()
+            leak()
         return super().call_binop(context, operator, left, right)
 
 
@@ -281,7 +183,7 @@ def _careful(filter_: Callable[..., Any], *, passing: bool) -> Callable[..., Any
     def careful(*args: Any, **kwargs: Any) -> Any:
         given = (*args[skipped:], *kwargs.values())
         if any(type(value) is Symbol for value in given) if passing else _has_symbol(given):
-            _leak()
+            leak()
         return filter_(*args, **kwargs)
 
     return careful
@@ -299,7 +201,7 @@ def _careful_test(name: str, test: Any) -> Any:
             return OF_EVERY_TEXT[name]
         # Only of what kind a value is, these ask: what a list or a message holds does not matter to them.
         if any(type(value) is Symbol for value in given) if name in OF_EVERY_TEXT else _has_symbol((given, kwargs)):
-            _leak()
+            leak()
         return test(*args, **kwargs)
 
     return careful
@@ -334,12 +236,12 @@ def _added(terms: list[Any]) -> Any:
     if symbol is None:
         return added(terms)
     if not all(type(term) in (Symbol, str) for term in terms):
-        _leak()
+        leak()
     return _joined(terms)
 
 
 def _plain(value: Any) -> Any:
-    return _leak() if type(value) is Symbol else value
+    return leak() if type(value) is Symbol else value
 
 
 def _trim(value: Any, chars: Any = None) -> Any:
@@ -351,30 +253,11 @@ def _string(value: Any) -> Any:
 
 
 def _known(value: Any) -> Any:
-    return _leak() if _has_symbol(value) else value
+    return leak() if _has_symbol(value) else value
 
 
 def _pieces(part: Any) -> Sequence[str | Hole]:
     return part.parts if type(part) is Symbol else (str(part),)
-
-
-def _text(value: object) -> str:
-    """A text that a content can be compared with: any that could be one, but the empty one, which is in all."""
-    if type(value) is not str or not value:
-        _leak()
-    _encoded(value)
-    return value
-
-
-def _characters(value: object) -> str | None:
-    return None if value is None else _text(value)
-
-
-def _encoded(text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        _leak()
 
 
 def _owner(function: Any) -> Any:
@@ -385,7 +268,3 @@ def _filtered(part: nodes.Expr) -> nodes.Expr:
     if isinstance(part, nodes.TemplateData):
         return part
     return nodes.Filter(part, "_plain", [], [], None, None, lineno=part.lineno)
-
-
-def _leak() -> NoReturn:
-    raise LeakError("the template looks at a content")

@@ -137,7 +137,8 @@ def outcome(transform: FormatChat, batch: pa.RecordBatch) -> Any:
 def proven_rows(transform: FormatChat, batch: pa.RecordBatch) -> list[int]:
     flat = flat_messages(batch, "messages")
     assert flat is not None
-    return transform._layouts.fill(flat)[0].tolist()
+    rows: list[int] = transform._layouts.fill(flat)[0].tolist()
+    return rows
 
 
 texts = st.text("ab <é😀\n\u2028\x1f", max_size=4) | st.sampled_from(["", " ", "a", "ab", "<eos>", "a:"])
@@ -159,7 +160,7 @@ PAIRS = {name: made(source) for name, source in (PROVABLE | LOOKING).items()}
 
 @pytest.mark.parametrize("name", PAIRS)
 @given(rows=st.lists(st.lists(st.tuples(st.sampled_from(["user", "assistant"]), texts), max_size=3), min_size=1))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_rows_are_the_same_with_layouts_and_without(name: str, rows: Any) -> None:
     with_layouts, without = PAIRS[name]
     batch = batch_of(*rows)
@@ -181,7 +182,7 @@ def test_no_layout_is_proven_of_a_template_that_looks_at_contents(name: str) -> 
 
 @pytest.mark.parametrize("train_on", ["last", "all", "flags", ["user", "assistant"]])
 @given(rows=st.lists(st.lists(st.tuples(st.sampled_from(["user", "assistant"]), texts), max_size=3), min_size=1))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_what_is_trained_on_is_the_same_with_layouts_and_without(train_on: Any, rows: Any) -> None:
     with_layouts, without = TRAINED[str(train_on)]
     batch = batch_of(*rows)
@@ -226,10 +227,42 @@ def test_rows_with_more_than_text_stand_where_they_stood() -> None:
     rows = [calling, plain_row, flagged, plain_row, calling]
     with_layouts, without = made("qwen")
     batch = pa.RecordBatch.from_pydict({"messages": rows, "tools": [None, None, None, "[]", None]})
-    assert proven_rows(with_layouts, batch) == [1]
+    assert proven_rows(with_layouts, batch) == [1, 2]
     assert outcome(with_layouts, batch) == outcome(without, batch)
     sliced = batch.slice(1, 3)
     assert outcome(with_layouts, sliced) == outcome(without, sliced)
+
+
+@pytest.mark.parametrize("train_on", ["assistant", "last", "flags"])
+@pytest.mark.parametrize("kind", [pa.int8(), pa.float32(), pa.bool_(), pa.string()])
+@given(
+    rows=st.lists(
+        st.lists(st.tuples(*[st.sampled_from([None, None, 0, 1, 1, 2])] * 2), min_size=3, max_size=3), min_size=1
+    )
+)
+@settings(max_examples=8, deadline=None)
+def test_flags_are_the_same_with_layouts_and_without(train_on: str, kind: pa.DataType, rows: Any) -> None:
+    with_layouts, without = FLAGGED[train_on]
+    fields = [("role", pa.string()), ("content", pa.string()), ("train", pa.bool_()), ("weight", kind)]
+    roles = ("user", "assistant", "assistant")
+    as_kind = {pa.bool_(): bool, pa.string(): str}.get(kind, int)
+    chats = [
+        [
+            {
+                "role": role,
+                "content": role,
+                "train": None if train is None else bool(train),
+                "weight": None if weight is None else as_kind(weight),
+            }
+            for role, (train, weight) in zip(roles, row)
+        ]
+        for row in rows
+    ]
+    batch = pa.RecordBatch.from_arrays([pa.array(chats, pa.list_(pa.struct(fields)))], ["messages"])
+    assert outcome(with_layouts, batch) == outcome(without, batch)
+
+
+FLAGGED = {train_on: made(PROVABLE["as it is"], train_on=train_on) for train_on in ("assistant", "last", "flags")}
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,12 @@ def test_where_a_prompt_ends_before_the_block_begins_is_told() -> None:
 def test_prefixes_are_not_used_where_they_do_not_begin_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     used = []
     by_markers = Renderer._by_markers
-    monkeypatch.setattr(Renderer, "_by_markers", lambda self, *args: used.append(1) or by_markers(self, *args))
+
+    def noted(self: Renderer, *args: Any) -> Any:
+        used.append(1)
+        return by_markers(self, *args)
+
+    monkeypatch.setattr(Renderer, "_by_markers", noted)
     chat = [{"role": role, "content": "x"} for role in ("user", "assistant", "user", "assistant")]
     assert rendered(BY_MARKERS["chatml"], chat, train_on="assistant")
     assert used
