@@ -25,6 +25,9 @@ format: $(VENV)/.dev
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/pipeline.py
+	$(BIN)/python benchmarks/tokens.py
+	$(BIN)/python benchmarks/dedup.py
+	$(BIN)/python benchmarks/filters.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

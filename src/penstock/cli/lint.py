@@ -14,9 +14,9 @@ from rich.text import Text
 
 from penstock.cli.consoles import output
 from penstock.cli.exits import clear_exits
-from penstock.cli.prepare import TemplateOption, TokenizerOption, chat_options
+from penstock.cli.prepare import ColumnsOption, TemplateOption, TokenizerOption, chat_options
 from penstock.errors import DataError
-from penstock.sources import open_source
+from penstock.loaders import Recipe
 from penstock.transforms.formatting import FormatChat
 
 __all__ = ["lint"]
@@ -41,6 +41,7 @@ def lint(
     template: TemplateOption = None,
     train_on: Annotated[str, typer.Option(metavar="WHAT", help="As in prepare.")] = "assistant",
     eot: Annotated[bool, typer.Option(help="As in prepare.")] = True,
+    columns: ColumnsOption = "",
     max_length: Annotated[int | None, typer.Option(min=1, help="Longer rows are violations.")] = None,
     most: Annotated[int, typer.Option("--most", help="How many violations to show.")] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each violation.")] = False,
@@ -54,10 +55,11 @@ def lint(
     console = output()
     kinds: Counter[str] = Counter()
     with clear_exits(debug=debug):
-        options: dict[str, Any] = chat_options(train_on, include_eot=eot)
+        options: dict[str, Any] = chat_options(train_on, columns, include_eot=eot)
         format_chat = FormatChat(tokenizer, template, max_length=max_length, **options)
         rows = 0
-        for finding, rows in _findings(open_source([Path(file) for file in files]), format_chat):  # noqa: B007
+        source = Recipe(tokenizer=tokenizer, template=template, chat=options).open([Path(file) for file in files])
+        for finding, rows in _findings(source, format_chat):  # noqa: B007
             if finding is None:
                 continue
             kinds[finding.kind] += 1

@@ -41,6 +41,13 @@ TemplateOption = Annotated[
     ),
 ]
 
+ColumnsOption = Annotated[
+    str,
+    typer.Option(
+        metavar="ROLE=COLUMN,...", help="Chats in plain columns, such as user=question,assistant=answer,system=context."
+    ),
+]
+
 
 def prepare(
     inputs: Annotated[list[str], typer.Argument(metavar="IN...", help="Files, directories or globs.")],
@@ -56,6 +63,7 @@ def prepare(
         str, typer.Option(metavar="WHAT", help="Of chats: assistant, last, all, flags, or roles, comma-separated.")
     ] = "assistant",
     eot: Annotated[bool, typer.Option(help="Train on the token that ends an assistant turn.")] = True,
+    columns: ColumnsOption = "",
     max_length: Annotated[int | None, typer.Option(min=1, help="The most tokens a row may have.")] = None,
     truncation: Annotated[
         str, typer.Option(help="What becomes of longer rows: error, drop, left, right, split.")
@@ -102,7 +110,7 @@ def prepare(
             add_bos=bos,
             add_eos=eos,
             keep=names(keep),
-            chat=chat_options(train_on, include_eot=eot),
+            chat=chat_options(train_on, columns, include_eot=eot),
         )
         prepared = prepare_store(
             inputs,
@@ -120,9 +128,14 @@ def prepare(
         _print(prepared, MemoryBudget(budget).capacity)
 
 
-def chat_options(train_on: str, *, include_eot: bool) -> dict[str, Any]:
+def chat_options(train_on: str, columns: str = "", *, include_eot: bool) -> dict[str, Any]:
     """The options of `FormatChat` that differ from its defaults; none, if none do: then rows decide what they are."""
     options: dict[str, Any] = {}
+    if columns:
+        pairs = [name.partition("=") for name in names(columns)]
+        if not all(role and equals and column for role, equals, column in pairs):
+            raise typer.BadParameter(f"expected role=column,..., got {columns!r}", param_hint="--columns")
+        options["columns"] = {role.strip(): column.strip() for role, _, column in pairs}
     if train_on != "assistant":
         chosen = names(train_on)
         options["train_on"] = train_on if train_on in ("last", "all", "flags") else chosen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,10 +15,9 @@ from rich.text import Text
 
 from penstock.cli.consoles import output
 from penstock.cli.exits import clear_exits
-from penstock.cli.prepare import TemplateOption, chat_options
+from penstock.cli.prepare import ColumnsOption, TemplateOption, chat_options
 from penstock.errors import ConfigError, DataError
 from penstock.loaders import Recipe
-from penstock.sources import open_source
 from penstock.store import open_store
 from penstock.store.manifest import is_store
 from penstock.transforms.tokenization import Tokenizer, load_tokenizer
@@ -25,6 +25,9 @@ from penstock.transforms.tokenization import Tokenizer, load_tokenizer
 __all__ = ["show"]
 
 _STYLES = {"supervised": "bold green", "masked": "dim", "special": "yellow", "supervised special": "bold yellow"}
+
+
+_STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def show(
@@ -37,8 +40,11 @@ def show(
     column: Annotated[str | None, typer.Option(help="The column with a document's text.")] = None,
     train_on: Annotated[str, typer.Option(metavar="WHAT", help="As in prepare; for files.")] = "assistant",
     eot: Annotated[bool, typer.Option(help="As in prepare; for files.")] = True,
+    columns: ColumnsOption = "",
     ids: Annotated[bool, typer.Option("--ids", help="One line for each token: id, text, what it is.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object for each sequence: one, or chosen and rejected.")
+    ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Print the tokens of a row: supervised ones green, masked ones dim, special ones yellow.
@@ -57,7 +63,7 @@ def show(
                     tokenizer=_needed(tokenizer),
                     template=template,
                     column=column,
-                    chat=chat_options(train_on, include_eot=eot),
+                    chat=chat_options(train_on, columns, include_eot=eot),
                 ),
             )
         drawn = [list(_pieces(loaded, tokens, mask)) for _, tokens, mask in rows]
@@ -92,10 +98,10 @@ def _stored(path: Path, number: int, tokenizer: str | None) -> tuple[Tokenizer, 
 
 
 def _from_file(path: Path, number: int, recipe: Recipe) -> tuple[Tokenizer, list[Row]]:
-    source = open_source(path)
+    source: Any = recipe.open(path)
     if number < 0:
         raise ConfigError("rows of a file are counted from 0 on")
-    steps = recipe.steps(source.schema)  # type: ignore[attr-defined]
+    steps = recipe.steps(source.schema)
     before = 0
     while (batch := source.next_batch(1024)) is not None:
         if number < before + batch.num_rows:
@@ -152,20 +158,21 @@ def _needed(tokenizer: str | None) -> str:
 def _pieces(tokenizer: Tokenizer, tokens: Any, mask: Any) -> Iterator[tuple[str, str]]:
     """What each token is, and its text. A character over several tokens stands with the last of them."""
     special = set(tokenizer.special.named.values())
-    left = b""
+    left, kind = b"", "masked"
     for position, token in enumerate(tokens.tolist()):
         supervised = mask is not None and bool(mask[position])
-        kind = "supervised" if supervised else "masked"
         if token in special:
-            yield ("supervised special" if supervised else "special"), _decoded(left + tokenizer.token_bytes(token))
+            text = (_decoded(left) if left else "") + _decoded(tokenizer.token_bytes(token))
+            yield ("supervised special" if supervised else "special"), text
             left = b""
             continue
+        kind = "supervised" if supervised else "masked"
         left += tokenizer.token_bytes(token)
         whole = _whole_characters(left)
         yield kind, _decoded(left[:whole])
         left = left[whole:]
     if left:
-        yield "masked", _decoded(left)
+        yield kind, _decoded(left)
 
 
 def _whole_characters(data: bytes) -> int:
@@ -181,7 +188,8 @@ def _whole_characters(data: bytes) -> int:
 
 
 def _decoded(data: bytes) -> str:
-    return data.decode(errors="replace")
+    """As text; what would steer a terminal is spelled out."""
+    return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), data.decode(errors="replace"))
 
 
 def _coloured(pieces: list[tuple[str, str]]) -> Text:

@@ -15,7 +15,7 @@ from penstock.files.caching import default_cache_directory
 from penstock.files.fingerprints import fingerprint_files
 from penstock.files.listing import PathLike
 from penstock.files.locking import FileLock
-from penstock.loaders.recipes import Recipe
+from penstock.loaders.recipes import Recipe, Steps
 from penstock.memory import MemoryBudget
 from penstock.pipeline import Pipeline, PipelineConfig, Report, Source
 from penstock.sinks import StoreSink
@@ -126,16 +126,18 @@ def _prepare(job: _Job, progress: Shown | None) -> Prepared:
         raise ConfigError(f"{job.source!r} does not say which columns it has; prepare needs a source with a schema")
     steps = job.recipe.steps(schema, job.work / "seen")
     lineage = steps.lineage(inputs, job.config.on_error)
-    if job.mode == "create" and lineage.key is not None and is_complete(job.out, lineage.key):
+    there = open_store(job.out).manifest if is_store(job.out) else None
+    if there is not None and _has(job, there, lineage.key):
         shutil.rmtree(job.work, ignore_errors=True)
-        with open_store(job.out) as store:
-            return Prepared(job.out, store.manifest, None)
+        return Prepared(job.out, there, None)
+    if there is not None:
+        _check_goes_with(job, there, steps)
     kept = job.work / f"{lineage.key or 'run'}-{job.mode}"
     if not kept.exists():
         # Perhaps of a run with another input or recipe: it cannot go on, since this one writes to the same place.
         shutil.rmtree(job.work, ignore_errors=True)
     sink = StoreSink(job.out, mode=job.mode, tokens=steps.tokens, mask=steps.mask, lineage=lineage)
-    before = open_store(job.out).manifest.tokens or 0 if job.mode == "append" and is_store(job.out) else 0
+    before = there.tokens or 0 if there is not None and job.mode == "append" else 0
     pipeline = Pipeline(job.source, steps.transforms, sink, config=job.config, budget=job.budget)
     if progress is None:
         report = pipeline.run(kept)
@@ -146,3 +148,23 @@ def _prepare(job: _Job, progress: Shown | None) -> Prepared:
     with open_store(job.out) as store:
         made = (store.manifest.tokens or 0) - before if not report.resumed else None
         return Prepared(job.out, store.manifest, report, made)
+
+
+def _has(job: _Job, there: Manifest, key: str | None) -> bool:
+    """Whether the store holds these rows already, made in this way."""
+    if key is None or not is_complete(job.out):
+        return False
+    return there.key == key or (job.mode == "append" and key in [run.key for run in there.lineage])
+
+
+def _check_goes_with(job: _Job, there: Manifest, steps: Steps) -> None:
+    if job.mode == "create":
+        raise ConfigError(
+            f"{job.out} holds a store already, made of another input or in another way; use mode append (--mode "
+            "append) to add to it, overwrite to put a new version in its place, or another place"
+        )
+    if job.mode == "append" and there.template != steps.template:
+        raise ConfigError(
+            f"{job.out} was made with the chat template {there.template}, these rows with {steps.template}; a model "
+            "trained on both would learn neither: use the same template, or another store"
+        )

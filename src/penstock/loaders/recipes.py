@@ -56,6 +56,8 @@ class Recipe:
     """More options of `FormatChat`, such as `train_on`."""
 
     def __post_init__(self) -> None:
+        if self.truncation != "error" and self.max_length is None:
+            raise ConfigError(f"truncation={self.truncation!r} needs a max_length")
         if self.template is None and not self.chat:
             return
         given: dict[str, Any] = {"column": self.column, "add_bos": self.add_bos or None, "add_eos": self.add_eos}
@@ -76,6 +78,8 @@ class Recipe:
             if not self.keep and self._text in names and not self._is_chat(names):
                 text = pa.schema([(self._text, pa.string())])
                 return type(source)(source.files, schema=text, columns=[self._text])
+            # In chats text stands beside lists of parts, and arguments of tools have any type.
+            return type(source)(source.files, mixed="json")
         elif isinstance(source, ParquetSource) and not self._is_chat(source.schema.names):
             return ParquetSource(source.files, columns=self._wanted(source.schema.names))
         return cast(Source, source)

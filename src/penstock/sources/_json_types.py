@@ -8,6 +8,7 @@ import orjson
 import pyarrow as pa
 
 __all__ = [
+    "JSON_MARK",
     "JSON_TEXT",
     "TypeConflictError",
     "conform",
@@ -20,6 +21,7 @@ __all__ = [
     "without_timestamps",
 ]
 
+JSON_MARK = {"penstock.json": "text"}
 JSON_TEXT = pa.json_(pa.string())
 """Marks a place whose values have types that do not go together: they are kept as JSON text."""
 
@@ -107,14 +109,18 @@ def has_json_text(kind: pa.DataType) -> bool:
 
 
 def storage(kind: pa.DataType) -> pa.DataType:
-    """The type with JSON text as plain strings."""
+    """The type with JSON text as plain strings; the fields that hold it say so in their metadata (`JSON_MARK`)."""
     if kind == JSON_TEXT:
         return pa.string()
     if pa.types.is_list(kind):
-        return pa.list_(storage(kind.value_type))
+        return pa.list_(_stored("item", kind.value_type))
     if pa.types.is_struct(kind):
-        return pa.struct([(field.name, storage(field.type)) for field in kind])
+        return pa.struct([_stored(field.name, field.type) for field in kind])
     return kind
+
+
+def _stored(name: str, kind: pa.DataType) -> pa.Field:
+    return pa.field(name, storage(kind), metadata=JSON_MARK if kind == JSON_TEXT else None)
 
 
 def parseable(kind: pa.DataType) -> pa.DataType:

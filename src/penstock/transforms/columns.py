@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.errors import SchemaError
+from penstock.errors import ConfigError, SchemaError
 from penstock.pipeline.stages import Transform
 
 __all__ = ["Cast", "Drop", "Rename", "Select", "column"]
@@ -162,13 +162,13 @@ def as_names(names: str | Iterable[str]) -> tuple[str, ...]:
     """One column name or several, checked."""
     given = (names,) if isinstance(names, str) else tuple(names)
     if not given:
-        raise ValueError("at least one column name is needed, got none")
+        raise ConfigError("at least one column name is needed, got none")
     for name in given:
         if not isinstance(name, str):
-            raise ValueError(f"column names must be strings, got {name!r}")
+            raise ConfigError(f"column names must be strings, got {name!r}")
     repeated = [name for name, n in Counter(given).items() if n > 1]
     if repeated:
-        raise ValueError(f"column {repeated[0]!r} is named more than once in {list(given)}")
+        raise ConfigError(f"column {repeated[0]!r} is named more than once in {list(given)}")
     return given
 
 

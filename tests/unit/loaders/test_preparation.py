@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -99,10 +100,9 @@ def test_tokens_cut_off_are_reported(tmp_path: Path) -> None:
     recipe = Recipe(tokenizer=TOKENIZER, max_length=64, truncation="right")
     prepared = prepare(SAMPLE / "documents.jsonl", tmp_path / "a.store", recipe)
     whole = prepare(SAMPLE / "documents.jsonl", tmp_path / "b.store", Recipe(tokenizer=TOKENIZER))
-    lost = sum(prepared.dropped_tokens.values())
     assert prepared.manifest.tokens is not None
     assert whole.manifest.tokens is not None
-    assert lost >= whole.manifest.tokens - prepared.manifest.tokens - len(rows_of(tmp_path / "a.store"))
+    assert sum(prepared.dropped_tokens.values()) == whole.manifest.tokens - prepared.manifest.tokens
     assert prepared.lengths()[1.0] == 64
 
 
@@ -146,7 +146,7 @@ def test_rows_that_are_documents_and_chats_have_to_be_told_apart(tmp_path: Path)
 
 
 def test_an_unfinished_run_with_another_recipe_is_forgotten(tmp_path: Path) -> None:
-    source = corpus(tmp_path / "corpus.jsonl", 3000)
+    source = corpus(tmp_path / "corpus.jsonl", 20_000)
     stopped = start(source, tmp_path / "a.store")
     work = tmp_path / ".a.store.preparing"
     until = time.monotonic() + 60
@@ -154,7 +154,9 @@ def test_an_unfinished_run_with_another_recipe_is_forgotten(tmp_path: Path) -> N
         time.sleep(0.005)
     stopped.kill()
     stopped.communicate()
-    prepare(source, tmp_path / "a.store", Recipe(tokenizer=TOKENIZER, dedup=["exact"]), mode="overwrite")
+    assert list(work.glob("*/*.json"))
+    assert not (tmp_path / "a.store").exists()
+    prepare(source, tmp_path / "a.store", Recipe(tokenizer=TOKENIZER, dedup=["exact"]))
     prepare(source, tmp_path / "b.store", Recipe(tokenizer=TOKENIZER, dedup=["exact"]))
     assert rows_of(tmp_path / "a.store") == rows_of(tmp_path / "b.store")
 
@@ -167,6 +169,40 @@ def test_a_store_that_left_bad_rows_out_is_not_ready_for_who_wants_them_all(tmp_
     assert prepare(bad, tmp_path / "a.store", recipe, config=skip).report is None
     with pytest.raises(PenstockError):
         prepare(bad, tmp_path / "a.store", recipe)
+
+
+def test_append_adds_once_and_only_what_goes_together(tmp_path: Path) -> None:
+    out, chats = tmp_path / "a.store", Recipe(tokenizer=TOKENIZER, template="chatml")
+    prepare(SAMPLE / "chats.jsonl", out, chats)
+    more = tmp_path / "more.jsonl"
+    more.write_text('{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n')
+    assert prepare(more, out, chats, mode="append").manifest.rows == 25
+    assert prepare(more, out, chats, mode="append").report is None
+    plain = Recipe(tokenizer=TOKENIZER, template="plain", chat={"include_eot": False})
+    with pytest.raises(ConfigError, match="use the same template, or another store"):
+        prepare(more, out, plain, mode="append")
+
+
+def test_the_sample_is_what_its_script_makes() -> None:
+    for name, text in runpy.run_path(str(SAMPLE / "make.py"))["files"]().items():
+        assert (SAMPLE / name).read_text("utf-8") == text
+
+
+def test_text_beside_parts_and_arguments_of_any_type_are_chats_like_any_other(tmp_path: Path) -> None:
+    rows = [
+        {"messages": [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]},
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "one"}]},
+                {"role": "assistant", "content": "two"},
+            ]
+        },
+    ]
+    path = tmp_path / "mixed.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    prepare(path, tmp_path / "a.store", Recipe(tokenizer=TOKENIZER, template="chatml"))
+    plain, parts = rows_of(tmp_path / "a.store")
+    assert plain == parts
 
 
 def test_a_source_given_as_an_object_is_not_taken_for_another(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
-"""Make the sample in examples/sample: documents, chats, and a small tokenizer trained on them.
+"""Make this sample: documents, chats, and a small tokenizer trained on them.
 
-    python examples/make_sample.py
+    python examples/sample/make.py
 
 The files are in the repository; run this only to change them. Everything in them is made up here.
 """
@@ -12,7 +12,7 @@ import json
 import random
 from pathlib import Path
 
-HERE = Path(__file__).parent / "sample"
+HERE = Path(__file__).parent
 
 NOUNS = [
     "penstock",
@@ -207,16 +207,20 @@ def chats(draw: random.Random) -> list[dict[str, object]]:
     return rows
 
 
+def files() -> dict[str, str]:
+    """The data, by file name: the same on every machine."""
+    draw = random.Random(20)
+    rows = {"documents.jsonl": documents(draw), "chats.jsonl": chats(draw)}
+    return {name: "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in made) for name, made in rows.items()}
+
+
 def main() -> None:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    draw = random.Random(20)
     (HERE / "tokenizer").mkdir(parents=True, exist_ok=True)
-    texts = documents(draw)
-    talks = chats(draw)
-    for name, rows in {"documents.jsonl": texts, "chats.jsonl": talks}.items():
-        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        (HERE / name).write_text("".join(lines), encoding="utf-8")
+    for name, text in files().items():
+        (HERE / name).write_text(text, encoding="utf-8")
+    texts = [json.loads(line) for line in files()["documents.jsonl"].splitlines()]
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
