@@ -80,6 +80,7 @@ def prepare(
     workers: Annotated[int | None, typer.Option(min=1, help="Threads; by default as many as help.")] = None,
     on_error: Annotated[str, typer.Option(help="What becomes of bad rows: raise, skip, quarantine.")] = "raise",
     quarantine: Annotated[Path | None, typer.Option(metavar="FILE", help="JSONL file for quarantined rows.")] = None,
+    fast: Annotated[bool, typer.Option(help="Use the fast tokenizer where it gives the reference's ids.")] = True,
     wait: Annotated[float, typer.Option(metavar="SECONDS", help="Wait for another process at the same store.")] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object on stdout.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no closing table.")] = False,
@@ -110,6 +111,7 @@ def prepare(
             add_bos=bos,
             add_eos=eos,
             keep=names(keep),
+            fast=fast,
             chat=chat_options(train_on, columns, include_eot=eot),
         )
         prepared = prepare_store(

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from penstock.files.listing import PathLike
 
-__all__ = ["AtomicFile", "sync_directory", "write_atomic"]
+__all__ = ["AtomicFile", "naming", "sync_directory", "write_atomic"]
 
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)
 
@@ -32,7 +32,7 @@ class AtomicFile:
 
     def commit(self) -> None:
         """Make it durable, then visible. The rename replaces an older file in one step."""
-        with _naming(str(self.path)):
+        with naming(str(self.path)):
             self.file.flush()
             os.fsync(self.file.fileno())
             self.file.close()
@@ -84,6 +84,17 @@ def sync_directory(directory: PathLike) -> None:
         os.close(handle)
 
 
+@contextlib.contextmanager
+def naming(path: str) -> Iterator[None]:
+    """Gives an error of the system that names no file (a full disk names none) this one."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, path) from error
+
+
 class _Target(io.BufferedWriter):
     """Writes under a hidden name, and complains (of a full disk, say) under the name the user knows."""
 
@@ -95,15 +106,5 @@ class _Target(io.BufferedWriter):
     def write(self, data: Any) -> int:
         if self.discarding:
             return memoryview(data).nbytes
-        with _naming(self._shown):
+        with naming(self._shown):
             return super().write(data)
-
-
-@contextlib.contextmanager
-def _naming(path: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno is None or error.filename is not None:
-            raise
-        raise OSError(error.errno, error.strerror, path) from error

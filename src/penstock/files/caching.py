@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -28,6 +29,11 @@ log = logging.getLogger(__name__)
 _KEY = re.compile(r"[0-9a-z][0-9a-z._-]{0,127}")
 _STRAY_SECONDS = 3600.0
 _LOCKS = "locks"
+_MARK = "_"
+"""Before each key in the name of its file: on Windows `con` and `nul.txt` are devices, in whatever directory."""
+
+_here = threading.local()
+"""The locks of what this thread is making."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +120,9 @@ class DiskCache:
             self._put(key, hash_file(source), os.fstat(file.fileno()).st_size, pieces)
 
     def add(self, data: bytes) -> str:
-        """Keep content under its own hash, which is returned."""
+        """Keep content under its own hash, which is returned. What is there is read and, if damaged, replaced."""
         key: str = xxhash.xxh3_128_hexdigest(data)
-        if self.stat(key) is None:
+        if self.path(key) is None:
             self.put(key, data)
         return key
 
@@ -124,12 +130,12 @@ class DiskCache:
         """The content of `key`; if it is missing, of all that ask at once one calls `make`, and the others wait.
 
         If the one that makes it fails or is killed, another takes its place at once. Content larger than the cache is
-        returned, and not kept.
+        returned, and not kept. `make` may ask for other keys; asking for its own is an error.
         """
         data = self.get(key)
         if data is not None:
             return data
-        with FileLock(self._lock_path(key)) as lock:
+        with FileLock(self._lock_path(key)) as lock, _making(key, lock.path):
             if not lock.acquire(wait_seconds):
                 raise StalledError(
                     f"{key} has been in the making for more than {wait_seconds:g} s by {lock.owner()}; "
@@ -200,13 +206,13 @@ class DiskCache:
         self._folder(key)
         folder = self.directory / _LOCKS
         folder.mkdir(parents=True, exist_ok=True)
-        return folder / key
+        return folder / f"lock-{key}"
 
     def _files(self, key: str) -> list[Path]:
         """The file of a key; two for a moment while it is being replaced."""
         folder = self._folder(key)
         try:
-            return [file for file in folder.iterdir() if file.name.startswith(f"{key}~")]
+            return [file for file in folder.iterdir() if file.name.startswith(f"{_MARK}{key}~")]
         except FileNotFoundError:
             return []
 
@@ -236,7 +242,7 @@ class DiskCache:
                 f"{key} has {size} bytes, and the cache {self.directory} may hold {self.limit_bytes}; raise limit_bytes"
             )
         folder.mkdir(parents=True, exist_ok=True)
-        target = folder / f"{key}~{digest}"
+        target = folder / f"{_MARK}{key}~{digest}"
         with AtomicFile(target) as file:
             for piece in pieces:
                 file.file.write(piece)
@@ -278,9 +284,24 @@ def default_cache_directory() -> Path:
     return Path.home() / ".cache" / "penstock"
 
 
+@contextlib.contextmanager
+def _making(key: str, lock: Path) -> Iterator[None]:
+    """While it is being made; a function that asks for what it makes would wait for itself."""
+    locks: set[Path] = _here.__dict__.setdefault("locks", set())
+    if lock in locks:
+        raise ConfigError(
+            f"{key} is asked for by the function that makes it, which would wait for itself; make it from other keys"
+        )
+    locks.add(lock)
+    try:
+        yield
+    finally:
+        locks.discard(lock)
+
+
 def _entry(file: Path) -> CacheEntry:
     stat = file.stat()
-    return CacheEntry(file.name.rpartition("~")[0], stat.st_size, stat.st_mtime)
+    return CacheEntry(file.name.rpartition("~")[0].removeprefix(_MARK), stat.st_size, stat.st_mtime)
 
 
 def _unlink(file: Path) -> bool:

@@ -15,7 +15,7 @@ import xxhash
 from penstock.files.atomic import write_atomic
 from penstock.files.listing import PathLike
 
-__all__ = ["FileFingerprint", "fingerprint_files", "hash_file"]
+__all__ = ["FileFingerprint", "fingerprint_files", "hash_file", "is_settled"]
 
 _READ_BYTES = 1 << 20
 _SETTLED_NS = 2_000_000_000
@@ -61,7 +61,7 @@ def fingerprint_files(paths: Iterable[PathLike], *, memo: PathLike | None = None
         else:
             digest = hash_file(path)
             after = path.stat()
-            if [after.st_size, after.st_mtime_ns, after.st_ino] == mark and _is_settled(stat):
+            if [after.st_size, after.st_mtime_ns, after.st_ino] == mark and is_settled(stat):
                 fresh[place] = [*mark, digest]
         found.append(FileFingerprint(path.name, stat.st_size, digest))
     if memo is not None and fresh:
@@ -69,7 +69,8 @@ def fingerprint_files(paths: Iterable[PathLike], *, memo: PathLike | None = None
     return found
 
 
-def _is_settled(stat: os.stat_result) -> bool:
+def is_settled(stat: os.stat_result) -> bool:
+    """Whether a file was left alone for long enough that another change would show in its time."""
     return time.time_ns() - stat.st_mtime_ns > _SETTLED_NS
 
 

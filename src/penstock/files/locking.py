@@ -100,15 +100,19 @@ class FileLock:
     def _try(self) -> bool:
         while True:
             handle = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
-            locked = _lock(handle)
-            if locked and self._has_the_name(handle):
+            try:
+                locked = _lock(handle)
+                ours = locked and self._has_the_name(handle)
+                if ours:
+                    _sign(handle)
+            except BaseException:
+                os.close(handle)  # or the lock would be held by nobody until the process ends
+                raise
+            if ours:
                 break
             os.close(handle)
             if not locked:
                 return False
-        facts = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-        os.truncate(handle, 0)
-        os.write(handle, orjson.dumps(facts))
         with _registry_guard:
             self._handle = handle
             _registry[str(self.path)] = self
@@ -123,6 +127,14 @@ class FileLock:
 
     def __repr__(self) -> str:
         return f"FileLock({str(self.path)!r}{', held' if self.held else ''})"
+
+
+def _sign(handle: int) -> None:
+    """Say who holds the lock. A full disk has no room for it; the lock holds without."""
+    facts = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+    with contextlib.suppress(OSError):
+        os.truncate(handle, 0)
+        os.write(handle, orjson.dumps(facts))
 
 
 if sys.platform == "win32":

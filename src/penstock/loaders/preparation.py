@@ -18,6 +18,7 @@ from penstock.files.locking import FileLock
 from penstock.loaders.recipes import Recipe, Steps
 from penstock.memory import MemoryBudget
 from penstock.pipeline import Pipeline, PipelineConfig, Report, Source
+from penstock.pipeline.chain import BrokenStageError
 from penstock.sinks import StoreSink
 from penstock.store import Manifest, Store, is_complete, open_store
 from penstock.store.manifest import is_store
@@ -139,11 +140,17 @@ def _prepare(job: _Job, progress: Shown | None) -> Prepared:
     sink = StoreSink(job.out, mode=job.mode, tokens=steps.tokens, mask=steps.mask, lineage=lineage)
     before = there.tokens or 0 if there is not None and job.mode == "append" else 0
     pipeline = Pipeline(job.source, steps.transforms, sink, config=job.config, budget=job.budget)
-    if progress is None:
-        report = pipeline.run(kept)
-    else:
-        with progress(pipeline) as shown:
-            report = pipeline.run(kept, progress=shown)
+    try:
+        if progress is None:
+            report = pipeline.run(kept)
+        else:
+            with progress(pipeline) as shown:
+                report = pipeline.run(kept, progress=shown)
+    except BrokenStageError:
+        shutil.rmtree(
+            job.work, ignore_errors=True
+        )  # what a broken stage made before it was found out is not to be kept
+        raise
     shutil.rmtree(job.work, ignore_errors=True)
     with open_store(job.out) as store:
         made = (store.manifest.tokens or 0) - before if not report.resumed else None

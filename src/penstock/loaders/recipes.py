@@ -54,6 +54,8 @@ class Recipe:
     """Columns to keep beside the tokens."""
     chat: Mapping[str, Any] = field(default_factory=dict)
     """More options of `FormatChat`, such as `train_on`."""
+    fast: bool = True
+    """Whether the fast tokenizer may be used, where it gives the ids of the reference."""
 
     def __post_init__(self) -> None:
         if self.truncation != "error" and self.max_length is None:
@@ -86,7 +88,7 @@ class Recipe:
 
     def steps(self, schema: pa.Schema, work: Path | None = None) -> Steps:
         """The transforms for rows of this schema; `work` is where deduplication keeps what it has seen."""
-        tokenizer = load_tokenizer(self.tokenizer)
+        tokenizer = load_tokenizer(self.tokenizer, fast=self.fast)
         self._wanted(schema.names)
         if self._is_chat(schema.names):
             steps = self._chat_steps(tokenizer, schema)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -99,6 +100,9 @@ class BrokenStageError(SchemaError):
 class Chain:
     """Transforms applied one after the other. Calling it is thread-safe when none of them is stateful."""
 
+    blames_row_for: type[Exception] = Exception
+    """What is about a row when a transform raises it; anything else ends the run as it is."""
+
     def __init__(self, transforms: Sequence[Transform], metrics: Sequence[StageMetrics]) -> None:
         self.transforms = list(transforms)
         self.metrics = list(metrics)
@@ -120,7 +124,7 @@ class Chain:
             since = metrics.begin(origin)
             try:
                 made = self._checked(i, transform.transform(batch))
-            except Exception as error:
+            except self.blames_row_for as error:
                 metrics.leave(since)
                 for _, counting in self._counting:
                     counting.undo_attempt()
@@ -226,9 +230,9 @@ class StepError(Exception):
 
 
 def stage_name(stage: object) -> str:
-    """How a stage is called in messages: its own repr if it has one, else its class or function name."""
+    """How a stage is called, in checkpoints too: its own repr if it has one, else its class or function name."""
     kind = type(stage)
-    if kind.__repr__ is not object.__repr__ and not callable(stage):
+    if kind.__repr__ is not object.__repr__ and not inspect.isroutine(stage) and not isinstance(stage, type):
         return repr(stage)
     return getattr(stage, "__name__", kind.__name__)
 

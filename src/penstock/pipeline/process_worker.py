@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import struct
@@ -9,7 +10,6 @@ import sys
 import traceback
 from typing import Any, BinaryIO
 
-import orjson
 import pyarrow as pa
 
 from penstock.pipeline.chain import BrokenStageError, Chain, StepError, stage_name
@@ -27,9 +27,16 @@ class _Recorder(StageMetrics):
         self.figures = (seconds, rows_in, rows_out, bytes_in, bytes_out)
 
 
+class _WorkerChain(Chain):
+    """Takes `sys.exit()` and the panic of a compiled library for errors of the row: a process that ends costs more, and
+    the row costs three of them."""
+
+    blames_row_for = BaseException  # type: ignore[assignment]  # it is only told of, never raised again here
+
+
 def serve(inward: BinaryIO, outward: BinaryIO, here: SharedBytes | None, back: SharedBytes | None) -> None:
     """Answer every batch with its result or its error, until the parent closes the pipe."""
-    chain = Chain([], [])
+    chain: Chain = _WorkerChain([], [])
     while (frame := read_frame(inward)) is not None:
         kind, payload = frame
         if kind == SETUP:
@@ -39,9 +46,9 @@ def serve(inward: BinaryIO, outward: BinaryIO, here: SharedBytes | None, back: S
             try:
                 transforms = cloudpickle.loads(payload)
             except Exception as error:
-                write_frame(outward, ERROR, f"{type(error).__name__}: {error}".encode())
+                write_frame(outward, ERROR, _told(error).encode(errors="replace"))
                 raise
-            chain = Chain(transforms, [_Recorder(stage_name(t), "transform") for t in transforms])
+            chain = _WorkerChain(transforms, [_Recorder(stage_name(t), "transform") for t in transforms])
             write_frame(outward, RESULT, b"ready")
         elif kind == SHARED:
             assert here is not None
@@ -66,12 +73,13 @@ def _answer(chain: Chain, payload: pa.Buffer | bytes, back: SharedBytes | None) 
             "index": step.index,
             "kind": type(step.error).__name__,
             "broken": isinstance(step.error, BrokenStageError),
-            "message": f"{type(step.error).__name__}: {step.error}",
+            "message": _told(step.error),
             "traceback": "".join(traceback.format_exception(step.error)),
         }
     if result is not None and back is not None:
         notes["shared"] = back.write_batch(result)
-    head = orjson.dumps(notes)
+    # A message may hold anything, lone surrogates too: those become question marks.
+    head = json.dumps(notes, ensure_ascii=False).encode(errors="replace")
     out = pa.BufferOutputStream()
     out.write(struct.pack("<Q", len(head)))
     out.write(head)
@@ -79,6 +87,14 @@ def _answer(chain: Chain, payload: pa.Buffer | bytes, back: SharedBytes | None) 
         with pa.ipc.new_stream(out, result.schema) as writer:
             writer.write_batch(result)
     return (RESULT if result is not None else ERROR), out.getvalue()
+
+
+def _told(error: BaseException) -> str:
+    kind = type(error).__name__
+    try:
+        return f"{kind}: {error}"
+    except Exception:  # noqa: BLE001 - an error that cannot be printed is still an error of the row
+        return f"{kind} (its message cannot be shown)"
 
 
 def main() -> None:

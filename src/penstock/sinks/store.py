@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -82,15 +81,11 @@ class StoreSink(Sink):
 
     @contextlib.contextmanager
     def _refusing(self) -> Iterator[None]:
-        """What Arrow has no form for is a matter of the schema; trouble with the disk is trouble with this store."""
+        """What Arrow has no form for is a matter of the schema."""
         try:
             yield
-        except OSError as error:
-            if error.errno is None or error.filename is not None:
-                raise
-            raise OSError(error.errno, os.strerror(error.errno), str(self.path)) from error
         except (pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowInvalid) as error:
             raise SchemaError(f"{self!r} cannot write these columns: {error}") from error
 
     def __repr__(self) -> str:
-        return f"StoreSink({str(self.path)!r})"
+        return f"StoreSink({self._writer.shown!r})"

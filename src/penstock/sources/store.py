@@ -13,8 +13,8 @@ from penstock.errors import ResumeError
 from penstock.files.listing import PathLike
 from penstock.pipeline.stages import Origin, Source, State
 from penstock.sources._schemas import check_columns, project
-from penstock.store.manifest import Manifest, read_manifest
-from penstock.store.shards import ShardReader
+from penstock.store.manifest import Manifest, read_manifest, store_path
+from penstock.store.shards import ShardReader, Verify, check_content, check_touched, check_verify
 
 __all__ = ["StoreSource"]
 
@@ -23,16 +23,26 @@ class StoreSource(Source):
     """The rows of a store in order, only the `columns` asked for, as views of its memory-mapped shards.
 
     One shard is mapped at a time. A position belongs to one version of the store: if a newer one has become current
-    since, pass `version=`.
+    since, pass `version=`. The checksum of a shard is compared when it is opened, once in a process (`verify="touch"`),
+    of all shards before the first row (`"full"`), or not at all (`"fast"`).
     """
 
-    def __init__(self, path: PathLike, *, columns: Sequence[str] | None = None, version: int | None = None) -> None:
-        self.path = Path(path).expanduser()
+    def __init__(
+        self,
+        path: PathLike,
+        *,
+        columns: Sequence[str] | None = None,
+        version: int | None = None,
+        verify: Verify = "touch",
+    ) -> None:
+        self.path, self._shown = store_path(path), str(Path(path).expanduser())
+        self._verify = check_verify(verify)
         self._columns = check_columns(columns)
         self._version = version
         self._read: Manifest | None = None
         self._starts: list[int] = []
         self._row = 0
+        self._verified = False
         self._opened: tuple[int, ShardReader] | None = None
         self._pending: pa.RecordBatch | None = None
         self._origin: Origin | None = None
@@ -53,6 +63,10 @@ class StoreSource(Source):
         if self._row >= self.manifest.rows:
             self.close()
             return None
+        if self._verify == "full" and not self._verified:
+            for entry in dict.fromkeys(self.manifest.shards):
+                check_content(self.path, entry)
+            self._verified = True
         if self._pending is None:
             self._pending = self._piece()
         batch, rest = self._pending.slice(0, max_rows), self._pending.slice(max_rows)
@@ -101,13 +115,16 @@ class StoreSource(Source):
         shard = bisect_right(self._starts, self._row) - 1
         if self._opened is None or self._opened[0] != shard:
             self._opened = None  # one mapping at a time
-            self._opened = (shard, ShardReader(self.path, manifest.shards[shard], manifest.tokens_column))
+            if self._verify == "touch":
+                check_touched(self.path, manifest.shards[shard])
+            self._opened = (shard, ShardReader(self.path, manifest.shards[shard], manifest))
         reader, within = self._opened[1], self._row - self._starts[shard]
         number = reader.find(within)
         batch = reader.batch(number).slice(within - reader.starts[number])
         return batch if self._columns is None else batch.select(self._columns)
 
     def __repr__(self) -> str:
+        # Without `verify`, which does not change a row: a run may be resumed with another one.
         options = {"columns": self._columns, "version": self._version}
         shown = "".join(f", {name}={value!r}" for name, value in options.items() if value is not None)
-        return f"StoreSource({str(self.path)!r}{shown})"
+        return f"StoreSource({self._shown!r}{shown})"

@@ -22,6 +22,7 @@ from penstock.store.manifest import BUILD, SHARDS, ShardEntry
 __all__ = ["Build", "Staged"]
 
 _JOURNAL, _COMPLETE, _OWNER = "journal.jsonl", "complete", "run"
+_PLAIN = b" without a checkpoint"
 _MAGIC_BYTES = 8
 """An Arrow file is an Arrow stream with this many bytes before it and a footer behind."""
 
@@ -96,9 +97,16 @@ class Build:
             if file.name not in keep:
                 file.unlink()
 
-    def own(self, run: str) -> None:
-        """Say whose files these are, before there are any."""
-        write_atomic(self.path / _OWNER, run.encode())
+    def own(self, run: str, *, durable: bool) -> None:
+        """Say whose files these are, before there are any, and whether a checkpoint may come back to them."""
+        write_atomic(self.path / _OWNER, run.encode() if durable else run.encode() + _PLAIN)
+
+    def owner(self) -> str | None:
+        """The run that may still come back to these files; None if nobody can."""
+        with contextlib.suppress(FileNotFoundError):
+            owner = (self.path / _OWNER).read_bytes()
+            return None if owner.endswith(_PLAIN) else owner.decode(errors="replace")
+        return None
 
     def check_owner(self, run: str) -> None:
         """Files of another run have the same names: a checkpoint must not count on them."""

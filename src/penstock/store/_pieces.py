@@ -1,7 +1,8 @@
 """Where a shard is cut: a function of the rows alone, so that the same rows always make the same files.
 
 Rows are collected into pieces (record batches of about a megabyte, or one larger row), and pieces into shards. How the
-rows were split into batches before leaves no trace: a piece is put together anew, without what lies around a slice.
+rows were split into batches before leaves no trace: a piece is put together anew, without what lies around a slice or
+beneath a null.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import pyarrow as pa
 
 from penstock.errors import SchemaError
 from penstock.memory.views import compact
+from penstock.store._nulls import without_hidden
 
 __all__ = ["Pieces", "plain_batch", "plain_schema", "row_bytes"]
 
@@ -79,7 +81,7 @@ def row_bytes(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """The schema as it is stored: dictionaries as the values they stand for."""
+    """The schema as it is stored: dictionaries as the values they stand for, without metadata but that of columns."""
     fields = []
     for column in schema:
         if pa.types.is_dictionary(column.type):
@@ -95,9 +97,9 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def plain_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """A batch with its dictionaries taken apart: which of them a batch has depends on how rows were split."""
+    """A batch with its dictionaries taken apart, which depend on how rows were split, and nothing beneath its nulls."""
     columns = [c.dictionary_decode() if pa.types.is_dictionary(c.type) else c for c in batch.columns]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    return pa.RecordBatch.from_arrays([without_hidden(column) for column in columns], schema=schema)
 
 
 def _storage(kind: pa.DataType) -> pa.DataType:

@@ -16,9 +16,20 @@ import xxhash
 
 from penstock.errors import DataError
 from penstock.files.atomic import write_atomic
+from penstock.files.listing import PathLike
 from penstock.store.lineage import Lineage
 
-__all__ = ["FORMAT_VERSION", "Manifest", "ShardEntry", "is_store", "manifest_path", "read_manifest", "write_manifest"]
+__all__ = [
+    "FORMAT_VERSION",
+    "Manifest",
+    "ShardEntry",
+    "is_store",
+    "manifest_path",
+    "read_manifest",
+    "store_path",
+    "version_numbers",
+    "write_manifest",
+]
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -28,7 +39,10 @@ VERSIONS, SHARDS, BUILD = "versions", "shards", ".build"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardEntry:
-    """One shard: an Arrow IPC file and its index, both named by the content of the first."""
+    """One shard: an Arrow IPC file and its index, each named by its content.
+
+    The same rows may have several indexes, one for each choice of the column of tokens.
+    """
 
     name: str
     """xxh3-128 of the Arrow file, as hex."""
@@ -46,7 +60,7 @@ class ShardEntry:
 
     @property
     def index_file(self) -> str:
-        return f"{SHARDS}/{self.name}.index"
+        return f"{SHARDS}/{self.name}-{self.index_checksum[:16]}.index"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,9 +144,20 @@ class Manifest:
         )
 
 
+def version_numbers(home: Path) -> list[int]:
+    """In ascending order."""
+    return sorted(int(file.stem) for file in (home / VERSIONS).glob("*.json") if file.stem.isdigit())
+
+
 def is_store(path: Path) -> bool:
     """Whether a directory holds a published store."""
     return (path / MANIFEST_NAME).is_file()
+
+
+def store_path(path: PathLike) -> Path:
+    """Where a store is, whatever directory becomes the current one later."""
+    home = Path(path).expanduser().absolute()
+    return home if home.name not in ("", "..") else home.resolve()
 
 
 def manifest_path(path: Path, version: int | None = None) -> Path:
@@ -154,18 +179,18 @@ def read_manifest(path: Path, version: int | None = None) -> Manifest:
         if not isinstance(written, int):
             raise TypeError(f"its format is {written!r}")
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise _damaged(file, f"it is not a manifest ({error})") from error
+        raise _damaged(path, file, f"it is not a manifest ({error})") from error
     if written > FORMAT_VERSION:
         raise DataError(
             f"the store has format {written}, this release reads up to {FORMAT_VERSION}; update penstock",
             file=str(file),
         )
     if stated != _checksum(facts):
-        raise _damaged(file, "its content does not match its checksum")
+        raise _damaged(path, file, "its content does not match its checksum")
     try:
         return Manifest.from_dict(facts)
     except (ValueError, TypeError, KeyError, zlib.error, pa.ArrowException) as error:
-        raise _damaged(file, str(error)) from error
+        raise _damaged(path, file, str(error)) from error
 
 
 def write_manifest(path: Path, manifest: Manifest, *, current: bool) -> None:
@@ -181,15 +206,18 @@ def _checksum(facts: Mapping[str, Any]) -> str:
     return xxhash.xxh3_128_hexdigest(orjson.dumps(facts, option=orjson.OPT_SORT_KEYS))
 
 
-def _damaged(file: Path, why: str) -> DataError:
+def _damaged(path: Path, file: Path, why: str) -> DataError:
     return DataError(
-        f"the manifest is damaged: {why}; check out another version, or prepare the store again", file=str(file)
+        f"the manifest is damaged: {why}; check out another version (there are {version_numbers(path)}), or delete the "
+        "store and prepare it again",
+        file=str(file),
     )
 
 
 def _nothing_there(path: Path, version: int | None) -> Exception:
     if version is None or not is_store(path):
         there = "there is no manifest.json in it" if path.is_dir() else "no such directory"
+        if numbers := version_numbers(path):
+            there += f", though it has the versions {numbers}: check one out"
         return FileNotFoundError(f"{str(path)!r} is not a store: {there} (looked from {Path.cwd()})")
-    numbers = sorted(int(file.stem) for file in (path / VERSIONS).glob("*.json") if file.stem.isdigit())
-    return DataError(f"the store has no version {version}; it has {numbers}", file=str(path))
+    return DataError(f"the store has no version {version}; it has {version_numbers(path)}", file=str(path))

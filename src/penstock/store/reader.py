@@ -2,42 +2,48 @@
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from operator import index
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, overload
+from typing import Any, Self, overload
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.errors import ConfigError, DataError, SchemaError
+from penstock.errors import DataError, SchemaError
 from penstock.files.listing import PathLike
-from penstock.store.manifest import Manifest, is_store, read_manifest
-from penstock.store.shards import Piece, ShardReader, check_content, check_size, read_lengths
+from penstock.store.manifest import Manifest, ShardEntry, is_store, read_manifest, store_path
+from penstock.store.shards import (
+    Piece,
+    ShardReader,
+    Verify,
+    check_content,
+    check_size,
+    check_touched,
+    check_verify,
+    damaged,
+    read_lengths,
+)
 
 __all__ = ["Store", "Verify", "describe", "find_store", "is_complete", "open_store"]
 
-Verify = Literal["fast", "touch", "full"]
-_CHECKS = ("fast", "touch", "full")
 _MOST_PIECES = 1 << 14
 
 
-def open_store(path: PathLike, version: int | None = None, *, verify: Verify = "fast") -> Store:
+def open_store(path: PathLike, version: int | None = None, *, verify: Verify = "touch") -> Store:
     """A random-access view of a version of a store (default: the current one).
 
-    `verify="fast"` looks whether every file is there and as long as it was; `"touch"` also compares the checksum of a
-    shard when it is first touched; `"full"` those of all shards now, which reads them.
+    Looks whether every file is there and as long as it was. With `verify="touch"` the checksum of a shard is compared
+    when one of its rows is first asked for, once in a process, which reads the shard (some gigabytes a second);
+    `"full"` compares all of them now. `"fast"` compares none: a flipped bit then gives wrong rows, or ends the process.
     """
-    if verify not in _CHECKS:
-        raise ConfigError(f"verify must be one of {', '.join(_CHECKS)}, got {verify!r}")
-    home = Path(path).expanduser()
-    manifest = read_manifest(home, version)
-    check = check_content if verify == "full" else check_size
-    for entry in {entry.name: entry for entry in manifest.shards}.values():
-        check(home, entry)
-    return Store(home, manifest, verify=verify)
+    check = check_content if check_verify(verify) == "full" else check_size
+    home = store_path(path)
+    return Store(home, _read_checked(home, version, check), verify=verify, shown=os.fspath(path))
 
 
 class Store(Sequence[dict[str, Any]]):
@@ -47,8 +53,10 @@ class Store(Sequence[dict[str, Any]]):
     threads. Pickling keeps the path and the version: a worker process opens the store again.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, *, verify: Verify = "fast") -> None:
+    def __init__(self, path: Path, manifest: Manifest, *, verify: Verify = "touch", shown: str | None = None) -> None:
         self.path, self.manifest, self._verify = path, manifest, verify
+        self.shown = shown if shown is not None else str(path)
+        """The path as it was given."""
         self._starts = [0, *np.cumsum([shard.rows for shard in manifest.shards], dtype=np.int64).tolist()]
         self._readers: dict[int, ShardReader] = {}
         self._pieces: dict[tuple[int, int], Piece] = {}
@@ -71,7 +79,7 @@ class Store(Sequence[dict[str, Any]]):
             if self.manifest.tokens_column is None:
                 raise SchemaError(f"{self.path} was written with tokens=None, so its rows have no lengths")
             self._check_open()
-            parts = [read_lengths(self.path, shard) for shard in self.manifest.shards]
+            parts = [read_lengths(self.path, shard, self._verify) for shard in self.manifest.shards]
             lengths = np.concatenate([np.zeros(0, np.int32), *parts])
             lengths.flags.writeable = False
             self._lengths = lengths
@@ -89,18 +97,20 @@ class Store(Sequence[dict[str, Any]]):
     def __getitem__(self, row: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
         if isinstance(row, slice):
             return [self[number] for number in range(*row.indices(len(self)))]
-        number = row + len(self) if row < 0 else row
+        number = index(row)
+        if number < 0:
+            number += len(self)
         if not 0 <= number < len(self):
             raise IndexError(f"row {row} of a store with {len(self)} rows")
         piece, within = self._find(number)
-        return piece.row(within)
+        try:
+            return piece.row(within)
+        except (pa.ArrowException, UnicodeDecodeError) as error:
+            raise self._damaged(number, error) from error
 
     def take(self, rows: npt.ArrayLike, columns: Sequence[str] | None = None) -> pa.RecordBatch:
         """Rows by their numbers, in that order, repeated if asked for, as one batch. This copies them."""
-        wanted = np.asarray(rows, dtype=np.int64).ravel()
-        wanted = np.where(wanted < 0, wanted + len(self), wanted)
-        if len(wanted) and not 0 <= wanted.min() <= wanted.max() < len(self):
-            raise IndexError(f"rows from {wanted.min()} to {wanted.max()} of a store with {len(self)} rows")
+        wanted = self._numbers(rows)
         schema = self._projected(columns)
         order = np.argsort(wanted, kind="stable")
         parts, done = [], 0
@@ -109,7 +119,10 @@ class Store(Sequence[dict[str, Any]]):
             last = int(wanted[order[done]]) - within + piece.batch.num_rows
             stop = done + int(np.searchsorted(wanted[order[done:]], last))
             numbers = wanted[order[done:stop]] - (last - piece.batch.num_rows)
-            parts.append(piece.batch.select(schema.names).take(pa.array(numbers)))
+            try:
+                parts.append(piece.batch.select(schema.names).take(pa.array(numbers)))
+            except pa.ArrowException as error:
+                raise self._damaged(last - piece.batch.num_rows, error) from error
             done = stop
         if not parts:
             return pa.RecordBatch.from_pylist([], schema=schema)
@@ -120,9 +133,12 @@ class Store(Sequence[dict[str, Any]]):
     def batches(
         self, start: int = 0, stop: int | None = None, *, columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Rows `start` to `stop` in order, as views of the file of about a megabyte each."""
+        """Rows `start` to `stop` in order, as views of the file of about a megabyte each.
+
+        Negative numbers count from the end, as in a slice.
+        """
         names = self._projected(columns).names
-        row, end = max(0, start), len(self) if stop is None else min(stop, len(self))
+        row, end, _ = slice(start, stop).indices(len(self))
         while row < end:
             self._check_open()
             shard = bisect_right(self._starts, row) - 1
@@ -147,7 +163,9 @@ class Store(Sequence[dict[str, Any]]):
             self._check_open()
             if len(self._pieces) >= _MOST_PIECES:
                 self._pieces = {}  # cheap to make again; a store of terabytes must not fill the memory with views
-            piece = Piece(reader.batch(number), reader.starts[number])
+            batch = reader.batch(number)
+            with reader.reading(reader.starts[number]):
+                piece = Piece(batch, reader.starts[number])
             self._pieces[shard, number] = piece
         return piece, within - piece.start
 
@@ -157,9 +175,29 @@ class Store(Sequence[dict[str, Any]]):
             self._check_open()
             entry = self.manifest.shards[shard]
             if self._verify == "touch":
-                check_content(self.path, entry)
-            reader = self._readers.setdefault(shard, ShardReader(self.path, entry, self.manifest.tokens_column))
+                check_touched(self.path, entry)
+            reader = self._readers.setdefault(shard, ShardReader(self.path, entry, self.manifest))
         return reader
+
+    def _numbers(self, rows: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """Row numbers from the beginning, all of them there."""
+        given = np.asarray(rows).ravel()
+        if not len(given):
+            return np.zeros(0, np.int64)
+        if given.dtype.kind not in "iu":
+            raise TypeError(
+                f"take() needs row numbers, which are integers, and got {given.dtype.name}; "
+                "of a mask, np.flatnonzero(mask) makes row numbers"
+            )
+        lowest, highest = int(given.min()), int(given.max())
+        if lowest < -len(self) or highest >= len(self):
+            raise IndexError(f"rows from {lowest} to {highest} of a store with {len(self)} rows")
+        wanted = given.astype(np.int64)
+        return np.where(wanted < 0, wanted + len(self), wanted)
+
+    def _damaged(self, row: int, error: Exception) -> DataError:
+        shard = bisect_right(self._starts, row) - 1
+        return damaged(self.path / self.manifest.shards[shard].file, str(error), row - self._starts[shard])
 
     def _projected(self, columns: Sequence[str] | None) -> pa.Schema:
         if columns is None:
@@ -198,18 +236,16 @@ class Store(Sequence[dict[str, Any]]):
         self.close()
 
     def __repr__(self) -> str:
-        return f"Store({str(self.path)!r}, version {self.manifest.version}, {len(self)} rows, {self.tokens} tokens)"
+        return f"Store({self.shown!r}, version {self.manifest.version}, {len(self)} rows, {self.tokens} tokens)"
 
 
 def is_complete(path: PathLike, key: str | None = None) -> bool:
     """Whether a whole store is at `path`, all its files there and, if `key` is given, made of exactly that."""
-    home = Path(path).expanduser()
+    home = store_path(path)
     if not is_store(home):
         return False
     try:
-        manifest = read_manifest(home)
-        for entry in manifest.shards:
-            check_size(home, entry)
+        manifest = _read_checked(home, None, check_size)
     except DataError:
         return False
     return key is None or manifest.key == key
@@ -224,6 +260,22 @@ def find_store(directory: PathLike, key: str) -> Path | None:
     return None
 
 
+def _read_checked(home: Path, version: int | None, check: Callable[[Path, ShardEntry], None]) -> Manifest:
+    """The manifest of a version whose shards are all there."""
+    manifest = read_manifest(home, version)
+    while True:
+        try:
+            for entry in dict.fromkeys(manifest.shards):
+                check(home, entry)
+            return manifest
+        except DataError:
+            # Another version may have become current meanwhile, and this one been pruned.
+            newer = read_manifest(home, version)
+            if newer.checksum == manifest.checksum:
+                raise
+            manifest = newer
+
+
 def describe(store: Store) -> dict[str, Any]:
     """What there is to say about a store in a few lines, as plain values."""
     manifest = store.manifest
@@ -235,7 +287,7 @@ def describe(store: Store) -> dict[str, Any]:
     if manifest.supervised is not None and manifest.tokens:
         share = manifest.supervised / manifest.tokens
     return {
-        "path": str(store.path),
+        "path": store.shown,
         "version": manifest.version,
         "parent": manifest.parent,
         "created": manifest.created,

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.errors import DataError
-from penstock.files.fingerprints import hash_file
-from penstock.store.manifest import ShardEntry
+from penstock.errors import ConfigError, DataError
+from penstock.files.fingerprints import hash_file, is_settled
+from penstock.store.manifest import Manifest, ShardEntry
 
-__all__ = ["Piece", "ShardReader", "check_content", "check_size"]
+__all__ = ["Piece", "ShardReader", "Verify", "check_content", "check_size", "check_touched", "check_verify", "damaged"]
+
+Verify = Literal["fast", "touch", "full"]
+"""How much is looked at: sizes; also the checksum of a shard when it is first touched; all checksums at once."""
 
 Getter = Callable[[int], Any]
+_CHECKS = ("fast", "touch", "full")
+_MOST_REMEMBERED = 1 << 16
+
+_intact: set[tuple[str, str, int, int, int]] = set()
+"""Files whose checksum was right, with the size, time and inode they had then."""
 
 
 class ShardReader:
@@ -26,7 +35,7 @@ class ShardReader:
     Views stay valid as long as they are referred to, whatever happens to the reader.
     """
 
-    def __init__(self, home: Path, entry: ShardEntry, tokens: str | None) -> None:
+    def __init__(self, home: Path, entry: ShardEntry, manifest: Manifest) -> None:
         check_size(home, entry)
         self.path, self.rows = home / entry.file, entry.rows
         try:
@@ -34,11 +43,13 @@ class ShardReader:
             with pa.memory_map(str(self.path)) as file:
                 self._reader = pa.ipc.open_file(pa.BufferReader(file.read_buffer()))
             index = np.fromfile(home / entry.index_file, "<i4")
-            rows = index[entry.rows if tokens is not None else 0 :]
+            rows = index[entry.rows if manifest.tokens_column is not None else 0 :]
+            if not self._reader.schema.equals(manifest.schema):
+                raise pa.ArrowInvalid("its columns are not those of the store")
             if len(rows) != self._reader.num_record_batches or int(rows.sum()) != entry.rows:
                 raise pa.ArrowInvalid("the index does not go with it")
         except (pa.ArrowException, OSError) as error:
-            raise _damaged(self.path, str(error)) from error
+            raise damaged(self.path, str(error)) from error
         self.starts: list[int] = [0, *np.cumsum(rows).tolist()]
         """The first row of each piece, and the row behind the last."""
 
@@ -47,10 +58,20 @@ class ShardReader:
         return bisect_right(self.starts, row) - 1
 
     def batch(self, piece: int) -> pa.RecordBatch:
+        with self.reading(self.starts[piece]):
+            batch = self._reader.get_batch(piece)
+            batch.validate()  # sizes of buffers only: a few microseconds, and not every damage ends the process
+            if batch.num_rows != self.starts[piece + 1] - self.starts[piece]:
+                raise pa.ArrowInvalid(f"a record batch has {batch.num_rows} rows, the index says otherwise")
+            return batch
+
+    @contextmanager
+    def reading(self, row: int) -> Iterator[None]:
+        """What Arrow and Python say of bytes that are not what they should be, said with the file."""
         try:
-            return self._reader.get_batch(piece)
-        except (pa.ArrowException, OSError) as error:
-            raise _damaged(self.path, str(error), self.starts[piece]) from error
+            yield
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise damaged(self.path, str(error), row) from error
 
 
 class Piece:
@@ -66,15 +87,17 @@ class Piece:
         return {name: get(row) for name, get in self.getters}
 
 
-def read_lengths(home: Path, entry: ShardEntry) -> npt.NDArray[np.int32]:
+def read_lengths(home: Path, entry: ShardEntry, verify: Verify) -> npt.NDArray[np.int32]:
     """Tokens of each row, from the index alone."""
     path = home / entry.index_file
     try:
+        if verify == "touch":
+            _check_once(path, entry.index_checksum)
         lengths = np.fromfile(path, "<i4", entry.rows)
     except OSError as error:
-        raise _damaged(path, str(error)) from error
+        raise damaged(path, str(error)) from error
     if len(lengths) < entry.rows:
-        raise _damaged(path, f"it has {len(lengths)} lengths for {entry.rows} rows")
+        raise damaged(path, f"it has {len(lengths)} lengths for {entry.rows} rows")
     return lengths
 
 
@@ -85,23 +108,60 @@ def check_size(home: Path, entry: ShardEntry) -> None:
         try:
             size = path.stat().st_size
         except FileNotFoundError:
-            raise DataError(
-                "this shard is missing; restore the file, check out a version without it, or prepare the store again",
-                file=str(path),
-            ) from None
+            raise _missing(path) from None
         if size != wanted:
-            raise _damaged(path, f"it has {size} bytes and had {wanted}")
+            raise damaged(path, f"it has {size} bytes and had {wanted}")
 
 
 def check_content(home: Path, entry: ShardEntry) -> None:
     """Read the files of a shard and compare their checksums."""
     check_size(home, entry)
-    for name, wanted in ((entry.file, entry.name), (entry.index_file, entry.index_checksum)):
-        if (digest := hash_file(home / name)) != wanted:
-            raise _damaged(home / name, f"its checksum is {digest} and was {wanted}")
+    _check_hash(home / entry.file, entry.name)
+    _check_hash(home / entry.index_file, entry.index_checksum)
 
 
-def _damaged(path: Path, why: str, row: int = 0) -> DataError:
+def check_touched(home: Path, entry: ShardEntry) -> None:
+    """The same, but once in a process: files that have not changed since are not read again."""
+    check_size(home, entry)
+    _check_once(home / entry.file, entry.name)
+    _check_once(home / entry.index_file, entry.index_checksum)
+
+
+def check_verify(verify: Verify) -> Verify:
+    if verify not in _CHECKS:
+        raise ConfigError(f"verify must be one of {', '.join(_CHECKS)}, got {verify!r}")
+    return verify
+
+
+def _check_once(path: Path, wanted: str) -> None:
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        raise _missing(path) from None
+    mark = (str(path), wanted, stat.st_size, stat.st_mtime_ns, stat.st_ino)
+    if mark in _intact:
+        return
+    _check_hash(path, wanted)
+    if is_settled(stat):
+        if len(_intact) >= _MOST_REMEMBERED:
+            _intact.clear()
+        _intact.add(mark)
+
+
+def _check_hash(path: Path, wanted: str) -> None:
+    if (digest := hash_file(path)) != wanted:
+        raise damaged(path, f"its checksum is {digest} and was {wanted}")
+
+
+def _missing(path: Path) -> DataError:
+    return DataError(
+        "this shard is missing; restore the file, check out a version without it, or prepare the store again",
+        file=str(path),
+    )
+
+
+def damaged(path: Path, why: str, row: int = 0) -> DataError:
+    """A shard that is not what it was."""
     return DataError(
         f"this shard is damaged: {why}; restore the file, check out a version without it, or prepare the store again",
         file=str(path),
@@ -121,7 +181,7 @@ def _getter(column: pa.Array) -> Getter:
     if pa.types.is_fixed_size_list(kind) and not column.null_count:
         values = _numbers(column.values)
         if values is not None:
-            return _block_getter(values.reshape(-1, kind.list_size))
+            return _block_getter(values.reshape(len(column), kind.list_size))
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
         numbers = column.to_numpy() if not column.null_count else None
         if numbers is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,14 +13,18 @@ from typing import Any
 from penstock.errors import ConfigError
 from penstock.files.listing import PathLike
 from penstock.files.locking import FileLock
+from penstock.store._build import Build
 from penstock.store.manifest import (
     BUILD,
     SHARDS,
     VERSIONS,
     Manifest,
     ShardEntry,
+    is_store,
     manifest_path,
     read_manifest,
+    store_path,
+    version_numbers,
     write_manifest,
 )
 
@@ -53,14 +58,14 @@ class Pruned:
 
 def versions(path: PathLike) -> list[Manifest]:
     """Every version of the store, oldest first. The current one is `open_store(path).manifest.version`."""
-    home = Path(path).expanduser()
-    read_manifest(home)  # not a store, or not a readable one: say so
+    home = store_path(path)
+    _check_is_store(home)
     return [read_manifest(home, number) for number in version_numbers(home)]
 
 
 def diff(path: PathLike, old: int, new: int | None = None) -> Difference:
     """Compare two versions by their shards, without reading a row; `new=None` is the current one."""
-    home = Path(path).expanduser()
+    home = store_path(path)
     before, after = read_manifest(home, old), read_manifest(home, new)
     gone, come = _surplus(before, after), _surplus(after, before)
     facts = ("columns", "tokens_column", "mask_column", "key")
@@ -81,8 +86,11 @@ def diff(path: PathLike, old: int, new: int | None = None) -> Difference:
 
 
 def checkout(path: PathLike, version: int) -> Manifest:
-    """Make a version the current one, in one step. Stores that are open keep the version they have."""
-    home = Path(path).expanduser()
+    """Make a version the current one, in one step. Stores that are open keep the version they have.
+
+    This also mends a store whose manifest.json is damaged or gone.
+    """
+    home = store_path(path)
     with _alone(home):
         manifest = read_manifest(home, version)
         write_manifest(home, manifest, current=True)
@@ -97,31 +105,28 @@ def prune(path: PathLike, *, keep_versions: int | None = None) -> Pruned:
     """
     if keep_versions is not None and keep_versions < 1:
         raise ConfigError(f"keep_versions must be at least 1, got {keep_versions}")
-    home = Path(path).expanduser()
+    home = store_path(path)
     with _alone(home):
-        if (home / BUILD).exists():
-            raise ConfigError(
-                f"{home} has an unfinished run in {BUILD}, whose shards no version refers to yet; "
-                "finish that run, or delete that directory, and prune again"
-            )
         current = read_manifest(home)
         numbers = version_numbers(home)
         going = numbers[:-keep_versions] if keep_versions is not None else []
         going = [number for number in going if number != current.version]
-        needed = {current.version: current} | {n: read_manifest(home, n) for n in numbers if n not in going}
-        names = {name for manifest in needed.values() for shard in manifest.shards for name in _files(shard.name)}
+        kept = [current, *(read_manifest(home, n) for n in numbers if n not in going and n != current.version)]
+        _drop_build(home, current, kept)
+        names = {name for manifest in kept for shard in manifest.shards for name in (shard.file, shard.index_file)}
         for number in going:
             manifest_path(home, number).unlink()
-        strays = [file for file in (home / SHARDS).iterdir() if file.name not in names]
+        shards = (home / SHARDS).iterdir() if (home / SHARDS).is_dir() else ()
+        strays = [file for file in shards if f"{SHARDS}/{file.name}" not in names] + half_written(home)
         freed = sum(file.stat().st_size for file in strays)
         for file in strays:
             file.unlink()
     return Pruned(tuple(going), len(strays), freed)
 
 
-def version_numbers(home: Path) -> list[int]:
-    """In ascending order."""
-    return sorted(int(file.stem) for file in (home / VERSIONS).glob("*.json") if file.stem.isdigit())
+def half_written(home: Path) -> list[Path]:
+    """Manifests that nobody writes any more: whoever asks holds the lock, and so did whoever was killed."""
+    return [file for folder in (home, home / VERSIONS) for file in folder.glob(".*.json.*.tmp")]
 
 
 def lock_of(path: Path) -> Path:
@@ -131,7 +136,7 @@ def lock_of(path: Path) -> Path:
 
 @contextmanager
 def _alone(home: Path) -> Iterator[None]:
-    read_manifest(home)
+    _check_is_store(home)
     with FileLock(lock_of(home)) as lock:
         if not lock.acquire():
             raise ConfigError(f"{home} is being written by {lock.owner()}; try again when it has ended")
@@ -150,5 +155,22 @@ def _surplus(one: Manifest, other: Manifest) -> list[ShardEntry]:
     return surplus
 
 
-def _files(name: str) -> tuple[str, str]:
-    return f"{name}.arrow", f"{name}.index"
+def _check_is_store(home: Path) -> None:
+    """A damaged manifest of the current version is in nobody's way here; no version at all is."""
+    if not is_store(home) and not version_numbers(home):
+        read_manifest(home)
+
+
+def _drop_build(home: Path, current: Manifest, known: list[Manifest]) -> None:
+    """Remove what a killed run left, if no checkpoint can come back to it; else refuse."""
+    build = Build(home)
+    if not build.path.exists():
+        return
+    owner = build.owner()
+    published = any(manifest.run == owner and manifest.version <= current.version for manifest in known)
+    if owner is not None and not published:
+        raise ConfigError(
+            f"{home} has an unfinished run in {BUILD}, whose shards no version refers to yet; "
+            "finish that run, or delete that directory, and prune again"
+        )
+    shutil.rmtree(build.path)

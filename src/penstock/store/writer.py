@@ -14,7 +14,7 @@ from typing import Self
 import pyarrow as pa
 
 from penstock.errors import ConfigError, ResumeError, SchemaError
-from penstock.files.atomic import sync_directory
+from penstock.files.atomic import naming, sync_directory
 from penstock.files.listing import PathLike
 from penstock.files.locking import FileLock
 from penstock.memory.budget import parse_bytes
@@ -25,8 +25,16 @@ from penstock.store._build import Build, Staged
 from penstock.store._pieces import Pieces, plain_batch, plain_schema
 from penstock.store._shard_writer import ShardWriter
 from penstock.store.lineage import Lineage, combined_key
-from penstock.store.manifest import BUILD, Manifest, is_store, read_manifest, write_manifest
-from penstock.store.versions import lock_of, version_numbers
+from penstock.store.manifest import (
+    BUILD,
+    Manifest,
+    is_store,
+    read_manifest,
+    store_path,
+    version_numbers,
+    write_manifest,
+)
+from penstock.store.versions import half_written, lock_of
 
 __all__ = ["StoreWriter", "append"]
 
@@ -42,8 +50,8 @@ class StoreWriter:
     ones stay readable. Only one writer at a time: another is refused, after waiting `wait_seconds` for the first.
 
     Shards end where the rows say (within `shard_bytes`, unless one row is larger), never where a batch or a run ended,
-    so the same rows make the same files. Dictionaries are stored as their values. What is held in memory is less than
-    two pieces of a megabyte.
+    so the same rows make the same files. Dictionaries are stored as their values, and the metadata of a schema (not
+    that of its columns) is left out. What is held in memory is less than two pieces of a megabyte.
 
         with StoreWriter("corpus.store") as writer:
             writer.write(batch)
@@ -65,7 +73,9 @@ class StoreWriter:
             raise ConfigError(f"{os.fspath(path)!r} is a URL; a store is written to a local path")
         if mode not in _MODES:
             raise ConfigError(f"mode must be one of {', '.join(_MODES)}, got {mode!r}")
-        self.path = Path(path).expanduser()
+        self.path, self.shown = store_path(path), str(Path(path).expanduser())
+        if not self.path.name:
+            raise ConfigError(f"{self.shown!r} cannot be a store; name a directory in it")
         self.lineage = lineage if lineage is not None else Lineage()
         self._mode, self._asked = mode, (tokens, mask)
         self._shard_bytes = parse_bytes(shard_bytes)
@@ -100,19 +110,24 @@ class StoreWriter:
         """Add rows; the first batch, even an empty one, says which columns there are."""
         if self.manifest is not None:
             raise ConfigError(f"{self.path} has been published; call reset(), or use another writer")
-        self._begin()
-        if self._given is None:
-            self._set_schema(batch.schema)
-        elif not batch.schema.equals(self._given):
-            difference = describe_difference(self._given, batch.schema)
-            raise SchemaError(f"{self!r} got another schema than before: {difference}")
-        for piece, size in self._pieces.add(plain_batch(batch, self._schema)):
-            self._write_piece(piece, size)
+        with naming(str(self.path)):
+            self._begin()
+            if self._given is None:
+                self._set_schema(batch.schema)
+            elif not batch.schema.equals(self._given):
+                difference = describe_difference(self._given, batch.schema)
+                raise SchemaError(f"{self!r} got another schema than before: {difference}")
+            for piece, size in self._pieces.add(plain_batch(batch, self._schema)):
+                self._write_piece(piece, size)
 
     def publish(self) -> Manifest:
         """Make everything written so far a version of the store, in one step. A second call gives the same."""
-        if self.manifest is not None:
-            return self.manifest
+        if self.manifest is None:
+            with naming(str(self.path)):
+                self.manifest = self._publish()
+        return self.manifest
+
+    def _publish(self) -> Manifest:
         self._begin()
         rest = self._pieces.rest()
         if rest is not None:
@@ -122,10 +137,10 @@ class StoreWriter:
             self._build.save_journal(self._shards)
             self._build.mark_complete(self._run)
         self._build.place(self._shards)
-        self.manifest = self._new_manifest()
-        self._show(self.manifest)
+        manifest = self._new_manifest()
+        self._show(manifest)
         self._lock.release()
-        return self.manifest
+        return manifest
 
     def memory_usage(self) -> int:
         """Bytes of the rows that wait to fill a piece."""
@@ -155,6 +170,10 @@ class StoreWriter:
         if not self._durable:
             raise ConfigError("checkpoint() without restore(): a plain run cannot be resumed; call restore({}) first")
         self._check_still_ours()
+        with naming(str(self.path)):
+            return self._checkpoint()
+
+    def _checkpoint(self) -> State:
         self._checkpoints += 1
         opened, tail, needed = None, None, set()
         if self._shard is not None:
@@ -194,7 +213,8 @@ class StoreWriter:
             return
         self._begin(token, take_over=True)
         try:
-            self._go_on_from(token, finishing)
+            with naming(str(self.path)):
+                self._go_on_from(token, finishing)
         except BaseException:
             self._lock.release()
             raise
@@ -245,16 +265,25 @@ class StoreWriter:
             )
         try:
             self._look(token)
+            for file in half_written(self._home):
+                file.unlink(missing_ok=True)
             if token is not None:
                 self._build.check_owner(self._run)
             else:
-                self._clear()  # of a run that was killed
-                self._build.path.mkdir(parents=True, exist_ok=True)
-                self._build.own(self._run)
+                self._make_build()
         except BaseException:
             self._lock.release()
             raise
         self._began = True
+
+    def _make_build(self) -> None:
+        self._clear()  # of a run that was killed
+        try:
+            self._build.path.mkdir(parents=True)
+            self._build.own(self._run, durable=self._durable)
+        except BaseException:
+            self._clear()
+            raise
 
     def _check_still_ours(self) -> None:
         if not self._lock.held:
@@ -272,6 +301,11 @@ class StoreWriter:
             self._number = version_numbers(self.path)[-1] + 1
         elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             raise ConfigError(f"{self.path} exists and is not a store; delete it or write elsewhere")
+        elif self.path.exists() and self.path.samefile(os.curdir):
+            raise ConfigError(
+                f"{self.path} is the directory this process is in, and a new store is put in the place of what is at "
+                "its path; name a directory that is not there yet"
+            )
         here = self._base.version if self._base is not None else None
         if token is not None:
             if token["base"] != here:
@@ -357,6 +391,8 @@ class StoreWriter:
             shards, lineage = before.shards + shards, before.lineage + lineage
             if self._given is None:
                 schema, tokens, mask = before.schema, before.tokens_column, before.mask_column
+        elif self._given is None:
+            tokens, mask = self._asked  # so that rows added later are counted as these would have been
         return Manifest(
             schema=schema,
             shards=shards,
@@ -401,12 +437,12 @@ class StoreWriter:
         self.close()
 
     def __repr__(self) -> str:
-        return f"StoreWriter({str(self.path)!r})"
+        return f"StoreWriter({self.shown!r})"
 
 
 def append(path: PathLike, batches: Iterable[pa.RecordBatch], *, lineage: Lineage | None = None) -> Manifest:
     """Add batches to the store at `path` as a new version, and return its manifest. The older ones stay readable."""
-    there = read_manifest(Path(path).expanduser())
+    there = read_manifest(store_path(path))
     tokens, mask = there.tokens_column, there.mask_column
     with StoreWriter(path, mode="append", tokens=tokens, mask=mask, lineage=lineage) as writer:
         for batch in batches:

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any, overload
 
 import pyarrow as pa
+import xxhash
 
 from penstock.errors import ConfigError
 from penstock.pipeline.functions import Map, function_name
@@ -64,8 +66,9 @@ class CustomTransform(Map):
         return super().transform(batch)
 
     def __repr__(self) -> str:
-        options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
-        return f"{function_name(self.function)}({options})"
+        """The function and its options: a checkpoint goes on only under the same name."""
+        options = [f"{name}={_shown(self.options[name])}" for name in self._accepted() if name in self.options]
+        return f"{function_name(self.function)}({', '.join(options)})"
 
     def _check_options(self) -> None:
         if not callable(self.function) or isinstance(self.function, type):
@@ -82,6 +85,15 @@ class CustomTransform(Map):
         """The options of the function, and whether each must be given."""
         parameters = inspect.signature(self.function).parameters.values()
         return {one.name: one.default is one.empty for one in parameters if one.kind is one.KEYWORD_ONLY}
+
+
+def _shown(value: Any) -> str:
+    """A value as it prints, alike in every process, and short: of a long one the beginning and a hash of it all."""
+    if isinstance(value, set | frozenset) and value:
+        text = f"{{{', '.join(sorted(map(_shown, value)))}}}"
+    else:
+        text = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+    return text if len(text) <= 80 else f"{text[:60]}... #{xxhash.xxh3_64_hexdigest(text.encode(errors='replace'))}"
 
 
 @overload

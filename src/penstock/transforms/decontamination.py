@@ -45,7 +45,7 @@ class Decontaminate(Counting):
 
     Sets are lists of strings, Arrow arrays, or batches and tables, of which every text column is taken. Evaluation
     texts shorter than n words have no n-gram, and cannot be found; their number is in `short_texts`, and in the log.
-    Holds 8 bytes and a little for every n-gram of the evaluation sets, whatever the size of the training data.
+    Holds 18 to 26 bytes for every n-gram of every evaluation set, whatever the size of the training data.
     """
 
     def __init__(
@@ -74,11 +74,11 @@ class Decontaminate(Counting):
         found = [self._read(name, texts) for name, texts in named.items()]
         if not found or not sum(map(len, found)):
             raise ValueError(f"the evaluation sets hold no text of {n} words or more; pass longer texts or a smaller n")
+        # An n-gram is there once for every set that has it.
         every = np.concatenate(found)
         owner = np.repeat(np.arange(len(found), dtype=np.uint16), [len(hashes) for hashes in found])
-        # The first set that has an n-gram owns it: unique gives the first of equals.
-        self._hashes, first = np.unique(every, return_index=True)
-        self._owners = owner[first]
+        order = np.argsort(every, kind="stable")
+        self._hashes, self._owners = every[order], owner[order]
         self._maybe = np.zeros(1 << max(10, int(8 * len(self._hashes)).bit_length()), np.bool_)
         self._maybe[self._hashes & np.uint64(len(self._maybe) - 1)] = True
 
@@ -102,7 +102,7 @@ class Decontaminate(Counting):
         """Name, version, every option and a hash of the evaluation sets: equal strings keep equal rows."""
         sets = xxhash.xxh3_128_hexdigest(self._hashes.tobytes() + self._owners.tobytes())
         return (
-            f"decontaminate/1(column={self.column!r}, n={self.n}, min_grams={self.min_grams}, "
+            f"decontaminate/2(column={self.column!r}, n={self.n}, min_grams={self.min_grams}, "
             f"min_share={self.min_share!r}, action={self.action!r}, sets={list(self.sets)}, grams={sets})"
         )
 
@@ -123,7 +123,7 @@ class Decontaminate(Counting):
         if short:
             self.short_texts[name] = short
             log.warning("%d texts of %r have fewer than %d words, so they cannot be found", short, name, self.n)
-        return np.concatenate(hashes)
+        return np.unique(np.concatenate(hashes))
 
     def _contaminated(self, text: pa.Array) -> Integers:
         """For every row the number of the set it has most in common with, or -1."""
@@ -132,15 +132,17 @@ class Decontaminate(Counting):
             candidates = np.flatnonzero(self._maybe[grams & np.uint64(len(self._maybe) - 1)])
             if not candidates.size:
                 continue
-            places = np.minimum(np.searchsorted(self._hashes, grams[candidates]), len(self._hashes) - 1)
-            hit = self._hashes[places] == grams[candidates]
-            hits = np.zeros((len(words), len(self.sets)), np.int64)
-            np.add.at(hits, (rows[candidates[hit]], self._owners[places[hit]]), 1)
-            most = hits.argmax(axis=1)
+            start = np.searchsorted(self._hashes, grams[candidates], side="left")
+            sharing = np.searchsorted(self._hashes, grams[candidates], side="right") - start
+            touched, row = np.unique(np.repeat(rows[candidates], sharing), return_inverse=True)
+            if not touched.size:
+                continue
+            places = np.arange(len(row)) + np.repeat(start - np.cumsum(sharing) + sharing, sharing)
+            hits = np.zeros((len(touched), len(self.sets)), np.int64)
+            np.add.at(hits, (row, self._owners[places]), 1)
             number = hits.max(axis=1)
-            every = np.maximum(words - self.n + 1, 1)
-            bad = (number >= self.min_grams) & (number >= self.min_share * every)
-            owners[first : first + len(words)][bad] = most[bad]
+            bad = (number >= self.min_grams) & (number >= self.min_share * (words[touched] - self.n + 1))
+            owners[first + touched[bad]] = hits.argmax(axis=1)[bad]
         return owners
 
 

@@ -8,6 +8,7 @@ depends on the rows and their order alone: not on workers, batches, the budget, 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -53,8 +54,10 @@ class Dedup(Counting):
         self._maker, self._name = maker, name
         log = None
         if self.directory is not None:
-            log = self.directory / f"{type(self).__name__}-{xxhash.xxh3_64_hexdigest(name.encode())}.keys"
-        self._seen = SeenKeys(maker.width, log)
+            # Wherever the process goes afterwards, and by whatever path another stage has it: one file, one name.
+            directory = Path(os.path.realpath(self.directory))
+            log = directory / f"{type(self).__name__}-{xxhash.xxh3_64_hexdigest(name.encode())}.keys"
+        self._seen = SeenKeys(maker.width, log, name=name)
 
     @property
     def resumable(self) -> bool:
@@ -96,14 +99,16 @@ class Dedup(Counting):
         self._seen.sync()
 
     def fit_budget(self, nbytes: int) -> None:
-        """Take at most a quarter of the budget; what was seen before that goes to disk."""
+        """Take at most a quarter of the budget; what was seen before that goes to disk. A run begins with this, so it
+        is also where the directory of another run is refused."""
+        self._seen.claim()
         self._seen.fit(nbytes // _BUDGET_SHARE)
 
     def memory_usage(self) -> int:
         return self._seen.nbytes
 
     def reset(self) -> None:
-        """Forget every row, and count from zero."""
+        """Forget every row, count from zero, and leave the directory to others."""
         super().reset()
         self._seen.forget()
 
@@ -121,7 +126,7 @@ class ExactDedup(Dedup):
     is slower. Costs 16 bytes for each row that stays, in memory or on disk.
 
     `directory` keeps the hashes of the rows that were seen, so that a run with a checkpoint can be resumed. It
-    belongs to one run at a time.
+    belongs to one run at a time, and two equal stages need one each.
     """
 
     reason = "duplicate"
@@ -155,7 +160,7 @@ class MinHashDedup(Dedup):
     row, in memory or on disk.
 
     `directory` keeps the keys of the rows that were seen, so that a run with a checkpoint can be resumed. It
-    belongs to one run at a time.
+    belongs to one run at a time, and two equal stages need one each.
     """
 
     reason = "near duplicate"
@@ -181,7 +186,8 @@ def dedup_stages(*dedups: Dedup) -> list[Transform]:
 
     Pipeline(source, [*dedup_stages(ExactDedup(), MinHashDedup())], sink)
     """
-    return [*(dedup.preparation() for dedup in dedups), *dedups]
+    preparations = {repr(dedup): dedup.preparation() for dedup in dedups}  # equal ones are made once
+    return [*preparations.values(), *dedups]
 
 
 class KeyMaker(Protocol):

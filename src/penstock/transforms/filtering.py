@@ -183,12 +183,14 @@ class C4Quality(TextFilter):
 
     A line stays if it ends in `. ? ! " '` (no ellipsis), has enough words, none of them too long, and mentions neither
     javascript nor a cookie or privacy policy. A page goes if a line that would stay holds lorem ipsum or a curly
-    bracket, or if what is left has fewer than `min_sentences`. Citations such as `[12]` or `[edit]` are removed.
+    bracket, if what is left has fewer than `min_sentences`, or if nothing is left at all. Citations such as `[12]` or
+    `[edit]` are removed.
     Rows whose text changed are counted as `"c4: text changed"`; `lines_left_out` has the lines by reason.
     """
 
     name = "c4"
-    reasons = ("lorem ipsum", "curly bracket", "too few sentences")
+    version = 2
+    reasons = ("lorem ipsum", "curly bracket", "too few sentences", "no line left")
     line_reasons = ("word too long", "no terminal mark", "too few words", "javascript", "policy")
 
     def __init__(
@@ -230,6 +232,7 @@ class C4Quality(TextFilter):
             return batch
         left, codes, lines = measures.c4_lines(text, self._limits, self._rules, fast=measures.can_compile())
         self._lines.add(lines)
+        codes[(codes == 0) & flags(pc.equal(left, ""))] = len(self.reasons)
         changed = flags(pc.not_equal(text, left)) & (codes == 0)
         self.count_kept({f"{self.name}: text changed": int(np.count_nonzero(changed))})
         if changed.any():

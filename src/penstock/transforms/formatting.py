@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,26 +14,26 @@ import orjson
 import pyarrow as pa
 import xxhash
 
-from penstock.errors import ConfigError, SchemaError
+from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.transforms._chat.conversion import ToMessages, checked_format
 from penstock.transforms._chat.cutting import POLICIES, Pieces, cut, gathered, in_all, tally
 from penstock.transforms._chat.formats import conversations, detect_format, sides_of
 from penstock.transforms._chat.gate import Gate
 from penstock.transforms._chat.messages import ROLES
-from penstock.transforms._chat.problems import RowProblem, Violation
+from penstock.transforms._chat.problems import RowProblem, TooLongError, Violation, alone
 from penstock.transforms._chat.proofs import Layouts
-from penstock.transforms._chat.rendering import EVERYTHING, Marked, prompt_ends
-from penstock.transforms._chat.setup import Asked, check_vocabulary, fitted, sample
-from penstock.transforms._chat.spans import Ints, Spans, Tokens, read_marks
+from penstock.transforms._chat.rendering import EVERYTHING
+from penstock.transforms._chat.setup import Asked, fitted, sample
+from penstock.transforms._chat.spans import Tokens
 from penstock.transforms._chat.templates import BUILT_IN, Markers, load_template
-from penstock.transforms._chat.writing import written
+from penstock.transforms._chat.writing import Written, as_written, written
 from penstock.transforms._counts import Counting
 from penstock.transforms.columns import as_names, column, take_rows
 from penstock.transforms.tokenization import TOKENS, load_tokenizer
 
 __all__ = ["FormatChat", "Gate", "RowProblem", "ToMessages", "Violation", "detect_format"]
 
-VERSION = 1
+VERSION = 2
 """Goes up when the same rows would give other tokens or masks."""
 
 logger = logging.getLogger(__name__)
@@ -54,8 +54,10 @@ class FormatChat(Counting):
       otherwise.
     - `max_length`, `truncation`: rows with more tokens are an "error", or "drop"ped, or cut on the "left" or "right",
       or "split" into pieces. What is left without a token to train on goes too. `counts` has the rows, `dropped_tokens`
-      the tokens.
-    - `gate`: the checks each row has to pass; see `Gate`. A row that fails raises an error that shows it.
+      the tokens. The cut comes after the gate and heeds no turns: what "left" and "split" leave may begin in the
+      middle of a prompt, without BOS; what "right" and "split" leave may end without the token that ends the turn.
+    - `gate`: the checks each whole row has to pass; see `Gate`. A row that fails raises an error that shows it. A
+      mapping of switches does as well, as in a configuration file.
     - `keep`: columns to keep beside the new ones.
     - `now`: the time, for templates that ask.
     - `variables`: more variables for the template, such as `{"enable_thinking": False}`.
@@ -76,7 +78,7 @@ class FormatChat(Counting):
         truncation: str = "error",
         format: str = "auto",
         columns: Mapping[str, str] | None = None,
-        gate: Gate = Gate(),  # noqa: B008 - a frozen value
+        gate: Gate | Mapping[str, bool] = Gate(),  # noqa: B008 - a frozen value
         keep: str | Iterable[str] = (),
         markers: Markers | None = None,
         end_of_turn: str | Sequence[str] | None = None,
@@ -99,10 +101,8 @@ class FormatChat(Counting):
         made = [prefix + name for prefix in ("", "chosen_", "rejected_") for name in ("input_ids", "loss_mask")]
         if set(made) & set(self.keep):
             raise ConfigError(f"keep={list(self.keep)} has a name that is made here: {', '.join(made)}")
-        self.gate = gate
-        needed = self.template.needs if special_tokens is None else special_tokens
-        check_vocabulary(self.tokenizer, self.template, needed)
-        asked = Asked(self.train_on, include_eot, gate, markers, end_of_turn, variables or {}, now)
+        self.gate = Gate.of(gate)
+        asked = Asked(self.train_on, include_eot, self.gate, markers, end_of_turn, special_tokens, variables or {}, now)
         self._renderer, self._checker = fitted(self.tokenizer, self.template, asked)
         self._layouts = Layouts(self._renderer)
         self._try_on_a_sample()
@@ -110,37 +110,68 @@ class FormatChat(Counting):
     def transform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         name = self._format_of(batch)
         sides = []
-        for spans, prompts in written(self._layouts, batch, name, self.columns):
-            tokens, found = self._tokens(spans, prompts)
-            if found:
-                raise found[0]
-            sides.append(tokens)
-        return self._delivered(batch, sides_of(name), sides)
+        with alone(batch):
+            for side in written(self._layouts, batch, name, self.columns):
+                tokens, found = self._tokens(side)
+                if found:
+                    raise found[0]
+                sides.append(tokens)
+            return self._delivered(batch, sides_of(name), sides)
 
     def check_rows(self, batch: pa.RecordBatch) -> list[Violation]:
         """Everything the gate has against the rows of a batch, instead of an error at the first."""
         name = self._format_of(batch)
+        return sorted(self._violations(batch, name), key=lambda violation: violation.row)
+
+    def _violations(self, batch: pa.RecordBatch, name: str) -> list[Violation]:
+        """As `check_rows`. If a row makes it all fail, each half by itself, down to that row."""
+        try:
+            return self._checked(batch, name)
+        except (ConfigError, SchemaError):
+            raise
+        except ValueError as error:
+            if batch.num_rows == 1:
+                kind = error.kind if isinstance(error, RowProblem) else "cannot be encoded"
+                reason = error.reason if isinstance(error, DataError) else str(error)
+                return [Violation(0, kind, reason.removeprefix("row 0 of the batch: "))]
+        half = batch.num_rows // 2
+        behind = self._violations(batch[half:], name)
+        return self._violations(batch[:half], name) + [replace(v, row=v.row + half) for v in behind]
+
+    def _checked(self, batch: pa.RecordBatch, name: str) -> list[Violation]:
+        prefixes = sides_of(name)
+        try:
+            sides = list(written(self._layouts, batch, name, self.columns))
+        except RowProblem:
+            pass
+        else:
+            return [found for prefix, side in zip(prefixes, sides) for found in self._found(side, prefix)]
         violations: list[Violation] = []
-        rows = conversations(batch, name, self.columns)
-        for i, prefix in enumerate(sides_of(name)):
-            marked, numbers = [], []
+        rows = conversations(batch, name, self.columns, input_heading=self.template.input_heading)
+        for i, prefix in enumerate(prefixes):
+            good, numbers = [], []
             for at, row in enumerate(rows):
                 if isinstance(row, RowProblem):
                     violations += [_violation(row, at, "")] if i == 0 else []
                     continue
                 try:
-                    marked.append(self._renderer.render(row[i]))
+                    good.append(self._renderer.render(row[i]))
                     numbers.append(at)
                 except RowProblem as problem:
                     violations.append(_violation(problem, at, prefix))
-            tokens, found = self._tokens(*_read(marked))
-            violations += [_violation(problem, numbers[problem.row or 0], prefix) for problem in found]
+            violations += [replace(v, row=numbers[v.row]) for v in self._found(as_written(good), prefix)]
+        return violations
+
+    def _found(self, side: Written, prefix: str) -> list[Violation]:
+        """What is wrong with rows that could be rendered."""
+        tokens, problems = self._tokens(side)
+        violations = [_violation(problem, problem.row or 0, prefix) for problem in problems]
+        if self.max_length is not None and self.truncation == "error":
             lengths = np.diff(tokens.bounds)
-            if self.max_length is not None and self.truncation == "error":
-                for row_number in np.flatnonzero(lengths > self.max_length):
-                    note = f"{prefix}{lengths[row_number]} tokens, more than max_length={self.max_length}"
-                    violations.append(Violation(numbers[row_number], "too long", note))
-        return sorted(violations, key=lambda violation: violation.row)
+            for row in np.flatnonzero(lengths > self.max_length).tolist():
+                problem = TooLongError(f"{lengths[row]} tokens, more than max_length={self.max_length}")
+                violations.append(_violation(problem, row, prefix))
+        return violations
 
     @property
     def dropped_tokens(self) -> dict[str, int]:
@@ -169,7 +200,7 @@ class FormatChat(Counting):
             "end_of_turn": renderer.terminators,
             "max_length": self.max_length,
             "truncation": self.truncation,
-            "supervised_only": self.gate.supervised,
+            "gate": asdict(self.gate),
             "format": self.format,
             "columns": self.columns,
             "keep": list(self.keep),
@@ -189,10 +220,12 @@ class FormatChat(Counting):
         """What goes wrong with an innocent conversation would go wrong with all: better now."""
         problem = self._tried(turns=1)
         if problem is not None:
-            raise ConfigError(f"a sample conversation does not pass the gate: {problem}") from problem
+            raise ConfigError(f"a sample conversation does not pass the gate: {problem.unnumbered()}") from problem
         problem = self._tried(turns=2)
         if problem is not None:
-            logger.warning("%s: conversations of several turns will be refused: %s", self.template.name, problem)
+            logger.warning(
+                "%s: conversations of several turns will be refused: %s", self.template.name, problem.unnumbered()
+            )
         source = "its generation blocks" if self.template.program.has_generation else "rendering up to each turn"
         logger.info("%s: turns are found by %s", self.template.name, source)
 
@@ -200,9 +233,12 @@ class FormatChat(Counting):
         everything = self.train_on == EVERYTHING
         renderer = self._renderer if everything else replace(self._renderer, train_on="assistant")
         try:
-            _, found = self._tokens(*_read([renderer.render(sample(turns))]))
+            _, found = self._tokens(as_written([renderer.render(sample(turns))]))
         except RowProblem as problem:
             return problem
+        except DataError as error:
+            logger.info("%s could not be tried on a sample: %s", self.template.name, error)
+            return None
         return found[0] if found else None
 
     def _format_of(self, batch: pa.RecordBatch) -> str:
@@ -211,14 +247,13 @@ class FormatChat(Counting):
             raise SchemaError("preference pairs cannot be split; pass truncation='right', 'left', 'drop' or 'error'")
         return name
 
-    def _tokens(self, spans: Spans, prompts: Ints) -> tuple[Tokens, list[RowProblem]]:
+    def _tokens(self, side: Written) -> tuple[Tokens, list[RowProblem]]:
         """The tokens of one batch with their supervised stretches, and what the gate has against them."""
         everything = self.train_on == EVERYTHING
-        tokens = Tokens.of(self.tokenizer.encode_spans(spans.texts, parse_special=True), spans)
+        tokens = Tokens.of(self.tokenizer.encode_spans(side.spans.texts, parse_special=True), side.spans)
         if not everything:
-            self._checker.settle_ends(tokens, spans)
-        found = self._checker.problems(tokens, spans, prompts, everything=everything)
-        return tokens, found
+            self._checker.settle_ends(tokens, side.spans)
+        return tokens, self._checker.problems(tokens, side, everything=everything)
 
     def _delivered(self, batch: pa.RecordBatch, prefixes: tuple[str, ...], sides: list[Tokens]) -> pa.RecordBatch:
         masks = [tokens.mask() for tokens in sides]
@@ -233,14 +268,17 @@ class FormatChat(Counting):
             self.count(cost.dropped)
             self.count_kept(cost.changed)
             self.count_kept({TOKENS + reason: n for reason, n in cost.tokens.items()})
-        arrays: dict[str, pa.Array] = {}
+        made: dict[pa.Field, pa.Array] = {}
         if self.keep:
             kept = take_rows(batch, pieces[0].rows)
-            arrays |= {name: column(kept, name) for name in self.keep}
+            made |= {kept.schema.field(name): column(kept, name) for name in self.keep}
         for prefix, tokens, mask, piece in zip(prefixes, sides, masks, pieces):
-            arrays[f"{prefix}input_ids"] = _listed(*gathered(tokens.ids, piece), self.tokenizer.dtype)
-            arrays[f"{prefix}loss_mask"] = _listed(*gathered(mask, piece), pa.bool_())
-        return pa.RecordBatch.from_pydict(arrays)
+            lists = {
+                "input_ids": _listed(*gathered(tokens.ids, piece), self.tokenizer.dtype),
+                "loss_mask": _listed(*gathered(mask, piece), pa.bool_()),
+            }
+            made |= {pa.field(prefix + name, values.type): values for name, values in lists.items()}
+        return pa.RecordBatch.from_arrays(list(made.values()), schema=pa.schema(list(made)))
 
 
 def _checked_roles(train_on: str | Iterable[str]) -> str | tuple[str, ...]:
@@ -254,11 +292,6 @@ def _checked_roles(train_on: str | Iterable[str]) -> str | tuple[str, ...]:
     if not roles or any(role not in ROLES for role in roles):
         raise ConfigError(f"train_on must list roles of {', '.join(ROLES)}, got {list(roles)}")
     return roles
-
-
-def _read(marked: list[Marked]) -> tuple[Spans, Ints]:
-    spans = read_marks([row.text for row in marked])
-    return spans, prompt_ends(marked, spans)
 
 
 def _violation(problem: RowProblem, row: int, prefix: str) -> Violation:

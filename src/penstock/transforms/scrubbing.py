@@ -36,7 +36,8 @@ class Finder:
     hint: str
     """RE2: every row with a find matches it, and few others do."""
     pattern: re.Pattern[str]
-    valid: Callable[[str], bool] = bool
+    wanted: Callable[[str], int] = len
+    """How many characters of what the pattern found, from its beginning, are to be replaced; 0 if it is nothing."""
 
 
 class ScrubPII(Counting):
@@ -48,7 +49,9 @@ class ScrubPII(Counting):
     country code, or in the North American form).
 
     What has no fixed form is found by likeness: version numbers in four parts look like IP addresses, and keys without
-    a prefix are told from long identifiers by their entropy alone. Hexadecimal digests are left alone.
+    a prefix are told from long identifiers by their entropy and by how much of them looks like words. Hexadecimal
+    digests are left alone, and so are phone numbers that could be decimal numbers, such as +1.4155550123. Takes time in
+    proportion to the text, whatever it is.
     """
 
     def __init__(
@@ -95,7 +98,8 @@ class ScrubPII(Counting):
         replacement = self.replacements[finder.kind]
 
         def replace(found: re.Match[str]) -> str:
-            return replacement if finder.valid(found[0]) else found[0]
+            wanted = finder.wanted(found[0])
+            return replacement + found[0][wanted:] if wanted else found[0]
 
         before = text.filter(pa.array(rows)).to_pylist()
         after = [finder.pattern.sub(replace, row) for row in before]
@@ -111,7 +115,7 @@ class ScrubPII(Counting):
         """Name, version and every option: equal strings give equal text."""
         chosen = {kind: self.replacements[kind] for kind in self.kinds}
         return (
-            f"pii/1(columns={list(self.columns)}, replacements={chosen}, public_ips_only={self.public_ips_only}, "
+            f"pii/2(columns={list(self.columns)}, replacements={chosen}, public_ips_only={self.public_ips_only}, "
             f"min_entropy={self.min_entropy})"
         )
 
@@ -128,37 +132,57 @@ _KEYS = (
     r"(?<![A-Z0-9])(?:AKIA|ASIA|AGPA|AIDA|AROA|ANPA)[A-Z0-9]{16}(?![A-Z0-9])",
     r"\bgh[pousr]_[A-Za-z0-9]{36,255}\b",
     r"\bgithub_pat_[A-Za-z0-9_]{22,255}\b",
-    r"\bsk-(?:proj-|ant-|or-)?[A-Za-z0-9_-]{20,255}",
     r"\bxox[abeprs]-[A-Za-z0-9-]{10,255}",
     r"\bAIza[0-9A-Za-z_-]{35}(?![\w-])",
     r"\bhf_[A-Za-z0-9]{30,64}\b",
     r"\b[sr]k_(?:live|test)_[A-Za-z0-9]{16,255}\b",
-    r"\beyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}",
+    # Begins only where a run of its characters does, and never gives one back: a run is looked at three times at most.
+    r"(?<![\w-])eyJ[\w-]{8,}+\.eyJ[\w-]{8,}+\.[\w-]{8,}",
 )
 _KEY_HINT = (
-    r"A(?:KIA|SIA|GPA|IDA|ROA|NPA)[A-Z0-9]{16}|gh[pousr]_[A-Za-z0-9]{36}|github_pat_|sk-|xox[abeprs]-|AIza|hf_|"
+    r"A(?:KIA|SIA|GPA|IDA|ROA|NPA)[A-Z0-9]{16}|gh[pousr]_[A-Za-z0-9]{36}|github_pat_|xox[abeprs]-|AIza|hf_|"
     r"[sr]k_(?:live|test)_|eyJ"
 )
-_OCTET = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
+# Up to the next five dashes, which must be its end; or, cut off, as many lines as can only be of a key.
+_BLOCK = (
+    r"-----BEGIN [A-Z ]{0,20}PRIVATE KEY-----"
+    r"(?:[^-]*+(?:-(?!----)[^-]*+)*+-----END [A-Z ]{0,20}PRIVATE KEY-----|"
+    r"(?:(?:\s|\\[rn])++[A-Za-z0-9+/]{40,}+={0,2})*+(?:(?:\s|\\[rn])++[A-Za-z0-9+/]++={0,2}\s*+\Z)?)"
+)
+_OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _NOT_IN_NUMBER = r"(?<![\w.+\-/])"
+_GAP = "[ .\u00a0\u202f\u2011-]"
+# Groups end where their digits do, so there is one way to read a number, and none to go back to.
+_PHONE = (
+    rf"{_NOT_IN_NUMBER}\+[1-9][0-9]{{0,14}}+(?:{_GAP}?\([0-9]{{1,5}}\){_GAP}?[0-9]{{1,12}}+)?"
+    rf"(?:{_GAP}[0-9]{{1,12}}+){{0,6}}(?!\w|[.:-]\d)"
+)
+_COUNTRIES = re.compile(
+    "1|7|2(?:0|7|1[12368]|[2346][0-9]|5[0-8]|9[01789])|3(?:[0-469]|5[0-9]|7[0-8]|8[0-35-79])|4(?:[013-9]|2[013])|"
+    "5(?:[1-8]|0[0-9]|9[0-9])|6(?:[0-6]|7[02-9]|8[0-35-9]|9[0-2])|8(?:[1246]|0[08]|5[02356]|7[08]|8[0-36])|"
+    "9(?:[0-58]|6[0-8]|7[0-79]|9[2-68])"
+)
+"""The country codes in use."""
 
 
 def _finders(public_ips_only: bool, min_entropy: float | None) -> list[Finder]:
-    block = r"-----BEGIN [A-Z ]{0,20}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,20}PRIVATE KEY-----|\Z)"
     finders = [
-        Finder("key", "PRIVATE KEY-----", re.compile(block, re.DOTALL)),
-        Finder("key", _KEY_HINT, re.compile("|".join(_KEYS))),
+        Finder("key", "PRIVATE KEY-----", re.compile(_BLOCK), _if(is_key_block)),
+        Finder("key", _KEY_HINT, re.compile("|".join(_KEYS), re.ASCII)),
+        Finder(
+            "key", r"\bsk-[A-Za-z0-9_\-]{20}", re.compile(r"\bsk-[A-Za-z0-9_-]{20,255}", re.ASCII), _if(has_key_part)
+        ),
     ]
     if min_entropy is not None:
         finders.append(
             Finder(
                 "key",
                 r"[A-Za-z0-9_+/\-]{32}",
-                re.compile(r"(?<![\w+/=.-])[A-Za-z0-9_+/-]{32,256}={0,2}(?![\w+/=.-])"),
-                partial(is_random, min_entropy=min_entropy),
+                re.compile(r"(?<![\w+/.-])[A-Za-z0-9_+/-]{32,256}+={0,2}+(?![\w+/=-]|\.\w)", re.ASCII),
+                _if(partial(is_random, min_entropy=min_entropy)),
             )
         )
-    reachable = partial(is_address, public_only=public_ips_only)
+    reachable = _if(partial(is_address, public_only=public_ips_only))
     return [
         *finders,
         Finder(
@@ -170,7 +194,7 @@ def _finders(public_ips_only: bool, min_entropy: float | None) -> list[Finder]:
         ),
         Finder(
             "ip",
-            r"\d\.\d{1,3}\.\d{1,3}\.\d",
+            r"[0-9]\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]",
             re.compile(rf"(?<![\w.])(?:{_OCTET}\.){{3}}{_OCTET}(?![\w]|\.\d)"),
             reachable,
         ),
@@ -180,42 +204,82 @@ def _finders(public_ips_only: bool, min_entropy: float | None) -> list[Finder]:
             re.compile(r"(?<![\w:.])[0-9A-Fa-f]{0,4}:[0-9A-Fa-f:]{2,39}(?![\w:])"),
             reachable,
         ),
+        Finder("phone", r"\+[1-9]", re.compile(_PHONE), phone_length),
         Finder(
             "phone",
-            r"\+[1-9]\d",
+            r"[0-9]{3}\)?[ .\-]?[0-9]{3}[ .\-][0-9]{4}",
             re.compile(
-                rf"{_NOT_IN_NUMBER}\+[1-9](?:\d{{7,14}}|"
-                r"\d{0,2}[ .-](?:\(\d{1,4}\)[ .-]?)?\d{2,4}(?:[ .-]?\d{2,4}){0,3}[ .-]?\d{3,4})(?![\w]|[.-]\d)"
-            ),
-            lambda found: 8 <= sum(map(str.isdigit, found)) <= 15,
-        ),
-        Finder(
-            "phone",
-            r"\+[1-9] |\d{3}\)?[ .\-]\d{3}[ .\-]\d{4}",
-            re.compile(
-                rf"{_NOT_IN_NUMBER}(?:\+?1[ .-])?(?:\([2-9]\d\d\) ?|[2-9]\d\d[ .-])[2-9]\d\d[ .-]\d{{4}}(?![\w]|[.-]\d)"
+                rf"{_NOT_IN_NUMBER}(?:\+?1[ .-])?(?:\([2-9][0-9]{{2}}\) ?|[2-9][0-9]{{2}}[ .-])"
+                r"[2-9][0-9]{2}[ .-][0-9]{4}(?!\w|[.-]\d)"
             ),
         ),
     ]
 
 
+def _if(test: Callable[[str], bool]) -> Callable[[str], int]:
+    return lambda found: len(found) if test(found) else 0
+
+
+def is_key_block(text: str) -> bool:
+    """Whether a private key follows its first line, and not a text about private keys."""
+    body = text.split("-----", 3)[2].replace("\\n", " ").replace("\\r", " ").split()
+    return bool(body) and (len(body) < 4 or sum(map(len, body)) >= 16 * len(body))
+
+
+def has_key_part(text: str) -> bool:
+    """Whether some part of a name with dashes has 16 letters and digits or more, mixed, as no word has."""
+    parts = re.findall(r"[A-Za-z0-9]{16,}", text[3:])
+    return any(sum(map(str.isdigit, part)) >= 2 and not part.isdigit() for part in parts)
+
+
 def is_random(text: str, *, min_entropy: float) -> bool:
-    """Whether a string is as mixed as a key: upper case, lower case and digits, and high entropy."""
+    """Whether a string is as mixed as a key: upper case, lower case and digits, high entropy, and not made of words.
+
+    What looks like a word, four letters in a row with a vowel and no capital but the first, is rare in a key.
+    """
     if min(sum(map(test, text)) for test in (str.isupper, str.islower, str.isdigit)) < 3:
         return False
     counts = Counter(text)
     entropy = -sum(n / len(text) * math.log2(n / len(text)) for n in counts.values())
-    return entropy >= min_entropy
+    return entropy >= min_entropy and sum(map(len, _WORD.findall(text))) < 0.4 * len(text)
+
+
+_WORD = re.compile(r"[A-Z]?(?=[a-z]*[aeiouy])[a-z]{3,}|[AEIOU][a-z]{3,}")
 
 
 def is_address(text: str, *, public_only: bool) -> bool:
-    """Whether this is an IP address (and not, say, a time or a name with colons)."""
+    """Whether this is an IP address (and not, say, a time, a name with colons, or the address of a network card)."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
         return False
     if address.version == 6:
-        groups = [group for group in text.split(":") if group]
-        if len(groups) < 3 or not any(character.isdigit() for character in text):
+        groups = text.split(":")
+        if all(len(group) == 2 for group in groups):
+            return False
+        if sum(map(bool, groups)) < 3 or not any(character.isdigit() for character in text):
             return False
     return address.is_global or not public_only
+
+
+def phone_length(text: str) -> int:
+    """How much of a plus sign and groups of digits is a phone number: as many groups as can be one, or none."""
+    ends = [found.end() for found in re.finditer(r"[0-9]+", text)]
+    return next((end for end in reversed(ends) if is_phone(text[:end])), 0)
+
+
+def is_phone(text: str) -> bool:
+    """Whether this is a number that can be dialled: a country in use, and as many digits as numbers have there."""
+    if text.count("(") != text.count(")") or re.fullmatch(r"\+[0-9]+\.[0-9]+", text):
+        return False  # the latter is a decimal number
+    digits = re.sub("[^0-9]", "", text.replace("(0)", ""))
+    country = _COUNTRIES.match(digits)
+    if country is None or len(digits) > 15:
+        return False
+    code, number = country[0], digits[country.end() :]
+    if code == "1":
+        return bool(re.fullmatch("[2-9][0-9]{2}[2-9][0-9]{6}", number))
+    if code == "7":
+        return len(number) == 10 and number[0] != "0"
+    # Only in Italy do numbers begin with a zero behind the country code.
+    return len(number) >= (7 if len(code) < 3 else 5) and (number[0] != "0" or code == "39")

@@ -53,6 +53,9 @@ class Tokenize(Counting):
 
     The text of special tokens in the data is text, unless `parse_special` is set. The other columns stay, the text
     goes; `keep` names the columns to keep instead. A null text is an error; put `DropNulls` before.
+
+    `fast=False` keeps to the library that defines the ids. They are the same either way, so it is not part of the
+    fingerprint; the faster one is checked along the way, and a difference that is found late stops the run.
     """
 
     def __init__(
@@ -69,9 +72,10 @@ class Tokenize(Counting):
         min_length: int = 0,
         parse_special: bool = False,
         keep: str | Iterable[str] | None = None,
+        fast: bool = True,
     ) -> None:
         super().__init__()
-        self.tokenizer: Tokenizer = load_tokenizer(tokenizer)
+        self.tokenizer: Tokenizer = load_tokenizer(tokenizer, fast=fast)
         (self.column,), (self.into,) = as_names([column]), as_names([into])
         self.keep = _names(keep)
         self.parse_special = parse_special

@@ -75,6 +75,25 @@ def test_content_can_be_its_own_key(cache: DiskCache) -> None:
     assert len(list(cache.entries())) == 1
 
 
+@pytest.mark.parametrize("content", [b"", b"watfr"])
+def test_adding_content_again_mends_a_damaged_entry(cache: DiskCache, content: bytes) -> None:
+    key = cache.add(b"water")
+    only_file(cache).write_bytes(content)
+    assert cache.add(b"water") == key
+    assert cache.get(key) == b"water"
+
+
+def test_content_that_is_there_is_not_written_again_but_counts_as_used(cache: DiskCache) -> None:
+    key = cache.add(b"water")
+    inode = only_file(cache).stat().st_ino
+    used_at(cache, key, 1000)
+    cache.add(b"water")
+    entry = cache.stat(key)
+    assert entry is not None
+    assert entry.used > 1000
+    assert only_file(cache).stat().st_ino == inode
+
+
 def test_files_go_in_and_come_out_as_files(cache: DiskCache, tmp_path: Path) -> None:
     (tmp_path / "in.bin").write_bytes(b"x" * 500)
     cache.put_file("f", tmp_path / "in.bin")
@@ -97,6 +116,22 @@ def test_keys_that_are_no_file_names_everywhere_are_refused(cache: DiskCache, ke
 def test_keys_that_only_look_odd_are_fine(cache: DiskCache, key: str) -> None:
     assert cache.get_or_make(key, lambda: b"made") == b"made"
     assert cache.get(key) == b"made"
+
+
+@pytest.mark.parametrize("key", ["con", "nul", "aux.txt", "com1.a.b"])
+def test_no_file_has_the_name_of_a_device_of_windows(cache: DiskCache, key: str) -> None:
+    """There the name up to the first dot decides, whatever comes behind it."""
+    names: list[str] = []
+
+    def make() -> bytes:
+        names.extend(file.name for file in cache.directory.rglob("*"))
+        return b"made"
+
+    cache.get_or_make(key, make)
+    assert [entry.key for entry in cache.entries()] == [key]
+    names.extend(file.name for file in cache.directory.rglob("*"))
+    assert len(names) >= 4
+    assert not [name for name in names if name.partition(".")[0] in ("con", "nul", "aux", "com1")]
 
 
 def test_a_key_is_not_taken_for_the_beginning_of_another(cache: DiskCache) -> None:
@@ -222,6 +257,15 @@ def test_waiting_for_a_maker_has_an_end(cache: DiskCache) -> None:
             StalledError, match=f"k has been in the making for more than 0.01 s by process {os.getpid()}"
         ):
             cache.get_or_make("k", bytes, wait_seconds=0.01)
+
+
+def test_asking_for_a_key_while_making_it_is_said_at_once(cache: DiskCache) -> None:
+    def make() -> bytes:
+        return DiskCache(cache.directory, 1000).get_or_make("k", lambda: b"inner")
+
+    with pytest.raises(ConfigError, match="k is asked for by the function that makes it, which would wait for itself"):
+        cache.get_or_make("k", make)
+    assert cache.get_or_make("k", lambda: cache.get_or_make("other", lambda: b"fine")) == b"fine"
 
 
 MAKE = """

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -112,6 +113,38 @@ def test_a_lock_on_a_file_that_was_removed_meanwhile_is_none(tmp_path: Path, mon
     assert len(times) == 2
     assert not second.acquire(), "two held the lock"
     first.release()
+
+
+@pytest.mark.parametrize("call", ["write", "truncate"])
+def test_a_full_disk_does_not_keep_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    lock = FileLock(tmp_path / "l")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, full)
+        assert lock.acquire(), "the text in the file is for messages only"
+        assert FileLock(tmp_path / "l").owner() in ("another process", lock.owner())
+    lock.release()
+    assert not (tmp_path / "l").exists()
+    assert lock.acquire()
+    lock.release()
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOLCK, "No locks available"), KeyboardInterrupt()])
+def test_an_error_while_locking_leaves_the_lock_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fail(*_: object) -> bool:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FileLock, "_has_the_name", fail)
+        with pytest.raises(type(error)):
+            FileLock(tmp_path / "l").acquire()
+    lock = FileLock(tmp_path / "l")
+    assert lock.acquire()
+    lock.release()
 
 
 def test_an_owner_that_cannot_be_read_is_another_process(tmp_path: Path) -> None:

@@ -167,3 +167,61 @@ def test_the_processes_end_with_the_pipeline() -> None:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
     assert budget.used == 0
+
+
+def count_starts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The processes that are started from now on."""
+    started: list[int] = []
+    start = ProcessChain._greeted
+
+    def counted(self: ProcessChain) -> Any:
+        started.append(1)
+        return start(self)
+
+    monkeypatch.setattr(ProcessChain, "_greeted", counted)
+    return started
+
+
+def _unprintable() -> Exception:
+    class MuteError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    return MuteError()
+
+
+@pytest.mark.parametrize(
+    ("fail", "kind"),
+    [
+        (lambda: ValueError("bad \udc80 text"), "ValueError"),
+        (lambda: SystemExit(3), "SystemExit"),
+        (lambda: KeyboardInterrupt(), "KeyboardInterrupt"),
+        (lambda: type("Panic", (BaseException,), {})("out of cheese"), "Panic"),
+        (_unprintable, "MuteError"),
+    ],
+)
+def test_whatever_a_function_raises_costs_the_row_and_no_process(
+    fail: Any, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(row: dict[str, Any]) -> dict[str, Any]:
+        if row["id"] == 777:
+            raise fail()
+        return row
+
+    started = count_starts(monkeypatch)
+    sink = MemorySink()
+    config = PipelineConfig(workers="process", max_workers=1, batch_rows=100, on_error="skip")
+    report = Pipeline(MemorySource(ROWS), [Map(refuse)], sink, config).run()
+    assert [row["id"] for row in sink.rows()] == [i for i in range(2000) if i != 777]
+    assert report.skipped == {f"Map(refuse): {kind}": 1}
+    assert len(started) == 1, "the process that ran the function was lost"
+
+
+def test_sys_exit_in_a_process_is_an_error_that_names_the_row() -> None:
+    def leave(row: dict[str, Any]) -> dict[str, Any]:
+        if row["id"] == 1234:
+            sys.exit("enough")
+        return row
+
+    with pytest.raises(StageError, match=r"Map\(leave\) failed at <memory>, row 1234: SystemExit: enough"):
+        Pipeline(MemorySource(ROWS), [Map(leave)], MemorySink(), TWO).run()

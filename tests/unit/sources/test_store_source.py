@@ -8,7 +8,7 @@ import pytest
 from penstock.errors import ConfigError, DataError, ResumeError, SchemaError
 from penstock.pipeline import Pipeline, PipelineConfig
 from penstock.sinks import MemorySink
-from penstock.sources import StoreSource
+from penstock.sources import StoreSource, open_source
 from penstock.store import StoreWriter, append, checkout
 from penstock.testing import assert_source_contract
 
@@ -90,6 +90,34 @@ def test_a_missing_shard_is_named_where_its_rows_would_have_come(path: Path) -> 
     report = Pipeline(StoreSource(path), [], sink, PipelineConfig(on_error="skip")).run()
     assert sum(report.skipped.values()) == 1
     assert len(sink.rows()) == 50 - lost.rows
+
+
+def test_a_flipped_bit_is_noticed_unless_told_not_to_look(path: Path) -> None:
+    shard = StoreSource(path).manifest.shards[1]
+    file = path / shard.file
+    data = file.read_bytes()
+    file.write_bytes(data[:-300] + bytes([data[-300] ^ 1]) + data[-299:])
+    with pytest.raises(DataError, match=rf"{shard.name}\.arrow, row 0: this shard is damaged: its checksum"):
+        read(StoreSource(path))
+    source = StoreSource(path, verify="full")
+    with pytest.raises(DataError, match=rf"{shard.name}\.arrow, row 0: this shard is damaged: its checksum"):
+        source.next_batch(1)
+    assert len(read(StoreSource(path, verify="fast"))) == 50
+    sink = MemorySink()
+    Pipeline(StoreSource(path), [], sink, PipelineConfig(on_error="skip")).run()
+    assert len(sink.rows()) == 50 - shard.rows
+    with pytest.raises(ConfigError, match="verify must be one of fast, touch, full, got 'slow'"):
+        StoreSource(path, verify="slow")  # type: ignore[arg-type]
+    assert open_source(path, verify="fast").next_batch(3) is not None
+
+
+def test_a_source_stays_where_it_was_made(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(path.parent)
+    source = StoreSource(path.name)
+    assert repr(source) == f"StoreSource({path.name!r})"
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert read(source) == list(range(50))
 
 
 def test_nothing_is_read_before_it_is_needed(tmp_path: Path) -> None:

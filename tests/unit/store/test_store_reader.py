@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
+import shutil
 import threading
+import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,9 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock.store.reader as module
+import penstock.store.shards as shards_module
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.files.fingerprints import FileFingerprint
-from penstock.store import Manifest, Store, StoreWriter, append, describe, find_store, is_complete, open_store
+from penstock.store import Manifest, Store, StoreWriter, append, describe, find_store, is_complete, open_store, prune
 from penstock.store.lineage import Lineage, content_key
 
 COUNT = 300
@@ -95,10 +99,55 @@ def test_take_gives_the_rows_in_the_order_asked_for(tmp_path_factory: pytest.Tem
     assert batch["input_ids"].to_pylist() == [IDS[row] for row in rows]
 
 
-@pytest.mark.parametrize(("start", "stop"), [(0, None), (7, 8), (100, 290), (299, None), (300, None), (50, 20)])
+@pytest.mark.parametrize(
+    ("start", "stop"),
+    [(0, None), (7, 8), (100, 290), (299, None), (300, None), (50, 20), (-2, None), (5, -290), (-900, 3)],
+)
 def test_batches_cover_a_range_in_order(path: Path, start: int, stop: int | None) -> None:
     got = [n for batch in open_store(path).batches(start, stop, columns=["n"]) for n in batch["n"].to_pylist()]
     assert got == list(range(COUNT))[start:stop]
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind"),
+    [([False, True], "bool"), ([1.9], "float64"), (np.array([2.0]), "float64"), (["1"], "str32"), ([10**30], "object")],
+)
+def test_take_refuses_what_are_no_row_numbers(path: Path, rows: Any, kind: str) -> None:
+    with pytest.raises(
+        TypeError, match=rf"take\(\) needs row numbers, which are integers, and got {kind}; .*flatnonzero"
+    ):
+        open_store(path).take(rows)
+
+
+def test_row_numbers_may_be_of_any_width_but_not_beyond_the_end(path: Path) -> None:
+    store = open_store(path)
+    for kind in (np.uint8, np.int16, np.uint64):
+        assert store.take(np.array([3, 1], kind))["n"].to_pylist() == [3, 1]
+    with pytest.raises(IndexError, match="of a store with 300 rows"):
+        store.take(np.array([2**64 - 1], np.uint64))
+    with pytest.raises(TypeError, match="integer"):
+        store[1.0]  # type: ignore[call-overload]
+    assert store[np.int64(-1)]["n"] == 299  # type: ignore[call-overload]
+
+
+def test_lists_of_no_elements_are_rows_too(tmp_path: Path) -> None:
+    column = pa.FixedSizeListArray.from_buffers(pa.list_(pa.int32(), 0), 3, [None], children=[pa.array([], pa.int32())])
+    with StoreWriter(tmp_path / "s", tokens=None) as writer:
+        writer.write(pa.record_batch({"none": column, "n": [1, 2, 3]}))
+        writer.publish()
+    row = open_store(tmp_path / "s")[2]
+    assert (row["none"].tolist(), row["n"]) == ([], 3)
+
+
+def test_a_store_stays_where_it_was_opened(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(path.parent)
+    store = open_store(path.name)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert store[-1]["n"] == 299
+    assert store.path == path
+    assert describe(store)["path"] == "a.store", "shown as it was given"
+    assert repr(store).startswith("Store('a.store', version 1, 300 rows")
 
 
 def test_an_unknown_column_is_named(path: Path) -> None:
@@ -187,11 +236,11 @@ def test_a_store_can_be_sent_to_another_process(path: Path) -> None:
 
 
 def test_a_pickled_store_keeps_its_version_and_notices_another_store_in_its_place(path: Path) -> None:
-    data = pickle.dumps(open_store(path, verify="touch"))
+    data = pickle.dumps(open_store(path, verify="fast"))
     assert len(data) < 500
     append(path, [batch_of([[1]])])
     again = pickle.loads(data)  # noqa: S301 - our own bytes
-    assert (len(again), again._verify) == (COUNT, "touch")
+    assert (len(again), again._verify) == (COUNT, "fast")
     elsewhere = path.with_name("b.store")
     make(elsewhere)
     path.rename(path.with_name("gone"))
@@ -225,7 +274,7 @@ def test_a_flipped_bit_is_found_and_the_shard_named(path: Path, which: str, plac
     flip(file, int(place * file.stat().st_size))
     with pytest.raises(DataError, match=rf"{file.name}, row 0: this shard is damaged: its checksum is .* and was"):
         open_store(path, verify="full")
-    touched = open_store(path, verify="touch")
+    touched = open_store(path)
     assert touched[0]["n"] == 0
     with pytest.raises(DataError, match=f"{file.name}, row 0: this shard is damaged: its checksum"):
         touched[touched.manifest.shards[0].rows]
@@ -242,6 +291,114 @@ def test_a_missing_or_shortened_shard_is_named_when_the_store_is_opened(path: Pa
     file.unlink()
     with pytest.raises(DataError, match=rf"{file.name}: this shard is missing; restore the file, check out"):
         open_store(path, verify=verify)
+
+
+def test_every_flipped_bit_is_noticed_unless_told_not_to_look(path: Path) -> None:
+    shard = open_store(path).manifest.shards[0]
+    file = path / shard.file
+    good = file.read_bytes()
+    for position in range(0, len(good), len(good) // 40):
+        flip(file, position)
+        with pytest.raises(DataError, match=f"{file.name}, row 0: this shard is damaged: its checksum"):
+            open_store(path)[0]
+        with pytest.raises(DataError, match=f"{file.name}, row 0: this shard is damaged: its checksum"):
+            open_store(path).take([0])
+        with pytest.raises(DataError, match=f"{file.name}, row 0: this shard is damaged: its checksum"):
+            next(open_store(path).batches())
+        file.write_bytes(good)
+    assert open_store(path)[0]["n"] == 0
+
+
+def test_a_flipped_bit_in_an_index_does_not_become_a_length(path: Path) -> None:
+    shard = open_store(path).manifest.shards[1]
+    flip(path / shard.index_file, 4)
+    with pytest.raises(
+        DataError, match=f"{shard.index_file.split('/')[1]}, row 0: this shard is damaged: its checksum"
+    ):
+        _ = open_store(path).lengths
+    assert len(open_store(path, verify="fast").lengths) == COUNT
+
+
+def test_a_shard_is_hashed_once_in_a_process_unless_it_changes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[str] = []
+    real = shards_module.hash_file
+
+    def counting(file: Path) -> str:
+        hashed.append(file.name)
+        return real(file)
+
+    monkeypatch.setattr(shards_module, "hash_file", counting)
+    entry = open_store(path).manifest.shards[0]
+    assert hashed == [], "opening is cheap"
+    for name in (entry.file, entry.index_file):
+        os.utime(path / name, (1000, 1000))
+    for _ in range(3):
+        store = open_store(path)
+        assert (store[0]["n"], store[1]["n"]) == (0, 1)
+    assert len(hashed) == len(set(hashed)) == 2
+    assert open_store(path, verify="fast")[-1]["n"] == 299
+    assert len(hashed) == 2
+    flip(path / entry.file, 100)
+    with pytest.raises(DataError, match="its checksum"):
+        open_store(path)[0]
+
+
+def test_a_file_that_has_just_been_written_is_hashed_again(path: Path) -> None:
+    """It might change once more without its time showing it."""
+    file = path / open_store(path).manifest.shards[0].file
+    now = time.time_ns()
+    os.utime(file, ns=(now, now))
+    assert open_store(path)[0]["n"] == 0
+    flip(file, 100)
+    os.utime(file, ns=(now, now))
+    with pytest.raises(DataError, match="its checksum"):
+        open_store(path)[0]
+
+
+def test_columns_that_are_not_those_of_the_manifest_are_noticed_without_a_checksum(path: Path) -> None:
+    shard = open_store(path).manifest.shards[0]
+    file = path / shard.file
+    file.write_bytes(file.read_bytes().replace(b"loss_mask", b"loss_mbsk"))
+    for use in (lambda store: store[0], lambda store: store.take([0]), lambda store: next(store.batches())):
+        with pytest.raises(DataError, match=f"{file.name}, row 0: this shard is damaged: its columns are not those"):
+            use(open_store(path, verify="fast"))
+
+
+def test_text_that_is_no_text_is_said_with_its_row_and_file(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path / "s", tokens=None) as writer:
+        writer.write(pa.record_batch({"text": ["abc", "defg"]}))
+        manifest = writer.publish()
+    file = tmp_path / "s" / manifest.shards[0].file
+    file.write_bytes(file.read_bytes().replace(b"defg", b"de\xffg"))
+    store = open_store(tmp_path / "s", verify="fast")
+    assert store[0] == {"text": "abc"}
+    with pytest.raises(DataError, match=rf"{file.name}, row 1: this shard is damaged: .*utf-8"):
+        store[1]
+
+
+def test_a_version_that_is_replaced_and_pruned_while_it_is_opened_is_not_missed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, other = module.read_manifest, path.with_name("other")
+
+    def and_then_pruned(home: Path, version: int | None = None) -> Manifest:
+        manifest = real(home, version)
+        if not other.exists():
+            other.mkdir()
+            with StoreWriter(path, mode="overwrite") as writer:
+                writer.write(batch_of([[7]]))
+                writer.publish()
+            prune(path, keep_versions=1)
+        return manifest
+
+    for use in (open_store, is_complete):
+        shutil.rmtree(path)
+        other.rmdir() if other.exists() else None
+        make(path)
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "read_manifest", and_then_pruned)
+            opened: Any = use(path)
+            assert opened is True or len(opened) == 1
 
 
 def test_a_shard_that_goes_while_the_store_is_open_is_named(path: Path) -> None:

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
+import penstock.store.writer as writer_module
 from penstock.errors import ConfigError, DataError
 from penstock.files.locking import FileLock
 from penstock.store import Lineage, StoreWriter, append, checkout, diff, open_store, prune, versions
@@ -115,6 +119,86 @@ def test_prune_leaves_an_unfinished_run_alone(path: Path) -> None:
     writer.restore(token)
     assert writer.publish().rows == 8
     assert prune(path).files == 0
+
+
+@pytest.mark.parametrize("how", ["truncated", "lost"])
+def test_a_damaged_manifest_is_mended_by_checking_out_a_version(path: Path, how: str) -> None:
+    file = path / "manifest.json"
+    if how == "truncated":
+        file.write_bytes(file.read_bytes()[:100])
+        with pytest.raises(DataError, match=r"check out another version .*\[1, 2, 3\]"):
+            append(path, [rows(50, 1)])
+        with pytest.raises(DataError, match=r"check out another version .*\[1, 2, 3\]"):
+            prune(path)
+    else:
+        file.unlink()
+        with pytest.raises(
+            FileNotFoundError, match=r"is not a store: .*it has the versions \[1, 2, 3\]: check one out"
+        ):
+            open_store(path)
+    assert [manifest.version for manifest in versions(path)] == [1, 2, 3]
+    assert checkout(path, 2).rows == 20
+    assert len(open_store(path, verify="full")) == 20
+    assert append(path, [rows(50, 1)]).version == 4
+
+
+def killed_after(path: Path, monkeypatch: pytest.MonkeyPatch, step: str, *, durable: bool) -> None:
+    """A run that dies when the step is done; what it did until then is on the disk."""
+
+    class Killed(BaseException):
+        pass
+
+    def die(*_: Any, **__: Any) -> None:
+        raise Killed
+
+    writer = StoreWriter(path, mode="append")
+    if durable:
+        writer.restore({})
+    writer.write(rows(200, 3))
+    with monkeypatch.context() as patch:
+        if step == "published":
+            patch.setattr(shutil, "rmtree", die)
+        else:
+            patch.setattr(writer_module, "write_manifest", die)
+        with pytest.raises(Killed):
+            writer.publish()
+    assert writer._lock._handle is not None
+    os.close(writer._lock._handle)
+    writer._lock._handle = None
+    assert (path / ".build").exists()
+
+
+@pytest.mark.parametrize(("step", "durable"), [("published", False), ("published", True), ("placed", False)])
+def test_prune_removes_what_a_killed_run_left_if_nobody_can_finish_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch, step: str, durable: bool
+) -> None:
+    killed_after(path, monkeypatch, step, durable=durable)
+    done = prune(path)
+    assert sorted(file.name for file in path.iterdir()) == ["manifest.json", "shards", "versions"]
+    assert len(open_store(path, verify="full")) == (8 if step == "published" else 5)
+    assert (done.files >= 2) == (step == "placed"), "its shards, which are in no version"
+    assert shard_files(path) == (8 if step == "published" else 6)
+
+
+def test_prune_keeps_what_a_killed_run_needs_to_be_finished(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed_after(path, monkeypatch, "placed", durable=True)
+    with pytest.raises(ConfigError, match=r"has an unfinished run in \.build"):
+        prune(path)
+
+
+def test_half_written_manifests_of_killed_processes_go_with_the_next_run(path: Path) -> None:
+    def left() -> list[str]:
+        return [file.name for file in path.rglob(".*.tmp")]
+
+    for use in (lambda: prune(path), lambda: append(path, [rows(0, 1)])):
+        for folder in (path, path / "versions"):
+            (folder / ".manifest.json.4711-0a1b2c3d.tmp").write_bytes(b"{")
+        assert len(left()) == 2
+        use()
+        assert left() == []
+    (path / ".manifest.json.4711-0a1b2c3d.tmp").write_bytes(b"12345")
+    done = prune(path)
+    assert (done.files, done.bytes) == (1, 5)
 
 
 def test_versions_are_not_moved_under_a_writer(path: Path) -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -183,12 +184,13 @@ def test_a_full_disk_is_an_error_of_the_system_and_nothing_is_left(
     def full(*_: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    sink = StoreSink(tmp_path / "s", shard_bytes=700)
+    sink, writer = StoreSink(tmp_path / "s", shard_bytes=700), StoreWriter(tmp_path / "s", shard_bytes=700)
     with monkeypatch.context() as patch:
         patch.setattr("penstock.store._shard_writer._HashedFile.write", full)
-        with pytest.raises(OSError, match=r"No space left on device: .*/s'"):
-            sink.consume(WHOLE)
-        sink.abort()
+        for write_rows, stop in ((sink.consume, sink.abort), (writer.write, writer.abort)):
+            with pytest.raises(OSError, match=r"No space left on device: .*/s'"):
+                write_rows(WHOLE)
+            stop()
     assert left_in(tmp_path) == []
 
 
@@ -364,6 +366,180 @@ def test_overwrite_puts_other_rows_in_a_new_version(tmp_path: Path) -> None:
     assert write(tmp_path / "s", [other], mode="overwrite").version == 2
     assert contents(tmp_path / "s") == [{"input_ids": [7]}]
     assert len(open_store(tmp_path / "s", 1)) == 120
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [({}, {"tokens": None}), ({"tokens": None}, {}), ({"tokens": "a", "mask": "b"}, {"tokens": "b", "mask": "a"})],
+)
+def test_the_same_rows_with_other_tokens_leave_the_older_version_as_it_was(
+    tmp_path: Path, first: dict[str, Any], second: dict[str, Any]
+) -> None:
+    ids = pa.array([[1, 2], [3], [0, 5]], pa.list_(pa.uint16()))
+    batch = pa.record_batch({"input_ids": ids, "a": ids, "b": pa.array([[1], [1, 0, 1], [0]], pa.list_(pa.uint16()))})
+    write(tmp_path / "s", [batch], **first)
+    before = None if first.get("tokens", "") is None else open_store(tmp_path / "s").lengths.tolist()
+    write(tmp_path / "s", [batch], mode="overwrite", **second)
+    for version in (1, 2):
+        store = open_store(tmp_path / "s", version, verify="full")
+        assert [row["a"].tolist() for row in store] == [[1, 2], [3], [0, 5]]
+    if before is not None:
+        assert open_store(tmp_path / "s", 1).lengths.tolist() == before
+    assert len(list((tmp_path / "s" / "shards").glob("*.arrow"))) == 1
+
+
+def test_an_empty_store_knows_which_column_its_tokens_will_be_in(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path / "s") as writer:
+        writer.publish()
+    assert open_store(tmp_path / "s").lengths.tolist() == []
+    manifest = append(tmp_path / "s", [WHOLE])
+    assert (manifest.tokens_column, manifest.mask_column) == ("input_ids", "loss_mask")
+    assert manifest.tokens == sum(len(row["input_ids"] or []) for row in ROWS)
+    with StoreWriter(tmp_path / "t", tokens="ids", mask="m") as writer:
+        writer.publish()
+    lists = pa.array([[1], [2, 3]])
+    again = append(tmp_path / "t", [pa.record_batch({"ids": lists, "m": lists})])
+    assert (again.tokens, again.supervised, again.tokens_column) == (3, 3, "ids")
+
+
+def test_a_store_can_be_written_from_inside_its_directory_but_not_made_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "s", [WHOLE])
+    monkeypatch.chdir(tmp_path / "s")
+    assert write(Path(), [WHOLE], mode="append").rows == 240
+    assert len(open_store(".")) == 240
+    (tmp_path / "s" / "inner").mkdir()
+    monkeypatch.chdir(tmp_path / "s" / "inner")
+    assert append("..", [WHOLE]).rows == 360
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    with pytest.raises(ConfigError, match=r"is the directory this process is in, .*name a directory that is not there"):
+        write(Path(), [WHOLE])
+    with pytest.raises(ConfigError, match="cannot be a store"):
+        StoreWriter("/")
+    assert left_in(tmp_path) == ["empty", "s"]
+
+
+def test_a_writer_stays_where_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with StoreWriter("s", shard_bytes=700) as writer:
+        writer.write(WHOLE)
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        writer.write(WHOLE)
+        writer.publish()
+    assert left_in(tmp_path) == ["elsewhere", "s"]
+    assert contents(tmp_path / "s") == ROWS * 2
+    assert repr(writer) == "StoreWriter('s')"
+
+
+def test_a_run_that_cannot_even_begin_leaves_nothing_and_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with StoreWriter(tmp_path / "s") as writer:
+        with monkeypatch.context() as patch:
+            patch.setattr(module.Build, "own", full)
+            with pytest.raises(OSError, match=r"No space left on device: .*/s'"):
+                writer.write(WHOLE)
+        assert left_in(tmp_path) == []
+    write(tmp_path / "s", [WHOLE])
+
+
+def masked(kind: pa.DataType, values: list[Any], nulls: list[bool]) -> pa.Array:
+    """An array with these values beneath its nulls, as a mask makes it."""
+    array = pa.array(values, kind)
+    bits = pa.array([not null for null in nulls]).buffers()[1]
+    children: list[pa.Array] = []
+    if pa.types.is_struct(kind):
+        children = [array.field(i) for i in range(kind.num_fields)]
+    elif pa.types.is_nested(kind):
+        children = [array.values]
+    own = array.buffers()[1 : kind.num_buffers]
+    return pa.Array.from_buffers(kind, len(array), [bits, *own], children=children)
+
+
+PAIR = pa.struct({"x": pa.int32(), "y": pa.list_(pa.string())})
+KINDS: list[tuple[pa.DataType, Any, Any]] = [
+    (pa.list_(pa.uint16()), [1, 2, 3], [9]),
+    (pa.large_list(pa.string()), ["a", None, "b"], ["c"]),
+    (pa.list_(pa.list_(pa.bool_())), [[True], None], [[False, True]]),
+    (pa.list_(pa.int32(), 2), [4, 5], [6, None]),
+    (pa.list_(pa.string(), 1), ["long"], ["x"]),
+    (pa.string(), "beneath", "x"),
+    (pa.large_binary(), b"beneath", b"x"),
+    (pa.int64(), 77, 5),
+    (pa.float32(), 1.5, 2.5),
+    (pa.bool_(), True, True),
+    (pa.binary(3), b"abc", b"xyz"),
+    (pa.decimal128(10, 2), Decimal("1.25"), Decimal("7.00")),
+    (pa.timestamp("us"), 10**15, 5),
+    (PAIR, {"x": 3, "y": ["a", None]}, {"x": None, "y": ["b"]}),
+    (pa.list_(PAIR), [{"x": 3, "y": ["a", None]}], [{"x": None, "y": ["b"]}, None]),
+    (pa.map_(pa.string(), pa.int32()), [("k", 1)], [("l", None)]),
+]
+
+
+@pytest.mark.parametrize(("kind", "hidden", "shown"), KINDS, ids=lambda value: str(value)[:30])
+def test_what_lies_beneath_a_null_leaves_no_trace(tmp_path: Path, kind: pa.DataType, hidden: Any, shown: Any) -> None:
+    nulls = [True, False, True, False, False, True] * 3
+    dirty = masked(kind, [hidden if null else shown for null in nulls], nulls)
+    dirty.validate(full=True)
+    clean = pa.array([None if null else shown for null in nulls], kind)
+    assert dirty.equals(clean)
+    for name, column in (("dirty", dirty), ("clean", clean)):
+        batch = pa.record_batch({"n": range(18), "c": column})
+        write(tmp_path / name, cut(batch, [5, 1, 3]), tokens=None, shard_bytes=60)
+        assert [row["c"] for row in contents(tmp_path / name)] == clean.to_pylist()
+    assert files(tmp_path / "dirty") == files(tmp_path / "clean")
+
+
+@pytest.mark.parametrize(
+    ("kind", "shown"),
+    [
+        (pa.int32(), 5),
+        (pa.bool_(), True),
+        (pa.string(), "x"),
+        (pa.list_(pa.int32()), [1, None]),
+        (pa.list_(pa.int32(), 2), [1, 2]),
+        (pa.map_(pa.string(), pa.int32()), [("k", 1)]),
+        (pa.struct([pa.field("y", pa.int8(), nullable=False)]), {"y": 1}),
+    ],
+    ids=str,
+)
+def test_fields_that_have_no_nulls_have_none_beneath_one_either(tmp_path: Path, kind: pa.DataType, shown: Any) -> None:
+    """Or others would refuse such columns: Parquet does."""
+    rows = [{"x": shown}, None, {"x": shown}]
+    lists = [[shown, shown], None]
+    for name, outer, values in (
+        ("struct", pa.struct([pa.field("x", kind, nullable=False)]), rows),
+        ("block", pa.list_(pa.field("item", kind, nullable=False), 2), lists),
+    ):
+        write(tmp_path / name, [pa.record_batch({"c": pa.array(values, outer)})], tokens=None)
+        column = next(open_store(tmp_path / name).batches())["c"]
+        column.validate(full=True)
+        assert (column.type, column.to_pylist()) == (outer, values)
+        child = column.field(0) if name == "struct" else column.values
+        assert child.null_count == 0
+        assert column.null_count == 1
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.int32()), pa.list_(pa.int32(), 1), pa.struct({"x": pa.int32()})], ids=str)
+def test_what_lies_beneath_a_null_inside_a_list_or_struct_leaves_no_trace(tmp_path: Path, kind: pa.DataType) -> None:
+    inner = masked(pa.int32(), [1, 2, 3, 4], [False, True, False, True])
+    plain = pa.array([1, None, 3, None], pa.int32())
+    for name, values in (("dirty", inner), ("clean", plain)):
+        if pa.types.is_struct(kind):
+            column = pa.StructArray.from_arrays([values], ["x"])
+        elif pa.types.is_fixed_size_list(kind):
+            column = pa.FixedSizeListArray.from_arrays(values, 1)
+        else:
+            column = pa.ListArray.from_arrays(pa.array([0, 0, 3, 4], pa.int32()), values)
+        write(tmp_path / name, [pa.record_batch({"c": column})], tokens=None)
+    assert files(tmp_path / "dirty") == files(tmp_path / "clean")
 
 
 def test_rows_that_do_not_go_with_those_before_are_refused(tmp_path: Path) -> None:

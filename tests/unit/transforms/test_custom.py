@@ -10,7 +10,7 @@ import pytest
 
 from penstock import DataProcessor as PublicDataProcessor
 from penstock import Pipeline, PipelineConfig
-from penstock.errors import ConfigError, StageError
+from penstock.errors import ConfigError, ResumeError, StageError
 from penstock.sinks import MemorySink
 from penstock.sources import MemorySource
 from penstock.transforms.custom import CustomTransform, DataProcessor, Transform, transform
@@ -123,5 +123,37 @@ def test_an_error_in_the_function_names_it() -> None:
     def picky(row: dict[str, Any]) -> dict[str, Any]:
         raise KeyError("nothing suits")
 
-    with pytest.raises(StageError, match="picky failed"):
+    with pytest.raises(StageError, match=r"picky\(\) failed"):
         rows_of([picky])
+
+
+def test_a_state_is_refused_if_the_options_are_others() -> None:
+    pipeline = Pipeline(MemorySource(TABLE), [shortened(length=5)], config=PipelineConfig(batch_rows=30))
+    next(batches := iter(pipeline))
+    state = pipeline.state_dict()
+    batches.close()  # type: ignore[attr-defined]
+    with pytest.raises(ResumeError, match=r"another pipeline .*shortened\(length=5\).*shortened\(length=12\)"):
+        Pipeline(MemorySource(TABLE), [shortened(length=12)]).load_state_dict(state)
+    again = Pipeline(MemorySource(TABLE), [shortened(length=5)])
+    again.load_state_dict(state)
+    assert sum(batch.num_rows for batch in again) == 70
+
+
+def test_the_name_is_the_same_in_every_process_and_has_all_of_a_long_option() -> None:
+    @transform
+    def chosen(row: dict[str, Any], *, by: Any = None, words: Any = (), other: int = 0) -> dict[str, Any]:
+        return row
+
+    class Plain:
+        pass
+
+    assert repr(chosen(by=lambda row: row)) == repr(chosen(by=lambda row: row))
+    assert repr(chosen(by=[Plain()])) == repr(chosen(by=[Plain()]))
+    assert "0x" not in repr(chosen(by=str.lower)(words=Plain))
+    assert repr(chosen(words={"c", "b", "a"})) == "chosen(words={'a', 'b', 'c'})"
+    assert repr(chosen(words=set())) == "chosen(words=set())"
+    assert repr(chosen(other=1, by=2)) == repr(chosen(by=2)(other=1)) == "chosen(by=2, other=1)"
+    long = [f"word {i}" for i in range(1000)]
+    assert len(repr(chosen(words=long))) < 150
+    assert repr(chosen(words=long)) != repr(chosen(words=[*long[:-1], "another"]))
+    assert repr(chosen(words=long)) == repr(chosen(words=list(long)))

@@ -81,7 +81,46 @@ def test_the_reason_names_the_set_with_most_in_common() -> None:
     stage = Decontaminate({"one": ["a b c d"], "two": ["x y z", "p q r", "a b c"]}, n=3)
     batch = pa.record_batch({"text": ["a b c d", "x y z p q r a b c", "a b x y", "a b c x y z"]})
     assert stage.transform(batch)["text"].to_pylist() == ["a b x y"]
-    assert stage.counts == {"contaminated: one": 2, "contaminated: two": 1}
+    assert stage.counts == {"contaminated: one": 1, "contaminated: two": 2}
+
+
+def test_an_n_gram_counts_for_every_set_that_has_it() -> None:
+    first = "one two three four five six seven eight"
+    both = first + " nine ten eleven twelve thirteen fourteen fifteen sixteen"
+    batch = pa.record_batch({"text": [both, first, "nothing of it at all"]})
+    for sets, counts in (({"A": [first], "B": [both]}, (1, 1)), ({"B": [both], "A": [first]}, (0, 2))):
+        stage = Decontaminate(sets, n=3, min_share=0.8)
+        assert stage.transform(batch).num_rows == 1
+        assert (stage.counts.get("contaminated: A", 0), stage.counts["contaminated: B"]) == counts
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    sets=st.lists(st.lists(pieces, min_size=1, max_size=3), min_size=1, max_size=4),
+    rows=st.lists(pieces, min_size=1, max_size=5),
+    min_share=st.sampled_from([0.0, 0.5, 1.0]),
+)
+def test_rows_are_named_after_the_first_set_with_most_of_their_n_grams(
+    sets: list[list[str]], rows: list[str], min_share: float
+) -> None:
+    known = [{gram for text in texts for gram in grams_of(text, 2)} for texts in sets]
+    if not any(known):
+        return
+    expected = []
+    for row in rows:
+        grams = grams_of(row, 2)
+        hits = [sum(gram in one for gram in grams) for one in known]
+        most = max(hits)
+        expected.append(str(hits.index(most)) if most and most >= min_share * len(grams) else None)
+    stage = Decontaminate({str(i): texts for i, texts in enumerate(sets)}, n=2, min_share=min_share, action="mark")
+    assert stage.transform(pa.record_batch({"text": rows}))["contaminated"].to_pylist() == expected
+
+
+def test_it_takes_no_more_memory_than_it_says() -> None:
+    texts = [" ".join(f"w{i * j}" for j in range(60)) for i in range(1, 400)]
+    stage = Decontaminate({"one": texts[:200], "two": texts[100:]}, n=3)
+    grams = sum(len({g for t in some for g in grams_of(t, 3)}) for some in (texts[:200], texts[100:]))
+    assert 18 * grams <= stage.memory_usage() <= 26 * grams
 
 
 def test_marking_keeps_every_row_and_names_the_set() -> None:

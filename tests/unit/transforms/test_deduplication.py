@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 import signal
@@ -19,7 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import MemoryBudget, Pipeline, PipelineConfig
-from penstock.errors import ConfigError, ResumeError, SchemaError
+from penstock.errors import ConfigError, ResumeError, SchemaError, StageError
+from penstock.pipeline.chain import BrokenStageError
 from penstock.sinks import JsonlSink, MemorySink
 from penstock.sources import JsonlSource, MemorySource
 from penstock.testing import FailingTransform, RowsSource, assert_resumes_exactly
@@ -354,3 +356,94 @@ def test_a_checkpoint_asks_for_a_directory(tmp_path: Path) -> None:
         ConfigError, match=r"ExactDedup\('text'\), which keeps what it has seen in memory; give it a dir"
     ):
         pipeline.run(tmp_path / "checkpoint")
+
+
+def test_two_equal_dedups_with_one_directory_are_refused_before_anything_is_lost(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"text": "a"}\n{"text": "A"}\n')
+    seen = tmp_path / "seen"
+
+    def run(second: Path, **options: Any) -> Any:
+        stages = [ExactDedup("text", directory=seen), Lower("text"), ExactDedup("text", directory=second)]
+        pipeline = Pipeline(JsonlSource(source), stages, JsonlSink(tmp_path / "out.jsonl"), PipelineConfig(**options))
+        return pipeline.run(tmp_path / f"checkpoint of {second.name}")
+
+    for on_error in ("raise", "skip"):
+        with pytest.raises(StageError, match=r"another ExactDedup\('text'\).*give each its own directory="):
+            run(seen, on_error=on_error)
+    assert run(tmp_path / "other").rows_out == 1
+
+
+def test_a_run_in_the_directory_of_another_process_is_refused_until_that_one_ends(tmp_path: Path) -> None:
+    script = (
+        "import sys, pyarrow as pa\n"
+        "from penstock.transforms.deduplication import ExactDedup\n"
+        "dedup = ExactDedup(directory=sys.argv[1])\n"
+        "dedup.transform(pa.record_batch({'text': ['a', 'b']}))\n"
+        "print('ready', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "seen")]
+    batch = pa.record_batch({"text": ["a", "a"]})
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        assert other.stdout.readline() == "ready\n"
+        pipeline = Pipeline(MemorySource(batch), [ExactDedup(directory=tmp_path / "seen")], MemorySink())
+        with pytest.raises(ConfigError, match=rf"is being written by process {other.pid} .*another directory="):
+            pipeline.run()
+        dedup = ExactDedup(directory=tmp_path / "seen")
+        state = {"version": 1, "keys": 2, "digest": "0"}
+        with pytest.raises(ConfigError, match="is being written by process"):
+            dedup.load_state_dict(state)
+        other.kill()
+    assert pipeline.run().rows_out == 1
+    pipeline.transforms.clear()
+
+
+def test_the_directory_is_free_when_a_dedup_is_reset_or_gone(tmp_path: Path) -> None:
+    batch = pa.record_batch({"text": ["a", "b"]})
+    dedup = ExactDedup(directory=tmp_path / "seen")
+    dedup.transform(batch)
+    state = dedup.state_dict()
+    (lock,) = (tmp_path / "seen").glob("*.lock")
+    dedup.reset()
+    assert not lock.exists()
+    fresh = ExactDedup(directory=tmp_path / "seen")
+    fresh.load_state_dict(state)
+    assert fresh.transform(batch).num_rows == 0
+    assert lock.exists()
+    del fresh
+    gc.collect()
+    assert not lock.exists()
+
+
+def test_a_fresh_dedup_goes_on_for_one_that_was_left_behind_and_that_one_stops(tmp_path: Path) -> None:
+    batch = pa.record_batch({"text": ["a", "b"]})
+    left = ExactDedup(directory=tmp_path)
+    left.transform(batch)
+    fresh = ExactDedup(directory=tmp_path)
+    fresh.load_state_dict(left.state_dict())
+    assert fresh.transform(pa.record_batch({"text": ["b", "c"]}))["text"].to_pylist() == ["c"]
+    with pytest.raises(BrokenStageError, match="another ExactDedup"):
+        left.transform(pa.record_batch({"text": ["d"]}))
+    with pytest.raises(BrokenStageError, match="another ExactDedup"):
+        left.sync()
+    assert fresh.transform(pa.record_batch({"text": ["a", "c", "d"]}))["text"].to_pylist() == ["d"]
+
+
+def test_a_relative_directory_stays_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    dedup = ExactDedup(directory="seen")
+    dedup.transform(pa.record_batch({"text": ["a"]}))
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    dedup.transform(pa.record_batch({"text": ["b"]}))
+    assert [path.stat().st_size for path in (tmp_path / "seen").glob("*.keys")] == [32]
+    assert not any((tmp_path / "elsewhere").iterdir())
+
+
+def test_equal_dedups_in_a_row_share_their_preparation() -> None:
+    stages = dedup_stages(ExactDedup(), ExactDedup(), ExactDedup(normalize="lower"))
+    assert len(stages) == 5
+    assert kept([{"n": i, "text": text} for i, text in enumerate(["a", "a", "A", "b"])], stages) == [0, 3]

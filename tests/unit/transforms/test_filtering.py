@@ -154,6 +154,17 @@ def test_c4_drops_the_page_for_lorem_ipsum_or_a_bracket_in_a_line_that_would_sta
     assert stage.counts == {"c4: lorem ipsum": 1, "c4: curly bracket": 1, "c4: text changed": 1}
 
 
+@pytest.mark.parametrize("min_sentences", [None, 0])
+def test_c4_drops_the_page_of_which_no_line_is_left_and_says_so(min_sentences: int | None) -> None:
+    stage = C4Quality(min_sentences=min_sentences)
+    texts = ["Home | About\nContact", PROSE, "no mark\n" + PROSE, "", "[12]", " \n "]
+    assert kept(stage, *texts) == [1, 2]
+    assert stage.counts == {"c4: no line left": 4, "c4: text changed": 1}
+    strict = C4Quality()
+    assert kept(strict, "Home") == []
+    assert strict.counts == {"c4: too few sentences": 1}
+
+
 def test_c4_does_not_touch_a_column_that_needs_no_change() -> None:
     batch = batch_of(PROSE + "\n" + PROSE)
     assert C4Quality().transform(batch).column(0).equals(batch.column(0))
@@ -262,9 +273,30 @@ def test_lines_with_listed_words_are_left_out_of_the_text() -> None:
     assert stage.counts == {"word-list: lines left out": 2, "word-list: no line left": 1, "word-list: null": 1}
 
 
-def test_a_list_of_thousands_of_words_works() -> None:
-    stage = WordListFilter([f"word{i}x" for i in range(3000)])
-    assert kept(stage, "word2999x here", "word3000x here") == [1]
+SPACES = [chr(i) for i in range(0x110000) if chr(i).isspace()]
+
+
+@pytest.mark.parametrize("lines", [False, True])
+def test_any_whitespace_of_a_phrase_is_any_whitespace_of_the_text(lines: bool) -> None:
+    texts = [f"a nasty{space}{space}word here" for space in SPACES]
+    expected = [SPACES.index("\n")] if lines else []
+    for phrase in ("nasty word", "nasty\u00a0\u2003word"):
+        assert kept(WordListFilter([phrase], lines=lines), *texts) == expected
+    assert kept(WordListFilter(["nasty word"]), "nasty\u200bword", "nasty-word") == [0, 1]
+
+
+@pytest.mark.parametrize("lines", [False, True])
+@pytest.mark.parametrize("count", [3000, 150_000])
+def test_a_list_of_thousands_of_words_works(count: int, lines: bool) -> None:
+    stage = WordListFilter([f"word{i}x" for i in range(count)], lines=lines)
+    assert kept(stage, "word0x", f"word{count - 1}x here", f"word{count}x here") == [2]
+    out = stage.transform(batch_of(f"one\nword{count - 1}x\nWORD1X\ntwo"))["text"].to_pylist()
+    assert out == (["one\ntwo"] if lines else [])
+
+
+def test_a_phrase_that_is_too_long_is_refused_when_given() -> None:
+    with pytest.raises(ValueError, match=r"'xyxy.* is too long"):
+        WordListFilter(["fine", "xy" * 400_000])
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from penstock import Pipeline, PipelineConfig
-from penstock.errors import ConfigError, SchemaError
+from penstock.errors import ConfigError, SchemaError, StageError
 from penstock.sinks import MemorySink
 from penstock.sources import JsonlSource, MemorySource
 from penstock.transforms.formatting import FormatChat, Gate, RowProblem
@@ -44,6 +44,8 @@ HELLO = {"role": "assistant", "content": "Hello 😀"}
 MORE = {"role": "user", "content": "More?"}
 YES = {"role": "assistant", "content": "Yes"}
 CHAT = [SYSTEM, HI, HELLO, MORE, YES]
+
+GATE = ("supervised", "terminator", "bos", "prompt", "headers", "content")
 
 # What is trained on stands between ⟦ and ⟧.
 EXPECTED = {
@@ -417,6 +419,7 @@ def test_the_fingerprint_changes_with_everything_that_changes_the_result() -> No
         FormatChat(BYTES, "plain", max_length=8, truncation="left"),
         FormatChat(BYTES, "plain", variables={"x": 1}),
         FormatChat(BYTES, "plain", now=datetime(1999, 5, 1)),
+        *(FormatChat(BYTES, "plain", gate={name: False}) for name in GATE),
     ]
     prints = [variant.fingerprint for variant in variants]
     assert len(set(prints)) == len(prints)
@@ -450,9 +453,18 @@ def test_in_a_pipeline_bad_rows_are_counted_by_kind(tmp_path: Path) -> None:
     assert kinds == {
         "NoAssistantTurnError": 1,
         "EmptyContentError": 1,
-        "HeaderSupervisedError": 1,
+        "SpecialTokenInContentError": 1,
         "UnknownRoleError": 1,
     }
+
+
+def test_in_a_pipeline_an_error_counts_rows_in_the_file_only(tmp_path: Path) -> None:
+    file = tmp_path / "chat.jsonl"
+    file.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in (CHAT, CHAT, [HI])))
+    with pytest.raises(StageError) as caught:
+        Pipeline(JsonlSource(file), [FormatChat(BYTES, "chatml")], MemorySink()).run()
+    assert "row 2" in str(caught.value)
+    assert "of the batch" not in str(caught.value)
 
 
 def test_in_a_pipeline_the_result_does_not_depend_on_threads_and_batches() -> None:

@@ -12,7 +12,7 @@ from penstock.errors import ConfigError
 from penstock.pipeline.stages import Transform
 from penstock.transforms._chat.formats import FORMATS, USED, conversations, detect_format
 from penstock.transforms._chat.messages import ROLES, Conversation
-from penstock.transforms._chat.problems import RowProblem
+from penstock.transforms._chat.problems import RowProblem, alone
 
 __all__ = ["MESSAGES", "ToMessages", "checked_format", "good_rows"]
 
@@ -48,15 +48,16 @@ class ToMessages(Transform):
 
     def transform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         name = self.format if self.format != "auto" else detect_format(batch)
-        made = good_rows(conversations(batch, name, self.columns))
+        with alone(batch):
+            made = good_rows(conversations(batch, name, self.columns))
         used = self.columns.values() if self.columns is not None else USED[name]
-        result = {field: batch.column(field) for field in batch.schema.names if field not in used}
+        result = {field: batch.column(field.name) for field in batch.schema if field.name not in used}
         for i, side in enumerate(("chosen", "rejected") if name == "preference" else ("messages",)):
-            result[side] = pa.array([_as_struct(row[i]) for row in made], MESSAGES)
-        tools = [orjson.dumps(row[0].tools).decode() if row[0].tools else None for row in made]
-        if "tools" in batch.schema.names:
-            result["tools"] = pa.array(tools, pa.string())
-        return pa.RecordBatch.from_pydict(result)
+            result[pa.field(side, MESSAGES)] = pa.array([_as_struct(row[i]) for row in made], MESSAGES)
+        if "tools" in used and "tools" in batch.schema.names:
+            tools = [orjson.dumps(row[0].tools).decode() if row[0].tools else None for row in made]
+            result[pa.field("tools", pa.string())] = pa.array(tools, pa.string())
+        return pa.RecordBatch.from_arrays(list(result.values()), schema=pa.schema(list(result)))
 
     def __repr__(self) -> str:
         return f"ToMessages({self.format!r})" if self.columns is None else f"ToMessages(columns={self.columns})"

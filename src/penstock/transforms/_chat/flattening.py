@@ -10,7 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.transforms._chat.layouts import Flat
+from penstock.transforms._chat.jsontext import is_json_text
+from penstock.transforms._chat.layouts import Flat, says
 from penstock.transforms._chat.messages import FLAGS, ROLES, SAID, SPEAKER, Conversation, role_of
 from penstock.transforms._chat.proofs import FLAG_CODES, FLAGGED
 from penstock.transforms._chat.spans import Ints
@@ -34,6 +35,9 @@ def flat_messages(batch: pa.RecordBatch, name: str) -> Flat | None:
         return None
     messages = lists.flatten()
     if not pa.types.is_struct(messages.type):
+        return None
+    read_as_they_are = (*SPEAKER, *SAID, *FLAGS)
+    if any(is_json_text(field) and field.name in read_as_they_are for field in messages.type):
         return None
     fields = dict(zip((field.name for field in messages.type), map(plain, messages.flatten())))
     speakers = [fields.pop(key) for key in SPEAKER if key in fields]
@@ -86,7 +90,7 @@ def _flat(contents: pa.Array, bounds: Ints, kinds: list[bytes | None]) -> Flat:
     if pa.types.is_string(contents.type) and contents.nbytes > 1 << 28:  # what templates add must fit as well
         contents = contents.cast(pa.large_string())
     lengths = pc.binary_length(contents).to_numpy().astype(np.int64)
-    return Flat(contents, lengths, bounds, kinds)
+    return Flat(contents, lengths, says(contents, lengths), bounds, kinds)
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -10,7 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import SchemaError
-from penstock.transforms._chat.messages import ROLES, Conversation, Message, as_messages, as_tools
+from penstock.transforms._chat.jsontext import reader
+from penstock.transforms._chat.messages import ROLES, Conversation, Message, as_messages, as_tools, from_json
+from penstock.transforms._chat.pairs import Said, answered, in_common, said
 from penstock.transforms._chat.problems import MalformedChatError, RowProblem
 from penstock.transforms.columns import plain
 
@@ -61,18 +64,27 @@ def sides_of(name: str) -> tuple[str, ...]:
 
 
 def conversations(
-    batch: pa.RecordBatch, name: str, columns: Mapping[str, str] | None = None
+    batch: pa.RecordBatch, name: str, columns: Mapping[str, str] | None = None, *, input_heading: str = ""
 ) -> list[tuple[Conversation, ...] | RowProblem]:
-    """For each row its conversations (one, or the chosen and the rejected), or what is wrong with it."""
+    """For each row its conversations (one, or the chosen and the rejected), or what is wrong with it.
+
+    `input_heading` stands between the instruction and the input of Alpaca's rows.
+    """
     used = tuple(columns.values()) if columns is not None else USED[name]
     there = [column for column in used if column in batch.schema.names]
     _check_columns(there, name, columns, batch.schema.names)
     convert = _by_columns(columns) if columns is not None else CONVERTERS[name]
+    if name == "alpaca":
+        convert = partial(_alpaca, input_heading=input_heading)
+    readers = {column: read for column in there if (read := reader(batch.schema.field(column))) is not None}
     values = [python_values(batch.column(column)) for column in there]
     made: list[tuple[Conversation, ...] | RowProblem] = []
     for i, cells in enumerate(zip(*values)):
         try:
-            made.append(convert(dict(zip(there, cells))))
+            row = dict(zip(there, cells))
+            for column, read in readers.items():
+                row[column] = read(row[column])
+            made.append(convert(row))
         except RowProblem as problem:
             made.append(problem.at(i))
     return made
@@ -114,12 +126,21 @@ def _conversation(given: Any, row: Row) -> Conversation:
 
 
 def _with_system(conversation: Conversation, row: Row) -> Conversation:
-    """Put the text of a column `system` in front, unless the conversation has a system message already."""
-    system = row.get("system")
-    if system and conversation.messages[0]["role"] not in ("system", "developer"):
-        conversation.messages = [{"role": "system", "content": system}, *conversation.messages]
-        if conversation.flags is not None:
-            conversation.flags = [None, *conversation.flags]
+    """Put the text of a column `system` in front, unless the conversation begins with it already."""
+    system, first = row.get("system"), conversation.messages[0]
+    if system is None or system == "":
+        return conversation
+    if not isinstance(system, str):
+        raise MalformedChatError(f"the column 'system' has {system!r:.80}, expected text")
+    if first["role"] in ("system", "developer"):
+        if first["content"] != system:
+            raise MalformedChatError(
+                "the column 'system' and the system message of the row say different things; keep one of them"
+            )
+        return conversation
+    conversation.messages = [{"role": "system", "content": system}, *conversation.messages]
+    if conversation.flags is not None:
+        conversation.flags = [None, *conversation.flags]
     return conversation
 
 
@@ -131,11 +152,12 @@ def _sharegpt(row: Row) -> tuple[Conversation, ...]:
     return (_conversation(row.get("conversations") or row.get("conversation"), row),)
 
 
-def _alpaca(row: Row) -> tuple[Conversation, ...]:
+def _alpaca(row: Row, *, input_heading: str = "") -> tuple[Conversation, ...]:
     messages: list[Message] = []
-    for asked, answered in row.get("history") or ():
-        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
-    request = "\n\n".join(text for text in (row.get("instruction"), row.get("input")) if text)
+    for asked, answer in _history(row.get("history")):
+        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
+    instruction, given = _text(row, "instruction"), _text(row, "input")
+    request = f"{instruction}\n\n{input_heading}{given}" if instruction and given else instruction or given
     if not request:
         raise MalformedChatError("instruction and input are both empty")
     answer = _either(row, "output", "response")
@@ -143,46 +165,45 @@ def _alpaca(row: Row) -> tuple[Conversation, ...]:
     return (_conversation(messages, row),)
 
 
+def _history(given: Any) -> list[Any]:
+    """Earlier turns, each a request and its answer."""
+    if isinstance(given, str):
+        given = from_json(given, "the history", MalformedChatError) if given.strip() else []
+    turns = [] if given is None else given
+    if not isinstance(turns, list) or any(not isinstance(turn, list) or len(turn) != 2 for turn in turns):
+        raise MalformedChatError(f"history must be a list of pairs, a request and its answer, got {given!r:.80}")
+    return turns
+
+
+def _text(row: Row, name: str) -> str:
+    text = row.get(name)
+    if text is not None and not isinstance(text, str):
+        raise MalformedChatError(f"the column {name!r} has {text!r:.80}, expected text")
+    return text or ""
+
+
 def _prompt_completion(row: Row) -> tuple[Conversation, ...]:
-    completion = _either(row, "completion", "response")
-    return (_continued(_side(row.get("prompt"), "user"), _side(completion, "assistant"), row),)
+    completion = said(_either(row, "completion", "response"), "assistant", "the completion")
+    return (_with_tools(answered(said(row.get("prompt"), "user", "the prompt"), completion, "the completion"), row),)
 
 
 def _preference(row: Row) -> tuple[Conversation, ...]:
     prompt = _either(row, "prompt", "conversations", "messages")
-    sides = [_side(row[name], "assistant") for name in ("chosen", "rejected")]
-    if prompt is None:
-        shared = 0  # the prompt is what both begin with
-        while shared < min(map(len, sides)) - 1 and sides[0][shared] == sides[1][shared]:
-            shared += 1
+    chosen, rejected = (said(row[name], "assistant", name) for name in ("chosen", "rejected"))
+    if prompt is not None:
+        asked = said(prompt, "user", "the prompt")
+        sides = [answered(asked, chosen, "chosen"), answered(asked, rejected, "rejected")]
+    else:
+        shared = in_common(chosen, rejected)  # the prompt is what both begin with
         if not shared:
             raise MalformedChatError("chosen and rejected share no first message, and there is no column 'prompt'")
-        return tuple(_continued(side[:shared], side[shared:], row) for side in sides)
-    asked = _side(prompt, "user")
-    # Some data sets repeat the prompt in front of both answers.
-    trimmed = [side[len(asked) :] if len(side) > len(asked) and side[: len(asked)] == asked else side for side in sides]
-    return tuple(_continued(asked, side, row) for side in trimmed)
+        sides = [side[:shared].unflagged + side[shared:] for side in (chosen, rejected)]
+    return tuple(_with_tools(side, row) for side in sides)
 
 
-def _continued(prompt: list[Any], answer: list[Any], row: Row) -> Conversation:
+def _with_tools(side: Said, row: Row) -> Conversation:
     """A conversation of which only the answer is trained on, unless its messages say otherwise."""
-    if not prompt or not answer:
-        raise MalformedChatError("the prompt or the completion is empty")
-    asked, _ = as_messages(prompt)
-    answered, flags = as_messages(answer)
-    marks: Sequence[bool | None] = [*([False] * len(asked)), *(flags or [None] * len(answered))]
-    return _with_system(Conversation([*asked, *answered], as_tools(row.get("tools")), marks), row)
-
-
-def _side(given: Any, role: str) -> list[Any]:
-    """One side of a pair as messages: text is what that role said."""
-    if isinstance(given, str):
-        return [{"role": role, "content": given}]
-    if isinstance(given, dict):
-        return [given]
-    if isinstance(given, list):
-        return given
-    raise MalformedChatError(f"expected text or messages, got {given!r:.80}")
+    return _with_system(Conversation(side.messages, as_tools(row.get("tools")), side.flags), row)
 
 
 def _either(row: Row, *names: str) -> Any:

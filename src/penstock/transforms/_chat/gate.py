@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -12,22 +12,27 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.errors import ConfigError
 from penstock.transforms._chat.problems import (
     BosCountError,
     HeaderSupervisedError,
     NothingSupervisedError,
     PromptDiffersError,
     RowProblem,
+    SpecialTokenInContentError,
     TerminatorInsideError,
     TerminatorNotSupervisedError,
 )
 from penstock.transforms._chat.spans import Flags, Ints, Spans, Tokens, shown
+from penstock.transforms._chat.writing import Written
 from penstock.transforms._tokenizers.base import Tokenizer
 
 __all__ = ["Checker", "Gate"]
 
 _MAX_TAILS = 4096
-_END, _HEADER, _SPECIAL, _BOS = 1, 2, 4, 8
+_MAX_WHITE_SPACE = 64
+_WHITE_SPACE = np.isin(np.arange(256), list(b" \t\n\r"))
+_END, _HEADER, _CUT, _BOS = 1, 2, 4, 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +50,19 @@ class Gate:
     headers: bool = True
     """Role headers are not trained on."""
     content: bool = True
-    """Turns that are trained on say something."""
+    """Turns that are trained on say something, and no message has the text of a special token in it."""
+
+    @classmethod
+    def of(cls, given: Gate | Mapping[str, bool]) -> Gate:
+        """A gate, or one from the switches by name, as in a file."""
+        if isinstance(given, Gate):
+            return given
+        known = [check.name for check in fields(cls)]
+        if not isinstance(given, Mapping) or any(
+            name not in known or not isinstance(on, bool) for name, on in given.items()
+        ):
+            raise ConfigError(f"gate must switch some of {', '.join(known)} on or off, got {given!r}")
+        return cls(**given)
 
 
 @dataclass(frozen=True)
@@ -56,6 +73,8 @@ class Checker:
     tokenizer: Tokenizer
     terminators: frozenset[int]
     headers: frozenset[int]
+    cuts: frozenset[int]
+    """Tokens at which a text is cut before anything else happens to it."""
     include_eot: bool
     _tails: dict[bytes, bytes] = field(default_factory=dict, repr=False, compare=False)
 
@@ -65,7 +84,7 @@ class Checker:
         table = np.zeros(self.tokenizer.vocab_size, np.uint8)
         special = self.tokenizer.special
         bos = () if special.bos is None else (special.bos,)
-        kinds = ((_END, self.terminators), (_HEADER, self.headers), (_SPECIAL, special.named.values()), (_BOS, bos))
+        kinds = ((_END, self.terminators), (_HEADER, self.headers), (_CUT, self.cuts), (_BOS, bos))
         for bit, ids in kinds:
             table[list(ids)] |= bit
         return table
@@ -74,17 +93,34 @@ class Checker:
         """Let each span end with the token that ends the turn, or before it, as asked for."""
         if not len(tokens.first) or not self.terminators or not len(tokens.ids):
             return
-        ends_turn = (tokens.stop > tokens.first) & self._ends(tokens, tokens.stop - 1)
+        closing = self._closing(tokens, spans)
         if not self.include_eot:
-            tokens.stop -= ends_turn
+            tokens.stop = np.where(closing < 0, tokens.stop, closing)
             return
         there = tokens.stop < tokens.bounds[spans.rows + 1]
         following = np.where(there, tokens.stop, 0)
         adjacent = there & (tokens.starts[following] == spans.stops) & self._ends(tokens, following)
-        tokens.stop += adjacent & ~ends_turn
+        tokens.stop += adjacent & (closing < 0)
 
-    def problems(self, tokens: Tokens, spans: Spans, prompts: Ints, *, everything: bool) -> list[RowProblem]:
-        """What is wrong, row by row. `prompts` has the byte where the prompt of each span ends; -1 for no prompt."""
+    def _closing(self, tokens: Tokens, spans: Spans) -> Ints:
+        """For each span the token that ends its turn: the last, or the last but white space; -1 for none."""
+        some = tokens.stop > tokens.first
+        at_end = some & self._ends(tokens, np.maximum(tokens.stop - 1, 0))
+        closing = np.where(at_end, tokens.stop - 1, -1)
+        others = np.flatnonzero(some & ~at_end)
+        if not len(others):
+            return closing
+        ends = np.flatnonzero(self._roles[tokens.ids] & _END)
+        before = np.searchsorted(ends, tokens.stop[others]) - 1
+        last = ends[np.maximum(before, 0)] if len(ends) else np.zeros(len(others), np.int64)
+        others, last = (values[(before >= 0) & (last >= tokens.first[others])] for values in (others, last))
+        begins = spans.bounds[spans.rows[others]] + tokens.ends[last]
+        closing[others] = np.where(_only_white_space(spans, begins, spans.stops[others]), last, -1)
+        return closing
+
+    def problems(self, tokens: Tokens, written: Written, *, everything: bool) -> list[RowProblem]:
+        """What is wrong, row by row."""
+        spans, prompts = written.spans, written.prompts
         gate = self.gate
         found: list[RowProblem] = []
         bos = self.tokenizer.special.bos
@@ -101,7 +137,10 @@ class Checker:
             if gate.terminator:
                 found += self._unended(tokens, spans, prompts, known.which(_END))
             if gate.prompt:
-                found += self._prompts(tokens, spans, prompts, known.which(_SPECIAL))
+                found += self._prompts(tokens, spans, prompts, known.which(_CUT))
+        if written.foreign:  # what else is wrong with such a row comes from that
+            found = [problem for problem in found if problem.row not in written.foreign]
+            found += _foreign(written.foreign)
         found.sort(key=lambda problem: problem.row or 0)
         return [_with_text(problem, tokens, spans) for problem in found]
 
@@ -123,7 +162,7 @@ class Checker:
             )
 
     def _unended(self, tokens: Tokens, spans: Spans, prompts: Ints, at: Ints) -> Iterable[RowProblem]:
-        ended = (tokens.stop > tokens.first) & self._ends(tokens, tokens.stop - 1)
+        ended = self._closing(tokens, spans) >= 0
         inside = np.searchsorted(at, tokens.stop) - np.searchsorted(at, tokens.first) > ended
         for span in np.flatnonzero(inside & (prompts >= 0)):
             yield TerminatorInsideError(
@@ -137,11 +176,11 @@ class Checker:
                 row=int(spans.rows[span]),
             )
 
-    def _prompts(self, tokens: Tokens, spans: Spans, prompts: Ints, special: Ints) -> Iterable[RowProblem]:
+    def _prompts(self, tokens: Tokens, spans: Spans, prompts: Ints, cuts: Ints) -> Iterable[RowProblem]:
         """The tokens of a prompt alone must be those that the row begins with.
 
-        Text is cut at special tokens before anything else happens to it, so what comes before the last special token
-        of a prompt cannot differ, and only the few tokens behind it are looked at: mostly the same in every row.
+        What comes before the last cut of a prompt cannot differ, so only the few tokens behind it are looked at: mostly
+        the same in every row.
         """
         asked = np.flatnonzero(prompts >= 0)
         rows, ends = spans.rows[asked], prompts[asked]
@@ -155,10 +194,10 @@ class Checker:
                 "write something else; let prompt and answer meet where words or special tokens end",
                 row=int(row),
             )
-        before = np.searchsorted(special, stops) - 1
+        before = np.searchsorted(cuts, stops) - 1
         tails = begins.copy()
-        if len(special):
-            tails = np.where(before >= 0, np.maximum(special[np.maximum(before, 0)], begins), begins)
+        if len(cuts):
+            tails = np.where(before >= 0, np.maximum(cuts[np.maximum(before, 0)], begins), begins)
         whole = np.flatnonzero(~straddling & (stops > tails))
         for i in self._retokenised(tokens, spans, tails[whole], stops[whole], ends[whole]):
             yield PromptDiffersError(
@@ -218,6 +257,27 @@ class Known:
     def which(self, bit: int) -> Ints:
         chosen: Ints = self.at[self.roles & bit != 0]
         return chosen
+
+
+def _only_white_space(spans: Spans, begins: Ints, ends: Ints) -> Flags:
+    """Whether there is nothing else between these places of a text."""
+    data = np.frombuffer(spans.texts.buffers()[2], np.uint8)
+    widths = ends - begins
+    most = min(int(widths.max(initial=0)), _MAX_WHITE_SPACE)
+    places = begins[:, None] + np.arange(most)
+    inside = np.arange(most) < widths[:, None]
+    white = _WHITE_SPACE[data[np.minimum(places, len(data) - 1)]]
+    only: Flags = (white | ~inside).all(axis=1) & (widths <= most)
+    return only
+
+
+def _foreign(found: Mapping[int, str]) -> Iterable[RowProblem]:
+    for row, where in found.items():
+        yield SpecialTokenInContentError(
+            f"{where}, the text of a special token: the model would read it as that token; take it out of the data, "
+            "or switch the check off with Gate(content=False)",
+            row=row,
+        )
 
 
 def _silent(tokens: Tokens, spans: Spans) -> Iterable[RowProblem]:

@@ -16,12 +16,15 @@ import pyarrow.compute as pc
 
 from penstock.transforms._chat.spans import Ints, Spans, as_texts
 
-__all__ = ["QUESTIONS", "Flat", "Hole", "Layout", "Place", "Strip", "Text", "filled", "stripped"]
+__all__ = ["QUESTIONS", "SAYS", "Flat", "Hole", "Layout", "Place", "Strip", "Text", "filled", "says", "stripped"]
 
 Strip = tuple[str, str | None]
 """From which side, "left" or "right", and which characters; None for white space."""
 Place = tuple[int, int]
 """A place in a text: so far into the fixed text number so and so. Fixed text i stands before hole i."""
+
+SAYS: tuple[Strip, ...] = (("left", None),)
+"""What is still there after this says something."""
 
 WHITE_SPACE = (
     "\t\n\x0b\x0c\r\x1c\x1d\x1e\x1f \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
@@ -98,6 +101,8 @@ class Layout:
             at = flat.bounds[rows] + hole.message
             if question == "filled" and not hole.strips:
                 found = flat.lengths[at] > 0
+            elif question == "filled" and hole.strips == SAYS:
+                found = flat.says[at]
             else:
                 texts = strip_column(flat.contents.take(pa.array(at)), hole.strips)
                 found = _OF_COLUMNS[question](texts, given).to_numpy(zero_copy_only=False)
@@ -112,6 +117,8 @@ class Flat:
     contents: pa.Array
     lengths: Ints
     """Of the contents, in bytes."""
+    says: npt.NDArray[np.bool_]
+    """Which contents have more to them than white space."""
     bounds: Ints
     """The messages of row i are `bounds[i]` to `bounds[i + 1]`."""
     kinds: list[bytes | None]
@@ -130,6 +137,21 @@ def strip_column(texts: pa.Array, strips: Sequence[Strip]) -> pa.Array:
         strip = pc.utf8_ltrim if side == "left" else pc.utf8_rtrim
         texts = strip(texts, WHITE_SPACE if characters is None else characters)
     return texts
+
+
+def says(contents: pa.Array, lengths: Ints) -> npt.NDArray[np.bool_]:
+    """Which texts have more to them than white space. Most are seen from their first letter."""
+    found: npt.NDArray[np.bool_] = lengths > 0
+    _, offsets, data = contents.buffers()
+    if data is None or not found.any():
+        return found
+    wide = pa.types.is_large_string(contents.type)
+    starts = np.frombuffer(offsets, np.int64 if wide else np.int32)[contents.offset :][: len(contents)]
+    first = np.frombuffer(data, np.uint8)[starts[found]]
+    unsure = np.flatnonzero(found)[(first <= 0x20) | (first >= 0x80)]
+    rest = strip_column(contents.take(pa.array(unsure)), SAYS)
+    found[unsure] = pc.binary_length(rest).to_numpy() > 0
+    return found
 
 
 def filled(flat: Flat, chosen: Sequence[tuple[Layout, Ints]]) -> tuple[Ints, Spans, Ints]:

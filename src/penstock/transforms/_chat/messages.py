@@ -24,8 +24,10 @@ __all__ = [
     "Message",
     "as_messages",
     "as_tools",
+    "from_json",
     "function_calls",
     "role_of",
+    "verbatim",
     "without_nulls",
 ]
 
@@ -68,7 +70,7 @@ class Conversation:
 def as_messages(given: Any) -> tuple[list[Message], list[bool | None] | None]:
     """Messages in the one form, and their training flags, if any has one. `given` is a list of dicts, or its JSON."""
     if isinstance(given, str):
-        given = _parsed(given, "the messages", MalformedChatError)
+        given = from_json(given, "the messages", MalformedChatError)
     if isinstance(given, dict):
         given = [given]
     if not isinstance(given, list) or not given:
@@ -91,16 +93,31 @@ def as_messages(given: Any) -> tuple[list[Message], list[bool | None] | None]:
 def as_tools(given: Any) -> list[Any] | None:
     """The `tools` column of a row: a list, its JSON, or a list of JSON texts. An empty list is none."""
     if isinstance(given, str):
-        given = _parsed(given, "the tools", ToolCallsError) if given.strip() else None
+        given = from_json(given, "the tools", ToolCallsError) if given.strip() else None
     if not given:
         return None
     if not isinstance(given, list):
         raise ToolCallsError(f"tools must be a list or its JSON, got {_brief(given)}")
-    return [_parsed(tool, "a tool", ToolCallsError) if isinstance(tool, str) else without_nulls(tool) for tool in given]
+    return [
+        from_json(tool, "a tool", ToolCallsError) if isinstance(tool, str) else without_nulls(tool) for tool in given
+    ]
+
+
+class Verbatim(dict[str, Any]):
+    """An object that was JSON in the data: if a key of it is null, somebody wrote that."""
+
+
+def verbatim(value: Any) -> Any:
+    """What was read from JSON, marked as such."""
+    if isinstance(value, dict):
+        return Verbatim({key: verbatim(item) for key, item in value.items()})
+    return [verbatim(item) for item in value] if isinstance(value, list) else value
 
 
 def without_nulls(value: Any) -> Any:
     """The value without keys that are null: Arrow gives every row the keys that any of them has."""
+    if isinstance(value, Verbatim):
+        return value
     if isinstance(value, dict):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
@@ -165,7 +182,7 @@ def _content(content: Any, i: int) -> str | None:
 
 def _tool_calls(calls: Any, i: int) -> list[Any]:
     if isinstance(calls, str):
-        calls = _parsed(calls, f"tool_calls of message {i}", ToolCallsError)
+        calls = from_json(calls, f"tool_calls of message {i}", ToolCallsError)
     if not isinstance(calls, list):
         raise ToolCallsError(f"tool_calls of message {i} must be a list, got {_brief(calls)}")
     return [_tool_call(call) for call in calls]
@@ -174,20 +191,20 @@ def _tool_calls(calls: Any, i: int) -> list[Any]:
 def _tool_call(call: Any) -> Any:
     """A call in the nested form, with its arguments as a dict: what templates of today expect."""
     if isinstance(call, str):
-        call = _parsed(call, "a tool call", ToolCallsError)
+        call = from_json(call, "a tool call", ToolCallsError)
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise ToolCallsError(f"a tool call needs a name and arguments, got {_brief(call)}")
     arguments = function.get("arguments", function.get("parameters", {}))
     if isinstance(arguments, str):
-        arguments = _parsed(arguments, f"the arguments of {function['name']}", ToolCallsError) if arguments else {}
+        arguments = from_json(arguments, f"the arguments of {function['name']}", ToolCallsError) if arguments else {}
     made = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
     return {**made, "id": call["id"]} if call.get("id") else made
 
 
 def function_calls(content: Any) -> list[Any]:
     """ShareGPT's `function_call` turn: the JSON of one call or of a list of them."""
-    given = _parsed(content, "the function call", ToolCallsError) if isinstance(content, str) else content
+    given = from_json(content, "the function call", ToolCallsError) if isinstance(content, str) else content
     return [_tool_call(call) for call in (given if isinstance(given, list) else [given])]
 
 
@@ -206,9 +223,10 @@ def _first(message: Message, keys: tuple[str, ...]) -> Any:
     return next((value for key in keys if (value := message.get(key)) is not None), None)
 
 
-def _parsed(text: str, what: str, error: type[MalformedChatError | ToolCallsError]) -> Any:
+def from_json(text: str, what: str, error: type[MalformedChatError | ToolCallsError]) -> Any:
+    """What the text says; `what` it is called if it is not JSON."""
     try:
-        return orjson.loads(text)
+        return verbatim(orjson.loads(text))
     except orjson.JSONDecodeError as wrong:
         raise error(f"{what}: not JSON ({wrong}): {_brief(text)}") from None
 

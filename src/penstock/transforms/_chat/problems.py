@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+
+import pyarrow as pa
 
 from penstock.errors import DataError
 
@@ -19,21 +23,24 @@ __all__ = [
     "RenderError",
     "RowProblem",
     "SpansNotFoundError",
+    "SpecialTokenInContentError",
     "TerminatorInsideError",
     "TerminatorNotSupervisedError",
+    "ThoughtsLeftOutError",
     "TooLongError",
     "ToolCallsError",
     "UnknownRoleError",
     "Violation",
+    "alone",
 ]
 
 
 class RowProblem(DataError):  # noqa: N818 - the root of many errors
     """A row of chat that cannot be trained on as it is."""
 
-    def __init__(self, reason: str, *, row: int | None = None, shown: str | None = None) -> None:
+    def __init__(self, reason: str, *, row: int | None = None, shown: str | None = None, numbered: bool = True) -> None:
         self.shown = shown
-        where = f"row {row} of the batch: " if row is not None else ""
+        where = f"row {row} of the batch: " if row is not None and numbered else ""
         super().__init__(f"{where}{reason}" + (f"\n{shown}" if shown else ""), row=row)
         self.reason = reason
 
@@ -46,6 +53,10 @@ class RowProblem(DataError):  # noqa: N818 - the root of many errors
     def at(self, row: int) -> RowProblem:
         """The same problem, with the row it belongs to."""
         return type(self)(self.reason, row=row, shown=self.shown)
+
+    def unnumbered(self) -> RowProblem:
+        """The same problem, without the number of the row in its text."""
+        return type(self)(self.reason, row=self.row, shown=self.shown, numbered=False)
 
 
 class MalformedChatError(RowProblem):
@@ -70,6 +81,14 @@ class NoAssistantTurnError(RowProblem):
 
 class ToolCallsError(RowProblem):
     """Tools or tool calls that cannot be read, or that the template would leave out."""
+
+
+class ThoughtsLeftOutError(RowProblem):
+    """What the assistant thought, which the template would leave out."""
+
+
+class SpecialTokenInContentError(RowProblem):
+    """A message that says the text of a special token: it would not be read as text."""
 
 
 class RenderError(RowProblem):
@@ -117,3 +136,14 @@ class Violation:
     message: str
     shown: str = ""
     """The rendered row with its supervised parts between ⟦ and ⟧, where it could be rendered."""
+
+
+@contextmanager
+def alone(batch: pa.RecordBatch) -> Iterator[None]:
+    """Problems of the only row of a batch do not count it: who sent it alone knows where it came from."""
+    try:
+        yield
+    except RowProblem as problem:
+        if batch.num_rows != 1:
+            raise
+        raise problem.unnumbered() from problem.__cause__

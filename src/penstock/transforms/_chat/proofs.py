@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.transforms._chat.layouts import Flat, Hole, Layout, Place, Text, filled
+from penstock.transforms._chat.layouts import SAYS, Flat, Hole, Layout, Place, Text, filled
 from penstock.transforms._chat.marks import END, START, unmarked
 from penstock.transforms._chat.messages import ROLES, Conversation
 from penstock.transforms._chat.rendering import EVERYTHING, Renderer
@@ -123,7 +123,7 @@ class Layouts:
             for i in trained:
                 if conversation.messages[i]["role"] != "assistant":
                     raise NotProvenError
-                if renderer.check_content and not watch.ask(Hole(i), "filled"):
+                if renderer.check_content and not watch.ask(Hole(i, SAYS), "filled"):
                     raise NotProvenError
         messages = renderer.as_the_template_wants(conversation.messages)
         proof = Proof(renderer, self._tracer(), messages)

@@ -11,10 +11,12 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+import orjson
 
+from penstock.transforms._chat.marked import Marked, merged_marks
 from penstock.transforms._chat.marks import END, START, unmarked
 from penstock.transforms._chat.messages import Conversation, Message
 from penstock.transforms._chat.problems import (
@@ -24,29 +26,21 @@ from penstock.transforms._chat.problems import (
     PromptDiffersError,
     RenderError,
     SpansNotFoundError,
+    TerminatorInsideError,
+    ThoughtsLeftOutError,
     ToolCallsError,
 )
 from penstock.transforms._chat.shapes import Shape
-from penstock.transforms._chat.spans import Ints, Spans
 from penstock.transforms._chat.templates import Markers, Template, clock
 
 if TYPE_CHECKING:
     from penstock.transforms._chat.sandbox import Program
 
-__all__ = ["EVERYTHING", "Marked", "Renderer", "TrainOn", "prompt_ends"]
+__all__ = ["EVERYTHING", "Renderer", "TrainOn", "foreign_text"]
 
 TrainOn = str | tuple[str, ...]
 EVERYTHING = "all"
 NO_ANSWER = [-1]
-
-
-@dataclass(slots=True)
-class Marked:
-    """The text of a conversation with its marks, and where the prompt of each marked turn ends."""
-
-    text: str
-    prompts: list[int] | None = None
-    """In bytes of the text without marks, -1 for what answers no prompt; None if all end where their turns begin."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +60,17 @@ class Renderer:
     check_prompts: bool = True
     check_content: bool = True
     check_headers: bool = True
+    specials: tuple[str, ...] = ()
+    """Texts of special tokens, which no message may say; none, if that is not to be checked."""
 
     def render(self, conversation: Conversation) -> Marked:
         """Raises a `RowProblem` for a conversation that cannot be rendered as it should."""
+        marked = self._rendered(conversation)
+        if self.specials:
+            marked.foreign = self._foreign(conversation)
+        return marked
+
+    def _rendered(self, conversation: Conversation) -> Marked:
         trained = self.trained(conversation)
         if self.check_content:
             self._check_content(conversation, trained)
@@ -76,7 +78,7 @@ class Renderer:
             text = self._by_shape(conversation, trained)
             if text is not None:
                 return Marked(text, NO_ANSWER if self.train_on == EVERYTHING else None)
-        self._check_tools(conversation)
+        self._check_nothing_lost(conversation)
         messages = self.as_the_template_wants(conversation.messages)
         if self.train_on == EVERYTHING:
             return Marked(START + self.plain(messages, conversation) + END, NO_ANSWER)
@@ -87,7 +89,7 @@ class Renderer:
         if len(others) == len(trained):
             return Marked(said, [-1] * len(others))
         answers = self._answers(messages, [i for i in trained if i not in others], conversation)
-        return _merged(answers, said)
+        return merged_marks(answers, said)
 
     def _answers(self, messages: list[Message], trained: Collection[int], conversation: Conversation) -> Marked:
         if self.template.program.has_generation:
@@ -137,13 +139,26 @@ class Renderer:
             return
         for i in trained:
             message = conversation.messages[i]
-            if not message["content"] and not message.get("tool_calls"):
+            if not (message["content"] or "").strip() and not message.get("tool_calls"):
                 raise EmptyContentError(
                     f"message {i} ({message['role']}) is to be trained on, but is empty; drop the row, or switch the "
                     "check off with Gate(content=False)"
                 )
 
-    def _check_tools(self, conversation: Conversation) -> None:
+    @cached_property
+    def special_text(self) -> re.Pattern[str]:
+        """Finds the text of a special token."""
+        return re.compile("|".join(map(re.escape, self.specials)))
+
+    def _foreign(self, conversation: Conversation) -> str | None:
+        for i, message in enumerate(conversation.messages):
+            found = self.special_text.search(_all_text(message))
+            if found:
+                return foreign_text(i, message["role"], found[0])
+        found = self.special_text.search(_dumped(conversation.tools)) if conversation.tools else None
+        return f"the tools have {found[0]!r} in them" if found else None
+
+    def _check_nothing_lost(self, conversation: Conversation) -> None:
         for word, there in (
             ("tools", conversation.tools is not None),
             ("tool_calls", any("tool_calls" in message for message in conversation.messages)),
@@ -153,6 +168,13 @@ class Renderer:
                     f"{self.template.name} does not write {word}: they would be left out; use a template that does, "
                     "such as 'qwen', or the tokenizer's own"
                 )
+        if not self.template.writes_thoughts:
+            for i, message in enumerate(conversation.messages):
+                if message.get("reasoning_content"):
+                    raise ThoughtsLeftOutError(
+                        f"message {i} ({message['role']}) has thoughts, which {self.template.name} does not write; use "
+                        "a template that does, such as 'qwen', or take reasoning_content out of the messages before"
+                    )
 
     def as_the_template_wants(self, messages: list[Message]) -> list[Message]:
         if not self.template.mentions("developer") and any(m["role"] == "developer" for m in messages):
@@ -250,6 +272,11 @@ class Renderer:
                 "pass markers=(what opens an assistant turn, what ends it)"
             )
         opening, closing = self.markers
+        for i in trained:
+            if closing in _all_text(conversation.messages[i]):
+                raise TerminatorInsideError(
+                    f"message {i} has {closing!r} in its content, so where its turn ends cannot be told from markers"
+                )
         found = list(re.finditer(f"{re.escape(opening)}(.*?{re.escape(closing)})", whole, re.DOTALL))
         answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         if len(found) != len(answers) or whole.count(opening) != len(answers):
@@ -301,43 +328,21 @@ class Renderer:
             raise RenderError(f"{self.template.name}: {error}") from error
 
 
-def prompt_ends(marked: list[Marked], spans: Spans) -> Ints:
-    """For each span where its prompt ends, in bytes of the column; -1 where there is none."""
-    ends = spans.starts.copy()
-    if all(row.prompts is None for row in marked):
-        return ends
-    at = np.searchsorted(spans.rows, np.arange(len(marked) + 1))
-    for i, row in enumerate(marked):
-        if row.prompts is not None:
-            given = np.array(row.prompts)
-            ends[at[i] : at[i + 1]] = np.where(given < 0, -1, given + spans.bounds[i])
-    return ends
+def foreign_text(message: int, role: str, text: str) -> str:
+    """How a text of a special token in a message is told of."""
+    return f"message {message} ({role}) has {text!r} in its content"
 
 
-def _merged(answers: Marked, said: str) -> Marked:
-    """Both kinds of marks in one text."""
-    text = unmarked(said)
-    spans = [(*span, True) for span in _spans(answers.text)] + [(*span, False) for span in _spans(said)]
-    prompts = iter(answers.prompts or ())
-    ends, parts, done = [], [], 0
-    for start, stop, answer in sorted(spans):
-        parts += [text[done:start], START, text[start:stop], END]
-        done = stop
-        at = next(prompts, None) if answer else -1
-        ends.append(len(text[:start].encode()) if at is None else at)
-    return Marked("".join([*parts, text[done:]]), ends)
+def _all_text(message: Message) -> str:
+    """Everything a message says."""
+    content = message["content"]
+    if len(message) == 2 and isinstance(content, str):
+        return content
+    return f"{content or ''}\n{_dumped({key: value for key, value in message.items() if key != 'content'})}"
 
 
-def _spans(text: str) -> list[tuple[int, int]]:
-    """Where the marks are, in characters of the text without them."""
-    spans, at = [], 0
-    first, *pieces = text.split(START)
-    at = len(first)
-    for piece in pieces:
-        inside, _, rest = piece.partition(END)
-        spans.append((at, at + len(inside)))
-        at += len(inside) + len(rest)
-    return spans
+def _dumped(value: Any) -> str:
+    return orjson.dumps(value, default=str).decode()
 
 
 def _differing(i: int, prompt: str, whole: str) -> PromptDiffersError:

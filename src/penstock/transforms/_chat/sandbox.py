@@ -33,6 +33,8 @@ MAX_CHARS = 1 << 26
 MAX_ITEMS = 1 << 20
 """Of every list."""
 
+MAX_INDENT = 64
+
 SIZED = (str, list, tuple)
 OF_DICTS = frozenset(dir(dict))
 WIDE = frozenset({"ljust", "rjust", "center", "zfill", "expandtabs"})
@@ -248,10 +250,13 @@ def _format(form: Any, *args: Any, **kwargs: Any) -> str:
 
 
 def _indent(text: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
-    """As Jinja's: each line but the first begins further right."""
-    space = width if isinstance(width, str) else " " * min(width, 64)
-    lines = str(text).splitlines(keepends=True)
-    return "".join(space + line if (i or first) and (blank or line.strip()) else line for i, line in enumerate(lines))
+    """Jinja's, for widths that are reasonable."""
+    space = width if isinstance(width, str) else " " * min(width, MAX_INDENT + 1)
+    if len(space) > MAX_INDENT:
+        raise SecurityError(f"templates may indent by at most {MAX_INDENT}, got {width!r:.80}")
+    given = str(text)
+    _bound(len(given) + (len(given.splitlines()) + 1) * len(space))
+    return jinja2.filters.do_indent(given, space, first, blank)
 
 
 def joined(parts: list[Any]) -> str:

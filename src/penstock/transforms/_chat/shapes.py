@@ -16,6 +16,11 @@ from penstock.transforms._chat.messages import Message
 __all__ = ["Shape", "shape_of"]
 
 ALPACA = "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
+ALPACA_INPUT = "\n\n### Input:\n"
+ALPACA_WITH_INPUT = (
+    "Below is an instruction that describes a task, paired with an input that provides further context. "
+    "Write a response that appropriately completes the request.\n\n"
+)
 VICUNA = (
     "A chat between a curious user and an artificial intelligence assistant. "
     "The assistant gives helpful, detailed, and polite answers to the user's questions. "
@@ -33,6 +38,8 @@ class Shape:
     opening: str = ""
     intro: str | None = None
     """What stands in front if no system message does, where the system has no turn of its own."""
+    intro_if: tuple[str, str] | None = None
+    """A text, and what stands in front instead if the first request has it."""
     system: tuple[str, str] | None = None
     """Around a first system message that opens the text."""
     merged: str | None = None
@@ -47,12 +54,14 @@ class Shape:
         parts = [self.opening]
         pending = ""
         if self.intro is not None and messages[0]["role"] not in ("system", "developer"):
-            parts.append(self.intro)
+            parts.append(self._intro(messages[0]))
         for i, message in enumerate(messages):
             role, text = message["role"], message["content"]
             if self.strip:
                 text = text.strip()
             if role == "assistant":
+                if pending:
+                    return None
                 parts += (before_marked, text, behind_marked) if i in trained else (before, text, behind)
             elif role in self.turns:
                 head, foot = self.turns[role]
@@ -64,7 +73,13 @@ class Shape:
                 pending = text + self.merged
             elif self.system is not None:
                 parts += (self.system[0], text, self.system[1])
-        return "".join(parts)
+        return None if pending else "".join(parts)
+
+    def _intro(self, first: Message) -> str:
+        assert self.intro is not None
+        if self.intro_if is not None and first["role"] == "user" and self.intro_if[0] in first["content"]:
+            return self.intro_if[1]
+        return self.intro
 
 
 def shape_of(name: str, bos: str, eos: str) -> Shape | None:
@@ -91,9 +106,10 @@ def shape_of(name: str, bos: str, eos: str) -> Shape | None:
         return Shape(("<|assistant|>\n", "", eos, "\n"), turns, bos)
     if name == "alpaca":
         turns = {"user": ("### Instruction:\n", "\n\n")}
-        return Shape(("### Response:\n", "", eos, "\n\n"), turns, bos, ALPACA, ("", "\n\n"))
+        paired = (ALPACA_INPUT, ALPACA_WITH_INPUT)
+        return Shape(("### Response:\n", "", eos, "\n\n"), turns, bos, ALPACA, paired, ("", "\n\n"))
     if name == "vicuna":
-        return Shape(("ASSISTANT:", " ", eos, ""), {"user": ("USER: ", " ")}, bos, VICUNA, ("", " "))
+        return Shape(("ASSISTANT:", " ", eos, ""), {"user": ("USER: ", " ")}, bos, VICUNA, system=("", " "))
     if name == "plain":
         return Shape(("", "", eos, "\n"), dict.fromkeys(("system", "developer", "user", "tool"), ("", "\n")), bos)
     return None

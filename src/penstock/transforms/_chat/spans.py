@@ -19,7 +19,7 @@ from penstock.transforms._chat.marks import END, ROW, START
 from penstock.transforms._chat.problems import RenderError, SpansNotFoundError
 from penstock.transforms._tokenizers.base import Encoded
 
-__all__ = ["Spans", "Tokens", "as_texts", "read_marks", "shown"]
+__all__ = ["Flags", "Ints", "Spans", "Tokens", "as_texts", "read_marks", "shown"]
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]

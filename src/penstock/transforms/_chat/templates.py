@@ -16,7 +16,7 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     from penstock.transforms._chat.sandbox import Program
 
-__all__ = ["BUILT_IN", "Markers", "Template", "clock", "load_template"]
+__all__ = ["BUILT_IN", "Markers", "Template", "clock", "load_template", "specials"]
 
 Markers = tuple[str, str]
 """What opens a turn of the assistant in the text, and what ends it."""
@@ -38,6 +38,7 @@ KNOWN_MARKERS: tuple[Markers, ...] = (
     ("<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>"),
     ("<start_of_turn>model\n", "<end_of_turn>"),
 )
+THOUGHTS = re.compile(r"reasoning_content|\bthinking\b|\breasoning\b")
 SPECIAL = re.compile(r"<[|\uff5c][^|\uff5c<>\s]+[|\uff5c]>|</?(?:start|end)_of_turn>")
 
 
@@ -48,6 +49,8 @@ class Template:
     name: str
     source: str
     needs: tuple[str, ...] = ()
+    own: bool = False
+    """Whether it came with the tokenizer: then what it writes is taken to be what its model was trained with."""
 
     @property
     def program(self) -> Program:
@@ -78,6 +81,16 @@ class Template:
         """Whether the template does anything about, say, `tool_calls`."""
         return word in self.source
 
+    @property
+    def writes_thoughts(self) -> bool:
+        """Whether it does anything about what the assistant thought, by any of its names."""
+        return THOUGHTS.search(self.source) is not None
+
+    @property
+    def input_heading(self) -> str:
+        """What announces the input of an instruction, in Alpaca's own template."""
+        return "### Input:\n" if self.name == "alpaca" else ""
+
 
 def load_template(given: str | Path | None, own: str | None) -> Template:
     """The template meant by `given`; without it, the tokenizer's own."""
@@ -90,19 +103,18 @@ def load_template(given: str | Path | None, own: str | None) -> Template:
         for name in BUILT_IN:
             if own == _built_in(name).source:
                 return _built_in(name)
-        # What a tokenizer's own template writes is taken to be what its model was trained with.
-        return _checked(Template("the tokenizer's template", own))
+        return _checked(Template("the tokenizer's template", own, own=True))
     if isinstance(given, str) and given in BUILT_IN:
         return _built_in(given)
     if isinstance(given, str) and ("{{" in given or "{%" in given):
-        return _checked(Template("the given template", given, _specials(given)))
+        return _checked(Template("the given template", given, specials(given)))
     path = Path(given)
     if path.suffix in (".jinja", ".jinja2", ".j2") or isinstance(given, Path):
         try:
             source = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"the template {str(path)!r} cannot be read: {error}") from error
-        return _checked(Template(path.name, source, _specials(source)))
+        return _checked(Template(f"the template {path.name}", source, specials(source)))
     raise ConfigError(
         f"no template is called {given!r}; expected one of {', '.join(BUILT_IN)}, a .jinja file, or a Jinja text"
     )
@@ -125,15 +137,19 @@ def _built_in(name: str) -> Template:
     return Template(name, source, BUILT_IN[name])
 
 
-def _specials(source: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(SPECIAL.findall(source)))
+def specials(text: str) -> tuple[str, ...]:
+    """What looks like a special token in a text."""
+    return tuple(dict.fromkeys(SPECIAL.findall(text)))
 
 
 def _checked(template: Template) -> Template:
     import jinja2
 
     try:
+        template.source.encode()
         assert template.program
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{template.name} has a lone surrogate at {error.start}, which is not text") from None
     except jinja2.TemplateSyntaxError as error:
         raise ConfigError(f"{template.name} is not Jinja, line {error.lineno}: {error.message}") from None
     return template

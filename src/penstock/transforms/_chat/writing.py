@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.transforms._chat.conversion import good_rows
 from penstock.transforms._chat.flattening import flat_conversations, flat_messages
 from penstock.transforms._chat.formats import conversations, sides_of
 from penstock.transforms._chat.layouts import Flat
-from penstock.transforms._chat.messages import Conversation
+from penstock.transforms._chat.marked import Marked, prompt_ends
+from penstock.transforms._chat.messages import ROLES, Conversation
 from penstock.transforms._chat.problems import RowProblem
 from penstock.transforms._chat.proofs import Layouts
-from penstock.transforms._chat.rendering import Renderer, prompt_ends
-from penstock.transforms._chat.spans import Ints, Spans, as_texts, read_marks
+from penstock.transforms._chat.rendering import Renderer, foreign_text
+from penstock.transforms._chat.spans import Flags, Ints, Spans, as_texts, read_marks
 
-__all__ = ["Written", "merged", "written"]
+__all__ = ["Written", "as_written", "merged", "written"]
 
 Side = tuple[Conversation, ...]
-Written = tuple[Spans, Ints]
-"""Texts with their spans, and for each span where its prompt ends in the column; -1 where there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Texts with their spans."""
+
+    spans: Spans
+    prompts: Ints
+    """For each span where its prompt ends in the column; -1 where there is none."""
+    foreign: dict[int, str] = field(default_factory=dict)
+    """For rows in which a message has the text of a special token, where that is."""
 
 
 def written(
@@ -33,7 +45,9 @@ def written(
         if flat is not None:
             yield _written(layouts, flat, lambda rows: _read(batch, name, rows))
             return
-    sides = list(zip(*good_rows(conversations(batch, name, columns)))) or [()] * len(sides_of(name))
+    heading = layouts.renderer.template.input_heading
+    made = good_rows(conversations(batch, name, columns, input_heading=heading))
+    sides = list(zip(*made)) or [()] * len(sides_of(name))
     for side in sides:
         flat = flat_conversations(side) if layouts.possible else None
         if flat is None:
@@ -46,11 +60,30 @@ def _written(layouts: Layouts, flat: Flat, read: Callable[[Ints], Sequence[Conve
     fast, spans, prompts = layouts.fill(flat)
     others = np.ones(len(flat.kinds), np.bool_)
     others[fast] = False
+    filled = Written(spans, prompts, _foreign(layouts.renderer, flat, others))
     if not others.any():
-        return spans, prompts
+        return filled
     slow = np.flatnonzero(others)
-    rendered = _rendered(layouts.renderer, read(slow), slow)
-    return merged([(fast, (spans, prompts)), (slow, rendered)]) if len(fast) else rendered
+    by_template = _rendered(layouts.renderer, read(slow), slow)
+    return merged([(fast, filled), (slow, by_template)]) if len(fast) else by_template
+
+
+def _foreign(renderer: Renderer, flat: Flat, others: Flags) -> dict[int, str]:
+    """Where a message has the text of a special token, for all rows but the others."""
+    if not renderer.specials:
+        return {}
+    quoted = (text.replace("\\E", "\\E\\\\E\\Q") for text in renderer.specials)
+    pattern = "|".join(f"\\Q{text}\\E" for text in quoted)
+    found = np.flatnonzero(pc.match_substring_regex(flat.contents, pattern).to_numpy(zero_copy_only=False))
+    rows = np.searchsorted(flat.bounds, found, side="right") - 1
+    foreign: dict[int, str] = {}
+    for row, at in zip(rows.tolist(), found.tolist()):
+        kind, message = flat.kinds[row], at - int(flat.bounds[row])
+        if row in foreign or others[row] or kind is None:
+            continue
+        said = renderer.special_text.search(flat.contents[at].as_py())
+        foreign[row] = foreign_text(message, ROLES[kind[message]], said[0] if said else "")
+    return foreign
 
 
 def _read(batch: pa.RecordBatch, name: str, rows: Ints) -> list[Conversation]:
@@ -69,10 +102,17 @@ def _rendered(renderer: Renderer, given: Sequence[Conversation], rows: Ints) -> 
         except RowProblem as problem:
             raise problem.at(row) from problem
     try:
-        spans = read_marks([row.text for row in marked])
+        made = as_written(marked)
     except RowProblem as problem:
         raise problem.at(int(rows[problem.row or 0])) from problem
-    return spans, prompt_ends(marked, spans)
+    return Written(made.spans, made.prompts, {int(rows[row]): where for row, where in made.foreign.items()})
+
+
+def as_written(marked: Sequence[Marked]) -> Written:
+    """Rendered conversations as a column of texts. Raises the problem of the first whose marks cannot be read."""
+    spans = read_marks([row.text for row in marked])
+    foreign = {i: row.foreign for i, row in enumerate(marked) if row.foreign is not None}
+    return Written(spans, prompt_ends(marked, spans), foreign)
 
 
 def _at(row: Side | RowProblem, number: int) -> Side | RowProblem:
@@ -81,20 +121,22 @@ def _at(row: Side | RowProblem, number: int) -> Side | RowProblem:
 
 def merged(parts: Sequence[tuple[Ints, Written]]) -> Written:
     """Texts of different rows of a batch as one column in the order of the rows, with their spans."""
-    of_part = [rows for rows, _ in parts]
-    order = np.argsort(np.concatenate(of_part))
-    lengths = np.concatenate([np.diff(spans.bounds) for _, (spans, _) in parts])[order]
+    order = np.argsort(np.concatenate([rows for rows, _ in parts]))
+    lengths = np.concatenate([np.diff(part.spans.bounds) for _, part in parts])[order]
     bounds = np.concatenate(([0], np.cumsum(lengths)))
-    texts = pa.concat_arrays([spans.texts.cast(pa.large_string()) for _, (spans, _) in parts]).take(pa.array(order))
+    texts = pa.concat_arrays([part.spans.texts.cast(pa.large_string()) for _, part in parts]).take(pa.array(order))
     rows, starts, stops, ends = [], [], [], []
-    for numbers, (spans, prompts) in parts:
+    foreign: dict[int, str] = {}
+    for numbers, part in parts:
+        spans, prompts = part.spans, part.prompts
         moved = bounds[numbers] - spans.bounds[:-1]
         shift = moved[spans.rows]
         rows.append(numbers[spans.rows])
         starts.append(spans.starts + shift)
         stops.append(spans.stops + shift)
         ends.append(np.where(prompts < 0, -1, prompts + shift))
+        foreign |= part.foreign
     by_row = np.argsort(np.concatenate(rows), kind="stable")
     data = np.frombuffer(texts.buffers()[2] or b"", np.uint8)[: bounds[-1]]
     found = [np.concatenate(each)[by_row] for each in (rows, starts, stops, ends)]
-    return Spans(as_texts(data, bounds), bounds, found[0], found[1], found[2]), found[3]
+    return Written(Spans(as_texts(data, bounds), bounds, found[0], found[1], found[2]), found[3], foreign)

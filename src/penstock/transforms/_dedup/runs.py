@@ -104,7 +104,7 @@ class _Run:
                 self.keys += len(piece)
                 file.write(np.ascontiguousarray(piece).data)
         self.index: Words = np.concatenate(index) if index else np.zeros(0, np.uint64)
-        """The first word of every 512th key."""
+        """The first word of every 256th key."""
 
     def has(self, keys: Words) -> Flags:
         """Which of the keys are here; they must be sorted by their first word."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import weakref
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xxhash
 
-from penstock.errors import ResumeError
+from penstock.errors import ConfigError, ResumeError
+from penstock.files.locking import FileLock
+from penstock.pipeline.chain import BrokenStageError
 from penstock.pipeline.stages import State
 from penstock.transforms._dedup.runs import KeyRuns
 from penstock.transforms._dedup.tables import Flags, KeyTable
@@ -32,14 +35,49 @@ class SeenKeys:
     With a `log`, a file, every key is appended to it, in the order in which keys came. A state is the length of
     the log and a checksum up to there, so it is small whatever was seen, and any longer log will do to go back to it:
     what a killed process wrote after its last checkpoint is cut off. Without one, only the last call can be undone.
+
+    A log has one writer. Another process is refused while this one is there; within the process a later set takes the
+    log over, as one made anew to go on for one that was left behind does, and the earlier one can go on no more.
     """
 
-    def __init__(self, width: int, log: Path | None = None, nbytes: int = DEFAULT_BYTES) -> None:
-        self._width, self._log, self._limit = width, log, nbytes
-        self.forget()
+    def __init__(
+        self, width: int, log: Path | None = None, nbytes: int = DEFAULT_BYTES, name: str = "deduplication"
+    ) -> None:
+        self._width, self._log, self._limit, self._name = width, log, nbytes, name
+        self._lock: FileLock | None = None
+        if log is not None:
+            self._lock = FileLock(log.with_name(f"{log.name}.lock"))
+            # Nobody tells a stage that its run is over; this is when it is not needed any more, at the latest.
+            weakref.finalize(self, _release, self._lock, os.getpid())
+        self._clear()
+        self._claimed = False
 
     def forget(self) -> None:
-        """Nothing was seen. The log stays on disk until the next key comes, since a state may still be loaded."""
+        """Nothing was seen, and others may write the log. It stays on disk until the next key comes, since a state may
+        still be loaded."""
+        self._clear()
+        if self._lock is not None:
+            self._lock.release()
+        self._claimed = False
+
+    def claim(self) -> None:
+        """Be the one that writes the log, from now on; a second call makes sure of it."""
+        if self._log is None or self._lock is None or self._lock.held:
+            return
+        if self._claimed:
+            raise BrokenStageError(
+                f"{self._log} is being written by another {self._name} of this process, in this pipeline or in a later "
+                "one; give each its own directory="
+            )
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        if not self._lock.acquire(take_over=True):
+            raise ConfigError(
+                f"{self._log} is being written by {self._lock.owner()}; wait for that run to end, or pass another "
+                "directory="
+            )
+        self._claimed = True
+
+    def _clear(self) -> None:
         self._table = KeyTable(self._width)
         self._runs: KeyRuns | None = None
         self._count = 0
@@ -100,13 +138,14 @@ class SeenKeys:
                 self._table.remove(fresh)
                 self._count, self._digest, self._last = count, before, None
                 return
-        self.forget()
+        self._clear()
         if count:
             self._rebuild(count, digest)
 
     def sync(self) -> None:
         """Have the log survive a power failure too; a killed process loses nothing anyway."""
         if self._log is not None and self._begun:
+            self.claim()
             with open(self._log, "rb+") as log:
                 os.fsync(log.fileno())
 
@@ -134,7 +173,7 @@ class SeenKeys:
     def _append(self, keys: Words) -> None:
         if self._log is None or not len(keys):
             return
-        self._log.parent.mkdir(parents=True, exist_ok=True)
+        self.claim()
         with open(self._log, "rb+" if self._begun else "wb", buffering=0) as log:
             # Behind our end may lie what was undone, or written by a run that was killed.
             log.truncate(self._count * 8 * self._width)
@@ -154,6 +193,7 @@ class SeenKeys:
         there = path.stat().st_size // size if path.exists() else 0
         if there < count:
             raise ResumeError(f"the state needs {count} keys from {path}, which has {there}; start again without it")
+        self.claim()
         with open(path, "rb") as log:
             while self._count < count:
                 data = log.read(min(_AT_ONCE, count - self._count) * size)
@@ -163,11 +203,16 @@ class SeenKeys:
                 self._digest.update(data)
                 self._count += len(keys)
         if self._digest.hexdigest() != digest:
-            self.forget()
+            self._clear()
             raise ResumeError(
                 f"{path} is damaged, or was written by another run than the state; start again without it"
             )
         self._begun = True
+
+
+def _release(lock: FileLock, process: int) -> None:
+    if os.getpid() == process:  # a fork has the file open as well, and must not remove it
+        lock.release()
 
 
 def _checked(state: State) -> tuple[int, str]:

@@ -39,6 +39,8 @@ SCRIPTS = {
     "han": ((0x3005, 0x3007), (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x323AF)),
 }  # fmt: skip
 """Blocks of code points; of those only the letters count. Japanese is kana: add han for kanji."""
+_SPACE = r"\t\v\f\r\x1c-\x20\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}"
+"""What Python takes for whitespace, but for the newline: RE2's own class has only that of ASCII."""
 
 
 class LengthFilter(TextFilter):
@@ -162,6 +164,7 @@ class WordListFilter(TextFilter):
     """
 
     name = "word-list"
+    version = 2
     reasons = ("a word of the list", "no line left")
 
     def __init__(
@@ -171,19 +174,39 @@ class WordListFilter(TextFilter):
         phrases = sorted({" ".join(word.split()) for word in listed} - {""})
         if not phrases:
             raise ValueError("words must hold at least one word or phrase, got none")
-        space = r"[^\S\n]+" if lines else r"\s+"
-        any_of = "|".join(space.join(map(_escaped, phrase.split())) for phrase in phrases)
-        case = "" if case_sensitive else "i"
-        apart = r"[^\pL\pM\pN_\n]" if lines else r"[^\pL\pM\pN_]"
-        if lines:
-            self._pattern = rf"(?m{case})^(?:.*{apart})?(?:{any_of})(?:{apart}.*)?(?:\n|\z)"
-        else:
-            self._pattern = rf"(?s{case})(?:\A|{apart})(?:{any_of})(?:{apart}|\z)"
-        self._lines = lines
+        self._lines, self._case_sensitive = lines, case_sensitive
+        self._patterns = self._compiled(phrases)
         super().__init__(column, {"words": tuple(phrases), "lines": lines, "case_sensitive": case_sensitive})
 
     def codes(self, text: pa.Array) -> measures.Codes:
-        return flags(pc.match_substring_regex(text, pattern=self._pattern)).astype(np.uint8)
+        hit = np.zeros(len(text), np.bool_)
+        for pattern in self._patterns:
+            hit |= flags(pc.match_substring_regex(text, pattern=pattern))
+        return hit.astype(np.uint8)
+
+    def _compiled(self, phrases: list[str]) -> list[str]:
+        """Patterns that together find the phrases: a long list is more than RE2 takes at once, and is halved."""
+        pattern = self._pattern(phrases)
+        try:
+            pc.match_substring_regex(pa.array([""]), pattern=pattern)
+        except pa.ArrowInvalid as error:
+            if len(phrases) == 1:
+                raise ValueError(
+                    f"the phrase {brief(phrases[0])} is too long to be looked for: {brief(error)}"
+                ) from None
+            middle = len(phrases) // 2
+            return self._compiled(phrases[:middle]) + self._compiled(phrases[middle:])
+        return [pattern]
+
+    def _pattern(self, phrases: list[str]) -> str:
+        space = f"[{_SPACE}]+" if self._lines else rf"[{_SPACE}\n]+"
+        any_of = "|".join(space.join(map(_escaped, phrase.split())) for phrase in phrases)
+        case = "" if self._case_sensitive else "i"
+        if self._lines:
+            apart = r"[^\pL\pM\pN_\n]"
+            return rf"(?m{case})^(?:.*{apart})?(?:{any_of})(?:{apart}.*)?(?:\n|\z)"
+        apart = r"[^\pL\pM\pN_]"
+        return rf"(?s{case})(?:\A|{apart})(?:{any_of})(?:{apart}|\z)"
 
     def transform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if not self._lines or not batch.num_rows:
@@ -193,7 +216,9 @@ class WordListFilter(TextFilter):
         hit = self.codes(text) > 0
         if not hit.any():
             return self.leave_out(batch, text, np.zeros(len(text), np.uint8))
-        left = pc.replace_substring_regex(text, pattern=self._pattern, replacement="")
+        left = text
+        for pattern in self._patterns:
+            left = pc.replace_substring_regex(left, pattern=pattern, replacement="")
         empty = hit & ~flags(pc.match_substring_regex(left, pattern=r"\S"))
         self.count_kept({f"{self.name}: lines left out": int(np.count_nonzero(hit & ~empty))})
         batch = replace(batch, self.column, like(left, given.type))

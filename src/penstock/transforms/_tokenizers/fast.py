@@ -1,5 +1,6 @@
 """The fast path: gigatoken where it gives the reference's ids, checked before the first row and all along the way.
 
+A difference that is found before any of its ids were delivered costs nothing but speed; found later, it ends the run.
 What it keeps for speed is a cache of words that only grows, so a backend is thrown away and loaded anew once the
 process has grown by more than it is allowed to.
 """
@@ -18,18 +19,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.memory.resident import resident_bytes
-from penstock.transforms._hashing import mix64
-from penstock.transforms._tokenizers.ragged import Flags, Ragged, ragged, spliced
+from penstock.pipeline.chain import BrokenStageError
+from penstock.transforms._tokenizers.comparing import compared_rows, first_difference, is_long
+from penstock.transforms._tokenizers.ragged import Flags, Ints, Ragged, ragged, spliced
 from penstock.transforms._tokenizers.reference import FastModel, Reference
 from penstock.transforms.columns import flags
 from penstock.transforms.text import Utf8, utf8
 
-__all__ = ["FastPath", "Refused", "compared_rows"]
+__all__ = ["FastPath", "Refused"]
 
 log = logging.getLogger("penstock.transforms.tokenization")
 
-FIRST_ROWS, FIRST_BYTES = 64, 1 << 16
-SAMPLED_ONE_IN, SAMPLED_PLACES, SAMPLED_MOST_BYTES = 8192, 4, 1 << 20
+FIRST_ROWS, FIRST_BYTES, FIRST_LONG_ROWS = 64, 1 << 16, 2
 FEW_ROWS, FEW_BYTES = 2000, 2 << 20
 CACHE_BYTES, CACHE_LEAST_TEXT = 512 << 20, 8 << 20
 
@@ -59,15 +60,19 @@ class Refused(Exception):  # noqa: N818 - never leaves this package
 
 
 class FastPath:
-    """The fast form of one tokenizer in one mode of parsing: `Refused`, now and ever after, where it is not exact."""
+    """The fast form of one tokenizer in one mode of parsing: `Refused`, now and ever after, where it is not exact.
 
-    def __init__(self, reference: Reference, *, parse_special: bool) -> None:
-        self._reference, self._parse_special = reference, parse_special
-        self._setup = threading.Lock()
+    With `alone=False` there are copies elsewhere that may have delivered ids already.
+    """
+
+    def __init__(self, reference: Reference, *, parse_special: bool, wanted: bool = True, alone: bool = True) -> None:
+        self._reference, self._parse_special, self._wanted = reference, parse_special, wanted
+        self._setup, self._verdict = threading.Lock(), threading.Lock()
         self._backends: Backends | None = None
         self._traps: str | None = None
         self._refusal: str | None = None
-        self._unseen_rows = FIRST_ROWS
+        self._delivered, self._wrong = not alone, ""
+        self._unseen_rows, self._unseen_long = FIRST_ROWS, FIRST_LONG_ROWS
         self._cache_bytes = CACHE_BYTES
 
     @property
@@ -86,7 +91,7 @@ class FastPath:
             return  # said in the log; the reference does the work
 
     def encode(self, texts: pa.Array) -> Ragged:
-        """The ids of a column of texts without nulls."""
+        """The ids of a column of texts without nulls. They may not be used before `deliver` was called."""
         backends = self._ready()
         data = utf8(texts)
         other = self._trapped(texts)
@@ -95,38 +100,56 @@ class FastPath:
             return spliced(other, marked, self._checked(backends, texts.filter(pa.array(~other))))
         return self._checked(backends, texts, data)
 
+    def deliver(self) -> None:
+        """What `encode` gave to this thread leaves the tokenizer now, unless another found a difference meanwhile."""
+        with self._verdict:
+            self._stop_if_over()
+            self._delivered = True
+
     def _checked(self, backends: Backends, texts: pa.Array, data: Utf8 | None = None) -> Ragged:
         data = utf8(texts) if data is None else data
-        try:
-            rows = backends.encode(data)
-        except BaseException as error:  # a panic in Rust is not an Exception
-            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-                raise
-            self._refuse(f"it failed: {error}")
-        if len(rows.bounds) != len(texts) + 1:
-            self._refuse(f"it returned {len(rows.bounds) - 1} rows for {len(texts)}")
-        self._compare(texts, data, rows)
+        chosen = compared_rows(data)
+        if self._unseen_rows > 0 or self._unseen_long > 0:
+            chosen = chosen | self._first_rows(data)
+        rows, difference = self._compared(backends, texts, data, np.flatnonzero(chosen))
+        if difference is not None:
+            self._found(difference)
         return rows
 
-    def _compare(self, texts: pa.Array, data: Utf8, rows: Ragged) -> None:
-        chosen = np.flatnonzero(compared_rows(data))
-        if self._unseen_rows > 0:
-            first = min(self._unseen_rows, int(np.searchsorted(data.bounds, FIRST_BYTES, "right")))
-            early = np.arange(min(max(first, 1), len(texts)))
-            early = early[np.diff(data.bounds)[early] <= SAMPLED_MOST_BYTES]
-            chosen = np.union1d(chosen, early)
-            self._unseen_rows -= len(chosen)
+    def _found(self, difference: str) -> NoReturn:
+        with self._verdict:
+            if self._delivered and not self._wrong:
+                self._wrong = difference
+                log.error("%s: gigatoken was wrong: %s", self._reference.name, difference)
+            self._stop_if_over()
+            self._refuse(difference)  # before any other thread delivers
+
+    def _compared(self, backends: Backends, texts: pa.Array, data: Utf8, chosen: Ints) -> tuple[Ragged, str | None]:
+        """The rows, and what is wrong with them."""
+        try:
+            rows = backends.encode(data)
+        except BaseException as error:  # noqa: BLE001 - a panic in Rust is not an Exception
+            self._refuse(f"it failed: {_told(error)}")
+        if len(rows.bounds) != len(texts) + 1:
+            return rows, f"it returned {len(rows.bounds) - 1} rows for {len(texts)}"
         if not len(chosen):
-            return
-        expected = self._reference.ids(texts.take(pa.array(chosen)).to_pylist(), parse_special=self._parse_special)
-        for row, right in zip(chosen.tolist(), expected):
-            given = rows.values[rows.bounds[row] : rows.bounds[row + 1]]
-            if not np.array_equal(given, right):
-                self._refuse(f"it gives other ids than the reference for the text {texts[row].as_py()!r:.200}")
+            return rows, None
+        row = first_difference(self._reference, texts, data, rows, chosen, parse_special=self._parse_special)
+        if row is None:
+            return rows, None
+        return rows, f"it gives other ids than the reference for the text {texts[row].as_py()[:200]!r:.200}"
+
+    def _first_rows(self, data: Utf8) -> Flags:
+        first = min(self._unseen_rows, int(np.searchsorted(data.bounds, FIRST_BYTES, "right")))
+        long = is_long(data)
+        early: Flags = (np.arange(len(long)) < max(first, self._unseen_rows > 0)) & ~long
+        early[np.flatnonzero(long)[: max(self._unseen_long, 0)]] = True
+        self._unseen_rows -= int((early & ~long).sum())
+        self._unseen_long -= int((early & long).sum())
+        return early
 
     def _ready(self) -> Backends:
-        if self._refusal is not None:
-            raise Refused(self._refusal)
+        self._stop_if_over()
         if self._backends is not None:
             return self._backends
         with self._setup:
@@ -135,31 +158,47 @@ class FastPath:
         return self._ready()
 
     def _load(self) -> None:
+        if not self._wanted:
+            self._refuse("fast=False was given", logging.INFO)
         model = self._reference.fast(parse_special=self._parse_special)
         if isinstance(model, str):
             self._refuse(model)
         self._traps = model.traps
         try:
             backends = Backends(model, self._cache_bytes, self._reference.vocab_size)
-        except Exception as error:  # noqa: BLE001 - whatever it cannot load, the reference can
-            self._refuse(f"it does not support this model: {str(error).splitlines()[0]}")
+        except BaseException as error:  # noqa: BLE001 - whatever it cannot load, the reference can
+            self._refuse(f"it does not support this model: {_told(error)}")
         probes = pa.array([*PROBES, *self._reference.probes()], pa.string())
         other = self._trapped(probes)
         if other is not None:
             probes = probes.filter(pa.array(~other))
-        unseen, self._unseen_rows = self._unseen_rows, len(probes)
-        self._checked(backends, probes)
-        self._unseen_rows = unseen
+        _, difference = self._compared(backends, probes, utf8(probes), np.arange(len(probes)))
+        if difference is not None:
+            self._refuse(difference)
         self._backends = backends
         log.info("%s: tokenizing with gigatoken, checked against the reference", self._reference.name)
 
-    def _refuse(self, reason: str) -> NoReturn:
+    def _refuse(self, reason: str, level: int = logging.WARNING) -> NoReturn:
         if self._refusal is None:
             self._refusal = reason
-            log.warning(
-                "%s: tokenizing with the slower reference; gigatoken is not used: %s", self._reference.name, reason
+            log.log(
+                level,
+                "%s: tokenizing with the slower reference; gigatoken is not used: %s",
+                self._reference.name,
+                reason,
             )
         raise Refused(self._refusal)
+
+    def _stop_if_over(self) -> None:
+        if self._wrong:
+            # Not the fault of a row: an engine that skips bad rows must not skip this one and go on.
+            raise BrokenStageError(
+                f"gigatoken, the fast tokenizer, was wrong with {self._reference.name}: {self._wrong}; rows delivered "
+                "before may have wrong ids too, so do not use or resume the output of this run: delete it, and run "
+                "again with load_tokenizer(..., fast=False) or Tokenize(..., fast=False)"
+            )
+        if self._refusal is not None:
+            raise Refused(self._refusal)
 
     def _trapped(self, texts: pa.Array) -> Flags | None:
         return None if self._traps is None else flags(pc.match_substring_regex(texts, pattern=self._traps))
@@ -169,7 +208,10 @@ class FastPath:
 
 
 class Backends:
-    """A few copies of one backend, as threads that share one wait for each other."""
+    """A few copies of one backend, as threads that share one wait for each other.
+
+    They share the first one until so much text has come that loading another is the lesser wait.
+    """
 
     def __init__(self, model: FastModel, allowed: int, vocab_size: int) -> None:
         import awkward  # type: ignore[import-untyped,unused-ignore]
@@ -208,9 +250,11 @@ class Backends:
         )
 
     def _mine(self) -> Any:
-        turn: int | None = getattr(self._own, "turn", None)
-        if turn is None:
+        turn: int = getattr(self._own, "turn", -1)
+        if turn < 0:
             turn = self._own.turn = next(self._turns) % self._count
+        if self._text_bytes < self._least_text:
+            turn = 0
         backend = self._copies[turn]
         if backend is None:
             backend = self._copies[turn] = self._load()
@@ -227,17 +271,8 @@ class Backends:
             self._text_bytes, self._resident = 0, resident_bytes()
 
 
-def compared_rows(data: Utf8, one_in: int = SAMPLED_ONE_IN) -> Flags:
-    """The rows that are compared with the reference: chosen by their length and by bytes from all over them alone."""
-    lengths = np.diff(data.bounds).astype(np.int64)
-    words = mix64(lengths.astype(np.uint64))
-    usable = np.flatnonzero(lengths >= 8)
-    if len(usable):
-        parts = np.arange(SAMPLED_PLACES)
-        room = lengths[usable, None] - 8
-        places = data.bounds[:-1].astype(np.int64)[usable, None] + room * parts // (SAMPLED_PLACES - 1)
-        eights = np.lib.stride_tricks.sliding_window_view(data.data, 8)[places]
-        there = np.ascontiguousarray(eights).view("<u8")[:, :, 0]
-        words[usable] = mix64(words[usable] ^ np.bitwise_xor.reduce(mix64(there + parts.astype(np.uint64)), axis=1))
-    chosen: Flags = (words % np.uint64(one_in) == 0) & (lengths <= SAMPLED_MOST_BYTES)
-    return chosen
+def _told(error: BaseException) -> str:
+    """The first line of a failure. What is none, such as an interrupt, goes on."""
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        raise error
+    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -7,17 +7,19 @@ import itertools
 import logging
 import threading
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
-import tokenizers
 import xxhash
 
 from penstock.errors import ConfigError
 from penstock.transforms._tokenizers.base import SpecialTokens
 from penstock.transforms._tokenizers.ragged import Ints
 from penstock.transforms._tokenizers.reference import FastModel, Offsets, TokenTable, as_token_table
+
+if TYPE_CHECKING:
+    import tokenizers
 
 __all__ = ["HuggingFaceReference", "as_named"]
 
@@ -150,6 +152,8 @@ class HuggingFaceReference:
         return bool(self._model.get("byte_fallback"))
 
     def _load(self) -> tokenizers.Tokenizer:
+        import tokenizers
+
         try:
             return tokenizers.Tokenizer.from_str(self._document.decode())
         except Exception as error:  # the library raises no other class

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,26 +33,45 @@ __all__ = ["LoadedTokenizer"]
 
 FAST_BYTES, REFERENCE_BYTES = 4 << 20, 1 << 18
 
+Made = TypeVar("Made")
+Encode: TypeAlias = Callable[[pa.Array], Ragged]
+Spans: TypeAlias = tuple[Ragged, npt.NDArray[np.int32], npt.NDArray[np.int32]]
+"""Ids, and the bytes at which each begins and ends."""
+
+
+_FOR_BATCHES = 64 << 20
+
 
 class LoadedTokenizer:
     """A tokenizer as every stage sees it, over the library that defines its ids.
 
     Ids come from gigatoken where that gives the ids of the reference: compared before the first row, on the first rows,
-    and on a sample chosen by content. A difference turns it off for good, and the batch at hand is done again.
-    Copies in other processes are made from the same data.
+    and on a sample chosen by content. A difference in the first batch turns it off for good, and the batch is done
+    again; after that it is an error, as what was delivered before may be wrong. With `fast=False` it is not used.
+    Copies in other processes are made from the same data. What they delivered is not known here, so to a copy
+    (`alone=False`) every difference is one too late, except before the first row.
     """
 
     def __init__(
-        self, reference: Reference, *, chat_template: str | None = None, special: SpecialTokens | None = None
+        self,
+        reference: Reference,
+        *,
+        chat_template: str | None = None,
+        special: SpecialTokens | None = None,
+        fast: bool = True,
+        alone: bool = True,
     ) -> None:
-        self._reference = reference
+        self._reference, self._wanted, self._alone = reference, fast, alone
         self._special = reference.special if special is None else special
         self._chat_template = chat_template
         self._dtype = narrowest(reference.vocab_size)
         self._start()
 
     def _start(self) -> None:
-        self._fast = {mode: FastPath(self._reference, parse_special=mode) for mode in (False, True)}
+        self._fast = {
+            mode: FastPath(self._reference, parse_special=mode, wanted=self._wanted, alone=self._alone)
+            for mode in (False, True)
+        }
         self._table: TokenTable | None = None
         self._has_table: bool | None = None
         self._fingerprint: str | None = None
@@ -84,22 +104,23 @@ class LoadedTokenizer:
         return self._chat_template
 
     def encode(self, texts: pa.Array, *, parse_special: bool = False) -> pa.ListArray:
-        return list_array(self._ids(checked_text(texts), parse_special), self._dtype, texts)
+        given = checked_text(texts)
+        return list_array(self._exactly(given, lambda encode: encode(given), parse_special), self._dtype, texts)
 
     def encode_spans(self, texts: pa.Array, *, parse_special: bool = True) -> Encoded:
         table = self._token_table()
-        starts: list[Ints] = []
-        ends: list[Ints] = []
-        rows: list[Ragged] = []
-        for piece in pieces(checked_text(texts), FAST_BYTES if table else REFERENCE_BYTES):
-            if utf8(piece).bounds[-1] > MOST:
-                raise DataError(f"a text of {utf8(piece).bounds[-1]:,} bytes has no 32-bit offsets; split it before")
-            part = self._spans(piece, table, parse_special)
-            for whole, new in zip((rows, starts, ends), part):
-                whole.append(new)  # type: ignore[attr-defined]
-        ids = list_array(joined(rows), self._dtype, texts)
-        none = np.zeros(0, np.int32)
-        return Encoded(ids, np.concatenate([none, *starts]), np.concatenate([none, *ends]))
+        given = checked_text(texts)
+        if table is None:
+            rows, starts, ends = self._all_spans(given, REFERENCE_BYTES, self._reference_spans, parse_special)
+        else:
+            rows, starts, ends = self._exactly(
+                given,
+                lambda encode: self._all_spans(
+                    given, FAST_BYTES, lambda part, parse: self._table_spans(part, table, encode, parse), parse_special
+                ),
+                parse_special,
+            )
+        return Encoded(list_array(rows, self._dtype, texts), starts, ends)
 
     def decode(self, ids: npt.NDArray[np.integer[Any]]) -> str:
         return self._reference.decode(ids)
@@ -113,7 +134,8 @@ class LoadedTokenizer:
         What it remembers cannot be asked for, only seen in the size of the process; the engine sees that too, and
         makes do with less as it grows.
         """
-        self._fast[parse_special].fit(nbytes * 3 // 4)
+        # Besides, a batch is read, decoded and written, for which some megabytes are enough in the end.
+        self._fast[parse_special].fit(max(nbytes // 2, nbytes - _FOR_BATCHES))
 
     def slow_because(self, *, parse_special: bool = False) -> str | None:
         """Why the fast path is not used; None while it is, or before it was tried."""
@@ -128,32 +150,57 @@ class LoadedTokenizer:
                 if ids[kind] is None:
                     known = list(self._special.named)
                     raise ConfigError(f"{kind}={text!r} is not a token of {self.name}; its special tokens are {known}")
-        special = replace(self._special, **ids)  # type: ignore[arg-type]
-        return LoadedTokenizer(self._reference, chat_template=self._chat_template, special=special)
+        return self._with(special=replace(self._special, **ids))  # type: ignore[arg-type]
 
     def with_template(self, chat_template: str) -> LoadedTokenizer:
         """The same tokenizer with another chat template."""
-        return LoadedTokenizer(self._reference, chat_template=chat_template, special=self._special)
+        return self._with(chat_template=chat_template)
+
+    def without_fast(self) -> LoadedTokenizer:
+        """The same tokenizer, with ids from the reference alone."""
+        return self._with(fast=False)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, {self.vocab_size:,} ids)"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"reference": self._reference, "special": self._special, "chat_template": self._chat_template}
+        return self._arguments() | {"alone": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
-    def _ids(self, texts: pa.Array, parse_special: bool) -> Ragged:
+    def _arguments(self) -> dict[str, Any]:
+        return {
+            "reference": self._reference,
+            "special": self._special,
+            "chat_template": self._chat_template,
+            "fast": self._wanted,
+            "alone": self._alone,
+        }
+
+    def _with(self, **changed: Any) -> LoadedTokenizer:
+        return LoadedTokenizer(**(self._arguments() | changed))
+
+    def _exactly(self, texts: pa.Array, work: Callable[[Encode], Made], parse_special: bool) -> Made:
+        """What `work` makes of the ids of texts: those of the fast path or, if it is refused, those of the reference.
+
+        All of it is made of the one or of the other, so that nothing is delivered before all of it was checked.
+        """
+        fast = self._fast[parse_special]
         try:
-            fast = self._fast[parse_special]
-            return joined([fast.encode(piece) for piece in pieces(texts, FAST_BYTES)] or [ragged([])])
+            made = work(lambda some: joined([fast.encode(part) for part in pieces(some, FAST_BYTES)] or [ragged([])]))
+            if len(texts):
+                fast.deliver()
         except Refused:
-            parts = [
-                ragged(self._reference.ids(piece.to_pylist(), parse_special=parse_special))
-                for piece in pieces(texts, REFERENCE_BYTES)
-            ]
-            return joined(parts or [ragged([])])
+            return work(lambda some: self._reference_ids(some, parse_special))
+        return made
+
+    def _reference_ids(self, texts: pa.Array, parse_special: bool) -> Ragged:
+        parts = [
+            ragged(self._reference.ids(part.to_pylist(), parse_special=parse_special))
+            for part in pieces(texts, REFERENCE_BYTES)
+        ]
+        return joined(parts or [ragged([])])
 
     def _only_id(self, text: str) -> int | None:
         ids = self._reference.ids([text], parse_special=True)[0]
@@ -165,10 +212,23 @@ class LoadedTokenizer:
             self._has_table = self._table is not None
         return self._table
 
-    def _spans(self, texts: pa.Array, table: TokenTable | None, parse_special: bool) -> tuple[Ragged, Ints, Ints]:
-        if table is None:
-            return self._reference_spans(texts, parse_special)
-        rows = self._ids(texts, parse_special)
+    def _all_spans(
+        self, texts: pa.Array, piece_bytes: int, spans: Callable[[pa.Array, bool], Spans], parse_special: bool
+    ) -> Spans:
+        rows: list[Ragged] = []
+        starts = [np.zeros(0, np.int32)]
+        ends = [np.zeros(0, np.int32)]
+        for piece in pieces(texts, piece_bytes):
+            if utf8(piece).bounds[-1] > MOST:
+                raise DataError(f"a text of {utf8(piece).bounds[-1]:,} bytes has no 32-bit offsets; split it before")
+            part = spans(piece, parse_special)
+            rows.append(part[0])
+            starts.append(part[1])
+            ends.append(part[2])
+        return joined(rows), np.concatenate(starts), np.concatenate(ends)
+
+    def _table_spans(self, texts: pa.Array, table: TokenTable, encode: Encode, parse_special: bool) -> Spans:
+        rows = encode(texts)
         lengths: Ints = np.diff(table.bounds)[rows.values]
         if table.prefixed:
             lengths = lengths - _added_spaces(rows, table)
@@ -183,9 +243,9 @@ class LoadedTokenizer:
             spliced(wrong, Ragged(new, mended[0].bounds), Ragged(old[right], kept))
             for new, old in zip((mended[0].values, *mended[1:]), (rows.values, starts, ends))
         ]
-        return whole[0], whole[1].values, whole[2].values
+        return whole[0], whole[1].values.astype(np.int32, copy=False), whole[2].values.astype(np.int32, copy=False)
 
-    def _reference_spans(self, texts: pa.Array, parse_special: bool) -> tuple[Ragged, Ints, Ints]:
+    def _reference_spans(self, texts: pa.Array, parse_special: bool) -> Spans:
         given = texts.to_pylist()
         found = self._reference.offsets(given, parse_special=parse_special)
         spans = [_in_bytes(text, one) for text, one in zip(given, found)]
@@ -197,7 +257,7 @@ class LoadedTokenizer:
         )
 
 
-def _in_bytes(text: str, found: Offsets) -> tuple[Ints, Ints]:
+def _in_bytes(text: str, found: Offsets) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
     """Offsets in characters as offsets in UTF-8 bytes."""
     data = np.frombuffer(text.encode(), np.uint8)
     if len(data) == len(text):

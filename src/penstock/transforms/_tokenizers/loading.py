@@ -6,12 +6,12 @@ import base64
 import binascii
 import logging
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import orjson
-import tokenizers
 
 from penstock.errors import ConfigError
 from penstock.transforms._tokenizers.base import Tokenizer
@@ -39,6 +39,7 @@ def load_tokenizer(
     eos: str | None = None,
     pad: str | None = None,
     chat_template: str | None = None,
+    fast: bool = True,
 ) -> Tokenizer:
     """The tokenizer that `spec` means:
 
@@ -50,9 +51,13 @@ def load_tokenizer(
     - "byte", a `ByteTokenizer`, a `CharTokenizer`, or a path to what `CharTokenizer.save` wrote
 
     `bos`, `eos` and `pad` name these tokens by their texts where the files do not, or differently.
+
+    With `fast=False` ids come from the library that defines them alone, which is slower and gives the same ids. A
+    tokenizer that was loaded so stays so.
     """
     loaded = _loaded(spec)
     if isinstance(loaded, LoadedTokenizer):
+        loaded = loaded if fast else loaded.without_fast()
         if bos is not None or eos is not None or pad is not None:
             loaded = loaded.with_special(bos=bos, eos=eos, pad=pad)
         return loaded if chat_template is None else loaded.with_template(chat_template)
@@ -61,16 +66,17 @@ def load_tokenizer(
     return loaded
 
 
-def _loaded(spec: TokenizerSpec) -> Tokenizer:
+def _loaded(spec: Any) -> Tokenizer:
     if isinstance(spec, str | os.PathLike):
         return _from_text(os.fspath(spec))
     if isinstance(spec, LoadedTokenizer) or all(hasattr(spec, name) for name in METHODS):
-        return spec
-    if isinstance(spec, tokenizers.Tokenizer):
+        given: Tokenizer = spec
+        return given
+    if _is_backend(spec):
         return LoadedTokenizer(HuggingFaceReference(spec.to_str(), "tokenizer"))
     package = type(spec).__module__.partition(".")[0]
     backend = getattr(spec, "backend_tokenizer", None)
-    if isinstance(backend, tokenizers.Tokenizer):
+    if _is_backend(backend):
         return _from_transformers(spec, backend)
     if package == "tiktoken" and hasattr(spec, "encode_to_numpy"):
         return LoadedTokenizer(TiktokenReference(spec))
@@ -137,7 +143,13 @@ def _from_directory(folder: Path) -> Tokenizer:
     return LoadedTokenizer(reference, chat_template=template)
 
 
-def _from_transformers(spec: Any, backend: tokenizers.Tokenizer) -> Tokenizer:
+def _is_backend(spec: Any) -> bool:
+    """A `tokenizers.Tokenizer`: there is none before somebody has imported the package."""
+    tokenizers = sys.modules.get("tokenizers")
+    return tokenizers is not None and isinstance(spec, tokenizers.Tokenizer)
+
+
+def _from_transformers(spec: Any, backend: Any) -> Tokenizer:
     named = as_named({f"{kind}_token": getattr(spec, f"{kind}_token", None) for kind in ("bos", "eos", "pad", "unk")})
     name = Path(getattr(spec, "name_or_path", "") or type(spec).__name__).name
     template = _template(getattr(spec, "chat_template", None), None)

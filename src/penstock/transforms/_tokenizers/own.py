@@ -55,8 +55,8 @@ class Simple:
     def token_bytes(self, token: int) -> bytes:
         raise NotImplementedError
 
-    def _plain(self, data: npt.NDArray[np.uint8], bounds: Ints) -> tuple[Ragged, Ints]:
-        """The ids of rows of UTF-8, and how many bytes each id stands for."""
+    def _plain(self, data: npt.NDArray[np.uint8], bounds: Ints, owners: Ints) -> tuple[Ragged, Ints]:
+        """The ids of stretches of UTF-8, and how many bytes each id stands for; `owners` are the rows they are from."""
         raise NotImplementedError
 
     def _encoded(self, texts: pa.Array, parse_special: bool) -> tuple[Ragged, Ints]:
@@ -65,7 +65,7 @@ class Simple:
         if parse_special and self._pattern is not None:
             found = _matches(self._pattern, data, bounds)
         if not found:
-            return self._plain(data, bounds)
+            return self._plain(data, bounds, np.arange(len(texts)))
         # Every special token is a row of its own among the stretches between them; the rows are joined at the end.
         starts = np.array([match.start() for match in found], np.int64)
         ends = np.array([match.end() for match in found], np.int64)
@@ -73,7 +73,8 @@ class Simple:
         special: Flags = np.isin(cuts[:-1], starts)
         tokens = np.array([self.special.named[match.group().decode()] for match in found], np.uint32)
         kept = np.repeat(~special, np.diff(cuts))
-        plain, lengths = self._plain(data[kept], np.concatenate(([0], np.cumsum(np.diff(cuts)[~special]))))
+        owners = np.searchsorted(bounds, cuts[:-1][~special], "right") - 1
+        plain, lengths = self._plain(data[kept], np.concatenate(([0], np.cumsum(np.diff(cuts)[~special]))), owners)
         one_each = np.arange(len(tokens) + 1)
         ids = spliced(special, Ragged(tokens, one_each), plain)
         widths = spliced(special, Ragged(ends - starts, one_each), Ragged(lengths, plain.bounds))
@@ -102,7 +103,7 @@ class ByteTokenizer(Simple):
         self._check(token)
         return bytes([token]) if token < 256 else list(self.special.named)[token - 256].encode()
 
-    def _plain(self, data: npt.NDArray[np.uint8], bounds: Ints) -> tuple[Ragged, Ints]:
+    def _plain(self, data: npt.NDArray[np.uint8], bounds: Ints, owners: Ints) -> tuple[Ragged, Ints]:
         return Ragged(data, bounds.astype(np.int64)), np.ones(len(data), np.int64)
 
     def __repr__(self) -> str:
@@ -157,7 +158,7 @@ class CharTokenizer(Simple):
         ordinary = len(self.alphabet)
         return (self.alphabet[token] if token < ordinary else list(self.special.named)[token - ordinary]).encode()
 
-    def _plain(self, data: npt.NDArray[np.uint8], bounds: Ints) -> tuple[Ragged, Ints]:
+    def _plain(self, data: npt.NDArray[np.uint8], bounds: Ints, owners: Ints) -> tuple[Ragged, Ints]:
         first = np.flatnonzero(data & 0xC0 != 0x80)
         code_points = np.frombuffer(data.tobytes().decode().encode("utf-32-le"), "<u4")
         places = np.minimum(np.searchsorted(self._code_points, code_points), len(self._code_points) - 1)
@@ -166,9 +167,13 @@ class CharTokenizer(Simple):
         rows = Ragged(ids, np.searchsorted(first, bounds).astype(np.int64))
         if unknown.any():
             if self.special.unk is None:
-                missing = chr(code_points[unknown.argmax()])
+                at = int(unknown.argmax())
+                missing = chr(code_points[at])
+                row = int(owners[np.searchsorted(rows.bounds, at, "right") - 1])
                 raise DataError(
-                    f"the character {missing!r} is not in the alphabet; add it, or add '<unk>' to the special tokens"
+                    f"row {row} of the batch: the character {missing!r} (U+{ord(missing):04X}) is not in the alphabet; "
+                    "add it, or add '<unk>' to the special tokens",
+                    row=row,
                 )
             ids[unknown] = self.special.unk
         return rows, np.diff(np.append(first, len(data)))

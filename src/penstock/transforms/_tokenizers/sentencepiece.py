@@ -10,22 +10,25 @@ import xxhash
 
 from penstock.errors import ConfigError
 from penstock.transforms._tokenizers.base import SpecialTokens
+from penstock.transforms._tokenizers.modelproto import BYTE, CONTROL, NORMAL, UNUSED, USER_DEFINED, model_facts
 from penstock.transforms._tokenizers.ragged import Ints
-from penstock.transforms._tokenizers.reference import FastModel, Offsets, TokenTable, literal
+from penstock.transforms._tokenizers.reference import FastModel, Offsets, TokenTable
 from penstock.transforms._tokenizers.segments import encode_segments
+from penstock.transforms._tokenizers.traps import trap_pattern
 
 __all__ = ["SentencePieceReference"]
 
-
-# Whitespace that is no space to SentencePiece.
-SPACES = r"\t\n\v\f\r\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}"
+# Rules that change single characters, and clusters of them.
+RULES = {"nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf"}
 
 
 class SentencePieceReference:
     """Ids as a `SentencePieceProcessor` gives them.
 
     SentencePiece never reads a control token such as `</s>` from text. With `parse_special` the text is cut where one
-    stands, and each stretch is encoded by itself, with the space the model puts before a text, if it does so.
+    stands, and each stretch is encoded by itself, with the space the model puts before a text, if it does so. Symbols
+    that whoever trained the model defined, such as `<|im_start|>`, are special tokens too, unless they are white space;
+    SentencePiece reads them from any text, asked or not.
     """
 
     def __init__(self, model: bytes, name: str) -> None:
@@ -38,10 +41,13 @@ class SentencePieceReference:
             raise ConfigError(f"{name} is not a SentencePiece model: {error}") from None
         count = self.vocab_size = int(self._processor.get_piece_size())
         pieces = [self._processor.id_to_piece(number) for number in range(count)]
-        control = {piece: number for number, piece in enumerate(pieces) if self._processor.is_control(number)}
         self._pieces = pieces
+        self._kinds, self._rule = model_facts(model)
+        self._control = {piece: number for number, piece in enumerate(pieces) if self._kinds[number] == CONTROL}
+        defined = {piece: number for number, piece in enumerate(pieces) if self._kinds[number] == USER_DEFINED}
+        named = self._control | {piece: number for piece, number in defined.items() if piece.strip("▁ \t\r\n")}
         known = {kind: int(getattr(self._processor, f"{kind}_id")()) for kind in ("bos", "eos", "pad", "unk")}
-        self.special = SpecialTokens(named=control, **{kind: number for kind, number in known.items() if number >= 0})
+        self.special = SpecialTokens(named=named, **{kind: number for kind, number in known.items() if number >= 0})
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SentencePieceReference, (self._model, self.name)
@@ -53,19 +59,19 @@ class SentencePieceReference:
         if not parse_special:
             return self._plain(texts)
         found = list(self._plain(texts))
-        marked = [row for row, text in enumerate(texts) if any(token in text for token in self.special.named)]
-        cut = encode_segments([texts[row] for row in marked], self.special.named, self._plain_offsets)
+        marked = [row for row, text in enumerate(texts) if any(token in text for token in self._control)]
+        cut = encode_segments([texts[row] for row in marked], self._control, self._plain_offsets)
         for row, one in zip(marked, cut):
             found[row] = one.ids
         return found
 
     def offsets(self, texts: list[str], *, parse_special: bool) -> list[Offsets]:
-        return encode_segments(texts, self.special.named if parse_special else {}, self._plain_offsets)
+        return encode_segments(texts, self._control if parse_special else {}, self._plain_offsets)
 
     def decode(self, ids: Ints) -> str:
         """With the text of control tokens, which SentencePiece would leave out."""
         parts = []
-        control = set(self.special.named.values())
+        control = set(self._control.values())
         for special, run in itertools.groupby(ids.tolist(), key=control.__contains__):
             numbers = list(run)
             parts.append(
@@ -76,7 +82,7 @@ class SentencePieceReference:
     def token_bytes(self, token: int) -> bytes:
         if not 0 <= token < self.vocab_size:
             raise ConfigError(f"{self.name} has no token {token}; its ids are 0 to {self.vocab_size - 1}")
-        if self._processor.is_byte(token):
+        if self._kinds[token] == BYTE:
             return bytes.fromhex(self._pieces[token][3:5])
         return self._pieces[token].replace("▁", " ").encode()
 
@@ -88,6 +94,10 @@ class SentencePieceReference:
             import gigatoken
         except ImportError as error:
             return f"it cannot be imported ({error}); install it with: pip install 'penstock[fast]'"
+        if UNUSED in self._kinds:
+            return "it does not support pieces that are not used"
+        if self._rule and self._rule not in RULES:
+            return f"it does not support rules of normalisation of one's own ({self._rule})"
         model = self._model
         return FastModel(lambda: gigatoken.Tokenizer.from_sentencepiece(model).backend, traps=self._traps())
 
@@ -95,18 +105,9 @@ class SentencePieceReference:
         return [probe for text in self.special.named for probe in (text, f"a{text}b", f" {text} {text}\n")]
 
     def _traps(self) -> str:
-        """Control tokens and user-defined symbols, which gigatoken reads from text, and whitespace that it strips."""
-        score = [self._processor.get_score(number) for number in range(self.vocab_size)] + [0.0]
-        # Symbols score 0, and so does the first piece that was trained: it is the one before -1.
-        symbols = [
-            piece
-            for number, piece in enumerate(self._pieces)
-            if score[number] == 0 and score[number + 1] != -1 and not self._processor.is_byte(number)
-        ]
-        patterns = [literal(symbol) for symbol in (*symbols, "\u0085", "▁")]
-        if self._processor.encode("a ") == self._processor.encode("a"):
-            patterns += [rf"\A *[{SPACES}]", rf"[{SPACES}] *\z"]
-        return "|".join(patterns)
+        symbols = [piece for piece, kind in zip(self._pieces, self._kinds) if kind not in (NORMAL, BYTE)]
+        squeezed = self._processor.encode("a  b") == self._processor.encode("a b")
+        return trap_pattern(symbols, normalised=bool(self._rule), folded=self._rule.endswith("_cf"), squeezed=squeezed)
 
     def _plain(self, texts: list[str]) -> list[Ints]:
         if hasattr(self._processor, "encode_as_numpy"):

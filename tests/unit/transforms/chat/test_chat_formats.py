@@ -7,8 +7,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from penstock.errors import ConfigError, SchemaError
+from penstock.transforms._chat.formats import conversations
+from penstock.transforms._chat.messages import Conversation
 from penstock.transforms.formatting import FormatChat, RowProblem, ToMessages, detect_format
 from penstock.transforms.tokenization import ByteTokenizer
 
@@ -204,12 +208,159 @@ BAD: dict[str, tuple[Any, str, str]] = {
 @pytest.mark.parametrize("name", BAD)
 def test_a_row_that_is_no_chat_names_itself_and_its_trouble(name: str) -> None:
     given, kind, told = BAD[name]
-    batch = pa.RecordBatch.from_pylist([{"messages": given}, {"messages": given}])[1:]
-    with pytest.raises(RowProblem, match=f"row 0 of the batch: .*{told}") as caught:
-        ToMessages().transform(batch)
-    assert caught.value.kind == kind
+    batch = pa.RecordBatch.from_pylist([{"messages": given}] * 3)[1:]
+    for transform in (ToMessages(), FormatChat(ByteTokenizer(), "plain")):
+        with pytest.raises(RowProblem, match=f"^row 0 of the batch: .*{told}") as caught:
+            transform.transform(batch)
+        assert caught.value.kind == kind
     violations = FormatChat(ByteTokenizer(), "plain").check_rows(batch)
-    assert [(violation.row, violation.kind) for violation in violations] == [(0, kind)]
+    assert [(violation.row, violation.kind) for violation in violations] == [(0, kind), (1, kind)]
+
+
+def test_the_only_row_of_a_batch_is_not_counted() -> None:
+    for transform in (ToMessages(), FormatChat(ByteTokenizer(), "plain")):
+        with pytest.raises(RowProblem, match=r"^expected a list of messages") as caught:
+            transform.transform(one_row({"messages": "[]"}))
+        assert caught.value.row == 0
+
+
+def test_the_columns_that_stay_keep_what_their_fields_say() -> None:
+    source = pa.field("source", pa.string(), metadata={b"penstock.json": b"text"})
+    batch = pa.RecordBatch.from_pylist([{"messages": [USER, ANSWER], "source": '"a"', "tools": "[]"}])
+    batch = batch.set_column(batch.schema.names.index("source"), source, batch["source"])
+    assert ToMessages().transform(batch).schema.field("source").equals(source, check_metadata=True)
+    made = FormatChat(ByteTokenizer(), "plain", keep="source").transform(batch)
+    assert made.schema.field("source").equals(source, check_metadata=True)
+
+
+def test_a_column_of_tools_that_is_not_read_stays() -> None:
+    row = {"question": "Hi", "answer": "Yes", "tools": "[1]"}
+    made = ToMessages(columns={"user": "question", "assistant": "answer"}).transform(one_row(row))
+    assert made["tools"].to_pylist() == ["[1]"]
+
+
+SYSTEM = {"role": "system", "content": "Be kind."}
+NO = {"role": "assistant", "content": "No"}
+
+
+@pytest.mark.parametrize(
+    ("row", "opening"),
+    [
+        ({"prompt": "Hi", "chosen": [SYSTEM, USER, ANSWER], "rejected": [SYSTEM, USER, NO]}, [SYSTEM, USER]),
+        ({"prompt": [SYSTEM, USER], "chosen": [USER, ANSWER], "rejected": [USER, NO]}, [SYSTEM, USER]),
+        ({"prompt": [SYSTEM, USER], "chosen": [SYSTEM, USER, ANSWER], "rejected": [NO]}, [SYSTEM, USER]),
+        ({"prompt": [SYSTEM], "chosen": [USER, ANSWER], "rejected": [USER, NO]}, [SYSTEM]),
+        (
+            {
+                "prompt": "Hi",
+                "chosen": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Yes"}],
+                "rejected": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "No"}],
+            },
+            [USER],
+        ),
+        (
+            {
+                "prompt": [USER],
+                "chosen": [{"role": "human", "content": [{"type": "text", "text": "Hi"}], "id": 7}, ANSWER],
+                "rejected": [NO],
+            },
+            [USER],
+        ),
+    ],
+)
+def test_a_prompt_that_both_answers_repeat_counts_once(row: dict[str, Any], opening: list[dict[str, Any]]) -> None:
+    field = pa.field("x", pa.string(), metadata={b"penstock.json": b"text"})
+    arrays = [pa.array([json.dumps(value)]) for value in row.values()]
+    batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema([field.with_name(name) for name in row]))
+    made = ToMessages().transform(batch)
+    for side, last in (("chosen", ANSWER), ("rejected", NO)):
+        found = [(m["role"], m["content"], m["train"]) for m in made[side][0].as_py()]
+        prompt = [*opening, *([] if USER in opening else [USER])]
+        expected = [(m["role"], m["content"], False if m in opening else None) for m in prompt]
+        assert found == [*expected, (last["role"], last["content"], None)]
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"prompt": "Hi", "chosen": [{**USER, "content": "Ho"}, ANSWER], "rejected": [USER, NO]}, "nor repeats it"),
+        ({"prompt": [USER, ANSWER, USER], "chosen": [USER, ANSWER], "rejected": [NO]}, "nor repeats it"),
+        ({"prompt": [USER], "chosen": [SYSTEM, ANSWER], "rejected": [NO]}, "role system"),
+        (
+            {"prompt": [SYSTEM, USER], "chosen": [{**SYSTEM, "content": "!"}, USER, ANSWER], "rejected": [NO]},
+            "different system messages",
+        ),
+        ({"prompt": "Hi", "chosen": [], "rejected": [NO]}, "chosen is empty"),
+    ],
+)
+def test_a_prompt_that_is_repeated_otherwise_is_an_error(row: dict[str, Any], told: str) -> None:
+    with pytest.raises(RowProblem, match=told):
+        messages(row, "chosen")
+
+
+def test_a_completion_may_repeat_its_prompt_too() -> None:
+    expected = [{**USER, "train": False}, ANSWER]
+    assert messages({"prompt": [USER], "completion": [USER, ANSWER]}) == expected
+    assert messages({"prompt": "Hi", "completion": [USER, ANSWER]}) == expected
+    longer = [{**USER, "train": False}, {**ANSWER, "train": False}, USER, ANSWER]
+    again = {**USER, "content": "Again"}
+    assert messages({"prompt": [USER, ANSWER], "completion": [again, ANSWER]}) == [*longer[:2], again, ANSWER]
+
+
+def test_a_system_column_beside_a_system_message_must_say_the_same() -> None:
+    row = {"messages": [SYSTEM, USER, ANSWER], "system": "Be kind."}
+    assert messages(row) == [SYSTEM, USER, ANSWER]
+    with pytest.raises(RowProblem, match="the column 'system' and the system message of the row say different things"):
+        messages({**row, "system": "Be cruel."})
+    with pytest.raises(RowProblem, match="the column 'system' has 7, expected text"):
+        messages({**row, "system": 7})
+
+
+def test_an_alpaca_row_of_other_types_names_its_trouble() -> None:
+    row = {"instruction": "Hi", "output": "Yes"}
+    for history in ([["x"]], [["x", "y", "z"]], "[1]", "{", 7, [{"a": "b"}]):
+        with pytest.raises(RowProblem, match="history"):
+            messages({**row, "history": history})
+    with pytest.raises(RowProblem, match="the column 'instruction' has 7, expected text"):
+        messages({**row, "instruction": 7})
+    with pytest.raises(RowProblem, match="the column 'input' has 7, expected text"):
+        messages({**row, "input": 7})
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    assert messages({**row, "history": '[["a", "b"]]'}) == [*turns, USER, ANSWER]
+
+
+plain_values = st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from(["", "Hi", "user", "[]", "{", "null"])
+values = st.recursive(
+    plain_values,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["role", "content", "from", "value", "tool_calls", "function", "name", "arguments"]), inner
+        )
+    ),
+    max_leaves=8,
+)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        ("messages", "system", "tools"),
+        ("conversations",),
+        ("instruction", "input", "output", "history", "system"),
+        ("prompt", "completion", "tools"),
+        ("prompt", "chosen", "rejected"),
+        ("chosen", "rejected"),
+    ],
+)
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_whatever_a_row_holds_it_is_a_chat_or_a_problem_of_that_row(columns: tuple[str, ...], data: Any) -> None:
+    cells = [data.draw(values) for _ in columns]
+    fields = [pa.field(name, pa.string(), metadata={b"penstock.json": b"text"}) for name in columns]
+    batch = pa.RecordBatch.from_arrays([pa.array([json.dumps(cell)]) for cell in cells], schema=pa.schema(fields))
+    (row,) = conversations(batch, detect_format(batch))
+    assert isinstance(row, RowProblem) or all(isinstance(side, Conversation) for side in row)
 
 
 def test_empty_instructions_and_answers_without_prompts_are_named() -> None:
@@ -275,6 +426,20 @@ def test_a_template_that_would_leave_tools_out_is_not_used_for_them() -> None:
     with pytest.raises(RowProblem, match="plain does not write tool_calls"):
         transform.transform(one_row({"messages": [USER, calling]}))
     assert transform.transform(one_row({"messages": [USER, ANSWER], "tools": "[]"})).num_rows == 1
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "thinking", "reasoning"])
+def test_a_template_that_would_leave_thoughts_out_is_not_used_for_them(key: str) -> None:
+    row = {"messages": [USER, {**ANSWER, key: "hm"}]}
+    with pytest.raises(RowProblem, match=r"message 1 \(assistant\) has thoughts, which plain does not write") as caught:
+        FormatChat(ByteTokenizer(), "plain").transform(one_row(row))
+    assert caught.value.kind == "thoughts left out"
+    assert FormatChat(ByteTokenizer(), "plain").transform(one_row({"messages": [USER, {**ANSWER, key: ""}]})).num_rows
+    enabling = "{{ bos_token }}{{ enable_thinking }}{% for m in messages %}{{ m.content + eos_token }}{% endfor %}"
+    with pytest.raises(RowProblem, match="has thoughts"):
+        FormatChat(ByteTokenizer(), enabling).transform(one_row(row))
+    writing = enabling.replace("enable_thinking", "messages[-1].thinking")
+    assert FormatChat(ByteTokenizer(), writing, gate={"prompt": False}).template.writes_thoughts
 
 
 def test_the_developer_is_the_system_where_a_template_knows_no_developer() -> None:

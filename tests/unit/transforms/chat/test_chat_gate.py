@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from penstock.errors import ConfigError, DataError
+from penstock.transforms._chat.proofs import Layouts
 from penstock.transforms.formatting import FormatChat, Gate, RowProblem, Violation
-from penstock.transforms.tokenization import ByteTokenizer, load_tokenizer
+from penstock.transforms.tokenization import ByteTokenizer, CharTokenizer, load_tokenizer
 
 BYTES = ByteTokenizer(("<bos>", "<eos>", "<|im_start|>", "<|im_end|>"))
 HI = {"role": "user", "content": "Hi"}
@@ -21,6 +23,14 @@ YES = {"role": "assistant", "content": "Yes"}
 TURN = "{{ '<|im_start|>' + m.role + '\n' }}"
 HEAD, TAIL = "{{ bos_token }}{% for m in messages %}", "{% endfor %}"
 PROMPT = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+
+
+class Unproven(Layouts):
+    """Everything by the template."""
+
+    @property
+    def possible(self) -> bool:
+        return False
 
 
 def batch_of(*conversations: Any) -> pa.RecordBatch:
@@ -75,18 +85,92 @@ def test_a_row_with_nothing_supervised_is_shown() -> None:
     [
         ([HI], "no assistant turn"),
         ([HI, {"role": "assistant", "content": ""}], "empty content"),
+        ([HI, {"role": "assistant", "content": " \n\u3000"}], "empty content"),
+        ([{"role": "user", "content": "a<|im_end|>\n<|im_start|>assistant\nHa"}, YES], "special token in content"),
+        ([HI, {"role": "assistant", "content": "a<eos>b"}], "special token in content"),
+        ([{"role": "system", "content": "<bos>"}, HI, YES], "special token in content"),
+        ([HI, {"role": "assistant", "content": "x<|im_start|>user\nHa"}], "special token in content"),
+    ],
+)
+def test_each_trouble_has_its_kind(chat: list[dict[str, Any]], kind: str) -> None:
+    assert only_violation(FormatChat(BYTES, "chatml"), chat).kind == kind
+    slow = FormatChat(BYTES, "chatml", special_tokens=(), variables={"unused": 1})
+    slow._layouts = Unproven(slow._renderer)
+    assert only_violation(slow, chat).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("chat", "kind"),
+    [
         ([HI, {"role": "assistant", "content": "a<bos>b"}], "bos count"),
         ([{"role": "user", "content": "<bos>"}, YES], "bos count"),
         ([HI, {"role": "assistant", "content": "x<|im_start|>user\nHa"}], "header supervised"),
         ([HI, {"role": "assistant", "content": "x<|im_end|>y"}], "terminator inside"),
     ],
 )
-def test_each_trouble_has_its_kind(chat: list[dict[str, Any]], kind: str) -> None:
-    assert only_violation(FormatChat(BYTES, "chatml"), chat).kind == kind
+def test_tokens_in_contents_that_are_let_in_are_seen_where_they_do_harm(chat: Any, kind: str) -> None:
+    assert only_violation(FormatChat(BYTES, "chatml", gate=Gate(content=False)), chat).kind == kind
+
+
+def test_the_message_with_the_text_of_a_special_token_is_named_and_shown() -> None:
+    chats = [[HI, YES], [HI, YES, {"role": "user", "content": "ü<|im_end|>"}, YES], [HI, YES]]
+    (found,) = FormatChat(BYTES, "chatml").check_rows(batch_of(*chats))
+    assert (found.row, found.message.split(",")[0]) == (1, "message 2 (user) has '<|im_end|>' in its content")
+    assert "⟦Yes<|im_end|>⟧\n<|im_start|>user\nü<|im_end|><|im_end|>" in found.shown
+    assert FormatChat(BYTES, "chatml", gate=Gate(content=False)).check_rows(batch_of(*chats)) == []
+
+
+@pytest.mark.parametrize("hidden", ["thoughts", "calls", "tools"])
+def test_special_tokens_are_looked_for_in_all_that_is_written(hidden: str) -> None:
+    calls = [{"function": {"name": "f", "arguments": json.dumps({"a": "<|im_end|>" if hidden == "calls" else "b"})}}]
+    thought = "<|im_end|>" if hidden == "thoughts" else "hm"
+    tools = json.dumps([{"name": "<|im_end|>" if hidden == "tools" else "f"}])
+    row = {"messages": [HI, {**YES, "tool_calls": calls, "reasoning_content": thought}], "tools": tools}
+    (found,) = FormatChat(BYTES, "qwen").check_rows(pa.RecordBatch.from_pylist([row]))
+    assert found.kind == "special token in content"
+
+
+def test_symbols_that_are_text_wherever_they_stand_may_be_said() -> None:
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|unused|>"],
+        show_progress=False,
+    )
+    made.train_from_iterator(["a b"], trainer)
+    made.add_tokens([AddedToken("<think>", special=False, normalized=False)])
+    transform = FormatChat(load_tokenizer(made), "chatml")
+    chats = [[HI, {"role": "assistant", "content": text}] for text in ("<think>a", "<|unused|>", "</s>", "<table>")]
+    found = transform.check_rows(batch_of(*chats))
+    assert [(v.row, v.kind) for v in found] == [(1, "special token in content"), (2, "special token in content")]
+
+
+@given(
+    contents=st.lists(
+        st.lists(st.sampled_from(["<|im_end|>", "<|im_", "end|>", "<eos>", "ü", "<", "\\E", ""]), max_size=3).map(
+            "".join
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_special_tokens_are_found_alike_with_layouts_and_without(contents: list[str]) -> None:
+    special = ("<bos>", "<eos>", "<|im_start|>", "<|im_end|>", "\\E(.*")
+    chats = [[{"role": "user", "content": text}, YES] for text in contents]
+    transform = FormatChat(ByteTokenizer(special), "chatml")
+    found = {v.row for v in transform.check_rows(batch_of(*chats))}
+    assert found == {i for i, text in enumerate(contents) if any(token in text for token in special)}
+    transform._layouts = Unproven(transform._renderer)
+    assert {v.row for v in transform.check_rows(batch_of(*chats))} == found
 
 
 def test_supervised_parts_are_marked_in_what_is_shown() -> None:
-    found = only_violation(FormatChat(BYTES, "chatml"), [{"role": "user", "content": "<bos>"}, YES])
+    transform = FormatChat(BYTES, "chatml", gate=Gate(content=False))
+    found = only_violation(transform, [{"role": "user", "content": "<bos>"}, YES])
     assert found.shown.endswith("<|im_start|>assistant\n⟦Yes<|im_end|>⟧\n")
     assert "2 beginning-of-sequence tokens" in found.message
 
@@ -199,9 +283,15 @@ def test_everything_is_checked_in_pairs_too() -> None:
     rows = {"prompt": ["a", "b"], "chosen": ["c", "<bos>"], "rejected": ["<bos>", ""]}
     found = FormatChat(BYTES, "plain").check_rows(pa.RecordBatch.from_pydict(rows))
     assert [(v.row, v.kind, v.message.split(":")[0]) for v in found] == [
-        (0, "bos count", "rejected"),
-        (1, "bos count", "chosen"),
+        (0, "special token in content", "rejected"),
+        (1, "special token in content", "chosen"),
         (1, "empty content", "rejected"),
+    ]
+    rows = {"prompt": ["a", "b"], "chosen": ["c", "d" * 30], "rejected": ["e" * 40, "f"]}
+    found = FormatChat(BYTES, "plain", max_length=20).check_rows(pa.RecordBatch.from_pydict(rows))
+    assert [(v.row, v.kind, v.message) for v in found] == [
+        (0, "too long", "rejected: 45 tokens, more than max_length=20"),
+        (1, "too long", "chosen: 35 tokens, more than max_length=20"),
     ]
 
 
@@ -210,6 +300,89 @@ def test_rows_that_are_too_long_are_violations_only_if_that_is_an_error() -> Non
     found = FormatChat(BYTES, "plain", max_length=30).check_rows(batch)
     assert [(v.row, v.kind) for v in found] == [(1, "too long")]
     assert not FormatChat(BYTES, "plain", max_length=30, truncation="drop").check_rows(batch)
+
+
+BLOCK = "{% generation %}{{ m.content + '<|im_end|>' + TAIL }}{% endgeneration %}"
+
+
+@pytest.mark.parametrize("tail", ["\\n", " \\n\\t", ""])
+def test_white_space_behind_the_end_of_the_turn_may_be_in_the_block(tail: str) -> None:
+    block = BLOCK.replace("TAIL", f"'{tail}'")
+    source = (
+        HEAD + TURN + "{% if m.role == 'assistant' %}" + block + "{% else %}{{ m.content + '<|im_end|>\n' }}{% endif %}"
+        "" + TAIL + PROMPT
+    )
+    white = tail.encode().decode("unicode_escape")
+    batch = batch_of([HI, YES], [HI, YES, HI, YES])
+    for include_eot, expected in ((True, f"Yes<|im_end|>{white}"), (False, "Yes")):
+        transform = FormatChat(BYTES, source, include_eot=include_eot)
+        assert transform.check_rows(batch) == []
+        made = transform.transform(batch)
+        for row, turns in ((0, 1), (1, 2)):
+            ids, mask = made["input_ids"][row].values.to_numpy(), made["loss_mask"][row].as_py()
+            assert BYTES.decode(ids[mask]) == expected * turns
+    bad = batch_of([HI, {"role": "assistant", "content": "a<|im_end|>b"}])
+    (found,) = FormatChat(BYTES, source, gate=Gate(content=False)).check_rows(bad)
+    assert found.kind == "terminator inside"
+
+
+@pytest.mark.parametrize("tail", ["x", "\\n.", "\\n" * 70])
+def test_anything_else_behind_the_end_of_the_turn_is_refused(tail: str) -> None:
+    block = BLOCK.replace("TAIL", f"'{tail}'")
+    source = (
+        HEAD + TURN + "{% if m.role == 'assistant' %}" + block + "{% else %}{{ m.content + '<|im_end|>\n' }}{% endif %}"
+        "" + TAIL + PROMPT
+    )
+    with pytest.raises(ConfigError, match="a token that ends turns in its middle"):
+        FormatChat(BYTES, source)
+
+
+def test_an_end_of_turn_inside_an_answer_is_seen_where_turns_are_found_by_markers() -> None:
+    source = (
+        HEAD
+        + TURN
+        + "{{ m.content.split('</think>') | last if m.role == 'assistant' and not loop.last else m.content }}"
+        "{{ '<|im_end|>\n' }}" + TAIL + PROMPT
+    )
+    bad = [HI, {"role": "assistant", "content": "<think>t</think>A<|im_end|>more"}, HI, YES]
+    good = [HI, {"role": "assistant", "content": "<think>t</think>A"}, HI, YES]
+    for gate in (Gate(prompt=False), Gate(prompt=False, content=False)):
+        transform = FormatChat(BYTES, source, gate=gate)
+        (found,) = transform.check_rows(batch_of(good, bad, good))
+        assert (found.row, found.kind) == (1, "terminator inside")
+        made = transform.transform(batch_of(good))
+        ids, mask = made["input_ids"].values.to_numpy(), made["loss_mask"].values.to_numpy(zero_copy_only=False)
+        assert BYTES.decode(ids[mask]) == "A<|im_end|>Yes<|im_end|>"
+
+
+def test_a_row_that_the_tokenizer_refuses_is_a_violation_like_others() -> None:
+    tokenizer = CharTokenizer("HiYes\n", ("<bos>", "<eos>"))
+    transform = FormatChat(tokenizer, "plain")
+    chats = [[HI, YES] for _ in range(9)]
+    chats[3] = [HI, {"role": "assistant", "content": "é"}]
+    chats[4] = [HI]
+    chats[8] = [HI, {"role": "assistant", "content": "ß"}]
+    found = transform.check_rows(batch_of(*chats))
+    assert [(v.row, v.kind) for v in found] == [
+        (3, "cannot be encoded"),
+        (4, "no assistant turn"),
+        (8, "cannot be encoded"),
+    ]
+    assert found[2].message.startswith("the character 'ß'")
+
+
+def test_marks_that_cannot_be_read_are_a_violation_of_their_row() -> None:
+    source = HEAD + "{{ '\\udfff' if m.content == '!' else '' }}{{ m.content + eos_token }}" + TAIL
+    found = FormatChat(BYTES, source).check_rows(batch_of([HI, YES], [{**HI, "content": "!"}, YES], [HI, YES]))
+    assert [(v.row, v.kind) for v in found] == [(1, "render")]
+
+
+def test_a_gate_may_be_a_mapping_of_switches() -> None:
+    transform = FormatChat(BYTES, "chatml", gate={"bos": False, "content": True})
+    assert transform.gate == Gate(bos=False)
+    for wrong in ({"boss": False}, {"bos": "no"}, "bos", ["bos"]):
+        with pytest.raises(ConfigError, match="gate must switch some of supervised, terminator, bos"):
+            FormatChat(BYTES, "chatml", gate=wrong)  # type: ignore[arg-type]
 
 
 def test_a_long_row_is_shown_short() -> None:

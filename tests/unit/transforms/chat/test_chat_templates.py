@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
+import jinja2
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -284,6 +286,159 @@ def test_functions_of_hugging_face_templates_are_there() -> None:
     assert compiled("{{ m.items() | list | length }}{{ m.a }}{{ m.b is defined }}").render(m={"a": 1}) == "11False"
     with pytest.raises(TemplateError, match="no way"):
         compiled("{{ raise_exception('no way') }}").render()
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma"])
+@pytest.mark.parametrize("roles", [("system", "assistant"), ("system", "assistant", "user", "assistant")])
+def test_what_the_system_says_is_neither_lost_nor_moved_behind_an_answer(name: str, roles: tuple[str, ...]) -> None:
+    batch = pa.RecordBatch.from_pydict({"messages": [[{"role": role, "content": role} for role in roles]] * 2})
+    for train_on in ("assistant", "last", "all"):
+        transform = FormatChat(BYTES, name, train_on=train_on)
+        with pytest.raises(RowProblem, match="a request must follow the system message") as caught:
+            transform.transform(batch)
+        assert caught.value.kind == "render"
+        assert [violation.row for violation in transform.check_rows(batch)] == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma"])
+def test_a_system_message_alone_is_not_rendered_as_nothing(name: str) -> None:
+    for text in ("S", ""):
+        batch = pa.RecordBatch.from_pydict({"messages": [[{"role": "system", "content": text}]]})
+        with pytest.raises(RowProblem, match="a request must follow the system message"):
+            FormatChat(BYTES, name, train_on="all").transform(batch)
+
+
+def test_alpaca_rows_with_an_input_get_its_section_and_introduction() -> None:
+    rows = pa.RecordBatch.from_pylist(
+        [
+            {"instruction": "Add", "input": "1 and 1", "output": "2", "system": None, "history": None},
+            {"instruction": "Hi", "input": "", "output": "Yes", "system": None, "history": None},
+            {"instruction": "Add", "input": "2", "output": "4", "system": "S", "history": None},
+            {"instruction": "Add", "input": "2", "output": "4", "system": None, "history": [["a", "b"]]},
+        ]
+    )
+    paired = (
+        "<bos>Below is an instruction that describes a task, paired with an input that provides further context. "
+        "Write a response that appropriately completes the request.\n\n"
+    )
+    alone = (
+        "<bos>Below is an instruction that describes a task. "
+        "Write a response that appropriately completes the request.\n\n"
+    )
+    expected = [
+        paired + "### Instruction:\nAdd\n\n### Input:\n1 and 1\n\n### Response:\n2<eos>\n\n",
+        alone + "### Instruction:\nHi\n\n### Response:\nYes<eos>\n\n",
+        "<bos>S\n\n### Instruction:\nAdd\n\n### Input:\n2\n\n### Response:\n4<eos>\n\n",
+        alone + "### Instruction:\na\n\n### Response:\nb<eos>\n\n"
+        "### Instruction:\nAdd\n\n### Input:\n2\n\n### Response:\n4<eos>\n\n",
+    ]
+    transform = FormatChat(BYTES, "alpaca")
+    made = transform.transform(rows)
+    assert [BYTES.decode(ids.values.to_numpy()) for ids in made["input_ids"]] == expected
+    assert transform.check_rows(rows) == []
+    plain = FormatChat(BYTES, "plain").transform(rows[:1])
+    assert BYTES.decode(plain["input_ids"].values.to_numpy()) == "<bos>Add\n\n1 and 1\n2<eos>\n"
+
+
+requests = st.sampled_from(["a", "\n\n### Input:\n", "x\n\n### Input:\ny", "### Input:\n"])
+
+
+@given(
+    chat=st.lists(
+        st.fixed_dictionaries({"role": st.sampled_from(["system", "user", "assistant"]), "content": requests}),
+        max_size=3,
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_inputs_in_contents_give_the_same_text_in_jinja_and_in_plain_python(chat: list[dict[str, Any]]) -> None:
+    chat = [*chat, {"role": "assistant", "content": "Yes"}]
+    transform = FORMATTERS["alpaca"]
+    assert rendered(transform, chat) == rendered(transform, chat, shape=None, check_prompts=False)
+    batch = pa.RecordBatch.from_pydict({"messages": [chat]})
+    by_template = rendered(transform, chat)
+    if by_template is not None:
+        (text,) = [BYTES.decode(ids.values.to_numpy()) for ids in transform.transform(batch)["input_ids"]]
+        assert text == by_template.replace(START, "").replace(END, "")
+
+
+@given(
+    text=st.lists(st.sampled_from(["a", " ", "\n", "\r\n", "\t", "\x0b", "é"]), max_size=6).map("".join),
+    width=st.integers(0, 9) | st.sampled_from(["", "> ", "\t"]),
+    first=st.booleans(),
+    blank=st.booleans(),
+)
+def test_indent_is_that_of_jinja(text: str, width: int | str, first: bool, blank: bool) -> None:
+    source = "{{ text | indent(width, first, blank) }}"
+    variables = {"text": text, "width": width, "first": first, "blank": blank}
+    assert compiled(source).render(**variables) == jinja2.Environment().from_string(source).render(**variables)
+
+
+@pytest.mark.parametrize("width", [65, 10**12, " " * 65])
+def test_a_width_that_is_too_large_is_refused_and_not_made_smaller(width: int | str) -> None:
+    with pytest.raises(SecurityError, match="indent by at most 64"):
+        compiled("{{ 'a' | indent(width) }}").render(width=width)
+
+
+def with_template(source: str, special: tuple[str, ...] = SPECIAL) -> Any:
+    made = ByteTokenizer(special)
+    made.chat_template = source
+    return made
+
+
+def test_the_tokenizers_own_template_is_checked_for_tokens_it_lacks(caplog: pytest.LogCaptureFixture) -> None:
+    source = load_template("chatml", None).source + "{# #}"
+    assert FormatChat(with_template(source)).template.own
+    few = ("<bos>", "<eos>")
+    with pytest.raises(
+        ConfigError, match=r"lacks '<\|im_start\|>', '<\|im_end\|>', which the tokenizer's template writes"
+    ):
+        FormatChat(with_template(source, few))
+    # Only what it writes: a token for tools does not matter to conversations without.
+    unused = "{% if tools %}<|tools|>{% endif %}" + load_template("zephyr", None).source
+    assert not caplog.records
+    FormatChat(with_template(unused, few))
+    # Zephyr's own writes names of roles as text; its model was trained with that.
+    assert "writes <|user|>, <|assistant|>, which byte has in pieces" in caplog.text
+    with pytest.raises(ConfigError, match=r"lacks '<\|user\|>'"):
+        FormatChat(with_template(unused, few), special_tokens=["<|user|>"])
+
+
+def test_a_lone_surrogate_in_a_template_is_refused_clearly() -> None:
+    with pytest.raises(ConfigError, match="the given template has a lone surrogate at 15, which is not text"):
+        FormatChat(BYTES, "{{ bos_token }}\ud83d")
+    with pytest.raises(ConfigError, match="the given template writes a lone surrogate, which is not text"):
+        FormatChat(BYTES, "{{ bos_token + '\\ud83d' }}{% for m in messages %}{{ m.content + eos_token }}{% endfor %}")
+
+
+def test_a_file_that_is_called_like_a_built_in_template_is_not_taken_for_it(tmp_path: Path) -> None:
+    file = tmp_path / "chatml"
+    file.write_text("{{ bos_token }}{% for m in messages %}{{ m.content + eos_token }}{% endfor %}")
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    made = FormatChat(BYTES, file).transform(pa.RecordBatch.from_pydict({"messages": [chat]}))
+    assert BYTES.decode(made["input_ids"].values.to_numpy()) == "<bos>a<eos>b<eos>"
+
+
+def test_symbols_of_a_sentencepiece_model_do_for_a_template(tmp_path: Path) -> None:
+    sentencepiece = pytest.importorskip("sentencepiece")
+    lines = [f"the user {i} asks, the assistant answers {i * 7}" for i in range(300)]
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines),
+        model_prefix=str(tmp_path / "m"),
+        model_type="bpe",
+        vocab_size=400,
+        byte_fallback=True,
+        user_defined_symbols=["<|im_start|>", "<|im_end|>", "\n", "7"],
+        minloglevel=2,
+    )
+    transform = FormatChat(tmp_path / "m.model", "chatml")
+    chat = [{"role": "user", "content": "the user"}, {"role": "assistant", "content": "answers\n77"}]
+    bad = [chat[0], {"role": "assistant", "content": "answers<|im_end|>"}]
+    batch = pa.RecordBatch.from_pydict({"messages": [chat, bad]})
+    found = transform.check_rows(batch)
+    assert [(violation.row, violation.kind) for violation in found] == [(1, "special token in content")]
+    made = transform.transform(batch[:1])
+    ids, mask = made["input_ids"].values.to_numpy(), made["loss_mask"].values.to_numpy(zero_copy_only=False)
+    assert transform.tokenizer.decode(ids[mask]) == "answers\n77<|im_end|>"
 
 
 def test_a_template_that_is_not_jinja_is_refused_with_its_line() -> None:

@@ -64,8 +64,19 @@ def test_bytes_without_special_tokens_fit_in_eight_bits() -> None:
 def test_a_character_outside_the_alphabet_is_unknown_or_an_error() -> None:
     column = pa.array(["ab", "añb"])
     assert CharTokenizer("ab").encode(column).to_pylist() == [[0, 1], [0, 5, 1]]
-    with pytest.raises(DataError, match="the character 'ñ' is not in the alphabet"):
+    with pytest.raises(DataError, match=r"row 1 of the batch: the character 'ñ' \(U\+00F1\) is not in the alphabet"):
         CharTokenizer("ab", special=()).encode(column)
+
+
+@pytest.mark.parametrize("parse_special", [False, True])
+@pytest.mark.parametrize("values", [["ab", "", "", "<eos>a<eos>b<eos>ñ", "ñ"], ["", "<eos>", "ñ<eos>"], ["ñ"]])
+def test_the_row_with_a_character_outside_the_alphabet_is_named(values: list[str], parse_special: bool) -> None:
+    tokenizer = CharTokenizer("ab<eos>", special=("<eos>",))
+    column = pa.array(["ñ", *values], pa.large_string())[1:]
+    for encode in (tokenizer.encode, tokenizer.encode_spans):
+        with pytest.raises(DataError, match="'ñ'") as caught:
+            encode(column, parse_special=parse_special)
+        assert caught.value.row == next(row for row, text in enumerate(values) if "ñ" in text)
 
 
 def test_an_alphabet_is_fitted_saved_and_loaded(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import functools
 import unicodedata
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import sentencepiece
@@ -18,6 +19,8 @@ from penstock.transforms.tokenization import load_tokenizer
 SENTENCEPIECE = [
     "sentencepiece bpe bytes",
     "sentencepiece bpe bytes identity",
+    "sentencepiece bpe bytes nfkc_cf kept",
+    "sentencepiece bpe bytes nmt_nfkc kept",
     "sentencepiece unigram unknown",
     "sentencepiece unigram bytes",
 ]
@@ -77,6 +80,33 @@ def test_ids_equal_those_of_sentencepiece(name: str, values: list[str]) -> None:
     tokenizer = loaded(name)
     assert tokenizer.encode(pa.array(values, pa.string())).to_pylist() == processor(name).encode(values)
     assert (tokenizer.slow_because() is None) == ("bpe" in name)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["ﾊﾟｿｺﾝ ｶﾞｲﾄﾞ", "ﬁ\u0301", "½\u0327", "①\u20dd", "x½\u200cy", "\uffa1\uffc2", "½\u0e33", "\U000113c2\U000113c2"],
+)
+@pytest.mark.parametrize("rule", ["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf"])
+def test_characters_that_sentencepiece_normalises_together_get_its_ids(rule: str, text: str) -> None:
+    name = f"sentencepiece bpe bytes {rule}"
+    values = [*["plain water"] * 100, *[f"{text} {number}" for number in range(20)]]
+    assert loaded(name).encode(pa.array(values)).to_pylist() == processor(name).encode(values)
+    assert loaded(name).slow_because() is None
+
+
+def test_symbols_that_a_sentencepiece_model_defines_are_special_tokens() -> None:
+    tokenizer = loaded("sentencepiece bpe bytes")
+    known = processor("sentencepiece bpe bytes")
+    for text in ("<sep>", "<|im_start|>", "<|im_end|>", "</s>"):
+        assert tokenizer.special.named[text] == known.piece_to_id(text)
+    assert not {"▁▁▁", "\n", "<unk>"} & tokenizer.special.named.keys(), "white space is no special token"
+    values = ["<|im_start|>user\nthe water<sep>feeds<|im_end|>", "no symbol"]
+    # SentencePiece reads them itself, with or without being asked, and puts no space before what follows.
+    head = known.encode("<|im_start|>user\nthe water<sep>feeds")
+    parsed = tokenizer.encode(pa.array(values), parse_special=True).to_pylist()
+    assert parsed == [[*head, tokenizer.special.named["<|im_end|>"]], known.encode("no symbol")]
+    assert tokenizer.encode(pa.array(values)).to_pylist() == known.encode(values)
+    assert tokenizer.decode(np.array(parsed[0])).endswith("the water<sep>feeds<|im_end|>")
 
 
 def test_sentencepiece_reads_control_tokens_from_text_only_when_asked() -> None:

@@ -73,7 +73,11 @@ def test_spans_of_every_model_are_in_order_and_inside_the_text(name: str, values
         assert [start for _, start, _ in row] == sorted(start for _, start, _ in row)
         for token, start, end in row:
             if token in special.values() and token != tokenizer.special.unk:
-                assert special[data[start:end].decode()] == token
+                text_of_token = next(text for text, number in special.items() if number == token)
+                if name == "sentencepiece":  # finds symbols in what normalisation made of the text, and left out of it
+                    assert text_of_token in unicodedata.normalize("NFKC", data[start:end].decode())
+                else:
+                    assert text_of_token == data[start:end].decode()
 
 
 @pytest.mark.parametrize("name", ["llama2", "gemma", "qwen"])

@@ -275,3 +275,13 @@ def test_bytes_that_are_not_utf8_are_refused_with_their_row(kind: str) -> None:
 def test_a_vocabulary_of_nothing_is_no_reason_to_fail() -> None:
     empty = tokenizers.Tokenizer(models.BPE())
     assert load_tokenizer(empty).encode(pa.array(["text", ""])).to_pylist() == [[], []]
+
+
+def test_the_libraries_of_tokenizers_are_not_imported_before_they_are_needed() -> None:
+    code = (
+        "import sys, penstock.transforms as t; t.load_tokenizer('byte'); "
+        "libraries = {'tokenizers', 'tiktoken', 'sentencepiece', 'gigatoken', 'awkward', 'transformers'}; "
+        "print(sorted(libraries & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

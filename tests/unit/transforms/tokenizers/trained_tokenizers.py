@@ -161,7 +161,9 @@ def encoding() -> tiktoken.Encoding:
 
 
 @functools.cache
-def sentencepiece_model(kind: str = "bpe", missing: str = "bytes", rule: str = "nmt_nfkc") -> bytes:
+def sentencepiece_model(
+    kind: str = "bpe", missing: str = "bytes", rule: str = "nmt_nfkc", spaces: str = "squeezed"
+) -> bytes:
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(CORPUS),
@@ -170,7 +172,8 @@ def sentencepiece_model(kind: str = "bpe", missing: str = "bytes", rule: str = "
         model_type=kind,
         byte_fallback=missing == "bytes",
         normalization_rule_name=rule,
-        user_defined_symbols=["<sep>"],
+        remove_extra_whitespaces=spaces == "squeezed",
+        user_defined_symbols=["<sep>", "<|im_start|>", "▁▁▁", "\n"],
         control_symbols=["<|im_end|>"],
         minloglevel=2,
         hard_vocab_limit=False,
@@ -196,6 +199,22 @@ _FRAGMENTS = [
         "\x7f",
         "\u200b",
         "\ufeff",
+    ),
+    *(
+        "\uff1csep\uff1e",
+        "<\u017fep>",
+        "<SEP>",
+        "ﾊﾟｿｺﾝ",
+        "ｶﾞ",
+        "½\u0301",
+        "①\u0302",
+        "ﬁ\u0301",
+        "ﾡￂ",
+        "ㅋㅏ",
+        "กำ",
+        "각\u11a8",
+        "क्\u200dष",
+        "\U0001f1e9\U0001f1ea",
     ),
     *("\u3000", "\u00a0", "\u2028", "▁", "▁▁a", "<0x41>", "a" * 40, "!" * 30, "🎉" * 12, "ab" * 30),
     *(

@@ -1,0 +1,73 @@
+"""What of the fast path's work is compared with the reference, and how: short rows whole, long ones at both ends."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.transforms._hashing import mix64
+from penstock.transforms._tokenizers.ragged import Flags, Ints, Ragged
+from penstock.transforms._tokenizers.reference import Reference
+from penstock.transforms.text import Utf8
+
+__all__ = ["compared_rows", "first_difference", "is_long"]
+
+ONE_IN, LONG_ONE_IN, PLACES = 2048, 64, 4
+WHOLE_BYTES, STRETCH_BYTES = 1 << 20, 1 << 14
+
+
+def is_long(data: Utf8) -> Flags:
+    """The rows that are too long to be compared whole: of each token the reference makes some hundred bytes."""
+    long: Flags = np.diff(data.bounds) > WHOLE_BYTES
+    return long
+
+
+def compared_rows(data: Utf8, one_in: int = ONE_IN) -> Flags:
+    """The rows that are compared with the reference: chosen by their length and by bytes from all over them alone."""
+    lengths = np.diff(data.bounds).astype(np.int64)
+    words = mix64(lengths.astype(np.uint64))
+    usable = np.flatnonzero(lengths >= 8)
+    if len(usable):
+        parts = np.arange(PLACES)
+        room = lengths[usable, None] - 8
+        places = data.bounds[:-1].astype(np.int64)[usable, None] + room * parts // (PLACES - 1)
+        eights = np.lib.stride_tricks.sliding_window_view(data.data, 8)[places]
+        there = np.ascontiguousarray(eights).view("<u8")[:, :, 0]
+        words[usable] = mix64(words[usable] ^ np.bitwise_xor.reduce(mix64(there + parts.astype(np.uint64)), axis=1))
+    often = np.where(is_long(data), np.uint64(min(LONG_ONE_IN, one_in)), np.uint64(one_in))
+    chosen: Flags = words % often == 0
+    return chosen
+
+
+def first_difference(
+    reference: Reference, texts: pa.Array, data: Utf8, rows: Ragged, chosen: Ints, *, parse_special: bool
+) -> int | None:
+    """The first of the chosen rows whose ids are not those of the reference.
+
+    Of a long row the reference is asked for the two ends. Tokens near a cut may rightly be others, even many of them,
+    so what seems to differ there is settled by the whole row.
+    """
+    long = is_long(data)[chosen]
+    short = chosen[~long]
+    expected = reference.ids(texts.take(pa.array(short)).to_pylist(), parse_special=parse_special) if len(short) else ()
+    wrong = [row for row, right in zip(short.tolist(), expected) if not np.array_equal(_ids(rows, row), right)]
+    for row in chosen[long].tolist():
+        text = data.data[data.bounds[row] : data.bounds[row + 1]].tobytes()
+        if _ends_agree(reference, text, _ids(rows, row), parse_special):
+            continue
+        if not np.array_equal(_ids(rows, row), reference.ids([text.decode()], parse_special=parse_special)[0]):
+            wrong.append(row)
+    return min(wrong, default=None)
+
+
+def _ends_agree(reference: Reference, text: bytes, ids: Ints, parse_special: bool) -> bool:
+    ends = [part.decode("utf-8", "ignore") for part in (text[:STRETCH_BYTES], text[-STRETCH_BYTES:])]
+    head, tail = reference.ids(ends, parse_special=parse_special)
+    sure_head, sure_tail = (len(part) * 3 // 4 for part in (head, tail))
+    return np.array_equal(ids[:sure_head], head[:sure_head]) and np.array_equal(
+        ids[max(len(ids) - sure_tail, 0) :], tail[len(tail) - sure_tail :]
+    )
+
+
+def _ids(rows: Ragged, row: int) -> Ints:
+    return rows.values[rows.bounds[row] : rows.bounds[row + 1]]
