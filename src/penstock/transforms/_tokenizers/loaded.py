@@ -39,9 +39,6 @@ Spans: TypeAlias = tuple[Ragged, npt.NDArray[np.int32], npt.NDArray[np.int32]]
 """Ids, and the bytes at which each begins and ends."""
 
 
-_FOR_BATCHES = 64 << 20
-
-
 class LoadedTokenizer:
     """A tokenizer as every stage sees it, over the library that defines its ids.
 
@@ -129,13 +126,12 @@ class LoadedTokenizer:
         return self._reference.token_bytes(token)
 
     def fit_budget(self, nbytes: int, *, parse_special: bool = False) -> None:
-        """Load what encoding needs, and have it forget what it remembers once the process has grown by nearly `nbytes`.
+        """Load what encoding needs, and have it forget what it remembers once the process has grown by `nbytes`.
 
         What it remembers cannot be asked for, only seen in the size of the process; the engine sees that too, and
-        makes do with less as it grows.
+        makes do with less as it grows. Of usual text it is some hundred megabytes, so less is forgotten in vain.
         """
-        # Besides, a batch is read, decoded and written, for which some megabytes are enough in the end.
-        self._fast[parse_special].fit(max(nbytes // 2, nbytes - _FOR_BATCHES))
+        self._fast[parse_special].fit(nbytes)
 
     def slow_because(self, *, parse_special: bool = False) -> str | None:
         """Why the fast path is not used; None while it is, or before it was tried."""
