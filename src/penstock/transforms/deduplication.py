@@ -31,7 +31,7 @@ from penstock.transforms.text import Lower, NormalizeUnicode, NormalizeWhitespac
 __all__ = ["Dedup", "ExactDedup", "MinHashDedup", "dedup_stages"]
 
 _STEPS = {"lower": Lower, "whitespace": NormalizeWhitespace, "unicode": NormalizeUnicode}
-_BUDGET_SHARE = 4  # this part of the budget is for what was seen
+_BUDGET_SHARE = 6  # this part of the budget is for what was seen
 
 
 class Dedup(Counting):
@@ -99,7 +99,7 @@ class Dedup(Counting):
         self._seen.sync()
 
     def fit_budget(self, nbytes: int) -> None:
-        """Take at most a quarter of the budget; what was seen before that goes to disk. A run begins with this, so it
+        """Take at most a sixth of the budget; what was seen before that goes to disk. A run begins with this, so it
         is also where the directory of another run is refused."""
         self._seen.claim()
         self._seen.fit(nbytes // _BUDGET_SHARE)

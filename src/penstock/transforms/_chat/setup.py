@@ -184,7 +184,7 @@ def _known(tokenizer: Tokenizer, text: str) -> dict[str, int]:
 def _symbols(tokenizer: Tokenizer, known: Mapping[str, int]) -> set[str]:
     """Those that are found in any text, whether special tokens are looked for or not: `<think>`, runs of spaces."""
     # A handful of texts: loading a fast path for them would take longer than the reference does.
-    reference = tokenizer.without_fast() if isinstance(tokenizer, LoadedTokenizer) else tokenizer
+    reference = tokenizer.without_fast(quietly=True) if isinstance(tokenizer, LoadedTokenizer) else tokenizer
     symbols = set()
     for text, token in known.items():
         try:

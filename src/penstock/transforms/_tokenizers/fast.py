@@ -65,7 +65,9 @@ class FastPath:
     With `alone=False` there are copies elsewhere that may have delivered ids already.
     """
 
-    def __init__(self, reference: Reference, *, parse_special: bool, wanted: bool = True, alone: bool = True) -> None:
+    def __init__(
+        self, reference: Reference, *, parse_special: bool, wanted: bool | None = True, alone: bool = True
+    ) -> None:
         self._reference, self._parse_special, self._wanted = reference, parse_special, wanted
         self._setup, self._verdict = threading.Lock(), threading.Lock()
         self._backends: Backends | None = None
@@ -159,7 +161,7 @@ class FastPath:
 
     def _load(self) -> None:
         if not self._wanted:
-            self._refuse("fast=False was given", logging.INFO)
+            self._refuse("fast=False was given", logging.INFO if self._wanted is False else logging.DEBUG)
         model = self._reference.fast(parse_special=self._parse_special)
         if isinstance(model, str):
             self._refuse(model)

@@ -55,7 +55,7 @@ class LoadedTokenizer:
         *,
         chat_template: str | None = None,
         special: SpecialTokens | None = None,
-        fast: bool = True,
+        fast: bool | None = True,
         alone: bool = True,
     ) -> None:
         self._reference, self._wanted, self._alone = reference, fast, alone
@@ -152,9 +152,9 @@ class LoadedTokenizer:
         """The same tokenizer with another chat template."""
         return self._with(chat_template=chat_template)
 
-    def without_fast(self) -> LoadedTokenizer:
-        """The same tokenizer, with ids from the reference alone."""
-        return self._with(fast=False)
+    def without_fast(self, *, quietly: bool = False) -> LoadedTokenizer:
+        """The same tokenizer, with ids from the reference alone; `quietly` for a few texts, not worth a line in the log."""
+        return self._with(fast=None if quietly else False)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, {self.vocab_size:,} ids)"
