@@ -153,7 +153,7 @@ class LoadedTokenizer:
         return self._with(chat_template=chat_template)
 
     def without_fast(self, *, quietly: bool = False) -> LoadedTokenizer:
-        """The same tokenizer, with ids from the reference alone; `quietly`: a few texts are not worth a line in the log."""
+        """The same tokenizer, with ids from the reference alone; `quietly` says nothing of it in the log."""
         return self._with(fast=None if quietly else False)
 
     def __repr__(self) -> str:
