@@ -27,7 +27,7 @@ def info(
 ) -> None:
     """Show rows, tokens, lengths, columns, versions and origin of a store; with --verify, check every byte of it."""
     with clear_exits(debug=debug):
-        with open_store(store, version, verify="full" if verify else "fast") as opened:
+        with open_store(store, version, verify="full" if verify else "touch") as opened:
             facts = describe(opened)
         facts["versions"] = [
             {"version": each.version, "rows": each.rows, "tokens": each.tokens, "created": each.created}

@@ -45,7 +45,7 @@ def hash_file(path: PathLike) -> str:
 def fingerprint_files(paths: Iterable[PathLike], *, memo: PathLike | None = None) -> list[FileFingerprint]:
     """The fingerprint of each file, in the order given.
 
-    `memo` is a small file that remembers what was hashed: a file of the same size, time and inode as then is not read
+    `memo` is a small file that remembers what was hashed: a file of the same size, times and inode as then is not read
     again. A file that changed within the last two seconds is hashed but not remembered, because it could change once
     more without its time showing it. A damaged memo is made anew.
     """
@@ -54,14 +54,14 @@ def fingerprint_files(paths: Iterable[PathLike], *, memo: PathLike | None = None
     found = []
     for path in map(Path, paths):
         place, stat = str(path.resolve()), path.stat()
-        mark = [stat.st_size, stat.st_mtime_ns, stat.st_ino]
+        mark = _mark(stat)
         known = remembered.get(place)
-        if known is not None and known[:3] == mark:
-            digest = known[3]
+        if known is not None and known[:-1] == mark:
+            digest = known[-1]
         else:
             digest = hash_file(path)
             after = path.stat()
-            if [after.st_size, after.st_mtime_ns, after.st_ino] == mark and is_settled(stat):
+            if _mark(after) == mark and is_settled(stat):
                 fresh[place] = [*mark, digest]
         found.append(FileFingerprint(path.name, stat.st_size, digest))
     if memo is not None and fresh:
@@ -74,6 +74,11 @@ def is_settled(stat: os.stat_result) -> bool:
     return time.time_ns() - stat.st_mtime_ns > _SETTLED_NS
 
 
+def _mark(stat: os.stat_result) -> list[int]:
+    """What changes when a file does. Its time can be set back; the time of that cannot."""
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
+
+
 def _read_memo(memo: PathLike | None) -> dict[str, list[Any]]:
     if memo is None:
         return {}
@@ -83,7 +88,7 @@ def _read_memo(memo: PathLike | None) -> dict[str, list[Any]]:
         return {}
     if not isinstance(kept, dict):
         return {}
-    return {place: mark for place, mark in kept.items() if isinstance(mark, list) and len(mark) == 4}
+    return {place: mark for place, mark in kept.items() if isinstance(mark, list) and len(mark) == 5}
 
 
 def _write_memo(memo: Path, fresh: dict[str, list[Any]]) -> None:

@@ -60,6 +60,9 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.truncation != "error" and self.max_length is None:
             raise ConfigError(f"truncation={self.truncation!r} needs a max_length")
+        twice = [name for name in self.dedup if list(self.dedup).count(name) > 1]
+        if twice:
+            raise ConfigError(f"dedup names {twice[0]!r} more than once: {list(self.dedup)}")
         if self.template is None and not self.chat:
             return
         given: dict[str, Any] = {"column": self.column, "add_bos": self.add_bos or None, "add_eos": self.add_eos}

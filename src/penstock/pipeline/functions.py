@@ -257,6 +257,9 @@ def function_name(function: Any) -> str:
         return ", ".join(f"{name}={value}" for name, value in function.items())
     if isinstance(function, pc.Expression):
         return str(function)
+    if isinstance(function, functools.partial):
+        given = [*map(repr, function.args), *(f"{name}={value!r}" for name, value in sorted(function.keywords.items()))]
+        return f"{function_name(function.func)}({', '.join(given)})"
     return getattr(function, "__qualname__", type(function).__name__).removeprefix("<locals>.").split("<locals>.")[-1]
 
 

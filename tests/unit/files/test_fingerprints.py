@@ -108,3 +108,14 @@ def test_the_memo_keeps_what_others_added_and_does_not_grow_for_ever(
 def test_a_missing_file_is_the_systems_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         fingerprint_files([tmp_path / "none"])
+
+
+def test_a_file_whose_time_was_set_back_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.files.fingerprints.is_settled", lambda stat: True)
+    path, memo = tmp_path / "a", tmp_path / "memo.json"
+    path.write_bytes(b"one")
+    before = path.stat()
+    first = fingerprint_files([path], memo=memo)
+    path.write_bytes(b"two")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert fingerprint_files([path], memo=memo) != first
