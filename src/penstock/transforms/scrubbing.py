@@ -259,7 +259,8 @@ def is_address(text: str, *, public_only: bool) -> bool:
             return False
         if sum(map(bool, groups)) < 3 or not any(character.isdigit() for character in text):
             return False
-    return address.is_global or not public_only
+    plain = getattr(address, "ipv4_mapped", None) or address  # what Python says of the mapped form changed with 3.13
+    return bool(plain.is_global) or not public_only
 
 
 def phone_length(text: str) -> int:

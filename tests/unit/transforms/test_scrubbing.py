@@ -120,13 +120,18 @@ def test_private_addresses_go_too_when_asked() -> None:
     assert scrubbed("10.0.0.1 fe80:0:0::1 1.2.3", public_ips_only=False) == "<IP> <IP> 1.2.3"
 
 
-@given(st.ip_addresses())
+@given(st.ip_addresses().filter(lambda address: not getattr(address, "ipv4_mapped", None)))
 @settings(max_examples=150, deadline=None)
 def test_an_address_goes_exactly_if_it_is_global(address: Any) -> None:
     groups = [group for group in str(address).split(":") if group]
     sparse = address.version == 6 and len(groups) < 3
     expected = "<IP>" if ipaddress.ip_address(str(address)).is_global and not sparse else str(address)
     assert scrubbed(f"({address}) ", kinds=["ip"]) == f"({expected}) "
+
+
+def test_the_address_inside_a_mapped_one_decides() -> None:
+    assert "8.8.8.8" not in scrubbed("at ::ffff:8.8.8.8 and", kinds=["ip"])
+    assert scrubbed("at ::ffff:10.0.0.1 and", kinds=["ip"]) == "at ::ffff:10.0.0.1 and"
 
 
 words = st.text(string.ascii_lowercase, min_size=1, max_size=8)
