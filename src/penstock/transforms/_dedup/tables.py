@@ -21,6 +21,7 @@ Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 _FEWEST_SLOTS = 1 << 10
 _CHUNK = 1 << 15
+_WORTH_NUMBA = 50_000
 
 
 class KeyTable:
@@ -113,8 +114,8 @@ class KeyTable:
         return len(self._slots)
 
     def _kernels(self) -> Any:
-        """The compiled loops. For one key a row NumPy does, and loading numba takes longer than a million lookups."""
-        return kernels() if self._width == 1 or "numba" in sys.modules else None
+        """The compiled loops. With one key a row NumPy does at first: loading numba takes as long as some 50,000 rows."""
+        return kernels() if self._width == 1 or self.stored > _WORTH_NUMBA or "numba" in sys.modules else None
 
     @property
     def _shift(self) -> np.uint64:
