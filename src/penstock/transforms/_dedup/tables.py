@@ -21,7 +21,7 @@ Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 _FEWEST_SLOTS = 1 << 10
 _CHUNK = 1 << 15
-_WORTH_NUMBA = 50_000
+_WORTH_NUMBA = 500_000
 
 
 class KeyTable:
@@ -114,7 +114,7 @@ class KeyTable:
         return len(self._slots)
 
     def _kernels(self) -> Any:
-        """The compiled loops. With one key a row NumPy does at first: loading numba takes as long as some 50,000 rows."""
+        """The compiled loops. With one key a row NumPy does at first: loading numba takes as long as many lookups."""
         return kernels() if self._width == 1 or self.stored > _WORTH_NUMBA or "numba" in sys.modules else None
 
     @property
