@@ -13,13 +13,13 @@ Nothing is imported until it is used by name; formats are imported when a file i
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from penstock._dtypes import did_you_mean
 from penstock.errors import PluginError
 
 __all__ = ["GROUPS", "Format", "Plugin", "find", "formats", "installed"]
@@ -66,8 +66,7 @@ def find(group: str, name: str) -> Any:
         packages = " and ".join(_package(point) for point in points)
         raise PluginError(f"plugin {name!r} in penstock.{group} comes from {packages}; uninstall all but one")
     names = sorted({point.name for point in _points(group)})
-    near = difflib.get_close_matches(name, names, 1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = did_you_mean(name, names)
     raise PluginError(f"no plugin called {name!r} in penstock.{group}; installed: {names or 'none'}{hint}")
 
 

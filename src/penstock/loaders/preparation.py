@@ -22,7 +22,6 @@ from penstock.pipeline.chain import BrokenStageError
 from penstock.sinks import StoreSink
 from penstock.store import Manifest, Store, is_complete, open_store
 from penstock.store.manifest import is_store
-from penstock.transforms.tokenization import TOKENS
 
 __all__ = ["Prepared", "prepare"]
 
@@ -43,8 +42,7 @@ class Prepared:
     @property
     def dropped_tokens(self) -> Mapping[str, int]:
         """Tokens that are in no row of the store, by reason."""
-        changed = self.report.changed if self.report is not None else {}
-        return {reason.removeprefix(TOKENS): n for reason, n in changed.items() if reason.startswith(TOKENS)}
+        return self.report.dropped_tokens if self.report is not None else {}
 
     @property
     def tokens_per_second(self) -> float | None:

@@ -7,13 +7,9 @@ from rich.text import Text
 
 from penstock.memory.budget import format_bytes
 from penstock.observe.live import format_seconds
-from penstock.pipeline.metrics import Report
+from penstock.pipeline.metrics import TOKENS, Report
 
 __all__ = ["closing_table"]
-
-
-_TOKENS = "tokens left out: "
-"""How counts of tokens, which are no rows, begin in a report."""
 
 
 def closing_table(report: Report, *, budget_bytes: int) -> Table:
@@ -24,11 +20,10 @@ def closing_table(report: Report, *, budget_bytes: int) -> Table:
     table.add_column()
     table.add_row("rows in", f"{report.rows_in:,}", _origin(report))
     table.add_row("rows out", f"{report.rows_out:,}", "")
-    tokens = {reason: n for reason, n in report.changed.items() if reason.startswith(_TOKENS)}
     counted = {
         "dropped": report.dropped,
-        "changed": {reason: n for reason, n in report.changed.items() if reason not in tokens},
-        "tokens lost": {reason.removeprefix(_TOKENS): n for reason, n in tokens.items()},
+        "changed": {reason: n for reason, n in report.changed.items() if not reason.startswith(TOKENS)},
+        "tokens lost": report.dropped_tokens,
         "quarantined": report.quarantined,
         "skipped": report.skipped,
     }

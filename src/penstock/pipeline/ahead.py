@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
+
+from penstock.pipeline.config import available_cores
 
 __all__ = ["map_ahead"]
 
@@ -20,7 +21,7 @@ def map_ahead(function: Callable[[Item], Result], items: Iterable[Item]) -> Gene
 
     An exception comes in its place in the order. Closing the generator waits for what is in work, and takes no more.
     """
-    threads = min(os.cpu_count() or 1, _MOST_THREADS)
+    threads = min(available_cores(), _MOST_THREADS)
     pool = ThreadPoolExecutor(threads, thread_name_prefix="penstock-ahead")
     working: deque[Future[Result]] = deque()
     try:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from penstock.errors import ConfigError
 
-__all__ = ["PipelineConfig"]
+__all__ = ["PipelineConfig", "available_cores"]
 
 OnError = Literal["raise", "skip", "quarantine"]
 

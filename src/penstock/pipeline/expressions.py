@@ -7,7 +7,6 @@ of Arrow compute functions are translated. Nothing is ever evaluated as Python.
 from __future__ import annotations
 
 import ast
-import difflib
 import operator
 from collections.abc import Callable
 from typing import Any, cast
@@ -15,6 +14,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock._dtypes import did_you_mean
 from penstock.errors import ConfigError
 
 __all__ = ["parse_expression"]
@@ -113,8 +113,7 @@ class _Translator(ast.NodeVisitor):
             return self.generic_visit(node)
         name = _SHORT.get(node.func.id, node.func.id)
         if name not in pc.list_functions():
-            near = difflib.get_close_matches(name, [*pc.list_functions(), *_SHORT], 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(name, [*pc.list_functions(), *_SHORT])
             raise ConfigError(f"in {self._text!r}: no Arrow compute function {name!r}{hint}")
         arguments = [self.visit(argument) for argument in node.args]
         options = {str(keyword.arg): self.visit(keyword.value) for keyword in node.keywords}

@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from penstock.pipeline.stages import Origin
 
-__all__ = ["Report", "StageMetrics", "bottleneck", "percentile"]
+__all__ = ["TOKENS", "Report", "StageMetrics", "bottleneck", "percentile", "tokens_in"]
+
+TOKENS = "tokens left out: "
+"""How the reason begins where tokens were counted and not rows."""
 
 _BUCKETS = 96  # eight to a factor of ten, from one microsecond: the last begins at 10**6 seconds
 
@@ -114,8 +118,18 @@ class Report:
     resumed: bool = False
     """Whether the run went on from a checkpoint; the row counts include what was done before it."""
 
+    @property
+    def dropped_tokens(self) -> dict[str, int]:
+        """Tokens that are in no row that came out, by reason."""
+        return tokens_in(self.changed)
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def tokens_in(changed: Mapping[str, int]) -> dict[str, int]:
+    """Of what was counted as changed, the tokens left out, which are no rows."""
+    return {reason.removeprefix(TOKENS): n for reason, n in changed.items() if reason.startswith(TOKENS)}
 
 
 def percentile(histogram: list[int], share: float) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock._dtypes import did_you_mean
 from penstock.errors import ConfigError, SchemaError
 from penstock.pipeline.stages import Transform
 
@@ -109,9 +109,7 @@ def position(batch: pa.RecordBatch, name: str) -> int:
     names = batch.schema.names
     if found:
         raise SchemaError(f"{len(found)} columns are called {name!r}; the batch has {names}; rename them at the source")
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise SchemaError(f"column {name!r} not found; the batch has {names}{hint}")
+    raise SchemaError(f"column {name!r} not found; the batch has {names}{did_you_mean(name, names)}")
 
 
 def replace(batch: pa.RecordBatch, name: str, array: pa.Array) -> pa.RecordBatch:

@@ -9,13 +9,13 @@ the same result.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock._dtypes import did_you_mean
 from penstock.errors import ConfigError
 from penstock.transforms._quality import measures
 from penstock.transforms._quality.base import TextFilter, as_limits, as_words, grams
@@ -272,8 +272,7 @@ def quality_filters(names: str | Iterable[str], *, column: str = "text") -> list
     filters: list[TextFilter] = []
     for name in (name.strip() for name in given):
         if name not in NAMED:
-            near = difflib.get_close_matches(name, NAMED, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(name, NAMED)
             raise ConfigError(f"no filter is called {name!r}{hint}; there are {', '.join(NAMED)}")
         filters += NAMED[name](column)
     return filters

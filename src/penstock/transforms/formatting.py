@@ -15,6 +15,7 @@ import pyarrow as pa
 import xxhash
 
 from penstock.errors import ConfigError, DataError, SchemaError
+from penstock.pipeline.metrics import TOKENS, tokens_in
 from penstock.transforms._chat.conversion import ToMessages, checked_format
 from penstock.transforms._chat.cutting import POLICIES, Pieces, cut, gathered, in_all, tally
 from penstock.transforms._chat.formats import conversations, detect_format, sides_of
@@ -29,7 +30,7 @@ from penstock.transforms._chat.templates import BUILT_IN, Markers, load_template
 from penstock.transforms._chat.writing import Written, as_written, written
 from penstock.transforms._counts import Counting
 from penstock.transforms.columns import as_names, column, take_rows
-from penstock.transforms.tokenization import TOKENS, load_tokenizer
+from penstock.transforms.tokenization import load_tokenizer
 
 __all__ = ["FormatChat", "Gate", "RowProblem", "ToMessages", "Violation", "detect_format"]
 
@@ -176,8 +177,7 @@ class FormatChat(Counting):
     @property
     def dropped_tokens(self) -> dict[str, int]:
         """Tokens that are in no row, by reason, since the start or the last `reset`."""
-        counted = self._changes.totals()
-        return {reason.removeprefix(TOKENS): n for reason, n in counted.items() if reason.startswith(TOKENS)}
+        return tokens_in(self._changes.totals())
 
     @property
     def fingerprint(self) -> str:

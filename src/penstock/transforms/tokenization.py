@@ -10,6 +10,7 @@ import orjson
 import pyarrow as pa
 
 from penstock.errors import ConfigError, DataError, SchemaError
+from penstock.pipeline.metrics import TOKENS, tokens_in
 from penstock.transforms._counts import Counting
 from penstock.transforms._tokenizers.base import Encoded, SpecialTokens, Tokenizer
 from penstock.transforms._tokenizers.cutting import Cut, Truncation
@@ -32,8 +33,6 @@ __all__ = [
 
 VERSION = 1
 """Part of the fingerprint: raised when the same options come to give other ids."""
-
-TOKENS = "tokens left out: "
 
 
 class Tokenize(Counting):
@@ -97,8 +96,7 @@ class Tokenize(Counting):
     @property
     def dropped_tokens(self) -> dict[str, int]:
         """Tokens that are in no row, by reason, since the start or the last `reset`."""
-        counted = self._changes.totals()
-        return {reason.removeprefix(TOKENS): n for reason, n in counted.items() if reason.startswith(TOKENS)}
+        return tokens_in(self._changes.totals())
 
     def describe(self) -> dict[str, Any]:
         """Everything that decides the output, as plain values."""

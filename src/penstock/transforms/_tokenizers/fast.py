@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import threading
 from collections.abc import Iterator
 from typing import Any, NoReturn
@@ -20,6 +19,7 @@ import pyarrow.compute as pc
 
 from penstock.memory.resident import resident_bytes
 from penstock.pipeline.chain import BrokenStageError
+from penstock.pipeline.config import available_cores
 from penstock.transforms._tokenizers.comparing import compared_rows, first_difference, is_long
 from penstock.transforms._tokenizers.ragged import Flags, Ints, Ragged, ragged, spliced
 from penstock.transforms._tokenizers.reference import FastModel, Reference
@@ -222,7 +222,7 @@ class Backends:
         self._awkward = awkward
         self._load = model.load
         copy_bytes = 700 * vocab_size  # as measured with 8 and 128 thousand
-        self._count = max(1, min(os.cpu_count() or 1, 8, allowed // 2 // copy_bytes))
+        self._count = max(1, min(available_cores(), 8, allowed // 2 // copy_bytes))
         self._copies: list[Any] = [self._load(), *[None] * (self._count - 1)]
         self._turns: Iterator[int] = itertools.count()
         self._own = threading.local()

@@ -360,7 +360,7 @@ def test_sentencepiece_rules_of_ones_own_are_left_to_the_reference() -> None:
 
 
 def test_threads_share_a_copy_until_there_is_much_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(fast, "available_cores", lambda: 4)
     tokenizer = fresh()
     tokenizer.fit_budget(1 << 30)
     backends = tokenizer._fast[False]._backends
