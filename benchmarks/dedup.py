@@ -7,7 +7,10 @@
 Every case runs in a fresh process, in turns. The clock of the MinHash peers starts with their texts in memory, as lists
 of Python strings or as an Arrow column, whichever suits them; the clock of penstock starts with the Parquet file, or,
 for `penstock-memory`, with an Arrow table.
-Both sides of the exact case read the Parquet file. Slow peers get fewer rows; rates are rows of 2 KB a second.
+Both sides of the exact cases read the same file: Parquet to the ids that stay (`exact`), Parquet to rows in memory
+(`exact-rows`: penstock hands them out batch by batch, and so does `polars-exact-batches`), JSONL to Parquet
+(`exact-file`). Polars is asked for `unique(keep="first", maintain_order=True)`; `-hash` is a shorter way to nearly the
+same rows that compares 64-bit hashes alone. Slow peers get fewer rows; rates are rows of 2 KB a second.
 `CPU` is the time of all threads of the process (of datatrove, whose work is done in others, almost nothing): it is the
 steadier figure where the machine is busy with something else.
 """
@@ -25,15 +28,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from dedup_exact import EXACT, Dropped, as_jsonl, others, penstock
 from facts import report_facts
 
 VERSION = 1
 EDITS = [0.0, 0.01, 0.02, 0.03]
 """Shares of words that were replaced in a copy; the copies of each make up 2.5% of the rows."""
 NGRAM, BANDS, ROWS = 5, 14, 8
-
-Dropped = np.ndarray
-"""The ids of the rows that an engine would drop."""
 
 
 # -- the engines: each returns what is timed -------------------------------------------------------------------------
@@ -42,7 +43,7 @@ Dropped = np.ndarray
 def penstock_minhash(path: Path) -> Callable[[], Dropped]:
     from penstock.transforms import MinHashDedup, dedup_stages
 
-    return _penstock(path, dedup_stages(MinHashDedup("text", ngram=NGRAM, bands=BANDS, rows=ROWS)))
+    return penstock(path, dedup_stages(MinHashDedup("text", ngram=NGRAM, bands=BANDS, rows=ROWS)))
 
 
 def penstock_minhash_memory(path: Path) -> Callable[[], Dropped]:
@@ -51,38 +52,7 @@ def penstock_minhash_memory(path: Path) -> Callable[[], Dropped]:
     from penstock.transforms import MinHashDedup, dedup_stages
 
     stages = dedup_stages(MinHashDedup("text", ngram=NGRAM, bands=BANDS, rows=ROWS))
-    return _penstock(path, stages, MemorySource(pq.read_table(path, columns=["id", "text"])))
-
-
-def penstock_exact(path: Path) -> Callable[[], Dropped]:
-    """Only the ids come out: once the text is hashed, it is not needed."""
-    from penstock.transforms import Drop, ExactDedup
-
-    dedup = ExactDedup("text")
-    return _penstock(path, [dedup.preparation(), Drop("text"), dedup])
-
-
-def penstock_exact_rows(path: Path) -> Callable[[], Dropped]:
-    from penstock.transforms import ExactDedup, dedup_stages
-
-    return _penstock(path, dedup_stages(ExactDedup("text")))
-
-
-def _penstock(path: Path, stages: list[Any], source: Any = None) -> Callable[[], Dropped]:
-    from penstock import Pipeline, PipelineConfig
-    from penstock.sources import ParquetSource
-
-    first = pq.ParquetFile(path).read_row_group(0, columns=["id", "text"]).to_batches()[0]
-    for stage in stages:
-        first = stage.transform(first)  # compiled code is loaded here
-    source = source or ParquetSource(path, columns=["id", "text"])
-    pipeline = Pipeline(source, stages, config=PipelineConfig(workers=2))
-
-    def work() -> Dropped:
-        kept = np.concatenate([batch.column("id").to_numpy() for batch in pipeline])
-        return _others(kept, pq.read_metadata(path).num_rows)
-
-    return work
+    return penstock(path, stages, MemorySource(pq.read_table(path, columns=["id", "text"])))
 
 
 def rensa_tokens(path: Path) -> Callable[[], Dropped]:
@@ -180,27 +150,7 @@ def datatrove_minhash(path: Path) -> Callable[[], Dropped]:
         lines = [line for file in Path(at["out"]).glob("*.jsonl") for line in file.read_text().splitlines()]
         kept = np.array([int(json.loads(line)["id"]) for line in lines], np.int64)
         shutil.rmtree(folder)
-        return _others(kept, len(texts))
-
-    return work
-
-
-def polars_exact(path: Path) -> Callable[[], Dropped]:
-    import polars as pl
-
-    def work() -> Dropped:
-        rows = pl.scan_parquet(path).select("id", pl.col("text").hash().is_first_distinct().alias("kept"))
-        return rows.filter(~pl.col("kept")).select("id").collect().to_series().to_numpy()
-
-    return work
-
-
-def polars_exact_rows(path: Path) -> Callable[[], Dropped]:
-    import polars as pl
-
-    def work() -> Dropped:
-        rows = pl.scan_parquet(path).select("id", "text").filter(pl.col("text").hash().is_first_distinct()).collect()
-        return _others(rows.get_column("id").to_numpy(), pq.read_metadata(path).num_rows)
+        return others(kept, len(texts))
 
     return work
 
@@ -213,10 +163,7 @@ CASES: dict[str, tuple[str, Callable[[Path], Callable[[], Dropped]], int]] = {
     "rensa": ("minhash", rensa_tokens, 50_000),
     "datasketch": ("minhash", datasketch_lsh, 10_000),
     "datatrove": ("minhash", datatrove_minhash, 5_000),
-    "penstock-exact": ("exact", penstock_exact, 1 << 40),
-    "polars-exact": ("exact", polars_exact, 1 << 40),
-    "penstock-exact-rows": ("exact-rows", penstock_exact_rows, 1 << 40),
-    "polars-exact-rows": ("exact-rows", polars_exact_rows, 1 << 40),
+    **EXACT,
 }
 
 
@@ -255,12 +202,6 @@ def _flat_shingles(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     counts = np.maximum(np.diff(per_row) - NGRAM + 1, 1)
     place = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(per_row[:-1], counts)
     return grams[np.minimum(place, len(grams) - 1)], np.concatenate(([0], np.cumsum(counts))).astype(np.uint64)
-
-
-def _others(kept: np.ndarray, rows: int) -> Dropped:
-    missing = np.ones(rows, np.bool_)
-    missing[kept] = False
-    return np.flatnonzero(missing)
 
 
 # -- the corpus ------------------------------------------------------------------------------------------------------
@@ -360,7 +301,7 @@ def main() -> None:
     from table import table
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--suite", default="minhash,exact,exact-rows")
+    parser.add_argument("--suite", default="minhash,exact,exact-rows,exact-file")
     parser.add_argument("--only", default=",".join(CASES))
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--repeat", type=int, default=3)
@@ -376,7 +317,7 @@ def main() -> None:
             for name in names:
                 if name in problems:
                     continue
-                read_through(inputs[name])
+                read_through(as_jsonl(inputs[name]) if suite == "exact-file" else inputs[name])
                 python = sys.executable if name.startswith("penstock") else options.peer_python
                 try:
                     runs[name].append(measure([python, __file__, "--case", name, inputs[name]]))

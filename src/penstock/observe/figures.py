@@ -10,6 +10,7 @@ from typing import Any, Self
 from penstock.errors import PenstockError
 from penstock.files.listing import split_suffix
 from penstock.pipeline.stages import BlockSource, Source
+from penstock.sources.parquet import ParquetSource
 
 __all__ = ["Extent", "Rates", "left_out"]
 
@@ -34,7 +35,11 @@ class Extent:
         if not isinstance(files, list):
             return cls(rows=_rows(source))
         size = sum(file.stat().st_size for file in files)
-        as_they_are = isinstance(source, BlockSource) and not any(split_suffix(file)[1] for file in files)
+        as_they_are = (
+            isinstance(source, BlockSource)
+            and not isinstance(source, ParquetSource)
+            and not any(split_suffix(file)[1] for file in files)
+        )
         return cls(len(files), size, _rows(source), size if as_they_are else None)
 
     def share(self, snapshot: Mapping[str, Any]) -> float | None:

@@ -113,6 +113,31 @@ class RecordSource(Source):
             self._scan_on()
         return self._schema
 
+    @property
+    def has_schema(self) -> bool:
+        """Whether the schema is known, so that asking for it reads nothing."""
+        return self._schema is not None
+
+    def layout_of(self, number: int) -> Layout:
+        """How one of the files is laid out."""
+        return self._layout(number)
+
+    def lines_can_be_found(self, number: int) -> bool:
+        """Whether reading may begin behind any newline of a file."""
+        layout = self._layout(number)
+        return layout.cutter.newline_ends and not layout.begin
+
+    def reader_of(self, number: int, place: Place) -> BlockReader:
+        """A reader of one file alone, which it calls file 0; an empty file has no records."""
+        return BlockReader(
+            self.files[number : number + 1],
+            lambda _: self._layout(number),
+            pool=self._pool,
+            max_row_bytes=self._max_row_bytes,
+            allow_empty=True,
+            place=place,
+        )
+
     def next_block(self, max_bytes: int) -> Block | None:
         # The scan comes to its end before the first rows are handed out, since decode runs on other threads.
         if self._schema is None and not self._scan_on():

@@ -18,7 +18,7 @@ from penstock.files.listing import PathLike
 from penstock.files.records import JsonItems, JsonLines
 from penstock.pipeline.ahead import map_ahead
 from penstock.pipeline.functions import arrow_schema
-from penstock.pipeline.stages import Block
+from penstock.pipeline.stages import Block, Decoded
 from penstock.sources._blocks import Layout
 from penstock.sources._json_skeleton import skeleton
 from penstock.sources._json_types import (
@@ -175,6 +175,15 @@ class JsonlSource(RecordSource):
                 row = _loads(record)
                 names.update(dict.fromkeys(row if isinstance(row, dict) else ()))
         return list(names)
+
+    def decode_alone(self, block: Block) -> Decoded:
+        """The rows of a block with the types that they have themselves, whatever those of other blocks are."""
+        alone = type(self)(self.files, columns=self._columns, mixed="json" if self._mixed else "error")
+        kind = self._try_to_infer(block)[1]
+        if kind is None:
+            kind = alone._scan_rows(block, pa.struct([]))
+        alone._learn(pa.schema(list(merge(pa.struct([]), kind, "", mixed=self._mixed))))
+        return alone.decode(block)
 
     # -- the schema --------------------------------------------------------------------------------------------------
 

@@ -3,35 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from penstock.errors import DataError
 from penstock.files.listing import PathLike
-from penstock.sources._files import FileSource, Opened
+from penstock.pipeline.stages import Block, Decoded, Origin, Rejected
+from penstock.sources._files import _DAMAGED, FileSource, _shaped
 from penstock.sources._schemas import check_columns, project
 
 __all__ = ["ParquetSource"]
 
 _READ_AHEAD_BYTES = 1 << 18
-_PIECE_BYTES = 1 << 19
+_PIECE_BYTES, _WHOLE_BYTES = 1 << 21, 1 << 24
+_MOST_WHOLE_BYTES = 1 << 26
 _PROBE_ROWS, _MOST_ROWS = 64, 1 << 14
+_LOST = "the rest of a row group is unreadable"
 
 
 class ParquetSource(FileSource):
     """Parquet, row group by row group, only the `columns` asked for.
 
-    Column chunks are read in pieces of about half a megabyte, so a row group may be larger than memory. Resuming begins
-    at the row group that holds the row and passes over the rows before it.
+    Row groups that are small against the memory budget (a 64th of it, 64 MiB and 16,384 rows at most) are decoded as a
+    whole, in the pipeline's workers. Others are read in pieces of about two megabytes, one after the other, so a row
+    group may be larger than memory. Resuming begins at the row group that holds the row and passes over the rows
+    before it. Damage costs the rest of the row group it is in; the next one can be read without it.
     """
 
     suffixes: ClassVar[tuple[str, ...]] = (".parquet", ".pq")
 
     def __init__(self, paths: PathLike | Iterable[PathLike], *, columns: Sequence[str] | None = None) -> None:
         self._columns = check_columns(columns)
-        self._piece_bytes = _PIECE_BYTES
+        self._piece_bytes, self._whole_bytes = _PIECE_BYTES, _WHOLE_BYTES
         super().__init__(paths, columns=self._columns)
 
     def _file_schema(self, path: Path) -> pa.Schema:
@@ -41,11 +48,126 @@ class ParquetSource(FileSource):
         return int(pq.read_metadata(path).num_rows)
 
     def fit_budget(self, nbytes: int) -> None:
-        """Smaller pieces if there is less memory."""
+        """Smaller pieces, and fewer row groups as a whole, if there is less memory."""
         self._piece_bytes = max(1 << 14, min(_PIECE_BYTES, nbytes // 64))
+        self._whole_bytes = min(_MOST_WHOLE_BYTES, nbytes // 64)
 
-    def _open(self, path: Path) -> Opened:
+    def _open(self, path: Path) -> _Reader:
         return _Reader(path, self._columns, self._piece_bytes)
+
+    # -- in blocks, decoded elsewhere --------------------------------------------------------------------------------
+
+    def next_block(self, max_bytes: int) -> Block | None:
+        """Some row groups that are still to be decoded, or some rows of a large one."""
+        schema = self.schema  # known before the first rows are handed out, since decode runs on other threads
+        while self._file < len(self.files):
+            path = self.files[self._file]
+            origin = Origin(str(path), self._row)
+            try:
+                reader = self._here(path)
+                assert isinstance(reader, _Reader)
+                groups = reader.take_groups(max_bytes, self._whole_bytes)
+                batch = reader.next(reader.rows_in(max_bytes)) if groups is None else None
+            except _DAMAGED as error:
+                self.close()
+                raise self._damaged(error, path, self._row) from error
+            if groups is not None:
+                self._row += groups.rows
+                return Block(origin, groups, groups.nbytes)
+            if batch is None:
+                self._advance()
+                continue
+            self._row += batch.num_rows
+            return Block(origin, _shaped(batch, schema, path), batch.nbytes)
+        return None
+
+    def decode(self, block: Block) -> Decoded:
+        groups = block.data
+        if isinstance(groups, pa.RecordBatch):
+            return Decoded(groups)
+        try:
+            batch = groups.read(self._columns)
+        except _DAMAGED:
+            return self._rescue(block, groups)
+        return Decoded(_shaped(batch, self.schema, groups.path))
+
+    def offset_of(self, block: Block, row: int) -> int | None:
+        """A row of Parquet is in many places of its file."""
+        return None
+
+    def skip_file(self) -> str:
+        """After an error: go on with the next row group, or with the next file if that cannot be found; says which."""
+        try:
+            metadata = pq.read_metadata(self.files[self._file])
+        except _DAMAGED:
+            return super().skip_file()
+        self.close()
+        end = 0
+        for group in range(metadata.num_row_groups):
+            end += metadata.row_group(group).num_rows
+            if end > self._row:
+                self._row = end
+                return _LOST
+        return super().skip_file()
+
+    def _rescue(self, block: Block, groups: _Groups) -> Decoded:
+        """Of each row group the rows before the damage."""
+        good: list[pa.RecordBatch] = []
+        rejected: list[Rejected] = []
+        numbers: list[int] = []
+        first = block.origin.row
+        for group in groups.each():
+            row = first
+            reader = self._open(groups.path)
+            try:
+                reader.skip(row)
+                while row < first + group.rows and (batch := reader.next(first + group.rows - row)) is not None:
+                    good.append(_shaped(batch, self.schema, groups.path))
+                    numbers += range(row - block.origin.row, row - block.origin.row + batch.num_rows)
+                    row += batch.num_rows
+            except _DAMAGED as error:
+                failure = self._damaged(error, groups.path, row)
+                if not isinstance(failure, DataError):
+                    raise failure from error
+                rejected.append(Rejected(failure.file, failure.row, None, repr(self), _LOST, failure.reason))
+            finally:
+                reader.close()
+            first += group.rows
+        none = pa.RecordBatch.from_pylist([], schema=self.schema)
+        return Decoded(pa.concat_batches(good) if good else none, tuple(rejected), tuple(numbers))
+
+
+@dataclass(frozen=True, slots=True)
+class _Groups:
+    """Row groups of a file that follow one another, from some row of the first on."""
+
+    path: Path
+    metadata: Any
+    numbers: tuple[int, ...]
+    skip: int
+    rows: int
+    nbytes: int
+    """What they take in memory, as far as that can be told."""
+
+    def read(self, columns: list[str] | None) -> pa.RecordBatch:
+        with pq.ParquetFile(self.path, metadata=self.metadata, pre_buffer=False) as file:
+            pieces = list(
+                file.iter_batches(self.skip + self.rows, row_groups=self.numbers, columns=columns, use_threads=False)
+            )
+        whole = pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
+        if whole.num_rows != self.skip + self.rows:
+            raise pa.ArrowInvalid(
+                f"row groups {self.numbers} hold {whole.num_rows} rows, not as many as the footer has"
+            )
+        return whole.slice(self.skip)
+
+    def each(self) -> Iterator[_Groups]:
+        """One at a time."""
+        skip = self.skip
+        for number in self.numbers:
+            rows = self.metadata.row_group(number).num_rows
+            yield _Groups(self.path, self.metadata, (number,), skip, rows - skip, self.nbytes)
+            skip = 0
 
 
 class _Reader:
@@ -53,9 +175,11 @@ class _Reader:
 
     def __init__(self, path: Path, columns: list[str] | None, piece_bytes: int) -> None:
         self._file = pq.ParquetFile(path, buffer_size=_READ_AHEAD_BYTES, pre_buffer=False)
-        self._columns, self._piece_bytes = columns, piece_bytes
+        self._path, self._columns, self._piece_bytes = path, columns, piece_bytes
         self._group = 0
         self._skip = 0
+        self._left = 0
+        """Rows of the row group before that were not handed out yet."""
         self._row_bytes = 0.0
         self._pieces: Iterator[pa.RecordBatch] = iter(())
         self._pending: pa.RecordBatch | None = None
@@ -76,6 +200,7 @@ class _Reader:
                 if self._group == self._file.metadata.num_row_groups:
                     return None
                 self._pieces = self._begin(self._group)
+                self._left = self._file.metadata.row_group(self._group).num_rows - self._skip
                 self._group += 1
                 continue
             drop = min(self._skip, piece.num_rows)
@@ -84,7 +209,31 @@ class _Reader:
                 self._pending = piece.slice(drop)
         batch, rest = self._pending.slice(0, max_rows), self._pending.slice(max_rows)
         self._pending = rest if rest.num_rows else None
+        self._left -= batch.num_rows
         return batch
+
+    def rows_in(self, nbytes: int) -> int:
+        """About how many rows that many bytes are."""
+        return max(1, int(nbytes / max(1.0, self._row_bytes)))
+
+    def take_groups(self, max_bytes: int, whole_bytes: int) -> _Groups | None:
+        """The next row groups, if they need not be read in pieces: about `max_bytes` of them, and one at least."""
+        if self._left:
+            return None
+        metadata, first, skip = self._file.metadata, self._group, self._skip
+        rows = nbytes = 0
+        while self._group < metadata.num_row_groups:
+            more_rows, more_bytes = metadata.row_group(self._group).num_rows, self._size_of(self._group)
+            fits = rows + more_rows <= _MOST_ROWS and more_bytes <= whole_bytes
+            if not fits or (rows > skip and nbytes + more_bytes > max_bytes):
+                break
+            rows, nbytes = rows + more_rows, nbytes + more_bytes
+            self._group += 1
+        if rows <= skip:
+            self._group = first  # there may be empty ones, and reading in pieces passes over them
+            return None
+        self._skip = 0
+        return _Groups(self._path, metadata, tuple(range(first, self._group)), skip, rows - skip, nbytes)
 
     def held_bytes(self) -> int:
         pending = self._pending
@@ -93,11 +242,27 @@ class _Reader:
     def close(self) -> None:
         self._file.close()
 
-    def _begin(self, group: int) -> Iterator[pa.RecordBatch]:
-        # The sizes in the footer are those of encoded values, so a few rows are decoded to see how wide they are.
+    def _size_of(self, group: int) -> int:
+        """What a row group takes in memory: as much as in the file, or as its rows by those seen before."""
+        metadata = self._file.metadata.row_group(group)
+        if self._columns is None:
+            encoded = metadata.total_byte_size
+        else:
+            tops = tuple(f"{name}." for name in self._columns)
+            chunks = map(metadata.column, range(metadata.num_columns))
+            encoded = sum(c.total_uncompressed_size for c in chunks if f"{c.path_in_schema}.".startswith(tops))
         if not self._row_bytes:
-            probe = next(self._iterate(group, _PROBE_ROWS), None)
-            self._row_bytes = probe.nbytes / probe.num_rows if probe is not None and probe.num_rows else 0.0
+            self._probe(group)
+        return max(int(encoded), int(self._row_bytes * metadata.num_rows))
+
+    def _probe(self, group: int) -> None:
+        # The sizes in the footer are those of encoded values, so a few rows are decoded to see how wide they are.
+        probe = next(self._iterate(group, _PROBE_ROWS), None)
+        self._row_bytes = probe.nbytes / probe.num_rows if probe is not None and probe.num_rows else 0.0
+
+    def _begin(self, group: int) -> Iterator[pa.RecordBatch]:
+        if not self._row_bytes:
+            self._probe(group)
         rows = int(self._piece_bytes / max(1.0, self._row_bytes))
         for piece in self._iterate(group, max(1, min(_MOST_ROWS, rows))):
             self._row_bytes = max(0.5 * self._row_bytes, piece.nbytes / max(1, piece.num_rows))

@@ -191,7 +191,7 @@ def dedup_stages(*dedups: Dedup) -> list[Transform]:
 
 
 class KeyMaker(Protocol):
-    """Makes the keys of rows: a pure function."""
+    """Makes the keys of rows: the same ones for the same rows, whatever came before."""
 
     @property
     def each(self) -> int:
@@ -216,6 +216,7 @@ class Fingerprints:
     def __init__(self, name: str, normalize: tuple[str, ...]) -> None:
         self._column = name
         self._steps = [_STEPS[step](name) for step in normalize]
+        self._rows = 0  # about: several threads count, and it decides nothing but how keys are made
 
     def keys(self, batch: pa.RecordBatch) -> tuple[Words, Flags | None]:
         values = column(batch, self._column)
@@ -224,7 +225,9 @@ class Fingerprints:
             for step in self._steps:
                 alone = step.transform(alone)
             values = alone.column(0)
-        return fingerprints(values)[:, None], flags(values.is_valid()) if values.null_count else None
+        keys = fingerprints(values, self._rows)[:, None]
+        self._rows += len(values)
+        return keys, flags(values.is_valid()) if values.null_count else None
 
 
 class Signatures:

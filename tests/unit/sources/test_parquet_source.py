@@ -1,13 +1,20 @@
 from __future__ import annotations
 
+import tempfile
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from penstock.errors import ConfigError, DataError, ResumeError, SchemaError
+from penstock.memory.budget import MemoryBudget
+from penstock.pipeline import Pipeline, PipelineConfig
+from penstock.sinks import MemorySink
 from penstock.sources import ParquetSource
 from penstock.testing import assert_source_contract
 
@@ -135,13 +142,7 @@ def test_a_truncated_file_is_damaged_and_the_others_are_read(tmp_path: Path) -> 
 
 
 def test_a_damaged_row_group_is_an_error_behind_the_good_ones(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    pq.write_table(TABLE.select(["n"]), path, row_group_size=25, compression="zstd", use_dictionary=False)
-    place = pq.read_metadata(path).row_group(2).column(0).data_page_offset
-    data = bytearray(path.read_bytes())
-    data[place : place + 60] = b"\xff" * 60
-    path.write_bytes(bytes(data))
-    source = ParquetSource(path)
+    source = ParquetSource(damaged(tmp_path / "a.parquet", 2))
     rows = 0
     with pytest.raises(DataError, match="row 50: the file is damaged"):  # noqa: PT012
         while (batch := source.next_batch(10)) is not None:
@@ -189,3 +190,106 @@ def test_the_origin_is_the_first_row_of_the_batch_in_its_file(tmp_path: Path) ->
         assert origin is not None
         origins.append((Path(origin.file).name, origin.row))
     assert origins == [("1.parquet", 0), ("1.parquet", 3), ("2.parquet", 0), ("2.parquet", 3)]
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=60)
+def test_blocks_hold_the_rows_wherever_reading_begins_and_however_it_goes_on(data: st.DataObject) -> None:
+    sizes = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=6))
+    table = TABLE.slice(0, sum(sizes))
+    with tempfile.TemporaryDirectory() as home:
+        path = Path(home, "a.parquet")
+        with pq.ParquetWriter(path, TABLE.schema) as writer:
+            for start, size in zip(accumulate([0, *sizes]), sizes):
+                writer.write_table(table.slice(start, size))
+        source = ParquetSource(path, columns=data.draw(st.sampled_from([None, ["s", "n"]])))
+        source.fit_budget(data.draw(st.sampled_from([1 << 10, 1 << 14, 1 << 16, 1 << 30])))
+        begin = data.draw(st.integers(0, len(table)))
+        source.load_state_dict(source.state_dict() | {"row": begin})
+        batches: list[pa.RecordBatch] = []
+        while True:
+            if data.draw(st.booleans()):
+                batch = source.next_batch(data.draw(st.integers(1, 5)))
+            else:
+                block = source.next_block(data.draw(st.sampled_from([1, 300, 1 << 20])))
+                batch = source.decode(block).batch if block is not None else None
+                assert block is None or block.origin.row == begin + sum(b.num_rows for b in batches)
+            if batch is None:
+                break
+            assert batch.num_rows
+            batches.append(batch)
+        source.close()
+        assert pa.Table.from_batches(batches, source.schema).equals(table.slice(begin).select(source.schema.names))
+
+
+def test_row_groups_that_are_large_against_the_budget_are_read_in_pieces(tmp_path: Path) -> None:
+    wide = pa.table({"t": ["x" * 20_000] * 64})
+    pq.write_table(wide, tmp_path / "a.parquet", row_group_size=16)
+    assert (tmp_path / "a.parquet").stat().st_size < 20_000
+    for budget, rows in (("64 MiB", 16), ("1 MiB", 1)):
+        source = ParquetSource(tmp_path / "a.parquet")
+        source.fit_budget(MemoryBudget(budget).capacity)
+        block = source.next_block(1)
+        assert block is not None
+        assert isinstance(block.data, pa.RecordBatch) == (rows == 1)
+        assert 20_000 * rows <= block.nbytes < 21_000 * rows
+        assert source.decode(block).batch.num_rows == rows
+        source.close()
+
+
+def damaged(path: Path, group: int) -> Path:
+    pq.write_table(TABLE.select(["n"]), path, row_group_size=25, compression="zstd", use_dictionary=False)
+    place = pq.read_metadata(path).row_group(group).column(0).data_page_offset
+    data = bytearray(path.read_bytes())
+    data[place : place + 60] = b"\xff" * 60
+    path.write_bytes(bytes(data))
+    return path
+
+
+@pytest.mark.parametrize("budget", ["8 KiB", "64 MiB"], ids=["in pieces", "as a whole"])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_damage_costs_a_row_group_and_the_others_are_read(tmp_path: Path, budget: str, workers: int) -> None:
+    files = [damaged(tmp_path / "1.parquet", 2), damaged(tmp_path / "2.parquet", 0)]
+    sink = MemorySink()
+    config = PipelineConfig(workers=workers, on_error="skip")
+    report = Pipeline(ParquetSource(files), [], sink, config, MemoryBudget(budget)).run()
+    assert [row["n"] for row in sink.rows()] == [*range(50), *range(75, 100), *range(25, 100)]
+    assert report.skipped == {f"{ParquetSource(files)!r}: the rest of a row group is unreadable": 2}
+    with pytest.raises(DataError, match=r"1\.parquet, row 50: the file is damaged or cut short") as caught:
+        Pipeline(ParquetSource(files), [], MemorySink(), PipelineConfig(workers=workers), MemoryBudget(budget)).run()
+    assert (caught.value.file, caught.value.row) == (str(files[0]), 50)
+
+
+def test_rows_before_the_damage_are_kept_and_numbered(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    rows = pa.table({"n": range(100_000)})
+    pq.write_table(rows, path, row_group_size=4096, compression="zstd", use_dictionary=False, data_page_size=2048)
+    data = bytearray(path.read_bytes())
+    column = pq.read_metadata(path).row_group(1).column(0)
+    middle = column.data_page_offset + column.total_compressed_size // 2
+    data[middle : middle + 1500] = b"\xff" * 1500
+    path.write_bytes(bytes(data))
+    source = ParquetSource(path)
+    source.fit_budget(1 << 20)  # small pieces, so that some of the row group can be read
+    source._whole_bytes = 1 << 24
+    block = source.next_block(1 << 20)
+    assert block is not None
+    decoded = source.decode(block)
+    source.close()
+    kept = decoded.batch.column("n").to_pylist()
+    (lost,) = decoded.rejected
+    assert decoded.rows == tuple(kept)
+    assert lost.row is not None
+    assert 4096 < lost.row < 8192
+    assert kept == [*range(lost.row), *range(8192, 16384)]
+
+
+def test_a_file_that_is_gone_when_its_rows_are_decoded_is_no_damage(tmp_path: Path) -> None:
+    pq.write_table(TABLE, tmp_path / "a.parquet")
+    source = ParquetSource(tmp_path / "a.parquet")
+    block = source.next_block(1)
+    source.close()
+    (tmp_path / "a.parquet").unlink()
+    assert block is not None
+    with pytest.raises(FileNotFoundError):
+        source.decode(block)

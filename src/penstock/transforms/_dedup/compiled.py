@@ -26,14 +26,14 @@ _ROOM = 2048  # shingles gathered before their minima are taken: two arrays of t
 _PAD = 64  # rest loops are slow: shingles are filled up to a multiple of this with repetitions, which change no minimum
 
 
-def _compiled(function: F) -> F:
+def compiled(function: F) -> F:
     try:
         return cast(F, numba.njit(nogil=True, error_model="numpy", cache=True)(function))
     except RuntimeError:  # there is nowhere to write a cache to: compile in every process
         return cast(F, numba.njit(nogil=True, error_model="numpy")(function))
 
 
-@_compiled
+@compiled
 def _mix(word: Any) -> Any:
     word = word + np.uint64(0x9E3779B97F4A7C15)
     word = (word ^ word >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
@@ -41,7 +41,7 @@ def _mix(word: Any) -> Any:
     return word ^ word >> np.uint64(31)
 
 
-@_compiled
+@compiled
 def _lower_minima(low: Any, high: Any, count: int, factors: Any, terms: Any, half: int, minimum: Any) -> None:
     """Take the gathered shingles into the minima of a row: permutations before `half` use the low words."""
     padded = (count + _PAD - 1) // _PAD * _PAD
@@ -55,7 +55,7 @@ def _lower_minima(low: Any, high: Any, count: int, factors: Any, terms: Any, hal
         minimum[j] = least
 
 
-@_compiled
+@compiled
 def _code_at(data: Any, i: int, stop: int, codes: Any) -> Any:
     """The character whose first byte, not ASCII, is at i."""
     lead = np.uint32(data[i])
@@ -72,7 +72,7 @@ def _code_at(data: Any, i: int, stop: int, codes: Any) -> Any:
     return np.uint32(code | _SOLO) if code >> np.uint32(17) == np.uint32(1) else code
 
 
-@_compiled
+@compiled
 def minima(data: Any, bounds: Any, codes: Any, ngram: int, factors: Any, terms: Any, half: int, out: Any) -> None:
     """The MinHash signature of every row into `out`, which holds the largest numbers there are: rows without words."""
     ring = np.zeros(ngram, np.uint64)
@@ -135,7 +135,7 @@ def minima(data: Any, bounds: Any, codes: Any, ngram: int, factors: Any, terms: 
             _lower_minima(low, high, count, factors, terms, half, out[row])
 
 
-@_compiled
+@compiled
 def add_rows(slots: Any, shift: Any, keys: Any, known: Any, duplicate: Any, fresh: Any) -> tuple[int, Any]:
     """Mark rows with a key that is `known`, in the table or in an earlier row; add the new keys, also to `fresh`."""
     mask = len(slots) - 1
@@ -170,7 +170,7 @@ def add_rows(slots: Any, shift: Any, keys: Any, known: Any, duplicate: Any, fres
     return added, touched  # which has to be returned, or it would not be asked for
 
 
-@_compiled
+@compiled
 def insert_all(slots: Any, shift: Any, keys: Any) -> None:
     """Put keys that are not in the table into it."""
     mask = len(slots) - 1
@@ -184,7 +184,7 @@ def insert_all(slots: Any, shift: Any, keys: Any) -> None:
             slots[at, i] = keys[row, i]
 
 
-@_compiled
+@compiled
 def remove_all(slots: Any, shift: Any, keys: Any) -> None:
     """Take keys that are in the table out of it, moving up those that had to stand behind them."""
     mask = len(slots) - 1
@@ -204,7 +204,7 @@ def remove_all(slots: Any, shift: Any, keys: Any) -> None:
         slots[hole] = _ZERO
 
 
-@_compiled
+@compiled
 def _same(left: Any, right: Any) -> bool:
     for i in range(len(left)):  # noqa: SIM110 - numba compiles no generators
         if left[i] != right[i]:

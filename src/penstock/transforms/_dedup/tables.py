@@ -7,21 +7,28 @@ so the table is sorted but for small displacements, and can be written out in or
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from copy import copy
 from typing import Any
 
 import numpy as np
 
+from penstock.transforms._dedup.fingerprints import WORTH_NUMBA
 from penstock.transforms._dedup.signatures import frozen, kernels
 from penstock.transforms._hashing import Words
 
 __all__ = ["Flags", "KeyTable", "first_places", "sort_keys"]
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
+Places = np.ndarray[Any, np.dtype[np.int64]]
 
 _FEWEST_SLOTS = 1 << 10
 _CHUNK = 1 << 15
-_WORTH_NUMBA = 500_000
+_NARROW, _WIDE, _FEW = (
+    np.arange(4),
+    np.arange(24),
+    200,
+)  # slots looked at together: of few keys more, or steps cost most
 
 
 class KeyTable:
@@ -46,11 +53,16 @@ class KeyTable:
         slots = len(self._slots)
         while _filled(slots) < keys:
             slots *= 2
-        if slots > len(self._slots):
-            old, self._slots = self._slots, np.zeros((slots, self._width), np.uint64)
-            for start in range(0, len(old), _CHUNK):
-                part = old[start : start + _CHUNK]
-                self._insert(part[part[:, 0] != 0])
+        if slots == len(self._slots):
+            return
+        old = copy(self)
+        self._slots = np.zeros((slots, self._width), np.uint64)
+        compiled = self._kernels()
+        if compiled is None:
+            self._lay_out(old.in_order())
+            return
+        for start in range(0, len(old._slots), _CHUNK):
+            compiled.insert_all(self._slots, self._shift, frozen(old._slots[start : start + _CHUNK]))
 
     def add_rows(self, keys: Words, known: Flags | None) -> tuple[Flags, Words]:
         """Which rows have a key that is `known`, is in the table, or was in an earlier row; and the keys new to all.
@@ -78,7 +90,8 @@ class KeyTable:
             held = self._slots[self._slots[:, 0] != 0]
             both = np.concatenate((keys, held))
             self._slots[:] = 0
-            self._insert(held[first_places(both)[len(keys) :] >= len(keys)])
+            left = held[first_places(both)[len(keys) :] >= len(keys)]
+            self._put(left, self._find(left, self._home(left))[0])
         self.stored -= len(keys)
 
     def clear(self) -> None:
@@ -100,7 +113,7 @@ class KeyTable:
         while start < len(slots):
             stop = self._next_empty(start + _CHUNK)
             part = slots[start:stop]
-            part = part[part[:, 0] != 0]
+            part = part.take(np.flatnonzero(part[:, 0]), axis=0)
             yield from _sorted(part if stop < len(slots) else np.concatenate((part, head[ran_over])))
             start = stop
 
@@ -115,64 +128,102 @@ class KeyTable:
 
     def _kernels(self) -> Any:
         """The compiled loops. With one key a row NumPy does at first: loading numba takes as long as many lookups."""
-        return kernels() if self._width == 1 or self.stored > _WORTH_NUMBA or "numba" in sys.modules else None
+        return kernels() if self._width == 1 or self.stored > WORTH_NUMBA or "numba" in sys.modules else None
 
     @property
     def _shift(self) -> np.uint64:
         return np.uint64(64 - (len(self._slots).bit_length() - 1))
 
-    def _insert(self, keys: Words) -> None:
-        compiled = self._kernels()
-        if compiled is not None:
-            compiled.insert_all(self._slots, self._shift, frozen(keys))
-            return
-        at = (keys[:, 0] >> self._shift).astype(np.int64)
-        while len(keys):
-            free = np.flatnonzero(self._slots[at, 0] == 0)
-            places, chosen = np.unique(at[free], return_index=True)
-            self._slots[places] = keys[free[chosen]]
-            waiting = np.ones(len(keys), np.bool_)
-            waiting[free[chosen]] = False
-            keys, at = keys[waiting], at[waiting] + 1 & len(self._slots) - 1
+    def _lay_out(self, pieces: Iterable[Words]) -> None:
+        """Put sorted keys into the empty table: each in its own place, or behind the one before it."""
+        behind, ran_over = 0, []
+        for keys in pieces:
+            steps = np.arange(len(keys))
+            home = self._home(keys)
+            home[0] = max(home[0], behind)
+            at = np.maximum.accumulate(home - steps) + steps
+            behind = int(at[-1]) + 1
+            inside = int(np.searchsorted(at, len(self._slots)))
+            self._slots[at[:inside]] = keys[:inside]
+            ran_over.append(keys[inside:])
+        for keys in ran_over:
+            self._put(keys, self._find(keys, self._home(keys))[0])
 
     def _add_rows(self, keys: Words, known: Flags | None) -> tuple[Flags, Words]:
         rows, bands = keys.shape[:2]
         flat = keys.reshape(rows * bands, self._width)
-        first = first_places(flat)
-        seen = self._has(flat)
+        first, numbers = first_places(flat), np.arange(len(flat))
+        places, seen = self._find(flat, self._home(flat))
         if known is not None:
             seen |= known.reshape(-1)
-        fresh = flat[~seen & (first == np.arange(len(flat)))]
-        self._insert(fresh)
-        earlier = first // bands < np.arange(len(flat)) // bands
-        return (seen | earlier).reshape(rows, bands).any(axis=1), fresh
+        new = ~seen & (first == numbers)
+        fresh = flat.take(np.flatnonzero(new), axis=0)
+        self._put(fresh, places[new])
+        seen |= first // bands < numbers // bands  # in an earlier row
+        return np.logical_or.reduce(seen.reshape(rows, bands), axis=1), fresh
 
-    def _has(self, keys: Words) -> Flags:
-        found = np.zeros(len(keys), np.bool_)
-        asked = np.arange(len(keys))
-        at = (keys[:, 0] >> self._shift).astype(np.int64)
+    def _find(self, keys: Words, places: Places) -> tuple[Places, Flags]:
+        """For each key the slot where it stands, or the empty one where it belongs; and whether it stands there.
+
+        Looks from `places` on: where the keys are at home, or as far as is known already.
+        """
+        there = self._slots.take(places, axis=0)  # several times as fast as an index
+        found = _equal(there, keys)
+        asked = np.flatnonzero(~found & (there[:, 0] != 0))
+        at, mask = places[asked] + 1, len(self._slots) - 1
         while len(asked):
-            there = self._slots[at]
-            same = (there == keys[asked]).all(axis=1)
-            found[asked[same]] = True
-            further = ~same & (there[:, 0] != 0)
-            asked, at = asked[further], at[further] + 1 & len(self._slots) - 1
-        return found
+            wanted = keys[asked]
+            reach = _WIDE if len(asked) < _FEW else _NARROW
+            window = at[:, None] + reach & mask
+            words = self._slots[window, 0]
+            # The search ends at the key or at an empty slot; a key that is equal in its first word alone is passed by.
+            stops = (words == wanted[:, :1]) | (words == 0)
+            rows, step = np.arange(len(asked)), stops.argmax(axis=1)
+            stopped, here = stops[rows, step], window[rows, step]
+            there = self._slots.take(here, axis=0)
+            same = _equal(there, wanted)
+            places[asked], found[asked] = here, same
+            further = ~same & ((there[:, 0] != 0) | ~stopped)
+            asked, at = asked[further], np.where(stopped, here + 1, at + len(reach))[further]
+        return places, found
+
+    def _put(self, keys: Words, places: Places) -> None:
+        """Put keys that are not in the table into the empty slots that were found for them."""
+        while len(keys):
+            self._slots[places] = keys
+            # Of several keys with the same slot one has got it now; the others look on.
+            lost = ~_equal(self._slots.take(places, axis=0), keys)
+            keys = keys[lost]
+            places, _ = self._find(keys, places[lost] + 1 & len(self._slots) - 1)
+
+    def _home(self, keys: Words) -> Places:
+        return (keys[:, 0] >> self._shift).astype(np.int64)
 
 
 def sort_keys(keys: Words) -> Words:
     """Sorted by the first word."""
-    return keys[np.argsort(keys[:, 0], kind="stable")]
+    return keys.take(np.argsort(keys[:, 0], kind="stable"), axis=0)
 
 
-def first_places(keys: Words) -> np.ndarray[Any, np.dtype[np.int64]]:
+def first_places(keys: Words) -> Places:
     """For each key, where the same key stands for the first time."""
+    words = np.sort(keys[:, 0])
+    if not (words[1:] == words[:-1]).any():
+        return np.arange(len(keys))
     order = np.lexsort(keys.T[::-1])
     new = np.ones(len(keys), np.bool_)
     new[1:] = (keys[order[1:]] != keys[order[:-1]]).any(axis=1)
     first = np.empty(len(keys), np.int64)
     first[order] = order[new][np.cumsum(new) - 1]
     return first
+
+
+def _equal(left: Words, right: Words) -> Flags:
+    """Which rows are equal. With two or three words, several times as fast as `(left == right).all(axis=1)`."""
+    same: Flags = left[:, 0] == right[:, 0]
+    for word in range(1, left.shape[1]):
+        same &= left[:, word] == right[:, word]
+    return same
 
 
 def _sorted(keys: Words) -> Iterator[Words]:

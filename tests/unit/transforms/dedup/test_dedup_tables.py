@@ -105,6 +105,33 @@ def test_a_table_grows_and_keeps_its_keys(compiled: bool) -> None:
     assert (np.diff(np.concatenate(pieces)[:, 0].astype(object)) > 0).all()
 
 
+@given(st.integers(0, 1 << 30), st.integers(1, 2), st.sampled_from([7, 300, 700]), st.booleans())
+@settings(deadline=None, max_examples=16)
+def test_a_crowd_of_keys_at_the_end_of_the_table_runs_over_to_its_beginning(
+    seed: int, width: int, per_call: int, compiled: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    keys = TOP - rng.integers(0, 1 << 50, (700, 1, width), np.uint64)
+    keys[100:200, :, 0] = keys[0, 0, 0]  # the same first word, with one of three second ones
+    keys[:, :, 1:] = rng.integers(0, 3, (700, 1, width - 1))
+    keys[200:350] = rng.integers(1, TOP, (150, 1, width), np.uint64)
+    order = [tuple(key) for key in keys[:, 0].tolist()]
+    table, seen = KeyTable(width), set[tuple[int, ...]]()
+    with kernels_of(compiled):
+        for start in range(0, 700, per_call):
+            wanted = []
+            for key in order[start : start + per_call]:
+                wanted.append(key in seen)
+                seen.add(key)
+            assert table.add_rows(keys[start : start + per_call], None)[0].tolist() == wanted
+        for size in (0, 2000, 5000):
+            table.grow_for(size)
+            assert table.add_rows(keys, None)[0].all()
+            kept = [tuple(key) for piece in table.in_order() for key in piece.tolist()]
+            assert sorted(kept) == sorted(seen)
+            assert [key[0] for key in kept] == sorted(key[0] for key in kept)
+
+
 @given(st.lists(st.tuples(firsts, seconds), max_size=30), st.integers(1, 2))
 def test_first_places_are_those_of_list_index(keys: list[tuple[int, int]], width: int) -> None:
     cut = [key[:width] for key in keys]
