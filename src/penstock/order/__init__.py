@@ -1,0 +1,1 @@
+"""Which rows make up step s: pure arithmetic, no I/O."""

@@ -1,0 +1,92 @@
+"""Samples, as what they are made of: parts of rows, in four arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Samples"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Samples:
+    """Some samples in order: sample i is the parts `offsets[i]` to `offsets[i + 1]`, one behind the other.
+
+    Part j is the tokens `starts[j]` to `starts[j] + lengths[j]` of row `rows[j]`. A sample without parts is a blank:
+    it keeps its place in a batch and teaches nothing.
+    """
+
+    offsets: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.int64]
+    starts: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+    single: bool = False
+    """Whether it is known that every sample is one part, which saves looking."""
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def tokens(self) -> int:
+        return int(self.lengths.sum())
+
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """Tokens of each sample."""
+        if self.single:
+            return self.lengths
+        reach = np.zeros(len(self.lengths) + 1, np.int64)
+        np.cumsum(self.lengths, out=reach[1:])
+        return np.diff(reach[self.offsets])
+
+    def numbers(self) -> npt.NDArray[np.int64]:
+        """The sample of each part."""
+        if self.single:
+            return np.arange(len(self))
+        return np.repeat(np.arange(len(self)), np.diff(self.offsets))
+
+    def slice(self, start: int, stop: int) -> Samples:
+        """Samples `start` to `stop`, as views."""
+        if self.single:
+            offsets, low, high = self.offsets[: stop - start + 1], start, stop
+            return Samples(offsets, self.rows[low:high], self.starts[low:high], self.lengths[low:high], True)
+        offsets = self.offsets[start : stop + 1]
+        low, high = int(offsets[0]), int(offsets[-1])
+        return Samples(offsets - low, self.rows[low:high], self.starts[low:high], self.lengths[low:high])
+
+    def take(self, numbers: npt.ArrayLike) -> Samples:
+        """Samples by their numbers, in that order."""
+        wanted = np.asarray(numbers, np.int64)
+        if self.single:
+            offsets = np.arange(len(wanted) + 1)
+            return Samples(offsets, self.rows[wanted], self.starts[wanted], self.lengths[wanted], True)
+        counts = np.diff(self.offsets)[wanted]
+        offsets = np.zeros(len(wanted) + 1, np.int64)
+        np.cumsum(counts, out=offsets[1:])
+        parts = np.arange(offsets[-1]) + np.repeat(self.offsets[wanted] - offsets[:-1], counts)
+        return Samples(offsets, self.rows[parts], self.starts[parts], self.lengths[parts])
+
+    def where(self, keep: npt.NDArray[np.bool_]) -> Samples:
+        """The same samples with only some of their parts."""
+        kept = np.zeros(len(keep) + 1, np.int64)
+        np.cumsum(keep, out=kept[1:])
+        return Samples(kept[self.offsets], self.rows[keep], self.starts[keep], self.lengths[keep])
+
+    def __iter__(self) -> Iterator[list[tuple[int, int, int]]]:
+        """Sample by sample as (row, start, length): for people and tests, not for hot paths."""
+        for low, high in zip(self.offsets[:-1], self.offsets[1:]):
+            parts = zip(self.rows[low:high], self.starts[low:high], self.lengths[low:high])
+            yield [(int(row), int(start), int(length)) for row, start, length in parts]
+
+    @classmethod
+    def concat(cls, parts: Sequence[Samples]) -> Samples:
+        """Several behind one another."""
+        reach = np.cumsum([0, *(len(part.rows) for part in parts)])
+        return cls(
+            np.concatenate([[0], *(part.offsets[1:] + low for part, low in zip(parts, reach))]).astype(np.int64),
+            np.concatenate([np.zeros(0, np.int64), *(part.rows for part in parts)]),
+            np.concatenate([np.zeros(0, np.int64), *(part.starts for part in parts)]),
+            np.concatenate([np.zeros(0, np.int64), *(part.lengths for part in parts)]),
+        )

@@ -1,0 +1,112 @@
+"""A position in a plan as a small plain dict, and back: what a checkpoint holds, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from penstock.errors import ResumeError
+from penstock.order.edits import edit_from_json, edits_digest
+from penstock.order.mixing import Drawn
+from penstock.order.orders import Place
+from penstock.order.plan import Plan
+from penstock.order.positions import Position
+
+__all__ = ["check_state", "from_state", "to_state"]
+
+VERSION = 1
+_MOST_EDIT_BYTES = 2048
+"""Edits that take more are not kept in the state, which stays small; they have to be made again before it is loaded."""
+
+
+def to_state(plan: Plan, position: Position) -> dict[str, Any]:
+    """A position as a small plain dict, the same on every rank."""
+    edits = [edit.to_json() for edit in plan.edits]
+    return {
+        "version": VERSION,
+        "plan": plan.fingerprint,
+        "global_batch": plan.global_batch,
+        "epoch": position.epoch,
+        "step": position.step,
+        "samples": position.samples,
+        "places": [place.to_json() for place in position.places],
+        "drawn": None if position.drawn is None else position.drawn.to_json(),
+        "marks": [mark.to_json() for mark in position.marks],
+        "edits": edits if len(orjson.dumps(edits)) <= _MOST_EDIT_BYTES else None,
+        "edits_digest": edits_digest(plan.edits),
+    }
+
+
+def from_state(plan: Plan, state: Mapping[str, Any], *, new_batch_size: bool = False) -> tuple[Plan, Position]:
+    """The plan with the edits of a state, and the position it stands for. What does not go together is refused."""
+    check_state(plan, state, new_batch_size=new_batch_size)
+    plan = _with_edits_of(plan, state)
+    try:
+        places = tuple(Place(*map(int, place)) for place in state["places"])
+        drawn = None if state["drawn"] is None else Drawn.from_json(state["drawn"])
+        numbers = {name: int(state[name]) for name in ("step", "epoch", "samples")}
+        marks = tuple(Place(*map(int, mark)) for mark in state["marks"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ResumeError(f"the state is damaged: {error!r}; it is a dict that state_dict() made") from error
+    fits = len(places) == len(marks) == len(plan.feeds) and (drawn is None) == (plan.schedule is None)
+    inside = all(
+        place.epoch >= 0 and 0 <= place.window < feed.order.windows and place.index >= 0
+        for place, feed in zip(places, plan.feeds)
+    )
+    if not fits or not inside or min(numbers.values()) < 0:
+        raise ResumeError("the state is damaged: its places do not go with the sources of the plan")
+    return plan, Position(places, drawn=drawn, marks=marks, **numbers)
+
+
+def check_state(plan: Plan, state: Mapping[str, Any], *, new_batch_size: bool = False) -> None:
+    """Refuse a state of another release, another plan or another size of batches."""
+    if not isinstance(state, Mapping) or "version" not in state or "plan" not in state:
+        raise ResumeError(f"this is not the state of a loader: {state!r:.200}; state_dict() makes one")
+    version = state["version"]
+    if not isinstance(version, int) or version > VERSION:
+        raise ResumeError(f"the state has version {version!r}, this release reads up to {VERSION}; update penstock")
+    if state["plan"] != plan.fingerprint:
+        raise ResumeError(
+            f"the state belongs to the plan {state['plan']}, this loader has {plan.fingerprint}: other data, seed, "
+            f"lengths, packing or weights; this one is {orjson.dumps(plan.describe()).decode()[:600]}"
+        )
+    there = state.get("global_batch")
+    if there != plan.global_batch and not new_batch_size:
+        raise ResumeError(
+            f"the state was saved with global batches of {there} samples, this run has {plan.global_batch} (batch_size "
+            "times world_size); choose batch_size so that they agree, or, to go on at the same row with batches of "
+            "another size, load_state_dict(state, new_batch_size=True)"
+        )
+    if there != plan.global_batch and _counts_steps(plan, state):
+        raise ResumeError(
+            f"edits and schedules count steps, and steps of {there} samples are not steps of {plan.global_batch}; "
+            "choose batch_size so that they agree"
+        )
+
+
+def _counts_steps(plan: Plan, state: Mapping[str, Any]) -> bool:
+    """Whether anything in the plan is said in steps, which are other steps if batches have another size."""
+    changes = plan.schedule is not None and any(len(part.points) > 1 for part in plan.schedule.parts)
+    return bool(state.get("edits")) or bool(plan.edits) or state.get("edits", ()) is None or changes
+
+
+def _with_edits_of(plan: Plan, state: Mapping[str, Any]) -> Plan:
+    if edits_digest(plan.edits) == state.get("edits_digest"):
+        return plan
+    there = state.get("edits")
+    if there is None:
+        raise ResumeError(
+            f"the state was saved with edits of the plan (digest {state.get('edits_digest')}) that are too long to "
+            "be kept in it; make the same edits before loading it"
+        )
+    edits = tuple(edit_from_json(edit) for edit in there)
+    if not plan.edits:
+        return plan.edited(*edits)
+    if plan.edits[: len(edits)] == edits and all(edit.step >= int(state["step"]) for edit in plan.edits[len(edits) :]):
+        return plan
+    raise ResumeError(
+        f"the state was saved with the edits {[str(edit) for edit in edits]}, this plan has "
+        f"{[str(edit) for edit in plan.edits]}; load the state first and edit the plan then"
+    )

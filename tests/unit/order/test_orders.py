@@ -1,0 +1,171 @@
+"""Orders against a naive plan made with lists, and what each promises about its samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import ConfigError, DataError
+from penstock.order.orders import BudgetOrder, ChopOrder, Fit, FittedOrder, Order, PackedOrder, Place, RowOrder
+from penstock.order.samples import Samples
+
+
+@dataclass
+class Lengths:
+    """A table of rows that are nothing but their lengths."""
+
+    each: list[int]
+
+    @property
+    def rows(self) -> int:
+        return len(self.each)
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.each)
+
+    def lengths(self, rows: object) -> np.ndarray:
+        return np.array(self.each, np.int64)[np.asarray(rows)]
+
+    def find_tokens(self, positions: object) -> tuple[np.ndarray, np.ndarray]:
+        flat = [(row, token) for row, length in enumerate(self.each) for token in range(length)]
+        found = [flat[position] for position in np.asarray(positions)]
+        return np.array([row for row, _ in found]), np.array([token for _, token in found])
+
+
+def whole(order: Order, epoch: int = 0) -> Samples:
+    return Samples.concat([order.plan_window(epoch, window) for window in range(order.windows)])
+
+
+def tokens_of(samples: Samples) -> list[tuple[int, int]]:
+    """(row, token) of all samples, in order."""
+    return [(row, token) for sample in samples for row, start, n in sample for token in range(start, start + n)]
+
+
+lengths_lists = st.lists(st.integers(0, 12), min_size=1, max_size=60).filter(any)
+seeds = st.integers(0, 99)
+
+
+def make(kind: str, table: Lengths, seed: int, shuffle: bool) -> Order:
+    if kind == "rows":
+        return RowOrder(table, Fit(12), shuffle=shuffle, seed=seed)
+    if kind == "fitted":
+        return FittedOrder(table, Fit(12, "split"), shuffle=shuffle, seed=seed)
+    if kind == "concat":
+        return ChopOrder(table, 5, shuffle=shuffle, seed=seed)
+    if kind == "budget":
+        return BudgetOrder(table, Fit(12), max_tokens=24, shuffle=shuffle, seed=seed, window_rows=16)
+    return PackedOrder(table, Fit(12), strategy=kind, shuffle=shuffle, seed=seed, window_rows=16)
+
+
+KINDS = ["rows", "fitted", "concat", "best_fit", "first_fit", "budget"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(lengths=lengths_lists, seed=seeds, epoch=st.integers(0, 3), shuffle=st.booleans())
+def test_every_token_is_in_an_epoch_exactly_once(
+    kind: str, lengths: list[int], seed: int, epoch: int, shuffle: bool
+) -> None:
+    table = Lengths(lengths)
+    order = make(kind, table, seed, shuffle)
+    wanted = [(row, token) for row, length in enumerate(lengths) for token in range(length)]
+    assert sorted(tokens_of(whole(order, epoch))) == wanted
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(lengths=lengths_lists, seed=seeds, epoch=st.integers(0, 2))
+def test_counts_places_and_finding_agree_with_the_samples(kind: str, lengths: list[int], seed: int, epoch: int) -> None:
+    order = make(kind, Lengths(lengths), seed, True)
+    samples = list(whole(order, epoch))
+    assert order.count(epoch) == len(samples)
+    for number, sample in enumerate(samples):
+        place = order.place_of(epoch, number)
+        assert order.number_of(place) == number
+        assert list(order.window(place.epoch, place.window))[place.index] == sample
+    assert order.place_of(epoch, len(samples)) == Place(epoch + 1)
+    for row in range(len(lengths)):
+        found = order.find(epoch, row)
+        assert found == [i for i, sample in enumerate(samples) if any(part[0] == row for part in sample)]
+
+
+@given(lengths=lengths_lists, seed=seeds)
+def test_whole_rows_stay_whole_and_fit(lengths: list[int], seed: int) -> None:
+    for strategy in ("best_fit", "first_fit"):
+        samples = whole(make(strategy, Lengths(lengths), seed, True))
+        assert max(samples.sizes()) <= 12
+        assert all(start == 0 and length == lengths[row] for sample in samples for row, start, length in sample)
+
+
+@given(lengths=lengths_lists, seed=seeds)
+def test_chunks_are_cut_from_the_text_every_so_many_tokens(lengths: list[int], seed: int) -> None:
+    text = [(row, token) for row, length in enumerate(lengths) for token in range(length)]
+    chunks = [text[low : low + 5] for low in range(0, len(text), 5)]
+    straight = whole(make("concat", Lengths(lengths), seed, False))
+    assert [tokens_of(straight.slice(i, i + 1)) for i in range(len(straight))] == chunks
+    shuffled = whole(make("concat", Lengths(lengths), seed, True))
+    assert sorted(tokens_of(shuffled.slice(i, i + 1)) for i in range(len(shuffled))) == chunks
+
+
+@given(lengths=lengths_lists, seed=seeds)
+def test_batches_by_tokens_hold_no_more_than_that_with_padding(lengths: list[int], seed: int) -> None:
+    order = BudgetOrder(Lengths(lengths), Fit(12), max_tokens=32, multiple=4, shuffle=True, seed=seed)
+    for batch in whole(order):
+        longest = max(1, *(length for _, _, length in batch))
+        assert len(batch) * (-(-longest // 4) * 4) <= 32
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=40), st.integers(1, 12))
+def test_rows_that_are_too_long_are_treated_as_asked(lengths: list[int], limit: int) -> None:
+    rows, sizes = np.arange(len(lengths)), np.array(lengths, np.int64)
+    short = [(row, 0, length) for row, length in enumerate(lengths) if length <= limit]
+    assert [part for sample in Fit(limit, "drop").parts(rows, sizes) for part in sample] == short
+    right = [(row, 0, min(length, limit)) for row, length in enumerate(lengths)]
+    assert [part for sample in Fit(limit, "right").parts(rows, sizes) for part in sample] == right
+    left = [(row, max(length - limit, 0), min(length, limit)) for row, length in enumerate(lengths)]
+    assert [part for sample in Fit(limit, "left").parts(rows, sizes) for part in sample] == left
+    split = [
+        (row, start, min(limit, length - start))
+        for row, length in enumerate(lengths)
+        for start in (range(0, length, limit) if length else [0])
+    ]
+    assert [part for sample in Fit(limit, "split").parts(rows, sizes) for part in sample] == split
+
+
+def test_a_row_that_is_too_long_is_an_error_that_says_what_to_do() -> None:
+    with pytest.raises(DataError, match=r"row 1 has 13 tokens, and a sample holds 12; .*truncation='right'"):
+        make("best_fit", Lengths([3, 13]), 0, False).plan_window(0, 0)
+
+
+def test_the_same_epoch_is_the_same_and_another_is_another() -> None:
+    table = Lengths([1 + i % 7 for i in range(200)])
+    for kind in KINDS:
+        first = make(kind, table, 3, True)
+        assert list(whole(first, 0)) == list(whole(make(kind, table, 3, True), 0))
+        assert list(whole(first, 0)) != list(whole(first, 1))
+        assert list(whole(first, 0)) != list(whole(make(kind, table, 4, True), 0))
+
+
+def test_without_shuffling_rows_come_in_their_order_in_every_epoch() -> None:
+    order = make("rows", Lengths([2] * 30), 3, False)
+    assert [part[0] for sample in whole(order, 2) for part in sample] == list(range(30))
+    packed = whole(make("best_fit", Lengths([5] * 30), 3, False))
+    assert [part[0] for sample in packed for part in sample] == list(range(30))
+
+
+def test_what_lies_together_changes_from_epoch_to_epoch() -> None:
+    order = make("best_fit", Lengths([1 + i % 6 for i in range(64)]), 0, True)
+    together = [{frozenset(row for row, _, _ in sample) for sample in whole(order, epoch)} for epoch in (0, 1)]
+    assert len(together[0] & together[1]) < len(together[0]) / 2
+
+
+def test_options_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"truncation must be one of .* did you mean 'right'"):
+        Fit(3, "rigth")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="at least one token"):
+        Fit(0)
+    with pytest.raises(ConfigError, match="packing needs a length"):
+        PackedOrder(Lengths([1]), Fit(None), shuffle=True, seed=0)
