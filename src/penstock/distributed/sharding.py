@@ -1,0 +1,170 @@
+"""Which samples of a global batch each rank takes.
+
+A global batch is the same on any number of ranks; a sharding only deals it out. So every sample goes to exactly one
+rank, and no rank comes out empty unless there are fewer samples than ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.distributed.balancing import attention_cost, karmarkar_karp
+from penstock.distributed.ranks import Rank
+from penstock.errors import ConfigError
+
+__all__ = ["Balanced", "CanonicalStreams", "Contiguous", "Sharding", "Strided", "canonical_streams", "deal"]
+
+Numbers = npt.NDArray[np.int64]
+
+
+@runtime_checkable
+class Sharding(Protocol):
+    """Anything with this one method deals out global batches."""
+
+    def shares(self, sizes: Numbers, world: int) -> list[Numbers]:
+        """For each rank, the numbers of its samples; `sizes` holds the tokens of each sample of the global batch.
+
+        Must depend on the arguments alone, or ranks would disagree.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Contiguous:
+    """Neighbours stay together: the first rank takes the first samples. Counts differ by at most one."""
+
+    def shares(self, sizes: Numbers, world: int) -> list[Numbers]:
+        return np.split(np.arange(len(sizes)), _cuts(len(sizes), world)[1:-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Strided:
+    """Like cards: sample i goes to rank i mod world. Counts differ by at most one."""
+
+    def shares(self, sizes: Numbers, world: int) -> list[Numbers]:
+        return [np.arange(rank, len(sizes), world) for rank in range(world)]
+
+
+@dataclass(frozen=True, slots=True)
+class Balanced:
+    """Ranks get about the same work, so that none waits for the others at the end of the step.
+
+    `cost` turns sample sizes into work. With `equal_size` the counts differ by at most one as well; without it a rank
+    may take many short samples while another takes few long ones. Within a rank samples keep their order.
+    """
+
+    cost: Callable[[Numbers], npt.NDArray[Any]] = attention_cost
+    equal_size: bool = True
+
+    def shares(self, sizes: Numbers, world: int) -> list[Numbers]:
+        return karmarkar_karp(self.cost(sizes), world, equal_size=self.equal_size)
+
+
+@dataclass(frozen=True, slots=True)
+class CanonicalStreams:
+    """A fixed number of streams serves the slots of every global batch, on any number of ranks.
+
+    The number of streams is a multiple of the global batch, or divides it (`canonical_streams` picks one). With m
+    streams to a slot these take turns from step to step; with m slots to a stream it serves m neighbours in each step.
+    A rank takes neighbouring slots, and so reads neighbouring streams. Where the streams are a multiple of the global
+    batch, no two ranks ever read the same one; otherwise that holds on world sizes that divide their number, and on
+    others a stream cut in two is read by both ranks (`exclusive` tells).
+    """
+
+    streams: int = 64
+
+    def __post_init__(self) -> None:
+        if self.streams < 1:
+            raise ConfigError(f"there must be at least one stream, got {self.streams}")
+
+    def shares(self, sizes: Numbers, world: int) -> list[Numbers]:
+        return Contiguous().shares(sizes, world)
+
+    def at(self, step: int, global_batch: int) -> Numbers:
+        """The stream that serves each slot of a step."""
+        slots = np.arange(global_batch)
+        per_slot, per_stream = self._ratio(global_batch)
+        return slots * per_slot + step % per_slot if per_slot > 1 else slots // per_stream
+
+    def slots_of(self, rank: Rank, global_batch: int) -> range:
+        """The slots a rank fills, in every step."""
+        cuts = _cuts(global_batch, rank.world)
+        return range(int(cuts[rank.rank]), int(cuts[rank.rank + 1]))
+
+    def streams_of(self, rank: Rank, global_batch: int) -> range:
+        """The streams a rank reads, over all steps."""
+        slots = self.slots_of(rank, global_batch)
+        if not slots:
+            return range(0)
+        per_slot, per_stream = self._ratio(global_batch)
+        if per_slot > 1:
+            return range(slots.start * per_slot, slots.stop * per_slot)
+        return range(slots.start // per_stream, (slots.stop - 1) // per_stream + 1)
+
+    def exclusive(self, global_batch: int, world: int) -> bool:
+        """Whether no stream is read by two ranks."""
+        per_stream = self._ratio(global_batch)[1]
+        return not np.any(_cuts(global_batch, world) % per_stream)
+
+    def _ratio(self, global_batch: int) -> tuple[int, int]:
+        """Streams to a slot and slots to a stream; one of them is 1."""
+        if global_batch < 1 or (self.streams % global_batch and global_batch % self.streams):
+            raise ConfigError(
+                f"{self.streams} streams cannot serve a global batch of {global_batch}: one must be a multiple of the "
+                f"other, as the number from canonical_streams(global_batch) is"
+            )
+        return max(1, self.streams // global_batch), max(1, global_batch // self.streams)
+
+
+def canonical_streams(global_batch: int, wanted: int = 64) -> int:
+    """How many streams suit a global batch: near `wanted`, never above twice that.
+
+    A multiple of the global batch where one is small enough, for then every world size splits the streams cleanly;
+    otherwise a divisor. Depends on nothing else, so that a run can go on with another number of ranks. A global batch
+    that is large and prime leaves a single stream, which every rank has to read.
+    """
+    if global_batch < 1 or wanted < 1:
+        raise ConfigError(f"global_batch and wanted must be at least 1, got {global_batch} and {wanted}")
+    limit = 2 * wanted
+    multiples = range(global_batch, limit + 1, global_batch)
+    fitting = multiples or [number for number in range(1, limit + 1) if global_batch % number == 0]
+    return min(fitting, key=lambda number: (max(number / wanted, wanted / number), -number))
+
+
+def deal(sharding: Sharding, sizes: Numbers, world: int) -> list[Numbers]:
+    """`sharding.shares`, checked: each sample exactly once, none for nobody, no rank left out without need."""
+    shares = [np.asarray(share) for share in sharding.shares(sizes, world)]
+    if len(shares) != world:
+        raise ConfigError(f"{sharding!r} made {len(shares)} shares for {world} ranks; it must make one for each")
+    for rank, share in enumerate(shares):
+        if share.ndim != 1 or (share.size and share.dtype.kind not in "iu"):
+            raise ConfigError(
+                f"{sharding!r} gave rank {rank} an array of {share.dtype} with {share.ndim} dimensions; "
+                f"a share is a flat array of sample numbers"
+            )
+    taken = np.concatenate(shares).astype(np.int64)
+    outside = taken[(taken < 0) | (taken >= len(sizes))]
+    if outside.size:
+        raise ConfigError(f"{sharding!r} dealt sample {outside[0]} of a global batch that has {len(sizes)}")
+    times = np.bincount(taken, minlength=len(sizes))
+    if np.any(times != 1):
+        wrong = int(np.flatnonzero(times != 1)[0])
+        raise ConfigError(
+            f"{sharding!r} dealt sample {wrong} {times[wrong]} times; every sample goes to exactly one rank"
+        )
+    empty = [rank for rank, share in enumerate(shares) if not share.size]
+    if empty and len(sizes) >= world:
+        raise ConfigError(
+            f"{sharding!r} left rank {empty[0]} without a sample although {len(sizes)} were there for {world}"
+        )
+    return [share.astype(np.int64, copy=False) for share in shares]
+
+
+def _cuts(count: int, world: int) -> Numbers:
+    """Where neighbouring shares meet; earlier ranks take the odd ones, so that rank 0 is the last to go empty."""
+    return -(-np.arange(world + 1) * count // world)
