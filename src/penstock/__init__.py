@@ -9,6 +9,9 @@ Pipeline(JsonlSource("in.jsonl"), [Lower("text"), Filter("len(text) > 200")], Pa
          budget=MemoryBudget("256 MiB")).run()
 """
 
+from typing import TYPE_CHECKING
+
+from penstock._lazy import lazy
 from penstock.errors import (
     ConfigError,
     DataError,
@@ -25,30 +28,150 @@ from penstock.memory import BufferPool, MemoryBudget, MemoryPressureHandler
 from penstock.pipeline import DataProcessor, Pipeline, PipelineConfig, Report, Sink, Source, Stateful, Transform
 from penstock.types import Field, Schema
 
+if TYPE_CHECKING:
+    from penstock.backends import block_diagonal_mask, get_backend
+    from penstock.distributed import (
+        Balanced,
+        CanonicalStreams,
+        Contiguous,
+        DirectoryRendezvous,
+        EndOfEpoch,
+        Rank,
+        Sharding,
+        Strided,
+        attention_cost,
+        barrier,
+        find_rank,
+        gather_states,
+        greedy,
+        karmarkar_karp,
+        merge_states,
+        micro_batches,
+    )
+    from penstock.loaders.base import DataLoader
+    from penstock.loaders.batch import TrainingBatch
+    from penstock.loaders.conversation import ConversationDataLoader
+    from penstock.loaders.mixed import MixedDataLoader
+    from penstock.loaders.preparation import Prepared, prepare
+    from penstock.loaders.pretrain import PretrainDataLoader
+    from penstock.loaders.recipes import Recipe
+    from penstock.order.mixing import Mixture
+    from penstock.order.packing import Bins, pack
+    from penstock.order.permutation import Permutation
+    from penstock.order.plan import Plan
+    from penstock.order.positions import Feed, Position, Step, Use
+    from penstock.order.schedules import Schedule, temperature_weights
+    from penstock.store.reader import Store, open_store
+
 __version__ = "0.1.0"
 
 __all__ = [
+    "Balanced",
+    "Bins",
     "BufferPool",
+    "CanonicalStreams",
     "ConfigError",
+    "Contiguous",
+    "ConversationDataLoader",
     "DataError",
+    "DataLoader",
     "DataProcessor",
+    "DirectoryRendezvous",
+    "EndOfEpoch",
     "FailureBudgetError",
+    "Feed",
     "Field",
     "MemoryBudget",
     "MemoryPressureHandler",
+    "MixedDataLoader",
+    "Mixture",
     "PenstockError",
+    "Permutation",
     "Pipeline",
     "PipelineConfig",
+    "Plan",
     "PluginError",
+    "Position",
+    "Prepared",
+    "PretrainDataLoader",
+    "Rank",
+    "Recipe",
     "Report",
     "ResumeError",
+    "Schedule",
     "Schema",
     "SchemaError",
+    "Sharding",
     "Sink",
     "Source",
     "StageError",
     "StalledError",
     "Stateful",
+    "Step",
     "StoppedError",
+    "Store",
+    "Strided",
+    "TrainingBatch",
     "Transform",
+    "Use",
+    "attention_cost",
+    "barrier",
+    "block_diagonal_mask",
+    "find_rank",
+    "gather_states",
+    "get_backend",
+    "greedy",
+    "karmarkar_karp",
+    "merge_states",
+    "micro_batches",
+    "open_store",
+    "pack",
+    "prepare",
+    "temperature_weights",
 ]
+
+# Loaders and what belongs to them are imported when they are first used: `import penstock` stays quick.
+__getattr__ = lazy(
+    __name__,
+    {
+        "block_diagonal_mask": "penstock.backends",
+        "get_backend": "penstock.backends",
+        "Balanced": "penstock.distributed",
+        "CanonicalStreams": "penstock.distributed",
+        "Contiguous": "penstock.distributed",
+        "DirectoryRendezvous": "penstock.distributed",
+        "EndOfEpoch": "penstock.distributed",
+        "Rank": "penstock.distributed",
+        "Sharding": "penstock.distributed",
+        "Strided": "penstock.distributed",
+        "attention_cost": "penstock.distributed",
+        "barrier": "penstock.distributed",
+        "find_rank": "penstock.distributed",
+        "gather_states": "penstock.distributed",
+        "greedy": "penstock.distributed",
+        "karmarkar_karp": "penstock.distributed",
+        "merge_states": "penstock.distributed",
+        "micro_batches": "penstock.distributed",
+        "DataLoader": "penstock.loaders.base",
+        "TrainingBatch": "penstock.loaders.batch",
+        "ConversationDataLoader": "penstock.loaders.conversation",
+        "MixedDataLoader": "penstock.loaders.mixed",
+        "Prepared": "penstock.loaders.preparation",
+        "prepare": "penstock.loaders.preparation",
+        "PretrainDataLoader": "penstock.loaders.pretrain",
+        "Recipe": "penstock.loaders.recipes",
+        "Mixture": "penstock.order.mixing",
+        "Bins": "penstock.order.packing",
+        "pack": "penstock.order.packing",
+        "Permutation": "penstock.order.permutation",
+        "Plan": "penstock.order.plan",
+        "Feed": "penstock.order.positions",
+        "Position": "penstock.order.positions",
+        "Step": "penstock.order.positions",
+        "Use": "penstock.order.positions",
+        "Schedule": "penstock.order.schedules",
+        "temperature_weights": "penstock.order.schedules",
+        "Store": "penstock.store.reader",
+        "open_store": "penstock.store.reader",
+    },
+)

@@ -23,7 +23,10 @@ from penstock.sinks import StoreSink
 from penstock.store import Manifest, Store, is_complete, open_store
 from penstock.store.manifest import is_store
 
-__all__ = ["Prepared", "prepare"]
+__all__ = ["Prepared", "prepare", "prepare_cached"]
+
+_LONGEST_WAIT = 24 * 3600.0
+"""Seconds to wait for another process that makes the same store."""
 
 Shown = Callable[[Pipeline], Any]
 
@@ -116,6 +119,31 @@ def prepare(
         if not lock.acquire(wait_seconds):
             raise ConfigError(f"{job.out} is being prepared by {lock.owner()}; wait for it, or choose another place")
         return _prepare(job, progress)
+
+
+def prepare_cached(
+    inputs: Sequence[PathLike],
+    home: Path,
+    recipe: Recipe,
+    *,
+    config: PipelineConfig | None = None,
+    budget: MemoryBudget | None = None,
+    wait_seconds: float = _LONGEST_WAIT,
+) -> Prepared:
+    """The store of some files below `home`, under the name of what it is made of; made if it is not there.
+
+    Whoever comes first makes it; others wait for it.
+    """
+    chosen = config or PipelineConfig()
+    source = recipe.open(inputs)
+    files = fingerprint_files(getattr(source, "files", ()), memo=default_cache_directory() / "fingerprints.json")
+    schema = getattr(source, "schema", None)
+    if schema is None:
+        raise ConfigError(f"{source!r} does not say which columns it has; prepare needs a source with a schema")
+    key = recipe.steps(schema, home / "unused").lineage(files, chosen.on_error).key
+    if key is None:
+        raise ConfigError("the recipe cannot be named by its content, so its store cannot be kept; use prepare(...)")
+    return prepare(inputs, home / key, recipe, config=chosen, budget=budget, wait_seconds=wait_seconds)
 
 
 def _prepare(job: _Job, progress: Shown | None) -> Prepared:

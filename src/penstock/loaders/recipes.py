@@ -89,9 +89,12 @@ class Recipe:
             return ParquetSource(source.files, columns=self._wanted(source.schema.names))
         return cast(Source, source)
 
+    def load_tokenizer(self) -> Tokenizer:
+        return load_tokenizer(self.tokenizer, fast=self.fast)
+
     def steps(self, schema: pa.Schema, work: Path | None = None) -> Steps:
         """The transforms for rows of this schema; `work` is where deduplication keeps what it has seen."""
-        tokenizer = load_tokenizer(self.tokenizer, fast=self.fast)
+        tokenizer = self.load_tokenizer()
         self._wanted(schema.names)
         if self._is_chat(schema.names):
             steps = self._chat_steps(tokenizer, schema)

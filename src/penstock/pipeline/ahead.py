@@ -1,19 +1,25 @@
-"""A function over many items on a few threads, results in order: for work that has to be over before a run begins."""
+"""Work done ahead of whoever waits for it: a function over many items, or an iterator, results in order."""
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from contextlib import suppress
+from typing import Any, TypeVar
 
+from penstock.errors import StalledError
+from penstock.memory import MemoryBudget, Reservation
 from penstock.pipeline.config import available_cores
 
-__all__ = ["map_ahead"]
+__all__ = ["iterate_ahead", "map_ahead"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 _MOST_THREADS = 4
+_LOOK_UP_SECONDS = 0.2
+"""How often a thread that waits for memory looks whether it is still wanted."""
 
 
 def map_ahead(function: Callable[[Item], Result], items: Iterable[Item]) -> Generator[Result, None, None]:
@@ -34,3 +40,89 @@ def map_ahead(function: Callable[[Item], Result], items: Iterable[Item]) -> Gene
             yield working.popleft().result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def iterate_ahead(
+    items: Iterator[Item],
+    most: int,
+    *,
+    budget: MemoryBudget | None = None,
+    size: Callable[[Item], int] | None = None,
+) -> Generator[Item, None, None]:
+    """An iterator run by a thread of its own, up to `most` items ahead of whoever takes them.
+
+    What waits is charged to `budget`, by its `size`. An exception comes in its place in the order. Closing the
+    generator ends the thread, once the item that is in work is done.
+    """
+    ahead = _Ahead(items, most, budget, size)
+    thread = threading.Thread(target=ahead.run, name="penstock-ahead", daemon=True)
+    thread.start()
+    try:
+        yield from ahead.take()
+    finally:
+        ahead.stop()
+        thread.join()
+
+
+class _Ahead:
+    """What stands between the thread that makes items and the one that takes them."""
+
+    def __init__(
+        self, items: Iterator[Any], most: int, budget: MemoryBudget | None, size: Callable[[Any], int] | None
+    ) -> None:
+        self._items, self._most, self._budget, self._size = items, most, budget, size
+        self._ready: deque[tuple[Any, Reservation | None]] = deque()
+        self._changed = threading.Condition()
+        self._stopped = self._done = False
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            for item in self._items:
+                charge = self._reserve(item)
+                with self._changed:
+                    self._ready.append((item, charge))
+                    del item
+                    self._changed.notify_all()
+                    self._changed.wait_for(lambda: self._stopped or len(self._ready) < self._most)
+                    if self._stopped:
+                        return
+        except BaseException as error:  # noqa: BLE001 - it is raised where the item would have been
+            self._error = error
+        finally:
+            with self._changed:
+                self._done = True
+                self._changed.notify_all()
+
+    def take(self) -> Generator[Any, None, None]:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._ready or self._done)
+                if not self._ready:
+                    break
+                item, charge = self._ready.popleft()
+                self._changed.notify_all()
+            if charge is not None:
+                charge.release()
+            yield item
+            del item
+        if self._error is not None:
+            raise self._error
+
+    def stop(self) -> None:
+        with self._changed:
+            self._stopped = True
+            while self._ready:
+                _, charge = self._ready.popleft()
+                if charge is not None:
+                    charge.release()
+            self._changed.notify_all()
+
+    def _reserve(self, item: Any) -> Reservation | None:
+        if self._budget is None or self._size is None:
+            return None
+        needed = self._size(item)
+        while not self._stopped:
+            with suppress(StalledError):
+                return self._budget.reserve(needed, "prefetch", timeout=_LOOK_UP_SECONDS)
+        return None

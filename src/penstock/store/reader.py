@@ -26,6 +26,7 @@ from penstock.store.shards import (
     check_touched,
     check_verify,
     damaged,
+    map_lengths,
     read_lengths,
 )
 
@@ -147,6 +148,15 @@ class Store(Sequence[dict[str, Any]]):
             batch = reader.batch(number).slice(within - reader.starts[number], end - row).select(names)
             yield batch
             row += batch.num_rows
+
+    def open_shard(self, number: int) -> ShardReader:
+        """One of the shards of this version, opened and checked as `verify` says."""
+        return self._reader(number)
+
+    def map_lengths(self, entry: ShardEntry) -> npt.NDArray[np.int32]:
+        """Tokens of each row of a shard, as a view of its index: nothing is read but what is looked at."""
+        self._check_open()
+        return map_lengths(self.path, entry, self._verify)
 
     def close(self) -> None:
         """Let go of the shards; views that are in use stay valid. A second call does nothing."""

@@ -1,0 +1,133 @@
+"""The options that every loader has, whatever it loads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from operator import index
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+from penstock._dtypes import did_you_mean
+from penstock.backends import get_backend
+from penstock.distributed.ranks import Rank, find_rank
+from penstock.distributed.sharding import Contiguous, Sharding
+from penstock.errors import ConfigError
+from penstock.files.listing import PathLike
+from penstock.loaders.collation import FIELDS
+from penstock.memory import MemoryBudget
+from penstock.store.shards import Verify
+
+__all__ = ["LoaderOptions", "Options", "read_options"]
+
+
+class LoaderOptions(TypedDict, total=False):
+    """The keywords of `Options`, for the signatures of loaders."""
+
+    batch_size: int
+    rank: int | None
+    world_size: int | None
+    model_parallel_size: int
+    group: Any
+    shuffle: bool
+    seed: int
+    drop_last: bool
+    padding_free: bool
+    pad_to_multiple_of: int | None
+    padding_side: Literal["right", "left"]
+    pad_id: int | None
+    max_tokens: int | None
+    fields: Sequence[str] | None
+    prefetch: int | None
+    pin_memory: bool
+    device: Any
+    backend: str
+    budget: MemoryBudget | None
+    sharding: Sharding | None
+    cache_dir: PathLike | None
+    verify: Verify
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How batches are made and handed over. None of it decides which rows come when, but `shuffle`, `seed`, `drop_last`
+    and the sizes."""
+
+    batch_size: int = 8
+    """Samples for each rank; batches of all ranks together make a global batch."""
+    rank: int | None = None
+    world_size: int | None = None
+    model_parallel_size: int = 1
+    """So many neighbouring ranks train one copy of the model, and get the same batches."""
+    group: Any = None
+    """The data-parallel process group or device mesh, instead of `rank` and `world_size`."""
+    shuffle: bool = True
+    seed: int = 0
+    drop_last: bool = False
+    """Whether samples that do not fill a global batch at the end of an epoch are left out."""
+    padding_free: bool = False
+    """All samples of a batch end to end in one row, with `cu_seqlens` and without `attention_mask`."""
+    pad_to_multiple_of: int | None = None
+    padding_side: Literal["right", "left"] = "right"
+    pad_id: int | None = None
+    """By default the tokenizer's padding token, else its EOS, else 0."""
+    max_tokens: int | None = None
+    """Batches of as many rows as fit into so many tokens, padding included, instead of `batch_size` rows."""
+    fields: Sequence[str] | None = None
+    """Of the batch, if not all of them: what is not asked for is not made."""
+    prefetch: int | None = None
+    """Batches made ahead by a thread; 0: none; None: some, if making one takes long."""
+    pin_memory: bool = False
+    device: Any = None
+    """Where batches are to lie when they are handed over."""
+    backend: str = "torch"
+    budget: MemoryBudget | None = None
+    """What batches made ahead are charged to."""
+    sharding: Sharding | None = None
+    """Which samples of a global batch go to which rank; by default neighbours stay together."""
+    cache_dir: PathLike | None = None
+    """Where stores made of raw files are kept."""
+    verify: Verify = "fast"
+    """How much of a store is checked when it is opened; see `open_store`."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "max_tokens", "pad_to_multiple_of"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or index(value) < 1):
+                raise ConfigError(f"{name} must be a positive whole number, got {value!r}")
+        if self.prefetch is not None and self.prefetch < 0:
+            raise ConfigError(f"prefetch counts batches, so it cannot be {self.prefetch}; 0 means none")
+        for name in ("shuffle", "drop_last", "padding_free", "pin_memory"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} is True or False, got {getattr(self, name)!r}")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise ConfigError(f"seed is a whole number, got {self.seed!r}")
+        if self.sharding is not None and not isinstance(self.sharding, Sharding):
+            raise ConfigError(f"sharding must have a method shares(sizes, world), got {self.sharding!r}")
+        if self.fields is not None and "input_ids" not in self.fields:
+            raise ConfigError(f"fields must name input_ids, got {list(self.fields)}")
+        get_backend(self.backend)
+
+    def find_rank(self) -> Rank:
+        return find_rank(self.rank, self.world_size, model_parallel_size=self.model_parallel_size, group=self.group)
+
+    @property
+    def dealt(self) -> Sharding:
+        return self.sharding if self.sharding is not None else Contiguous()
+
+    @property
+    def wanted_fields(self) -> frozenset[str]:
+        return frozenset(FIELDS if self.fields is None else self.fields)
+
+    @property
+    def cache(self) -> Path | None:
+        return None if self.cache_dir is None else Path(self.cache_dir).expanduser()
+
+
+def read_options(given: Mapping[str, Any]) -> Options:
+    """The options of a loader; an unknown one is an error that names the nearest."""
+    known = [option.name for option in fields(Options)]
+    for name in given:
+        if name not in known:
+            raise TypeError(f"no option is called {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}")
+    return Options(**given)

@@ -1,0 +1,53 @@
+"""Raw text in chunks of a fixed length, for pretraining."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Unpack
+
+from penstock.loaders.base import DataLoader
+from penstock.loaders.inputs import Paths, open_inputs
+from penstock.loaders.options import LoaderOptions, read_options
+from penstock.loaders.stocking import Packing, Sampling, stock
+from penstock.order.orders import Truncation
+
+if TYPE_CHECKING:
+    from penstock.transforms._tokenizers.loading import TokenizerSpec
+
+__all__ = ["PretrainDataLoader"]
+
+
+class PretrainDataLoader(DataLoader):
+    """Documents end to end, cut into samples of `chunk_size` tokens.
+
+        loader = PretrainDataLoader("corpus/", tokenizer, chunk_size=2048, batch_size=16)
+
+    `path` is raw files, a directory or a glob of them, which are tokenized into the cache on first use; or a token
+    store, or several. `packing="best_fit"` keeps documents whole instead. With `streaming=True` nothing is prepared:
+    see `docs/loaders.md`.
+    """
+
+    def __init__(
+        self,
+        path: Paths,
+        tokenizer: TokenizerSpec | None = None,
+        chunk_size: int = 2048,
+        *,
+        streaming: bool = False,
+        packing: Packing = "concat",
+        truncation: Truncation = "error",
+        text_column: str | None = None,
+        filters: Sequence[str] = (),
+        dedup: Sequence[str] = (),
+        name: str = "data",
+        **options: Unpack[LoaderOptions],
+    ) -> None:
+        chosen = read_options(options)
+        sampling = Sampling(packing=packing, length=chunk_size, truncation=truncation)
+        recipe = None
+        if tokenizer is not None:
+            from penstock.loaders.recipes import Recipe
+
+            recipe = Recipe(tokenizer=tokenizer, column=text_column, filters=filters, dedup=dedup)
+        inputs = open_inputs(path, recipe, cache=chosen.cache, verify=chosen.verify, budget=chosen.budget)
+        super().__init__([stock(inputs, sampling, chosen, name)], chosen)

@@ -1,0 +1,378 @@
+"""Tokens by row, straight from the mapped shards into arrays: what a training batch is copied with.
+
+    table = TokenTable([open_store("corpus.store")])
+    rows, starts = np.array([7, 3]), np.array([0, 0])
+    table.copy(rows, starts, table.lengths(rows), out, at)
+
+Rows of several stores are numbered through. Mapped shards are parts of one memory, so that rows of one length are a
+single indexing wherever they lie. Nothing here costs anything for rows that are not asked
+for: a table of a billion rows is opened in milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.errors import DataError, SchemaError
+from penstock.memory.addresses import LONGEST_STRETCH, memory_as, place_of, stretches_of
+from penstock.store.reader import Store
+from penstock.store.shards import ShardReader, damaged
+
+__all__ = ["Placed", "TokenTable"]
+
+Ints = npt.NDArray[np.int64]
+_GROUP_ROWS = 128
+"""Rows whose tokens are summed up together, so that a token is found without knowing where every row begins."""
+_SHORT_TOKENS = 48
+"""Parts of fewer tokens on average are copied token by token, longer ones slice by slice."""
+
+
+class TokenTable:
+    """The rows of one or several stores with the same kind of tokens, numbered through.
+
+    Safe to use from several threads. Whether shards are what they were is checked as the stores were told to (`verify`
+    of `open_store`).
+    """
+
+    def __init__(self, stores: Sequence[Store]) -> None:
+        if not stores:
+            raise ValueError("a table of tokens needs at least one store")
+        self.stores = tuple(stores)
+        self.column, self.mask_column = self._columns()
+        self._entries = [(store, number) for store in stores for number in range(len(store.manifest.shards))]
+        entries = [store.manifest.shards[number] for store, number in self._entries]
+        self._row_starts = np.concatenate([[0], np.cumsum([entry.rows for entry in entries], dtype=np.int64)])
+        self._token_starts = np.concatenate([[0], np.cumsum([entry.tokens or 0 for entry in entries], dtype=np.int64)])
+        self._shards: dict[int, _Shard] = {}
+        self.dtype = self._dtype_of(self.column)
+        self._memory = memory_as(self.dtype)
+        mask = None if self.mask_column is None else stores[0].schema.field(self.mask_column).type.value_type
+        self._mask_is_bits = mask is None or pa.types.is_boolean(mask)
+        if self.mask_column is not None and not self._mask_is_bits:
+            self._mask_memory = memory_as(self._dtype_of(self.mask_column))
+
+    @property
+    def rows(self) -> int:
+        return int(self._row_starts[-1])
+
+    @property
+    def tokens(self) -> int:
+        return int(self._token_starts[-1])
+
+    @property
+    def masked(self) -> bool:
+        """Whether it is known which tokens are to be learned; if not, all of them are."""
+        return self.mask_column is not None
+
+    @property
+    def supervised(self) -> int | None:
+        """Tokens to learn from; None if there is no mask, which means all of them."""
+        if self.mask_column is None:
+            return None
+        return sum(store.manifest.supervised or 0 for store in self.stores)
+
+    def lengths(self, rows: npt.ArrayLike) -> Ints:
+        """Tokens of some rows."""
+        wanted = np.asarray(rows, np.int64)
+        found = np.empty(len(wanted), np.int64)
+        for number, which, within in self._by_shard(wanted, self._row_starts):
+            found[which] = self._shard(number).lengths[within]
+        return found
+
+    def find_tokens(self, positions: npt.ArrayLike) -> tuple[Ints, Ints]:
+        """The row that holds the n-th token of the table, and which of its tokens that is."""
+        wanted = np.asarray(positions, np.int64)
+        rows, starts = np.empty(len(wanted), np.int64), np.empty(len(wanted), np.int64)
+        for number, which, within in self._by_shard(wanted, self._token_starts):
+            found, starts[which] = self._shard(number).find_tokens(within)
+            rows[which] = found + self._row_starts[number]
+        return rows, starts
+
+    def locate(self, rows: Ints, starts: Ints) -> Ints:
+        """Where parts of rows begin that leave out the first `starts` tokens of their rows, for `copy_from`.
+
+        Best asked for many parts at once; the cost is by shard.
+        """
+        places = np.empty(len(rows), np.int64)
+        for number, which, within in self._by_shard(rows, self._row_starts):
+            places[which] = self._shard(number).tokens.locate(within)
+        return places + starts
+
+    def locate_mask(self, rows: Ints, starts: Ints) -> Ints:
+        """The same for `copy_mask_from`; only for a table that has a mask."""
+        places = np.empty(len(rows), np.int64)
+        for number, which, within in self._by_shard(rows, self._row_starts):
+            mask = self._shard(number).mask
+            if mask is None:
+                raise SchemaError("these stores have no mask of supervised tokens")
+            places[which] = mask.locate(within)
+        return places + starts
+
+    def copy(self, rows: Ints, starts: Ints, lengths: Ints, out: npt.NDArray[Any], at: Ints) -> None:
+        """Copy tokens `starts[j]` to `starts[j] + lengths[j]` of row `rows[j]` to `out[at[j]:]`, for every part j."""
+        self.copy_from(self.locate(rows, starts), lengths, out, at)
+
+    def copy_mask(self, rows: Ints, starts: Ints, lengths: Ints, out: npt.NDArray[np.bool_], at: Ints) -> None:
+        """The same for which of them are to be learned."""
+        self.copy_mask_from(self.locate_mask(rows, starts), lengths, out, at)
+
+    def copy_from(self, places: Ints, lengths: Ints, out: npt.NDArray[Any], at: Ints) -> None:
+        """Copy the `lengths[j]` tokens from `places[j]` on to `out[at[j]:]`, for every part j.
+
+        `out` is flat, and as wide as it likes. The loop is over parts, not over tokens; of parts that are short on
+        average, all tokens are one operation. The table has to be open, since places are addresses.
+        """
+        numbers, total = self._memory, int(lengths.sum())
+        if len(lengths) > 8 and total < _SHORT_TOKENS * len(lengths):
+            moves = np.arange(total) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+            out[np.repeat(at, lengths) + moves] = numbers[np.repeat(places, lengths) + moves]
+            return
+        for place, length, target in zip(places.tolist(), lengths.tolist(), at.tolist()):
+            out[target : target + length] = numbers[place : place + length]
+
+    def copy_rows_from(self, places: Ints, out: npt.NDArray[Any]) -> None:
+        """Fill each row of `out` with the tokens from its place on: one operation for all of them."""
+        length = out.shape[1]
+        if length > LONGEST_STRETCH:
+            self.copy_from(places, np.full(len(places), length), out.reshape(-1), np.arange(len(places)) * length)
+        else:
+            out[:] = stretches_of(self.dtype, length)[places]
+
+    def copy_mask_from(self, places: Ints, lengths: Ints, out: npt.NDArray[np.bool_], at: Ints) -> None:
+        """As `copy_from`, with places of `locate_mask`: true where a token is to be learned."""
+        if not self._mask_is_bits:
+            numbers = self._mask_memory
+            for place, length, target in zip(places.tolist(), lengths.tolist(), at.tolist()):
+                out[target : target + length] = numbers[place : place + length] != 0
+            return
+        memory = memory_as(np.dtype(np.uint8))
+        for place, length, target in zip(places.tolist(), lengths.tolist(), at.tolist()):
+            low, shift = divmod(place, 8)
+            bits = np.unpackbits(memory[low : (place + length + 7) // 8], bitorder="little")
+            out[target : target + length] = bits[shift : shift + length]
+
+    def row(self, row: int) -> dict[str, Any]:
+        """One row as its store has it, with all its columns."""
+        store, within = self.origin(row)
+        return store[within]
+
+    def origin(self, row: int) -> tuple[Store, int]:
+        """The store that a row is from, and its number there."""
+        if not 0 <= row < self.rows:
+            raise IndexError(f"row {row} of a table with {self.rows} rows")
+        for store in self.stores:
+            if row < len(store):
+                return store, row
+            row -= len(store)
+        raise AssertionError("unreachable")
+
+    def _by_shard(self, numbers: Ints, starts: Ints) -> list[tuple[int, Any, Ints]]:
+        """(shard, which of the numbers lie in it, where in it) for every shard that is touched."""
+        if not len(numbers):
+            return []
+        low, high = int(numbers.min()), int(numbers.max())
+        if low < 0 or high >= starts[-1]:
+            raise IndexError(f"{low} to {high} of a table that has {int(starts[-1])}")
+        if len(starts) == 2:
+            return [(0, slice(None), numbers)]
+        owner = np.searchsorted(starts, numbers, side="right") - 1
+        if (owner == owner[0]).all():
+            return [(int(owner[0]), slice(None), numbers - starts[owner[0]])]
+        order = np.argsort(owner, kind="stable")
+        cuts = np.flatnonzero(np.diff(owner[order])) + 1
+        groups = np.split(order, cuts)
+        return [(int(owner[group[0]]), group, numbers[group] - starts[owner[group[0]]]) for group in groups]
+
+    def _shard(self, number: int) -> _Shard:
+        shard = self._shards.get(number)
+        if shard is None:
+            shard = _Shard(*self._entries[number], self.column, self.mask_column)
+            self._shards[number] = shard
+        return shard
+
+    def _columns(self) -> tuple[str, str | None]:
+        first = self.stores[0].manifest
+        for store in self.stores:
+            manifest = store.manifest
+            if manifest.tokens_column is None:
+                raise SchemaError(f"{store.shown} holds no tokens; prepare it with a tokenizer")
+            here, there = (manifest.tokens_column, manifest.mask_column), (first.tokens_column, first.mask_column)
+            if here != there:
+                raise SchemaError(
+                    f"stores that are read as one need the same columns: {self.stores[0].shown} has tokens and mask in "
+                    f"{there}, {store.shown} in {here}"
+                )
+            if manifest.tokenizer != first.tokenizer:
+                raise SchemaError(
+                    f"stores that are read as one need the same tokenizer: {self.stores[0].shown} was made with "
+                    f"{first.tokenizer}, {store.shown} with {manifest.tokenizer}; prepare one of them again"
+                )
+        assert first.tokens_column is not None
+        return first.tokens_column, first.mask_column
+
+    def check_unchanged(self) -> None:
+        """Raise if a file that is being read was changed or removed since: mapped memory would not say so."""
+        for shard in list(self._shards.values()):
+            shard.check_unchanged()
+
+    def _dtype_of(self, column: str) -> np.dtype[Any]:
+        kinds = {store.schema.field(column).type for store in self.stores}
+        if len(kinds) > 1:
+            raise SchemaError(
+                f"stores that are read as one need the same types; {column!r} has {sorted(map(str, kinds))}"
+            )
+        values = next(iter(kinds)).value_type
+        if not pa.types.is_integer(values):
+            raise SchemaError(
+                f"tokens are whole numbers, and the column {column!r} of {self.stores[0].shown} holds {values}"
+            )
+        return np.dtype(str(values))
+
+    def close(self) -> None:
+        """Let go of the shards."""
+        self._shards = {}
+        for store in self.stores:
+            store.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"stores": self.stores}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        TokenTable.__init__(self, state["stores"])
+
+
+class Placed:
+    """Parts of rows whose places are known already: row j of it is the j-th of them."""
+
+    def __init__(self, table: TokenTable, places: Ints, mask_places: Ints | None) -> None:
+        self._table, self._places, self._mask_places = table, places, mask_places
+
+    @property
+    def masked(self) -> bool:
+        return self._table.masked
+
+    def copy(self, rows: Ints, starts: Ints, lengths: Ints, out: npt.NDArray[Any], at: Ints) -> None:
+        self._table.copy_from(self._places[rows] + starts, lengths, out, at)
+
+    def copy_rows(self, rows: Ints, starts: Ints, out: npt.NDArray[Any]) -> None:
+        """Fill each row of `out` with tokens of one part."""
+        self._table.copy_rows_from(self._places[rows] + starts, out)
+
+    def copy_mask(self, rows: Ints, starts: Ints, lengths: Ints, out: npt.NDArray[np.bool_], at: Ints) -> None:
+        if self._mask_places is None:
+            raise SchemaError("these stores have no mask of supervised tokens")
+        self._table.copy_mask_from(self._mask_places[rows] + starts, lengths, out, at)
+
+
+class _Shard:
+    """One shard: the length of each row, and its columns of tokens and of the mask as flat arrays."""
+
+    def __init__(self, store: Store, number: int, column: str, mask: str | None) -> None:
+        self._store, self._number = store, number
+        self._column, self._mask_column = column, mask
+        entry = store.manifest.shards[number]
+        self.lengths: npt.NDArray[np.int32] = store.map_lengths(entry)
+        self._path = store.path / entry.file
+        self._seen = _mark(self._path)
+        self._groups: Ints | None = None
+
+    @cached_property
+    def tokens(self) -> _Flat:
+        return _Flat(self._store.open_shard(self._number), self._column)
+
+    @cached_property
+    def mask(self) -> _Flat | None:
+        mask = self._mask_column
+        return None if mask is None else _Flat(self._store.open_shard(self._number), mask)
+
+    def check_unchanged(self) -> None:
+        try:
+            now: tuple[int, int, int] | None = _mark(self._path)
+        except OSError:
+            now = None
+        if now != self._seen:
+            what = "removed" if now is None else "changed"
+            raise DataError(
+                f"this shard was {what} while it was being read; shards are never rewritten in place: restore the "
+                "file, or start again with the store as it is now",
+                file=str(self._path),
+            )
+
+    def find_tokens(self, positions: Ints) -> tuple[Ints, Ints]:
+        """The row of each token, and which of its tokens that is."""
+        if self._groups is None:
+            sums = np.add.reduceat(self.lengths, np.arange(0, len(self.lengths), _GROUP_ROWS), dtype=np.int64)
+            self._groups = np.concatenate([[0], np.cumsum(sums)])
+        group = np.searchsorted(self._groups, positions, side="right") - 1
+        left = positions - self._groups[group]
+        rows = group[:, None] * _GROUP_ROWS + np.arange(_GROUP_ROWS)
+        inside = rows < len(self.lengths)
+        lengths = np.where(inside, self.lengths[np.minimum(rows, len(self.lengths) - 1)], 0)
+        ends = np.cumsum(lengths, axis=1, dtype=np.int64)
+        which = (ends <= left[:, None]).sum(axis=1)
+        if (which >= _GROUP_ROWS).any():
+            raise damaged(self._path, "its index does not add up to the tokens that the manifest counts")
+        before = np.where(which > 0, ends[np.arange(len(which)), which - 1], 0)
+        return group * _GROUP_ROWS + which, left - before
+
+
+class _Flat:
+    """A column of lists of numbers in a shard: where the values of a row begin, as a place in memory."""
+
+    def __init__(self, reader: ShardReader, column: str) -> None:
+        self._reader, self._column = reader, reader.schema.get_field_index(column)
+        kind = reader.schema.field(column).type
+        self._fixed = kind.list_size if pa.types.is_fixed_size_list(kind) else None
+        self._offsets = memory_as(np.dtype(np.int64 if pa.types.is_large_list(kind) else np.int32))
+        self._bits: int = kind.value_type.bit_width
+        self._starts = np.asarray(reader.starts[:-1], np.int64)
+        self._values_at = np.full(len(self._starts), -1, np.int64)
+        self._offsets_at = np.full(len(self._starts), -1, np.int64)
+
+    def locate(self, rows: Ints) -> Ints:
+        """Where the values of rows begin; for truth values, counted in bits."""
+        pieces = np.searchsorted(self._starts, rows, side="right") - 1
+        values = self._values_at[pieces]
+        if values.min() < 0:
+            for piece in np.unique(pieces[values < 0]).tolist():
+                self._look_at(piece)
+            values = self._values_at[pieces]
+        within = rows - self._starts[pieces]
+        if self._fixed is not None:
+            return np.asarray(values + within * self._fixed)
+        found: Ints = np.add(values, self._offsets[self._offsets_at[pieces] + within], dtype=np.int64)
+        return found
+
+    def _look_at(self, piece: int) -> None:
+        column = self._reader.batch(piece).column(self._column)
+        try:
+            if column.offset or column.values.offset:
+                raise ValueError("a record batch begins in the middle of its buffers")
+            values, width = column.values.buffers()[1], max(self._bits // 8, 1)
+            place = 0 if values is None else place_of(values.address, width)
+            if values is not None and len(column.values) * self._bits > values.size * 8:
+                raise ValueError("a column ends before its values do")
+            if self._fixed is None:
+                at = place_of(column.buffers()[1].address, self._offsets.itemsize)
+                self._check_offsets(self._offsets[at : at + len(column) + 1], len(column.values))
+                self._offsets_at[piece] = at
+        except ValueError as error:
+            raise damaged(self._reader.path, str(error), int(self._starts[piece])) from error
+        self._values_at[piece] = place * 8 if self._bits == 1 else place
+
+    def _check_offsets(self, offsets: npt.NDArray[Any], values: int) -> None:
+        """Places are read without another look, so nothing may point outside the values."""
+        if offsets[0] < 0 or offsets[-1] > values or (offsets[1:] < offsets[:-1]).any():
+            raise ValueError("rows do not lie where they should")
+
+
+def _mark(path: Path) -> tuple[int, int, int]:
+    stat = path.stat()
+    return stat.st_size, stat.st_mtime_ns, stat.st_ino
