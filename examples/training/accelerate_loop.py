@@ -1,0 +1,50 @@
+"""Accelerate: the loader is not prepared, since it is sharded already; its state is saved and loaded with the rest."""
+
+import tempfile
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from torch import nn
+
+from penstock import PretrainDataLoader
+
+SAMPLE = Path(__file__).parents[1] / "sample"
+
+
+def train(folder: Path, steps: int, checkpoint: Path | None = None) -> list[torch.Tensor]:
+    set_seed(0)
+    accelerator = Accelerator(cpu=True, step_scheduler_with_optimizer=False)
+    model = nn.Sequential(nn.Embedding(1024, 32), nn.Linear(32, 1024))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    # Rank and world size are those of torch.distributed, which the accelerator has set up.
+    with PretrainDataLoader(
+        SAMPLE / "documents.jsonl", SAMPLE / "tokenizer", chunk_size=64, batch_size=4, device=accelerator.device,
+        cache_dir=folder,
+    ) as loader:  # fmt: skip
+        accelerator.register_for_checkpointing(loader)
+        if checkpoint is not None:
+            accelerator.load_state(checkpoint)
+        while loader.step < steps:
+            for batch in loader:
+                scores = model(batch.input_ids)[:, :-1].flatten(0, 1)
+                loss = nn.functional.cross_entropy(scores, batch.labels[:, 1:].flatten(), reduction="sum")
+                # The number is that of the global batch, and gradients are averaged over the ranks.
+                accelerator.backward(loss / batch.num_items_in_batch * accelerator.num_processes)
+                optimizer.step()
+                optimizer.zero_grad()
+                if loader.step == 25:
+                    accelerator.save_state(folder / "checkpoint")
+                if loader.step == steps:
+                    break
+        print(f"step {loader.step}, epoch {loader.epoch}, loss {loss.item() / batch.num_items_in_batch:.3f}")
+    return list(accelerator.unwrap_model(model).parameters())
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as name:
+        whole = train(Path(name), 60)
+        resumed = train(Path(name), 60, Path(name) / "checkpoint")
+        print("the same model:", all(map(torch.equal, whole, resumed)))
