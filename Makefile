@@ -4,6 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 # torch's CPU wheel is tested on 3.11; elsewhere its tests are left out of the set-up.
+comma  := ,
 TORCH  := $(shell $(PYTHON) -c 'import sys; print("torch==2.13.0" if sys.version_info[:2] == (3, 11) else "")')
 
 .PHONY: demo test lint format bench clean
@@ -28,6 +29,7 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/tokens.py
 	$(BIN)/python benchmarks/dedup.py
 	$(BIN)/python benchmarks/filters.py
+	$(BIN)/python benchmarks/feed.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
@@ -40,7 +42,7 @@ $(VENV)/.base: pyproject.toml constraints.txt
 # torch goes first and alone, so that nothing after it can pull in another build.
 $(VENV)/.dev: $(VENV)/.base examples/plugin/pyproject.toml
 	$(if $(TORCH),$(PIP) $(TORCH))
-	$(PIP) --editable '.[test,lint]'
+	$(PIP) --editable '.[test,lint$(if $(TORCH),$(comma)trainers)]'
 	$(PIP) --editable examples/plugin
 	touch $@
 

@@ -51,10 +51,12 @@ if TYPE_CHECKING:
     from penstock.loaders.base import DataLoader
     from penstock.loaders.batch import TrainingBatch
     from penstock.loaders.conversation import ConversationDataLoader
+    from penstock.loaders.integrations import Endless
     from penstock.loaders.mixed import MixedDataLoader
     from penstock.loaders.preparation import Prepared, prepare
     from penstock.loaders.pretrain import PretrainDataLoader
     from penstock.loaders.recipes import Recipe
+    from penstock.loaders.streams import StreamOptions
     from penstock.order.mixing import Mixture
     from penstock.order.packing import Bins, pack
     from penstock.order.permutation import Permutation
@@ -78,6 +80,7 @@ __all__ = [
     "DataProcessor",
     "DirectoryRendezvous",
     "EndOfEpoch",
+    "Endless",
     "FailureBudgetError",
     "Feed",
     "Field",
@@ -110,6 +113,7 @@ __all__ = [
     "Step",
     "StoppedError",
     "Store",
+    "StreamOptions",
     "Strided",
     "TrainingBatch",
     "Transform",
@@ -173,5 +177,7 @@ __getattr__ = lazy(
         "temperature_weights": "penstock.order.schedules",
         "Store": "penstock.store.reader",
         "open_store": "penstock.store.reader",
+        "Endless": "penstock.loaders.integrations",
+        "StreamOptions": "penstock.loaders.streams",
     },
 )

@@ -1,10 +1,13 @@
-"""For people who write stages: what every source and sink promises, as assertions, and a few small fakes.
+"""For people who write stages and loaders: what each kind promises, as assertions, and a few small fakes.
 
     def test_my_source_keeps_its_promises(tmp_path):
         assert_source_contract(lambda: MySource(tmp_path / "in.my"), rows=[{"a": 1}, {"a": 2}])
 
     def test_my_transform_resumes():
         assert_resumes_exactly(lambda: Pipeline(RowsSource(rows), [MyTransform()]))
+
+    def test_my_loader_depends_on_the_plan_the_seed_and_the_step_alone(store):
+        assert_loader_contract(lambda **options: MyLoader(store, backend="numpy", **options))
 
 The assertions are quadratic in the number of batches: a few dozen rows are enough.
 """
@@ -15,18 +18,25 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import lcm
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pyarrow as pa
 
+from penstock.errors import ConfigError
+from penstock.loaders.base import DataLoader
+from penstock.loaders.batch import TrainingBatch
+from penstock.loaders.verification import verify_resume
 from penstock.pipeline import Durable, Pipeline, PipelineConfig, Sink, Source, State
 
 __all__ = [
     "FailingTransform",
     "RowsSource",
     "SlowSink",
+    "assert_loader_contract",
     "assert_resumes_exactly",
     "assert_sink_contract",
     "assert_source_contract",
@@ -108,6 +118,45 @@ def assert_sink_contract(make_sink: Callable[[Path], Sink], read_back: Callable[
         _assert_abort_leaves_nothing(make_sink, read_back, batches)
         for crash in range(len(batches) + 1):
             _assert_survives(make_sink, read_back, batches, crash)
+
+
+def assert_loader_contract(
+    make_loader: Callable[..., DataLoader], *, steps: int = 24, worlds: Sequence[int] = (1, 2), seed: int = 0
+) -> None:
+    """The batches of a loader are a function of the plan, the seed and the step, and of nothing else.
+
+    `make_loader(rank=, world_size=, batch_size=, prefetch=)` makes a fresh loader of the same plan each time. Its first
+    `steps` batches, over the ends of epochs, are compared byte for byte: after a stop behind every one of them, after
+    several stops at steps that `seed` draws, on other numbers of ranks (`worlds`), and made ahead or not. States are
+    the same on every rank, go through JSON unchanged, and stay below 4 KiB. Every rank has equally many batches.
+
+    Data of which `steps` are two epochs or more are best: what goes wrong goes wrong where an epoch ends.
+    """
+    if not worlds or min(worlds) < 1:
+        raise ConfigError(f"worlds are numbers of ranks, at least one, got {list(worlds)}")
+    size = 2 * lcm(*worlds)
+
+    def make(**given: Any) -> DataLoader:
+        return make_loader(**{"rank": 0, "world_size": 1, "batch_size": size, "prefetch": 0, **given})
+
+    wanted, states = _assert_loader_alone(make, steps)
+    for number, state in enumerate(states):
+        with make() as fresh:
+            fresh.load_state_dict(state)
+            when = f"resumed behind {number} batches"
+            assert _saved(fresh.state_dict()) == state, (
+                f"{when}: the state is {fresh.state_dict()}, not the {state} loaded"
+            )
+            _assert_batches([_facts(batch) for batch in _epochs(fresh, steps - number)], wanted[number:], when)
+    due = [(facts["epoch"], facts["step"]) for facts in wanted]
+    for world in worlds:
+        for rank in range(world):
+            with make(rank=rank, world_size=world, batch_size=size // world) as loader:
+                seen = [(batch.metadata["epoch"], batch.metadata["step"]) for batch in _epochs(loader, steps)]
+                budgeted = loader.options.max_tokens is not None  # then each rank has a batch of its own in a step
+                assert budgeted or seen == due, f"rank {rank} of {world} has the (epoch, step)s {seen}, expected {due}"
+    difference = verify_resume(make, steps=max(steps, 2), worlds=worlds, seed=seed).difference
+    assert difference is None, difference
 
 
 class RowsSource(Source):
@@ -272,6 +321,64 @@ def _assert_survives(
                 lost.abort()
 
 
+def _assert_loader_alone(make: Callable[..., DataLoader], steps: int) -> tuple[list[Row], list[State]]:
+    """The batches of a loader that is never stopped, and the states in front of the first and behind each of them."""
+    with make() as loader:
+        states, batches, begun = [_saved(loader.state_dict())], [], loader.epoch
+        promised = _length(loader)
+        for batch in _epochs(loader, steps):
+            batches.append(_facts(batch))
+            states.append(_saved(loader.state_dict()))
+            if loader.epoch != begun:
+                count = sum(facts["epoch"] == batches[-1]["epoch"] for facts in batches)
+                assert promised in (None, count), f"len() is {promised} in an epoch of {count} batches"
+                begun, promised = loader.epoch, _length(loader)
+        assert batches, "the loader under test produced nothing"
+        loader.reset()
+        _assert_batches([_facts(batch) for batch in _epochs(loader, steps)], batches, "read again after reset()")
+        loader.close()
+    with make() as loader:
+        facts = [_facts(loader.get_batch()) for _ in batches]
+        _assert_batches(facts, batches, "asked for by get_batch()")
+    return batches, states
+
+
+def _epochs(loader: DataLoader, steps: int) -> Iterator[TrainingBatch]:
+    """So many batches, over the ends of epochs; fewer if there are no more."""
+    some = True
+    while steps > 0 and some:
+        some = False
+        for batch in loader:
+            some = True
+            yield batch
+            steps -= 1
+            if steps <= 0:
+                return
+
+
+def _length(loader: DataLoader) -> int | None:
+    try:
+        return len(loader)
+    except TypeError:  # endless
+        return None
+
+
+def _facts(batch: TrainingBatch) -> Row:
+    """All that a batch holds, ready to be compared."""
+    found = {**batch.metadata, **batch.to_numpy()}
+    return {
+        name: (str(value.dtype), value.shape, value.tobytes()) if isinstance(value, np.ndarray) else value
+        for name, value in found.items()
+    }
+
+
+def _assert_batches(got: list[Row], wanted: Sequence[Row], when: str) -> None:
+    for number, (batch, expected) in enumerate(zip(got, wanted)):
+        different = [name for name in {**expected, **batch} if batch.get(name) != expected.get(name)]
+        assert not different, f"{when}: {', '.join(different)} of batch {number} are not those of the first reading"
+    assert len(got) == len(wanted), f"{when}: {len(got)} batches, expected {len(wanted)}"
+
+
 def _read(source: Source, max_rows: int) -> list[Row]:
     rows: list[Row] = []
     schema: pa.Schema | None = None
@@ -285,7 +392,10 @@ def _read(source: Source, max_rows: int) -> list[Row]:
 
 def _saved(state: State) -> State:
     """A state as a checkpoint file gives it back."""
-    data = orjson.dumps(state)
+    try:
+        data = orjson.dumps(state)
+    except TypeError as error:
+        raise AssertionError(f"the state is not plain JSON: {error}") from None
     assert len(data) < _MOST_STATE_BYTES, f"the state takes {len(data)} bytes, more than {_MOST_STATE_BYTES}"
     back: State = orjson.loads(data)
     return back

@@ -307,12 +307,6 @@ def test_the_hugging_face_trainer_sees_the_batches_of_the_loader_and_resumes_exa
         assert equal(weights, again)
 
 
-def test_the_epochs_of_a_mixture_differ_in_length_or_the_tests_above_show_less(mixed: Make) -> None:
-    with mixed() as loader:
-        lengths = {loader.plan.delivered_in(epoch) for epoch in range(6)}
-    assert len(lengths) > 1
-
-
 def test_the_hugging_face_trainer_resumes_when_it_restores_its_callbacks_by_itself(
     chopped: Make, tmp_path: Path
 ) -> None:

@@ -7,12 +7,17 @@ from typing import Annotated
 import typer
 
 from penstock import __version__
+from penstock.cli.bench import bench
 from penstock.cli.info import info
 from penstock.cli.lint import lint
+from penstock.cli.plan import plan
 from penstock.cli.plugins import plugins
 from penstock.cli.prepare import prepare
+from penstock.cli.probe_isolation import probe_isolation
 from penstock.cli.run import run
 from penstock.cli.show import show
+from penstock.cli.trace import trace
+from penstock.cli.verify_resume import verify_resume
 
 __all__ = ["app"]
 
@@ -23,7 +28,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # the help shows YAML, whose brackets must not be taken for markup
     pretty_exceptions_enable=False,
 )
-for verb in (run, prepare, show, lint, info):
+for verb in (run, prepare, show, lint, info, plan, trace, verify_resume, probe_isolation, bench):
     app.command()(verb)
 app.command()(plugins)
 

@@ -13,10 +13,10 @@ import typer
 from rich.console import Console
 
 from penstock.cli.consoles import log_lines, output, print_table
-from penstock.cli.documents import read_document, set_value
 from penstock.cli.exits import clear_exits
 from penstock.cli.fitting import fit_transforms
 from penstock.cli.spec import KEYS, Plan, read_plan, spelled_out
+from penstock.files.documents import read_document, set_value
 from penstock.memory.budget import format_bytes
 from penstock.observe import Extent, closing_table, progress_on
 from penstock.pipeline import Report
@@ -71,7 +71,7 @@ def run(
         if not assignment.partition("=")[0].strip() or "=" not in assignment:
             raise typer.BadParameter(f"expected a.b=value, got {assignment!r}", param_hint="--set")
     with clear_exits(debug=debug):
-        tree = spelled_out(read_document(pipeline))
+        tree = spelled_out(read_document(pipeline, such_as="source: corpus.jsonl"))
         for assignment in assignments or ():
             set_value(tree, assignment, known=KEYS)
             tree = spelled_out(tree)

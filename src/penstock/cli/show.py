@@ -1,9 +1,9 @@
-"""`penstock show STORE|FILE --row N`: one row as a trainer sees it, coloured by what is trained on."""
+"""`penstock show STORE|FILE --row N`: one row as a trainer sees it, coloured by what is trained on, or a
+whole step of a loader."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,24 +15,32 @@ from rich.text import Text
 
 from penstock.cli.consoles import output
 from penstock.cli.exits import clear_exits
+from penstock.cli.loading import SetOption, read_planned
 from penstock.cli.prepare import ColumnsOption, TemplateOption, chat_options
+from penstock.cli.show_step import documents_of_step
+from penstock.cli.tokens import STYLES, Pieces, bracketed, coloured, pieces_of, runs_of, tokenizer_of
 from penstock.errors import ConfigError, DataError
 from penstock.loaders import Recipe
 from penstock.store import open_store
 from penstock.store.manifest import is_store
-from penstock.transforms.tokenization import Tokenizer, load_tokenizer
+from penstock.transforms.tokenization import Tokenizer
 
 __all__ = ["show"]
 
-_STYLES = {"supervised": "bold green", "masked": "dim", "special": "yellow", "supervised special": "bold yellow"}
-
-
-_STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-
 
 def show(
-    data: Annotated[Path, typer.Argument(metavar="STORE|FILE", help="A store, or a file of documents or chats.")],
+    data: Annotated[
+        Path,
+        typer.Argument(
+            metavar="STORE|FILE|CONFIG", help="A store, a file of documents or chats, or, with --step, of a loader."
+        ),
+    ],
     row: Annotated[int, typer.Option("--row", metavar="N", help="Which row, from 0; negative ones count back.")] = 0,
+    step: Annotated[
+        int | None, typer.Option("--step", metavar="N", min=0, help="All rows of this step of the loader.")
+    ] = None,
+    rank: Annotated[int | None, typer.Option(min=0, help="With --step: only the batch of this rank.")] = None,
+    assignments: SetOption = None,
     tokenizer: Annotated[
         str | None, typer.Option(metavar="T", help="For a file; for a store only if its own cannot be found.")
     ] = None,
@@ -42,45 +50,79 @@ def show(
     eot: Annotated[bool, typer.Option(help="As in prepare; for files.")] = True,
     columns: ColumnsOption = "",
     ids: Annotated[bool, typer.Option("--ids", help="One line for each token: id, text, what it is.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object for each sequence: one, or chosen and rejected.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each sequence.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Print the tokens of a row: supervised ones green, masked ones dim, special ones yellow.
 
     Where there are no colours, supervised stretches stand between [[ and ]]. These are the tokens, decoded one by one,
-    and not the text they came from.
+    and not the text they came from. With --step, the documents of every row of the batch are named with their source
+    and row, and what is supervised is what has a label: never the first token of a document.
     """
     with clear_exits(debug=debug):
-        if is_store(data):
-            loaded, rows = _stored(data, row, tokenizer)
+        if step is not None:
+            documents = documents_of_step(read_planned(data, assignments), step, rank=rank, tokenizer=tokenizer)
+            sequences = [_Sequence(str(each), each.tokens, each.supervised, each.pieces()) for each in documents]
         else:
-            loaded, rows = _from_file(
-                data,
-                row,
-                Recipe(
-                    tokenizer=_needed(tokenizer),
-                    template=template,
-                    column=column,
-                    chat=chat_options(train_on, columns, include_eot=eot),
-                ),
+            sequences = _of_row(
+                data, row, tokenizer, template, column, chat_options(train_on, columns, include_eot=eot)
             )
-        drawn = [list(_pieces(loaded, tokens, mask)) for _, tokens, mask in rows]
     console = output()
-    for (name, tokens, mask), pieces in zip(rows, drawn):
+    for sequence in sequences:
         if as_json:
-            typer.echo(orjson.dumps(_facts(name, tokens, mask, pieces), option=orjson.OPT_SERIALIZE_NUMPY))
+            typer.echo(orjson.dumps(sequence.facts(), option=orjson.OPT_SERIALIZE_NUMPY))
             continue
-        supervised = f", {int(mask.sum()):,} supervised" if mask is not None else ""
-        console.print(Text(f"{name}: {len(tokens):,} tokens{supervised}", style="bold"))
+        console.print(Text(sequence.title, style="bold"))
+        if sequence.is_padding:
+            continue
         if ids:
-            for token, (kind, text) in zip(tokens.tolist(), pieces):
-                line = Text(f"{token:>8}  {text!r}  {kind}", style=_STYLES[kind])
+            for token, (kind, text) in zip(sequence.tokens.tolist(), sequence.pieces):
+                line = Text(f"{token:>8}  {text!r}  {kind}", style=STYLES[kind])
                 console.print(line, highlight=False)
         else:
-            shown = _coloured(pieces) if console.is_terminal else _bracketed(pieces)
+            shown = coloured(sequence.pieces) if console.is_terminal else bracketed(sequence.pieces)
             console.print(shown, highlight=False, soft_wrap=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sequence:
+    """Some tokens, what they are called, and how they read."""
+
+    name: str
+    tokens: np.ndarray[Any, Any]
+    mask: np.ndarray[Any, Any] | None
+    pieces: Pieces
+
+    @property
+    def is_padding(self) -> bool:
+        return all(kind == "padding" for kind, _ in self.pieces)
+
+    @property
+    def title(self) -> str:
+        supervised = f", {int(self.mask.sum()):,} supervised" if self.mask is not None and not self.is_padding else ""
+        return f"{self.name}: {len(self.tokens):,} tokens{supervised}"
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "row": self.name,
+            "input_ids": self.tokens,
+            "loss_mask": self.mask.astype(np.uint8) if self.mask is not None else None,
+            "pieces": [{"kind": kind, "text": text} for kind, text in runs_of(self.pieces)],
+        }
+
+
+def _of_row(
+    data: Path, row: int, tokenizer: str | None, template: str | None, column: str | None, chat: dict[str, Any]
+) -> list[_Sequence]:
+    """One sequence of tokens; of a preference pair, two."""
+    if is_store(data):
+        loaded, rows = _stored(data, row, tokenizer)
+    elif data.suffix in (".yaml", ".yml"):
+        raise ConfigError(f"{data}: of a loader one step is shown; pass --step N")
+    else:
+        recipe = Recipe(tokenizer=_needed(tokenizer), template=template, column=column, chat=chat)
+        loaded, rows = _from_file(data, row, recipe)
+    return [_Sequence(name, tokens, mask, list(pieces_of(loaded, tokens, mask))) for name, tokens, mask in rows]
 
 
 Row = tuple[str, np.ndarray[Any, Any], np.ndarray[Any, Any] | None]
@@ -88,7 +130,7 @@ Row = tuple[str, np.ndarray[Any, Any], np.ndarray[Any, Any] | None]
 
 def _stored(path: Path, number: int, tokenizer: str | None) -> tuple[Tokenizer, list[Row]]:
     with open_store(path) as store:
-        loaded = _tokenizer_of(store.manifest, tokenizer)
+        loaded = tokenizer_of(store.manifest, tokenizer)
         try:
             row = store[number]
         except IndexError:
@@ -135,98 +177,7 @@ def _sides(row: dict[str, Any], name: str) -> list[Row]:
     return found
 
 
-def _tokenizer_of(manifest: Any, given: str | None) -> Tokenizer:
-    """The tokenizer the store was made with: the one given, or the one it names, if it still is the same."""
-    known = manifest.lineage[-1].notes.get("tokenizer_path") if manifest.lineage else None
-    if given is None and known is None:
-        raise ConfigError("the store does not say where its tokenizer is; pass --tokenizer")
-    loaded = load_tokenizer(given or known)
-    if manifest.tokenizer not in (None, loaded.fingerprint):
-        raise ConfigError(
-            f"{given or known} is not the tokenizer of this store: its fingerprint is {loaded.fingerprint}, the "
-            f"store was made with {manifest.tokenizer}; pass the right one with --tokenizer"
-        )
-    return loaded
-
-
 def _needed(tokenizer: str | None) -> str:
     if tokenizer is None:
         raise ConfigError("a file has no tokens yet: pass --tokenizer")
     return tokenizer
-
-
-def _pieces(tokenizer: Tokenizer, tokens: Any, mask: Any) -> Iterator[tuple[str, str]]:
-    """What each token is, and its text. A character over several tokens stands with the last of them."""
-    special = set(tokenizer.special.named.values())
-    left, kind = b"", "masked"
-    for position, token in enumerate(tokens.tolist()):
-        supervised = mask is not None and bool(mask[position])
-        if token in special:
-            text = (_decoded(left) if left else "") + _decoded(tokenizer.token_bytes(token))
-            yield ("supervised special" if supervised else "special"), text
-            left = b""
-            continue
-        kind = "supervised" if supervised else "masked"
-        left += tokenizer.token_bytes(token)
-        whole = _whole_characters(left)
-        yield kind, _decoded(left[:whole])
-        left = left[whole:]
-    if left:
-        yield kind, _decoded(left)
-
-
-def _whole_characters(data: bytes) -> int:
-    """How many bytes can be decoded without cutting the last character."""
-    for back in range(1, min(4, len(data)) + 1):
-        byte = data[-back]
-        if byte < 0x80:
-            break
-        if byte >= 0xC0:
-            needed = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-            return len(data) - back if back < needed else len(data)
-    return len(data)
-
-
-def _decoded(data: bytes) -> str:
-    """As text; what would steer a terminal is spelled out."""
-    return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), data.decode(errors="replace"))
-
-
-def _coloured(pieces: list[tuple[str, str]]) -> Text:
-    text = Text()
-    for kind, run in _runs(pieces):
-        text.append(run, _STYLES[kind])
-    return text
-
-
-def _bracketed(pieces: list[tuple[str, str]]) -> Text:
-    """For where there are no colours."""
-    text, inside = Text(), False
-    for kind, run in _runs(pieces):
-        if kind.startswith("supervised") != inside:
-            text.append("]]" if inside else "[[")
-            inside = not inside
-        text.append(f"<{run}>" if kind.endswith("special") and not run.startswith("<") else run)
-    return text.append("]]") if inside else text
-
-
-def _runs(pieces: list[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Neighbours of one kind together; special tokens stay apart."""
-    kind, run = "", ""
-    for now, text in pieces:
-        if now != kind or "special" in now:
-            if run:
-                yield kind, run
-            kind, run = now, ""
-        run += text
-    if run:
-        yield kind, run
-
-
-def _facts(name: str, tokens: Any, mask: Any, pieces: list[tuple[str, str]]) -> dict[str, Any]:
-    return {
-        "row": name,
-        "input_ids": tokens,
-        "loss_mask": mask.astype(np.uint8) if mask is not None else None,
-        "pieces": [{"kind": kind, "text": text} for kind, text in _runs(pieces)],
-    }

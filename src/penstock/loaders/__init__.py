@@ -14,18 +14,22 @@ if TYPE_CHECKING:
     from penstock.loaders.base import DataLoader
     from penstock.loaders.batch import TrainingBatch
     from penstock.loaders.conversation import ConversationDataLoader
+    from penstock.loaders.integrations import Endless
     from penstock.loaders.mixed import MixedDataLoader
     from penstock.loaders.preparation import Prepared, prepare
     from penstock.loaders.pretrain import PretrainDataLoader
     from penstock.loaders.recipes import Recipe
+    from penstock.loaders.streams import StreamOptions
 
 __all__ = [
     "ConversationDataLoader",
     "DataLoader",
+    "Endless",
     "MixedDataLoader",
     "Prepared",
     "PretrainDataLoader",
     "Recipe",
+    "StreamOptions",
     "TrainingBatch",
     "prepare",
 ]
@@ -41,5 +45,7 @@ __getattr__ = lazy(
         "Recipe": "penstock.loaders.recipes",
         "TrainingBatch": "penstock.loaders.batch",
         "prepare": "penstock.loaders.preparation",
+        "Endless": "penstock.loaders.integrations",
+        "StreamOptions": "penstock.loaders.streams",
     },
 )

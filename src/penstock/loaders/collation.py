@@ -6,7 +6,7 @@ made from one layout, so that they cannot disagree.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 
@@ -18,7 +18,17 @@ from penstock.backends.base import aligned_empty
 from penstock.errors import ConfigError
 from penstock.order.samples import Samples
 
-__all__ = ["FIELDS", "IGNORE", "BatchForm", "RowTokens", "Tokens", "collate", "supervised_tokens", "width"]
+__all__ = [
+    "FIELDS",
+    "IGNORE",
+    "BatchForm",
+    "RowTokens",
+    "Tokens",
+    "collate",
+    "split_rows",
+    "supervised_tokens",
+    "width",
+]
 
 Ints = npt.NDArray[np.int64]
 IGNORE = -100
@@ -35,6 +45,7 @@ FIELDS = (
     "num_items_in_batch",
 )
 
+_BY_ROW = frozenset({"input_ids", "attention_mask", "labels", "loss_mask", "position_ids", "document_ids"})
 _ROWWISE: dict[type, bool] = {}
 
 
@@ -151,6 +162,22 @@ def collate(
     if form.fields & {"position_ids", "document_ids", "cu_seqlens", "max_seqlen"}:
         found |= _documents(layout, form)
     return {name: value for name, value in found.items() if name in form.fields}
+
+
+def split_rows(arrays: Mapping[str, Any], count: int) -> Iterator[dict[str, Any]]:
+    """The arrays of `count` batches of equally many rows without padding that were collated as one."""
+    rows = len(arrays["input_ids"]) // count
+    ends = arrays["cu_seqlens"][: rows + 1] if "cu_seqlens" in arrays else None
+    for low in range(0, rows * count, rows):
+        part = {name: value[low : low + rows] for name, value in arrays.items() if name in _BY_ROW}
+        if ends is not None:
+            part["cu_seqlens"] = ends.copy()
+        if "max_seqlen" in arrays:
+            part["max_seqlen"] = arrays["max_seqlen"]
+        if "num_items_in_batch" in arrays:
+            labels = part["labels"] if "labels" in part else part["loss_mask"] - IGNORE
+            part["num_items_in_batch"] = int(np.count_nonzero(labels != IGNORE))
+        yield part
 
 
 def supervised_tokens(samples: Samples, sources: Ints, tables: Sequence[Tokens]) -> int:

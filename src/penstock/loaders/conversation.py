@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
+from penstock.loaders.indexed import Indexed
 from penstock.loaders.inputs import Inputs, Paths, open_inputs
 from penstock.loaders.options import LoaderOptions, read_options
 from penstock.loaders.stocking import Packing, Sampling, stock
 from penstock.order.orders import Truncation
 
 if TYPE_CHECKING:
+    from penstock.loaders.streams import StreamOptions
     from penstock.transforms._tokenizers.loading import TokenizerSpec
 
 __all__ = ["ConversationDataLoader"]
@@ -35,7 +37,7 @@ class ConversationDataLoader(DataLoader):
         max_length: int = 2048,
         chat_template: str | None = None,
         *,
-        streaming: bool = False,
+        streaming: bool | StreamOptions = False,
         packing: Packing = None,
         truncation: Truncation = "error",
         chat: Mapping[str, Any] | None = None,
@@ -55,9 +57,14 @@ class ConversationDataLoader(DataLoader):
                 max_length=max_length,
                 truncation=truncation,
             )
+        if streaming:
+            from penstock.loaders.streamed import Streamed
+
+            super().__init__(Streamed(path, recipe, sampling, chosen, streaming))
+            return
         inputs = open_inputs(path, recipe, cache=chosen.cache, verify=chosen.verify, budget=chosen.budget)
         _check_masked(inputs)
-        super().__init__([stock(inputs, sampling, chosen, name)], chosen)
+        super().__init__(Indexed([stock(inputs, sampling, chosen, name)], chosen))
 
 
 def _check_masked(inputs: Inputs) -> None:

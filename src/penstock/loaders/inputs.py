@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from penstock.loaders.recipes import Recipe
     from penstock.transforms.tokenization import Tokenizer
 
-__all__ = ["Inputs", "Paths", "open_inputs"]
+__all__ = ["Inputs", "Paths", "open_inputs", "pad_id_of"]
 
 Paths = PathLike | Iterable[PathLike] | Store
 
@@ -45,11 +45,16 @@ class Inputs:
 
     @property
     def pad_id(self) -> int:
-        special = None if self.tokenizer is None else self.tokenizer.special
-        if special is None:
-            return 0
-        found = special.pad if special.pad is not None else special.eos
-        return 0 if found is None else found
+        return pad_id_of(self.tokenizer)
+
+
+def pad_id_of(tokenizer: Tokenizer | None) -> int:
+    """The token that rows are filled up with."""
+    if tokenizer is None:
+        return 0
+    special = tokenizer.special
+    found = special.pad if special.pad is not None else special.eos
+    return 0 if found is None else found
 
 
 def open_inputs(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from penstock._dtypes import did_you_mean
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
+from penstock.loaders.indexed import Indexed
 from penstock.loaders.inputs import Paths, open_inputs
 from penstock.loaders.options import LoaderOptions, Options, read_options
 from penstock.loaders.stocking import Packing, Sampling, Stock, stock
@@ -70,7 +71,7 @@ class MixedDataLoader(DataLoader):
             for name, source in named.items()
         ]
         schedule = _schedule(weights, temperature, stocks)
-        super().__init__(stocks, chosen, schedule=schedule, stopping=stopping_strategy)
+        super().__init__(Indexed(stocks, chosen, schedule=schedule, stopping=stopping_strategy))
 
 
 def _recipe(tokenizer: TokenizerSpec, column: str | None) -> Recipe:

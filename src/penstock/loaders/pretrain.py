@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Unpack
 
 from penstock.loaders.base import DataLoader
+from penstock.loaders.indexed import Indexed
 from penstock.loaders.inputs import Paths, open_inputs
 from penstock.loaders.options import LoaderOptions, read_options
 from penstock.loaders.stocking import Packing, Sampling, stock
 from penstock.order.orders import Truncation
 
 if TYPE_CHECKING:
+    from penstock.loaders.streams import StreamOptions
     from penstock.transforms._tokenizers.loading import TokenizerSpec
 
 __all__ = ["PretrainDataLoader"]
@@ -33,7 +35,7 @@ class PretrainDataLoader(DataLoader):
         tokenizer: TokenizerSpec | None = None,
         chunk_size: int = 2048,
         *,
-        streaming: bool = False,
+        streaming: bool | StreamOptions = False,
         packing: Packing = "concat",
         truncation: Truncation = "error",
         text_column: str | None = None,
@@ -49,5 +51,10 @@ class PretrainDataLoader(DataLoader):
             from penstock.loaders.recipes import Recipe
 
             recipe = Recipe(tokenizer=tokenizer, column=text_column, filters=filters, dedup=dedup)
+        if streaming:
+            from penstock.loaders.streamed import Streamed
+
+            super().__init__(Streamed(path, recipe, sampling, chosen, streaming))
+            return
         inputs = open_inputs(path, recipe, cache=chosen.cache, verify=chosen.verify, budget=chosen.budget)
-        super().__init__([stock(inputs, sampling, chosen, name)], chosen)
+        super().__init__(Indexed([stock(inputs, sampling, chosen, name)], chosen))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["LONGEST_STRETCH", "memory_as", "place_of", "stretches_of"]
+__all__ = ["LONGEST_STRETCH", "keep_freed", "memory_as", "place_of", "stretches_of"]
 
 _BEGIN = 1 << 16
 """Nothing is ever mapped below it, and an array cannot begin at address 0."""
@@ -43,6 +43,15 @@ def place_of(address: int, itemsize: int) -> int:
     if rest or place < 0:
         raise ValueError(f"address {address:#x} is no place of numbers of {itemsize} bytes")
     return place
+
+
+def keep_freed(nbytes: int) -> None:
+    """Make the allocator keep up to about `nbytes` that are freed, instead of giving them back and asking again.
+
+    Giving them back costs a page fault for every 4 KiB that is used next, which for the arrays of a batch is more than
+    filling them. glibc keeps what is smaller than the largest block it has seen freed; elsewhere this does nothing.
+    """
+    np.empty(nbytes, np.uint8)
 
 
 class _Memory:

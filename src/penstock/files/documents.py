@@ -1,4 +1,4 @@
-"""A YAML file as plain values: safe types only, each key once; and `--set`, which changes the values."""
+"""A YAML or JSON file as plain values: safe types only, each key once; and assignments that change the values."""
 
 from __future__ import annotations
 
@@ -14,32 +14,33 @@ from penstock.errors import ConfigError
 __all__ = ["read_document", "set_value"]
 
 
-def read_document(path: Path) -> dict[str, Any]:
-    """The mapping that the file holds."""
+def read_document(path: Path, *, such_as: str) -> dict[str, Any]:
+    """The mapping that the file holds; `such_as` is a line that it could have, for the error if it has none."""
     tree = _parsed(path.read_bytes(), str(path))
     if tree is None:
-        raise ConfigError(f"{path} is empty; it needs at least a source and a sink")
+        raise ConfigError(f"{path} is empty; it needs at least '{such_as}'")
     if not isinstance(tree, dict):
-        raise ConfigError(f"{path} holds a {type(tree).__name__}, expected keys such as 'source: corpus.jsonl'")
+        raise ConfigError(f"{path} holds a {type(tree).__name__}, expected keys such as '{such_as}'")
     return tree
 
 
-def set_value(tree: dict[str, Any], assignment: str, *, known: Collection[str]) -> None:
+def set_value(tree: dict[str, Any], assignment: str, *, known: Collection[str], option: str = "--set") -> None:
     """Apply one `a.b.0.c=value` in place. The value is YAML, a number is an index into a list.
 
-    A mapping on the way that is missing is made; the first key must be one of `known`.
+    A mapping on the way that is missing is made; the first key must be one of `known`. `option` is how errors call it.
     """
-    path, _, text = assignment.partition("=")
+    path, equals, text = assignment.partition("=")
+    if not path.strip() or not equals:
+        raise ConfigError(f"{option}: expected a.b=value, got {assignment!r}")
     keys = path.strip().split(".")
     if keys[0] not in known:
-        raise ConfigError(
-            f"--set {path}: unknown key {keys[0]!r}; the keys are {', '.join(known)}{did_you_mean(keys[0], known)}"
-        )
+        hint = did_you_mean(keys[0], known)
+        raise ConfigError(f"{option} {path}: unknown key {keys[0]!r}{hint or '; the keys are ' + ', '.join(known)}")
     node: Any = tree
     for depth, key in enumerate(keys):
-        node, place = _place(node, key, f"--set {path}", ".".join(keys[:depth]))
+        node, place = _place(node, key, f"{option} {path}", ".".join(keys[:depth]))
         if depth == len(keys) - 1:
-            node[place] = _parsed(text, f"--set {path}")
+            node[place] = _parsed(text, f"{option} {path}")
             return
         if isinstance(node, dict) and node.get(place) is None:
             node[place] = {}

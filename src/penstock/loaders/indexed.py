@@ -1,0 +1,290 @@
+"""Batches by a plan: which samples a step is made of is arithmetic, and their tokens lie in mapped shards."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.distributed.sharding import Contiguous, deal
+from penstock.errors import ConfigError, PenstockError
+from penstock.loaders.batch import TrainingBatch
+from penstock.loaders.collation import BatchForm, collate, split_rows, supervised_tokens, width
+from penstock.loaders.options import Options
+from penstock.loaders.stocking import Stock
+from penstock.memory.addresses import keep_freed
+from penstock.order.plan import Plan, Position, Step
+from penstock.order.samples import Samples
+from penstock.order.schedules import Schedule
+from penstock.order.states import from_state, to_state
+from penstock.store.gather import Placed
+
+__all__ = ["Indexed"]
+
+_STEPS_AT_ONCE = 32
+_BYTES_AT_ONCE = 2 << 20
+"""Of ids. Batches made together are parts of one array, which lives as long as any of them."""
+_LOOK_SECONDS = 1.0
+"""How often, at most, it is looked whether the files are still what they were."""
+_KEPT_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """What a rank takes of a step, and where its tokens are."""
+
+    step: Step
+    samples: Samples
+    sources: npt.NDArray[np.int64]
+    tables: Sequence[Placed] = ()
+    first: int = 0
+    """The number of its first part in the tables."""
+
+
+class Indexed:
+    """The batches of one rank of a plan, from any position on."""
+
+    def __init__(
+        self,
+        stocks: Sequence[Stock],
+        options: Options,
+        *,
+        schedule: Schedule | None = None,
+        stopping: str = "first_exhausted",
+    ) -> None:
+        self.options, self.rank = options, options.find_rank()
+        self.stocks = tuple(stocks)
+        self._tables = [stock.inputs.table for stock in stocks]
+        self._form = _common_form([stock.form for stock in stocks])
+        self.batch_size = 1 if self._form.split else options.batch_size
+        self.plan = Plan(
+            tuple(stock.feed for stock in stocks),
+            self.batch_size * self.rank.world,
+            schedule=schedule,
+            drop_last=options.drop_last,
+            stopping=stopping,
+        )
+        self._looked = time.monotonic()
+        self._numbers: tuple[Plan, int, Sequence[int]] | None = None
+        keep_freed(_KEPT_BYTES)
+
+    @property
+    def names(self) -> str:
+        return ", ".join(self.plan.names)
+
+    def start(self) -> Position:
+        return self.plan.start()
+
+    def seek(self, step: int) -> Position:
+        return self.plan.seek(step)
+
+    def seek_epoch(self, epoch: int) -> Position:
+        return self.plan.seek_epoch(epoch)
+
+    def one(self, position: Position, batch_size: int | None) -> tuple[TrainingBatch, Position]:
+        """The batch at a position, over the end of an epoch if there is one; EOFError at the end of all of them."""
+        count = None if batch_size is None else batch_size * self.rank.world
+        for _ in range(2):
+            step, behind = self.plan.read(position, count)
+            if step is not None:
+                return self._make_one(step), self.plan.settle(behind)[0]
+            if self.plan.ended(behind):
+                raise EOFError("there is no batch left: every source was used as often as max_epochs allows")
+            position = self.plan.next_epoch(behind)
+        raise self._nothing(count)
+
+    def item(self, epoch: int, number: int) -> TrainingBatch:
+        """Batch `number` of an epoch."""
+        step, _ = self.plan.read(self.plan.seek(self._steps_of(epoch)[number]))
+        assert step is not None
+        return self._make_one(step)
+
+    def count(self, epoch: int) -> int:
+        return self.plan.delivered_in(epoch)
+
+    def batches(self, position: Position) -> Generator[tuple[TrainingBatch, Position], None, None]:
+        """The batches of the rest of an epoch, each with the position behind it.
+
+        Steps are read some at a time, first one and then ever more, since looking up where rows lie costs by shard.
+        """
+        position, over = self.plan.settle(position)
+        over, wanted = False, 1
+        while not over:
+            shares: list[_Share] = []
+            ahead: list[Position] = []
+            while len(shares) < wanted and not over:
+                step, behind = self.plan.read(position)
+                if step is None:
+                    if position.at_start and not self.plan.ended(position):
+                        raise self._nothing(None)
+                    over = True
+                    break
+                shares.append(self._share(step))
+                position, over = self.plan.settle(behind)
+                ahead.append(position)
+            yield from zip(self._built(list(self._placed(shares))), ahead)
+            wanted = min(wanted * 2, _STEPS_AT_ONCE)
+
+    def _make_one(self, step: Step) -> TrainingBatch:
+        (share,) = self._placed([self._share(step)])
+        return self._build(share)
+
+    def _placed(self, shares: list[_Share]) -> Iterator[_Share]:
+        """Shares with the places of their tokens."""
+        if not shares:
+            return
+        rows = np.concatenate([share.samples.rows for share in shares])
+        starts = np.concatenate([share.samples.starts for share in shares])
+        sources = np.concatenate([share.sources for share in shares])
+        places, mask_places = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
+        for number, table in enumerate(self._tables):
+            which = slice(None) if len(self._tables) == 1 else np.flatnonzero(sources == number)
+            places[which] = table.locate(rows[which], starts[which])
+            if table.masked:
+                mask_places[which] = table.locate_mask(rows[which], starts[which])
+        tables = [Placed(table, places, mask_places) for table in self._tables]
+        low = 0
+        for share in shares:
+            high = low + len(share.samples.rows)
+            yield _Share(share.step, share.samples, share.sources, tables, low)
+            low = high
+
+    def _built(self, shares: list[_Share]) -> Iterator[TrainingBatch]:
+        """Batches; small ones of rows that are all alike some at a time, since those cost by the batch."""
+        at_once = self._batches_at_once(shares)
+        for start in range(0, len(shares), at_once):
+            self._look_at_files()
+            group = shares[start : start + at_once]
+            if len(group) == 1:
+                yield self._build(group[0])
+                continue
+            first, rows = group[0], sum(len(share.samples) for share in group)
+            together = Samples(
+                np.arange(rows + 1),
+                np.arange(first.first, first.first + rows),
+                np.zeros(rows, np.int64),
+                np.full(rows, first.samples.lengths[0]),
+                single=True,
+            )
+            arrays = collate(together, first.sources, first.tables, self._form, int(together.lengths[0]))
+            yield from map(self._finish, group, split_rows(arrays, len(group)))
+
+    def _batches_at_once(self, shares: list[_Share]) -> int:
+        form = self._form
+        if len(shares) < 2 or len(self._tables) > 1 or form.padding_free or form.split:
+            return 1
+        if not all(share.step.samples.single and len(share.samples) == len(shares[0].samples) for share in shares):
+            return 1
+        lengths = np.concatenate([share.step.samples.lengths for share in shares])
+        length = int(lengths[0]) if len(lengths) and lengths.min() == lengths.max() else 0
+        if not length or width(shares[0].step.samples, form) != length:
+            return 1
+        return max(_BYTES_AT_ONCE // (8 * length * max(len(shares[0].samples), 1)), 1)
+
+    def _build(self, share: _Share) -> TrainingBatch:
+        step, samples = share.step, share.samples
+        numbered = Samples(
+            samples.offsets,
+            np.arange(share.first, share.first + len(samples.rows)),
+            np.zeros(len(samples.rows), np.int64),
+            samples.lengths,
+            samples.single,
+        )
+        tokens_in_row = width(step.samples, self._form)
+        return self._finish(share, collate(numbered, share.sources, share.tables, self._form, tokens_in_row))
+
+    def _finish(self, share: _Share, arrays: dict[str, Any]) -> TrainingBatch:
+        """A batch of the arrays of a share."""
+        step, samples = share.step, share.samples
+        if "num_items_in_batch" in arrays and self.rank.world > 1:
+            arrays["num_items_in_batch"] = supervised_tokens(step.samples, step.sources, self._tables)
+        metadata = {
+            "step": step.number,
+            "epoch": step.epoch,
+            "sources": list(step.names),
+            "source": share.sources,
+            "row": samples.rows,
+            "sample": samples.numbers(),
+        }
+        options = self.options
+        batch = TrainingBatch.from_numpy(arrays, metadata, options.backend, num_tokens=samples.tokens)
+        if options.pin_memory:
+            batch = batch.pin_memory()
+        return batch if options.device is None else batch.to(options.device, non_blocking=options.pin_memory)
+
+    def _share(self, step: Step) -> _Share:
+        """What this rank takes of a global batch."""
+        samples, rank = step.samples, self.rank
+        if rank.world == 1:
+            return _Share(step, samples, step.sources)
+        if isinstance(self.options.dealt, Contiguous):
+            low, high = (len(samples) * place // rank.world for place in (rank.rank, rank.rank + 1))
+            first, last = samples.offsets[low], samples.offsets[high]
+            return _Share(step, samples.slice(low, high), step.sources[first:last])
+        mine = deal(self.options.dealt, samples.sizes(), rank.world)[rank.rank]
+        sources = Samples(samples.offsets, step.sources, samples.starts, samples.lengths).take(mine).rows
+        return _Share(step, samples.take(mine), sources)
+
+    def to_state(self, position: Position) -> dict[str, Any]:
+        return to_state(self.plan, position)
+
+    def from_state(self, state: Mapping[str, Any], *, new_batch_size: bool = False) -> Position:
+        """The position that a state stands for; the plan takes on its edits."""
+        self.plan, position = from_state(self.plan, state, new_batch_size=new_batch_size)
+        return position
+
+    def edit(self, plan: Plan, position: Position) -> None:
+        """Go on by an edited plan; what was delivered before a position cannot change."""
+        if plan.fingerprint != self.plan.fingerprint or plan.edits[: self.plan.version] != self.plan.edits:
+            raise ConfigError("this plan was not made from the plan of the loader; edit loader.plan")
+        for edit in plan.edits[self.plan.version :]:
+            if edit.step < position.step:
+                raise ConfigError(
+                    f"{edit} begins before step {position.step}, which is the next; what was delivered cannot change"
+                )
+        self.plan = plan
+
+    def close(self) -> None:
+        for table in self._tables:
+            table.close()
+
+    def _steps_of(self, epoch: int) -> Sequence[int]:
+        """The numbers of the steps of an epoch that are delivered."""
+        plan = self.plan
+        if self._numbers is None or self._numbers[:2] != (plan, epoch):
+            first = sum(plan.steps_in(earlier) for earlier in range(epoch))
+            steps: Sequence[int] = range(first, first + plan.steps_in(epoch))
+            if plan.delivered_in(epoch) < len(steps):
+                steps = [step for step in steps if not plan.skipped(step)]
+            self._numbers = plan, epoch, steps
+        return self._numbers[2]
+
+    def _look_at_files(self) -> None:
+        """Now and then, whether a shard was changed or removed under us: mapped memory would not say so."""
+        now = time.monotonic()
+        if now - self._looked >= _LOOK_SECONDS:
+            self._looked = now
+            for table in self._tables:
+                table.check_unchanged()
+
+    def _nothing(self, count: int | None) -> PenstockError:
+        return ConfigError(
+            f"an epoch has fewer samples than a global batch of {count or self.plan.global_batch}, and "
+            "drop_last=True drops what does not fill a batch, so nothing would be delivered; use a smaller batch, or "
+            "drop_last=False"
+        )
+
+
+def _common_form(forms: Sequence[BatchForm]) -> BatchForm:
+    """The form of the batches of several sources together."""
+    first = forms[0]
+    for form in forms[1:]:
+        if form != first:
+            raise ConfigError(
+                f"sources that are mixed share batches, so they need the same form; one has {first}, another {form}"
+            )
+    return first

@@ -1,0 +1,266 @@
+"""Does a loader go on exactly where it was? Stopped again and again, on other numbers of ranks, compared byte for byte.
+
+verify_resume(lambda **more: PretrainDataLoader("corpus.store", batch_size=32, **more), steps=100).check()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import orjson
+import xxhash
+
+from penstock.distributed.sharding import Contiguous
+from penstock.errors import ConfigError, ResumeError
+from penstock.loaders.base import DataLoader
+from penstock.loaders.batch import TrainingBatch
+
+__all__ = ["ResumeReport", "ResumeRun", "verify_resume"]
+
+MakeLoader = Callable[..., DataLoader]
+Digests = dict[str, str]
+_MOST_STATE_BYTES = 4096
+_FIELDS = ("input_ids", "labels", "attention_mask", "loss_mask", "position_ids", "document_ids")
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeRun:
+    """One run that was interrupted."""
+
+    stops: tuple[int, ...]
+    """The steps in front of which it was stopped."""
+    worlds: tuple[int, ...]
+    """Ranks before the first stop, after it, and so on."""
+    prefetch: int | None
+
+
+@dataclass(slots=True)
+class ResumeReport:
+    """What was tried, and the first thing that was not as it should be."""
+
+    steps: int = 0
+    """Compared in each run."""
+    epoch_ends: tuple[int, ...] = ()
+    """Steps with which an epoch began, of those compared."""
+    runs: list[ResumeRun] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    """What was not tried, and why."""
+    state_bytes: int = 0
+    """Of the largest state."""
+    difference: str | None = None
+
+    @property
+    def stops(self) -> int:
+        return sum(len(run.stops) for run in self.runs)
+
+    def check(self) -> None:
+        """Raise if anything differed."""
+        if self.difference is not None:
+            raise ResumeError(self.difference)
+
+
+def verify_resume(
+    make_loader: MakeLoader,
+    *,
+    steps: int = 100,
+    stops: int = 4,
+    worlds: Sequence[int] = (1, 2, 4),
+    prefetches: Sequence[int | None] = (0, 2, None),
+    seed: int = 0,
+) -> ResumeReport:
+    """Run a loader uninterrupted, and then several times with stops, and compare all batches.
+
+    `make_loader(**options)` makes a fresh one with some options of its own: rank, world_size, batch_size, prefetch. The
+    size of a global batch stays that of a loader made with none of them. Each run is stopped `stops` times, at steps
+    that `seed` draws and wherever an epoch ends; the state goes through JSON into fresh loaders, of another number of
+    ranks. Half of the steps are at the beginning, half around the end of the first epoch if that is further away.
+    """
+    if steps < 2 or stops < 1:
+        raise ConfigError(f"nothing can be stopped and resumed in {steps} steps with {stops} stops; 2 and 1 are enough")
+    report = ResumeReport()
+    with make_loader() as loader:
+        stretches = _stretches(loader, steps)
+        trial = _Trial(make_loader, loader, report)
+    usable = trial.usable(worlds)
+    rng = np.random.default_rng(seed)
+    for start, length in stretches:
+        wanted, ends = trial.uninterrupted(start, length)
+        report.steps += len(wanted)
+        report.epoch_ends += tuple(int(wanted[end]["step"]) for end in ends)
+        for number, prefetch in enumerate(prefetches):
+            points = _points(rng, len(wanted), stops, ends)
+            chosen = tuple(usable[(number + turn) % len(usable)] for turn in range(len(points) + 1))
+            run = ResumeRun(tuple(int(wanted[point]["step"]) for point in points), chosen, prefetch)
+            report.runs.append(run)
+            report.difference = trial.interrupted(start, wanted, points, run)
+            if report.difference is not None:
+                return report
+    return report
+
+
+class _Trial:
+    """Runs of one loader, uninterrupted and not."""
+
+    def __init__(self, make_loader: MakeLoader, base: DataLoader, report: ResumeReport) -> None:
+        self._make, self._report = make_loader, report
+        self._size, self._world = base.plan.global_batch, base.rank.world
+        self._budgeted = base.options.max_tokens is not None
+
+    def usable(self, worlds: Sequence[int]) -> list[int]:
+        """The numbers of ranks that a global batch can be shared by."""
+        found = []
+        for world in dict.fromkeys(worlds):
+            if world < 1:
+                raise ConfigError(f"a world has at least one rank, got {world}")
+            if self._budgeted and world != self._world:
+                why = "with max_tokens every rank has a batch of its own, so other ranks make other steps"
+                self._report.left_out.append(f"{world} ranks: {why}")
+            elif self._size % world:
+                why = f"a global batch of {self._size} samples cannot be shared evenly"
+                self._report.left_out.append(f"{world} ranks: {why}")
+            else:
+                found.append(world)
+        return found or [self._alone]
+
+    @property
+    def _alone(self) -> int:
+        return self._world if self._budgeted else 1
+
+    def uninterrupted(self, start: int, length: int) -> tuple[list[Digests], list[int]]:
+        """The digests of some steps, and which of them begin an epoch."""
+        with ExitStack() as stack:
+            ranks = self._open(stack, self._alone, 0, None, start)
+            digests = [_digests(together, ranks[0]) for together in _together(ranks, length)]
+        ends = [number for number in range(1, len(digests)) if digests[number]["epoch"] != digests[number - 1]["epoch"]]
+        return digests, ends
+
+    def interrupted(self, start: int, wanted: list[Digests], points: list[int], run: ResumeRun) -> str | None:
+        """The first difference to the uninterrupted run, if there is one."""
+        state: bytes | None = None
+        for low, high, world in zip([0, *points], [*points, len(wanted)], run.worlds, strict=True):
+            where = f"{world} rank{'s' * (world > 1)}, prefetch={run.prefetch}, stopped before {list(run.stops)}"
+            with ExitStack() as stack:
+                ranks = self._open(stack, world, run.prefetch, state, start)
+                if state is not None and any(_saved(loader) != state for loader in ranks):
+                    return f"{where}: state_dict() after load_state_dict() is not what was loaded: {state.decode()}"
+                done = low
+                for together in _together(ranks, high - low):
+                    problem = _compare(wanted[done], _digests(together, ranks[0]))
+                    if problem is not None:
+                        return f"step {wanted[done]['step']}: {problem} ({where})"
+                    done += 1
+                if done != high:
+                    return f"step {wanted[done]['step']}: the run ended before it ({where})"
+                states = [_saved(loader) for loader in ranks]
+            state = states[0]
+            self._report.state_bytes = max(self._report.state_bytes, len(state))
+            if any(other != state for other in states):
+                return f"ranks have different states behind step {wanted[high - 1]['step']}: {states} ({where})"
+            if len(state) > _MOST_STATE_BYTES:
+                return f"the state behind step {wanted[high - 1]['step']} has {len(state)} bytes, over 4 KiB ({where})"
+        return None
+
+    def _open(
+        self, stack: ExitStack, world: int, prefetch: int | None, state: bytes | None, start: int
+    ) -> list[DataLoader]:
+        """A loader for each rank, where it is to go on."""
+        sizes = {} if self._budgeted else {"batch_size": self._size // world}
+        ranks = []
+        for rank in range(world):
+            loader = stack.enter_context(self._make(rank=rank, world_size=world, prefetch=prefetch, **sizes))
+            if state is not None:
+                loader.load_state_dict(orjson.loads(state))
+            elif start:
+                loader.seek(start)
+            ranks.append(loader)
+        return ranks
+
+
+def _stretches(loader: DataLoader, steps: int) -> list[tuple[int, int]]:
+    """(first step, how many) of what is compared."""
+    try:
+        epoch = loader.plan.steps_in(0)
+    except TypeError:  # no end to count to
+        return [(0, steps)]
+    half = steps // 2
+    return [(0, steps)] if epoch < steps else [(0, steps - half), (epoch - (half + 1) // 2, half)]
+
+
+def _points(rng: np.random.Generator, length: int, stops: int, ends: Sequence[int]) -> list[int]:
+    """Where to stop: at random, and where epochs end, though not at more than a few of many ends."""
+    if length < 2:
+        return []
+    random = rng.choice(np.arange(1, length), min(stops, length - 1), replace=False).tolist()
+    return sorted({*random, *(rng.choice(ends, min(len(ends), 3), replace=False).tolist() if ends else ())})
+
+
+def _together(ranks: Sequence[DataLoader], count: int) -> Iterator[tuple[TrainingBatch, ...]]:
+    """The next batches of all ranks, over the ends of epochs; fewer where all of them end."""
+    return zip(*(_some(loader, count) for loader in ranks), strict=True)
+
+
+def _some(loader: DataLoader, count: int) -> Iterator[TrainingBatch]:
+    while count:
+        before = count
+        for batch in loader:
+            yield batch
+            count -= 1
+            if not count:
+                return
+        if count == before:
+            return
+
+
+def _saved(loader: DataLoader) -> bytes:
+    return orjson.dumps(loader.state_dict(), option=orjson.OPT_SORT_KEYS)
+
+
+def _digests(batches: Sequence[TrainingBatch], loader: DataLoader) -> Digests:
+    """What a global batch holds, field by field, whichever way it was shared.
+
+    Samples count, not the rows of padding that a rank without any gets. Where ranks take samples in an order of their
+    own, the order is left out.
+    """
+    found: Digests = {}
+    parts = [_fields(batch, loader) for batch in batches]
+    for name in parts[0]:
+        pieces = [piece for each in parts for piece in each[name]]
+        if not isinstance(loader.options.dealt, Contiguous):
+            pieces.sort()
+        found[name] = xxhash.xxh3_128_hexdigest(b"".join(pieces))
+    for name in ("step", "epoch"):
+        found[name] = "/".join(dict.fromkeys(str(batch.metadata[name]) for batch in batches))
+    items = dict.fromkeys(str(batch.num_items_in_batch) for batch in batches)
+    return found | {"num_items_in_batch": "/".join(items)}
+
+
+def _fields(batch: TrainingBatch, loader: DataLoader) -> dict[str, list[bytes]]:
+    """The bytes of each sample, by field; of each document in a batch without padding."""
+    arrays, told = batch.to_numpy(), batch.metadata
+    owners = [f"{told['sources'][source]}:{row}" for source, row in zip(told["source"].tolist(), told["row"].tolist())]
+    found = {"rows": [owner.encode() + b"\n" for owner in owners]}
+    if loader.options.padding_free:
+        cuts = arrays["cu_seqlens"] if "cu_seqlens" in arrays else np.array([0, batch.num_tokens])
+        ends = [(int(low), int(high)) for low, high in pairwise(cuts) if low < batch.num_tokens]
+        for name in _FIELDS:
+            if name in arrays and name != "document_ids":  # which count through what a rank has
+                found[name] = [arrays[name][0, low:high].tobytes() for low, high in ends]
+        return found
+    budgeted = loader.options.max_tokens is not None
+    filled = range(batch.batch_size if owners else 0) if budgeted else np.unique(told["sample"]).tolist()
+    for name in _FIELDS:
+        if name in arrays:
+            found[name] = [arrays[name][row].tobytes() for row in filled]
+    return found
+
+
+def _compare(wanted: Digests, got: Digests) -> str | None:
+    for name in ("step", "epoch"):
+        if wanted[name] != got[name]:
+            return f"this is {name} {got[name]}, and {name} {wanted[name]} was due"
+    different = [name for name in wanted if wanted[name] != got.get(name)]
+    return f"{', '.join(different)} differ from the uninterrupted run" if different else None
