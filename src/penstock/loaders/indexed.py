@@ -25,12 +25,12 @@ from penstock.store.gather import Placed
 
 __all__ = ["Indexed"]
 
-_STEPS_AT_ONCE = 32
+_STEPS_AT_ONCE = 64
 _BYTES_AT_ONCE = 2 << 20
 """Of ids. Batches made together are parts of one array, which lives as long as any of them."""
 _LOOK_SECONDS = 1.0
 """How often, at most, it is looked whether the files are still what they were."""
-_KEPT_BYTES = 32 << 20
+_KEPT_BYTES = 24 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,22 +111,21 @@ class Indexed:
 
         Steps are read some at a time, first one and then ever more, since looking up where rows lie costs by shard.
         """
-        position, over = self.plan.settle(position)
-        over, wanted = False, 1
-        while not over:
-            shares: list[_Share] = []
-            ahead: list[Position] = []
-            while len(shares) < wanted and not over:
-                step, behind = self.plan.read(position)
-                if step is None:
+        position, _ = self.plan.settle(position)
+        epoch, wanted = position.epoch, 1
+        while position.epoch == epoch:
+            found: list[tuple[Step, Position]] = []
+            while len(found) < wanted and position.epoch == epoch:
+                more = self.plan.read_some(position, wanted - len(found))
+                if not more:
                     if position.at_start and not self.plan.ended(position):
                         raise self._nothing(None)
-                    over = True
+                    epoch = -1
                     break
-                shares.append(self._share(step))
-                position, over = self.plan.settle(behind)
-                ahead.append(position)
-            yield from zip(self._built(list(self._placed(shares))), ahead)
+                found += more
+                position = more[-1][1]
+            shares = list(self._placed([self._share(step) for step, _ in found]))
+            yield from zip(self._built(shares), [behind for _, behind in found])
             wanted = min(wanted * 2, _STEPS_AT_ONCE)
 
     def _make_one(self, step: Step) -> TrainingBatch:
@@ -205,7 +204,7 @@ class Indexed:
         metadata = {
             "step": step.number,
             "epoch": step.epoch,
-            "sources": list(step.names),
+            "sources": step.names,
             "source": share.sources,
             "row": samples.rows,
             "sample": samples.numbers(),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +13,7 @@ import xxhash
 
 from penstock.errors import ConfigError
 from penstock.files.caching import default_cache_directory
-from penstock.files.listing import PathLike
+from penstock.files.listing import PathLike, list_files
 from penstock.memory import MemoryBudget
 from penstock.store import Store, open_store
 from penstock.store.gather import TokenTable
@@ -69,9 +71,11 @@ def open_inputs(
 
     Of several processes that need the same store one makes it, and the others wait.
     """
+    paths = paths if isinstance(paths, Store) else _listed(paths)  # once: it may be an iterator
     stores = _stores(paths, verify)
     if stores is None:
         if recipe is None:
+            list_files(_listed(paths))  # a path that is not there is said to be missing
             raise ConfigError(f"{_shown(paths)} are raw files, which need a tokenizer; pass tokenizer=")
         from penstock.loaders.preparation import prepare_cached  # what makes stores is loaded by those who make one
 
@@ -91,35 +95,37 @@ def _stores(paths: Paths, verify: Verify) -> list[Store] | None:
     if isinstance(paths, Store):
         return [paths]
     listed = _listed(paths)
-    homes: list[Path] = []
-    for path in listed:
-        found = _stores_at(Path(path).expanduser())
-        if found is None and not homes:
-            if len(listed) > 1 and any(_stores_at(Path(other).expanduser()) for other in listed):
-                raise ConfigError(f"{_shown(paths)}: stores and raw files together; prepare the raw files, or mix them")
-            return None
-        if found is None:
+    homes = [_stores_at(Path(path).expanduser()) for path in listed]
+    if not any(homes):
+        return None
+    for path, there in zip(listed, homes):
+        if not there:
+            list_files(path)  # a path that is not there is said to be missing
             raise ConfigError(f"{_shown(paths)}: stores and raw files together; prepare the raw files, or mix them")
-        homes += found
-    return [open_store(home, verify=verify) for home in homes]
+    return [open_store(home, verify=verify) for found in homes for home in found]
 
 
-def _stores_at(path: Path) -> list[Path] | None:
+def _stores_at(path: Path) -> list[Path]:
+    """The stores that a path means: itself, those in a directory, or those that a glob matches."""
     if is_store(path):
         return [path]
     if path.is_dir():
-        inside = sorted(child for child in path.iterdir() if child.is_dir() and is_store(child))
-        return inside or None
-    if any(sign in path.name for sign in "*?["):
-        matches = sorted(child for child in path.parent.glob(path.name) if child.is_dir() and is_store(child))
-        return matches or None
-    return None
+        return sorted(child for child in path.iterdir() if child.is_dir() and is_store(child))
+    if glob.has_magic(str(path)):
+        names = glob.glob(str(path), recursive=True)  # noqa: PTH207 - Path.glob takes no absolute patterns
+        return sorted(Path(name) for name in names if is_store(Path(name)))
+    return []
 
 
 def _listed(paths: Any) -> Sequence[PathLike]:
     if isinstance(paths, (str, Path)) or hasattr(paths, "__fspath__"):
         return [paths]
+    if not isinstance(paths, Iterable):
+        raise ConfigError(f"path must be a path, a list of paths or a store, got {paths!r}")
     listed = list(paths)
+    for path in listed:
+        if not isinstance(path, (str, os.PathLike)):
+            raise ConfigError(f"path must be a path, a list of paths or a store, got {path!r} among {len(listed)}")
     if not listed:
         raise ConfigError("no path was given")
     return listed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 from penstock._dtypes import did_you_mean
@@ -110,7 +110,7 @@ def _named(sources: Any) -> dict[str, Paths | DataLoader]:
 def _limits(max_epochs: Mapping[str, int] | int | None, names: list[str]) -> dict[str, int]:
     if max_epochs is None:
         return {}
-    limits = dict.fromkeys(names, max_epochs) if isinstance(max_epochs, int) else dict(max_epochs)
+    limits = dict(max_epochs) if isinstance(max_epochs, Mapping) else dict.fromkeys(names, max_epochs)
     for name, limit in limits.items():
         if name not in names:
             raise ConfigError(
@@ -133,6 +133,8 @@ def _schedule(weights: Weights, temperature: float, stocks: Sequence[Stock]) -> 
             f"temperature={temperature} makes weights of sizes, and weights were given too; pass one of them"
         )
     if not isinstance(weights, Mapping):
+        if isinstance(weights, str) or not isinstance(weights, Iterable):
+            raise ConfigError(f"weights are a dict by source, a list or a Schedule, got {weights!r}")
         given = list(weights)
         if len(given) != len(names):
             raise ConfigError(f"there are {len(names)} sources and {len(given)} weights; give one for each of {names}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from operator import index
@@ -91,12 +92,10 @@ class Options:
     """How much of a store is checked when it is opened; see `open_store`."""
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "max_tokens", "pad_to_multiple_of"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or index(value) < 1):
-                raise ConfigError(f"{name} must be a positive whole number, got {value!r}")
-        if self.prefetch is not None and self.prefetch < 0:
-            raise ConfigError(f"prefetch counts batches, so it cannot be {self.prefetch}; 0 means none")
+        _check_whole("batch_size", self.batch_size, least=1)
+        for name, least in {"max_tokens": 1, "pad_to_multiple_of": 1, "prefetch": 0, "pad_id": 0}.items():
+            if getattr(self, name) is not None:
+                _check_whole(name, getattr(self, name), least)
         for name in ("shuffle", "drop_last", "padding_free", "pin_memory"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} is True or False, got {getattr(self, name)!r}")
@@ -104,8 +103,14 @@ class Options:
             raise ConfigError(f"seed is a whole number, got {self.seed!r}")
         if self.sharding is not None and not isinstance(self.sharding, Sharding):
             raise ConfigError(f"sharding must have a method shares(sizes, world), got {self.sharding!r}")
+        if isinstance(self.fields, str):
+            raise ConfigError(f"fields are a list of names, got the text {self.fields!r}; pass [{self.fields!r}]")
         if self.fields is not None and "input_ids" not in self.fields:
             raise ConfigError(f"fields must name input_ids, got {list(self.fields)}")
+        if self.budget is not None and not isinstance(self.budget, MemoryBudget):
+            raise ConfigError(f"budget must be a MemoryBudget, got {self.budget!r}; pass MemoryBudget({self.budget!r})")
+        if self.cache_dir is not None and not isinstance(self.cache_dir, (str, os.PathLike)):
+            raise ConfigError(f"cache_dir must be a path, got {self.cache_dir!r}")
         get_backend(self.backend)
 
     def find_rank(self) -> Rank:
@@ -131,3 +136,12 @@ def read_options(given: Mapping[str, Any]) -> Options:
         if name not in known:
             raise TypeError(f"no option is called {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}")
     return Options(**given)
+
+
+def _check_whole(name: str, value: Any, least: int) -> None:
+    try:
+        fits = not isinstance(value, bool) and index(value) >= least
+    except TypeError:
+        fits = False
+    if not fits:
+        raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}")

@@ -39,7 +39,9 @@ class Sampling:
         kind = self.kind
         if kind is not None and self.length is None:
             raise ConfigError(f"packing={self.packing!r} needs a length: pass chunk_size or max_length")
-        if self.length is not None and (isinstance(self.length, bool) or self.length < 1):
+        if self.length is not None and (isinstance(self.length, bool) or not isinstance(self.length, int)):
+            raise ConfigError(f"the length of a sample is a whole number of tokens, got {self.length!r}")
+        if self.length is not None and self.length < 1:
             raise ConfigError(f"a sample holds at least one token, got a length of {self.length!r}")
 
     @property

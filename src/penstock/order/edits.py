@@ -22,8 +22,8 @@ class Skip:
     stop: int
 
     def __post_init__(self) -> None:
-        if not 0 <= self.start < self.stop:
-            raise ConfigError(f"steps to skip are a range like (340, 360), got ({self.start}, {self.stop})")
+        if not (_is_whole(self.start) and _is_whole(self.stop) and 0 <= self.start < self.stop):
+            raise ConfigError(f"steps to skip are a range like (340, 360), got ({self.start!r}, {self.stop!r})")
 
     @property
     def step(self) -> int:
@@ -46,8 +46,8 @@ class Ban:
     rows: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if self.step < 0:
-            raise ConfigError(f"steps are counted from 0, got step={self.step}")
+        if not _is_whole(self.step) or self.step < 0:
+            raise ConfigError(f"steps are whole numbers, counted from 0, got step={self.step!r}")
 
     def to_json(self) -> list[Any]:
         return ["ban", self.step, self.source, list(self.rows)]
@@ -64,8 +64,8 @@ class Reweight:
     weights: Mapping[str, float] = field(hash=False)
 
     def __post_init__(self) -> None:
-        if self.step < 0:
-            raise ConfigError(f"steps are counted from 0, got step={self.step}")
+        if not _is_whole(self.step) or self.step < 0:
+            raise ConfigError(f"steps are whole numbers, counted from 0, got step={self.step!r}")
 
     def to_json(self) -> list[Any]:
         return ["reweight", self.step, dict(self.weights)]
@@ -81,16 +81,22 @@ def edit_from_json(facts: Sequence[Any]) -> Edit:
     try:
         kind, *values = facts
         if kind == "skip":
-            return Skip(*map(int, values))
+            return Skip(*values)
         if kind == "ban":
             step, source, rows = values
-            return Ban(int(step), str(source), tuple(map(int, rows)))
+            if not all(map(_is_whole, rows)):
+                raise ValueError("rows are whole numbers")
+            return Ban(step, source, tuple(rows))
         if kind == "reweight":
             step, weights = values
-            return Reweight(int(step), {str(name): weight for name, weight in weights.items()})
+            return Reweight(step, {str(name): weight for name, weight in weights.items()})
     except (TypeError, ValueError, AttributeError) as error:
         raise ResumeError(f"the state holds an edit that cannot be read: {facts!r:.200}") from error
     raise ResumeError(f"the state holds an edit of a kind this release does not know: {kind!r}; update penstock")
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def edits_digest(edits: Sequence[Edit]) -> str:

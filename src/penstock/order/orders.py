@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -53,16 +53,15 @@ class Table(Protocol):
     def find_tokens(self, positions: npt.ArrayLike, /) -> tuple[Ints, Ints]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """The next sample of a source: which window of which epoch, and which of its samples."""
 
     epoch: int = 0
     window: int = 0
-    index: int = 0
+    index: int = 0  # type: ignore[assignment]
 
     def to_json(self) -> list[int]:
-        return [self.epoch, self.window, self.index]
+        return list(self)
 
 
 @dataclass(frozen=True, slots=True)

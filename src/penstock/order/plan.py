@@ -25,7 +25,7 @@ from penstock.errors import ConfigError
 from penstock.order.edits import Ban, Edit, Reweight, Skip
 from penstock.order.mixing import Mixture
 from penstock.order.orders import Place
-from penstock.order.positions import Feed, Position, Step, Use, left_of, pass_by, take
+from penstock.order.positions import Feed, Position, Step, Use, behind_of, left_of, pass_by, take
 from penstock.order.samples import Samples
 from penstock.order.schedules import Schedule
 
@@ -122,6 +122,41 @@ class Plan:
             return self._read_alone(position, count or self.global_batch)
         return self._read_mixed(position, count or self.global_batch)
 
+    def read_some(self, position: Position, most: int) -> list[tuple[Step, Position]]:
+        """Up to `most` steps of one epoch from a settled position on, each with the settled position behind it.
+
+        None at the end of an epoch. The same as `read` and `settle` step by step, for less.
+        """
+        size = self.global_batch
+        if self.schedule is not None or self.edits or not self._unlimited or most < 2:
+            return self._read_one(position)
+        place, order = position.places[0], self.feeds[0].order
+        if place.epoch > position.epoch:
+            return self._read_one(position)
+        block = order.some(place, most * size)
+        count = len(block) // size
+        if count < 2:
+            return self._read_one(position)
+        found: list[tuple[Step, Position]] = []
+        sources = np.zeros(len(block.rows), np.int64)
+        epoch, names, marks = position.epoch, self.names, position.marks
+        for number in range(count):
+            samples = block.slice(number * size, (number + 1) * size)
+            step = Step(position.step + number, epoch, samples, sources[: len(samples.rows)], names, size)
+            done = (number + 1) * size
+            behind = Place(epoch, place.window, place.index + done)
+            if number == count - 1:
+                behind = behind_of(order, place, behind.index, order.size_of(epoch, place.window))
+            moved = Position((behind,), step.number + 1, epoch, position.samples + done, None, marks)
+            found.append((step, moved))
+        step, moved = found[-1]
+        found[-1] = step, self.settle(moved)[0]
+        return found
+
+    def _read_one(self, position: Position) -> list[tuple[Step, Position]]:
+        step, behind = self.read(position)
+        return [] if step is None else [(step, self.settle(behind)[0])]
+
     def settle(self, position: Position) -> tuple[Position, bool]:
         """The position in front of the next step that is delivered, and whether that is in another epoch."""
         return self._crossed(self._past_skipped(position))
@@ -181,7 +216,7 @@ class Plan:
         if drawn is not None and drawn.out:
             # Sources that were used up may be used again.
             drawn = replace(drawn, start=drawn.position, base=drawn.counts, owed=(), out=())
-        return replace(position, epoch=position.epoch + 1, samples=0, marks=position.places, drawn=drawn)
+        return position._replace(epoch=position.epoch + 1, samples=0, marks=position.places, drawn=drawn)
 
     def trace(self, source: str, row: int, *, epochs: int = 1) -> list[Use]:
         """Every use of a row in the first `epochs` passes over its source, in order."""
@@ -271,7 +306,7 @@ class Plan:
         samples, behind = take(feed.order, place, count, stay=True)
         if not len(samples) or (self.drop_last and len(samples) < count):
             # What is left is not enough for a batch; the next epoch begins without it.
-            return None, replace(position, places=(Place(place.epoch + 1),))
+            return None, position._replace(places=(Place(place.epoch + 1),))
         moved = Position(
             (behind,), position.step + 1, position.epoch, position.samples + len(samples), None, position.marks
         )
@@ -297,13 +332,13 @@ class Plan:
         order[np.argsort(ids, kind="stable")] = np.arange(len(ids))
         samples = together.take(order)
         sources = np.repeat(ids.astype(np.int64), np.diff(samples.offsets))
-        return self._step(position, samples, sources, count), replace(moved, places=tuple(places))
+        return self._step(position, samples, sources, count), moved._replace(places=tuple(places))
 
     def _draw(self, position: Position, count: int) -> tuple[Ints, Position]:
         """The sources of the next samples; places are not moved."""
         assert position.drawn is not None
         ids, drawn = self._mix.draw(position.drawn, count, self._limits(position, count))
-        return ids, replace(position, drawn=drawn, step=position.step + 1, samples=position.samples + len(ids))
+        return ids, position._replace(drawn=drawn, step=position.step + 1, samples=position.samples + len(ids))
 
     def _limits(self, position: Position, count: int) -> list[int | None] | None:
         """The most samples of each source in all, as far as they could be reached by the next `count`."""
@@ -356,12 +391,12 @@ class Plan:
         """Past what is left of an epoch and fills no batch."""
         if self.schedule is None:
             left = position.places[0].epoch == position.epoch
-            return replace(position, places=(Place(position.epoch + 1),)) if left else position
+            return position._replace(places=(Place(position.epoch + 1),)) if left else position
         if self._epoch_over(position):
             return position
         ends = (self._last_epoch(feed, mark) for feed, mark in zip(self.feeds, position.marks))
         places = (place if end is None else Place(end) for place, end in zip(position.places, ends))
-        return replace(position, places=tuple(places))
+        return position._replace(places=tuple(places))
 
     def _last_epoch(self, feed: Feed, mark: Place) -> int | None:
         """The epoch of a source in which no sample of it may be used any more, as things are; None if there is none."""
@@ -422,7 +457,7 @@ class Plan:
             position = self.next_epoch(position)
         counts = np.bincount(ids, minlength=len(self.feeds)).tolist()
         places = tuple(pass_by(f.order, p, n) for f, p, n in zip(self.feeds, position.places, counts))
-        position = replace(moved, places=places)
+        position = moved._replace(places=places)
         if position.step % _REMEMBERED_EVERY == 0:
             self._memo[position.step] = position
         return position

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,7 @@ from penstock.order.mixing import Drawn
 from penstock.order.orders import Order, Place
 from penstock.order.samples import Samples
 
-__all__ = ["Feed", "Position", "Step", "Use", "left_of", "pass_by", "take"]
+__all__ = ["Feed", "Position", "Step", "Use", "behind_of", "left_of", "pass_by", "take"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -29,17 +30,19 @@ class Feed:
     """How often its rows may be used at most; None: as often as the mixture asks for."""
 
 
-@dataclass(frozen=True, slots=True)
 class Step:
-    """What one global batch is made of. `sources` says which feed each part is from, `rows` count within the feed."""
+    """What one global batch is made of. `sources` says which feed each part is from; rows count within the feed.
 
-    number: int
-    epoch: int
-    samples: Samples
-    sources: Ints
-    names: tuple[str, ...]
-    wanted: int
-    """Samples of a full batch; the last of an epoch may have fewer."""
+    `wanted` is the number of samples of a full batch; the last of an epoch may have fewer.
+    """
+
+    __slots__ = ("epoch", "names", "number", "samples", "sources", "wanted")
+
+    def __init__(
+        self, number: int, epoch: int, samples: Samples, sources: Ints, names: tuple[str, ...], wanted: int
+    ) -> None:
+        self.number, self.epoch, self.samples = number, epoch, samples
+        self.sources, self.names, self.wanted = sources, names, wanted
 
     @property
     def rows(self) -> list[tuple[str, int]]:
@@ -63,8 +66,7 @@ class Use:
     """Whether the step is skipped, or the row banned by then, so that it is not delivered."""
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(NamedTuple):
     """Between two steps: all that is needed to go on."""
 
     places: tuple[Place, ...]
@@ -97,7 +99,7 @@ def take(order: Order, place: Place, count: int, *, stay: bool) -> tuple[Samples
             found.append(some)
             passes = 0
         left -= len(some)
-        place = _behind(order, place, place.index + len(some), order.size_of(place.epoch, place.window))
+        place = behind_of(order, place, place.index + len(some), order.size_of(place.epoch, place.window))
         if place.window == 0 and place.index == 0:
             passes += 1
             if passes > 1 and not found:
@@ -115,7 +117,7 @@ def pass_by(order: Order, place: Place, count: int) -> Place:
     return take(order, place, count, stay=False)[1]
 
 
-def _behind(order: Order, place: Place, index: int, size: int) -> Place:
+def behind_of(order: Order, place: Place, index: int, size: int) -> Place:
     """A place with that index, in the next window or epoch if this one ends there."""
     if index < size:
         return Place(place.epoch, place.window, index)
@@ -132,5 +134,5 @@ def left_of(order: Order, place: Place, epochs: int, enough: int) -> int | None:
         left += size - place.index
         if left > enough:
             return None
-        place = _behind(order, place, size, size)
+        place = behind_of(order, place, size, size)
     return left

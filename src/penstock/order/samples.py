@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 __all__ = ["Samples"]
 
+Ints = npt.NDArray[np.int64]
 
-@dataclass(frozen=True, slots=True, eq=False)
+
 class Samples:
     """Some samples in order: sample i is the parts `offsets[i]` to `offsets[i + 1]`, one behind the other.
 
     Part j is the tokens `starts[j]` to `starts[j] + lengths[j]` of row `rows[j]`. A sample without parts is a blank:
-    it keeps its place in a batch and teaches nothing.
+    it keeps its place in a batch and teaches nothing. `single` says that every sample is known to be one part, which
+    saves looking. A value: nothing in it is changed once it is made, which is not enforced since many are made.
     """
 
-    offsets: npt.NDArray[np.int64]
-    rows: npt.NDArray[np.int64]
-    starts: npt.NDArray[np.int64]
-    lengths: npt.NDArray[np.int64]
-    single: bool = False
-    """Whether it is known that every sample is one part, which saves looking."""
+    __slots__ = ("lengths", "offsets", "rows", "single", "starts")
+
+    def __init__(self, offsets: Ints, rows: Ints, starts: Ints, lengths: Ints, single: bool = False) -> None:
+        self.offsets, self.rows, self.starts, self.lengths, self.single = offsets, rows, starts, lengths, single
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     @property
     def tokens(self) -> int:
-        return int(self.lengths.sum())
+        return int(np.add.reduce(self.lengths))
 
     def sizes(self) -> npt.NDArray[np.int64]:
         """Tokens of each sample."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from penstock.errors import ResumeError
+from penstock.errors import ConfigError, ResumeError
 from penstock.order.edits import edit_from_json, edits_digest
 from penstock.order.mixing import Drawn
 from penstock.order.orders import Place
@@ -42,22 +42,47 @@ def to_state(plan: Plan, position: Position) -> dict[str, Any]:
 def from_state(plan: Plan, state: Mapping[str, Any], *, new_batch_size: bool = False) -> tuple[Plan, Position]:
     """The plan with the edits of a state, and the position it stands for. What does not go together is refused."""
     check_state(plan, state, new_batch_size=new_batch_size)
-    plan = _with_edits_of(plan, state)
     try:
-        places = tuple(Place(*map(int, place)) for place in state["places"])
+        places = tuple(Place(*map(_whole, place)) for place in state["places"])
         drawn = None if state["drawn"] is None else Drawn.from_json(state["drawn"])
-        numbers = {name: int(state[name]) for name in ("step", "epoch", "samples")}
-        marks = tuple(Place(*map(int, mark)) for mark in state["marks"])
+        numbers = {name: _whole(state[name]) for name in ("step", "epoch", "samples")}
+        marks = tuple(Place(*map(_whole, mark)) for mark in state["marks"])
     except (KeyError, TypeError, ValueError) as error:
-        raise ResumeError(f"the state is damaged: {error!r}; it is a dict that state_dict() made") from error
-    fits = len(places) == len(marks) == len(plan.feeds) and (drawn is None) == (plan.schedule is None)
-    inside = all(
-        place.epoch >= 0 and 0 <= place.window < feed.order.windows and place.index >= 0
-        for place, feed in zip(places, plan.feeds)
-    )
-    if not fits or not inside or min(numbers.values()) < 0:
-        raise ResumeError("the state is damaged: its places do not go with the sources of the plan")
-    return plan, Position(places, drawn=drawn, marks=marks, **numbers)
+        raise _damaged(repr(error)) from error
+    plan = _with_edits_of(plan, state, numbers["step"])
+    position = Position(places, drawn=drawn, marks=marks, **numbers)
+    _check_position(plan, position)
+    return plan, position
+
+
+def _check_position(plan: Plan, position: Position) -> None:
+    """Refuse what cannot be a position of the plan. Plans the windows it is in, which are needed next anyway."""
+    places, marks, drawn = position.places, position.marks, position.drawn
+    if len(places) != len(plan.feeds) or len(marks) != len(plan.feeds):
+        raise _damaged(f"it has {len(places)} places and {len(marks)} marks for {len(plan.feeds)} sources")
+    if (drawn is None) != (plan.schedule is None) or (drawn is not None and len(drawn.counts) != len(plan.feeds)):
+        raise _damaged("its counts do not go with the sources of the plan")
+    for feed, place, mark in zip(plan.feeds, places, marks):
+        if place.window >= feed.order.windows:
+            raise _damaged(f"it is in window {place.window} of {feed.name!r}, which has {feed.order.windows}")
+        if mark.window >= feed.order.windows or mark.epoch > place.epoch:
+            raise _damaged(f"the epoch of {feed.name!r} began behind where it is")
+        if place.index and place.index >= (size := feed.order.size_of(place.epoch, place.window)):
+            raise _damaged(f"it is at sample {place.index} of a window of {feed.name!r} that has {size}")
+    if drawn is None and not 0 <= places[0].epoch - position.epoch <= 1:
+        raise _damaged(f"it is in epoch {position.epoch}, and its rows in epoch {places[0].epoch}")
+    if drawn is not None and position.samples > drawn.position:
+        raise _damaged(f"it counts {position.samples} samples of {drawn.position}")
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{value!r} is not a whole number from 0 on")
+    return value
+
+
+def _damaged(why: str) -> ResumeError:
+    return ResumeError(f"the state is damaged: {why}; it is a dict that state_dict() made, unchanged")
 
 
 def check_state(plan: Plan, state: Mapping[str, Any], *, new_batch_size: bool = False) -> None:
@@ -65,8 +90,10 @@ def check_state(plan: Plan, state: Mapping[str, Any], *, new_batch_size: bool = 
     if not isinstance(state, Mapping) or "version" not in state or "plan" not in state:
         raise ResumeError(f"this is not the state of a loader: {state!r:.200}; state_dict() makes one")
     version = state["version"]
-    if not isinstance(version, int) or version > VERSION:
-        raise ResumeError(f"the state has version {version!r}, this release reads up to {VERSION}; update penstock")
+    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
+        raise _damaged(f"its version is {version!r}, this release reads versions 1 to {VERSION}")
+    if version > VERSION:
+        raise ResumeError(f"the state has version {version}, this release reads up to {VERSION}; update penstock")
     if state["plan"] != plan.fingerprint:
         raise ResumeError(
             f"the state belongs to the plan {state['plan']}, this loader has {plan.fingerprint}: other data, seed, "
@@ -92,8 +119,10 @@ def _counts_steps(plan: Plan, state: Mapping[str, Any]) -> bool:
     return bool(state.get("edits")) or bool(plan.edits) or state.get("edits", ()) is None or changes
 
 
-def _with_edits_of(plan: Plan, state: Mapping[str, Any]) -> Plan:
-    if edits_digest(plan.edits) == state.get("edits_digest"):
+def _with_edits_of(plan: Plan, state: Mapping[str, Any], step: int) -> Plan:
+    if "edits" not in state or "edits_digest" not in state:
+        raise _damaged("it does not say which edits of the plan it was saved with")
+    if edits_digest(plan.edits) == state["edits_digest"]:
         return plan
     there = state.get("edits")
     if there is None:
@@ -101,10 +130,17 @@ def _with_edits_of(plan: Plan, state: Mapping[str, Any]) -> Plan:
             f"the state was saved with edits of the plan (digest {state.get('edits_digest')}) that are too long to "
             "be kept in it; make the same edits before loading it"
         )
+    if not isinstance(there, (list, tuple)):
+        raise _damaged(f"its edits are {there!r:.200}")
     edits = tuple(edit_from_json(edit) for edit in there)
+    if edits_digest(edits) != state["edits_digest"]:
+        raise _damaged(f"its edits {[str(edit) for edit in edits]} are not those it was saved with")
     if not plan.edits:
-        return plan.edited(*edits)
-    if plan.edits[: len(edits)] == edits and all(edit.step >= int(state["step"]) for edit in plan.edits[len(edits) :]):
+        try:
+            return plan.edited(*edits)
+        except ConfigError as error:
+            raise _damaged(str(error)) from error
+    if plan.edits[: len(edits)] == edits and all(edit.step >= step for edit in plan.edits[len(edits) :]):
         return plan
     raise ResumeError(
         f"the state was saved with the edits {[str(edit) for edit in edits]}, this plan has "

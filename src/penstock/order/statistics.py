@@ -151,7 +151,7 @@ def _end_of_epoch(
     ends: list[int] = []
     for number, (order, place, mark) in enumerate(zip(orders, places, marks, strict=True)):
         own = np.flatnonzero(ids == number)
-        left = _samples_until(order, place, replace(mark, epoch=mark.epoch + 1), len(own))
+        left = _samples_until(order, place, mark._replace(epoch=mark.epoch + 1), len(own))
         if left is not None:
             ends.append(int(own[left - 1]) + 1 if left else 0)
     if stopping == "first_exhausted":
