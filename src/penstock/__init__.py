@@ -12,21 +12,6 @@ Pipeline(JsonlSource("in.jsonl"), [Lower("text"), Filter("len(text) > 200")], Pa
 from typing import TYPE_CHECKING
 
 from penstock._lazy import lazy
-from penstock.errors import (
-    ConfigError,
-    DataError,
-    FailureBudgetError,
-    PenstockError,
-    PluginError,
-    ResumeError,
-    SchemaError,
-    StageError,
-    StalledError,
-    StoppedError,
-)
-from penstock.memory import BufferPool, MemoryBudget, MemoryPressureHandler
-from penstock.pipeline import DataProcessor, Pipeline, PipelineConfig, Report, Sink, Source, Stateful, Transform
-from penstock.types import Field, Schema
 
 if TYPE_CHECKING:
     from penstock.backends import block_diagonal_mask, get_backend
@@ -48,6 +33,18 @@ if TYPE_CHECKING:
         merge_states,
         micro_batches,
     )
+    from penstock.errors import (
+        ConfigError,
+        DataError,
+        FailureBudgetError,
+        PenstockError,
+        PluginError,
+        ResumeError,
+        SchemaError,
+        StageError,
+        StalledError,
+        StoppedError,
+    )
     from penstock.loaders.base import DataLoader
     from penstock.loaders.batch import TrainingBatch
     from penstock.loaders.conversation import ConversationDataLoader
@@ -57,13 +54,16 @@ if TYPE_CHECKING:
     from penstock.loaders.pretrain import PretrainDataLoader
     from penstock.loaders.recipes import Recipe
     from penstock.loaders.streams import StreamOptions
+    from penstock.memory import BufferPool, MemoryBudget, MemoryPressureHandler
     from penstock.order.mixing import Mixture
     from penstock.order.packing import Bins, pack
     from penstock.order.permutation import Permutation
     from penstock.order.plan import Plan
     from penstock.order.positions import Feed, Position, Step, Use
     from penstock.order.schedules import Schedule, temperature_weights
+    from penstock.pipeline import DataProcessor, Pipeline, PipelineConfig, Report, Sink, Source, Stateful, Transform
     from penstock.store.reader import Store, open_store
+    from penstock.types import Field, Schema
 
 __version__ = "0.1.0"
 
@@ -134,7 +134,7 @@ __all__ = [
     "temperature_weights",
 ]
 
-# Loaders and what belongs to them are imported when they are first used: `import penstock` stays quick.
+# Imported when they are first used: what is not used costs nothing.
 __getattr__ = lazy(
     __name__,
     {
@@ -156,14 +156,29 @@ __getattr__ = lazy(
         "karmarkar_karp": "penstock.distributed",
         "merge_states": "penstock.distributed",
         "micro_batches": "penstock.distributed",
+        "ConfigError": "penstock.errors",
+        "DataError": "penstock.errors",
+        "FailureBudgetError": "penstock.errors",
+        "PenstockError": "penstock.errors",
+        "PluginError": "penstock.errors",
+        "ResumeError": "penstock.errors",
+        "SchemaError": "penstock.errors",
+        "StageError": "penstock.errors",
+        "StalledError": "penstock.errors",
+        "StoppedError": "penstock.errors",
         "DataLoader": "penstock.loaders.base",
         "TrainingBatch": "penstock.loaders.batch",
         "ConversationDataLoader": "penstock.loaders.conversation",
+        "Endless": "penstock.loaders.integrations",
         "MixedDataLoader": "penstock.loaders.mixed",
         "Prepared": "penstock.loaders.preparation",
         "prepare": "penstock.loaders.preparation",
         "PretrainDataLoader": "penstock.loaders.pretrain",
         "Recipe": "penstock.loaders.recipes",
+        "StreamOptions": "penstock.loaders.streams",
+        "BufferPool": "penstock.memory",
+        "MemoryBudget": "penstock.memory",
+        "MemoryPressureHandler": "penstock.memory",
         "Mixture": "penstock.order.mixing",
         "Bins": "penstock.order.packing",
         "pack": "penstock.order.packing",
@@ -175,9 +190,17 @@ __getattr__ = lazy(
         "Use": "penstock.order.positions",
         "Schedule": "penstock.order.schedules",
         "temperature_weights": "penstock.order.schedules",
+        "DataProcessor": "penstock.pipeline",
+        "Pipeline": "penstock.pipeline",
+        "PipelineConfig": "penstock.pipeline",
+        "Report": "penstock.pipeline",
+        "Sink": "penstock.pipeline",
+        "Source": "penstock.pipeline",
+        "Stateful": "penstock.pipeline",
+        "Transform": "penstock.pipeline",
         "Store": "penstock.store.reader",
         "open_store": "penstock.store.reader",
-        "Endless": "penstock.loaders.integrations",
-        "StreamOptions": "penstock.loaders.streams",
+        "Field": "penstock.types",
+        "Schema": "penstock.types",
     },
 )

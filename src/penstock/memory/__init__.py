@@ -8,17 +8,16 @@ ResidentWatch           what allocators keep beyond that, held inside the budget
 MemoryPressureHandler   lowers the budget when the machine runs short, and gives it back
 """
 
-from penstock.memory.budget import MemoryBudget, Reservation, format_bytes, parse_bytes
-from penstock.memory.pool import BufferPool, PooledBuffer, PoolStats
-from penstock.memory.pressure import (
-    MemoryPressureHandler,
-    MemoryReading,
-    PressureEvent,
-    read_memory,
-    suggest_limit,
-)
-from penstock.memory.resident import ResidentWatch, resident_bytes
-from penstock.memory.views import MappedFile, batch_nbytes, compact, owned_nbytes, slice_batch, split_batch
+from typing import TYPE_CHECKING
+
+from penstock._lazy import lazy
+
+if TYPE_CHECKING:
+    from penstock.memory.budget import MemoryBudget, Reservation, format_bytes, parse_bytes
+    from penstock.memory.pool import BufferPool, PooledBuffer, PoolStats
+    from penstock.memory.pressure import MemoryPressureHandler, MemoryReading, PressureEvent, read_memory, suggest_limit
+    from penstock.memory.resident import ResidentWatch, resident_bytes
+    from penstock.memory.views import MappedFile, batch_nbytes, compact, owned_nbytes, slice_batch, split_batch
 
 __all__ = [
     "BufferPool",
@@ -42,3 +41,30 @@ __all__ = [
     "split_batch",
     "suggest_limit",
 ]
+
+# Imported when they are first used: what is not used costs nothing.
+__getattr__ = lazy(
+    __name__,
+    {
+        "MemoryBudget": "penstock.memory.budget",
+        "Reservation": "penstock.memory.budget",
+        "format_bytes": "penstock.memory.budget",
+        "parse_bytes": "penstock.memory.budget",
+        "BufferPool": "penstock.memory.pool",
+        "PoolStats": "penstock.memory.pool",
+        "PooledBuffer": "penstock.memory.pool",
+        "MemoryPressureHandler": "penstock.memory.pressure",
+        "MemoryReading": "penstock.memory.pressure",
+        "PressureEvent": "penstock.memory.pressure",
+        "read_memory": "penstock.memory.pressure",
+        "suggest_limit": "penstock.memory.pressure",
+        "ResidentWatch": "penstock.memory.resident",
+        "resident_bytes": "penstock.memory.resident",
+        "MappedFile": "penstock.memory.views",
+        "batch_nbytes": "penstock.memory.views",
+        "compact": "penstock.memory.views",
+        "owned_nbytes": "penstock.memory.views",
+        "slice_batch": "penstock.memory.views",
+        "split_batch": "penstock.memory.views",
+    },
+)

@@ -6,27 +6,32 @@
 buffers between them, `chain` applies transforms and finds bad rows, `tuning` picks batch sizes and worker counts.
 """
 
-from penstock.pipeline.config import PipelineConfig
-from penstock.pipeline.functions import Map
-from penstock.pipeline.metrics import Report
-from penstock.pipeline.pipeline import Pipeline
-from penstock.pipeline.stages import (
-    Block,
-    BlockSource,
-    DataProcessor,
-    Decoded,
-    Durable,
-    Finishing,
-    Fitting,
-    Located,
-    Origin,
-    Rejected,
-    Sink,
-    Source,
-    State,
-    Stateful,
-    Transform,
-)
+from typing import TYPE_CHECKING
+
+from penstock._lazy import lazy
+
+if TYPE_CHECKING:
+    from penstock.pipeline.config import PipelineConfig
+    from penstock.pipeline.functions import Map
+    from penstock.pipeline.metrics import Report
+    from penstock.pipeline.pipeline import Pipeline
+    from penstock.pipeline.stages import (
+        Block,
+        BlockSource,
+        DataProcessor,
+        Decoded,
+        Durable,
+        Finishing,
+        Fitting,
+        Located,
+        Origin,
+        Rejected,
+        Sink,
+        Source,
+        State,
+        Stateful,
+        Transform,
+    )
 
 __all__ = [
     "Block",
@@ -49,3 +54,29 @@ __all__ = [
     "Stateful",
     "Transform",
 ]
+
+# Imported when they are first used: what is not used costs nothing.
+__getattr__ = lazy(
+    __name__,
+    {
+        "PipelineConfig": "penstock.pipeline.config",
+        "Map": "penstock.pipeline.functions",
+        "Report": "penstock.pipeline.metrics",
+        "Pipeline": "penstock.pipeline.pipeline",
+        "Block": "penstock.pipeline.stages",
+        "BlockSource": "penstock.pipeline.stages",
+        "DataProcessor": "penstock.pipeline.stages",
+        "Decoded": "penstock.pipeline.stages",
+        "Durable": "penstock.pipeline.stages",
+        "Finishing": "penstock.pipeline.stages",
+        "Fitting": "penstock.pipeline.stages",
+        "Located": "penstock.pipeline.stages",
+        "Origin": "penstock.pipeline.stages",
+        "Rejected": "penstock.pipeline.stages",
+        "Sink": "penstock.pipeline.stages",
+        "Source": "penstock.pipeline.stages",
+        "State": "penstock.pipeline.stages",
+        "Stateful": "penstock.pipeline.stages",
+        "Transform": "penstock.pipeline.stages",
+    },
+)
