@@ -9,7 +9,7 @@ TORCH  := $(shell $(PYTHON) -c 'import sys; print("torch==2.13.0" if sys.version
 
 .PHONY: demo test lint format bench clean
 
-demo: $(VENV)/.base
+demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.dev
@@ -39,9 +39,13 @@ $(VENV)/.base: pyproject.toml constraints.txt
 	$(PIP) --editable .
 	touch $@
 
-# torch goes first and alone, so that nothing after it can pull in another build.
-$(VENV)/.dev: $(VENV)/.base examples/plugin/pyproject.toml
+# torch goes first and alone, so that nothing after it can pull in another build. The demo trains a model; where there
+# is no torch, it resumes the loader alone.
+$(VENV)/.demo: $(VENV)/.base
 	$(if $(TORCH),$(PIP) $(TORCH))
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.demo examples/plugin/pyproject.toml
 	$(PIP) --editable '.[test,lint$(if $(TORCH),$(comma)trainers)]'
 	$(PIP) --editable examples/plugin
 	touch $@

@@ -1,59 +1,58 @@
-"""`make demo`: messy JSON Lines to clean Parquet under a small budget; then a run that is killed, and goes on."""
+"""`make demo`: files to tokens to batches to a model; killed twice, the run goes on with other numbers of ranks."""
 
 import argparse
 import contextlib
-import gzip
-import json
-import random
+import importlib.util
+import subprocess
+import sys
 import tempfile
+import time
 from pathlib import Path
 
-from checkpoint import kill_and_resume
+from demo_parts.making import TOKENIZER, make_data
+from demo_parts.running import Run, compare, run_all
 from rich.console import Console
 
-from penstock import Pipeline, PipelineConfig
-from penstock.observe import Extent, closing_table, progress_on
-from penstock.sinks import ParquetSink
-from penstock.sources import JsonlSource
-from penstock.transforms import CountWords, DropNulls, Filter, Lower, NormalizeWhitespace
-
-WORDS = "Water runs downhill; the Penstock feeds the turbine all it can take and never more, größer geht nicht"
+console = Console(highlight=False, soft_wrap=True)
 
 
-def make_corpus(folder: Path, rows: int) -> None:
-    """Two files. The second is gzipped and has a field the first lacks; some lines of both are cut in half."""
-    folder.mkdir()
-    rng = random.Random(7)
-    sentences = [" ".join(rng.choices(WORDS.split(), k=rng.randrange(4, 24))) for _ in range(2000)]
-    lines = []
-    for i in range(rows):
-        text = " \t ".join(rng.choices(sentences, k=rng.randrange(8)))
-        row = {"id": i, "text": text or None, "tags": ["a", "b"][: i % 3]} | ({"late": i} if i >= rows // 2 else {})
-        line = json.dumps(row).encode()
-        lines.append(line if i % (rows // 12) else line[: len(line) // 2])
-    (folder / "a.jsonl").write_bytes(b"\n".join(lines[: rows // 2]) + b"\n")
-    (folder / "b.jsonl.gz").write_bytes(gzip.compress(b"\n".join(lines[rows // 2 :]) + b"\n", compresslevel=1))
+def title(text: str) -> None:
+    console.print(f"\n[bold]{text}[/]")
 
 
-def main(rows: int) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+def penstock(*words: str) -> None:
+    """A command, as it would be typed."""
+    console.print(f"[dim]$ penstock {' '.join(words)}[/]".replace(TOKENIZER, "tokenizer"))
+    sys.stdout.flush()
+    subprocess.run([sys.executable, "-m", "penstock", *words], check=True)
+
+
+def main(documents: int, steps: int, worlds: list[int]) -> None:
+    started = time.monotonic()
     with tempfile.TemporaryDirectory() as name, contextlib.chdir(name):
-        make_corpus(Path("corpus"), rows)
-        steps = [DropNulls("text"), NormalizeWhitespace("text"), Lower("text"), CountWords("text")]
-        steps += [Filter("words >= 20", reason="too short"), lambda row: row | {"first": row["text"].split()[0]}]
-        config = PipelineConfig(on_error="quarantine", max_failure_ratio=0.01)
-        pipeline = Pipeline(JsonlSource("corpus"), steps, ParquetSink("clean.parquet"), config, budget="64 MiB")
-        console.print(f"[bold]1. Clean {rows:,} rows[/]\n{pipeline}".replace("[budget", r"\[budget"))
-        with progress_on(Console(stderr=True), Extent.of(pipeline.source), "penstock") as progress:
-            report = pipeline.run(progress=progress)
-        console.print(closing_table(report, budget_bytes=pipeline.budget.capacity))
-        bad = Path("clean.parquet.quarantine.jsonl").read_text().splitlines()
-        console.print(f"the first of {len(bad)} quarantined rows: {bad[0][:110]}...", markup=False)
-        console.print("[bold]2. Kill a run in the middle, and go on[/]")
-        kill_and_resume(Path(name), max(2000, rows // 20))
+        make_data(Path(), documents)
+        title(f"1. Prepare {documents:,} documents and {documents // 16:,} chats, once")
+        penstock("prepare", "text.jsonl", "--tokenizer", TOKENIZER, "--out", "text.store")
+        penstock("prepare", "chats.jsonl", "--tokenizer", TOKENIZER, "--template", "chatml", "--out", "chats.store")
+        title("2. What an epoch comes to, to the last token, before anything is trained")
+        penstock("plan", "train.yaml", "--set", f"world_size={worlds[0]}", "--set", f"batch_size={8 // worlds[0]}")
+        title("3. The loader alone")
+        penstock("bench", "train.yaml", "--seconds", "1")
+        if importlib.util.find_spec("torch") is None:
+            title("4. Stop and resume the loader alone; with torch installed, a model is trained here")
+            penstock("verify-resume", "train.yaml")
+            return
+        title(f"4. Train {steps} steps; kill -9, and go on with another number of ranks")
+        runs = [Run(number, world, steps * number // len(worlds)) for number, world in enumerate(worlds, 1)]
+        run_all(runs, steps, Path(), console)
+        title("5. Compare")
+        console.print(f"{compare(runs, steps, 'train.yaml')}\nall of it took {time.monotonic() - started:.0f} s")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rows", type=int, default=120_000)
-    main(parser.parse_args().rows)
+    parser.add_argument("--documents", type=int, default=10_000)
+    parser.add_argument("--steps", type=int, default=240)
+    parser.add_argument("--worlds", type=int, nargs="+", default=[2, 4, 1], help="numbers of ranks, one run each")
+    given = parser.parse_args()
+    main(given.documents, given.steps, given.worlds)

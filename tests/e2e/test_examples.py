@@ -18,18 +18,42 @@ PRINTS: dict[str, tuple[list[str], list[str]]] = {
         ["killed", "output visible: False", "from a checkpoint: True", "every row exactly once, in order: True"],
     ),
     "demo.py": (
-        ["--rows", "3000"],
-        ["rows in", "3,000", "quarantined", "reading JSON Lines: invalid JSON", "bottleneck", "in order: True"],
+        ["--documents", "800", "--steps", "42", "--worlds", "2", "1"],
+        [
+            "supervised",
+            "packing",
+            "data wait",
+            "killed",
+            "finished",
+            "byte-identical",
+            "every step from 0 to 41 was trained on, and on nothing else: True",
+        ],
     ),
     "encode_tabular.py": ([], ["categories: {'class': ['first', 'third']}", "dropped: {'age: out of range': 1}"]),
     "iterate_and_resume.py": ([], ["stopped after row 320", "every row once, in order: True"]),
+    "mixing.py": (
+        [],
+        ["step 10: weight 0.50", "never further off than one sample: True", "sources of the next step: {'reports'}"],
+    ),
     "own_source_and_sink.py": ([], ["6000 throws", "the source keeps the contract and resumes exactly"]),
+    "pipeline_demo.py": (
+        ["--rows", "3000"],
+        ["rows in", "3,000", "quarantined", "reading JSON Lines: invalid JSON", "bottleneck", "in order: True"],
+    ),
+    "pretrain.py": (
+        [],
+        ["12 batches an epoch", "not learned from the one before it: True", "composed anew in the next epoch: True"],
+    ),
     "processes.py": ([], ["2 other processes worked on them", "in order: True"]),
     "quarantine.py": (
         [],
         ["by default: DataError: /in.jsonl, row", "98 of 100 rows written", "row 20, byte 560", "row 60, byte 1723"],
     ),
     "row_batch_expression.py": ([], ["the same rows each way: True", "10 orders are 13 pieces"]),
+    "sft.py": (
+        [],
+        ["no mask, no padding: True", "learned from: 179 tokens", "gives and the gate lets pass.<|im_end|>"],
+    ),
 }
 
 
@@ -40,8 +64,14 @@ def test_every_example_is_tested_and_short() -> None:
     assert not long
 
 
+# Those that train a model.
+NEED_TORCH = {"demo.py"}
+
+
 @pytest.mark.parametrize("name", PRINTS)
 def test_an_example_runs_and_prints_what_it_promises(name: str, tmp_path: Path) -> None:
+    if name in NEED_TORCH:
+        pytest.importorskip("torch")
     arguments, promised = PRINTS[name]
     done = subprocess.run(
         [sys.executable, "-W", "error", str(EXAMPLES / name), *arguments],

@@ -43,10 +43,10 @@ def from_state(plan: Plan, state: Mapping[str, Any], *, new_batch_size: bool = F
     """The plan with the edits of a state, and the position it stands for. What does not go together is refused."""
     check_state(plan, state, new_batch_size=new_batch_size)
     try:
-        places = tuple(Place(*map(_whole, place)) for place in state["places"])
+        places = tuple(map(_place, state["places"]))
         drawn = None if state["drawn"] is None else Drawn.from_json(state["drawn"])
         numbers = {name: _whole(state[name]) for name in ("step", "epoch", "samples")}
-        marks = tuple(Place(*map(_whole, mark)) for mark in state["marks"])
+        marks = tuple(map(_place, state["marks"]))
     except (KeyError, TypeError, ValueError) as error:
         raise _damaged(repr(error)) from error
     plan = _with_edits_of(plan, state, numbers["step"])
@@ -73,6 +73,11 @@ def _check_position(plan: Plan, position: Position) -> None:
         raise _damaged(f"it is in epoch {position.epoch}, and its rows in epoch {places[0].epoch}")
     if drawn is not None and position.samples > drawn.position:
         raise _damaged(f"it counts {position.samples} samples of {drawn.position}")
+
+
+def _place(value: Any) -> Place:
+    epoch, window, index = map(_whole, value)
+    return Place(epoch, window, index)
 
 
 def _whole(value: Any) -> int:

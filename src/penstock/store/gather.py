@@ -285,7 +285,7 @@ class _Shard:
 
     @cached_property
     def tokens(self) -> _Flat:
-        return _Flat(self._store.open_shard(self._number), self._column)
+        return _Flat(self._store.open_shard(self._number), self._column, self.lengths)
 
     @cached_property
     def mask(self) -> _Flat | None:
@@ -326,7 +326,8 @@ class _Shard:
 class _Flat:
     """A column of lists of numbers in a shard: where the values of a row begin, as a place in memory."""
 
-    def __init__(self, reader: ShardReader, column: str) -> None:
+    def __init__(self, reader: ShardReader, column: str, lengths: npt.NDArray[np.int32] | None = None) -> None:
+        self._lengths = lengths
         self._reader, self._column = reader, reader.schema.get_field_index(column)
         kind = reader.schema.field(column).type
         self._fixed = kind.list_size if pa.types.is_fixed_size_list(kind) else None
@@ -359,18 +360,23 @@ class _Flat:
             place = 0 if values is None else place_of(values.address, width)
             if values is not None and len(column.values) * self._bits > values.size * 8:
                 raise ValueError("a column ends before its values do")
+            offsets = np.arange(len(column) + 1) * (self._fixed or 0)
             if self._fixed is None:
                 at = place_of(column.buffers()[1].address, self._offsets.itemsize)
-                self._check_offsets(self._offsets[at : at + len(column) + 1], len(column.values))
+                offsets = self._offsets[at : at + len(column) + 1]
                 self._offsets_at[piece] = at
+            self._check_offsets(offsets, len(column.values), int(self._starts[piece]))
         except ValueError as error:
             raise damaged(self._reader.path, str(error), int(self._starts[piece])) from error
         self._values_at[piece] = place * 8 if self._bits == 1 else place
 
-    def _check_offsets(self, offsets: npt.NDArray[Any], values: int) -> None:
-        """Places are read without another look, so nothing may point outside the values."""
-        if offsets[0] < 0 or offsets[-1] > values or (offsets[1:] < offsets[:-1]).any():
+    def _check_offsets(self, offsets: npt.NDArray[Any], values: int, first: int) -> None:
+        """Places are read without another look, so nothing may point outside the values, or say another length."""
+        sizes = offsets[1:] - offsets[:-1]
+        if offsets[0] < 0 or offsets[-1] > values or (sizes < 0).any():
             raise ValueError("rows do not lie where they should")
+        if self._lengths is not None and (self._lengths[first : first + len(sizes)] != sizes).any():
+            raise ValueError("rows are not as long as the index says")
 
 
 def _mark(path: Path) -> tuple[int, int, int]:

@@ -71,7 +71,7 @@ def test_what_only_a_plan_can_do_is_refused_with_a_reason() -> None:
             loader.get_batch(7)
         with pytest.raises(ConfigError, match="load a state"):
             loader.seek(3)
-        with pytest.raises(TypeError, match="one after the other|prepare the data"):
+        with pytest.raises(TypeError, match=r"one after the other|prepare the data"):
             loader[0]
         assert ids(loader.get_batch(4)) == ids(next(iter(documents())))
 

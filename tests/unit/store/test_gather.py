@@ -143,3 +143,14 @@ def test_offsets_that_point_outside_their_values_are_damage_not_a_crash(tmp_path
     table = TokenTable([open_store(path, verify="fast")])
     with pytest.raises(DataError, match="damaged: rows do not lie where they should"):
         table.locate(np.array([20]), np.array([0]))
+
+
+def test_an_index_that_says_other_lengths_is_damage_not_other_rows(tmp_path: Path) -> None:
+    path = make_store(tmp_path / "s", [[1, 2, 3]] * 40)
+    (index,) = (path / "shards").glob("*.index")
+    data = bytearray(index.read_bytes())
+    data[40:44] = np.int32(9000).tobytes()
+    index.write_bytes(data)
+    table = TokenTable([open_store(path, verify="fast")])
+    with pytest.raises(DataError, match="damaged: rows are not as long as the index says"):
+        table.locate(np.array([20]), np.array([0]))
