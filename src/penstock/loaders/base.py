@@ -156,8 +156,10 @@ class DataLoader:
 
     def edit(self, plan: Plan) -> None:
         """Go on by an edited plan, as `loader.edit(loader.plan.skip(340, 360))`; what was delivered cannot change."""
-        self._indexed().edit(plan, self._position)
+        engine = self._indexed()
+        engine.edit(plan, self._position)
         self._stop_running()
+        self._position = plan.settle(self._position)[0]
 
     # State
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Unpack
 
+import xxhash
+
+from penstock._dtypes import did_you_mean
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
 from penstock.loaders.indexed import Indexed
@@ -50,6 +54,7 @@ class ConversationDataLoader(DataLoader):
         if tokenizer is not None:
             from penstock.loaders.recipes import Recipe
 
+            _check_chat_options(chat or {})
             recipe = Recipe(
                 tokenizer=tokenizer,
                 template=chat_template,
@@ -64,6 +69,8 @@ class ConversationDataLoader(DataLoader):
             return
         inputs = open_inputs(path, recipe, cache=chosen.cache, verify=chosen.verify, budget=chosen.budget)
         _check_masked(inputs)
+        if recipe is not None and chat_template is not None:
+            _check_template(inputs, chat_template)
         super().__init__(Indexed([stock(inputs, sampling, chosen, name)], chosen))
 
 
@@ -74,3 +81,29 @@ def _check_masked(inputs: Inputs) -> None:
             f"{store.shown} does not say which tokens are to be learned, so it holds no conversations (its columns are "
             f"{store.schema.names}); use PretrainDataLoader for it, or prepare the chats with a template"
         )
+
+
+def _check_chat_options(chat: Mapping[str, Any]) -> None:
+    from penstock.transforms.formatting import FormatChat
+
+    own = ("self", "tokenizer", "template", "max_length", "truncation", "keep")
+    known = [name for name in signature(FormatChat.__init__).parameters if name not in own]
+    for name in chat:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise TypeError(f"chat has no option {name!r}{hint}; it has {', '.join(known)}")
+
+
+def _check_template(inputs: Inputs, template: str) -> None:
+    """A store says with which template it was made; another one would be left unused in silence."""
+    from penstock.transforms.formatting import FormatChat
+
+    assert inputs.tokenizer is not None
+    given = xxhash.xxh3_128_hexdigest(FormatChat(inputs.tokenizer, template).template.source.encode())
+    for store in inputs.table.stores:
+        made_with = store.manifest.template
+        if made_with is not None and made_with != given:
+            raise ConfigError(
+                f"{store.shown} was made with the chat template {made_with}, and {template!r:.80} is {given}; leave "
+                "chat_template out to take the store as it is, or prepare the chats again"
+            )

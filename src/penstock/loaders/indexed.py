@@ -87,11 +87,16 @@ class Indexed:
 
     def one(self, position: Position, batch_size: int | None) -> tuple[TrainingBatch, Position]:
         """The batch at a position, over the end of an epoch if there is one; EOFError at the end of all of them."""
+        if batch_size is not None and batch_size != 1 and self._form.split:
+            raise ConfigError(
+                f"batches hold as many rows as fit into max_tokens={self.options.max_tokens}, so none of {batch_size} "
+                "can be asked for; call get_batch() without a size"
+            )
         count = None if batch_size is None else batch_size * self.rank.world
         for _ in range(2):
             step, behind = self.plan.read(position, count)
             if step is not None:
-                return self._make_one(step), self.plan.settle(behind)[0]
+                return self._make_one(step), self.plan.settle(behind, count)[0]
             if self.plan.ended(behind):
                 raise EOFError("there is no batch left: every source was used as often as max_epochs allows")
             position = self.plan.next_epoch(behind)
@@ -193,7 +198,8 @@ class Indexed:
             samples.lengths,
             samples.single,
         )
-        tokens_in_row = width(step.samples, self._form)
+        # A batch by tokens is a matter of its rank alone; others have the width of the global batch.
+        tokens_in_row = width(samples if self._form.split else step.samples, self._form)
         return self._finish(share, collate(numbered, share.sources, share.tables, self._form, tokens_in_row))
 
     def _finish(self, share: _Share, arrays: dict[str, Any]) -> TrainingBatch:

@@ -82,10 +82,10 @@ class Sampling:
         length = options.max_tokens if self.length is None else min(self.length, options.max_tokens)
         if options.padding_free:
             # Rows keep their own limit; a batch of them is a bin.
-            fit = Fit(options.max_tokens, "error" if self.length is None else self.truncation)
             return PackedOrder(
                 inputs.table,
-                fit,
+                Fit(length, self.truncation),
+                capacity=options.max_tokens,
                 strategy=self.kind or "best_fit",
                 shuffle=options.shuffle,
                 seed=options.seed,

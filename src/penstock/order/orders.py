@@ -409,11 +409,13 @@ class PackedOrder(_ByRow):
         seed: int,
         name: str = "",
         window_rows: int = _PACK_WINDOW,
+        capacity: int | None = None,
     ) -> None:
         super().__init__(table, fit, window_rows=window_rows, shuffle=shuffle, seed=seed, name=name)
-        if fit.max_length is None:
+        wanted = fit.max_length if capacity is None else capacity
+        if wanted is None:
             raise ConfigError("packing needs a length: pass chunk_size or max_length")
-        self.capacity, self.strategy = fit.max_length, strategy
+        self.capacity, self.strategy = wanted, strategy
 
     def plan_window(self, epoch: int, window: int) -> Samples:
         parts = self._fitted(epoch, window)
@@ -429,7 +431,8 @@ class PackedOrder(_ByRow):
         return np.argsort(np.minimum.reduceat(documents, offsets[:-1]), kind="stable") if count else offsets[:-1]
 
     def describe(self) -> dict[str, Any]:
-        return {"kind": self.kind, "strategy": self.strategy, "window_rows": self.window_rows, **_facts(self.fit)}
+        facts = {"strategy": self.strategy, "capacity": self.capacity, "window_rows": self.window_rows}
+        return {"kind": self.kind, **facts, **_facts(self.fit)}
 
 
 class BudgetOrder(_ByRow):

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -157,9 +158,17 @@ class Plan:
         step, behind = self.read(position)
         return [] if step is None else [(step, self.settle(behind)[0])]
 
-    def settle(self, position: Position) -> tuple[Position, bool]:
-        """The position in front of the next step that is delivered, and whether that is in another epoch."""
-        return self._crossed(self._past_skipped(position))
+    def settle(self, position: Position, count: int | None = None) -> tuple[Position, bool]:
+        """The position in front of the next step that is delivered, and whether that is in another epoch.
+
+        `count` is the number of samples that the next step is asked for, by default a global batch.
+        """
+        crossed = False
+        while True:
+            position, over = self._crossed(self._past_skipped(position), count)
+            crossed = crossed or over
+            if not over or self.ended(position) or not self.skipped(position.step):
+                return position, crossed
 
     def ended(self, position: Position) -> bool:
         """Whether nothing comes any more, in any epoch: every source was used as often as it may be."""
@@ -225,15 +234,12 @@ class Plan:
         if not 0 <= row < order.table.rows:
             raise IndexError(f"row {row} of {source!r}, which has {order.table.rows} rows")
         uses: list[Use] = []
-        before = 0
         most = self.feeds[which].max_epochs
         for epoch in range(epochs if most is None else min(epochs, most)):
             for sample in order.find(epoch, row):
-                use = self._use(which, epoch, sample, before + sample)
+                use = self._use_alone(epoch, sample) if self.schedule is None else self._use_mixed(which, epoch, sample)
                 if use is not None:
                     uses.append(replace(use, skipped=self._is_withheld(use.step, source, row)))
-            if self.schedule is not None:
-                before += order.count(epoch)
         return uses
 
     # Edits
@@ -253,7 +259,7 @@ class Plan:
         plan = self
         for name, numbers in rows.items():
             size = self.feeds[self._index(name)].order.table.rows
-            banned = tuple(sorted({int(number) for number in numbers}))
+            banned = tuple(sorted({index(number) for number in numbers}))
             if banned and not (banned[0] >= 0 and banned[-1] < size):
                 raise ConfigError(f"rows {banned[0]} to {banned[-1]} of {name!r}, which has {size} rows")
             plan = plan.edited(Ban(step, name, banned))
@@ -362,30 +368,30 @@ class Plan:
         ]
         return any(passed) if self.stopping == "first_exhausted" else all(passed)
 
-    def _crossed(self, position: Position) -> tuple[Position, bool]:
+    def _crossed(self, position: Position, count: int | None = None) -> tuple[Position, bool]:
         """In the next epoch, if there is nothing left of this one; and whether that is so."""
-        if not self._is_over(position):
+        if not self._is_over(position, count or self.global_batch):
             return position, False
         return self.next_epoch(self._leave(position)), True
 
-    def _is_over(self, position: Position) -> bool:
-        """Whether there is no batch left in the epoch of a position."""
+    def _is_over(self, position: Position, count: int) -> bool:
+        """Whether there is no batch of so many samples left in the epoch of a position."""
         if self.ended(position):
             return True
         if self.schedule is not None:
-            return self._epoch_over(position) or self._runs_dry(position)
+            return self._epoch_over(position) or self._runs_dry(position, count)
         place = position.places[0]
         if place.epoch > position.epoch or not self.drop_last:
             return place.epoch > position.epoch
-        left = left_of(self.feeds[0].order, place, place.epoch + 1, self.global_batch)
-        return left is not None and left < self.global_batch
+        left = left_of(self.feeds[0].order, place, place.epoch + 1, count)
+        return left is not None and left < count
 
-    def _runs_dry(self, position: Position) -> bool:
+    def _runs_dry(self, position: Position, count: int) -> bool:
         """Whether sources that end for good have no batch left between them."""
-        if self._limits(position, self.global_batch) is None:
+        if self._limits(position, count) is None:
             return False
-        ids, _ = self._draw(position, self.global_batch)
-        return len(ids) < (self.global_batch if self.drop_last else 1)
+        ids, _ = self._draw(position, count)
+        return len(ids) < (count if self.drop_last else 1)
 
     def _leave(self, position: Position) -> Position:
         """Past what is left of an epoch and fills no batch."""
@@ -440,27 +446,23 @@ class Plan:
         known = max((step for step in self._memo if step <= number), default=None)
         position = self.start() if known is None else self._memo[known]
         while position.step < number:
-            position = self._walk(position)
+            position = self._walk(position)[1]
         return position
 
-    def _walk(self, position: Position) -> Position:
-        """One step on, over the end of an epoch if there is one, without putting the samples together."""
-        while True:
-            step = position.step
-            if not self._epoch_over(position) and not self.ended(position):
-                ids, moved = self._draw(position, self.global_batch)
-                if len(ids) and not (self.drop_last and len(ids) < self.global_batch):
-                    break
-                position = self._leave(position)
-            if self.ended(position):
-                raise IndexError(f"the plan has {step} steps and ends there")
-            position = self.next_epoch(position)
+    def _walk(self, position: Position) -> tuple[Position, Position]:
+        """In front of and behind the next step, over the ends of epochs, without putting the samples together."""
+        position = self._crossed(position)[0]
+        if self.ended(position):
+            raise IndexError(f"the plan has {position.step} steps and ends there")
+        ids, moved = self._draw(position, self.global_batch)
+        if len(ids) < (self.global_batch if self.drop_last else 1):
+            raise self._nothing_to_deliver(len(ids))
         counts = np.bincount(ids, minlength=len(self.feeds)).tolist()
         places = tuple(pass_by(f.order, p, n) for f, p, n in zip(self.feeds, position.places, counts))
-        position = moved._replace(places=places)
-        if position.step % _REMEMBERED_EVERY == 0:
-            self._memo[position.step] = position
-        return position
+        behind = moved._replace(places=places)
+        if behind.step % _REMEMBERED_EVERY == 0:
+            self._memo[behind.step] = behind
+        return position, behind
 
     def _walk_epochs(self, epoch: int) -> None:
         """Count the steps of the epochs up to one."""
@@ -468,7 +470,7 @@ class Plan:
         first = 0
         while True:
             try:
-                behind = self._walk(position)
+                behind = self._walk(position)[1]
             except IndexError:
                 self._steps[position.epoch] = position.step - first
                 for later in range(position.epoch + 1, epoch + 1):
@@ -481,47 +483,46 @@ class Plan:
                     return
             position = behind
 
-    def _use(self, which: int, epoch: int, sample: int, ordinal: int) -> Use | None:
-        """The step of a sample of a source, None if it is in no batch."""
-        if self.schedule is None:
-            within, slot = divmod(sample, self.global_batch)
-            if within >= self.steps_in(epoch):
-                return None
-            plain = self.feeds[0].order.plain_counts() is not None
-            before = epoch * self.steps_in(0) if plain else sum(map(self.steps_in, range(epoch)))
-            return Use(before + within, epoch, slot)
+    def _use_alone(self, epoch: int, sample: int) -> Use | None:
+        """The step of a sample, None if it is in no batch."""
+        within, slot = divmod(sample, self.global_batch)
+        if within >= self.steps_in(epoch):
+            return None
+        plain = self.feeds[0].order.plain_counts() is not None
+        before = epoch * self.steps_in(0) if plain else sum(map(self.steps_in, range(epoch)))
+        return Use(before + within, epoch, slot)
+
+    def _use_mixed(self, which: int, epoch: int, sample: int) -> Use | None:
+        """The same for a sample of one of several sources: found by walking, from the nearest step that is known."""
+        order = self.feeds[which].order
+        target = order.place_of(epoch, sample)
         position = self.start()
         for known in self._memo.values():
-            assert known.drawn is not None
-            if known.step > position.step and known.drawn.counts[which] <= ordinal:
+            if known.step > position.step and known.places[which] <= target:
                 position = known
         try:
             while True:
-                assert position.drawn is not None
-                behind = self._walk(position)
-                assert behind.drawn is not None
-                if behind.drawn.counts[which] > ordinal:
+                begun, behind = self._walk(position)
+                if behind.places[which] > target:
                     break
                 if self._is_out(which, behind):
                     return None
                 position = behind
         except IndexError:
             return None
-        inside = ordinal - position.drawn.counts[which]
-        number = behind.step - 1
-        step = self.step(number)
-        of_source = [slot for slot in range(len(step)) if self._source_of(step, slot) == which]
-        return Use(number, epoch, of_source[inside] if inside < len(of_source) else inside)
+        if begun.places[which] > target:
+            return None  # it was among what did not fill a batch
+        place = begun.places[which]
+        inside = order.number_of(target) - order.number_of(place)
+        inside += sum(order.count(earlier) for earlier in range(place.epoch, epoch))
+        ids, _ = self._draw(begun, self.global_batch)
+        return Use(begun.step, epoch, int(np.flatnonzero(ids == which)[inside]))
 
     def _is_out(self, which: int, position: Position) -> bool:
         """Whether a source gives nothing any more, since nothing later in the schedule weighs it."""
         schedule = self._mix.schedule
         last = max(step for part in schedule.parts for step, _ in part.points)
         return position.step > last and not schedule.weights_at(position.step)[self.names[which]]
-
-    def _source_of(self, step: Step, slot: int) -> int:
-        low, high = step.samples.offsets[slot], step.samples.offsets[slot + 1]
-        return int(step.sources[low]) if high > low else -1
 
     def _is_withheld(self, number: int, source: str, row: int) -> bool:
         banned = (
@@ -540,6 +541,8 @@ class Plan:
     def _check_not_empty(self, feed: Feed) -> None:
         if not feed.order.table.rows:
             raise ConfigError(f"there are no rows in {feed.name!r}, so there is nothing to train on")
+        if not feed.order.table.tokens:
+            raise ConfigError(f"there are no tokens in the rows of {feed.name!r}, so there is nothing to train on")
         plain = feed.order.plain_counts()
         if plain is None or self.schedule is not None or not self.drop_last:
             return

@@ -81,6 +81,10 @@ class _Ahead:
             for item in self._items:
                 charge = self._reserve(item)
                 with self._changed:
+                    if self._stopped:
+                        if charge is not None:
+                            charge.release()
+                        return
                     self._ready.append((item, charge))
                     del item
                     self._changed.notify_all()
