@@ -51,6 +51,8 @@ class ConversationDataLoader(DataLoader):
         chosen = read_options(options)
         sampling = Sampling(packing=packing, length=max_length, truncation=truncation)
         recipe = None
+        if tokenizer is None and (chat_template is not None or chat):
+            raise ConfigError("chat_template and chat say how raw chats are written, which needs a tokenizer; pass one")
         if tokenizer is not None:
             from penstock.loaders.recipes import Recipe
 

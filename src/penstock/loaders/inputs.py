@@ -73,6 +73,8 @@ def open_inputs(
     """
     paths = paths if isinstance(paths, Store) else _listed(paths)  # once: it may be an iterator
     stores = _stores(paths, verify)
+    if stores is not None and recipe is not None:
+        _check_unprepared(recipe, stores)
     if stores is None:
         if recipe is None:
             list_files(_listed(paths))  # a path that is not there is said to be missing
@@ -133,6 +135,16 @@ def _listed(paths: Any) -> Sequence[PathLike]:
 
 def _shown(paths: Any) -> str:
     return ", ".join(str(path) for path in _listed(paths))
+
+
+def _check_unprepared(recipe: Recipe, stores: Sequence[Store]) -> None:
+    """What is done to raw files cannot be done to a store any more, and is not to be left undone in silence."""
+    for name, value in {"filters": recipe.filters, "dedup": recipe.dedup, "chat": recipe.chat}.items():
+        if value:
+            raise ConfigError(
+                f"{name}={value!r} is for raw files on their way into a store, and {stores[0].shown} is one already; "
+                f"leave {name} out to take it as it is, or prepare the raw files again"
+            )
 
 
 def _check_tokenizer(store: Store, tokenizer: Tokenizer) -> None:

@@ -123,8 +123,6 @@ def _limits(max_epochs: Mapping[str, int] | int | None, names: list[str]) -> dic
 
 def _schedule(weights: Weights, temperature: float, stocks: Sequence[Stock]) -> Schedule:
     names = [each.feed.name for each in stocks]
-    if isinstance(weights, Schedule):
-        return weights
     if weights is None:
         sizes = {each.feed.name: float(max(each.inputs.table.tokens, 1)) for each in stocks}
         return Schedule.constant(temperature_weights(sizes, temperature))
@@ -132,6 +130,8 @@ def _schedule(weights: Weights, temperature: float, stocks: Sequence[Stock]) -> 
         raise ConfigError(
             f"temperature={temperature} makes weights of sizes, and weights were given too; pass one of them"
         )
+    if isinstance(weights, Schedule):
+        return weights
     if not isinstance(weights, Mapping):
         if isinstance(weights, str) or not isinstance(weights, Iterable):
             raise ConfigError(f"weights are a dict by source, a list or a Schedule, got {weights!r}")

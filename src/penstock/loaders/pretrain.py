@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Unpack
 
+from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
 from penstock.loaders.indexed import Indexed
 from penstock.loaders.inputs import Paths, open_inputs
@@ -47,6 +48,8 @@ class PretrainDataLoader(DataLoader):
         chosen = read_options(options)
         sampling = Sampling(packing=packing, length=chunk_size, truncation=truncation)
         recipe = None
+        if tokenizer is None and (filters or dedup):
+            raise ConfigError("filters and dedup are for raw files, which need a tokenizer; pass one")
         if tokenizer is not None:
             from penstock.loaders.recipes import Recipe
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 
 import numpy as np
 import orjson
@@ -200,7 +200,12 @@ def _points(rng: np.random.Generator, length: int, stops: int, ends: Sequence[in
 
 def _together(ranks: Sequence[DataLoader], count: int) -> Iterator[tuple[TrainingBatch, ...]]:
     """The next batches of all ranks, over the ends of epochs; fewer where all of them end."""
-    return zip(*(_some(loader, count) for loader in ranks), strict=True)
+    for batches in zip_longest(*(_some(loader, count) for loader in ranks)):
+        missing = [rank for rank, batch in enumerate(batches) if batch is None]
+        if missing:
+            step = next(batch.metadata["step"] for batch in batches if batch is not None)
+            raise ResumeError(f"step {step}: of {len(ranks)} ranks, {missing} have no batch where the others have one")
+        yield batches
 
 
 def _some(loader: DataLoader, count: int) -> Iterator[TrainingBatch]:

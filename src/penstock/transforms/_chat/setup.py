@@ -231,8 +231,10 @@ def _terminators(
 
 def _headers(tokenizer: Tokenizer, text: str, known: Mapping[str, int]) -> set[int]:
     """Special tokens that the template writes: if they end no turn and begin no row, they announce who speaks."""
+    # One text does not pay for loading the fast tokenizer.
+    reference = tokenizer.without_fast(quietly=True) if isinstance(tokenizer, LoadedTokenizer) else tokenizer
     try:
-        ids = tokenizer.encode(pa.array([text]), parse_special=True).values.to_numpy()
+        ids = reference.encode(pa.array([text]), parse_special=True).values.to_numpy()
     except DataError:  # the sample has letters that the vocabulary lacks
         return {token for name, token in known.items() if name in text}
     return set(np.unique(ids).tolist()) & set(known.values())
