@@ -19,6 +19,7 @@ __all__ = ["TrainingBatch"]
 _TOKENWISE = ("input_ids", "attention_mask", "labels", "loss_mask", "position_ids", "document_ids")
 _ARRAYS = (*_TOKENWISE, "cu_seqlens")
 _NUMBERS = ("max_seqlen", "num_items_in_batch")
+_EMPTY = dict.fromkeys((*_ARRAYS, *_NUMBERS))
 # Hugging Face's names for where documents begin and how long the longest is, of queries and of keys.
 _FLASH = {
     "cu_seq_lens_q": "cu_seqlens",
@@ -97,6 +98,17 @@ class TrainingBatch(MutableMapping[str, Any]):
         if batch.max_seqlen is None and "cu_seqlens" in given:
             batch.max_seqlen = _longest(given["cu_seqlens"])
         batch._num_tokens = num_tokens
+        return batch
+
+    @classmethod
+    def of_collated(cls, arrays: Mapping[str, Any], metadata: dict[str, Any], backend: Backend, tokens: int) -> Self:
+        """The same of arrays that `collate` made for this backend, which need no checking."""
+        batch = cls.__new__(cls)
+        made = vars(batch)
+        made.update(_EMPTY)
+        for key, value in arrays.items():
+            made[key] = value if key in _NUMBERS else backend.from_numpy(value)
+        made["metadata"], made["_others"], made["_num_tokens"] = metadata, {}, tokens
         return batch
 
     def to_numpy(self) -> dict[str, Any]:

@@ -70,8 +70,8 @@ class Tokens(Protocol):
 class RowTokens(Tokens, Protocol):
     """Tokens that fill rows of an array at once, if all are of one length."""
 
-    def copy_rows(self, rows: Ints, starts: Ints, out: npt.NDArray[Any]) -> None:
-        """Fill row j of `out` with the tokens of row `rows[j]` from `starts[j]` on."""
+    def copy_rows(self, rows: Ints, starts: Ints, *outs: npt.NDArray[Any]) -> None:
+        """Fill row j of every `out` with the tokens of row `rows[j]` from `starts[j]` on."""
         ...
 
 
@@ -150,13 +150,20 @@ def collate(
         samples = Samples(np.arange(len(samples.rows) + 1), samples.rows, samples.starts, samples.lengths, single=True)
     layout = _flat(samples, form) if form.padding_free else _grid(samples, form, tokens_in_row)
     ids = layout.empty(form.integer)
-    _copy_ids(ids, samples, sources, tables, layout, form)
+    learned = bool(form.fields & {"labels", "loss_mask", "num_items_in_batch"})
+    labels = layout.empty(form.integer) if learned else None
+    both = [ids] if labels is None else [ids, labels]
+    if not _copy_alike(both, samples, tables, layout):
+        _copy_ids(ids, samples, sources, tables, layout, form)
+        if labels is not None:
+            np.copyto(labels, ids)
     found: dict[str, Any] = {"input_ids": ids}
-    if form.fields & {"labels", "loss_mask", "num_items_in_batch"}:
-        found["labels"] = labels = _labels(ids, samples, sources, tables, layout)
+    if labels is not None:
+        _mask_labels(labels, samples, sources, tables, layout)
+        found["labels"] = labels
         if form.fields & {"loss_mask", "num_items_in_batch"}:
-            found["loss_mask"] = learned = labels != IGNORE
-            found["num_items_in_batch"] = int(np.count_nonzero(learned))
+            found["loss_mask"] = labels != IGNORE
+            found["num_items_in_batch"] = int(np.count_nonzero(found["loss_mask"]))
     if "attention_mask" in form.fields and not form.padding_free:
         found["attention_mask"] = _attention(layout, form)
     if form.fields & {"position_ids", "document_ids", "cu_seqlens", "max_seqlen"}:
@@ -221,6 +228,18 @@ def _flat(samples: Samples, form: BatchForm) -> _Layout:
     return _Layout(1, tokens, at, samples.lengths, np.zeros(len(samples.rows), np.int64), full=total == tokens)
 
 
+def _copy_alike(outs: Sequence[npt.NDArray[Any]], samples: Samples, tables: Sequence[Tokens], layout: _Layout) -> bool:
+    """Fill arrays with tokens if every row is one part and the table can do that at once; say whether it was done."""
+    if not layout.alike or len(tables) > 1:
+        return False
+    table = tables[0]
+    if type(table) not in _ROWWISE:
+        _ROWWISE[type(table)] = isinstance(table, RowTokens)  # a slow question, of protocols
+    if _ROWWISE[type(table)]:
+        cast(RowTokens, table).copy_rows(samples.rows, samples.starts, *outs)
+    return _ROWWISE[type(table)]
+
+
 def _copy_ids(
     ids: npt.NDArray[Any],
     samples: Samples,
@@ -231,25 +250,16 @@ def _copy_ids(
 ) -> None:
     if not layout.full:
         ids.fill(form.pad_id)
-    if layout.alike and len(tables) == 1:
-        table = tables[0]
-        if type(table) not in _ROWWISE:
-            _ROWWISE[type(table)] = isinstance(table, RowTokens)  # a slow question, of protocols
-        if _ROWWISE[type(table)]:
-            cast(RowTokens, table).copy_rows(samples.rows, samples.starts, ids)
-            return
     out = ids.reshape(-1)
     for number, table in enumerate(tables):
         which = _of(number, sources, tables)
         table.copy(samples.rows[which], samples.starts[which], samples.lengths[which], out, layout.at[which])
 
 
-def _labels(
-    ids: npt.NDArray[Any], samples: Samples, sources: Ints, tables: Sequence[Tokens], layout: _Layout
-) -> npt.NDArray[Any]:
-    """The ids themselves where there is something to learn; never the first of a document, which nothing predicts."""
-    labels = layout.empty(ids.dtype)
-    np.copyto(labels, ids)
+def _mask_labels(
+    labels: npt.NDArray[Any], samples: Samples, sources: Ints, tables: Sequence[Tokens], layout: _Layout
+) -> None:
+    """Leave the ids where there is something to learn; never the first of a document, which nothing predicts."""
     flat = labels.reshape(-1)
     if not layout.full or any(table.masked for table in tables):
         learned = np.zeros(flat.shape, np.bool_)
@@ -262,7 +272,6 @@ def _labels(
                 learned[_spread(at, lengths)] = True
         flat[~learned] = IGNORE
     flat[layout.at] = IGNORE
-    return labels
 
 
 def _of(number: int, sources: Ints, tables: Sequence[Tokens]) -> Any:

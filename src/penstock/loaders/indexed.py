@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.backends import get_backend
 from penstock.distributed.sharding import Contiguous, deal
 from penstock.errors import ConfigError, PenstockError
 from penstock.loaders.batch import TrainingBatch
@@ -216,7 +217,7 @@ class Indexed:
             "sample": samples.numbers(),
         }
         options = self.options
-        batch = TrainingBatch.from_numpy(arrays, metadata, options.backend, num_tokens=samples.tokens)
+        batch = TrainingBatch.of_collated(arrays, metadata, get_backend(options.backend), samples.tokens)
         if options.pin_memory:
             batch = batch.pin_memory()
         return batch if options.device is None else batch.to(options.device, non_blocking=options.pin_memory)

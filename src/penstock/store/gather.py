@@ -137,13 +137,16 @@ class TokenTable:
         for place, length, target in zip(places.tolist(), lengths.tolist(), at.tolist()):
             out[target : target + length] = numbers[place : place + length]
 
-    def copy_rows_from(self, places: Ints, out: npt.NDArray[Any]) -> None:
-        """Fill each row of `out` with the tokens from its place on: one operation for all of them."""
-        length = out.shape[1]
+    def copy_rows_from(self, places: Ints, *outs: npt.NDArray[Any]) -> None:
+        """Fill each row of every `out` with the tokens from its place on: one operation for all of them."""
+        length = outs[0].shape[1]
         if length > LONGEST_STRETCH:
-            self.copy_from(places, np.full(len(places), length), out.reshape(-1), np.arange(len(places)) * length)
-        else:
-            out[:] = stretches_of(self.dtype, length)[places]
+            for out in outs:
+                self.copy_from(places, np.full(len(places), length), out.reshape(-1), np.arange(len(places)) * length)
+            return
+        narrow = stretches_of(self.dtype, length)[places]  # small enough to be near when it is widened
+        for out in outs:
+            out[:] = narrow
 
     def copy_mask_from(self, places: Ints, lengths: Ints, out: npt.NDArray[np.bool_], at: Ints) -> None:
         """As `copy_from`, with places of `locate_mask`: true where a token is to be learned."""
@@ -261,9 +264,9 @@ class Placed:
     def copy(self, rows: Ints, starts: Ints, lengths: Ints, out: npt.NDArray[Any], at: Ints) -> None:
         self._table.copy_from(self._places[rows] + starts, lengths, out, at)
 
-    def copy_rows(self, rows: Ints, starts: Ints, out: npt.NDArray[Any]) -> None:
-        """Fill each row of `out` with tokens of one part."""
-        self._table.copy_rows_from(self._places[rows] + starts, out)
+    def copy_rows(self, rows: Ints, starts: Ints, *outs: npt.NDArray[Any]) -> None:
+        """Fill each row of every `out` with tokens of one part."""
+        self._table.copy_rows_from(self._places[rows] + starts, *outs)
 
     def copy_mask(self, rows: Ints, starts: Ints, lengths: Ints, out: npt.NDArray[np.bool_], at: Ints) -> None:
         if self._mask_places is None:
