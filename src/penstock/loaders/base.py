@@ -64,6 +64,8 @@ class DataLoader:
         self._engine, self._position = engine, engine.start()
         self._running: Generator[TrainingBatch, None, None] | None = None
         self._closed = False
+        self._edits = 0
+        """How often the plan was edited, so that a loop notices."""
 
     # What the seed names
 
@@ -155,11 +157,13 @@ class DataLoader:
         self._position = self._engine.seek(step)
 
     def edit(self, plan: Plan) -> None:
-        """Go on by an edited plan, as `loader.edit(loader.plan.skip(340, 360))`; what was delivered cannot change."""
-        engine = self._indexed()
-        engine.edit(plan, self._position)
-        self._stop_running()
+        """Go on by an edited plan, as `loader.edit(loader.plan.skip(340, 360))`; what was delivered cannot change.
+
+        A loop that is running goes on by it too.
+        """
+        self._indexed().edit(plan, self._position)
         self._position = plan.settle(self._position)[0]
+        self._edits += 1
 
     # State
 
@@ -196,19 +200,30 @@ class DataLoader:
         return f"{type(self).__name__}({self._engine.names}; {self.batch_size} a batch, {self.rank}, step {self.step})"
 
     def _iterate(self) -> Generator[TrainingBatch, None, None]:
-        made = self._engine.batches(self._position)
-        prefetch = self.options.prefetch
+        """The rest of an epoch, begun anew whenever the plan is edited on the way."""
+        while True:
+            plan = self._edits
+            made = self._made()
+            try:
+                for batch, behind in made:
+                    self._position, epoch = behind, batch.metadata["epoch"]
+                    yield batch
+                    del batch
+                    if self._edits != plan:
+                        break
+                else:
+                    return
+            finally:
+                made.close()
+            if self.epoch != epoch:
+                return
+
+    def _made(self) -> Generator[tuple[TrainingBatch, Any], None, None]:
+        """Batches from where the loader is, ahead of time if that is asked for."""
+        made, prefetch = self._engine.batches(self._position), self.options.prefetch
         if prefetch is None:
-            made = _ahead_if_slow(made, self.options)
-        elif prefetch:
-            made = iterate_ahead(made, prefetch, budget=self.options.budget, size=_bytes_of)
-        try:
-            for batch, behind in made:
-                self._position = behind
-                yield batch
-                del batch
-        finally:
-            made.close()
+            return _ahead_if_slow(made, self.options)
+        return iterate_ahead(made, prefetch, budget=self.options.budget, size=_bytes_of) if prefetch else made
 
     def _indexed(self) -> Indexed:
         if not isinstance(self._engine, Indexed):

@@ -108,7 +108,7 @@ class TrainingBatch(MutableMapping[str, Any]):
         made.update(_EMPTY)
         for key, value in arrays.items():
             made[key] = value if key in _NUMBERS else backend.from_numpy(value)
-        made["metadata"], made["_others"], made["_num_tokens"] = metadata, {}, tokens
+        made["metadata"], made["_others"], made["_hidden"], made["_num_tokens"] = metadata, {}, set(), tokens
         return batch
 
     def to_numpy(self) -> dict[str, Any]:

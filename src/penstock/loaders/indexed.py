@@ -135,6 +135,7 @@ class Indexed:
             wanted = min(wanted * 2, _STEPS_AT_ONCE)
 
     def _make_one(self, step: Step) -> TrainingBatch:
+        self._look_at_files()
         (share,) = self._placed([self._share(step)])
         return self._build(share)
 
@@ -250,13 +251,15 @@ class Indexed:
         for edit in plan.edits[self.plan.version :]:
             if edit.step < position.step:
                 raise ConfigError(
-                    f"{edit} begins before step {position.step}, which is the next; what was delivered cannot change"
+                    f"{edit} begins before step {position.step}, which is the next; what was delivered cannot change: "
+                    "let it begin with loader.step or later"
                 )
         self.plan = plan
 
     def close(self) -> None:
-        for table in self._tables:
-            table.close()
+        for stock in self.stocks:
+            if stock.inputs.owned:
+                stock.inputs.table.close()
 
     def _steps_of(self, epoch: int) -> Sequence[int]:
         """The numbers of the steps of an epoch that are delivered."""
@@ -278,6 +281,8 @@ class Indexed:
                 table.check_unchanged()
 
     def _nothing(self, count: int | None) -> PenstockError:
+        if not any(feed.order.count(0) for feed in self.plan.feeds):
+            return ConfigError("no row is left: truncation='drop' drops them all; pass a larger length")
         return ConfigError(
             f"an epoch has fewer samples than a global batch of {count or self.plan.global_batch}, and "
             "drop_last=True drops what does not fill a batch, so nothing would be delivered; use a smaller batch, or "

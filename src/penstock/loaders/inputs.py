@@ -35,6 +35,8 @@ class Inputs:
 
     table: TokenTable
     tokenizer: Tokenizer | None
+    owned: bool = True
+    """Whether whoever uses them closes them."""
 
     @property
     def identity(self) -> str:
@@ -89,7 +91,7 @@ def open_inputs(
     if tokenizer is not None:
         for store in stores:
             _check_tokenizer(store, tokenizer)
-    return Inputs(table, tokenizer)
+    return Inputs(table, tokenizer, owned=not isinstance(paths, Store))
 
 
 def _stores(paths: Paths, verify: Verify) -> list[Store] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 from penstock._dtypes import did_you_mean
@@ -92,7 +93,7 @@ def _taken_over(loader: DataLoader, name: str, options: Options, max_epochs: int
     if len(loader.stocks) != 1:
         raise ConfigError(f"{name!r} is a mixture already; give its sources one by one")
     there = loader.stocks[0]
-    return stock(there.inputs, there.sampling, options, name, max_epochs)
+    return stock(replace(there.inputs, owned=False), there.sampling, options, name, max_epochs)
 
 
 def _named(sources: Any) -> dict[str, Paths | DataLoader]:

@@ -221,14 +221,15 @@ class _Counting:
             real = np.concatenate([[0], np.cumsum(samples.lengths > 0)])
             rows = np.diff(real[samples.offsets[cuts]], axis=1)
         if form.length is not None:
-            widths = np.full(len(counts), form.length, np.int64)
+            widths = np.full((len(counts), 1), form.length, np.int64)
         elif form.split:
-            widths = _largest(samples.lengths, samples.offsets[bounds])
+            edges = np.append(cuts[:, :-1], bounds[-1])  # each rank's batch is as wide as its own longest row
+            widths = _largest(samples.lengths, samples.offsets[edges]).reshape(len(counts), self._world)
         else:
-            widths = _largest(sizes, bounds)
+            widths = _largest(sizes, bounds)[:, None]
         widths = _rounded(np.maximum(widths, 1), form.multiple)
         found.longest_row = max(found.longest_row, int(widths.max(initial=0)))
-        return np.asarray(np.maximum(rows, 1) * widths[:, None])
+        return np.asarray(np.maximum(rows, 1) * widths)
 
     def _count_sources(self, samples: Samples, sources: Ints) -> None:
         full = np.diff(samples.offsets) > 0

@@ -259,7 +259,7 @@ class Plan:
         plan = self
         for name, numbers in rows.items():
             size = self.feeds[self._index(name)].order.table.rows
-            banned = tuple(sorted({index(number) for number in numbers}))
+            banned = tuple(sorted(_row_numbers(numbers)))
             if banned and not (banned[0] >= 0 and banned[-1] < size):
                 raise ConfigError(f"rows {banned[0]} to {banned[-1]} of {name!r}, which has {size} rows")
             plan = plan.edited(Ban(step, name, banned))
@@ -366,6 +366,9 @@ class Plan:
             (place.epoch - 1, place.window, place.index) >= (mark.epoch, mark.window, mark.index)
             for place, mark in zip(position.places, position.marks)
         ]
+        if self.stopping != "first_exhausted" and any(passed):
+            # Nobody waits for a source that gives nothing any more.
+            passed = [done or self._is_out(which, position) for which, done in enumerate(passed)]
         return any(passed) if self.stopping == "first_exhausted" else all(passed)
 
     def _crossed(self, position: Position, count: int | None = None) -> tuple[Position, bool]:
@@ -421,6 +424,14 @@ class Plan:
 
     def _past_skipped(self, position: Position) -> Position:
         while self.skipped(position.step):
+            stop = max(
+                edit.stop for edit in self.edits if isinstance(edit, Skip) and edit.step <= position.step < edit.stop
+            )
+            if self.schedule is None and self.feeds[0].order.plain_counts() is not None:
+                here = self._seek_alone(position.step)
+                if (here.places, here.epoch) == (position.places, position.epoch):
+                    position = self._seek_alone(stop)
+                    continue
             step, behind = self._read_raw(position)
             if step is None:
                 return position
@@ -519,10 +530,19 @@ class Plan:
         return Use(begun.step, epoch, int(np.flatnonzero(ids == which)[inside]))
 
     def _is_out(self, which: int, position: Position) -> bool:
-        """Whether a source gives nothing any more, since nothing later in the schedule weighs it."""
+        """Whether a source gives nothing any more: it was used as often as it may be, or is never weighed again."""
+        most = self.feeds[which].max_epochs
+        silent = self._silent_from[which]
+        ended = most is not None and position.places[which].epoch >= most
+        return ended or (silent is not None and position.step >= silent)
+
+    @cached_property
+    def _silent_from(self) -> list[int | None]:
+        """For each source the step from which on its weight is 0, if there is one."""
         schedule = self._mix.schedule
         last = max(step for part in schedule.parts for step, _ in part.points)
-        return position.step > last and not schedule.weights_at(position.step)[self.names[which]]
+        weights = schedule.weights_at(last)
+        return [None if weights[name] else last for name in self.names]
 
     def _is_withheld(self, number: int, source: str, row: int) -> bool:
         banned = (
@@ -554,3 +574,10 @@ class Plan:
             f"an epoch has {samples} samples, fewer than a global batch of {self.global_batch}, and drop_last=True "
             "drops what does not fill a batch, so nothing would be delivered; use a smaller batch, or drop_last=False"
         )
+
+
+def _row_numbers(numbers: Iterable[int]) -> set[int]:
+    try:
+        return {index(number) for number in numbers}
+    except TypeError:
+        raise ConfigError(f"rows to ban are whole numbers, such as ban([3, 5]), got {numbers!r}") from None

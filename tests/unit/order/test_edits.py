@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +18,9 @@ edits = st.one_of(
     st.builds(lambda start, length: Skip(start, start + length), steps, st.integers(1, 10**6)),
     st.builds(Ban, steps, st.text(max_size=9), st.lists(st.integers(0, 10**12)).map(tuple)),
     st.builds(
-        Reweight, steps, st.dictionaries(st.text(max_size=9), st.floats(0, 1e9) | st.integers(0, 99), max_size=4)
+        Reweight,
+        steps,
+        st.dictionaries(st.text(max_size=9), st.floats(0, 1e9) | st.integers(0, 99) | st.fractions(0, 9), max_size=4),
     ),
 )
 
@@ -36,6 +39,17 @@ def test_the_digest_tells_edits_apart(some: list[Edit], others: list[Edit]) -> N
 def test_the_digest_does_not_depend_on_the_order_of_the_sources() -> None:
     assert edits_digest([Reweight(1, {"a": 1, "b": 2})]) == edits_digest([Reweight(1, {"b": 2, "a": 1})])
     assert edits_digest([Skip(1, 2), Skip(3, 4)]) != edits_digest([Skip(3, 4), Skip(1, 2)])
+
+
+def test_numbers_of_numpy_are_written_down_as_numbers() -> None:
+    given: list[Edit] = [
+        Skip(np.int64(3), np.int32(5)),  # type: ignore[arg-type]
+        Ban(np.int64(3), "a", (1,)),  # type: ignore[arg-type]
+        Reweight(np.int64(3), {"a": np.float32(0.5), "b": np.int64(2)}),  # type: ignore[arg-type, dict-item]
+    ]
+    plain = [["skip", 3, 5], ["ban", 3, "a", [1]], ["reweight", 3, {"a": 0.5, "b": 2}]]
+    assert json.loads(json.dumps([edit.to_json() for edit in given])) == plain
+    assert edits_digest(given) == edits_digest([edit_from_json(facts) for facts in plain])
 
 
 def test_an_edit_says_what_it_is_and_from_which_step_on() -> None:
@@ -74,6 +88,8 @@ def test_the_step_of_an_edit_is_a_whole_number(step: Any) -> None:
         ["ban", -1, "a", [1]],
         ["reweight", 1, [1, 2]],
         ["reweight", "x", {"a": 1}],
+        ["reweight", 1, {"a": "much"}],
+        ["reweight", 1, {"a": "1/0"}],
     ],
 )
 def test_what_is_no_edit_is_refused_by_name(facts: Any) -> None:

@@ -157,7 +157,7 @@ def test_edits_the_state_does_not_know_are_refused_naming_both_sides() -> None:
         alone(drop_last=True),
         mixed(),
         Plan((feed("b", 31),), 4),
-        Plan((feed("a", 32),), 4) if False else Plan((Feed("a", feed("a", 31).order, "other content"),), 4),
+        Plan((Feed("a", feed("a", 31).order, "other content"),), 4),
     ],
 )
 def test_the_state_of_another_plan_is_refused_naming_both_sides(other: Plan) -> None:
@@ -261,7 +261,7 @@ def test_damaged_counts_of_a_mixture_are_refused_when_they_are_loaded(drawn: Any
 
 @pytest.mark.parametrize("state", [None, 5, [], "x", {}, {"version": 1}, {"plan": "x"}])
 def test_what_is_no_state_is_refused_with_a_remedy(state: Any) -> None:
-    with pytest.raises(ResumeError, match="not the state of a loader: .*state_dict\\(\\) makes one"):
+    with pytest.raises(ResumeError, match=r"not the state of a loader: .*state_dict\(\) makes one"):
         from_state(alone(), state)
 
 
@@ -280,7 +280,6 @@ def test_a_state_with_any_one_thing_changed_is_refused_or_can_be_gone_on_from(da
     )
     try:
         found, there = from_state(plan, state | {key: value})
-    except ResumeError as error:
-        assert str(error)
+    except ResumeError:
         return
     found.read(there)

@@ -1,0 +1,189 @@
+"""Text for pretraining: every token of every document, end to end or packed, from any kind of path."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from penstock import PretrainDataLoader
+from penstock.errors import ConfigError, DataError
+from penstock.loaders.collation import IGNORE
+from penstock.transforms.tokenization import ByteTokenizer
+from token_stores import make_rows, make_store
+
+BYTES = ByteTokenizer(("<eos>",))
+EOS = 256
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_store(tmp_path_factory.mktemp("pretrain") / "store", make_rows(29, 11), shard_bytes=300)
+
+
+def make(store: Path, **more: Any) -> PretrainDataLoader:
+    return PretrainDataLoader(store, **{"chunk_size": 8, "batch_size": 3, "backend": "numpy", "prefetch": 0, **more})
+
+
+def tokens_of(loader: PretrainDataLoader) -> list[int]:
+    """All tokens of an epoch, in order; 0 is padding."""
+    return [token for batch in loader for token in batch.input_ids.reshape(-1).tolist() if token]
+
+
+ALL = [token for row in make_rows(29, 11) for token in row]
+
+
+def test_without_shuffling_the_chunks_are_the_text(store: Path) -> None:
+    loader = make(store, shuffle=False)
+    assert tokens_of(loader) == ALL
+    loader.reset()
+    batches = list(loader)
+    assert {batch.input_ids.shape for batch in batches[:-1]} == {(3, 8)}
+    assert len(loader) == -(-len(ALL) // 24)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
+@given(
+    packing=st.sampled_from(["concat", "best_fit", "first_fit", "bfd", "ffd", "wrapped", True]),
+    length=st.integers(11, 30),
+    size=st.integers(1, 7),
+    shuffle=st.booleans(),
+)
+def test_every_token_comes_once_an_epoch(store: Path, packing: Any, length: int, size: int, shuffle: bool) -> None:
+    loader = make(store, packing=packing, chunk_size=length, batch_size=size, shuffle=shuffle)
+    for _ in range(2):
+        found = [token for batch in loader for token in batch.input_ids.reshape(-1).tolist() if token]
+        assert sorted(found) == ALL
+
+
+def test_samples_that_are_cut_from_the_text_have_one_length(store: Path) -> None:
+    for batch in make(store, drop_last=True):
+        assert batch.input_ids.shape == (3, 8)
+        assert batch.num_tokens >= 16
+
+
+def test_packed_documents_are_never_split(store: Path) -> None:
+    rows = make_rows(29, 11)
+    for batch in make(store, packing="best_fit", chunk_size=16):
+        for place in range(batch.batch_size):
+            which = batch.metadata["row"][batch.metadata["sample"] == place].tolist()
+            tokens = [token for row in which for token in rows[row]]
+            assert batch.input_ids[place, : len(tokens)].tolist() == tokens
+            assert (batch.input_ids[place, len(tokens) :] == 0).all()
+            begins = np.cumsum([0, *(len(rows[row]) for row in which)])[:-1]
+            assert (batch.labels[place, begins] == IGNORE).all(), "nothing predicts the first token of a document"
+
+
+@pytest.mark.parametrize(
+    ("truncation", "wanted"),
+    [
+        ("right", [[1, 2, 3, 4], [7, 8], [9, 10, 11, 12]]),
+        ("left", [[3, 4, 5, 6], [7, 8], [14, 15, 16, 17]]),
+        ("split", [[1, 2, 3, 4], [5, 6], [7, 8], [9, 10, 11, 12], [13, 14, 15, 16], [17]]),
+        ("drop", [[7, 8]]),
+    ],
+)
+def test_documents_longer_than_a_sample_are_treated_as_asked(
+    tmp_path: Path, truncation: Any, wanted: list[list[int]]
+) -> None:
+    store = make_store(tmp_path / "store", [[1, 2, 3, 4, 5, 6], [7, 8], list(range(9, 18))])
+    for packing in (None, "best_fit"):
+        loader = make(store, packing=packing, truncation=truncation, chunk_size=4, shuffle=False, padding_free=True)
+        found = []
+        for batch in loader:
+            parts = np.split(batch.input_ids[0], batch.cu_seqlens[1:-1])
+            found += [part.tolist() for part in parts]
+        assert sorted(found) == wanted
+
+
+@pytest.mark.parametrize("packing", [None, "best_fit", "first_fit"])
+def test_a_document_longer_than_a_sample_is_an_error_that_names_it(tmp_path: Path, packing: Any) -> None:
+    store = make_store(tmp_path / "store", [[1], [2] * 6, [3]])
+    with pytest.raises(DataError, match=r"row 1 has 6 tokens, and a sample holds 4.*truncation='right'.*'drop'"):
+        list(make(store, packing=packing, chunk_size=4))
+
+
+@pytest.mark.parametrize("packing", [None, "best_fit"])
+def test_when_all_documents_are_dropped_the_error_says_so(tmp_path: Path, packing: Any) -> None:
+    store = make_store(tmp_path / "store", [[1] * 9] * 5)
+    with pytest.raises(ConfigError, match="truncation='drop'"):
+        list(make(store, packing=packing, truncation="drop", chunk_size=4))
+
+
+# Raw files
+
+
+def write(path: Path, texts: list[str]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    return path
+
+
+def encoded(texts: list[str]) -> list[int]:
+    return [token for text in texts for token in [*text.encode(), EOS]]
+
+
+def raw(tmp_path: Path, path: Any, **more: Any) -> PretrainDataLoader:
+    options = {"chunk_size": 16, "shuffle": False, "backend": "numpy", "cache_dir": tmp_path / "cache", "pad_id": 0}
+    return PretrainDataLoader(path, BYTES, **(options | more))  # type: ignore[arg-type]
+
+
+def test_raw_text_is_tokenized_with_an_end_to_every_document(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", ["one", "two ü"])
+    assert tokens_of(raw(tmp_path, path)) == encoded(["one", "two ü"])
+
+
+def test_another_column_can_hold_the_text(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"body": "one"}\n')
+    assert tokens_of(raw(tmp_path, tmp_path / "a.jsonl", text_column="body")) == encoded(["one"])
+    with pytest.raises(ConfigError, match=r"no column 'txt' in the input, which has \['body'\]"):
+        raw(tmp_path, tmp_path / "a.jsonl", text_column="txt")
+
+
+def test_filters_and_deduplication_are_part_of_what_is_prepared(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", ["one", "two", "one"])
+    assert tokens_of(raw(tmp_path, path, dedup=["exact"])) == encoded(["one", "two"])
+    assert tokens_of(raw(tmp_path, path)) == encoded(["one", "two", "one"])
+
+
+def test_what_is_done_to_raw_files_is_not_left_undone_in_silence_for_a_store(tmp_path: Path, store: Path) -> None:
+    for more in ({"dedup": ["exact"]}, {"filters": ["gopher"]}):
+        (name,) = more
+        with pytest.raises(ConfigError, match=f"{name}=.*is for raw files on their way into a store.*leave {name} out"):
+            raw(tmp_path, store, **more)
+        with pytest.raises(ConfigError, match="filters and dedup are for raw files, which need a tokenizer; pass one"):
+            make(store, **more)
+
+
+def test_raw_files_need_a_tokenizer(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", ["one"])
+    with pytest.raises(ConfigError, match=r"a.jsonl are raw files, which need a tokenizer; pass tokenizer="):
+        PretrainDataLoader(path)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"chunk_size": 0}, "at least one token, got a length of 0"),
+        ({"chunk_size": 16.0}, "whole number of tokens, got 16.0"),
+        ({"chunk_size": "16"}, "whole number of tokens, got '16'"),
+        ({"chunk_size": True}, "whole number of tokens, got True"),
+        ({"chunk_size": None}, "needs a length: pass chunk_size"),
+        ({"packing": "bestfit"}, "did you mean 'best_fit'"),
+        ({"packing": 3}, "packing must be one of .* got 3"),
+        ({"packing": None, "truncation": "rigth"}, "did you mean 'right'"),
+    ],
+)
+def test_what_cannot_work_is_refused(store: Path, more: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(store, **more)
+
+
+def test_a_misspelt_truncation_is_refused_whatever_the_packing(store: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'right'"):
+        make(store, packing="concat", truncation="rigth")
