@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from penstock._lazy import lazy
 
 if TYPE_CHECKING:
-    from penstock.backends import block_diagonal_mask, get_backend
+    from penstock.backends import Backend, block_diagonal_mask, get_backend
     from penstock.distributed import (
         Balanced,
         CanonicalStreams,
@@ -22,16 +22,21 @@ if TYPE_CHECKING:
         DirectoryRendezvous,
         EndOfEpoch,
         Rank,
+        Rendezvous,
         Sharding,
         Strided,
         attention_cost,
         barrier,
+        canonical_streams,
+        deal,
         find_rank,
+        find_rendezvous,
         gather_states,
         greedy,
         karmarkar_karp,
         merge_states,
         micro_batches,
+        worker_rank,
     )
     from penstock.errors import (
         ConfigError,
@@ -47,14 +52,19 @@ if TYPE_CHECKING:
     )
     from penstock.loaders.base import DataLoader
     from penstock.loaders.batch import TrainingBatch
+    from penstock.loaders.configuration import LoaderConfig, load_config
     from penstock.loaders.conversation import ConversationDataLoader
     from penstock.loaders.integrations import Endless
     from penstock.loaders.mixed import MixedDataLoader
+    from penstock.loaders.options import LoaderOptions
     from penstock.loaders.preparation import Prepared, prepare
     from penstock.loaders.pretrain import PretrainDataLoader
     from penstock.loaders.recipes import Recipe
+    from penstock.loaders.statistics import PlanFigures, plan_figures
     from penstock.loaders.streams import StreamOptions
+    from penstock.loaders.verification import ResumeReport, verify_resume
     from penstock.memory import BufferPool, MemoryBudget, MemoryPressureHandler
+    from penstock.order.edits import Ban, Reweight, Skip
     from penstock.order.mixing import Mixture
     from penstock.order.packing import Bins, pack
     from penstock.order.permutation import Permutation
@@ -68,7 +78,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Backend",
     "Balanced",
+    "Ban",
     "Bins",
     "BufferPool",
     "CanonicalStreams",
@@ -84,6 +96,8 @@ __all__ = [
     "FailureBudgetError",
     "Feed",
     "Field",
+    "LoaderConfig",
+    "LoaderOptions",
     "MemoryBudget",
     "MemoryPressureHandler",
     "MixedDataLoader",
@@ -93,19 +107,24 @@ __all__ = [
     "Pipeline",
     "PipelineConfig",
     "Plan",
+    "PlanFigures",
     "PluginError",
     "Position",
     "Prepared",
     "PretrainDataLoader",
     "Rank",
     "Recipe",
+    "Rendezvous",
     "Report",
     "ResumeError",
+    "ResumeReport",
+    "Reweight",
     "Schedule",
     "Schema",
     "SchemaError",
     "Sharding",
     "Sink",
+    "Skip",
     "Source",
     "StageError",
     "StalledError",
@@ -121,17 +140,24 @@ __all__ = [
     "attention_cost",
     "barrier",
     "block_diagonal_mask",
+    "canonical_streams",
+    "deal",
     "find_rank",
+    "find_rendezvous",
     "gather_states",
     "get_backend",
     "greedy",
     "karmarkar_karp",
+    "load_config",
     "merge_states",
     "micro_batches",
     "open_store",
     "pack",
+    "plan_figures",
     "prepare",
     "temperature_weights",
+    "verify_resume",
+    "worker_rank",
 ]
 
 # Imported when they are first used: what is not used costs nothing.
@@ -202,5 +228,21 @@ __getattr__ = lazy(
         "open_store": "penstock.store.reader",
         "Field": "penstock.types",
         "Schema": "penstock.types",
+        "Ban": "penstock.order.edits",
+        "Reweight": "penstock.order.edits",
+        "Skip": "penstock.order.edits",
+        "LoaderConfig": "penstock.loaders.configuration",
+        "load_config": "penstock.loaders.configuration",
+        "ResumeReport": "penstock.loaders.verification",
+        "verify_resume": "penstock.loaders.verification",
+        "PlanFigures": "penstock.loaders.statistics",
+        "plan_figures": "penstock.loaders.statistics",
+        "Backend": "penstock.backends",
+        "Rendezvous": "penstock.distributed",
+        "canonical_streams": "penstock.distributed",
+        "deal": "penstock.distributed",
+        "find_rendezvous": "penstock.distributed",
+        "worker_rank": "penstock.distributed",
+        "LoaderOptions": "penstock.loaders.options",
     },
 )

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
 from penstock.loaders.conversation import ConversationDataLoader
 from penstock.loaders.mixed import MixedDataLoader
@@ -81,10 +82,13 @@ def batches_of(loader: DataLoader, steps: int) -> list[Any]:
     found: list[Any] = []
     while len(found) < steps:
         before = len(found)
-        for batch in loader:
-            found.append((batch, json.loads(json.dumps(loader.state_dict()))))
-            if len(found) == steps:
-                break
+        try:
+            for batch in loader:
+                found.append((batch, json.loads(json.dumps(loader.state_dict()))))
+                if len(found) == steps:
+                    break
+        except ConfigError:
+            assume(found)  # an epoch without a single batch is refused; what came before it counts
         if len(found) == before:
             break
     return found

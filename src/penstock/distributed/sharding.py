@@ -39,7 +39,7 @@ class Contiguous:
     """Neighbours stay together: the first rank takes the first samples. Counts differ by at most one."""
 
     def shares(self, sizes: Numbers, world: int) -> list[Numbers]:
-        return np.split(np.arange(len(sizes)), _cuts(len(sizes), world)[1:-1])
+        return np.split(np.arange(len(sizes)), share_cuts(len(sizes), world)[1:-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class CanonicalStreams:
 
     def slots_of(self, rank: Rank, global_batch: int) -> range:
         """The slots a rank fills, in every step."""
-        cuts = _cuts(global_batch, rank.world)
+        cuts = share_cuts(global_batch, rank.world)
         return range(int(cuts[rank.rank]), int(cuts[rank.rank + 1]))
 
     def streams_of(self, rank: Rank, global_batch: int) -> range:
@@ -109,7 +109,7 @@ class CanonicalStreams:
     def exclusive(self, global_batch: int, world: int) -> bool:
         """Whether no stream is read by two ranks."""
         per_stream = self._ratio(global_batch)[1]
-        return not np.any(_cuts(global_batch, world) % per_stream)
+        return not np.any(share_cuts(global_batch, world) % per_stream)
 
     def _ratio(self, global_batch: int) -> tuple[int, int]:
         """Streams to a slot and slots to a stream; one of them is 1."""
@@ -165,6 +165,6 @@ def deal(sharding: Sharding, sizes: Numbers, world: int) -> list[Numbers]:
     return [share.astype(np.int64, copy=False) for share in shares]
 
 
-def _cuts(count: int, world: int) -> Numbers:
+def share_cuts(count: int, world: int) -> Numbers:
     """Where neighbouring shares meet; earlier ranks take the odd ones, so that rank 0 is the last to go empty."""
     return -(-np.arange(world + 1) * count // world)

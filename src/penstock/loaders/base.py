@@ -16,13 +16,15 @@ from penstock.loaders.indexed import Indexed
 from penstock.loaders.options import Options
 from penstock.loaders.stocking import Stock
 from penstock.order.plan import Plan
-from penstock.pipeline.ahead import iterate_ahead
+from penstock.pipeline.ahead import ReadAhead
 
 __all__ = ["DataLoader", "Engine"]
 
 _SLOW_SECONDS = 0.002
 """Batches that take longer to make than this are made ahead, if nothing else was asked for."""
 _AHEAD = 2
+Made = tuple[TrainingBatch, Any]
+"""A batch, and the position behind it."""
 
 
 class Engine(Protocol):
@@ -36,11 +38,11 @@ class Engine(Protocol):
     def names(self) -> str: ...
     def start(self) -> Any: ...
     def seek(self, step: int) -> Any: ...
-    def seek_epoch(self, epoch: int) -> Any: ...
-    def one(self, position: Any, batch_size: int | None) -> tuple[TrainingBatch, Any]: ...
+    def seek_epoch(self, epoch: int, position: Any) -> Any: ...
+    def one(self, position: Any, batch_size: int | None) -> Made: ...
     def item(self, epoch: int, number: int) -> TrainingBatch: ...
     def count(self, epoch: int) -> int: ...
-    def batches(self, position: Any) -> Generator[tuple[TrainingBatch, Any], None, None]: ...
+    def batches(self, position: Any) -> Generator[Made, None, None]: ...
     def to_state(self, position: Any) -> dict[str, Any]: ...
     def from_state(self, state: Mapping[str, Any], *, new_batch_size: bool = False) -> Any: ...
     def close(self) -> None: ...
@@ -62,7 +64,10 @@ class DataLoader:
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._position = engine, engine.start()
-        self._running: Generator[TrainingBatch, None, None] | None = None
+        self._making: _Making | None = None
+        self._turn = 0
+        """Counts loops, so that one notices that it is no longer its turn."""
+        self._moves = 0
         self._closed = False
         self._edits = 0
         """How often the plan was edited, so that a loop notices."""
@@ -72,8 +77,8 @@ class DataLoader:
     def get_batch(self, batch_size: int | None = None) -> TrainingBatch:
         """The next batch, of `batch_size` samples for each rank. Goes on in the next epoch when one ends."""
         self._check_ready()
-        self._stop_running()
-        batch, self._position = self._engine.one(self._position, None if batch_size is None else _whole(batch_size))
+        batch, behind = self._engine.one(self._position, None if batch_size is None else _whole(batch_size))
+        self._move(behind)
         return batch
 
     def get_iterator(self) -> Iterator[TrainingBatch]:
@@ -82,23 +87,26 @@ class DataLoader:
 
     def get_num_batches(self) -> int:
         """Batches of this epoch. With packing, the whole epoch is planned for it on lengths, once."""
+        self._check_ready()
         return self._engine.count(self.epoch)
 
     def reset(self) -> None:
         """Back to the first step of the first epoch."""
-        self._stop_running()
-        self._position = self._engine.start()
+        self._move(self._engine.start())
 
     # Iteration
 
     def __iter__(self) -> Iterator[TrainingBatch]:
         self._check_ready()
-        self._stop_running()
-        self._running = self._iterate()
-        return self._running
+        self._turn += 1
+        self._end_making()
+        return self._iterate(self._turn)
 
     def __len__(self) -> int:
         return self.get_num_batches()
+
+    def __bool__(self) -> bool:
+        return True  # and not the length, which a stream does not know
 
     def __getitem__(self, number: int) -> TrainingBatch:
         """Batch `number` of this epoch, wherever the loader is."""
@@ -148,13 +156,12 @@ class DataLoader:
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of an epoch; in the middle of that epoch, stay."""
         if _whole(epoch, least=0) != self.epoch:
-            self._stop_running()
-            self._position = self._engine.seek_epoch(epoch)
+            self._move(self._engine.seek_epoch(epoch, self._position))
 
     def seek(self, step: int) -> None:
         """Go to the front of a step."""
-        self._stop_running()
-        self._position = self._engine.seek(step)
+        self._check_ready()
+        self._move(self._engine.seek(_whole(step, least=0)))
 
     def edit(self, plan: Plan) -> None:
         """Go on by an edited plan, as `loader.edit(loader.plan.skip(340, 360))`; what was delivered cannot change.
@@ -173,18 +180,19 @@ class DataLoader:
 
     def load_state_dict(self, state: Mapping[str, Any], *, new_batch_size: bool = False) -> None:
         """Go to where another loader of the same plan was. What does not go together is refused, naming both sides."""
-        position = self._engine.from_state(state, new_batch_size=new_batch_size)
-        self._stop_running()
-        self._position = position
+        self._move(self._engine.from_state(state, new_batch_size=new_batch_size))
 
     # Lifetime
 
     def close(self) -> None:
         """Stop what is being made ahead, and let go of the files. A second call does nothing."""
         if not self._closed:
-            self._closed = True
-            self._stop_running()
-            self._engine.close()
+            self._turn += 1
+            try:
+                self._end_making()
+            finally:
+                self._closed = True
+                self._engine.close()
 
     def __enter__(self) -> Self:
         return self
@@ -194,36 +202,35 @@ class DataLoader:
 
     def __getstate__(self) -> dict[str, Any]:
         """For worker processes: without what runs."""
-        return self.__dict__ | {"_running": None}
+        return self.__dict__ | {"_making": None}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._engine.names}; {self.batch_size} a batch, {self.rank}, step {self.step})"
 
-    def _iterate(self) -> Generator[TrainingBatch, None, None]:
-        """The rest of an epoch, begun anew whenever the plan is edited on the way."""
+    def _iterate(self, turn: int) -> Generator[TrainingBatch, None, None]:
+        """The rest of an epoch; begun anew from where the loader is, whenever it is moved or its plan is edited."""
         while True:
-            plan = self._edits
-            made = self._made()
+            moves, edits = self._moves, self._edits
+            making = self._making = _Making(self._engine.batches(self._position), self.options)
+            epoch = self.epoch
             try:
-                for batch, behind in made:
+                for batch, behind in making:
                     self._position, epoch = behind, batch.metadata["epoch"]
                     yield batch
                     del batch
-                    if self._edits != plan:
+                    if self._turn != turn:
+                        raise RuntimeError(
+                            "the loader was closed, or another loop over it begun, so this one cannot go on; use a "
+                            "loader of its own for each loop"
+                        )
+                    if (self._moves, self._edits) != (moves, edits):
                         break
                 else:
                     return
             finally:
-                made.close()
-            if self.epoch != epoch:
-                return
-
-    def _made(self) -> Generator[tuple[TrainingBatch, Any], None, None]:
-        """Batches from where the loader is, ahead of time if that is asked for."""
-        made, prefetch = self._engine.batches(self._position), self.options.prefetch
-        if prefetch is None:
-            return _ahead_if_slow(made, self.options)
-        return iterate_ahead(made, prefetch, budget=self.options.budget, size=_bytes_of) if prefetch else made
+                making.stop()
+            if self._moves == moves and self.epoch != epoch:
+                return  # an edit left nothing of the epoch
 
     def _indexed(self) -> Indexed:
         if not isinstance(self._engine, Indexed):
@@ -234,30 +241,52 @@ class DataLoader:
         if self._closed:
             raise ValueError("the loader is closed; make a new one")
 
-    def _stop_running(self) -> None:
-        running, self._running = self._running, None
-        if running is not None:
-            running.close()
+    def _move(self, position: Any) -> None:
+        """Go somewhere else; a loop that is running goes on there."""
+        self._moves += 1
+        self._end_making()
+        self._position = position
+
+    def _end_making(self) -> None:
+        making, self._making = self._making, None
+        if making is not None:
+            making.close()
 
 
-def _ahead_if_slow(
-    made: Generator[tuple[TrainingBatch, Any], None, None], options: Options
-) -> Generator[tuple[TrainingBatch, Any], None, None]:
-    """Batch by batch while that is quick; made ahead by a thread once it no longer is, on average."""
-    usual = 0.0
-    while usual < _SLOW_SECONDS:
+class _Making:
+    """Batches as they are made: ahead of time by a thread if that is asked for, or if making them takes long."""
+
+    def __init__(self, made: Generator[Made, None, None], options: Options) -> None:
+        self._made, self._options = made, options
+        self._ahead: ReadAhead[Made] | None = None
+        self._usual = 0.0
+        if options.prefetch:
+            self._begin(options.prefetch)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Made:
+        if self._ahead is not None:
+            return next(self._ahead)
         started = time.thread_time()
-        item = next(made, None)
-        if item is None:
-            return
-        usual += (time.thread_time() - started - usual) / 8
-        yield item
-        del item
-    yield from iterate_ahead(made, _AHEAD, budget=options.budget, size=_bytes_of)
+        item = next(self._made)
+        self._usual += (time.thread_time() - started - self._usual) / 8
+        if self._options.prefetch is None and self._usual > _SLOW_SECONDS:
+            self._begin(_AHEAD)
+        return item
 
+    def stop(self) -> None:
+        """Without waiting for the batch that is being made."""
+        if self._ahead is not None:
+            self._ahead.stop()
 
-def _bytes_of(item: tuple[TrainingBatch, Any]) -> int:
-    return item[0].nbytes
+    def close(self) -> None:
+        if self._ahead is not None:
+            self._ahead.close()
+
+    def _begin(self, most: int) -> None:
+        self._ahead = ReadAhead(self._made, most, budget=self._options.budget, size=lambda item: item[0].nbytes)
 
 
 def _whole(value: int, least: int = 1) -> int:

@@ -182,8 +182,8 @@ def split_rows(arrays: Mapping[str, Any], count: int) -> Iterator[dict[str, Any]
         if "max_seqlen" in arrays:
             part["max_seqlen"] = arrays["max_seqlen"]
         if "num_items_in_batch" in arrays:
-            labels = part["labels"] if "labels" in part else part["loss_mask"] - IGNORE
-            part["num_items_in_batch"] = int(np.count_nonzero(labels != IGNORE))
+            learned = part["loss_mask"] if "loss_mask" in part else part["labels"] != IGNORE
+            part["num_items_in_batch"] = int(np.count_nonzero(learned))
         yield part
 
 

@@ -109,7 +109,8 @@ class LoaderConfig:
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{self.name}: {error}") from error
         try:
-            loader.edit(_edited(loader.plan, self.tree.get("edits") or ()))
+            if edits := self.tree.get("edits"):
+                loader.edit(_edited(loader.plan, edits))
         except PenstockError as error:
             loader.close()
             raise ConfigError(f"{self.name}: edits: {error}") from error

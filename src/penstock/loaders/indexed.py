@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.backends import get_backend
-from penstock.distributed.sharding import Contiguous, deal
+from penstock.distributed.sharding import Contiguous, deal, share_cuts
 from penstock.errors import ConfigError, PenstockError
 from penstock.loaders.batch import TrainingBatch
 from penstock.loaders.collation import BatchForm, collate, split_rows, supervised_tokens, width
@@ -83,7 +83,7 @@ class Indexed:
     def seek(self, step: int) -> Position:
         return self.plan.seek(step)
 
-    def seek_epoch(self, epoch: int) -> Position:
+    def seek_epoch(self, epoch: int, position: Position) -> Position:
         return self.plan.seek_epoch(epoch)
 
     def one(self, position: Position, batch_size: int | None) -> tuple[TrainingBatch, Position]:
@@ -94,6 +94,11 @@ class Indexed:
                 "can be asked for; call get_batch() without a size"
             )
         count = None if batch_size is None else batch_size * self.rank.world
+        if count not in (None, self.plan.global_batch) and self.plan.counts_steps:
+            raise ConfigError(
+                f"the plan has edits or a schedule, which count steps of {self.plan.global_batch} samples, so no batch "
+                f"of {batch_size} for each rank can be taken; call get_batch() without a size"
+            )
         for _ in range(2):
             step, behind = self.plan.read(position, count)
             if step is not None:
@@ -124,7 +129,7 @@ class Indexed:
             while len(found) < wanted and position.epoch == epoch:
                 more = self.plan.read_some(position, wanted - len(found))
                 if not more:
-                    if position.at_start and not self.plan.ended(position):
+                    if position.at_start and (position.step == 0 or not self.plan.ended(position)):
                         raise self._nothing(None)
                     epoch = -1
                     break
@@ -183,6 +188,8 @@ class Indexed:
         form = self._form
         if len(shares) < 2 or len(self._tables) > 1 or form.padding_free or form.split:
             return 1
+        if "num_items_in_batch" in form.fields and not form.fields & {"labels", "loss_mask"}:
+            return 1  # there would be nothing to count it from
         if not all(share.step.samples.single and len(share.samples) == len(shares[0].samples) for share in shares):
             return 1
         lengths = np.concatenate([share.step.samples.lengths for share in shares])
@@ -228,8 +235,8 @@ class Indexed:
         samples, rank = step.samples, self.rank
         if rank.world == 1:
             return _Share(step, samples, step.sources)
-        if isinstance(self.options.dealt, Contiguous):
-            low, high = (len(samples) * place // rank.world for place in (rank.rank, rank.rank + 1))
+        if type(self.options.dealt) is Contiguous:
+            low, high = share_cuts(len(samples), rank.world)[rank.rank : rank.rank + 2].tolist()
             first, last = samples.offsets[low], samples.offsets[high]
             return _Share(step, samples.slice(low, high), step.sources[first:last])
         mine = deal(self.options.dealt, samples.sizes(), rank.world)[rank.rank]

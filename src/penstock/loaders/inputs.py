@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.loaders.recipes import Recipe
     from penstock.transforms.tokenization import Tokenizer
 
-__all__ = ["Inputs", "Paths", "open_inputs", "pad_id_of"]
+__all__ = ["Inputs", "Paths", "check_stores", "open_inputs", "pad_id_of"]
 
 Paths = PathLike | Iterable[PathLike] | Store
 
@@ -94,6 +94,12 @@ def open_inputs(
     return Inputs(table, tokenizer, owned=not isinstance(paths, Store))
 
 
+def check_stores(paths: Paths, tokenizer: Tokenizer) -> None:
+    """Refuse stores among some paths that were made with another tokenizer."""
+    for store in _stores(paths if isinstance(paths, Store) else _listed(paths), "fast") or ():
+        _check_tokenizer(store, tokenizer)
+
+
 def _stores(paths: Paths, verify: Verify) -> list[Store] | None:
     """The stores that were named, None if it is something else that was named."""
     if isinstance(paths, Store):
@@ -114,7 +120,14 @@ def _stores_at(path: Path) -> list[Path]:
     if is_store(path):
         return [path]
     if path.is_dir():
-        return sorted(child for child in path.iterdir() if child.is_dir() and is_store(child))
+        inside = [child for child in sorted(path.iterdir()) if not child.name.startswith((".", "_"))]
+        stores = [child for child in inside if child.is_dir() and is_store(child)]
+        if stores and len(stores) < len(inside):
+            other = next(child for child in inside if child not in stores)
+            raise ConfigError(
+                f"{path} holds stores and other files ({other.name}) together; name the stores, or the files, by a glob"
+            )
+        return stores
     if glob.has_magic(str(path)):
         names = glob.glob(str(path), recursive=True)  # noqa: PTH207 - Path.glob takes no absolute patterns
         return sorted(Path(name) for name in names if is_store(Path(name)))

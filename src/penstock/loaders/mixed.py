@@ -71,6 +71,7 @@ class MixedDataLoader(DataLoader):
             else _opened(source, recipe, sampling, chosen, name, limits.get(name))
             for name, source in named.items()
         ]
+        _check_tokenizers(stocks)
         schedule = _schedule(weights, temperature, stocks)
         super().__init__(Indexed(stocks, chosen, schedule=schedule, stopping=stopping_strategy))
 
@@ -94,6 +95,19 @@ def _taken_over(loader: DataLoader, name: str, options: Options, max_epochs: int
         raise ConfigError(f"{name!r} is a mixture already; give its sources one by one")
     there = loader.stocks[0]
     return stock(replace(there.inputs, owned=False), there.sampling, options, name, max_epochs)
+
+
+def _check_tokenizers(stocks: Sequence[Stock]) -> None:
+    known = {}
+    for each in stocks:
+        store = each.inputs.table.stores[0]
+        if store.manifest.tokenizer is not None:
+            known[each.feed.name] = store.manifest.tokenizer
+    if len(set(known.values())) > 1:
+        raise ConfigError(
+            f"sources that are mixed need the same tokenizer, or one id would mean several tokens; they were made with "
+            f"{known}: prepare them again with one"
+        )
 
 
 def _named(sources: Any) -> dict[str, Paths | DataLoader]:

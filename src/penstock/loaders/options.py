@@ -113,6 +113,10 @@ class Options:
             raise ConfigError(f"cache_dir must be a path, got {self.cache_dir!r}")
         get_backend(self.backend)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For worker processes: without what belongs to this one. The rank has been found by then."""
+        return self.__dict__ | {"budget": None, "group": None}
+
     def find_rank(self) -> Rank:
         return find_rank(self.rank, self.world_size, model_parallel_size=self.model_parallel_size, group=self.group)
 

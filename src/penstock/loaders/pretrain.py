@@ -53,7 +53,7 @@ class PretrainDataLoader(DataLoader):
         if tokenizer is not None:
             from penstock.loaders.recipes import Recipe
 
-            recipe = Recipe(tokenizer=tokenizer, column=text_column, filters=filters, dedup=dedup)
+            recipe = Recipe(tokenizer=tokenizer, column=text_column or "text", filters=filters, dedup=dedup)
         if streaming:
             from penstock.loaders.streamed import Streamed
 

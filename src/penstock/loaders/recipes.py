@@ -154,7 +154,11 @@ class Recipe:
 
     def _text_steps(self, tokenizer: Tokenizer, schema: pa.Schema, work: Path | None) -> Steps:
         if self._text not in schema.names:
-            raise ConfigError(f"there is no column {self._text!r} in the input, which has {schema.names}")
+            raise ConfigError(
+                f"there is no column {self._text!r} in the input, which has {schema.names}; name the column with the "
+                "text of documents (text_column= of a loader, --column), or take the rows as chats "
+                "(ConversationDataLoader, a template)"
+            )
         filters = quality_filters(self.filters, column=self._text)
         dedups = [self._dedup(name, work) for name in self.dedup]
         add_eos = self.add_eos if self.add_eos is not None else tokenizer.special.eos is not None

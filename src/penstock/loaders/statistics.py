@@ -210,7 +210,7 @@ class _Counting:
         """Places for tokens, (steps, ranks), as `collate` lays them out if neighbours stay together."""
         form, found = self._form, self._figures
         counts = np.diff(bounds)
-        cuts = bounds[:-1, None] + counts[:, None] * np.arange(self._world + 1) // self._world
+        cuts = bounds[:-1, None] - (-counts[:, None] * np.arange(self._world + 1) // self._world)
         if form.padding_free:
             reach = np.concatenate([[0], np.cumsum(sizes)])
             slots = _rounded(np.maximum(np.diff(reach[cuts], axis=1), 1), form.multiple)

@@ -17,6 +17,7 @@ from penstock.order.plan import Feed
 __all__ = ["Packing", "Sampling", "Stock", "batch_form", "stock"]
 
 Packing = Literal["concat", "best_fit", "first_fit"] | bool | None
+_LONGEST = 1 << 26
 _KINDS = ("concat", "best_fit", "first_fit")
 # What the field calls them.
 _OTHER_NAMES = {"bfd": "best_fit", "ffd": "first_fit", "wrapped": "concat", "chop": "concat"}
@@ -39,6 +40,11 @@ class Sampling:
         kind = self.kind
         if kind is not None and self.length is None:
             raise ConfigError(f"packing={self.packing!r} needs a length: pass chunk_size or max_length")
+        if isinstance(self.length, int) and self.length > _LONGEST:
+            raise ConfigError(
+                f"a length of {self.length} tokens is more than any row has, such as tokenizers say when they do not "
+                "know; pass the context length of the model"
+            )
         if self.length is not None and (isinstance(self.length, bool) or not isinstance(self.length, int)):
             raise ConfigError(f"the length of a sample is a whole number of tokens, got {self.length!r}")
         if self.length is not None and self.length < 1:

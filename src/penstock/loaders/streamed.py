@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
 from penstock.loaders.batch import TrainingBatch
-from penstock.loaders.inputs import Paths, pad_id_of
+from penstock.loaders.inputs import Paths, check_stores, pad_id_of
 from penstock.loaders.options import Options
 from penstock.loaders.stocking import Sampling, batch_form
 from penstock.loaders.streams import StreamOptions, StreamPosition, StreamReader, StreamStep
@@ -36,10 +36,14 @@ class Streamed:
     ) -> None:
         if isinstance(paths, Store):
             paths = paths.path
+        if options.sharding is not None:
+            raise ConfigError("streams belong to ranks by their number, so a stream takes no sharding=")
         if options.drop_last:
             raise ConfigError("drop_last=True needs to know where an epoch ends before it does, and a stream does not")
         self.options, self.rank = options, options.find_rank()
         tokenizer = None if recipe is None else recipe.load_tokenizer()
+        if tokenizer is not None:
+            check_stores(paths, tokenizer)
         form = batch_form(sampling, options, pad_id_of(tokenizer))
         self.batch_size = 1 if form.split else options.batch_size
         self.reader = StreamReader(
@@ -70,8 +74,9 @@ class Streamed:
             f"a stream cannot go to step {step} but by reading up to it; load a state, or prepare the data"
         )
 
-    def seek_epoch(self, epoch: int) -> StreamPosition:
-        return self.reader.start(epoch)
+    def seek_epoch(self, epoch: int, position: StreamPosition) -> StreamPosition:
+        """Steps are counted on, since nobody knows how many an epoch has."""
+        return self.reader.start(epoch, position.step)
 
     def one(self, position: StreamPosition, batch_size: int | None) -> tuple[TrainingBatch, StreamPosition]:
         if batch_size is not None and batch_size != self.batch_size:

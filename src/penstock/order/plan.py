@@ -77,6 +77,12 @@ class Plan:
         return any(feed.max_epochs is None for feed in self.feeds)
 
     @property
+    def counts_steps(self) -> bool:
+        """Whether anything in it is said in steps, which are other steps if batches have another size."""
+        changes = self.schedule is not None and any(len(part.points) > 1 for part in self.schedule.parts)
+        return bool(self.edits) or changes
+
+    @property
     def version(self) -> int:
         """How many edits were made."""
         return len(self.edits)
@@ -227,8 +233,16 @@ class Plan:
             drawn = replace(drawn, start=drawn.position, base=drawn.counts, owed=(), out=())
         return position._replace(epoch=position.epoch + 1, samples=0, marks=position.places, drawn=drawn)
 
-    def trace(self, source: str, row: int, *, epochs: int = 1) -> list[Use]:
-        """Every use of a row in the first `epochs` passes over its source, in order."""
+    def trace(self, source: str | int, row: int | None = None, *, epochs: int = 1) -> list[Use]:
+        """Every use of a row in the first `epochs` passes over its source, in order.
+
+        `trace("web", 4711)`, or `trace(4711)` if there is a single source.
+        """
+        if row is None:
+            if len(self.feeds) > 1 or isinstance(source, str):
+                raise ConfigError(f"say which row of which source: trace({self.names[0]!r}, 4711)")
+            return self.trace(self.names[0], source, epochs=epochs)
+        source = str(source)
         which = self._index(source)
         order = self.feeds[which].order
         if not 0 <= row < order.table.rows:
@@ -384,10 +398,11 @@ class Plan:
         if self.schedule is not None:
             return self._epoch_over(position) or self._runs_dry(position, count)
         place = position.places[0]
-        if place.epoch > position.epoch or not self.drop_last:
-            return place.epoch > position.epoch
-        left = left_of(self.feeds[0].order, place, place.epoch + 1, count)
-        return left is not None and left < count
+        if place.epoch > position.epoch:
+            return True
+        needed = count if self.drop_last else 1  # there may be windows without any
+        left = left_of(self.feeds[0].order, place, place.epoch + 1, needed - 1)
+        return left is not None
 
     def _runs_dry(self, position: Position, count: int) -> bool:
         """Whether sources that end for good have no batch left between them."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import orjson
+import xxhash
 
 from penstock.errors import ConfigError, ResumeError
 from penstock.order.edits import edit_from_json, edits_digest
@@ -27,6 +28,7 @@ def to_state(plan: Plan, position: Position) -> dict[str, Any]:
     return {
         "version": VERSION,
         "plan": plan.fingerprint,
+        "parts": _parts(plan),
         "global_batch": plan.global_batch,
         "epoch": position.epoch,
         "step": position.step,
@@ -101,9 +103,11 @@ def check_state(plan: Plan, state: Mapping[str, Any], *, new_batch_size: bool = 
         raise ResumeError(f"the state has version {version}, this release reads up to {VERSION}; update penstock")
     if state["plan"] != plan.fingerprint:
         raise ResumeError(
-            f"the state belongs to the plan {state['plan']}, this loader has {plan.fingerprint}: other data, seed, "
-            f"lengths, packing or weights; this one is {orjson.dumps(plan.describe()).decode()[:600]}"
+            f"the state belongs to the plan {state['plan']}, this loader has {plan.fingerprint}: "
+            f"{_difference(plan, state)}"
         )
+    if state.get("parts") != _parts(plan):
+        raise _damaged("what it says of its plan is not what its plan is")
     there = state.get("global_batch")
     if there != plan.global_batch and not new_batch_size:
         raise ResumeError(
@@ -119,9 +123,7 @@ def check_state(plan: Plan, state: Mapping[str, Any], *, new_batch_size: bool = 
 
 
 def _counts_steps(plan: Plan, state: Mapping[str, Any]) -> bool:
-    """Whether anything in the plan is said in steps, which are other steps if batches have another size."""
-    changes = plan.schedule is not None and any(len(part.points) > 1 for part in plan.schedule.parts)
-    return bool(state.get("edits")) or bool(plan.edits) or state.get("edits", ()) is None or changes
+    return plan.counts_steps or bool(state.get("edits")) or state.get("edits", ()) is None
 
 
 def _with_edits_of(plan: Plan, state: Mapping[str, Any], step: int) -> Plan:
@@ -151,3 +153,34 @@ def _with_edits_of(plan: Plan, state: Mapping[str, Any], step: int) -> Plan:
         f"the state was saved with the edits {[str(edit) for edit in edits]}, this plan has "
         f"{[str(edit) for edit in plan.edits]}; load the state first and edit the plan then"
     )
+
+
+def _parts(plan: Plan) -> dict[str, str]:
+    """What makes up the plan, each as a few letters, so that two plans can be told apart by what differs."""
+    described = plan.describe()
+    sources = described["sources"]
+    said = {
+        "sources": [source["name"] for source in sources],
+        "data": [source["rows"] for source in sources],
+        "seed": [source["seed"] for source in sources],
+        "shuffle": [source["shuffle"] for source in sources],
+        "lengths and packing": [source["order"] for source in sources],
+        "max_epochs": [source["max_epochs"] for source in sources],
+        "weights": [described["weights"], described["stopping"]],
+        "drop_last": described["drop_last"],
+    }
+    return {name: _short(value) for name, value in said.items()}
+
+
+def _short(value: Any) -> str:
+    text = orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
+    return text if len(text) <= 24 else xxhash.xxh3_64_hexdigest(text.encode())[:12]
+
+
+def _difference(plan: Plan, state: Mapping[str, Any]) -> str:
+    there = state.get("parts")
+    if not isinstance(there, Mapping):
+        return "it does not say what it is of"
+    here = _parts(plan)
+    found = [f"{name} {there.get(name)} there, {here[name]} here" for name in here if there.get(name) != here[name]]
+    return "; ".join(found) or "made by another release"

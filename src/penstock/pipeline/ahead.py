@@ -7,13 +7,13 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Generic, Self, TypeVar
 
 from penstock.errors import StalledError
 from penstock.memory import MemoryBudget, Reservation
 from penstock.pipeline.config import available_cores
 
-__all__ = ["iterate_ahead", "map_ahead"]
+__all__ = ["ReadAhead", "map_ahead"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -42,43 +42,60 @@ def map_ahead(function: Callable[[Item], Result], items: Iterable[Item]) -> Gene
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def iterate_ahead(
-    items: Iterator[Item],
-    most: int,
-    *,
-    budget: MemoryBudget | None = None,
-    size: Callable[[Item], int] | None = None,
-) -> Generator[Item, None, None]:
+class ReadAhead(Generic[Item]):
     """An iterator run by a thread of its own, up to `most` items ahead of whoever takes them.
 
-    What waits is charged to `budget`, by its `size`. An exception comes in its place in the order. Closing the
-    generator ends the thread, once the item that is in work is done.
+    What waits is charged to `budget`, by its `size`. An exception comes in its place in the order. `stop` tells the
+    thread to end, once the item that is in work is done; `close` also waits for that. Forgotten without either, it is
+    stopped: whatever collects garbage must not wait for a thread.
     """
-    ahead = _Ahead(items, most, budget, size)
-    thread = threading.Thread(target=ahead.run, name="penstock-ahead", daemon=True)
-    thread.start()
-    try:
-        yield from ahead.take()
-    finally:
-        ahead.stop()
-        thread.join()
-
-
-class _Ahead:
-    """What stands between the thread that makes items and the one that takes them."""
 
     def __init__(
-        self, items: Iterator[Any], most: int, budget: MemoryBudget | None, size: Callable[[Any], int] | None
+        self,
+        items: Iterator[Item],
+        most: int,
+        *,
+        budget: MemoryBudget | None = None,
+        size: Callable[[Item], int] | None = None,
     ) -> None:
-        self._items, self._most, self._budget, self._size = items, most, budget, size
-        self._ready: deque[tuple[Any, Reservation | None]] = deque()
+        self._line: _Line[Item] = _Line(most, budget, size)
+        # The thread knows the line, not this object, so that nothing keeps alive what nobody uses.
+        self._thread = threading.Thread(target=self._line.fill, args=(items,), name="penstock-ahead", daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Item:
+        return self._line.take()
+
+    def stop(self) -> None:
+        self._line.stop()
+
+    def close(self) -> None:
+        """Stop, and wait until the thread has ended, unless this is that thread."""
+        self._line.stop()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_line"):
+            self._line.stop()
+
+
+class _Line(Generic[Item]):
+    """What stands between the thread that makes items and the one that takes them."""
+
+    def __init__(self, most: int, budget: MemoryBudget | None, size: Callable[[Item], int] | None) -> None:
+        self._most, self._budget, self._size = most, budget, size
+        self._ready: deque[tuple[Item, Reservation | None]] = deque()
         self._changed = threading.Condition()
         self._stopped = self._done = False
         self._error: BaseException | None = None
 
-    def run(self) -> None:
+    def fill(self, items: Iterator[Item]) -> None:
         try:
-            for item in self._items:
+            for item in items:
                 charge = self._reserve(item)
                 with self._changed:
                     if self._stopped:
@@ -98,20 +115,19 @@ class _Ahead:
                 self._done = True
                 self._changed.notify_all()
 
-    def take(self) -> Generator[Any, None, None]:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._ready or self._done)
-                if not self._ready:
-                    break
+    def take(self) -> Item:
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready or self._done or self._stopped)
+            if self._ready:
                 item, charge = self._ready.popleft()
                 self._changed.notify_all()
-            if charge is not None:
-                charge.release()
-            yield item
-            del item
-        if self._error is not None:
-            raise self._error
+                if charge is not None:
+                    charge.release()
+                return item
+            error, self._error = self._error, None
+        if error is not None and not self._stopped:
+            raise error
+        raise StopIteration
 
     def stop(self) -> None:
         with self._changed:
@@ -122,7 +138,7 @@ class _Ahead:
                     charge.release()
             self._changed.notify_all()
 
-    def _reserve(self, item: Any) -> Reservation | None:
+    def _reserve(self, item: Item) -> Reservation | None:
         if self._budget is None or self._size is None:
             return None
         needed = self._size(item)

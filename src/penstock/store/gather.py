@@ -12,7 +12,6 @@ for: a table of a billion rows is opened in milliseconds.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -117,11 +116,15 @@ class TokenTable:
 
     def copy(self, rows: Ints, starts: Ints, lengths: Ints, out: npt.NDArray[Any], at: Ints) -> None:
         """Copy tokens `starts[j]` to `starts[j] + lengths[j]` of row `rows[j]` to `out[at[j]:]`, for every part j."""
+        held = self.held()
         self.copy_from(self.locate(rows, starts), lengths, out, at)
+        del held
 
     def copy_mask(self, rows: Ints, starts: Ints, lengths: Ints, out: npt.NDArray[np.bool_], at: Ints) -> None:
         """The same for which of them are to be learned."""
+        held = self.held()
         self.copy_mask_from(self.locate_mask(rows, starts), lengths, out, at)
+        del held
 
     def copy_from(self, places: Ints, lengths: Ints, out: npt.NDArray[Any], at: Ints) -> None:
         """Copy the `lengths[j]` tokens from `places[j]` on to `out[at[j]:]`, for every part j.
@@ -220,6 +223,10 @@ class TokenTable:
         assert first.tokens_column is not None
         return first.tokens_column, first.mask_column
 
+    def held(self) -> object:
+        """Whatever keeps the places of this table valid, for as long as somebody refers to it."""
+        return self._shards
+
     def check_unchanged(self) -> None:
         """Raise if a file that is being read was changed or removed since: mapped memory would not say so."""
         for shard in list(self._shards.values()):
@@ -256,6 +263,7 @@ class Placed:
 
     def __init__(self, table: TokenTable, places: Ints, mask_places: Ints | None) -> None:
         self._table, self._places, self._mask_places = table, places, mask_places
+        self._held = table.held()  # places are addresses: what lies there has to stay, even if the table is closed
 
     @property
     def masked(self) -> bool:
@@ -285,15 +293,22 @@ class _Shard:
         self._path = store.path / entry.file
         self._seen = _mark(self._path)
         self._groups: Ints | None = None
+        self._tokens: _Flat | None = None
+        self._mask: _Flat | None = None
 
-    @cached_property
+    # No cached_property: in Python 3.11 it holds one lock for all shards while a file is opened.
+
+    @property
     def tokens(self) -> _Flat:
-        return _Flat(self._store.open_shard(self._number), self._column, self.lengths)
+        if self._tokens is None:
+            self._tokens = _Flat(self._store.open_shard(self._number), self._column, self.lengths)
+        return self._tokens
 
-    @cached_property
+    @property
     def mask(self) -> _Flat | None:
-        mask = self._mask_column
-        return None if mask is None else _Flat(self._store.open_shard(self._number), mask)
+        if self._mask is None and self._mask_column is not None:
+            self._mask = _Flat(self._store.open_shard(self._number), self._mask_column)
+        return self._mask
 
     def check_unchanged(self) -> None:
         try:

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.backends import BACKENDS
+from penstock.backends import BACKENDS, get_backend
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.loaders.batch import TrainingBatch
 
@@ -457,3 +457,11 @@ def test_a_mask_would_let_packed_documents_see_each_other() -> None:
 def test_arrays_that_disagree_are_refused(change: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         TrainingBatch.from_numpy(packed_arrays([[3, 2], [4]], 6) | change, backend="numpy")
+
+
+def test_a_batch_of_collated_arrays_has_all_that_others_have() -> None:
+    arrays = {"input_ids": np.ones((2, 3), np.int64), "max_seqlen": 3}
+    batch = TrainingBatch.of_collated(arrays, {}, get_backend("numpy"), 6)
+    assert vars(batch).keys() >= vars(TrainingBatch()).keys()
+    assert batch.num_tokens == 6
+    assert batch["input_ids"].shape == (2, 3)

@@ -117,8 +117,8 @@ class _Lying(_Forgetful):
 class _Different(PretrainDataLoader):
     """Labels that depend on the number of ranks."""
 
-    def _iterate(self) -> Any:
-        for batch in super()._iterate():
+    def _iterate(self, turn: int) -> Any:
+        for batch in super()._iterate(turn):
             if self.rank.world == 2 and batch.labels is not None:
                 batch.labels[0, -1] = 7
             yield batch

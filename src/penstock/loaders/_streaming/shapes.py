@@ -10,7 +10,7 @@ import numpy as np
 from penstock._dtypes import did_you_mean
 from penstock.errors import ConfigError
 from penstock.loaders._streaming.rows import TokenRows
-from penstock.order.orders import BudgetOrder, ChopOrder, Fit, Order, PackedOrder, RowOrder, Truncation
+from penstock.order.orders import BudgetOrder, ChopOrder, Fit, FittedOrder, Order, PackedOrder, RowOrder, Truncation
 from penstock.order.packing import STRATEGIES
 from penstock.order.samples import Samples
 
@@ -69,7 +69,8 @@ class Shape:
             strategy = self.packing
             return PackedOrder(rows, fit, strategy=strategy, shuffle=shuffle, seed=key, window_rows=rows.rows)
         if self.max_tokens is None:
-            return RowOrder(rows, fit, shuffle=False, seed=key)
+            kind = RowOrder if fit.keeps_count else FittedOrder
+            return kind(rows, fit, shuffle=False, seed=key)
         return BudgetOrder(
             rows,
             fit,
