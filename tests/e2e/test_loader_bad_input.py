@@ -237,7 +237,7 @@ def test_a_new_version_of_a_store_does_not_disturb_a_running_loader(tmp_path: Pa
     found += [batch.input_ids.tolist() for batch in running]
     assert found == wanted
     loader.close()
-    with pytest.raises(ResumeError, match="data .* there, .* here"):
+    with pytest.raises(ResumeError, match=r"data .* there, .* here"):
         make(path).load_state_dict(state)
 
 
