@@ -8,8 +8,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments, set_seed
 from transformers.trainer_callback import ExportableState
 
-from penstock import PretrainDataLoader
-from penstock.loaders.integrations import Endless
+from penstock import Endless, PretrainDataLoader
 
 SAMPLE = Path(__file__).parents[1] / "sample"
 

@@ -10,8 +10,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, TrainerCa
 from transformers.trainer_callback import ExportableState
 from trl import SFTConfig, SFTTrainer
 
-from penstock import ConversationDataLoader
-from penstock.loaders.integrations import Endless
+from penstock import ConversationDataLoader, Endless
 
 SAMPLE = Path(__file__).parents[1] / "sample"
 

@@ -23,6 +23,8 @@ __all__ = ["DataLoader", "Engine"]
 _SLOW_SECONDS = 0.002
 """Batches that take longer to make than this are made ahead, if nothing else was asked for."""
 _AHEAD = 2
+_WATCHED = 256
+"""Batches of a loop whose making is timed; if they were quick, the others will be."""
 Made = tuple[TrainingBatch, Any]
 """A batch, and the position behind it."""
 
@@ -260,6 +262,7 @@ class _Making:
         self._made, self._options = made, options
         self._ahead: ReadAhead[Made] | None = None
         self._usual = 0.0
+        self._watched = _WATCHED if options.prefetch is None else 0
         if options.prefetch:
             self._begin(options.prefetch)
 
@@ -269,10 +272,14 @@ class _Making:
     def __next__(self) -> Made:
         if self._ahead is not None:
             return next(self._ahead)
+        if not self._watched:
+            return next(self._made)
+        self._watched -= 1
         started = time.thread_time()
         item = next(self._made)
-        self._usual += (time.thread_time() - started - self._usual) / 8
-        if self._options.prefetch is None and self._usual > _SLOW_SECONDS:
+        # One slow batch, as the first is, is not reason enough for a thread.
+        self._usual += (min(time.thread_time() - started, 4 * _SLOW_SECONDS) - self._usual) / 8
+        if self._usual > _SLOW_SECONDS:
             self._begin(_AHEAD)
         return item
 

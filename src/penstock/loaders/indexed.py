@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,16 +33,15 @@ _LOOK_SECONDS = 1.0
 _KEPT_BYTES = 24 << 20
 
 
-@dataclass(frozen=True, slots=True)
 class _Share:
-    """What a rank takes of a step, and where its tokens are."""
+    """What a rank takes of a step, and where its tokens are: part j of it is part `first + j` of the tables."""
 
-    step: Step
-    samples: Samples
-    sources: npt.NDArray[np.int64]
-    tables: Sequence[Placed] = ()
-    first: int = 0
-    """The number of its first part in the tables."""
+    __slots__ = ("first", "samples", "sources", "step", "tables")
+
+    def __init__(self, step: Step, samples: Samples, sources: npt.NDArray[np.int64]) -> None:
+        self.step, self.samples, self.sources = step, samples, sources
+        self.tables: Sequence[Placed] = ()
+        self.first = 0
 
 
 class Indexed:
@@ -161,7 +159,8 @@ class Indexed:
         low = 0
         for share in shares:
             high = low + len(share.samples.rows)
-            yield _Share(share.step, share.samples, share.sources, tables, low)
+            share.tables, share.first = tables, low
+            yield share
             low = high
 
     def _built(self, shares: list[_Share]) -> Iterator[TrainingBatch]:
@@ -182,7 +181,10 @@ class Indexed:
                 single=True,
             )
             arrays = collate(together, first.sources, first.tables, self._form, int(together.lengths[0]))
-            yield from map(self._finish, group, split_rows(arrays, len(group)))
+            ids = arrays["input_ids"]
+            tokens = ids.size // len(group)
+            for share, part in zip(group, split_rows(arrays, len(group))):
+                yield self._finish(share, part, tokens)
 
     def _batches_at_once(self, shares: list[_Share]) -> int:
         form = self._form
@@ -209,9 +211,10 @@ class Indexed:
         )
         # A batch by tokens is a matter of its rank alone; others have the width of the global batch.
         tokens_in_row = width(samples if self._form.split else step.samples, self._form)
-        return self._finish(share, collate(numbered, share.sources, share.tables, self._form, tokens_in_row))
+        arrays = collate(numbered, share.sources, share.tables, self._form, tokens_in_row)
+        return self._finish(share, arrays, samples.tokens)
 
-    def _finish(self, share: _Share, arrays: dict[str, Any]) -> TrainingBatch:
+    def _finish(self, share: _Share, arrays: dict[str, Any], tokens: int) -> TrainingBatch:
         """A batch of the arrays of a share."""
         step, samples = share.step, share.samples
         if "num_items_in_batch" in arrays and self.rank.world > 1:
@@ -225,7 +228,7 @@ class Indexed:
             "sample": samples.numbers(),
         }
         options = self.options
-        batch = TrainingBatch.of_collated(arrays, metadata, get_backend(options.backend), samples.tokens)
+        batch = TrainingBatch.of_collated(arrays, metadata, get_backend(options.backend), tokens)
         if options.pin_memory:
             batch = batch.pin_memory()
         return batch if options.device is None else batch.to(options.device, non_blocking=options.pin_memory)

@@ -363,7 +363,7 @@ class ChopOrder(_Plain):
         lengths[offsets[1:] - 1] = starts[count:] + 1
         part_starts[offsets[:-1]] = starts[:count]
         lengths[offsets[:-1]] -= starts[:count]
-        samples = Samples(offsets, inside, part_starts, lengths)
+        samples = Samples(offsets, inside, part_starts, lengths, single=len(inside) == count)
         return samples.where(lengths > 0) if (lengths == 0).any() else samples
 
     def find(self, epoch: int, row: int) -> list[int]:

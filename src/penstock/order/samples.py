@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,13 @@ import numpy.typing as npt
 __all__ = ["Samples"]
 
 Ints = npt.NDArray[np.int64]
+
+
+@lru_cache(maxsize=64)
+def _counted(count: int) -> Ints:
+    numbers = np.arange(count)
+    numbers.flags.writeable = False
+    return numbers
 
 
 class Samples:
@@ -43,7 +51,7 @@ class Samples:
     def numbers(self) -> npt.NDArray[np.int64]:
         """The sample of each part."""
         if self.single:
-            return np.arange(len(self))
+            return _counted(len(self))
         return np.repeat(np.arange(len(self)), np.diff(self.offsets))
 
     def slice(self, start: int, stop: int) -> Samples:

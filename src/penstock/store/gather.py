@@ -27,7 +27,7 @@ from penstock.store.shards import ShardReader, damaged
 __all__ = ["Placed", "TokenTable"]
 
 Ints = npt.NDArray[np.int64]
-_GROUP_ROWS = 128
+_GROUP_ROWS = 64
 """Rows whose tokens are summed up together, so that a token is found without knowing where every row begins."""
 _SHORT_TOKENS = 48
 """Parts of fewer tokens on average are copied token by token, longer ones slice by slice."""

@@ -508,10 +508,10 @@ def test_an_error_comes_in_its_place_and_the_loader_stays_in_front_of_it(
     loader = make(home, prefetch=prefetch)
     finish = indexed.Indexed._finish
 
-    def broken(self: Any, share: Any, arrays: Any) -> Any:
+    def broken(self: Any, share: Any, arrays: Any, tokens: int) -> Any:
         if share.step.number == 4:
             raise OSError("the disk is gone")
-        return finish(self, share, arrays)
+        return finish(self, share, arrays, tokens)
 
     monkeypatch.setattr(indexed.Indexed, "_finish", broken)
     found: list[int] = []
