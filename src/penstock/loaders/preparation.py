@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,8 +10,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import orjson
 
 from penstock.errors import ConfigError
+from penstock.files.atomic import write_atomic
 from penstock.files.caching import default_cache_directory
 from penstock.files.fingerprints import fingerprint_files
 from penstock.files.listing import PathLike
@@ -23,8 +26,10 @@ from penstock.sinks import StoreSink
 from penstock.store import Manifest, Store, is_complete, open_store
 from penstock.store.manifest import is_store
 
-__all__ = ["Prepared", "prepare", "prepare_cached"]
+__all__ = ["Prepared", "losses_of", "prepare", "prepare_cached"]
 
+LOSSES_NAME = "losses.json"
+_log = logging.getLogger(__name__)
 _LONGEST_WAIT = 24 * 3600.0
 """Seconds to wait for another process that makes the same store."""
 
@@ -178,6 +183,7 @@ def _prepare(job: _Job, progress: Shown | None) -> Prepared:
         )  # what a broken stage made before it was found out is not to be kept
         raise
     shutil.rmtree(job.work, ignore_errors=True)
+    _note_losses(job.out, lineage.key, report)
     with open_store(job.out) as store:
         made = (store.manifest.tokens or 0) - before if not report.resumed else None
         return Prepared(job.out, store.manifest, report, made)
@@ -201,3 +207,22 @@ def _check_goes_with(job: _Job, there: Manifest, steps: Steps) -> None:
             f"{job.out} was made with the chat template {there.template}, these rows with {steps.template}; a model "
             "trained on both would learn neither: use the same template, or another store"
         )
+
+
+def _note_losses(store: Path, key: str | None, report: Report) -> None:
+    """Keep what was left out on the way, so that whoever plans with the store later can be told; and say it now."""
+    losses = {"key": key, "rows": dict(report.dropped), "tokens": dict(report.dropped_tokens)}
+    write_atomic(store / LOSSES_NAME, orjson.dumps(losses))
+    if losses["tokens"]:
+        told = ", ".join(f"{tokens:,} ({reason})" for reason, tokens in report.dropped_tokens.items())
+        _log.warning("%s: tokens left out when it was prepared: %s", store, told)
+
+
+def losses_of(store: Store) -> dict[str, int]:
+    """Tokens that were left out when a store was prepared, by reason; none if nobody noted them."""
+    try:
+        noted = orjson.loads((store.path / LOSSES_NAME).read_bytes())
+        known = noted["key"] is not None and noted["key"] == store.manifest.key
+        return {str(reason): int(tokens) for reason, tokens in noted["tokens"].items()} if known else {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from penstock.loaders.base import DataLoader
 from penstock.loaders.collation import BatchForm
+from penstock.loaders.preparation import losses_of
 from penstock.loaders.stocking import Stock
 from penstock.loaders.supervision import Supervision
 from penstock.order.edits import Ban, Skip
@@ -177,6 +178,10 @@ class _Counting:
             source.share = source.tokens / found.tokens if found.tokens else 0.0
             # Of a pass that is not whole, in proportion: rows that are dropped have no place in the order.
             self._lost["rows too long (truncation=drop)"] += round(source.passes * _dropped(order))
+        for stock, source in zip(self._stocks, found.sources):
+            for store in stock.inputs.table.stores:
+                for reason, tokens in losses_of(store).items():
+                    self._lost[f"when prepared: {reason}"] += round(source.passes * tokens)
         found.lost_tokens = {reason: tokens for reason, tokens in sorted(self._lost.items()) if tokens}
         found.batch_bytes = self._most_slots * _bytes_of_a_slot(self._form, self._backend)
         found.prefetch_bytes = found.batch_bytes * (_AHEAD if self._prefetch is None else self._prefetch)

@@ -298,3 +298,17 @@ def test_counting_a_plan_leaves_the_loader_where_it_is(tmp_path: Path) -> None:
         loader.edit(loader.plan.skip(3, 5))
         after = plan_figures(loader)
     assert (before.steps - after.steps, after.skipped) == (2, 2)
+
+
+def test_what_was_left_out_when_files_were_prepared_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sample = Path(__file__).parents[3] / "examples" / "sample"
+    options: dict[str, Any] = {"chat_template": "chatml", "backend": "numpy", "cache_dir": tmp_path}
+    with ConversationDataLoader(sample / "chats.jsonl", sample / "tokenizer", 2048, **options) as loader:
+        whole = plan_figures(loader)
+    assert whole.lost_tokens == {}
+    with ConversationDataLoader(
+        sample / "chats.jsonl", sample / "tokenizer", 64, truncation="drop", **options
+    ) as loader:
+        cut = plan_figures(loader)
+    assert sum(cut.lost_tokens.values()) == whole.tokens - cut.tokens > 0
+    assert "tokens left out when it was prepared" in caplog.text
