@@ -117,9 +117,9 @@ def written(folder: Path) -> list[Records]:
 
 
 def share(whole: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
-    """What a rank should have of a global batch."""
+    """What a rank should have of a global batch; the first ranks take the odd samples of a short one."""
     samples = whole["samples"]
-    low, high = (len(samples) * place // world for place in (rank, rank + 1))
+    low, high = (-(-len(samples) * place // world) for place in (rank, rank + 1))
     return {**whole, "samples": samples[low:high]}
 
 
