@@ -193,7 +193,7 @@ def test_tracing_a_row_finds_the_steps_that_use_it(home: Path, data: st.DataObje
             uses.setdefault((names[source], row), []).append(batch.metadata["step"])
     name = data.draw(st.sampled_from(names))
     row = data.draw(st.integers(0, loader.plan.feeds[names.index(name)].order.table.rows - 1))
-    traced = [use.step for use in loader.plan.trace(name, row, epochs=4) if use.step < len(found)]
+    traced = [use.step for use in loader.plan.trace(name, row, epochs=40) if use.step < len(found)]
     assert traced == uses.get((name, row), [])
 
 

@@ -148,7 +148,11 @@ def prepare_cached(
     key = recipe.steps(schema, home / "unused").lineage(files, chosen.on_error).key
     if key is None:
         raise ConfigError("the recipe cannot be named by its content, so its store cannot be kept; use prepare(...)")
-    return prepare(inputs, home / key, recipe, config=chosen, budget=budget, wait_seconds=wait_seconds)
+    made = prepare(inputs, home / key, recipe, config=chosen, budget=budget, wait_seconds=wait_seconds)
+    if made.dropped_tokens:
+        told = ", ".join(f"{tokens:,} ({reason})" for reason, tokens in made.dropped_tokens.items())
+        _log.warning("%s: tokens left out when it was prepared: %s", ", ".join(map(str, inputs)), told)
+    return made
 
 
 def _prepare(job: _Job, progress: Shown | None) -> Prepared:
@@ -210,12 +214,9 @@ def _check_goes_with(job: _Job, there: Manifest, steps: Steps) -> None:
 
 
 def _note_losses(store: Path, key: str | None, report: Report) -> None:
-    """Keep what was left out on the way, so that whoever plans with the store later can be told; and say it now."""
+    """Keep what was left out on the way, so that whoever plans with the store later can be told."""
     losses = {"key": key, "rows": dict(report.dropped), "tokens": dict(report.dropped_tokens)}
     write_atomic(store / LOSSES_NAME, orjson.dumps(losses))
-    if losses["tokens"]:
-        told = ", ".join(f"{tokens:,} ({reason})" for reason, tokens in report.dropped_tokens.items())
-        _log.warning("%s: tokens left out when it was prepared: %s", store, told)
 
 
 def losses_of(store: Store) -> dict[str, int]:
