@@ -13,7 +13,7 @@ from penstock.loaders.indexed import Indexed
 from penstock.loaders.inputs import Paths, open_inputs
 from penstock.loaders.options import LoaderOptions, Options, read_options
 from penstock.loaders.stocking import Packing, Sampling, Stock, stock
-from penstock.order.orders import Truncation
+from penstock.order.fitting import Truncation
 from penstock.order.schedules import Schedule, temperature_weights
 
 if TYPE_CHECKING:

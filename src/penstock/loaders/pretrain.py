@@ -11,7 +11,7 @@ from penstock.loaders.indexed import Indexed
 from penstock.loaders.inputs import Paths, open_inputs
 from penstock.loaders.options import LoaderOptions, read_options
 from penstock.loaders.stocking import Packing, Sampling, stock
-from penstock.order.orders import Truncation
+from penstock.order.fitting import Truncation
 
 if TYPE_CHECKING:
     from penstock.loaders.streams import StreamOptions

@@ -16,7 +16,8 @@ from penstock.loaders.preparation import losses_of
 from penstock.loaders.stocking import Stock
 from penstock.loaders.supervision import Supervision
 from penstock.order.edits import Ban, Skip
-from penstock.order.orders import Fit, Order
+from penstock.order.fitting import Fit
+from penstock.order.orders import Order
 from penstock.order.plan import Plan
 from penstock.order.samples import Samples
 from penstock.order.statistics import Chunk, capacity_of, chunks_of, passes_of

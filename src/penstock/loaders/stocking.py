@@ -11,7 +11,9 @@ from penstock.errors import ConfigError
 from penstock.loaders.collation import BatchForm
 from penstock.loaders.inputs import Inputs
 from penstock.loaders.options import Options
-from penstock.order.orders import BudgetOrder, ChopOrder, Fit, FittedOrder, Order, PackedOrder, RowOrder, Truncation
+from penstock.order.fitting import Fit, Truncation
+from penstock.order.kinds import BudgetOrder, ChopOrder, FittedOrder, PackedOrder, RowOrder
+from penstock.order.orders import Order
 from penstock.order.plan import Feed
 
 __all__ = ["Packing", "Sampling", "Stock", "batch_form", "stock"]

@@ -43,7 +43,7 @@ from penstock.loaders._streaming.windows import Course, Maker, WindowLimits
 from penstock.loaders.collation import BatchForm
 from penstock.loaders.recipes import Recipe
 from penstock.memory import MemoryBudget
-from penstock.order.orders import Truncation
+from penstock.order.fitting import Truncation
 from penstock.pipeline.background import Background
 from penstock.pipeline.stages import Fitting
 

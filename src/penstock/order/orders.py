@@ -1,4 +1,4 @@
-"""The samples of one source in the order of an epoch: row by row, cut from one long text, packed, or by token budget.
+"""What an order is: the samples of one source, epoch by epoch, in windows that are planned one at a time.
 
 An order is cut into windows, each a pure function of (seed, epoch, window): to go on anywhere, one window is planned
 again. How many samples a window has is known when it is planned; where that is not plain arithmetic, counting a whole
@@ -9,36 +9,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock._dtypes import did_you_mean
-from penstock.errors import ConfigError, DataError
-from penstock.order.packing import pack
+from penstock.errors import ConfigError
+from penstock.order.fitting import Fit
 from penstock.order.permutation import Permutation, derive_key
 from penstock.order.samples import Samples
 
-__all__ = [
-    "BudgetOrder",
-    "ChopOrder",
-    "Fit",
-    "FittedOrder",
-    "Order",
-    "PackedOrder",
-    "Place",
-    "RowOrder",
-    "Table",
-    "Truncation",
-]
+__all__ = ["ROW_WINDOW", "ByRow", "Order", "Place", "Plain", "Table"]
 
 Ints = npt.NDArray[np.int64]
-Truncation = Literal["error", "drop", "left", "right", "split"]
-_TRUNCATIONS = ("error", "drop", "left", "right", "split")
-_ROW_WINDOW = 4096
-_PACK_WINDOW = 1 << 16
+ROW_WINDOW = 4096
 _KEPT_WINDOWS = 4
 
 
@@ -62,50 +46,6 @@ class Place(NamedTuple):
 
     def to_json(self) -> list[int]:
         return list(self)
-
-
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """What becomes of rows longer than a sample may be: `right` keeps the beginning, `left` the end, `split` all."""
-
-    max_length: int | None
-    truncation: Truncation = "error"
-
-    def __post_init__(self) -> None:
-        if self.truncation not in _TRUNCATIONS:
-            hint = did_you_mean(str(self.truncation), _TRUNCATIONS)
-            raise ConfigError(f"truncation must be one of {', '.join(_TRUNCATIONS)}, got {self.truncation!r}{hint}")
-        if self.max_length is not None and self.max_length < 1:
-            raise ConfigError(f"a sample holds at least one token, got a length of {self.max_length}")
-
-    @property
-    def keeps_count(self) -> bool:
-        """Whether a row is always one part."""
-        return self.max_length is None or self.truncation in ("error", "left", "right")
-
-    def parts(self, rows: Ints, lengths: Ints) -> Samples:
-        """Each row as a sample of one part; as several, or none, if it is too long for one."""
-        starts = np.zeros(len(rows), np.int64)
-        limit = self.max_length
-        if limit is None or not (long := lengths > limit).any():
-            return _singles(rows, starts, lengths)
-        if self.truncation == "drop":
-            return _singles(rows[~long], starts[~long], lengths[~long])
-        if self.truncation == "right":
-            return _singles(rows, starts, np.minimum(lengths, limit))
-        if self.truncation == "left":
-            return _singles(rows, np.maximum(lengths - limit, 0), np.minimum(lengths, limit))
-        if self.truncation == "split":
-            pieces = np.maximum(-(-lengths // limit), 1)
-            number = np.arange(int(pieces.sum())) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-            begin = number * limit
-            return _singles(np.repeat(rows, pieces), begin, np.minimum(np.repeat(lengths, pieces) - begin, limit))
-        first = int(np.argmax(long))
-        raise DataError(
-            f"row {int(rows[first])} has {int(lengths[first])} tokens, and a sample holds {limit}; pass a larger "
-            "length, or truncation='right' (keep the beginning), 'left' (keep the end), 'split' or 'drop'",
-            row=int(rows[first]),
-        )
 
 
 class Order(ABC):
@@ -214,7 +154,7 @@ class Order(ABC):
         return places if shuffled is None else shuffled(places)
 
 
-class _Plain(Order):
+class Plain(Order):
     """Orders whose n-th sample is plain arithmetic, so that windows are nothing but a way of counting.
 
     Samples are looked up in blocks: only as many as are asked for at first, then more at a time, since the first batch
@@ -230,14 +170,14 @@ class _Plain(Order):
         """Samples by their numbers in an epoch."""
 
     def plain_counts(self) -> Ints:
-        return _even_counts(self.total(), _ROW_WINDOW)
+        return _even_counts(self.total(), ROW_WINDOW)
 
     def plan_window(self, epoch: int, window: int) -> Samples:
-        low = window * _ROW_WINDOW
-        return self.plan_range(epoch, low, min(low + _ROW_WINDOW, self.total()))
+        low = window * ROW_WINDOW
+        return self.plan_range(epoch, low, min(low + ROW_WINDOW, self.total()))
 
     def size_of(self, epoch: int, window: int) -> int:
-        return min(_ROW_WINDOW, self.total() - window * _ROW_WINDOW)
+        return min(ROW_WINDOW, self.total() - window * ROW_WINDOW)
 
     def count(self, epoch: int) -> int:
         return self.total()
@@ -245,27 +185,27 @@ class _Plain(Order):
     def place_of(self, epoch: int, sample: int) -> Place:
         if sample >= self.total():
             return Place(epoch + 1)
-        return Place(epoch, *divmod(sample, _ROW_WINDOW))
+        return Place(epoch, *divmod(sample, ROW_WINDOW))
 
     def number_of(self, place: Place) -> int:
-        return place.window * _ROW_WINDOW + place.index
+        return place.window * ROW_WINDOW + place.index
 
     def some(self, place: Place, count: int) -> Samples:
         low = self.number_of(place)
-        high = min(low + count, (place.window + 1) * _ROW_WINDOW, self.total())
+        high = min(low + count, (place.window + 1) * ROW_WINDOW, self.total())
         size = 0
         if self._block is not None:
             epoch, first, block = self._block
             if epoch == place.epoch and first <= low <= first + len(block):
                 if high <= first + len(block):
                     return block.slice(low - first, high - first)
-                size = min(4 * len(block), _ROW_WINDOW)
+                size = min(4 * len(block), ROW_WINDOW)
         block = self.plan_range(place.epoch, low, min(max(low + size, high), self.total()))
         self._block = place.epoch, low, block
         return block.slice(0, high - low)
 
 
-class _ByRow(Order):
+class ByRow(Order):
     """Orders whose windows are rows that stand next to each other in the shuffled order."""
 
     def __init__(self, table: Table, fit: Fit, *, window_rows: int, shuffle: bool, seed: int, name: str = "") -> None:
@@ -285,222 +225,6 @@ class _ByRow(Order):
         low = window * self.window_rows
         numbers = self._numbers(rows, epoch, low, min(low + self.window_rows, rows))
         return self.fit.parts(numbers, self.table.lengths(numbers))
-
-
-class RowOrder(_Plain):
-    """Every row is a sample."""
-
-    kind = "rows"
-
-    def __init__(self, table: Table, fit: Fit, *, shuffle: bool, seed: int, name: str = "") -> None:
-        if not fit.keeps_count:
-            raise ConfigError(f"truncation={fit.truncation!r} makes other than one sample of a row; see FittedOrder")
-        super().__init__(table, shuffle=shuffle, seed=seed, name=name)
-        self.fit = fit
-        self.windows = -(-table.rows // _ROW_WINDOW)
-
-    def total(self) -> int:
-        return self.table.rows
-
-    def plan_range(self, epoch: int, low: int, high: int) -> Samples:
-        numbers = self._numbers(self.table.rows, epoch, low, high)
-        return self.fit.parts(numbers, self.table.lengths(numbers))
-
-    def find(self, epoch: int, row: int) -> list[int]:
-        shuffled = self._permutation(self.table.rows, epoch)
-        return [row if shuffled is None else int(shuffled.inverse(row))]
-
-    def describe(self) -> dict[str, Any]:
-        return {"kind": self.kind, **_facts(self.fit)}
-
-
-class FittedOrder(_ByRow):
-    """Every row is a sample, or several, or none, if it is too long for one."""
-
-    kind = "fitted"
-
-    def __init__(self, table: Table, fit: Fit, *, shuffle: bool, seed: int, name: str = "") -> None:
-        super().__init__(table, fit, window_rows=_ROW_WINDOW, shuffle=shuffle, seed=seed, name=name)
-
-    def plan_window(self, epoch: int, window: int) -> Samples:
-        return self._fitted(epoch, window)
-
-    def describe(self) -> dict[str, Any]:
-        return {"kind": self.kind, "window_rows": self.window_rows, **_facts(self.fit)}
-
-
-class ChopOrder(_Plain):
-    """All rows behind one another, cut every `length` tokens. The last sample may be shorter."""
-
-    kind = "concat"
-
-    def __init__(self, table: Table, length: int, *, shuffle: bool, seed: int, name: str = "") -> None:
-        super().__init__(table, shuffle=shuffle, seed=seed, name=name)
-        if length < 1:
-            raise ConfigError(f"a sample holds at least one token, got a length of {length}")
-        self.length = length
-        self._samples = -(-table.tokens // length)
-        self.windows = -(-self._samples // _ROW_WINDOW)
-
-    def total(self) -> int:
-        return self._samples
-
-    def plan_range(self, epoch: int, low: int, high: int) -> Samples:
-        return self.cut(self._numbers(self._samples, epoch, low, high))
-
-    def cut(self, numbers: Ints) -> Samples:
-        """Samples by where they stand in the text."""
-        begins = numbers * self.length
-        ends = np.minimum(begins + self.length, self.table.tokens)
-        rows, starts = self.table.find_tokens(np.concatenate([begins, ends - 1]))
-        count = len(numbers)
-        first, last = rows[:count], rows[count:]
-        parts = last - first + 1
-        offsets = np.concatenate([[0], np.cumsum(parts)]).astype(np.int64)
-        inside = np.arange(offsets[-1]) - np.repeat(offsets[:-1], parts) + np.repeat(first, parts)
-        lengths = self.table.lengths(inside)
-        part_starts = np.zeros(len(inside), np.int64)
-        lengths[offsets[1:] - 1] = starts[count:] + 1
-        part_starts[offsets[:-1]] = starts[:count]
-        lengths[offsets[:-1]] -= starts[:count]
-        samples = Samples(offsets, inside, part_starts, lengths, single=len(inside) == count)
-        return samples.where(lengths > 0) if (lengths == 0).any() else samples
-
-    def find(self, epoch: int, row: int) -> list[int]:
-        before = self._tokens_before(row)
-        length = int(self.table.lengths(np.array([row]))[0])
-        if not length:
-            return []
-        numbers = np.arange(before // self.length, (before + length - 1) // self.length + 1)
-        shuffled = self._permutation(self._samples, epoch)
-        places = numbers if shuffled is None else np.asarray(shuffled.inverse(numbers))
-        return sorted(places.tolist())
-
-    def _tokens_before(self, row: int) -> int:
-        """Found by halving, since tokens are found by their number, not rows."""
-        low, high = 0, self.table.tokens
-        while low < high:
-            middle = (low + high) // 2
-            if int(self.table.find_tokens(np.array([middle]))[0][0]) < row:
-                low = middle + 1
-            else:
-                high = middle
-        return low
-
-    def describe(self) -> dict[str, Any]:
-        return {"kind": self.kind, "length": self.length}
-
-
-class PackedOrder(_ByRow):
-    """Whole rows packed into samples of up to `capacity` tokens, window by window of the shuffled order.
-
-    What lies together changes from epoch to epoch. Without shuffling, samples are in the order of their first rows.
-    """
-
-    kind = "packed"
-
-    def __init__(
-        self,
-        table: Table,
-        fit: Fit,
-        *,
-        strategy: str = "best_fit",
-        shuffle: bool,
-        seed: int,
-        name: str = "",
-        window_rows: int = _PACK_WINDOW,
-        capacity: int | None = None,
-    ) -> None:
-        super().__init__(table, fit, window_rows=window_rows, shuffle=shuffle, seed=seed, name=name)
-        wanted = fit.max_length if capacity is None else capacity
-        if wanted is None:
-            raise ConfigError("packing needs a length: pass chunk_size or max_length")
-        self.capacity, self.strategy = wanted, strategy
-
-    def plan_window(self, epoch: int, window: int) -> Samples:
-        parts = self._fitted(epoch, window)
-        bins = pack(parts.lengths, self.capacity, self.strategy)
-        order = self._bin_order(bins.documents, bins.offsets, epoch, window)
-        return _grouped(parts, bins.documents, bins.offsets, order)
-
-    def _bin_order(self, documents: Ints, offsets: Ints, epoch: int, window: int) -> Ints:
-        count = len(offsets) - 1
-        shuffled = self._permutation(count, epoch, "bins", window)
-        if shuffled is not None:
-            return shuffled(np.arange(count, dtype=np.int64))
-        return np.argsort(np.minimum.reduceat(documents, offsets[:-1]), kind="stable") if count else offsets[:-1]
-
-    def describe(self) -> dict[str, Any]:
-        facts = {"strategy": self.strategy, "capacity": self.capacity, "window_rows": self.window_rows}
-        return {"kind": self.kind, **facts, **_facts(self.fit)}
-
-
-class BudgetOrder(_ByRow):
-    """Rows of about the same length together, as many as fit into `max_tokens` once they are padded to the longest.
-
-    A sample is a whole batch here, and its parts are the rows of that batch.
-    """
-
-    kind = "budget"
-
-    def __init__(
-        self,
-        table: Table,
-        fit: Fit,
-        *,
-        max_tokens: int,
-        multiple: int = 1,
-        shuffle: bool,
-        seed: int,
-        name: str = "",
-        window_rows: int = _ROW_WINDOW,
-    ) -> None:
-        super().__init__(table, fit, window_rows=window_rows, shuffle=shuffle, seed=seed, name=name)
-        self.max_tokens, self.multiple = max_tokens, multiple
-
-    def plan_window(self, epoch: int, window: int) -> Samples:
-        parts = self._fitted(epoch, window)
-        documents = np.argsort(-parts.lengths, kind="stable")
-        padded = np.maximum(-(-parts.lengths[documents] // self.multiple) * self.multiple, 1)
-        if len(padded) and padded[0] > self.max_tokens:
-            row = int(parts.rows[documents[0]])
-            raise DataError(
-                f"row {row} has {int(padded[0])} tokens with padding, and a batch holds max_tokens={self.max_tokens}; "
-                "pass a larger max_tokens, or a max_length with truncation",
-                row=row,
-            )
-        cuts = [0]
-        while cuts[-1] < len(padded):
-            # The longest comes first, so it alone decides how many fit.
-            cuts.append(min(cuts[-1] + self.max_tokens // int(padded[cuts[-1]]), len(padded)))
-        offsets = np.array(cuts, np.int64)
-        count = len(offsets) - 1
-        shuffled = self._permutation(count, epoch, "batches", window)
-        order = np.arange(count, dtype=np.int64) if shuffled is None else shuffled(np.arange(count))
-        return _grouped(parts, documents, offsets, order)
-
-    def describe(self) -> dict[str, Any]:
-        facts = {"max_tokens": self.max_tokens, "multiple": self.multiple, "window_rows": self.window_rows}
-        return {"kind": self.kind, **facts, **_facts(self.fit)}
-
-
-def _grouped(parts: Samples, documents: Ints, offsets: Ints, order: Ints) -> Samples:
-    """Parts put together: group g is `documents[offsets[g]:offsets[g + 1]]`, and groups come in the order given.
-
-    Within a group parts keep the order they came in.
-    """
-    owner = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-    inside = documents[np.lexsort((documents, owner))]
-    groups = Samples(offsets, parts.rows[inside], parts.starts[inside], parts.lengths[inside])
-    return groups.take(order)
-
-
-def _facts(fit: Fit) -> dict[str, Any]:
-    return {"max_length": fit.max_length, "truncation": fit.truncation}
-
-
-def _singles(rows: Ints, starts: Ints, lengths: Ints) -> Samples:
-    return Samples(np.arange(len(rows) + 1, dtype=np.int64), rows, starts, lengths, single=True)
 
 
 def _even_counts(total: int, size: int) -> Ints:

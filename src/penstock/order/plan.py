@@ -6,15 +6,18 @@
 
 A plan is a value. Nothing in it knows about ranks, threads or time. An edit (`skip`, `ban`, `reweight`) makes a new
 plan that is the old one up to the step it begins with, and loses and repeats nothing after it.
+
+One source and several go through their samples in different ways, `alone` and `together`; what is the same for both,
+epochs and edits, is here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import index
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,19 +26,50 @@ import xxhash
 
 from penstock._dtypes import did_you_mean
 from penstock.errors import ConfigError
+from penstock.order.alone import Alone
 from penstock.order.edits import Ban, Edit, Reweight, Skip
 from penstock.order.mixing import Mixture
-from penstock.order.orders import Place
-from penstock.order.positions import Feed, Position, Step, Use, behind_of, left_of, pass_by, take
+from penstock.order.positions import Feed, Position, Step, Use, ended, nothing_to_deliver
 from penstock.order.samples import Samples
 from penstock.order.schedules import Schedule
+from penstock.order.together import STOPPING, Together, next_epoch
 
 __all__ = ["Feed", "Plan", "Position", "Step", "Use"]
 
 Ints = npt.NDArray[np.int64]
 _VERSION = 1
-STOPPING = ("first_exhausted", "all_exhausted", "all_exhausted_without_replacement", "never")
-_REMEMBERED_EVERY = 64
+
+
+class Way(Protocol):
+    """How the samples of steps follow one another, before anything is edited."""
+
+    def start(self) -> Position: ...
+
+    def read(self, position: Position, count: int) -> tuple[tuple[Samples, Ints] | None, Position]:
+        """The next samples and the source of each part, and the position behind them; None at the end of an epoch."""
+        ...
+
+    def is_over(self, position: Position, count: int) -> bool:
+        """Whether there is no batch of so many samples left in the epoch of a position."""
+        ...
+
+    def leave(self, position: Position) -> Position:
+        """Past what is left of an epoch and fills no batch."""
+        ...
+
+    def steps_in(self, epoch: int) -> int: ...
+
+    def seek(self, number: int) -> Position:
+        """The position in front of a step."""
+        ...
+
+    def jump(self, position: Position, stop: int) -> Position | None:
+        """The same from a position on, where that is quicker than reading; None where it is not."""
+        ...
+
+    def find(self, which: int, epoch: int, sample: int) -> tuple[int, int] | None:
+        """The step that uses a sample of a source, and which of its samples it is; None if it is in no batch."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -49,9 +83,6 @@ class Plan:
     drop_last: bool = False
     stopping: str = "first_exhausted"
     edits: tuple[Edit, ...] = ()
-    _memo: dict[int, Position] = field(default_factory=dict, compare=False, repr=False)
-    _steps: dict[int, int] = field(default_factory=dict, compare=False, repr=False)
-    _mixture: list[Mixture] = field(default_factory=list, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.feeds:
@@ -115,52 +146,33 @@ class Plan:
     # Reading
 
     def start(self) -> Position:
-        drawn = None if self.schedule is None else self._mix.start()
-        first = tuple(Place() for _ in self.feeds)
-        return Position(first, drawn=drawn, marks=first)
+        return self._way.start()
 
     def read(self, position: Position, count: int | None = None) -> tuple[Step | None, Position]:
         """The step at a position, and the position behind it. None at the end of an epoch; ask again for the next one.
 
         `count` is the number of samples, by default a global batch. Steps that are skipped are passed over.
         """
-        position = self._past_skipped(position)
-        if self.schedule is None:
-            return self._read_alone(position, count or self.global_batch)
-        return self._read_mixed(position, count or self.global_batch)
+        return self._read(self._past_skipped(position), count or self.global_batch)
 
     def read_some(self, position: Position, most: int) -> list[tuple[Step, Position]]:
         """Up to `most` steps of one epoch from a settled position on, each with the settled position behind it.
 
-        None at the end of an epoch. The same as `read` and `settle` step by step, for less.
+        Nothing at the end of an epoch. The same as `read` and `settle` step by step, for less.
         """
-        size = self.global_batch
-        if self.schedule is not None or self.edits or not self._unlimited or most < 2:
-            return self._read_one(position)
-        place, order = position.places[0], self.feeds[0].order
-        if place.epoch > position.epoch:
-            return self._read_one(position)
-        block = order.some(place, most * size)
-        count = len(block) // size
-        if count < 2:
-            return self._read_one(position)
-        found: list[tuple[Step, Position]] = []
-        sources = np.zeros(len(block.rows), np.int64)
-        epoch, names, marks = position.epoch, self.names, position.marks
-        for number in range(count):
-            samples = block.slice(number * size, (number + 1) * size)
-            step = Step(position.step + number, epoch, samples, sources[: len(samples.rows)], names, size)
-            done = (number + 1) * size
-            behind = Place(epoch, place.window, place.index + done)
-            if number == count - 1:
-                behind = behind_of(order, place, behind.index, order.size_of(epoch, place.window))
-            moved = Position((behind,), step.number + 1, epoch, position.samples + done, None, marks)
-            found.append((step, moved))
-        step, moved = found[-1]
-        found[-1] = step, self.settle(moved)[0]
-        return found
-
-    def _read_one(self, position: Position) -> list[tuple[Step, Position]]:
+        way, size = self._way, self.global_batch
+        if isinstance(way, Alone) and not self.edits and self._unlimited and most > 1:
+            found = [
+                (
+                    self._step(moved.step - 1, position.epoch, samples, np.zeros(len(samples.rows), np.int64), size),
+                    moved,
+                )
+                for samples, moved in way.read_block(position, most)
+            ]
+            if found:
+                # Only behind the last of them an epoch can end.
+                found[-1] = found[-1][0], self.settle(found[-1][1])[0]
+                return found
         step, behind = self.read(position)
         return [] if step is None else [(step, self.settle(behind)[0])]
 
@@ -178,17 +190,12 @@ class Plan:
 
     def ended(self, position: Position) -> bool:
         """Whether nothing comes any more, in any epoch: every source was used as often as it may be."""
-        if self._unlimited:
-            return False
-        return all(
-            feed.max_epochs is not None and place.epoch >= feed.max_epochs
-            for feed, place in zip(self.feeds, position.places)
-        )
+        return not self._unlimited and ended(self.feeds, position)
 
     def step(self, number: int) -> Step:
         """What step `number` is made of, counted from the beginning of the first epoch."""
         position = self.seek(number)
-        step, _ = self._read_raw(position)
+        step, _ = self._read(position, self.global_batch)
         if step is None:
             raise IndexError(f"the plan has {position.step} steps, so there is no step {number}")
         return step
@@ -197,7 +204,7 @@ class Plan:
         """The position in front of a step. Arithmetic for one source, if the number of its samples is; see `counts`."""
         if number < 0:
             raise IndexError(f"steps are counted from 0, got {number}")
-        return self._crossed(self._seek_alone(number) if self.schedule is None else self._seek_mixed(number))[0]
+        return self._crossed(self._way.seek(number))[0]
 
     def seek_epoch(self, epoch: int) -> Position:
         """The position in front of an epoch."""
@@ -205,17 +212,7 @@ class Plan:
 
     def steps_in(self, epoch: int) -> int:
         """Steps of an epoch, skipped ones included."""
-        if self.schedule is None:
-            samples = self.feeds[0].order.count(epoch)
-            return samples // self.global_batch if self.drop_last else -(-samples // self.global_batch)
-        if self.stopping == "never":
-            raise TypeError(
-                "a mixture with stopping_strategy='never' has no end to count to; choose 'first_exhausted' or "
-                "'all_exhausted', or count steps yourself"
-            )
-        if epoch not in self._steps:
-            self._walk_epochs(epoch)
-        return self._steps[epoch]
+        return self._way.steps_in(epoch)
 
     def delivered_in(self, epoch: int) -> int:
         """Steps of an epoch that are delivered."""
@@ -227,11 +224,7 @@ class Plan:
 
     def next_epoch(self, position: Position) -> Position:
         """Behind the end of an epoch, the beginning of the next."""
-        drawn = position.drawn
-        if drawn is not None and drawn.out:
-            # Sources that were used up may be used again.
-            drawn = replace(drawn, start=drawn.position, base=drawn.counts, owed=(), out=())
-        return position._replace(epoch=position.epoch + 1, samples=0, marks=position.places, drawn=drawn)
+        return next_epoch(position)
 
     def trace(self, source: str | int, row: int | None = None, *, epochs: int = 1) -> list[Use]:
         """Every use of a row in the first `epochs` passes over its source, in order.
@@ -251,9 +244,10 @@ class Plan:
         most = self.feeds[which].max_epochs
         for epoch in range(epochs if most is None else min(epochs, most)):
             for sample in order.find(epoch, row):
-                use = self._use_alone(epoch, sample) if self.schedule is None else self._use_mixed(which, epoch, sample)
-                if use is not None:
-                    uses.append(replace(use, skipped=self._is_withheld(use.step, source, row)))
+                found = self._way.find(which, epoch, sample)
+                if found is not None:
+                    number, slot = found
+                    uses.append(Use(number, epoch, slot, skipped=self._is_withheld(number, source, row)))
         return uses
 
     # Edits
@@ -294,7 +288,7 @@ class Plan:
                 Mixture(self.names, schedule, self.global_batch)
             if isinstance(edit, Ban):
                 self._index(edit.source)
-        return replace(self, edits=(*self.edits, *edits), _memo={}, _steps={}, _mixture=[])
+        return replace(self, edits=(*self.edits, *edits))
 
     def skipped(self, number: int) -> bool:
         """Whether a step is not delivered."""
@@ -302,262 +296,53 @@ class Plan:
 
     # Behind the scenes
 
-    @property
-    def _mix(self) -> Mixture:
-        if not self._mixture:
-            assert self.schedule is not None
-            schedule = self.schedule
-            for edit in self.edits:
-                if isinstance(edit, Reweight):
-                    schedule = schedule.with_change(edit.step, edit.weights)
-            self._mixture.append(Mixture(self.names, schedule, self.global_batch))
-        return self._mixture[0]
-
-    def _read_raw(self, position: Position) -> tuple[Step | None, Position]:
-        """As `read`, but of skipped steps too."""
-        if self.schedule is None:
-            return self._read_alone(position, self.global_batch)
-        return self._read_mixed(position, self.global_batch)
-
-    def _read_alone(self, position: Position, count: int) -> tuple[Step | None, Position]:
-        feed, place = self.feeds[0], position.places[0]
-        if place.epoch > position.epoch or self.ended(position):
-            return None, position
-        samples, behind = take(feed.order, place, count, stay=True)
-        if not len(samples) or (self.drop_last and len(samples) < count):
-            # What is left is not enough for a batch; the next epoch begins without it.
-            return None, position._replace(places=(Place(place.epoch + 1),))
-        moved = Position(
-            (behind,), position.step + 1, position.epoch, position.samples + len(samples), None, position.marks
-        )
-        sources = np.zeros(len(samples.rows), np.int64)
-        return self._step(position, samples, sources, count), moved
-
-    def _read_mixed(self, position: Position, count: int) -> tuple[Step | None, Position]:
-        if self._epoch_over(position) or self.ended(position):
-            return None, position
-        ids, moved = self._draw(position, count)
-        if not len(ids) or (self.drop_last and len(ids) < count):
-            return None, self._leave(position)
-        parts: list[Samples] = []
-        places: list[Place] = []
-        for number, (feed, place) in enumerate(zip(self.feeds, position.places)):
-            wanted = int((ids == number).sum())
-            samples, behind = take(feed.order, place, wanted, stay=False)
-            parts.append(samples)
-            places.append(behind)
-        together = Samples.concat(parts)
-        # The k-th sample drawn from a source is the k-th that was taken of it.
-        order = np.empty(len(ids), np.int64)
-        order[np.argsort(ids, kind="stable")] = np.arange(len(ids))
-        samples = together.take(order)
-        sources = np.repeat(ids.astype(np.int64), np.diff(samples.offsets))
-        return self._step(position, samples, sources, count), moved._replace(places=tuple(places))
-
-    def _draw(self, position: Position, count: int) -> tuple[Ints, Position]:
-        """The sources of the next samples; places are not moved."""
-        assert position.drawn is not None
-        ids, drawn = self._mix.draw(position.drawn, count, self._limits(position, count))
-        return ids, position._replace(drawn=drawn, step=position.step + 1, samples=position.samples + len(ids))
-
-    def _limits(self, position: Position, count: int) -> list[int | None] | None:
-        """The most samples of each source in all, as far as they could be reached by the next `count`."""
-        assert position.drawn is not None
-        limits: list[int | None] = []
-        for feed, place, used, mark in zip(
-            self.feeds, position.places, position.drawn.counts, position.marks, strict=True
-        ):
-            last = self._last_epoch(feed, mark)
-            left = None if last is None else left_of(feed.order, place, last, count)
-            limits.append(None if left is None else used + left)
-        return limits if any(limit is not None for limit in limits) else None
-
-    def _epoch_over(self, position: Position) -> bool:
-        """Whether the mixture has come to where its epoch ends."""
-        if self.stopping == "never" or not position.samples:
-            return False
-        passed = [
-            (place.epoch - 1, place.window, place.index) >= (mark.epoch, mark.window, mark.index)
-            for place, mark in zip(position.places, position.marks)
-        ]
-        if self.stopping != "first_exhausted" and any(passed):
-            # Nobody waits for a source that gives nothing any more.
-            passed = [done or self._is_out(which, position) for which, done in enumerate(passed)]
-        return any(passed) if self.stopping == "first_exhausted" else all(passed)
-
-    def _crossed(self, position: Position, count: int | None = None) -> tuple[Position, bool]:
-        """In the next epoch, if there is nothing left of this one; and whether that is so."""
-        if not self._is_over(position, count or self.global_batch):
-            return position, False
-        return self.next_epoch(self._leave(position)), True
-
-    def _is_over(self, position: Position, count: int) -> bool:
-        """Whether there is no batch of so many samples left in the epoch of a position."""
-        if self.ended(position):
-            return True
-        if self.schedule is not None:
-            return self._epoch_over(position) or self._runs_dry(position, count)
-        place = position.places[0]
-        if place.epoch > position.epoch:
-            return True
-        needed = count if self.drop_last else 1  # there may be windows without any
-        left = left_of(self.feeds[0].order, place, place.epoch + 1, needed - 1)
-        return left is not None
-
-    def _runs_dry(self, position: Position, count: int) -> bool:
-        """Whether sources that end for good have no batch left between them."""
-        if self._limits(position, count) is None:
-            return False
-        ids, _ = self._draw(position, count)
-        return len(ids) < (count if self.drop_last else 1)
-
-    def _leave(self, position: Position) -> Position:
-        """Past what is left of an epoch and fills no batch."""
-        if self.schedule is None:
-            left = position.places[0].epoch == position.epoch
-            return position._replace(places=(Place(position.epoch + 1),)) if left else position
-        if self._epoch_over(position):
-            return position
-        ends = (self._last_epoch(feed, mark) for feed, mark in zip(self.feeds, position.marks))
-        places = (place if end is None else Place(end) for place, end in zip(position.places, ends))
-        return position._replace(places=tuple(places))
-
-    def _last_epoch(self, feed: Feed, mark: Place) -> int | None:
-        """The epoch of a source in which no sample of it may be used any more, as things are; None if there is none."""
-        if self.stopping != "all_exhausted_without_replacement":
-            return feed.max_epochs
-        return mark.epoch + 1 if feed.max_epochs is None else min(mark.epoch + 1, feed.max_epochs)
-
-    def _step(self, position: Position, samples: Samples, sources: Ints, wanted: int) -> Step:
+    @cached_property
+    def _way(self) -> Way:
+        schedule = self.schedule
+        if schedule is None:
+            return Alone(self.feeds[0], self.global_batch, drop_last=self.drop_last)
         for edit in self.edits:
-            if isinstance(edit, Ban) and edit.step <= position.step:
+            if isinstance(edit, Reweight):
+                schedule = schedule.with_change(edit.step, edit.weights)
+        mixture = Mixture(self.names, schedule, self.global_batch)
+        return Together(self.feeds, mixture, drop_last=self.drop_last, stopping=self.stopping)
+
+    def _read(self, position: Position, count: int) -> tuple[Step | None, Position]:
+        """As `read`, but of skipped steps too."""
+        if self.ended(position):
+            return None, position
+        found, behind = self._way.read(position, count)
+        if found is None:
+            return None, behind
+        samples, sources = found
+        return self._step(position.step, position.epoch, samples, sources, count), behind
+
+    def _step(self, number: int, epoch: int, samples: Samples, sources: Ints, wanted: int) -> Step:
+        for edit in self.edits:
+            if isinstance(edit, Ban) and edit.step <= number:
                 which = self._index(edit.source)
                 gone = (sources == which) & np.isin(samples.rows, np.asarray(edit.rows, np.int64))
                 if gone.any():
                     samples, sources = samples.where(~gone), sources[~gone]
-        return Step(position.step, position.epoch, samples, sources, self.names, wanted)
+        return Step(number, epoch, samples, sources, self.names, wanted)
+
+    def _crossed(self, position: Position, count: int | None = None) -> tuple[Position, bool]:
+        """In the next epoch, if there is nothing left of this one; and whether that is so."""
+        if not self.ended(position) and not self._way.is_over(position, count or self.global_batch):
+            return position, False
+        return next_epoch(self._way.leave(position)), True
 
     def _past_skipped(self, position: Position) -> Position:
         while self.skipped(position.step):
-            stop = max(
-                edit.stop for edit in self.edits if isinstance(edit, Skip) and edit.step <= position.step < edit.stop
-            )
-            if self.schedule is None and self.feeds[0].order.plain_counts() is not None:
-                here = self._seek_alone(position.step)
-                if (here.places, here.epoch) == (position.places, position.epoch):
-                    position = self._seek_alone(stop)
-                    continue
-            step, behind = self._read_raw(position)
-            if step is None:
-                return position
+            skips = (edit for edit in self.edits if isinstance(edit, Skip))
+            stop = max(edit.stop for edit in skips if edit.start <= position.step < edit.stop)
+            behind = self._way.jump(position, stop)
+            if behind is None:
+                step, behind = self._read(position, self.global_batch)
+                if step is None:
+                    return position
             position = behind
         return position
-
-    def _seek_alone(self, number: int) -> Position:
-        order, left, epoch = self.feeds[0].order, number, 0
-        plain = order.plain_counts()
-        if plain is not None:
-            steps = self.steps_in(0)
-            epoch, left = divmod(number, steps) if steps else (0, 0)
-        else:
-            while left >= (steps := self.steps_in(epoch)):
-                if not steps:
-                    raise self._nothing_to_deliver(order.count(epoch))
-                left, epoch = left - steps, epoch + 1
-        place = order.place_of(epoch, left * self.global_batch)
-        samples = left * self.global_batch
-        return Position((place,), step=number, epoch=epoch, samples=samples, marks=(Place(epoch),))
-
-    def _seek_mixed(self, number: int) -> Position:
-        known = max((step for step in self._memo if step <= number), default=None)
-        position = self.start() if known is None else self._memo[known]
-        while position.step < number:
-            position = self._walk(position)[1]
-        return position
-
-    def _walk(self, position: Position) -> tuple[Position, Position]:
-        """In front of and behind the next step, over the ends of epochs, without putting the samples together."""
-        position = self._crossed(position)[0]
-        if self.ended(position):
-            raise IndexError(f"the plan has {position.step} steps and ends there")
-        ids, moved = self._draw(position, self.global_batch)
-        if len(ids) < (self.global_batch if self.drop_last else 1):
-            raise self._nothing_to_deliver(len(ids))
-        counts = np.bincount(ids, minlength=len(self.feeds)).tolist()
-        places = tuple(pass_by(f.order, p, n) for f, p, n in zip(self.feeds, position.places, counts))
-        behind = moved._replace(places=places)
-        if behind.step % _REMEMBERED_EVERY == 0:
-            self._memo[behind.step] = behind
-        return position, behind
-
-    def _walk_epochs(self, epoch: int) -> None:
-        """Count the steps of the epochs up to one."""
-        position = self.start()
-        first = 0
-        while True:
-            try:
-                behind = self._walk(position)[1]
-            except IndexError:
-                self._steps[position.epoch] = position.step - first
-                for later in range(position.epoch + 1, epoch + 1):
-                    self._steps[later] = 0
-                return
-            if behind.epoch > position.epoch:
-                self._steps[position.epoch] = position.step - first
-                first = position.step
-                if position.epoch == epoch:
-                    return
-            position = behind
-
-    def _use_alone(self, epoch: int, sample: int) -> Use | None:
-        """The step of a sample, None if it is in no batch."""
-        within, slot = divmod(sample, self.global_batch)
-        if within >= self.steps_in(epoch):
-            return None
-        plain = self.feeds[0].order.plain_counts() is not None
-        before = epoch * self.steps_in(0) if plain else sum(map(self.steps_in, range(epoch)))
-        return Use(before + within, epoch, slot)
-
-    def _use_mixed(self, which: int, epoch: int, sample: int) -> Use | None:
-        """The same for a sample of one of several sources: found by walking, from the nearest step that is known."""
-        order = self.feeds[which].order
-        target = order.place_of(epoch, sample)
-        position = self.start()
-        for known in self._memo.values():
-            if known.step > position.step and known.places[which] <= target:
-                position = known
-        try:
-            while True:
-                begun, behind = self._walk(position)
-                if behind.places[which] > target:
-                    break
-                if self._is_out(which, behind):
-                    return None
-                position = behind
-        except IndexError:
-            return None
-        if begun.places[which] > target:
-            return None  # it was among what did not fill a batch
-        place = begun.places[which]
-        inside = order.number_of(target) - order.number_of(place)
-        inside += sum(order.count(earlier) for earlier in range(place.epoch, epoch))
-        ids, _ = self._draw(begun, self.global_batch)
-        return Use(begun.step, epoch, int(np.flatnonzero(ids == which)[inside]))
-
-    def _is_out(self, which: int, position: Position) -> bool:
-        """Whether a source gives nothing any more: it was used as often as it may be, or is never weighed again."""
-        most = self.feeds[which].max_epochs
-        silent = self._silent_from[which]
-        ended = most is not None and position.places[which].epoch >= most
-        return ended or (silent is not None and position.step >= silent)
-
-    @cached_property
-    def _silent_from(self) -> list[int | None]:
-        """For each source the step from which on its weight is 0, if there is one."""
-        schedule = self._mix.schedule
-        last = max(step for part in schedule.parts for step, _ in part.points)
-        weights = schedule.weights_at(last)
-        return [None if weights[name] else last for name in self.names]
 
     def _is_withheld(self, number: int, source: str, row: int) -> bool:
         banned = (
@@ -582,13 +367,7 @@ class Plan:
         if plain is None or self.schedule is not None or not self.drop_last:
             return
         if int(plain.sum()) < self.global_batch:
-            raise self._nothing_to_deliver(int(plain.sum()))
-
-    def _nothing_to_deliver(self, samples: int) -> ConfigError:
-        return ConfigError(
-            f"an epoch has {samples} samples, fewer than a global batch of {self.global_batch}, and drop_last=True "
-            "drops what does not fill a batch, so nothing would be delivered; use a smaller batch, or drop_last=False"
-        )
+            raise nothing_to_deliver(int(plain.sum()), self.global_batch)
 
 
 def _row_numbers(numbers: Iterable[int]) -> set[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ from penstock.order.mixing import Drawn
 from penstock.order.orders import Order, Place
 from penstock.order.samples import Samples
 
-__all__ = ["Feed", "Position", "Step", "Use", "behind_of", "left_of", "pass_by", "take"]
+__all__ = ["Feed", "Position", "Step", "Use", "behind_of", "ended", "left_of", "nothing_to_deliver", "pass_by", "take"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -136,3 +137,19 @@ def left_of(order: Order, place: Place, epochs: int, enough: int) -> int | None:
             return None
         place = behind_of(order, place, size, size)
     return left
+
+
+def ended(feeds: Sequence[Feed], position: Position) -> bool:
+    """Whether every source was used as often as it may be."""
+    return all(
+        feed.max_epochs is not None and place.epoch >= feed.max_epochs
+        for feed, place in zip(feeds, position.places, strict=True)
+    )
+
+
+def nothing_to_deliver(samples: int, size: int) -> ConfigError:
+    """What is wrong with an epoch that has no batch."""
+    return ConfigError(
+        f"an epoch has {samples} samples, fewer than a global batch of {size}, and drop_last=True drops what does not "
+        "fill a batch, so nothing would be delivered; use a smaller batch, or drop_last=False"
+    )

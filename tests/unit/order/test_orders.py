@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError, DataError
-from penstock.order.orders import BudgetOrder, ChopOrder, Fit, FittedOrder, Order, PackedOrder, Place, RowOrder
+from penstock.order.fitting import Fit
+from penstock.order.kinds import BudgetOrder, ChopOrder, FittedOrder, PackedOrder, RowOrder
+from penstock.order.orders import Order, Place
 from penstock.order.samples import Samples
 
 

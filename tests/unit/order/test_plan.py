@@ -12,9 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
-from penstock.order.orders import ChopOrder, Fit, FittedOrder, Order, PackedOrder, RowOrder
+from penstock.order.fitting import Fit
+from penstock.order.kinds import ChopOrder, FittedOrder, PackedOrder, RowOrder
+from penstock.order.orders import Order
 from penstock.order.plan import Feed, Plan, Position, Step
 from penstock.order.schedules import Schedule
+from penstock.order.together import Together
 
 KINDS = ("rows", "concat", "packed", "fitted")
 
@@ -133,7 +136,7 @@ def at_most(calls: int, function: Callable[..., Any]) -> Callable[..., Any]:
 def test_a_step_asked_for_is_the_step_that_comes(plan: Plan, data: st.DataObject) -> None:
     steps = some(plan, 25)
     assert [step.number for step in steps] == list(range(len(steps)))
-    fresh = replace(plan, _memo={}, _steps={}, _mixture=[])
+    fresh = replace(plan)
     step = data.draw(st.sampled_from(steps))
     found = fresh.step(step.number)
     assert (found.number, found.epoch, parts(found)) == (step.number, step.epoch, parts(step))
@@ -462,7 +465,7 @@ def test_a_mixture_that_never_stops_has_no_number_of_steps() -> None:
     ids=["weight 0", "weight 0 later", "used up in the first epoch"],
 )
 def test_an_epoch_does_not_wait_for_a_source_that_gives_nothing(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Plan, "_draw", at_most(2000, Plan._draw))
+    monkeypatch.setattr(Together, "_draw", at_most(2000, Together._draw))
     epochs = [step.epoch for step in some(plan, plan.steps_in(0) + plan.steps_in(1))]
     assert (plan.steps_in(0), plan.steps_in(1)) == (epochs.count(0), epochs.count(1))
     assert plan.steps_in(1) < 60

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ResumeError
-from penstock.order.orders import Fit, PackedOrder, RowOrder
+from penstock.order.fitting import Fit
+from penstock.order.kinds import PackedOrder, RowOrder
 from penstock.order.plan import Feed, Plan, Position
 from penstock.order.schedules import Schedule
 from penstock.order.states import from_state, to_state

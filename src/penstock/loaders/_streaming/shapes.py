@@ -10,7 +10,9 @@ import numpy as np
 from penstock._dtypes import did_you_mean
 from penstock.errors import ConfigError
 from penstock.loaders._streaming.rows import TokenRows
-from penstock.order.orders import BudgetOrder, ChopOrder, Fit, FittedOrder, Order, PackedOrder, RowOrder, Truncation
+from penstock.order.fitting import Fit, Truncation
+from penstock.order.kinds import BudgetOrder, ChopOrder, FittedOrder, PackedOrder, RowOrder
+from penstock.order.orders import Order
 from penstock.order.packing import STRATEGIES
 from penstock.order.samples import Samples
 
