@@ -193,7 +193,8 @@ class BudgetOrder(ByRow):
     def plan_window(self, epoch: int, window: int) -> Samples:
         parts = self._fitted(epoch, window)
         documents = np.argsort(-parts.lengths, kind="stable")
-        padded = np.maximum(-(-parts.lengths[documents] // self.multiple) * self.multiple, 1)
+        # A batch of empty rows alone is padded to one token, and that to the multiple.
+        padded = -(-np.maximum(parts.lengths[documents], 1) // self.multiple) * self.multiple
         if len(padded) and padded[0] > self.max_tokens:
             row = int(parts.rows[documents[0]])
             raise DataError(

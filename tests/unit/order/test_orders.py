@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError, DataError
@@ -112,6 +112,7 @@ def test_chunks_are_cut_from_the_text_every_so_many_tokens(lengths: list[int], s
     assert sorted(tokens_of(shuffled.slice(i, i + 1)) for i in range(len(shuffled))) == chunks
 
 
+@example(lengths=[0] * 10 + [9], seed=0)
 @given(lengths=lengths_lists, seed=seeds)
 def test_batches_by_tokens_hold_no_more_than_that_with_padding(lengths: list[int], seed: int) -> None:
     order = BudgetOrder(Lengths(lengths), Fit(12), max_tokens=32, multiple=4, shuffle=True, seed=seed)
