@@ -33,7 +33,9 @@ class Custom:
         return self.answer
 
 
-@pytest.mark.parametrize("sharding", [*EQUAL, Balanced(equal_size=False)], ids=repr)
+@pytest.mark.parametrize(
+    "sharding", [*EQUAL, Balanced(equal_size=False)], ids=lambda sharding: repr(sharding).split(" at 0x")[0]
+)
 @given(sizes=SIZES, world=st.integers(1, 9))
 def test_every_sample_goes_to_exactly_one_rank(sharding: Sharding, sizes: Any, world: int) -> None:
     shares = deal(sharding, sizes, world)
@@ -43,7 +45,7 @@ def test_every_sample_goes_to_exactly_one_rank(sharding: Sharding, sizes: Any, w
     assert sum(len(share) == 0 for share in shares) == max(0, world - len(sizes))
 
 
-@pytest.mark.parametrize("sharding", EQUAL, ids=repr)
+@pytest.mark.parametrize("sharding", EQUAL, ids=lambda sharding: repr(sharding).split(" at 0x")[0])
 @given(sizes=SIZES, world=st.integers(1, 9))
 def test_counts_differ_by_at_most_one_and_rank_0_is_the_last_to_go_short(
     sharding: Sharding, sizes: Any, world: int

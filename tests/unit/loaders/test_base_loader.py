@@ -574,7 +574,11 @@ def test_a_batch_larger_than_the_budget_comes_all_the_same(home: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("world", [2, 3, 8])
-@pytest.mark.parametrize("sharding", [None, Strided(), Balanced(), Balanced(equal_size=False)], ids=repr)
+@pytest.mark.parametrize(
+    "sharding",
+    [None, Strided(), Balanced(), Balanced(equal_size=False)],
+    ids=lambda sharding: repr(sharding).split(" at 0x")[0],
+)
 def test_ranks_get_as_many_batches_and_share_every_global_batch(
     home: Path, kind: str, drop_last: bool, world: int, sharding: Any
 ) -> None:
