@@ -8,6 +8,8 @@
     ├── FailureBudgetError (RuntimeError)   more bad rows than the run was allowed
     ├── StalledError     (TimeoutError)     a stage, or a wait for memory, outlived its deadline
     ├── StoppedError     (RuntimeError)     somebody called stop() before the input ended
+    ├── QueueNotFoundError (FileNotFoundError)  a queue directory, or its metadata, that is not there
+    ├── StaleQueueError  (ValueError)       a queue, or a file in one, made with other metadata
     ├── ResumeError      (ValueError)       a state that belongs to another pipeline, or is damaged
     └── PluginError      (ImportError)      an entry point that cannot be loaded or used
 
@@ -24,9 +26,11 @@ __all__ = [
     "FailureBudgetError",
     "PenstockError",
     "PluginError",
+    "QueueNotFoundError",
     "ResumeError",
     "SchemaError",
     "StageError",
+    "StaleQueueError",
     "StalledError",
     "StoppedError",
 ]
@@ -91,6 +95,14 @@ class StalledError(PenstockError, TimeoutError):
 
 class StoppedError(PenstockError, RuntimeError):
     """The pipeline was stopped before its input ended, so there is no report."""
+
+
+class QueueNotFoundError(PenstockError, FileNotFoundError):
+    """A queue directory, or the metadata in it, that is not there."""
+
+
+class StaleQueueError(PenstockError, ValueError):
+    """A queue, or a file in one, that was made with other metadata than the one at hand."""
 
 
 class ResumeError(PenstockError, ValueError):

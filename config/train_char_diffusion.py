@@ -1,0 +1,44 @@
+"""Masked-character diffusion on the text of data/char_diffusion: some three minutes on two CPU cores.
+
+    python prepare.py config/train_char_diffusion.py    # in one terminal: fills the queue, and rests when it is full
+    python train.py config/train_char_diffusion.py      # in another: empties it
+
+Any value can be changed on the command line, for both alike: --batch_size=8 --max_iters=60
+"""
+
+# What both commands have to know.
+dataset = "char_diffusion"  # data/char_diffusion/prepare_streaming.py and the queue
+batch_size = 32  # rows of a batch
+block_size = 64  # characters of a row: a sentence, more or less
+seed = 1337  # the same seed gives the same batches and the same first weights
+
+# What is hidden (CharDiffusionProvider). Easy rows first: with few holes the model soon finds out that neighbours
+# matter. Then every row has a share of holes of its own, from a tenth to nearly all.
+stages = [
+    {"until": 200, "mask_probability": 0.15},
+    {"mask_probability": (0.1, 0.9)},
+]
+ignore_index = -100  # stands in y where nothing was hidden, and is left out of the loss
+
+# The queue.
+batches_per_file = 8  # 256 KiB a file
+backlog_files = 32  # prepare rests when so many files of a split wait: under a minute of training
+split_proportions = {"train": 0.9, "val": 0.1}
+
+# The model: 0.6 million weights.
+n_layer = 3
+n_head = 4
+n_embd = 128
+dropout = 0.0  # the text is not seen often enough to be learned by heart
+
+# The training.
+max_iters = 1500  # about three minutes
+learning_rate = 2e-3
+min_lr = 2e-4
+warmup_iters = 50
+lr_decay_iters = max_iters
+weight_decay = 0.1
+grad_clip = 1.0
+eval_interval = 250
+eval_iters = 8
+log_interval = 25

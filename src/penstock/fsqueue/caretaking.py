@@ -1,0 +1,126 @@
+"""Tidying up after the dead: what they had taken is given back, and what they half wrote is removed.
+
+Every member does it in passing, while it waits and now and then while it works. It needs no agreement: each step is
+one rename or one removal, and whoever comes second finds it done.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass, field
+
+from penstock.fsqueue.lanes import Lanes
+from penstock.fsqueue.layout import Published, SplitDirectory
+from penstock.fsqueue.members import Watch
+from penstock.fsqueue.queue import Queue
+
+__all__ = ["Acknowledger", "Caretaker", "Found"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Found:
+    """What was given back or removed."""
+
+    claims: list[str] = field(default_factory=list)
+    """Files that had been taken by a consumer that died: some of their batches may come a second time."""
+    lanes: list[int] = field(default_factory=list)
+    """Numbers that a provider had begun with when it died: they are made anew."""
+    temporaries: list[str] = field(default_factory=list)
+    members: list[str] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.claims or self.lanes or self.temporaries or self.members)
+
+
+class Caretaker:
+    """Looks after one queue, as one of its members."""
+
+    def __init__(self, queue: Queue, watch: Watch) -> None:
+        self.queue, self.watch = queue, watch
+        self.claims_returned = 0
+        self._next = watch.clock() + watch.lease_seconds / 4
+
+    @property
+    def due(self) -> bool:
+        """Whether some time has passed since the last round."""
+        return self.watch.clock() >= self._next
+
+    def round(self) -> Found:
+        """Look at everything once. What its owner's lease has run out on is free again afterwards."""
+        self._next = self.watch.clock() + self.watch.lease_seconds / 4
+        found = Found()
+        for split in self.queue.description.splits:
+            directory = self.queue.split(split)
+            self._free_claims(directory, found)
+            self._free_lanes(directory, found)
+            for name, owner in directory.temporaries():
+                if self.watch.is_dead(owner):
+                    (directory.path / name).unlink(missing_ok=True)
+                    found.temporaries.append(name)
+        # Last, so that whoever sees a member gone sees nothing of it left.
+        for owner in list(self.watch.look()):
+            if self.watch.is_dead(owner):
+                self.watch.forget(owner)
+                found.members.append(owner)
+        self.claims_returned += len(found.claims)
+        if found:
+            logger.warning("%s: after the death of %s: %s", self.queue.path, found.members or "a member", _told(found))
+        return found
+
+    def _free_claims(self, directory: SplitDirectory, found: Found) -> None:
+        for file in directory.files():
+            if file.owner is not None and self.watch.is_dead(file.owner) and directory.move(file, file.lost()):
+                found.claims.append(file.name)
+
+    def _free_lanes(self, directory: SplitDirectory, found: Found) -> None:
+        lanes = Lanes(directory.lanes, self.queue.description.lanes)
+        for lane in lanes.all():
+            if lane.owner is None or not self.watch.is_dead(lane.owner):
+                continue
+            # Its owner may have published the file and died before it could say so. Who acknowledges a file moves its
+            # lane on first, so a file that is not there was never published.
+            if any(file.number == lane.number for file in directory.files()):
+                lanes.advance(lane.number, lane.owner)
+            elif lanes.release(lane.number, lane.owner):
+                found.lanes.append(lane.number)
+
+
+class Acknowledger:
+    """Deletes files that are done with."""
+
+    def __init__(self, queue: Queue, split: str) -> None:
+        self.directory = queue.split(split)
+        self.lanes = Lanes(self.directory.lanes, queue.description.lanes)
+        self._passed: dict[int, int] = {}
+        """The number that each lane was seen at; lanes only go up."""
+
+    def delete(self, file: Published) -> bool:
+        """Delete a file; False if it is no longer there under the name we know."""
+        self._move_lane(file.number)
+        try:
+            os.unlink(self.directory.at(file))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _move_lane(self, number: int) -> None:
+        """Move the file's lane on, in case its provider died between publishing the file and doing so itself."""
+        place = number % self.lanes.count
+        if self._passed.get(place, 0) > number:
+            return
+        for lane in self.lanes.all():
+            if lane.number == number and lane.owner is not None:
+                self.lanes.advance(number, lane.owner)
+            self._passed[lane.number % self.lanes.count] = lane.number
+
+
+def _told(found: Found) -> str:
+    parts = [
+        f"{len(found.claims)} files given back",
+        f"{len(found.lanes)} numbers to be made anew",
+        f"{len(found.temporaries)} unfinished files removed",
+    ]
+    return ", ".join(parts)

@@ -1,0 +1,85 @@
+"""How far the ranks of a strict reader are, each in the name of one empty file in `cursors/`.
+
+    r0of2~read1600~done1536       rank 0 of 2 has been given its batches below 1600, and is done with those below 1536
+
+Files wait until they are read, and stay until every rank is done with them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.distributed.ranks import Rank
+from penstock.fsqueue.layout import rename
+
+__all__ = ["Cursor", "Cursors", "done_floor", "read_floor"]
+
+_NAME = re.compile(r"r(\d+)of(\d+)~read(\d+)~done(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """One rank's place, in batches of the whole split."""
+
+    rank: int
+    world: int
+    read: int
+    done: int
+
+    @property
+    def name(self) -> str:
+        return f"r{self.rank}of{self.world}~read{self.read}~done{self.done}"
+
+    @classmethod
+    def parse(cls, name: str) -> Cursor | None:
+        found = _NAME.fullmatch(name)
+        return None if found is None else cls(*map(int, found.groups()))
+
+
+class Cursors:
+    """The cursor of one rank among those of its world."""
+
+    def __init__(self, directory: Path, rank: Rank) -> None:
+        self.directory, self.rank = directory, rank
+        self._mine: Cursor | None = None
+
+    def begin(self, position: int) -> None:
+        """Start at a position. The cursors of everybody are removed: those of an earlier run say nothing of this one,
+        and those of this run come back with the next move of their ranks. Until all are there nothing is deleted.
+        """
+        for name in os.listdir(self.directory):
+            if Cursor.parse(name) is not None:
+                (self.directory / name).unlink(missing_ok=True)
+        self._mine = None
+        self.move(position, position)
+
+    def move(self, read: int, done: int) -> None:
+        """Say where this rank is."""
+        new = Cursor(self.rank.rank, self.rank.world, read, done)
+        if new != self._mine:
+            if self._mine is None or not rename(self.directory, self._mine.name, new.name):
+                (self.directory / new.name).touch()
+            self._mine = new
+
+
+def all_cursors(directory: Path) -> list[Cursor]:
+    found = [cursor for cursor in map(Cursor.parse, os.listdir(directory)) if cursor is not None]
+    latest: dict[tuple[int, int], Cursor] = {}
+    for cursor in found:  # in the middle of a rename a listing may show both names: the older one is on the safe side
+        key = (cursor.rank, cursor.world)
+        latest[key] = min(latest.get(key, cursor), cursor, key=lambda cursor: cursor.done)
+    return list(latest.values())
+
+
+def read_floor(directory: Path) -> int:
+    """Every rank that reads in strict order has been given its batches below this."""
+    return min((cursor.read for cursor in all_cursors(directory)), default=0)
+
+
+def done_floor(directory: Path, world: int) -> int:
+    """Every rank is done with its batches below this; 0 while one of them has not said."""
+    places = {cursor.rank: cursor.done for cursor in all_cursors(directory) if cursor.world == world}
+    return min(places.values()) if len(places) == world else 0

@@ -1,0 +1,270 @@
+"""`DataProviderBase`: what samples a dataset, and nothing else, is written by hand; the base class fills the queue.
+
+    class Digits(DataProviderBase):
+        def build_meta(self):
+            return {"training_type": "CLM", "vocab_size": 10, "batch_schema": [
+                {"name": "x", "dtype": "int64", "shape": [self.block_size], "role": "input"},
+                {"name": "y", "dtype": "int64", "shape": [self.block_size], "role": "target"},
+            ]}
+
+        def sample_batch(self, split, rng):
+            digits = rng.integers(10, size=(self.batch_size, self.block_size + 1))
+            return {"x": digits[:, :-1], "y": digits[:, 1:]}
+
+Batch k of a split is `sample_batch(split, rng)` with an `rng` that follows from (seed, split, k) alone: it is the same
+whichever provider process makes it, and however many there are.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import xxhash
+
+from penstock.config.settings import Setting
+from penstock.config.shared import SharedConfig
+from penstock.config.validator import validate
+from penstock.errors import SchemaError
+from penstock.files.listing import PathLike
+from penstock.fsqueue.caretaking import Caretaker
+from penstock.fsqueue.members import Membership, Watch
+from penstock.fsqueue.publisher import Limits, Publisher
+from penstock.fsqueue.queue import Description, Queue, schema_of
+from penstock.fsqueue.waiting import Patience
+from penstock.types import Schema, from_numpy
+
+__all__ = ["DataProviderBase", "Progress"]
+
+_LANES = 64
+_TOLD_EVERY = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What one provider has published so far."""
+
+    batches: Mapping[str, int] = field(default_factory=dict)
+    files: Mapping[str, int] = field(default_factory=dict)
+    bytes: int = 0
+    seconds: float = 0.0
+    waiting: bool = False
+    """Whether it rests because enough is waiting in every split."""
+    backlog: Mapping[str, int] = field(default_factory=dict)
+    """Files that waited in each split when it was looked at last."""
+
+
+class DataProviderBase(ABC):
+    """Subclasses write `build_meta` and `sample_batch`; the constructor may be extended, calling this one first.
+
+    `config` is the shared config of the run, or any mapping with `dataset`, `batch_size` and `block_size`.
+    """
+
+    settings: ClassVar[Mapping[str, Setting]] = {}
+    """What the provider reads of the config besides; files made with other values of these are stale."""
+
+    def __init__(
+        self,
+        config: SharedConfig | Mapping[str, Any],
+        *,
+        data_dir: PathLike | None = None,
+        queue_dir: PathLike | None = None,
+        lease_seconds: float = 30.0,
+        durable: bool = False,
+    ) -> None:
+        self.config = validate(config, self.settings, owner=type(self).__name__)
+        self.dataset: str = self.config["dataset"]
+        self.batch_size: int = self.config["batch_size"]
+        self.block_size: int = self.config["block_size"]
+        self.seed: int = self.config["seed"]
+        self.data_dir = Path(self.config["data_root"] / self.dataset if data_dir is None else data_dir)
+        self.queue_dir = Path(queue_dir or self.config["queue_dir"] or self.data_dir / "queue")
+        self.proportions: Mapping[str, float] = self.config["split_proportions"]
+        self.lease_seconds, self.durable = lease_seconds, durable
+        self.batch_index = 0
+        """The number k of the batch that `sample_batch` is asked for."""
+        self._schema: Schema | None = None
+        self._stopping = False
+
+    @abstractmethod
+    def build_meta(self) -> dict[str, Any]:
+        """What a trainer has to know; plain values, with `batch_schema` among them."""
+
+    @abstractmethod
+    def sample_batch(self, split: str, rng: np.random.Generator) -> Mapping[str, Any]:
+        """One batch: an array of `batch_size` rows for every entry of `batch_schema`.
+
+        All randomness has to come from `rng`, so that a batch is the same whoever makes it.
+        """
+
+    def make_batch(self, split: str, k: int) -> dict[str, npt.NDArray[Any]]:
+        """Batch k of a split, checked against `batch_schema`."""
+        if self._schema is None:
+            self._schema = schema_of(self.build_meta())
+        self.batch_index = k
+        batch = self.sample_batch(split, np.random.default_rng([self.seed, _number_of(split), k]))
+        return self._checked(batch, self._schema, split, k)
+
+    def run(self, *, max_batches: int | None = None, on_progress: Callable[[Progress], None] | None = None) -> Progress:
+        """Publish until `stop` is called, resting while enough waits; with `max_batches`, until each split has so many.
+
+        Several processes may run at once: they share the work.
+        """
+        if max_batches is None:
+            max_batches = self.config["max_batches"]
+        queue = Queue.create(self.queue_dir, self.description())
+        self._stopping = False
+        facts = {"role": "provider", "dataset": self.dataset, "class": type(self).__qualname__}
+        member = Membership(queue.members, "p", lease_seconds=self.lease_seconds, facts=facts)
+        caretaker = Caretaker(queue, Watch(queue.members, lease_seconds=self.lease_seconds))
+        limits = Limits(self.config["backlog_files"], self.config["backlog_bytes"])
+        publishers = {
+            split: Publisher(
+                queue,
+                split,
+                member,
+                limits=limits,
+                compression=self.config["compression"],
+                durable=self.durable,
+                max_batches=max_batches,
+            )
+            for split, share in self.proportions.items()
+            if share > 0
+        }
+        with queue.guarded():
+            member.join()
+            try:
+                for publisher in publishers.values():
+                    publisher.set_end()
+                return self._fill(publishers, caretaker, on_progress)
+            finally:
+                member.leave()
+
+    def stop(self) -> None:
+        """Let `run` return when the file it is at is published. Safe to call from a signal handler."""
+        self._stopping = True
+
+    def description(self) -> Description:
+        """What the queue's files will depend on."""
+        meta = self.build_meta()
+        schema_of(meta)
+        settings = {
+            "seed": self.seed,
+            "batch_size": self.batch_size,
+            "batches_per_file": self.config["batches_per_file"],
+            "lanes": _LANES,
+            **{name: _plain(self.config[name]) for name in self.settings},
+        }
+        return Description(meta, settings, list(self.proportions))
+
+    def _fill(
+        self,
+        publishers: Mapping[str, Publisher],
+        caretaker: Caretaker,
+        on_progress: Callable[[Progress], None] | None,
+    ) -> Progress:
+        began = told = time.monotonic()
+        patience: Patience | None = None
+        while not self._stopping:
+            if caretaker.due:
+                caretaker.round()
+            chosen = self._choose(publishers)
+            if chosen is None:
+                if all(publisher.ended for publisher in publishers.values()):
+                    break
+                patience = patience or Patience(None, lambda: "room in the queue", poll_seconds=None)
+                patience.pause()
+            else:
+                patience = None
+                self._publish(*chosen)
+            if on_progress is not None and time.monotonic() - told >= _TOLD_EVERY:
+                told = time.monotonic()
+                on_progress(_progress(publishers, began, waiting=patience is not None))
+        return _progress(publishers, began, waiting=False)
+
+    def _choose(self, publishers: Mapping[str, Publisher]) -> tuple[Publisher, int] | None:
+        """The split that is furthest behind its share and has room, and the number of the file to make for it."""
+        behind = sorted(publishers.values(), key=lambda p: (p.files + 1) / self.proportions[p.split])
+        for publisher in behind:
+            number = publisher.reserve()
+            if number is not None:
+                return publisher, number
+        return None
+
+    def _publish(self, publisher: Publisher, number: int) -> None:
+        try:
+            batches = [self._record_batch(publisher.split, k) for k in publisher.batches_in(number)]
+            publisher.publish(number, batches)
+        except BaseException:
+            publisher.give_up(number)
+            raise
+
+    def _record_batch(self, split: str, k: int) -> pa.RecordBatch:
+        arrays = self.make_batch(split, k)
+        assert self._schema is not None
+        return from_numpy(arrays, self._schema)
+
+    def _checked(self, batch: Mapping[str, Any], schema: Schema, split: str, k: int) -> dict[str, npt.NDArray[Any]]:
+        """The batch as arrays; raises SchemaError, naming everything that is not as `batch_schema` says."""
+        where = f"{type(self).__name__}.sample_batch({split!r}), batch {k}"
+        if not isinstance(batch, Mapping):
+            raise SchemaError(
+                f"{where}: expected a dict of arrays named as in batch_schema, got {type(batch).__name__}"
+            )
+        problems = [f"{name!r} is missing" for name in schema.names if name not in batch]
+        problems += [f"{name!r} is not in batch_schema" for name in batch if name not in schema]
+        arrays: dict[str, npt.NDArray[Any]] = {}
+        for entry in schema:
+            if entry.name in batch:
+                arrays[entry.name] = array = _as_array(batch[entry.name])
+                shape = (self.batch_size, *(entry.shape or ()))
+                fits = len(array.shape) == len(shape) and all(
+                    wanted in (None, given) for wanted, given in zip(shape, array.shape)
+                )
+                if not fits:
+                    problems.append(f"{entry.name!r} has shape {list(array.shape)}, expected {list(shape)}")
+                if array.dtype != object and array.dtype.name != entry.dtype and entry.dtype != "string":
+                    problems.append(f"{entry.name!r} has dtype {array.dtype.name}, expected {entry.dtype}")
+        if problems:
+            raise SchemaError(f"{where}: {'; '.join(problems)}")
+        return arrays
+
+
+def _as_array(value: Any) -> npt.NDArray[Any]:
+    """What a provider returned, as NumPy: arrays, torch tensors, and what else NumPy can look into."""
+    detach = getattr(value, "detach", None)
+    if detach is not None:
+        value = detach().cpu().numpy()
+    return np.asarray(value)
+
+
+def _number_of(split: str) -> int:
+    """A number for a split's name, so that its batches have randomness of their own."""
+    return xxhash.xxh3_64_intdigest(split.encode())
+
+
+def _plain(value: Any) -> Any:
+    """A frozen value of the config as JSON can hold it."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _progress(publishers: Mapping[str, Publisher], began: float, *, waiting: bool) -> Progress:
+    return Progress(
+        {split: publisher.batches for split, publisher in publishers.items()},
+        {split: publisher.files for split, publisher in publishers.items()},
+        sum(publisher.bytes for publisher in publishers.values()),
+        time.monotonic() - began,
+        waiting,
+        {split: publisher.backlog for split, publisher in publishers.items()},
+    )

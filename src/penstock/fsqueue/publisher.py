@@ -1,0 +1,174 @@
+"""Files of batches into a queue, one number at a time, as long as there is room.
+
+number = publisher.reserve()        # None while the backlog is full, or at the end
+publisher.publish(number, batches)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from penstock.errors import ConfigError
+from penstock.fsqueue.cursors import read_floor
+from penstock.fsqueue.filing import COMPRESSIONS, encode, write
+from penstock.fsqueue.lanes import Lanes
+from penstock.fsqueue.layout import Published, name_of_temporary
+from penstock.fsqueue.members import Membership
+from penstock.fsqueue.queue import Queue, how_to_purge
+
+__all__ = ["Limits", "Publisher"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much may wait in a split: a provider that finds so much of it rests."""
+
+    backlog_files: int = 64
+    backlog_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("backlog_files", "backlog_bytes"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise ConfigError(f"{name} must be a positive whole number, got {value!r}")
+
+
+class Publisher:
+    """One member's way of putting files into one split of a queue.
+
+    `max_batches` ends the split. `durable` makes every file survive a power cut, not
+    just the death of processes, for some milliseconds each.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        split: str,
+        member: Membership,
+        *,
+        limits: Limits | None = None,
+        compression: str | None = None,
+        durable: bool = False,
+        max_batches: int | None = None,
+    ) -> None:
+        if compression not in COMPRESSIONS:
+            raise ConfigError(f"compression is one of {COMPRESSIONS}, got {compression!r}")
+        self.queue, self.split, self.member = queue, split, member
+        self.limits = limits or Limits()
+        self.compression, self.durable, self.max_batches = compression, durable, max_batches
+        self.directory = queue.split(split)
+        self.lanes = Lanes(self.directory.lanes, queue.description.lanes)
+        self.files = self.batches = self.bytes = 0
+        self.backlog = 0
+        """Files that waited when we looked last."""
+        self.late = 0
+        """Files that were made in vain: our lease ran out, and another provider made them."""
+        self._last_size = 0
+        self._credit = 0
+        """Files that may be made before it is time to look again."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether every number up to the end is published."""
+        return self.lanes.ended(self.queue.description.batches_per_file)
+
+    def set_end(self) -> None:
+        """Tell the readers where the split ends, if it does.
+
+        An end in the middle of a file stays: the batches that would have filled it up are not made.
+        """
+        old, per_file = self.lanes.end(), self.queue.description.batches_per_file
+        if old is not None and old != self.max_batches and old % per_file and self._has_begun(old // per_file):
+            raise ConfigError(
+                f"split {self.split!r} of {self.queue.path} was made to end after {old} batches, in the middle of a file "
+                f"of {per_file}, so it cannot go on to max_batches={self.max_batches}; {how_to_purge(self.queue.path)}"
+            )
+        self.lanes.set_end(self.max_batches)
+
+    def batches_in(self, number: int) -> range:
+        """The batches that file `number` holds."""
+        per_file = self.queue.description.batches_per_file
+        low, high = number * per_file, (number + 1) * per_file
+        return range(low, high if self.max_batches is None else min(high, self.max_batches))
+
+    def reserve(self) -> int | None:
+        """A number that is ours to make now: the lowest there is. None if there is no room, or nothing left."""
+        lanes = [lane for lane in self.lanes.all() if self.batches_in(lane.number)]
+        free = [lane for lane in lanes if lane.owner is None]
+        if not free:
+            return None
+        if self._credit < 1:
+            self._credit = self._room(others=len({lane.owner for lane in lanes if lane.owner is not None}))
+            if self._credit < 1 and not self._is_next(free[0].number):
+                return None
+        for lane in free:
+            if self.lanes.take(lane, self.member.id):
+                self._credit -= 1
+                return lane.number
+        return None
+
+    def publish(self, number: int, batches: Sequence[pa.RecordBatch]) -> bool:
+        """Make the batches of a number that was reserved visible, all at once; False if another has made it instead."""
+        encoded = encode(
+            batches,
+            number,
+            fingerprint=self.queue.fingerprint,
+            split=self.split,
+            compression=self.compression,
+        )
+        target = self.directory.at(encoded.file)
+        temporary = self.directory.path / name_of_temporary(f"{number:012d}", self.member.id)
+        write(temporary, encoded.data, durable=self.durable, shown=target)
+        if self.member.in_doubt and not self.lanes.holds(number, self.member.id):
+            temporary.unlink(missing_ok=True)
+            self.late += 1
+            return False
+        os.rename(temporary, target)
+        self.lanes.advance(number, self.member.id)
+        self.files += 1
+        self.batches += len(batches)
+        self._last_size = encoded.data.size
+        self.bytes += encoded.data.size
+        self.member.done += len(batches)
+        return True
+
+    def give_up(self, number: int) -> None:
+        """The number will not be made by us."""
+        self.lanes.release(number, self.member.id)
+
+    def _has_begun(self, number: int) -> bool:
+        """Whether a number was taken, now or ever: its lane has an owner, or is past it."""
+        lane = next(lane for lane in self.lanes.all() if (lane.number - number) % self.lanes.count == 0)
+        return lane.number > number or lane.owner is not None
+
+    def _room(self, others: int) -> int:
+        """How many files we may make before we look again."""
+        waiting = self._waiting()
+        self.backlog = len(waiting)
+        room = self.limits.backlog_files - len(waiting) - others
+        if self.limits.backlog_bytes is not None:
+            held = sum(self._size(self.directory.at(file)) for file in waiting)
+            fit = (self.limits.backlog_bytes - held) // self._last_size if self._last_size else 1
+            room = min(room, fit if waiting else max(fit, 1))  # one file is let in whatever its size
+        return room if others == 0 else min(room, 1)
+
+    def _is_next(self, number: int) -> bool:
+        """Whether nothing before this number waits: a reader in strict order may be waiting for it, so it is made."""
+        waiting = self._waiting()
+        return not waiting or number < waiting[0].number
+
+    def _waiting(self) -> list[Published]:
+        """Files that nobody has taken, or read in strict order."""
+        read = read_floor(self.directory.cursors) // self.queue.description.batches_per_file
+        return [file for file in self.directory.files() if file.owner is None and file.number >= read]
+
+    @staticmethod
+    def _size(path: os.PathLike[str]) -> int:
+        try:
+            return os.stat(path).st_size
+        except FileNotFoundError:
+            return 0

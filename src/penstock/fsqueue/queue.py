@@ -1,0 +1,256 @@
+"""A queue directory as a whole: what its batches are, and how it is made, opened and purged."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Self
+
+import orjson
+import xxhash
+
+from penstock._dtypes import did_you_mean
+from penstock.errors import ConfigError, QueueNotFoundError, StaleQueueError
+from penstock.files.atomic import write_atomic
+from penstock.files.listing import PathLike
+from penstock.fsqueue.lanes import lay_out
+from penstock.fsqueue.layout import SplitDirectory
+from penstock.types import Field, Schema
+
+__all__ = ["Description", "Queue", "purge"]
+
+_VERSION = 1
+_FILE = "queue.json"
+_SPLIT = re.compile(r"[A-Za-z0-9][\w.-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What the batches of a queue are: everything that a file of them depends on."""
+
+    meta: Mapping[str, Any]
+    """What the provider's `build_meta` returned; its `batch_schema` says what a batch holds."""
+    settings: Mapping[str, Any]
+    """`seed`, `batch_size`, `batches_per_file`, `lanes`, and what the provider declares to read of the config."""
+    splits: Sequence[str]
+
+    def __post_init__(self) -> None:
+        if not self.splits:
+            raise ConfigError("a queue has at least one split, got none")
+        for split in self.splits:
+            if not isinstance(split, str) or _SPLIT.fullmatch(split) is None or split == "members":
+                raise ConfigError(f"a split's name is made of letters, digits, '_', '.' and '-', got {split!r}")
+
+    @property
+    def fingerprint(self) -> str:
+        """The same for the same meta and settings, whatever the order of their keys."""
+        facts = {"meta": self.meta, "settings": self.settings}
+        return xxhash.xxh3_128_hexdigest(_to_json(facts, orjson.OPT_SORT_KEYS))
+
+    @property
+    def schema(self) -> Schema:
+        return schema_of(self.meta)
+
+    @property
+    def batches_per_file(self) -> int:
+        return int(self.settings["batches_per_file"])
+
+    @property
+    def lanes(self) -> int:
+        return int(self.settings["lanes"])
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """A queue directory that exists."""
+
+    path: Path
+    description: Description
+    fingerprint: str
+
+    @classmethod
+    def open(cls, path: PathLike) -> Self:
+        """The queue at a path; raises, with what to do, if there is none or it cannot be read."""
+        path = Path(path)
+        if not path.is_dir():
+            raise QueueNotFoundError(
+                f"Queue directory not found: {path}; run `python prepare.py <config>` first (same config), "
+                "it makes the queue"
+            )
+        try:
+            facts = orjson.loads((path / _FILE).read_bytes())
+        except FileNotFoundError:
+            raise QueueNotFoundError(
+                f"{path} has no metadata ({_FILE}); it is no queue, or was not made by prepare.py; "
+                "run `python prepare.py <config>` with a directory of its own"
+            ) from None
+        except ValueError as error:
+            raise StaleQueueError(f"{path / _FILE} is damaged ({error}); {how_to_purge(path)}") from None
+        if not isinstance(facts, dict) or facts.get("version") != _VERSION:
+            found = facts.get("version") if isinstance(facts, dict) else None
+            raise StaleQueueError(
+                f"{path / _FILE} has version {found!r}, and this penstock reads version {_VERSION}; use the penstock "
+                f"that made it, or {how_to_purge(path)}"
+            )
+        try:
+            description = Description(facts["meta"], facts["settings"], facts["splits"])
+            schema_of(description.meta)
+            fingerprint = str(facts["fingerprint"])
+            if description.fingerprint != fingerprint or description.lanes < 1 or description.batches_per_file < 1:
+                raise ValueError("its contents do not have the fingerprint it names")
+        except (KeyError, TypeError, ValueError) as error:
+            raise StaleQueueError(f"{path / _FILE} was changed by hand ({error}); {how_to_purge(path)}") from None
+        return cls(path, description, fingerprint)
+
+    @classmethod
+    def create(cls, path: PathLike, description: Description) -> Self:
+        """The queue at a path, made if there is none; one that was made otherwise is refused, saying what differs.
+
+        Whoever comes first makes it, whole, under another name, and then gives it its own.
+        """
+        path = Path(path)
+        if not path.exists() or not any(path.iterdir()):
+            _make(path, description)
+        queue = cls.open(path)
+        if queue.fingerprint != description.fingerprint:
+            raise StaleQueueError(
+                f"{path} holds batches that were made otherwise: {_differences(queue.description, description)}; "
+                f"{how_to_purge(path)}"
+            )
+        if missing := [split for split in description.splits if split not in queue.description.splits]:
+            raise StaleQueueError(
+                f"{path} has the splits {list(queue.description.splits)}, and {missing} are asked for; "
+                f"{how_to_purge(path)}"
+            )
+        return queue
+
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        return MappingProxyType(dict(self.description.meta))
+
+    @property
+    def members(self) -> Path:
+        return self.path / "members"
+
+    def split(self, name: str) -> SplitDirectory:
+        splits = list(self.description.splits)
+        if name not in splits:
+            raise ConfigError(f"there is no split {name!r} in {self.path}; it has {splits}{did_you_mean(name, splits)}")
+        return SplitDirectory(self.path / name)
+
+    @contextlib.contextmanager
+    def guarded(self) -> Any:
+        """Says, where a file is missing, that the whole queue is gone, if it is."""
+        try:
+            yield
+        except FileNotFoundError as error:
+            if isinstance(error, QueueNotFoundError) or (self.path / _FILE).exists():
+                raise
+            raise QueueNotFoundError(
+                f"Queue directory not found: {self.path} was removed while it was in use; "
+                "run `python prepare.py <config>` again (same config), then this"
+            ) from error
+
+
+def how_to_purge(path: PathLike) -> str:
+    """The remedy in messages about stale data."""
+    return f"to throw away what is queued, run `penstock queue purge {path}`, then prepare.py again"
+
+
+def purge(path: PathLike, *, force: bool = False) -> int:
+    """Remove a queue, at once for everybody else; returns the bytes that were freed.
+
+    A directory that has no queue's metadata in it is not touched, unless `force` is given.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        raise QueueNotFoundError(f"Queue directory not found: {path}; there is nothing to purge")
+    if not force and not (path / _FILE).exists():
+        raise ConfigError(
+            f"{path} is no queue: it has no {_FILE}; nothing was removed (--force removes it all the same)"
+        )
+    gone = path.with_name(f".{path.name}~{secrets.token_hex(4)}.purged")
+    path.rename(gone)
+    size = sum(file.lstat().st_size for file in gone.rglob("*") if file.is_file())
+    shutil.rmtree(gone)
+    return size
+
+
+def schema_of(meta: Mapping[str, Any]) -> Schema:
+    """The columns that `meta["batch_schema"]` promises; the shape of each is that of one row."""
+    entries = meta.get("batch_schema")
+    if not isinstance(entries, Sequence) or isinstance(entries, str) or not entries:
+        raise ConfigError(
+            "build_meta() must return a 'batch_schema', a list such as "
+            f'[{{"name": "x", "dtype": "int64", "shape": [8], "role": "input"}}], got {entries!r}'
+        )
+    fields = []
+    for entry in entries:
+        if not isinstance(entry, Mapping) or not {"name", "dtype"} <= entry.keys():
+            raise ConfigError(f"an entry of batch_schema has a name, a dtype, a shape and a role, got {entry!r}")
+        if unknown := entry.keys() - {"name", "dtype", "shape", "role"}:
+            raise ConfigError(
+                f"batch_schema of {entry['name']!r}: unknown keys {sorted(unknown)}; known are name, dtype, shape, role"
+            )
+        shape = entry.get("shape") or None
+        fields.append(Field(entry["name"], entry["dtype"], shape=shape, role=entry.get("role"), nullable=False))
+    return Schema(fields)
+
+
+def _make(path: Path, description: Description) -> None:
+    facts = {
+        "version": _VERSION,
+        "fingerprint": description.fingerprint,
+        "meta": description.meta,
+        "settings": description.settings,
+        "splits": list(description.splits),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}~{secrets.token_hex(4)}.tmp")
+    try:
+        beside.mkdir()
+        (beside / "members").mkdir()
+        for split in description.splits:
+            directory = SplitDirectory(beside / split)
+            directory.lanes.mkdir(parents=True)
+            directory.cursors.mkdir()
+            lay_out(directory.lanes, description.lanes)
+        write_atomic(beside / _FILE, _to_json(facts, orjson.OPT_INDENT_2))
+        os.rename(beside, path)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR) or not path.is_dir():
+            raise
+        # Another provider was faster.
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _to_json(facts: Mapping[str, Any], options: int) -> bytes:
+    try:
+        return orjson.dumps(facts, option=options | orjson.OPT_SERIALIZE_NUMPY)
+    except TypeError as error:
+        raise ConfigError(f"build_meta() and the config have to be plain values that JSON can hold: {error}") from None
+
+
+def _differences(old: Description, new: Description) -> str:
+    """`meta 'vocab_size' was 65, is 70; ...`, for messages."""
+    found = []
+    for title, before, now in (("meta", old.meta, new.meta), ("setting", old.settings, new.settings)):
+        now = orjson.loads(_to_json(now, 0))
+        for key in dict.fromkeys([*before, *now]):
+            if before.get(key) != now.get(key):
+                found.append(f"{title} {key!r} was {_short(before.get(key))}, is {_short(now.get(key))}")
+    return "; ".join(found) or "the fingerprints differ"
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,132 @@
+"""What the two ways of reading a split have in common: waiting for files, opening them, putting bad ones aside."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from penstock.errors import DataError
+from penstock.fsqueue.caretaking import Caretaker
+from penstock.fsqueue.filing import BatchFile, read
+from penstock.fsqueue.lanes import Lanes
+from penstock.fsqueue.layout import Published
+from penstock.fsqueue.members import Membership
+from penstock.fsqueue.queue import Queue
+from penstock.fsqueue.waiting import Patience
+
+__all__ = ["Counts", "Delivered", "Reader", "Split"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Counts:
+    """What one reader has seen."""
+
+    delivered: int = 0
+    """Batches."""
+    files: int = 0
+    """Files that were acknowledged."""
+    redelivered: int = 0
+    """Batches out of files whose lease had run out before: another consumer may have had them already."""
+    lost: int = 0
+    """Files that others took from us because our own lease ran out."""
+    skipped: int = 0
+    """Batches of files that could not be read and were put aside."""
+    waited_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """One batch: which of which file."""
+
+    opened: BatchFile
+    index: int
+    number: int
+
+
+class Reader(Protocol):
+    """A way of reading one split, batch by batch."""
+
+    counts: Counts
+
+    def next(self) -> Delivered | None:
+        """The next batch, waiting for it; None at the end of a split that ends."""
+
+    def state(self) -> dict[str, Any]: ...
+    def load(self, state: Mapping[str, Any]) -> None: ...
+    def commit(self, state: Mapping[str, Any]) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Split:
+    """One split of a queue in the hands of one reader: its directory, and how to wait there."""
+
+    queue: Queue
+    name: str
+    member: Membership
+    caretaker: Caretaker
+    timeout_seconds: float | None
+    poll_seconds: float | None
+    on_bad: str
+    counts: Counts = field(default_factory=Counts)
+
+    def open(self, file: Published) -> BatchFile | None:
+        """The contents of a file; None if it is gone, or could not be read and was put aside as asked."""
+        directory = self.queue.split(self.name)
+        try:
+            return read(directory.at(file), file, self.queue, self.name)
+        except FileNotFoundError:
+            return None
+        except DataError as error:
+            if self.on_bad == "raise":
+                raise DataError(
+                    f"{error.reason}; `penstock queue doctor {self.queue.path} --repair` puts it aside, "
+                    'on_bad="skip" does so without stopping',
+                    file=error.file,
+                ) from None
+            aside = directory.reject(file)
+            self.counts.skipped += file.batches - file.start
+            logger.warning("%s; put aside as %s, %d batches are skipped", error, aside.name, file.batches - file.start)
+            return None
+
+    def wait_for(self, look: Callable[[], Published | None]) -> Published | None:
+        """What `look` finds, as soon as it finds something; None at the end of the split."""
+        patience: Patience | None = None
+        while True:
+            with self.queue.guarded():
+                if self.caretaker.due:
+                    self.caretaker.round()
+                found = look()
+                if found is None and self.lanes.ended(self.queue.description.batches_per_file):
+                    found = look()  # what was published between the two
+                    break
+            if found is not None:
+                break
+            if patience is None:
+                patience = Patience(self.timeout_seconds, self._what_is_missing, poll_seconds=self.poll_seconds)
+            patience.pause()
+        if patience is not None:
+            self.counts.waited_seconds += patience.waited
+        return found
+
+    @property
+    def lanes(self) -> Lanes:
+        return Lanes(self.queue.split(self.name).lanes, self.queue.description.lanes)
+
+    def _what_is_missing(self) -> str:
+        """`a batch of split 'train' in ...: ...`, for the message at the deadline."""
+        files = self.queue.split(self.name).files()
+        taken = sum(file.owner is not None for file in files)
+        providers = [m for m in self.caretaker.watch.look(fresh=True).values() if m.id.startswith("p")]
+        at_work = f"{len(providers)} providers are listed" if providers else "no provider is at work"
+        remedy = (
+            "look at their output, and at `penstock queue status`" if providers else "run `python prepare.py <config>`"
+        )
+        return (
+            f"a batch of split {self.name!r} in {self.queue.path}: {len(files) - taken} files are ready, {taken} are "
+            f"taken by consumers, {at_work}; {remedy}"
+        )

@@ -1,0 +1,172 @@
+"""Reading a split in the order it was made, on one rank or many: a run can be repeated, and resumed to the batch.
+
+Nobody claims anything. The world's step s is the batches `start + s * world` to `start + (s + 1) * world - 1`, and rank
+r takes the r-th of them. Each rank says in its cursor how far it is; a file is deleted once all ranks are done with it.
+So the state is one number, the same on every rank, and another world size goes on from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from penstock.distributed.ranks import Rank
+from penstock.errors import DataError, ResumeError
+from penstock.fsqueue.caretaking import Acknowledger
+from penstock.fsqueue.cursors import Cursors, done_floor
+from penstock.fsqueue.filing import BatchFile
+from penstock.fsqueue.layout import Published
+from penstock.fsqueue.queue import how_to_purge
+from penstock.fsqueue.reading import Delivered, Split
+
+__all__ = ["StrictReader"]
+
+
+class StrictReader:
+    """One rank's way through a split."""
+
+    def __init__(self, split: Split, rank: Rank, *, on_commit: bool) -> None:
+        self.split, self.rank, self.on_commit = split, rank, on_commit
+        self.counts = split.counts
+        self._per_file = split.queue.description.batches_per_file
+        self._directory = split.queue.split(split.name)
+        self._cursors = Cursors(self._directory.cursors, rank)
+        self._position: int | None = None
+        """The first batch of the world's next step; None before the first."""
+        self._done = 0
+        self._known: dict[int, Published] = {}
+        self._aside: dict[int, Published] = {}
+        self._opened: tuple[int, BatchFile | None] | None = None
+        self._acknowledger = Acknowledger(split.queue, split.name)
+        self._deleted = 0
+
+    def next(self) -> Delivered | None:
+        if self._position is None:
+            self._start(self._low())
+        while self._position is not None:
+            number, index = divmod(self._position + self.rank.rank, self._per_file)
+            if self._opened is None or self._opened[0] != number:
+                self._enter_file(self._position)
+                if self._is_last_step(self._position) or not self._open(number):
+                    return None
+            assert self._opened is not None
+            self._position += self.rank.world
+            opened = self._opened[1]
+            if opened is not None:
+                self.counts.delivered += 1
+                return Delivered(opened, index, number)
+            self.counts.skipped += 1
+        return None
+
+    def state(self) -> dict[str, Any]:
+        position = self._low() if self._position is None else self._position
+        return {"position": position}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        position = int(state["position"])
+        low = self._low()
+        if position < low:
+            raise ResumeError(
+                f"the state goes on with batch {position} of split {self.split.name!r}, and those below {low} have been "
+                f"acknowledged and deleted; resume from a later state, or {how_to_purge(self.split.queue.path)} to make "
+                "them again"
+            )
+        self._opened, self._known = None, {}
+        self._start(position)
+
+    def commit(self, state: Mapping[str, Any]) -> None:
+        position = int(state["position"])
+        if self._position is None or position > self._position:
+            raise ResumeError(
+                f"commit is for a state of the past: it is at batch {position} of split {self.split.name!r}, "
+                f"and the reader at {self._position}"
+            )
+        self._done = max(self._done, position)
+        self._cursors.move(self._position, self._done)
+        self._sweep()
+
+    def close(self) -> None:
+        if self._position is not None:
+            if not self.on_commit:
+                self._done = self._position
+            self._cursors.move(self._position, self._done)
+            self._sweep()
+            self._mark_begun()
+        self._opened = None
+
+    def _start(self, position: int) -> None:
+        self._position = self._done = position
+        self._cursors.begin(position)
+
+    def _enter_file(self, position: int) -> None:
+        """Say that what lies behind us was read, and if nobody commits, that it is done with."""
+        if not self.on_commit:
+            self._done = position
+        self._cursors.move(position, self._done)
+        self._sweep()
+
+    def _is_last_step(self, position: int) -> bool:
+        """Whether the split ends before every rank has a batch. None gets one then: ranks stop after the same step."""
+        end = self.split.lanes.end()
+        return end is not None and position + self.rank.world > end
+
+    def _open(self, number: int) -> bool:
+        """Wait for a file and open it; False at the end. A file that was put aside is passed over, if that was asked."""
+        file = self.split.wait_for(partial(self._find, number))
+        if file is None:
+            return False
+        opened = None if number in self._aside else self.split.open(file)
+        if opened is None and number not in self._aside and (file := self._find(number, fresh=True)) is not None:
+            opened = self.split.open(file)  # another rank has renamed it
+        if opened is None and self.split.on_bad == "raise":
+            raise DataError(
+                f"file {number} of split {self.split.name!r} was put aside or deleted, and strict order has to pass it; "
+                'on_bad="skip" goes on with the next one',
+                file=str(self._directory.at(file)),
+            )
+        self._opened = (number, opened)
+        return True
+
+    def _find(self, number: int, *, fresh: bool = False) -> Published | None:
+        if fresh or number not in self._known:
+            self._known = {file.number: file for file in self._directory.files() if file.owner is None}
+            if number not in self._known:
+                self._aside = {file.number: file for file in self._directory.rejected()}
+                self._check_not_gone(number)
+                self._sweep()
+        return self._known.get(number) or self._aside.get(number)
+
+    def _check_not_gone(self, number: int) -> None:
+        """Raises if the file was made, and is there no more."""
+        lanes = self.split.lanes
+        made = any(lane.number > number for lane in lanes.all() if (lane.number - number) % lanes.count == 0)
+        if made and number not in self._aside and all(file.number != number for file in self._directory.files()):
+            raise DataError(
+                f"file {number} of split {self.split.name!r} in {self.split.queue.path} was made and is gone: a consumer "
+                'with order="any" had it, or somebody deleted it; let all consumers of a split have the same order, and '
+                "resume from a state that is not older than what was committed"
+            )
+
+    def _low(self) -> int:
+        """The first batch that is not done with: of the first file that is there, or has still to be made."""
+        made = min(lane.number for lane in self.split.lanes.all()) * self._per_file
+        return min([made, *(file.number * self._per_file + file.start for file in self._directory.files()[:1])])
+
+    def _mark_begun(self) -> None:
+        """Note on the file in the middle of which the ranks stop where they did, for a reader that has no state."""
+        floor = done_floor(self._directory.cursors, self.rank.world)
+        number, start = divmod(floor, self._per_file)
+        for file in self._directory.files():
+            if file.number == number and file.owner is None and start > file.start:
+                self._directory.move(file, file.given_back(start))
+
+    def _sweep(self) -> None:
+        """Delete the files that every rank is done with."""
+        floor = done_floor(self._directory.cursors, self.rank.world) // self._per_file
+        if floor <= self._deleted:
+            return
+        for file in self._directory.files():
+            if file.number < floor and file.owner is None and self._acknowledger.delete(file):
+                self.counts.files += 1
+        self._deleted = floor

@@ -1,0 +1,141 @@
+"""The files of a run: everything it needs to go on as if nothing had happened, and why a file does not fit.
+
+    out_dir/last.pt     the latest checkpoint, the one a run goes on from
+    out_dir/best.pt     the one with the least loss on "val"
+
+Tensors and plain values only: they are read with `weights_only=True`, so a file from elsewhere can run no code. Each
+is written beside its place and renamed, so that a kill leaves the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import orjson
+import torch
+import xxhash
+
+from penstock.errors import ResumeError
+from penstock.files.atomic import AtomicFile
+
+__all__ = ["BEST", "LAST", "Checkpoint", "Checkpoints", "meta_fingerprint", "plain"]
+
+LAST, BEST = "last.pt", "best.pt"
+_VERSION = 1
+_FIXED = ("dataset", "batch_size", "seed")
+"""Settings a run cannot change halfway; the others it may, and says so."""
+_SILENT = ("out_dir", "resume", "eval_interval", "eval_iters", "log_interval", "checkpoint_interval", "device")
+"""Settings that change nothing of what is learned."""
+
+
+@dataclass
+class Checkpoint:
+    """A run after `step` steps."""
+
+    step: int
+    world_size: int
+    sizes: dict[str, Any]
+    """Of the model: what the shapes of its weights depend on."""
+    settings: dict[str, Any]
+    meta: dict[str, Any]
+    queue: dict[str, Any]
+    """Where the queue was: the next batch of every split."""
+    model: dict[str, Any] = field(repr=False)
+    optimizer: dict[str, Any] = field(repr=False)
+    random: list[torch.Tensor] = field(repr=False)
+    """The generator of every rank."""
+    curve: list[dict[str, Any]] = field(repr=False)
+    window: dict[str, float]
+    """Sums since the last line of the log."""
+    best_loss: float | None
+    fingerprint: str
+    """Of the metadata."""
+    version: int = _VERSION
+
+    def refuse_others(self, *, sizes: Mapping[str, Any], settings: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
+        """An error that names both sides, if this checkpoint is of another model, vocabulary or data."""
+        fixed = [{name: each.get(name) for name in _FIXED} for each in (self.settings, settings)]
+        differences = [*_differences(self.sizes, sizes), *_differences(*fixed)]
+        if self.fingerprint != meta_fingerprint(meta):
+            differences += [f"meta {each}" for each in _differences(self.meta, plain(meta))]
+        if differences:
+            raise ResumeError(
+                f"the checkpoint does not fit: {'; '.join(differences)}; go back to its settings, choose another "
+                f"out_dir, or start anew with --resume=False (which replaces it)"
+            )
+
+    def changed(self, settings: Mapping[str, Any]) -> list[str]:
+        """Settings that are others now, and that what is learned depends on."""
+        relevant = [{k: v for k, v in each.items() if k not in _SILENT} for each in (self.settings, settings)]
+        return _differences(*relevant)
+
+
+class Checkpoints:
+    """The checkpoints in `out_dir`."""
+
+    def __init__(self, out_dir: Path) -> None:
+        self.out_dir = out_dir
+
+    def load(self, name: str = LAST) -> Checkpoint | None:
+        """The checkpoint, on the CPU; None if there is none."""
+        path = self.out_dir / name
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        except FileNotFoundError:
+            return None
+        except Exception as error:  # torch raises whatever its parts do when a file is damaged
+            raise ResumeError(
+                f"{path} cannot be read as a checkpoint ({type(error).__name__}); delete it, "
+                f"or start anew with --resume=False"
+            ) from error
+        known = {each.name for each in fields(Checkpoint)}
+        if not isinstance(state, dict) or state.get("version") != _VERSION or set(state) != known:
+            found = state.get("version") if isinstance(state, dict) else None
+            raise ResumeError(f"{path} is a checkpoint of version {found}, this trainer reads {_VERSION}; start anew")
+        return Checkpoint(**state)
+
+    def save(self, checkpoint: Checkpoint, *, best: bool) -> None:
+        """`best` first: a kill between the two leaves a best that the next run makes again."""
+        self.out_dir.mkdir(parents=True, exist_ok=True)
+        state = {each.name: getattr(checkpoint, each.name) for each in fields(Checkpoint)}
+        for name in (BEST, LAST) if best else (LAST,):
+            with AtomicFile(self.out_dir / name) as target:
+                torch.save(state, target.file)
+
+    def tidy(self) -> None:
+        """Removes what a killed run had not finished writing."""
+        for name in (LAST, BEST):
+            for left in self.out_dir.glob(f".{name}.*.tmp"):
+                left.unlink(missing_ok=True)
+
+
+def plain(value: Any) -> Any:
+    """Dicts, lists, numbers and strings, whatever kind of mapping or sequence they came as."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return [plain(each) for each in value]
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    return str(value)
+
+
+def meta_fingerprint(meta: Mapping[str, Any]) -> str:
+    return xxhash.xxh3_128(orjson.dumps(plain(meta), option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    names = dict.fromkeys([*saved, *now])
+    return [
+        f"{name} was {_short(saved.get(name))}, is {_short(now.get(name))}"
+        for name in names
+        if saved.get(name) != now.get(name)
+    ]
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

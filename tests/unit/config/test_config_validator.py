@@ -1,0 +1,273 @@
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from penstock.config import REQUIRED, Setting, SharedConfig, load_shared_config, validate
+from penstock.config.kinds import ByteSize, Misfit, fit
+from penstock.config.known import KNOWN, PREPARE, SHARED, TRAIN
+from penstock.config.values import freeze
+from penstock.errors import ConfigError
+
+GOOD = {"dataset": "tiny", "batch_size": 4, "block_size": 8}
+
+NANO_GPT = """
+out_dir = 'out-shakespeare-char'
+eval_interval = 250
+eval_iters = 200
+log_interval = 10
+always_save_checkpoint = False
+wandb_log = False
+wandb_project = 'shakespeare-char'
+wandb_run_name = 'mini-gpt'
+dataset = 'shakespeare_char'
+gradient_accumulation_steps = 1
+batch_size = 64
+block_size = 256
+n_layer = 6
+n_head = 6
+n_embd = 384
+dropout = 0.2
+bias = False
+init_from = 'scratch'
+learning_rate = 1e-3
+max_iters = 5000
+lr_decay_iters = 5000
+decay_lr = True
+min_lr = 1e-4
+beta2 = 0.99
+warmup_iters = 100
+eval_only = False
+backend = 'nccl'
+compile = False
+device = 'cpu'
+"""
+
+
+def problems(config: dict[str, Any], **settings: Setting) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        validate(SharedConfig(config), settings, owner="TinyProvider")
+    text = str(caught.value)
+    return [line.strip() for line in text.splitlines()[1:]] if "\n" in text else [text.removeprefix("the config: ")]
+
+
+def test_a_sufficient_config_gets_the_defaults_of_what_it_leaves_out() -> None:
+    config = validate(GOOD)
+    assert {name: config[name] for name in GOOD} == GOOD
+    assert config.keys() == KNOWN.keys()
+    assert (config.seed, config.backlog_bytes, config.split_proportions) == (0, 2**30, {"train": 0.9, "val": 0.1})
+    assert config.data_root == Path("data")
+    assert validate(config) == config
+
+
+def test_the_defaults_pass_their_own_checks() -> None:
+    for name, setting in KNOWN.items():
+        assert setting.required or setting.accept(setting.default) == setting.default, name
+    assert {name for name, setting in KNOWN.items() if setting.required} == GOOD.keys()
+    assert len(KNOWN) == len(SHARED) + len(PREPARE) + len(TRAIN)
+
+
+def test_a_config_of_another_trainer_is_taken_as_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "train.py").write_text(NANO_GPT)
+    with caplog.at_level(logging.INFO, "penstock"):
+        config = validate(load_shared_config(tmp_path / "train.py"))
+    assert config.gradient_accumulation_steps == 1
+    assert config.path == tmp_path / "train.py"
+    (line,) = caplog.messages
+    assert "passed on as it is: always_save_checkpoint, wandb_log" in line
+    assert "learning_rate" not in line
+
+
+def test_everything_that_is_wrong_is_said_at_once() -> None:
+    config = {"dataset": "../x", "batch_sise": 8, "block_size": "64", "learning_rate": -1, "n_heads": 4, "mask": 2}
+    assert problems(config, mask=Setting(float, check=lambda p: 0 < p <= 1, text="a share"), noise=Setting(float)) == [
+        "batch_sise = 8: no such setting; did you mean 'batch_size' (of prepare and train)? "
+        "A name of your own goes into the settings of the provider",
+        "n_heads = 4: no such setting; did you mean 'n_head' (of train)? "
+        "A name of your own goes into the settings of the provider",
+        "noise is missing; TinyProvider: expected a number",
+        "dataset = '../x': expected the name of a directory in data/, without slashes or a leading dot "
+        "(prepare and train)",
+        "block_size = '64': expected a whole number; write it without quotes (prepare and train)",
+        "learning_rate = -1: expected a number above 0 (train)",
+        "mask = 2: not allowed; expected a share (TinyProvider)",
+    ]
+
+
+def test_one_problem_is_one_line_that_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("dataset = 'a'\nbatch_size = 4\ndef block_size(): return 3\n")
+    with pytest.raises(
+        ConfigError, match=r"train\.py: block_size is a function; prepare and train: expected a whole n"
+    ):
+        validate(load_shared_config(tmp_path / "train.py"))
+
+
+@pytest.mark.parametrize(
+    "name", ["batch_sizes", "BATCH_SIZE", "batchsize", "bathc_size", "block_sze", "n_embed", "dropuot"]
+)
+def test_slips_of_the_pen_are_found_even_beside_the_right_name(name: str) -> None:
+    assert f"{name} = 4: no such setting; did you mean" in problems({**GOOD, "n_embd": 128, "dropout": 0.1, name: 4})[0]
+
+
+@pytest.mark.parametrize("name", ["beta3", "seed2", "stage_1", "lr", "min_iters", "size", "eval_batch_size", "x"])
+def test_names_of_their_own_are_no_slips(name: str) -> None:
+    assert validate({**GOOD, name: 4})[name] == 4
+
+
+def test_a_declared_name_is_no_slip() -> None:
+    assert validate({**GOOD, "batch_sizes": [1]}, {"batch_sizes": Setting(list[int])}).batch_sizes == (1,)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "a/b", "/a", "a\\b", "C:", "a\0b", " a", "a\n", "a/"])
+def test_a_dataset_is_the_plain_name_of_a_directory(name: str) -> None:
+    assert "expected the name of a directory" in problems({**GOOD, "dataset": name})[0]
+
+
+@pytest.mark.parametrize("name", ["char_diffusion", "a.b", "größe", "two words", "a-b"])
+def test_a_dataset_may_have_any_plain_name(name: str) -> None:
+    assert validate({**GOOD, "dataset": name}).dataset == name
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_size": 0}, "batch_size = 0: expected 1 or more"),
+        ({"batch_size": True}, "batch_size = True: expected a whole number"),
+        ({"batch_size": 2.5}, "batch_size = 2.5: expected a whole number"),
+        ({"batch_size": None}, "batch_size = None: expected a whole number"),
+        ({"dataset": 3}, "dataset = 3: expected text; put it in quotes"),
+        ({"seed": -1}, "seed = -1: expected 0 or more"),
+        ({"dropout": 1.0}, "dropout = 1.0: expected 0 or more, and less than 1"),
+        ({"dropout": float("nan")}, "dropout = nan: expected 0 or more"),
+        ({"learning_rate": float("nan")}, "learning_rate = nan: expected a number above 0"),
+        ({"learning_rate": float("inf")}, "learning_rate = inf: expected a number above 0"),
+        ({"compression": "gzip"}, "compression = 'gzip': expected 'zstd' or None (prepare)"),
+        ({"resume": "true"}, "resume = 'true': expected true or false; write True or False, without quotes"),
+        ({"device": "tpu"}, "device = 'tpu': not allowed; expected auto, cpu, cuda, cuda:0 or mps"),
+        ({"queue_dir": ""}, "queue_dir = '': expected a path or None"),
+        ({"queue_dir": "a\0"}, "queue_dir = 'a\\x00': expected a path or None"),
+        ({"backlog_bytes": "lots"}, "backlog_bytes = 'lots': expected a number of bytes such as"),
+        ({"backlog_bytes": 0}, "backlog_bytes = 0: expected 1 or more"),
+        ({"split_proportions": {}}, "split_proportions = {}: expected a share for every split"),
+        ({"split_proportions": {"train": 0}}, "expected a share for every split"),
+        ({"split_proportions": {"train": -1, "val": 2}}, "expected a share for every split"),
+        ({"split_proportions": {"../x": 1}}, "a split becomes a directory, and cannot be called '../x'"),
+        ({"split_proportions": [0.9, 0.1]}, "expected a dict of text to a number"),
+        ({"max_batches": 0}, "max_batches = 0: expected 1 or more"),
+        ({"n_embd": 100, "n_head": 3}, "n_embd = 100 is no multiple of n_head = 3"),
+        ({"min_lr": 0.1, "learning_rate": 0.01}, "min_lr = 0.1 is above learning_rate = 0.01"),
+    ],
+)
+def test_bad_values_of_known_settings_are_refused(changes: dict[str, Any], message: str) -> None:
+    (problem,) = problems({**GOOD, **changes})
+    assert message in problem
+
+
+def test_values_take_the_form_of_their_kind() -> None:
+    config = validate(
+        {**GOOD, "max_iters": 5e3, "learning_rate": 1, "backlog_bytes": "2 MiB", "queue_dir": "~/q", "out_dir": "o"}
+    )
+    assert (config.max_iters, config.learning_rate, config.backlog_bytes) == (5000, 1.0, 2 * 2**20)
+    assert type(config.max_iters) is int
+    assert type(config.learning_rate) is float
+    assert (config.queue_dir, config.out_dir) == (Path("~/q").expanduser(), Path("o"))
+
+
+def test_what_two_declare_must_be_right_for_both() -> None:
+    seed, size = Setting(int, 7, check=lambda s: s % 2 == 1, text="an odd one"), Setting(int, 64)
+    assert validate(GOOD, {"seed": seed}).seed == 7
+    assert problems({**GOOD, "seed": 2}, seed=seed) == ["seed = 2: not allowed; expected an odd one (TinyProvider)"]
+    assert problems({**GOOD, "seed": -1}, seed=seed) == ["seed = -1: expected 0 or more (TinyProvider)"]
+    assert problems({"dataset": "a", "batch_size": 1}, block_size=size)[0].startswith("block_size is missing")
+    assert problems(GOOD, seed=Setting(int)) == ["seed is missing; TinyProvider: expected a whole number"]
+
+
+def test_a_check_may_return_words_or_raise() -> None:
+    def even(value: int) -> str | None:
+        return None if value % 2 == 0 else f"{value} is odd"
+
+    def broken(value: int) -> bool:
+        raise ZeroDivisionError("oh")
+
+    assert validate({**GOOD, "own": 2}, {"own": Setting(int, check=even)}).own == 2
+    assert problems({**GOOD, "own": 3}, own=Setting(int, check=even)) == ["own = 3: 3 is odd (TinyProvider)"]
+    assert problems({**GOOD, "own": 3}, own=Setting(int, check=broken)) == [
+        "own = 3: its check raised ZeroDivisionError: oh (TinyProvider)"
+    ]
+
+
+def test_a_setting_that_cannot_be_is_refused_where_it_is_declared() -> None:
+    with pytest.raises(ConfigError, match="cannot be of the kind <class 'object'>"):
+        Setting(object)
+    with pytest.raises(
+        ConfigError, match="the default 'x' of a setting does not fit its kind: expected a whole number"
+    ):
+        Setting(int, "x")
+    with pytest.raises(ConfigError, match=r"the default .* is a value of type object"):
+        Setting(Any, object())
+    with pytest.raises(TypeError):
+        Setting(int, 3, lambda value: True)  # type: ignore[misc]
+    assert Setting(list[float], [1, 2]).default == (1.0, 2.0)
+    assert repr(Setting(int).default) == repr(REQUIRED) == "REQUIRED"
+    with pytest.raises(ConfigError, match=r"TinyProvider\.settings\['a'\] is .*int.*; write Setting\(kind, default\)"):
+        validate(GOOD, {"a": int}, owner="TinyProvider")  # type: ignore[dict-item]
+    with pytest.raises(ConfigError, match="a name in a config file is expected, got 'a b'"):
+        validate(GOOD, {"a b": Setting(int)})
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "expected"),
+    [
+        (3, int | str, 3),
+        ("3", int | str, "3"),
+        (3.0, int | float, 3.0),
+        (3, float | None, 3.0),
+        (None, float | None, None),
+        ([1, 2], list[float], (1.0, 2.0)),
+        ([1, "a"], tuple[int, str], (1, "a")),
+        ([1, 2, 3], tuple[int, ...], (1, 2, 3)),
+        ({"a": [1]}, dict[str, list[int]], {"a": (1,)}),
+        ({1: 2}, dict, {1: 2}),
+        ({"a"}, set[str], {"a"}),
+        ([{"until": 10}], list[dict[str, int]], ({"until": 10},)),
+        ("b", Literal["a", "b"], "b"),
+        (True, bool | str, True),
+        ("1.5 KiB", ByteSize, 1536),
+        (4096.0, ByteSize, 4096),
+        ([None], Any, (None,)),
+        ("a", Path | None, Path("a")),
+    ],
+)
+def test_values_that_fit_their_kind(value: Any, kind: Any, expected: Any) -> None:
+    fitted = fit(freeze(value), kind)
+    assert fitted == expected
+    assert type(fitted) is type(freeze(expected))
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (True, int),
+        (True, float),
+        (1, bool),
+        (1, str),
+        ("a", int | float),
+        (10**400, float),
+        ([1, "a"], list[int]),
+        ([1, 2], tuple[int, int, int]),
+        ({"a": "b"}, dict[str, int]),
+        ((1,), set[int]),
+        ("c", Literal["a", "b"]),
+        (1, Literal[True]),
+        (None, Path),
+        (3, Path),
+        ("-3 MiB", ByteSize),
+        (True, ByteSize),
+    ],
+)
+def test_values_that_do_not_fit_their_kind(value: Any, kind: Any) -> None:
+    with pytest.raises(Misfit, match="expected "):
+        fit(freeze(value), kind)

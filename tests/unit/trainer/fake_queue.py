@@ -1,0 +1,87 @@
+"""A consumer without a queue: batch k of a split is a pure function of (split, k), as in the real one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock.trainer.loop import Trainer
+from penstock.trainer.progress import Progress
+from penstock.trainer.settings import TrainSettings
+from penstock.trainer.stopping import Stopping
+from penstock.trainer.world import World
+
+LENGTH, ROWS, CHARACTERS, MASK, IGNORED = 12, 4, 9, 9, -1
+
+
+def masked_meta(**changes: Any) -> dict[str, Any]:
+    schema = [
+        {"name": "x", "dtype": "int64", "shape": [LENGTH], "role": "input"},
+        {"name": "y", "dtype": "int64", "shape": [LENGTH], "role": "target"},
+    ]
+    meta = {"training_type": "MLM", "vocab_size": CHARACTERS + 1, "mask_token_id": MASK, "ignore_index": IGNORED}
+    return meta | {"itos": list("abcdefgh\n_"), "batch_schema": schema} | changes
+
+
+def masked_batch(split: str, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of one character each, so that what is hidden can be known from what is not."""
+    draw = np.random.default_rng([split == "val", k])
+    whole = np.repeat(draw.integers(CHARACTERS, size=(ROWS, 1)), LENGTH, axis=1)
+    hidden = draw.random(whole.shape) < 0.3
+    hidden[:, 0] = True
+    return torch.tensor(np.where(hidden, MASK, whole)), torch.tensor(np.where(hidden, whole, IGNORED))
+
+
+class FakeConsumer:
+    """Keeps a note of what was asked; `fault` is called before every batch and may raise."""
+
+    def __init__(
+        self,
+        meta: Mapping[str, Any] | None = None,
+        make: Callable[[str, int], Any] = masked_batch,
+        *,
+        rank: int = 0,
+        world: int = 1,
+        fault: Callable[[str, int], None] | None = None,
+    ) -> None:
+        self.meta = masked_meta() if meta is None else meta
+        self.make, self.rank, self.world, self.fault = make, rank, world, fault
+        self.position = {"train": 0, "val": 0}
+        self.commits: list[dict[str, int]] = []
+
+    def schema(self, split: str) -> list[dict[str, Any]] | None:
+        return self.meta.get("batch_schema")
+
+    def get_batch(self, split: str = "train") -> Any:
+        k = self.position[split] + self.rank
+        if self.fault is not None:
+            self.fault(split, k)
+        self.position[split] += self.world
+        return self.make(split, k)
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.position)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.position = dict(state)
+
+    def commit(self, state: Mapping[str, Any] | None = None) -> None:
+        assert state is not None
+        self.commits.append(dict(state))
+
+
+def small(out_dir: Path, **changes: Any) -> TrainSettings:
+    sizes = {"n_layer": 1, "n_head": 2, "n_embd": 16, "dropout": 0.1, "device": "cpu"}
+    pace = {"max_iters": 12, "eval_interval": 4, "eval_iters": 2, "log_interval": 3, "checkpoint_interval": 2}
+    facts = {"dataset": "counting", "batch_size": ROWS, "block_size": LENGTH, "warmup_iters": 2, "out_dir": out_dir}
+    return TrainSettings(**(sizes | pace | facts | changes))
+
+
+def trainer(settings: TrainSettings, consumer: FakeConsumer, *, stopping: Stopping | None = None) -> Trainer:
+    progress = Progress(None, settings.max_iters)
+    chosen = stopping or Stopping(launched=False)
+    return Trainer(settings, consumer, World("cpu", settings.dtype), stopping=chosen, progress=progress)

@@ -1,0 +1,133 @@
+"""The command line in this process, on a real queue: what it prints, and that errors are a paragraph."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from penstock.fsqueue import DataProviderBase
+from penstock.trainer import main
+
+ROWS, LENGTH, LETTERS = 4, 12, "abcdefgh"
+
+
+class Runs(DataProviderBase):
+    """Rows of one letter, some of them hidden."""
+
+    changes: dict[str, Any] = {}  # noqa: RUF012 - a test's own
+
+    def build_meta(self) -> dict[str, Any]:
+        schema = [
+            {"name": name, "dtype": "int64", "shape": [self.block_size], "role": role}
+            for name, role in (("x", "input"), ("y", "target"))
+        ]
+        meta = {"training_type": "MLM", "vocab_size": len(LETTERS) + 1, "mask_token_id": len(LETTERS)}
+        return meta | {"ignore_index": -1, "chars": LETTERS, "batch_schema": schema} | self.changes
+
+    def sample_batch(self, split: str, rng: np.random.Generator) -> dict[str, Any]:
+        whole = np.repeat(rng.integers(len(LETTERS), size=(self.batch_size, 1)), self.block_size, axis=1)
+        hidden = rng.random(whole.shape) < 0.4
+        return {"x": np.where(hidden, len(LETTERS), whole), "y": np.where(hidden, whole, -1)}
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A config, and the queue it speaks of."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "train_runs.py"
+    path.write_text(
+        f"dataset, batch_size, block_size = 'runs', {ROWS}, {LENGTH}\n"
+        "max_iters, eval_interval, eval_iters, log_interval, device = 100, 50, 5, 10, 'cpu'\n"
+        "n_layer, n_head, n_embd, learning_rate, warmup_iters = 1, 2, 16, 1e-2, 5\n"
+        "out_dir = 'out'\n"
+    )
+    return path
+
+
+def prepare(batches: int = 110, **changes: Any) -> None:
+    values = {"dataset": "runs", "batch_size": ROWS, "block_size": LENGTH, "backlog_files": 1000}
+    provider = Runs(values)
+    provider.changes = changes
+    provider.run(max_batches=batches)
+
+
+def test_a_run_says_how_it_went_and_shows_what_it_fills_in(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prepare()
+    assert main([str(config)]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^train +10/100  loss \d\.\d{4}  accuracy .*lr .*tokens/s  \d+% waiting for data$", said, re.M)
+    assert re.search(r"^val +100/100  loss", said, re.M)
+    right = float(re.search(r"loss on val: .*; (.*)% of masked tokens right", said).group(1))  # type: ignore[union-attr]
+    assert right > 90
+    assert "11.1% would be one of 9 at random" in said
+    given, filled, was = re.search(r"^given   (.*)\nfilled  (.*)\nwas     (.*)$", said, re.M).groups()  # type: ignore[union-attr]
+    assert len(set(was)) == 1
+    assert set(given) == {was[0], "▁"}
+    assert sum(map(str.__eq__, filled, was)) > LENGTH // 2
+    assert sorted(each.name for each in Path("out").iterdir()) == ["best.pt", "curve.html", "last.pt", "log.jsonl"]
+
+
+def test_the_same_command_goes_on_and_resume_false_starts_anew_and_says_so(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare()
+    assert main([str(config), "--max_iters=20"]) == 0
+    assert "starting anew" in capsys.readouterr().out
+    assert main([str(config), "--max_iters=40", "--learning_rate=0.02"]) == 0
+    said = capsys.readouterr().out
+    assert "going on at step 20 from" in said
+    assert "learning_rate was 0.01, is 0.02" in said
+    assert "max_iters was 20, is 40" in said
+    assert main([str(config), "--max_iters=20", "--resume=False"]) == 0
+    assert "starting anew (resume=False); the checkpoint in out will be replaced" in capsys.readouterr().out
+
+
+def test_a_queue_that_ends_too_soon_ends_the_run(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prepare(32)
+    assert main([str(config)]) == 0
+    assert "the queue ended after step 32; prepare more batches" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meta", "said"),
+    [
+        ([], None, r"Queue directory not found: .*prepare\.py"),
+        (["--batch_sise=3"], {}, r"--batch_sise=3: no such setting.*batch_size"),
+        (["--batch_size=3"], {}, r"4 rows, the config says batch_size=3"),
+        (["--block_size=8"], {}, r"12 positions \('x'\), the config says block_size=8"),
+        ([], {"training_type": "GAN"}, r"training_type='GAN'; this trainer knows MLM"),
+        ([], {"vocab_size": None}, r"needs vocab_size"),
+        (["--device=tpu"], {}, r"--device=tpu: .*auto, cpu"),
+        (["--n_head=3"], {}, r"n_embd = 16 is no multiple of n_head = 3"),
+    ],
+)
+def test_mistakes_are_a_paragraph_without_a_traceback(
+    arguments: list[str],
+    meta: dict[str, Any] | None,
+    said: str,
+    config: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if meta is not None:
+        prepare(8, **meta)
+    assert main([str(config), *arguments]) == 1
+    complaint = capsys.readouterr().err
+    assert complaint.startswith("train.py: ")
+    assert complaint.count("\n") == 1
+    assert re.search(said, complaint)
+    assert not Path("out/last.pt").exists()
+
+
+def test_no_arguments_or_help_say_how_to_use_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "usage: python train.py CONFIG" in capsys.readouterr().err
+    assert main(["--help"]) == 0
+    help_text = capsys.readouterr().out
+    assert "torchrun" in help_text
+    assert re.search(r"^  max_iters +2000  steps of training$", help_text, re.M)
