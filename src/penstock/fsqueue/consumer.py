@@ -22,7 +22,7 @@ from penstock.distributed.ranks import find_rank
 from penstock.errors import ConfigError, ResumeError
 from penstock.files.listing import PathLike
 from penstock.fsqueue.caretaking import Caretaker
-from penstock.fsqueue.filing import Arrays
+from penstock.fsqueue.columns import Arrays, Columns
 from penstock.fsqueue.members import Membership, Watch
 from penstock.fsqueue.queue import Queue
 from penstock.fsqueue.reading import Counts, Reader, Split
@@ -76,7 +76,7 @@ class DatasetConsumer:
         self.rank = find_rank(rank, world_size)
         self.device, self.pin_memory = device, pin_memory
         self._queue = Queue.open(queue_dir)
-        self._schema = self._queue.description.schema
+        self._columns = Columns(self._queue.description.schema)
         self._pair = _pair_of(self._queue.meta)
         self._backend = get_backend(backend)
         facts = {"role": "consumer", "order": order, "rank": self.rank.rank, "world": self.rank.world}
@@ -127,7 +127,7 @@ class DatasetConsumer:
         if delivered is None:
             return None
         self._member.done += 1
-        return delivered.opened.arrays(delivered.index, self._schema)
+        return delivered.opened.arrays(delivered.index, self._columns)
 
     def batches(self, split: str = "train") -> Iterator[Any]:
         """Batches until the split ends, if it does."""

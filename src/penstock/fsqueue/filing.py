@@ -11,23 +11,20 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import orjson
 import pyarrow as pa
 import xxhash
 
 from penstock.errors import ConfigError, DataError, StaleQueueError
 from penstock.files.atomic import naming, sync_directory
+from penstock.fsqueue.columns import Arrays, Columns
 from penstock.fsqueue.layout import Published
 from penstock.fsqueue.queue import Queue, how_to_purge
-from penstock.types import Field, Schema, to_numpy
 
-__all__ = ["Arrays", "BatchFile", "Encoded", "encode", "read", "to_arrays", "write"]
+__all__ = ["COMPRESSIONS", "BatchFile", "Encoded", "encode", "read", "write"]
 
-Arrays = dict[str, npt.NDArray[Any]]
 COMPRESSIONS = (None, "zstd", "lz4")
 
 _KEY = b"penstock.queue"
@@ -85,25 +82,15 @@ class BatchFile:
     """A file of batches, mapped and checked; its arrays live on when the file is deleted."""
 
     def __init__(self, data: mmap.mmap, reader: pa.ipc.RecordBatchFileReader) -> None:
-        self._data, self._reader = data, reader
-        self._address = int(np.frombuffer(data, np.uint8, 1).ctypes.data)
+        self._memory = np.frombuffer(data, np.uint8)
+        self._reader = reader
 
     def record_batch(self, index: int) -> pa.RecordBatch:
         return self._reader.get_batch(index)
 
-    def arrays(self, index: int, schema: Schema) -> Arrays:
+    def arrays(self, index: int, columns: Columns) -> Arrays:
         """Batch `index` as NumPy arrays that may be written to: the file's own memory, copied when first changed."""
-        batch = self.record_batch(index)
-        return {field.name: self._array(batch.column(n), field) for n, field in enumerate(schema)}
-
-    def _array(self, column: pa.Array, field: Field) -> npt.NDArray[Any]:
-        array = to_arrays(column, field)
-        if array.flags.writeable or array.dtype == object or not array.flags.c_contiguous:
-            return array
-        place = array.ctypes.data - self._address
-        if place >= 0 and place + array.nbytes <= len(self._data):
-            return np.frombuffer(self._data, array.dtype, array.size, place).reshape(array.shape)
-        return array.copy()  # it was compressed
+        return columns.to_arrays(self.record_batch(index), self._memory)
 
 
 def read(path: Path, file: Published, queue: Queue, split: str) -> BatchFile:
@@ -140,16 +127,3 @@ def read(path: Path, file: Published, queue: Queue, split: str) -> BatchFile:
             file=str(path),
         )
     return BatchFile(data, reader)
-
-
-def to_arrays(column: pa.Array, field: Field) -> npt.NDArray[Any]:
-    """A column as one array with a row per sample, of variable shapes too if all rows of the batch agree."""
-    if field.shape is None or None not in field.shape:
-        return to_numpy(column, field)
-    rows = list(to_numpy(column, field))
-    if not rows:
-        return np.empty((0, *(size or 0 for size in field.shape)), field.dtype)
-    first = rows[0]
-    if any(row.shape != first.shape for row in rows):
-        return to_numpy(column, field)
-    return np.stack(rows)

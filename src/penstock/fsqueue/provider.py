@@ -32,14 +32,16 @@ import xxhash
 from penstock.config.settings import Setting
 from penstock.config.shared import SharedConfig
 from penstock.config.validator import validate
+from penstock.config.values import thaw
 from penstock.errors import SchemaError
 from penstock.files.listing import PathLike
 from penstock.fsqueue.caretaking import Caretaker
+from penstock.fsqueue.columns import Columns
 from penstock.fsqueue.members import Membership, Watch
 from penstock.fsqueue.publisher import Limits, Publisher
 from penstock.fsqueue.queue import Description, Queue, schema_of
 from penstock.fsqueue.waiting import Patience
-from penstock.types import Schema, from_numpy
+from penstock.types import Schema
 
 __all__ = ["DataProviderBase", "Progress"]
 
@@ -90,7 +92,7 @@ class DataProviderBase(ABC):
         self.lease_seconds, self.durable = lease_seconds, durable
         self.batch_index = 0
         """The number k of the batch that `sample_batch` is asked for."""
-        self._schema: Schema | None = None
+        self._columns: Columns | None = None
         self._stopping = False
 
     @abstractmethod
@@ -106,21 +108,21 @@ class DataProviderBase(ABC):
 
     def make_batch(self, split: str, k: int) -> dict[str, npt.NDArray[Any]]:
         """Batch k of a split, checked against `batch_schema`."""
-        if self._schema is None:
-            self._schema = schema_of(self.build_meta())
+        if self._columns is None:
+            self._columns = Columns(schema_of(self.build_meta()))
         self.batch_index = k
         batch = self.sample_batch(split, np.random.default_rng([self.seed, _number_of(split), k]))
-        return self._checked(batch, self._schema, split, k)
+        return self._checked(batch, self._columns.schema, split, k)
 
     def run(self, *, max_batches: int | None = None, on_progress: Callable[[Progress], None] | None = None) -> Progress:
         """Publish until `stop` is called, resting while enough waits; with `max_batches`, until each split has so many.
 
         Several processes may run at once: they share the work.
         """
+        self._stopping = False
         if max_batches is None:
             max_batches = self.config["max_batches"]
         queue = Queue.create(self.queue_dir, self.description())
-        self._stopping = False
         facts = {"role": "provider", "dataset": self.dataset, "class": type(self).__qualname__}
         member = Membership(queue.members, "p", lease_seconds=self.lease_seconds, facts=facts)
         caretaker = Caretaker(queue, Watch(queue.members, lease_seconds=self.lease_seconds))
@@ -160,7 +162,7 @@ class DataProviderBase(ABC):
             "batch_size": self.batch_size,
             "batches_per_file": self.config["batches_per_file"],
             "lanes": _LANES,
-            **{name: _plain(self.config[name]) for name in self.settings},
+            **{name: thaw(self.config[name]) for name in self.settings},
         }
         return Description(meta, settings, list(self.proportions))
 
@@ -208,8 +210,8 @@ class DataProviderBase(ABC):
 
     def _record_batch(self, split: str, k: int) -> pa.RecordBatch:
         arrays = self.make_batch(split, k)
-        assert self._schema is not None
-        return from_numpy(arrays, self._schema)
+        assert self._columns is not None
+        return self._columns.to_batch(arrays)
 
     def _checked(self, batch: Mapping[str, Any], schema: Schema, split: str, k: int) -> dict[str, npt.NDArray[Any]]:
         """The batch as arrays; raises SchemaError, naming everything that is not as `batch_schema` says."""
@@ -248,15 +250,6 @@ def _as_array(value: Any) -> npt.NDArray[Any]:
 def _number_of(split: str) -> int:
     """A number for a split's name, so that its batches have randomness of their own."""
     return xxhash.xxh3_64_intdigest(split.encode())
-
-
-def _plain(value: Any) -> Any:
-    """A frozen value of the config as JSON can hold it."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    return str(value) if isinstance(value, Path) else value
 
 
 def _progress(publishers: Mapping[str, Publisher], began: float, *, waiting: bool) -> Progress:

@@ -68,9 +68,9 @@ class StrictReader:
         low = self._low()
         if position < low:
             raise ResumeError(
-                f"the state goes on with batch {position} of split {self.split.name!r}, and those below {low} have been "
-                f"acknowledged and deleted; resume from a later state, or {how_to_purge(self.split.queue.path)} to make "
-                "them again"
+                f"the state goes on with batch {position} of split {self.split.name!r}, and those below {low} have "
+                "been acknowledged and deleted; resume from a later state, or, to have them made again, "
+                f"{how_to_purge(self.split.queue.path)}"
             )
         self._opened, self._known = None, {}
         self._start(position)
@@ -112,7 +112,7 @@ class StrictReader:
         return end is not None and position + self.rank.world > end
 
     def _open(self, number: int) -> bool:
-        """Wait for a file and open it; False at the end. A file that was put aside is passed over, if that was asked."""
+        """Wait for a file and open it; False at the end. One that was put aside is passed over, if that was asked."""
         file = self.split.wait_for(partial(self._find, number))
         if file is None:
             return False
@@ -121,8 +121,8 @@ class StrictReader:
             opened = self.split.open(file)  # another rank has renamed it
         if opened is None and self.split.on_bad == "raise":
             raise DataError(
-                f"file {number} of split {self.split.name!r} was put aside or deleted, and strict order has to pass it; "
-                'on_bad="skip" goes on with the next one',
+                f"file {number} of split {self.split.name!r} was put aside or deleted, and strict order cannot do "
+                'without it; on_bad="skip" goes on with the next one',
                 file=str(self._directory.at(file)),
             )
         self._opened = (number, opened)
@@ -143,9 +143,9 @@ class StrictReader:
         made = any(lane.number > number for lane in lanes.all() if (lane.number - number) % lanes.count == 0)
         if made and number not in self._aside and all(file.number != number for file in self._directory.files()):
             raise DataError(
-                f"file {number} of split {self.split.name!r} in {self.split.queue.path} was made and is gone: a consumer "
-                'with order="any" had it, or somebody deleted it; let all consumers of a split have the same order, and '
-                "resume from a state that is not older than what was committed"
+                f"file {number} of split {self.split.name!r} in {self.split.queue.path} was made and is gone: a "
+                'consumer with order="any" had it, or somebody deleted it; let all consumers of a split have the same '
+                "order, and resume from a state that is not older than what was committed"
             )
 
     def _low(self) -> int:

@@ -88,6 +88,8 @@ class TrainSettings:
     def _contradictions(self) -> list[str]:
         if self.n_head > 0 and self.n_embd % self.n_head:
             return [f"n_embd={self.n_embd} is no multiple of n_head={self.n_head}; every head takes an equal share"]
+        if self.n_head > 0 and self.n_embd // self.n_head % 2:
+            return [f"n_embd={self.n_embd} gives n_head={self.n_head} heads an odd share; it has to be even"]
         return []
 
     def _named(self, names: list[str]) -> list[tuple[str, float]]:

@@ -46,7 +46,8 @@ class World:
         """The model whose gradients are the mean over all ranks."""
         if self.rank.world == 1:
             return model
-        return DistributedDataParallel(model, device_ids=[self.device] if self.device.type == "cuda" else None)
+        devices = [self.device] if self.device.type == "cuda" else None
+        return DistributedDataParallel(model, device_ids=devices, broadcast_buffers=False)
 
     def total(self, numbers: list[float]) -> list[float]:
         """Each number summed over all ranks. All ranks have to call it."""

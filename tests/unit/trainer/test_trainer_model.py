@@ -47,6 +47,23 @@ def test_a_causal_model_sees_nothing_ahead_and_any_other_sees_everything(changed
 
 
 @pytest.mark.parametrize("causal", [False, True])
+def test_the_order_of_tokens_matters(causal: bool) -> None:
+    model = make(replace(SIZES, causal=causal))
+    with torch.no_grad():
+        one, other = (model(torch.tensor([tokens]))[0, -1] for tokens in ([1, 2, 3, 4], [2, 1, 3, 4]))
+    assert not torch.allclose(one, other, atol=1e-6)
+
+
+def test_what_a_token_sees_depends_on_distances_and_not_on_where_it_stands() -> None:
+    model = make(replace(SIZES, causal=True, n_layer=1))
+    attend = torch.tensor([[False, False, False, True, True, True]])
+    with torch.no_grad():
+        early = model(torch.tensor([[1, 2, 3]]))[0]
+        late = model(torch.tensor([[9, 9, 9, 1, 2, 3]]), attend)[0, 3:]
+    assert torch.allclose(early, late, atol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
 def test_padding_is_seen_by_nobody_but_itself(causal: bool) -> None:
     attend = torch.arange(8)[None] < 6
     assert seen_by(make(replace(SIZES, causal=causal)), 6, attend) == [6]

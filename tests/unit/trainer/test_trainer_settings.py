@@ -42,6 +42,7 @@ def test_a_validated_config_gives_the_same_defaults_as_the_trainer_itself() -> N
     ("changes", "said"),
     [
         ({"n_embd": 10, "n_head": 3}, "n_embd=10 is no multiple of n_head=3"),
+        ({"n_embd": 6, "n_head": 2}, "gives n_head=2 heads an odd share"),
         ({"max_iters": 0}, "max_iters must be positive, got 0"),
         ({"dropout": 1.0, "beta1": -0.1}, r"dropout must be in \[0, 1\), got 1.0; beta1"),
         ({"dtype": "float16"}, "dtype must be one of float32, bfloat16, got 'float16'"),
