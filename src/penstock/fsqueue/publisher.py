@@ -85,7 +85,8 @@ class Publisher:
         if old is not None and old != self.max_batches and old % per_file and self._has_begun(old // per_file):
             raise ConfigError(
                 f"split {self.split!r} of {self.queue.path} was made to end after {old} batches, in the middle of a "
-                f"file of {per_file}, so it cannot go on to max_batches={self.max_batches}; {how_to_purge(self.queue.path)}"
+                f"file of {per_file}, so it cannot go on to max_batches={self.max_batches}; "
+                f"{how_to_purge(self.queue.path)}"
             )
         self.lanes.set_end(self.max_batches)
 

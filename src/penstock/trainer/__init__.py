@@ -8,8 +8,11 @@ objectives   what is learned, by `training_type`; loss and accuracy as sums that
 world        the ranks of torchrun and their device
 loop         step, evaluate, save, go on exactly where a killed run was saved
 checkpoints  the files of a run, and why one does not fit
+figures      sums, means, pace
 curve        losses so far, as lines of JSON and as a page with a drawing
-progress     what is shown while it runs, and at the end
+stopping     SIGINT and SIGTERM
+progress     what is shown while it runs
+telling      what is said before and after
 
 This package alone, beside backends/ and engines/, imports torch; importing it does not, running it does.
 """

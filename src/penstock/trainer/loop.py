@@ -18,29 +18,21 @@ import torch
 from torch import Tensor, nn
 
 from penstock.errors import ConfigError, DataError, PenstockError, ResumeError
+from penstock.files.atomic import write_atomic
 from penstock.trainer.checkpoints import Checkpoint, Checkpoints, meta_fingerprint, plain
-from penstock.trainer.curve import Curve, draw_page
+from penstock.trainer.curve import Curve
 from penstock.trainer.fields import Batch, Fields
+from penstock.trainer.figures import EMPTY, KEPT, Pace, mean, means, numbers
 from penstock.trainer.model import ModelSizes, Transformer, parameter_groups
 from penstock.trainer.objectives import Measured, Objective
-from penstock.trainer.progress import Progress, summary_of
+from penstock.trainer.progress import Progress
 from penstock.trainer.settings import TrainSettings, learning_rate_at
 from penstock.trainer.stopping import Stopping, WaitInterruptedError
+from penstock.trainer.telling import how_it_starts, page_of, summary_of, what_is_trained
 from penstock.trainer.world import World
 
 __all__ = ["Consumer", "Trainer"]
 
-_EMPTY = {
-    "loss": 0.0,
-    "weight": 0.0,
-    "correct": 0.0,
-    "counted": 0.0,
-    "tokens": 0.0,
-    "waited": 0.0,
-    "stop": 0.0,
-    "ended": 0.0,
-}
-_KEPT = ("loss", "weight", "correct", "counted")
 _SAMPLES = 3
 
 
@@ -88,8 +80,8 @@ class Trainer:
         self.checkpoints = Checkpoints(settings.out_dir)
         self.step = 0
         self.curve = Curve()
-        self._window = dict.fromkeys(_KEPT, 0.0)
-        self._pace = _Pace()
+        self._window = dict.fromkeys(KEPT, 0.0)
+        self._pace = Pace()
         self._best_loss: float | None = None
         self._saved_at: int | None = None
         self._error: Exception | None = None
@@ -146,7 +138,7 @@ class Trainer:
             self.checkpoints.tidy()
             self.curve.write_log(self._log)
         self._introduce(saved)
-        self._pace = _Pace()
+        self._pace = Pace()
 
     def _find_checkpoint(self) -> Checkpoint | None:
         saved = self.checkpoints.load() if self.settings.resume else None
@@ -196,12 +188,12 @@ class Trainer:
         if batch is not None:
             self.parallel.train()
             measured = self._measure(self.parallel, batch)[0]
-            sums |= _numbers(measured)
+            sums |= numbers(measured)
         totals = self._total(sums)
         self._ended |= totals["ended"] > 0
         if totals["stop"] or measured is None or self._ended:
             return False
-        loss = _mean(totals["loss"], totals["weight"])
+        loss = mean(totals["loss"], totals["weight"])
         if not math.isfinite(loss):
             raise self._diverged(f"the loss is {loss}")
         rate = learning_rate_at(self.step, self.settings)
@@ -231,7 +223,7 @@ class Trainer:
 
     def _next(self, split: str) -> tuple[Batch | None, dict[str, float]]:
         """The next batch of this rank and the sums it starts with; None if there was an error or a signal."""
-        sums, started = dict(_EMPTY), time.perf_counter()
+        sums, started = dict(EMPTY), time.perf_counter()
         try:
             with self.stopping.waiting():
                 batch = self.fields.read(self.consumer.get_batch(split))
@@ -257,7 +249,7 @@ class Trainer:
             self.objective.check(batch)  # on a GPU it waits for all work queued there: at the start only
 
     def _total(self, sums: Mapping[str, float]) -> dict[str, float]:
-        return dict(zip(_EMPTY, self.world.total([sums[name] for name in _EMPTY])))
+        return dict(zip(EMPTY, self.world.total([sums[name] for name in EMPTY])))
 
     def _diverged(self, what: str) -> DataError:
         return DataError(
@@ -278,16 +270,16 @@ class Trainer:
     def _evaluate(self) -> bool:
         """The mean over `eval_iters` batches of each rank; False if it was cut short, and then it is made again."""
         self.model.eval()
-        sums = dict(_EMPTY)
+        sums = dict(EMPTY)
         tally = torch.zeros(self.objective.answers, dtype=torch.long, device=self.world.device)
         for _ in range(self.settings.eval_iters):
             batch, more = self._next("val")
             if batch is not None:
                 measured, logits = self._measure(self.model, batch)
-                more |= _numbers(measured)
+                more |= numbers(measured)
                 tally += self.objective.tally(batch)
                 self._sample = (batch, logits)
-            sums = {name: sums[name] + more[name] for name in _EMPTY}
+            sums = {name: sums[name] + more[name] for name in EMPTY}
             if more["stop"] or more["ended"]:
                 break
         totals = self._total(sums)
@@ -307,24 +299,24 @@ class Trainer:
     # Records and files
 
     def _record_step(self, totals: Mapping[str, float], rate: float) -> None:
-        self._window = {name: self._window[name] + totals[name] for name in _KEPT}
+        self._window = {name: self._window[name] + totals[name] for name in KEPT}
         self._pace.add(totals["tokens"], totals["waited"] / self.world.rank.world)
         self.progress.step(self.step, self._pace)
         if self.step % self.settings.log_interval and self.step < self.settings.max_iters:
             return
-        record = {"kind": "train", "step": self.step, **_means(self._window), "lr": rate, **self._pace.figures()}
-        self._window, self._pace = dict.fromkeys(_KEPT, 0.0), _Pace()
+        record = {"kind": "train", "step": self.step, **means(self._window), "lr": rate, **self._pace.figures()}
+        self._window, self._pace = dict.fromkeys(KEPT, 0.0), Pace()
         self._add(record)
 
     def _record_evaluation(self, totals: Mapping[str, float], commonest: float) -> None:
-        record: dict[str, Any] = {"kind": "val", "step": self.step, **_means(totals)}
-        record["commonest"] = _mean(commonest, totals["counted"])
+        record: dict[str, Any] = {"kind": "val", "step": self.step, **means(totals)}
+        record["commonest"] = mean(commonest, totals["counted"])
         self._add(record)
         loss = record["loss"]
         if self.step and (self._best_loss is None or loss < self._best_loss):
             self._best_loss = loss
             self._save(best=True)
-        self._pace = _Pace()
+        self._pace = Pace()
 
     def _add(self, record: dict[str, Any]) -> None:
         self.curve.add(record, self._log if self.world.first else None)
@@ -337,7 +329,8 @@ class Trainer:
         if self.world.first:
             try:
                 self.checkpoints.save(self._checkpoint(mark, random), best=best)
-                self._write_page()
+                page = page_of(self.curve, self.objective, self._plain_settings, step=self.step)
+                write_atomic(self.settings.out_dir / "curve.html", page.encode())
             except OSError as raised:
                 error = raised
         if self.world.total([float(error is not None)])[0]:
@@ -362,51 +355,17 @@ class Trainer:
             fingerprint=meta_fingerprint(self.consumer.meta),
         )
 
-    def _write_page(self) -> None:
-        val = self.curve.last("val")
-        levels = {"one of all": 1 / self.objective.answers}
-        if val is not None:
-            levels["always the commonest"] = val["commonest"]
-        facts = {name: value for name, value in self._plain_settings.items() if value is not None}
-        facts = {"steps": self.step, "objective": self.objective.training_type, **facts}
-        page = draw_page(self.curve, title=f"{self.settings.dataset}: {self.step:,} steps", facts=facts, levels=levels)
-        (self.settings.out_dir / "curve.html").write_text(page, encoding="utf-8")
-
-    # Words
-
     def _introduce(self, saved: Checkpoint | None) -> None:
-        say = self.progress.say
-        count = sum(each.numel() for each in self.model.parameters())
-        ranks = "" if self.world.rank.world == 1 else f", {self.world.rank.world} ranks"
-        say(
-            f"{self.settings.dataset}: {self.objective.training_type} over {self.objective.answers:,} answers, "
-            f"{count:,} weights on {self.world.device}{ranks}"
-        )
-        if self.fields.unused:
-            say(f"not used in training: {', '.join(self.fields.unused)}")
-        place = self.settings.out_dir
-        if saved is None:
-            found = not self.settings.resume and (place / "last.pt").exists()
-            say(
-                f"starting anew (resume=False); the checkpoint in {place} will be replaced"
-                if found
-                else "starting anew"
-            )
-            return
-        say(f"going on at step {saved.step:,} from {place / 'last.pt'} (--resume=False starts anew)")
-        for change in saved.changed(self._plain_settings):
-            say(f"another setting than in the checkpoint: {change}")
-        if saved.world_size != self.world.rank.world:
-            say(
-                f"the checkpoint is of {saved.world_size} ranks, these are {self.world.rank.world}: no batch is lost "
-                f"or repeated, but the weights will not be bit for bit those of an unbroken run"
-            )
+        weights, world_size = sum(each.numel() for each in self.model.parameters()), self.world.rank.world
+        what, *more = what_is_trained(self.settings, self.objective, self.fields, weights=weights)
+        where = f"{what} on {self.world.device}" + (f", {world_size} ranks" if world_size > 1 else "")
+        how = how_it_starts(saved, self.settings, self._plain_settings, world_size=world_size)
+        for line in (where, *more, *how):
+            self.progress.say(line)
 
     def _conclude(self, whole: bool) -> None:
         if self._ended:
-            self.progress.say(
-                f"the queue ended after step {self.step:,}; prepare more batches, and the same command goes on"
-            )
+            self.progress.say(f"the queue ended after step {self.step:,}; prepare more, and the same command goes on")
         elif not whole:
             self.progress.say(f"stopped at step {self.step:,}; the same command goes on from there")
         for line in summary_of(self.curve, self.objective, self.settings.out_dir, step=self.step):
@@ -426,33 +385,3 @@ class Trainer:
 
     def _marked(self) -> _Mark:
         return _Mark(self.consumer.state_dict(), self.world.random_state())
-
-
-class _Pace:
-    """Tokens and waiting since the last line."""
-
-    def __init__(self) -> None:
-        self._started = time.perf_counter()
-        self._tokens = self._waited = 0.0
-
-    def add(self, tokens: float, waited: float) -> None:
-        self._tokens += tokens
-        self._waited += waited
-
-    def figures(self) -> dict[str, float]:
-        seconds = max(time.perf_counter() - self._started, 1e-9)
-        return {"tokens_per_second": self._tokens / seconds, "waiting": min(1.0, self._waited / seconds)}
-
-
-def _numbers(measured: Measured) -> dict[str, float]:
-    """The four sums in one transfer from the device."""
-    values = torch.stack([getattr(measured, name).detach().float() for name in _KEPT])
-    return dict(zip(_KEPT, values.tolist()))
-
-
-def _means(sums: Mapping[str, float]) -> dict[str, float]:
-    return {"loss": _mean(sums["loss"], sums["weight"]), "accuracy": _mean(sums["correct"], sums["counted"])}
-
-
-def _mean(total: float, count: float) -> float:
-    return total / count if count else 0.0

@@ -1,10 +1,9 @@
-"""What people see of a run: a display on a terminal, plain lines anywhere else, and a summary at the end."""
+"""What people see of a run: a display on a terminal, plain lines anywhere else, and samples at the end."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -15,11 +14,10 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from penstock.trainer.curve import Curve
 from penstock.trainer.fields import Batch
 from penstock.trainer.objectives import Objective
 
-__all__ = ["Progress", "decoder", "summary_of"]
+__all__ = ["Progress", "decoder"]
 
 _DRAW_SECONDS = 0.1
 _MASK = "▁"
@@ -90,23 +88,6 @@ class Progress:
             self.say("")
             for line in _filled(spell, *(each[row].tolist() for each in (batch.x, batch.y, asked, guessed))):
                 self.say(line)
-
-
-def summary_of(curve: Curve, objective: Objective, out_dir: Path, *, step: int) -> list[str]:
-    """How far it came, against guessing, and where the files are."""
-    train, val = curve.last("train"), curve.last("val")
-    lines = []
-    if train is not None:
-        started = next(each for each in curve.records if each["kind"] == "train")
-        lines.append(f"loss on train: {train['loss']:.4f} after {step:,} steps, {started['loss']:.4f} at first")
-    if val is not None:
-        what = "samples" if objective.per_sample else "next tokens" if objective.causal else "masked tokens"
-        lines += [
-            f"loss on val: {val['loss']:.4f}; {val['accuracy']:.1%} of {what} right",
-            f"    {1 / objective.answers:.1%} would be one of {objective.answers:,} at random, "
-            f"{val['commonest']:.1%} always the commonest",
-        ]
-    return [*lines, f"checkpoint: {out_dir / 'last.pt'}; curve: {out_dir / 'curve.html'}"]
 
 
 def decoder(meta: Mapping[str, Any]) -> Callable[[int], str] | None:

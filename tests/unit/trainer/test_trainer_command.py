@@ -91,7 +91,7 @@ def test_the_same_command_goes_on_and_resume_false_starts_anew_and_says_so(
 def test_a_queue_that_ends_too_soon_ends_the_run(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prepare(32)
     assert main([str(config)]) == 0
-    assert "the queue ended after step 32; prepare more batches" in capsys.readouterr().out
+    assert "the queue ended after step 32; prepare more" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -29,8 +28,3 @@ def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Mak
 
     array.kind = type(array([0.0]))  # type: ignore[attr-defined]
     return array
-
-
-@pytest.fixture
-def torch() -> Any:
-    return importlib.import_module("torch") if pytest.importorskip("torch") else None

@@ -1,0 +1,125 @@
+"""Many rollouts as columns: ragged arrays of ids and numbers, one entry per rollout for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Ragged", "RolloutTable"]
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """Rows of different lengths, end to end: row i is `values[offsets[i]:offsets[i + 1]]`."""
+
+    values: npt.NDArray[Any]
+    offsets: Ints
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, row: int) -> npt.NDArray[Any]:
+        return self.values[self.offsets[row] : self.offsets[row + 1]]
+
+    @property
+    def lengths(self) -> Ints:
+        return np.diff(self.offsets)
+
+    @classmethod
+    def of(cls, rows: Sequence[npt.ArrayLike], dtype: npt.DTypeLike) -> Self:
+        arrays = [np.asarray(row, dtype) for row in rows]
+        offsets = np.zeros(len(arrays) + 1, np.int64)
+        np.cumsum([len(array) for array in arrays], out=offsets[1:])
+        return cls(np.concatenate(arrays) if arrays else np.empty(0, dtype), offsets)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        offsets = [np.zeros(1, np.int64)]
+        for part in parts:
+            offsets.append(part.offsets[1:] - part.offsets[0] + offsets[-1][-1])
+        values = [part.values[part.offsets[0] : part.offsets[-1]] for part in parts]
+        return cls(np.concatenate(values), np.concatenate(offsets))
+
+    def take(self, rows: npt.ArrayLike) -> Self:
+        """Some rows, in the order given."""
+        chosen = np.asarray(rows, np.int64)
+        lengths = self.lengths[chosen]
+        offsets = np.zeros(len(chosen) + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        values = np.empty(int(offsets[-1]), self.values.dtype)
+        for start, length, place in zip(
+            self.offsets[chosen].tolist(), lengths.tolist(), offsets.tolist(), strict=False
+        ):
+            values[place : place + length] = self.values[start : start + length]
+        return type(self)(values, offsets)
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutTable:
+    """N rollouts. Columns that nobody gave are None; a column that some gave, all have to give."""
+
+    prompt_ids: Ragged
+    response_ids: Ragged
+    loss_mask: Ragged
+    """bool, as long as the responses."""
+    rewards: npt.NDArray[np.float64]
+    """(N,) of the whole responses; NaN where there is none."""
+    groups: npt.NDArray[np.object_]
+    """(N,) names: str or int. Rollouts that named no group have one of their own."""
+    versions: Ints
+    """(N,) of the policy; -1 where it is not known."""
+    tokenized: npt.NDArray[np.bool_]
+    """(N,) whether the ids were made here, of text."""
+    ids: npt.NDArray[np.object_]
+    """(N,) names that are told in messages and metadata."""
+    finish_reasons: npt.NDArray[np.object_]
+    metadata: npt.NDArray[np.object_]
+    """(N,) mappings, as they were given."""
+    token_rewards: Ragged | None = None
+    logprobs: Ragged | None = None
+    ref_logprobs: Ragged | None = None
+    values: Ragged | None = None
+
+    def __len__(self) -> int:
+        return len(self.rewards)
+
+    @property
+    def lengths(self) -> Ints:
+        """(N,) tokens of prompt and response together."""
+        return self.prompt_ids.lengths + self.response_ids.lengths
+
+    def take(self, rows: npt.ArrayLike) -> Self:
+        """Some rollouts, in the order given."""
+        chosen = np.asarray(rows, np.int64)
+        columns = ((column.name, getattr(self, column.name)) for column in fields(self))
+        return replace(self, **{name: _taken(column, chosen) for name, column in columns if column is not None})
+
+    @classmethod
+    def joined(cls, tables: Iterable[Self]) -> Self:
+        """One after the other; all have the same columns."""
+        parts = list(tables)
+        if len(parts) == 1:
+            return parts[0]
+        found: dict[str, Any] = {}
+        for column in fields(cls):
+            values = [getattr(part, column.name) for part in parts]
+            if all(value is None for value in values):
+                found[column.name] = None
+            elif isinstance(values[0], Ragged):
+                found[column.name] = Ragged.joined(values)
+            else:
+                found[column.name] = np.concatenate(values)
+        return cls(**found)
+
+
+def _taken(column: Any, rows: Ints) -> Any:
+    return column.take(rows) if isinstance(column, Ragged) else column[rows]
+
+
+Metadata = Mapping[str, Any]
