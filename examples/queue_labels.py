@@ -16,14 +16,14 @@ from penstock.fsqueue.finding import find_provider
 
 HERE = Path(__file__).parent / "queue_labels"
 
-config = load_shared_config(HERE / "config" / "train_majority.py", ["--batch_size=64", "--backlog_files=4"])
+config = load_shared_config(HERE / "config" / "train_majority.py", ["--batch_size=64", "--max_batches=40"])
 provider_class = find_provider(config.dataset, HERE / "data")
 
 with tempfile.TemporaryDirectory() as directory:
     provider = provider_class(config, queue_dir=Path(directory) / "queue")
     first = provider.make_batch("train", 0)  # a batch is a function of its number: it can be had without a queue
 
-    making = threading.Thread(target=provider.run, kwargs={"max_batches": 40})
+    making = threading.Thread(target=provider.run)
     making.start()
     while not provider.queue_dir.exists():
         making.join(0.01)

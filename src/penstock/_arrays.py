@@ -231,7 +231,7 @@ class TorchArrays:
         return array.to(other.dtype)
 
     def host(self, array: Array) -> npt.NDArray[Any]:
-        return np.asarray(array.detach().cpu())
+        return np.asarray(array.detach().cpu() if isinstance(array, self.xp.Tensor) else array)
 
     def put(self, array: npt.NDArray[Any]) -> Array:
         if self._device.type == "mps" and array.dtype == np.float64:

@@ -10,12 +10,12 @@ import logging
 import os
 from dataclasses import dataclass, field
 
-from penstock.fsqueue.lanes import Lanes
+from penstock.fsqueue.lanes import Lane, Lanes
 from penstock.fsqueue.layout import Published, SplitDirectory
 from penstock.fsqueue.members import Watch
 from penstock.fsqueue.queue import Queue
 
-__all__ = ["Acknowledger", "Caretaker", "Found"]
+__all__ = ["Acknowledger", "Caretaker", "Found", "settle"]
 
 logger = logging.getLogger(__name__)
 
@@ -78,14 +78,19 @@ class Caretaker:
     def _free_lanes(self, directory: SplitDirectory, found: Found) -> None:
         lanes = Lanes(directory.lanes, self.queue.description.lanes)
         for lane in lanes.all():
-            if lane.owner is None or not self.watch.is_dead(lane.owner):
-                continue
-            # Its owner may have published the file and died before it could say so. Who acknowledges a file moves its
-            # lane on first, so a file that is not there was never published.
-            if any(file.number == lane.number for file in directory.files()):
-                lanes.advance(lane.number, lane.owner)
-            elif lanes.release(lane.number, lane.owner):
+            if lane.owner is not None and self.watch.is_dead(lane.owner) and settle(directory, lanes, lane):
                 found.lanes.append(lane.number)
+
+
+def settle(directory: SplitDirectory, lanes: Lanes, lane: Lane) -> bool:
+    """A lane's owner will do no more about it: on to the next number, or True if this one has to be made anew."""
+    # Its owner may have published the file and died before it could say so. Who acknowledges a file moves its lane on
+    # first, so a file that is not there was never published. We look twice: one that is just being renamed can be
+    # missed by a listing.
+    if any(file.number == lane.number for _ in range(2) for file in directory.files()):
+        lanes.advance(lane.number, lane.owner)
+        return False
+    return lane.owner is not None and lanes.release(lane.number, lane.owner)
 
 
 class Acknowledger:
@@ -112,7 +117,7 @@ class Acknowledger:
         if self._passed.get(place, 0) > number:
             return
         for lane in self.lanes.all():
-            if lane.number == number and lane.owner is not None:
+            if lane.number == number:
                 self.lanes.advance(number, lane.owner)
             self._passed[lane.number % self.lanes.count] = lane.number
 

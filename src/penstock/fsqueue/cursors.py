@@ -59,10 +59,9 @@ class Cursors:
     def move(self, read: int, done: int) -> None:
         """Say where this rank is."""
         new = Cursor(self.rank.rank, self.rank.world, read, done)
-        if new != self._mine:
-            if self._mine is None or not rename(self.directory, self._mine.name, new.name):
-                (self.directory / new.name).touch()
-            self._mine = new
+        if self._mine is None or not rename(self.directory, self._mine.name, new.name):
+            (self.directory / new.name).touch()
+        self._mine = new
 
 
 def all_cursors(directory: Path) -> list[Cursor]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -39,24 +40,29 @@ class Encoded:
 
 
 def encode(
-    batches: Sequence[pa.RecordBatch],
+    batches: Iterable[pa.RecordBatch],
     number: int,
     *,
     fingerprint: str,
     split: str,
     compression: str | None = None,
 ) -> Encoded:
-    """Batches as the bytes of file `number`: the same bytes, and so the same name, whoever makes them."""
+    """Batches as the bytes of file `number`: the same bytes, and so the same name, whoever makes them.
+
+    Each is copied before the next one is asked for, so that they may share their memory.
+    """
     if compression not in COMPRESSIONS:
         raise ConfigError(f"compression is one of {COMPRESSIONS}, got {compression!r}")
     mark = {"fingerprint": fingerprint, "split": split, "number": number}
-    schema = batches[0].schema.with_metadata({_KEY: orjson.dumps(mark)})
+    coming = iter(batches)
+    first = next(coming)
+    schema = first.schema.with_metadata({_KEY: orjson.dumps(mark)})
     stream = pa.BufferOutputStream()
     with pa.ipc.new_file(stream, schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
-        for batch in batches:
+        for batch in chain([first], coming):
             writer.write_batch(batch)
-    data = stream.getvalue()
-    return Encoded(data, Published(number, len(batches), xxhash.xxh3_64_hexdigest(data)))
+    data, count = stream.getvalue(), writer.stats.num_record_batches
+    return Encoded(data, Published(number, count, xxhash.xxh3_64_hexdigest(data)))
 
 
 def write(path: Path, data: pa.Buffer, *, durable: bool, shown: Path) -> None:

@@ -21,6 +21,7 @@ __all__ = ["Lane", "Lanes", "lay_out"]
 
 _NAME = re.compile(r"(\d{12,})(?:\.by-([\w-]+))?")
 _END = re.compile(r"end-(\d+)")
+_LOOKS = 10
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -43,7 +44,7 @@ class Lanes:
 
     def all(self) -> list[Lane]:
         """Every lane, by number."""
-        return _lanes_in(os.listdir(self.path))
+        return self._look()[0]
 
     def end(self) -> int | None:
         """The batches that the split holds in all; None if it has no end."""
@@ -59,9 +60,12 @@ class Lanes:
 
     def ended(self, batches_per_file: int) -> bool:
         """Whether every file up to the end is published."""
-        names = os.listdir(self.path)
-        end = _end_in(names)
-        return end is not None and all(lane.number * batches_per_file >= end for lane in _lanes_in(names))
+        lanes, end = self._look()
+        return (
+            end is not None
+            and len(lanes) >= self.count
+            and all(lane.number * batches_per_file >= end for lane in lanes)
+        )
 
     def take(self, lane: Lane, owner: str) -> bool:
         """Whether the number is ours to make."""
@@ -71,13 +75,22 @@ class Lanes:
     def holds(self, number: int, owner: str) -> bool:
         return (self.path / Lane(number, owner).name).exists()
 
-    def advance(self, number: int, owner: str) -> bool:
+    def advance(self, number: int, owner: str | None) -> bool:
         """The number is published: on to the next of its lane. False if somebody else has seen to it."""
         return rename(self.path, Lane(number, owner).name, Lane(number + self.count).name)
 
     def release(self, number: int, owner: str) -> bool:
         """The number was not made: let others make it."""
         return rename(self.path, Lane(number, owner).name, Lane(number).name)
+
+    def _look(self) -> tuple[list[Lane], int | None]:
+        """The lanes and the end. A lane that is renamed during a listing can be missed, so we look again."""
+        for _ in range(_LOOKS):
+            names = os.listdir(self.path)
+            lanes = {lane.number % self.count: lane for lane in _lanes_in(names)}
+            if len(lanes) == self.count:
+                break
+        return sorted(lanes.values(), key=lambda lane: lane.number), _end_in(names)
 
 
 def _lanes_in(names: list[str]) -> list[Lane]:

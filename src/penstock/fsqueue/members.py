@@ -11,6 +11,7 @@ changed for its lease is dead. A rename takes no room, so a member beats on a fu
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import secrets
@@ -50,7 +51,8 @@ class Member:
 
     @property
     def name(self) -> str:
-        return f"{self.id}~l{self.lease_seconds:g}~b{self.beat}~d{self.done}"
+        lease = f"{self.lease_seconds:.3f}".rstrip("0").rstrip(".")
+        return f"{self.id}~l{lease}~b{self.beat}~d{self.done}"
 
     @classmethod
     def parse(cls, name: str) -> Member | None:
@@ -64,7 +66,7 @@ class Membership:
     """This process, or this object in it, as a member of a queue, from `join` to `leave`.
 
     A thread beats. If it could not (the process was stopped, the machine slept), the lease may have run out and others
-    have taken what was ours: `in_doubt` says so, until the caller has looked.
+    have taken what was ours: `lapsed` says so to whoever holds something since then.
     """
 
     def __init__(
@@ -76,12 +78,12 @@ class Membership:
         facts: Mapping[str, Any],
         clock: Clock = time.monotonic,
     ) -> None:
-        if not lease_seconds >= _SHORTEST_LEASE:
-            raise ConfigError(f"lease_seconds must be at least {_SHORTEST_LEASE}, got {lease_seconds!r}")
+        if not _SHORTEST_LEASE <= lease_seconds < math.inf:
+            raise ConfigError(f"lease_seconds must be at least {_SHORTEST_LEASE}, and finite, got {lease_seconds!r}")
         self.id = f"{role}{secrets.token_hex(6)}"
         self.directory, self.lease_seconds, self.facts, self.clock = directory, lease_seconds, facts, clock
         self.done = 0
-        self.doubts = 0
+        self.lapses = 0
         """How often the lease may have run out."""
         self._beat = 0
         self._name: str | None = None
@@ -92,8 +94,13 @@ class Membership:
     def joined(self) -> bool:
         return self._name is not None
 
+    def lapsed(self, since: int) -> bool:
+        """Whether the lease may have run out after `lapses` was `since`: what was taken then may be ours no more."""
+        # In this order, since a beat that comes late counts itself before it renews the lease.
+        return self._overdue or self.lapses != since
+
     @property
-    def in_doubt(self) -> bool:
+    def _overdue(self) -> bool:
         return self.clock() - self._last > self.lease_seconds
 
     def join(self) -> None:
@@ -107,8 +114,8 @@ class Membership:
         old = self._name
         if old is None:
             return
-        if self.in_doubt:
-            self.doubts += 1
+        if self._overdue:
+            self.lapses += 1
         new = Member(self.id, self.lease_seconds, self._beat + 1, self.done).name
         try:
             if rename(self.directory, old, new):

@@ -181,7 +181,7 @@ class DataProviderBase(ABC):
             if chosen is None:
                 if all(publisher.ended for publisher in publishers.values()):
                     break
-                patience = patience or Patience(None, lambda: "room in the queue", poll_seconds=None)
+                patience = patience or Patience(None)
                 patience.pause()
             else:
                 patience = None
@@ -202,8 +202,7 @@ class DataProviderBase(ABC):
 
     def _publish(self, publisher: Publisher, number: int) -> None:
         try:
-            batches = [self._record_batch(publisher.split, k) for k in publisher.batches_in(number)]
-            publisher.publish(number, batches)
+            publisher.publish(number, (self._record_batch(publisher.split, k) for k in publisher.batches_in(number)))
         except BaseException:
             publisher.give_up(number)
             raise

@@ -7,16 +7,17 @@ publisher.publish(number, batches)
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from penstock.errors import ConfigError
+from penstock.fsqueue.caretaking import settle
 from penstock.fsqueue.cursors import read_floor
 from penstock.fsqueue.filing import COMPRESSIONS, encode, write
-from penstock.fsqueue.lanes import Lanes
-from penstock.fsqueue.layout import Published, name_of_temporary
+from penstock.fsqueue.lanes import Lane, Lanes
+from penstock.fsqueue.layout import Published, name_of_temporary, rename
 from penstock.fsqueue.members import Membership
 from penstock.fsqueue.queue import Queue, how_to_purge
 
@@ -68,8 +69,9 @@ class Publisher:
         self.late = 0
         """Files that were made in vain: our lease ran out, and another provider made them."""
         self._last_size = 0
-        self._credit = 0
-        """Files that may be made before it is time to look again."""
+        self._ceiling = 0
+        """How many files may have been made, by all providers, until it is time to look again."""
+        self._lapses = member.lapses
 
     @property
     def ended(self) -> bool:
@@ -98,21 +100,24 @@ class Publisher:
 
     def reserve(self) -> int | None:
         """A number that is ours to make now: the lowest there is. None if there is no room, or nothing left."""
-        lanes = [lane for lane in self.lanes.all() if self.batches_in(lane.number)]
-        free = [lane for lane in lanes if lane.owner is None]
+        lanes = self.lanes.all()
+        free = [lane for lane in lanes if lane.owner is None and self.batches_in(lane.number)]
         if not free:
             return None
-        if self._credit < 1:
-            self._credit = self._room(others=len({lane.owner for lane in lanes if lane.owner is not None}))
-            if self._credit < 1 and not self._is_next(free[0].number):
+        # Made, or about to be: a lane's number says how often it was gone through.
+        begun = sum(lane.number // self.lanes.count + (lane.owner is not None) for lane in lanes)
+        if begun >= self._ceiling:
+            making = sum(lane.owner is not None for lane in lanes)
+            self._ceiling = begun - making + self._room()
+            if begun >= self._ceiling and not self._is_next(free[0].number):
                 return None
+        self._lapses = self.member.lapses
         for lane in free:
             if self.lanes.take(lane, self.member.id):
-                self._credit -= 1
                 return lane.number
         return None
 
-    def publish(self, number: int, batches: Sequence[pa.RecordBatch]) -> bool:
+    def publish(self, number: int, batches: Iterable[pa.RecordBatch]) -> bool:
         """Make the batches of a number that was reserved visible, all at once; False if another has made it instead."""
         encoded = encode(
             batches,
@@ -124,38 +129,44 @@ class Publisher:
         target = self.directory.at(encoded.file)
         temporary = self.directory.path / name_of_temporary(f"{number:012d}", self.member.id)
         write(temporary, encoded.data, durable=self.durable, shown=target)
-        if self.member.in_doubt and not self.lanes.holds(number, self.member.id):
+        taken_over = self.member.lapsed(self._lapses) and not self.lanes.holds(number, self.member.id)
+        if taken_over or not rename(self.directory.path, temporary.name, target.name):
             temporary.unlink(missing_ok=True)
+            os.stat(self.directory.lanes)  # raises if it is not the file alone that is gone
             self.late += 1
             return False
-        os.rename(temporary, target)
         self.lanes.advance(number, self.member.id)
         self.files += 1
-        self.batches += len(batches)
+        self.batches += encoded.file.batches
         self._last_size = encoded.data.size
         self.bytes += encoded.data.size
-        self.member.done += len(batches)
+        self.member.done += encoded.file.batches
         return True
 
     def give_up(self, number: int) -> None:
-        """The number will not be made by us."""
-        self.lanes.release(number, self.member.id)
+        """The number will not be made by us, unless that has just been done."""
+        if self.directory.path.is_dir():
+            settle(self.directory, self.lanes, Lane(number, self.member.id))
 
     def _has_begun(self, number: int) -> bool:
         """Whether a number was taken, now or ever: its lane has an owner, or is past it."""
-        lane = next(lane for lane in self.lanes.all() if (lane.number - number) % self.lanes.count == 0)
-        return lane.number > number or lane.owner is not None
+        return any(
+            lane.number > number or (lane.number == number and lane.owner is not None)
+            for lane in self.lanes.all()
+            if (lane.number - number) % self.lanes.count == 0
+        )
 
-    def _room(self, others: int) -> int:
-        """How many files we may make before we look again."""
+    def _room(self) -> int:
+        """How many files may be made beside those that wait, if nobody makes any yet."""
         waiting = self._waiting()
         self.backlog = len(waiting)
-        room = self.limits.backlog_files - len(waiting) - others
+        room = self.limits.backlog_files - len(waiting)
         if self.limits.backlog_bytes is not None:
             held = sum(self._size(self.directory.at(file)) for file in waiting)
-            fit = (self.limits.backlog_bytes - held) // self._last_size if self._last_size else 1
+            each = self._last_size or held // max(len(waiting), 1) or self.limits.backlog_bytes
+            fit = (self.limits.backlog_bytes - held) // each
             room = min(room, fit if waiting else max(fit, 1))  # one file is let in whatever its size
-        return room if others == 0 else min(room, 1)
+        return room
 
     def _is_next(self, number: int) -> bool:
         """Whether nothing before this number waits: a reader in strict order may be waiting for it, so it is made."""

@@ -75,12 +75,13 @@ class Split:
     counts: Counts = field(default_factory=Counts)
 
     def open(self, file: Published) -> BatchFile | None:
-        """The contents of a file; None if it is gone, or could not be read and was put aside as asked."""
+        """The contents of a file; None if it could not be read and was put aside, as asked.
+
+        Raises FileNotFoundError if it is gone.
+        """
         directory = self.queue.split(self.name)
         try:
             return read(directory.at(file), file, self.queue, self.name)
-        except FileNotFoundError:
-            return None
         except DataError as error:
             if self.on_bad == "raise":
                 raise DataError(
@@ -89,7 +90,6 @@ class Split:
                     file=error.file,
                 ) from None
             aside = directory.reject(file)
-            self.counts.skipped += file.batches - file.start
             logger.warning("%s; put aside as %s, %d batches are skipped", error, aside.name, file.batches - file.start)
             return None
 

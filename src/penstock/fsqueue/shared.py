@@ -8,6 +8,7 @@ given out of them comes a second time, and is counted.
 from __future__ import annotations
 
 import logging
+import os
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ class Held:
     file: Published
     next: int
     """The batch in it that comes next."""
+    committed: int
+    """What comes before this batch is done with, whatever happens to us."""
     opened: BatchFile | None = None
 
     @property
@@ -51,6 +54,7 @@ class SharedReader:
         """Files that a state said are ours: they come first."""
         self._finished: dict[int, Held] = {}
         """Files that were delivered to the end, and are not acknowledged yet."""
+        self._lapses = split.member.lapses
 
     def next(self) -> Delivered | None:
         while True:
@@ -58,14 +62,13 @@ class SharedReader:
             held = self._current
             if held is None or held.finished:
                 self._finish()
-                held = self._take()
-                if held is None:
+                if self._take() is None:
                     return None
-            if held.opened is None:
-                held.opened = self.split.open(held.file)
-                if held.opened is None:  # put aside, as asked
-                    self._current = None
-                    continue
+                continue
+            if held.opened is None and not self._open(held):
+                self._current = None
+                continue
+            assert held.opened is not None
             index = held.next
             held.next += 1
             self.counts.delivered += 1
@@ -93,7 +96,8 @@ class SharedReader:
             elif file.owner is not None or file.number in places:
                 mine = file.taken(self.split.member.id)
                 if self._directory.move(file, mine):
-                    kept[file.number] = Held(mine, max(places.get(file.number, 0), file.start))
+                    start = max(places.get(file.number, 0), file.start)
+                    kept[file.number] = Held(mine, start, start)
         lost = [number for number in places if number not in kept]
         if lost:
             self.counts.lost += len(lost)
@@ -115,16 +119,20 @@ class SharedReader:
                 held, self._current = self._current, None
             if held is not None:
                 self._acknowledge(held)
+        places = dict(state["held"])
+        for held in self._all_held():
+            held.committed = max(held.committed, places.get(held.file.number, 0))
 
     def close(self) -> None:
-        """Acknowledge what is done with, and give the rest back, from the batch on that was not delivered."""
+        """Acknowledge what is done with, and give the rest back: from the batch on that was not delivered, or, if
+        that is what counts, not committed.
+        """
         self._finish()
-        current, self._current = self._current, None
-        for held in (current, *self._waiting):
-            if held is not None and not self._directory.move(held.file, held.file.given_back(held.next)):
+        for held in self._all_held():
+            start = held.committed if self.on_commit else held.next
+            if not self._directory.move(held.file, held.file.given_back(start)):
                 self.counts.lost += 1
-        for held in self._finished.values():  # delivered, and not committed: others are to have them again
-            self._directory.move(held.file, held.file.given_back(held.file.start))
+        self._current = None
         self._waiting.clear()
         self._finished.clear()
         self._ready.clear()
@@ -134,11 +142,26 @@ class SharedReader:
             self._current = self._waiting.popleft()
         else:
             file = self.split.wait_for(self._claim)
-            self._current = None if file is None else Held(file, file.start)
+            self._current = None if file is None else Held(file, file.start, file.start)
         return self._current
+
+    def _all_held(self) -> list[Held]:
+        return [*([] if self._current is None else [self._current]), *self._waiting, *self._finished.values()]
+
+    def _open(self, held: Held) -> bool:
+        """Whether the file could be opened; if it was put aside, as asked, or taken from us, that is counted."""
+        try:
+            held.opened = self.split.open(held.file)
+        except FileNotFoundError:
+            self._count_lost(held)
+            return False
+        if held.opened is None:
+            self.counts.skipped += held.file.batches - held.next
+        return held.opened is not None
 
     def _claim(self) -> Published | None:
         """The first ready file that nobody was faster to take."""
+        self._lapses = self.split.member.lapses
         for refreshed in (False, True):
             if refreshed:
                 self._ready.extend(file for file in self._directory.files() if file.owner is None)
@@ -164,18 +187,21 @@ class SharedReader:
         if self._acknowledger.delete(held.file):
             self.counts.files += 1
         else:
-            self.counts.lost += 1
-            logger.warning(
-                "file %s of %s was taken over by another consumer: our lease ran out",
-                held.file.name,
-                self._directory.path,
-            )
+            self._count_lost(held)
+
+    def _count_lost(self, held: Held) -> None:
+        os.stat(self._directory.path)  # raises if it is not the file alone that is gone
+        self.counts.lost += 1
+        logger.warning(
+            "file %s of %s was taken over by another consumer: our lease ran out", held.file.name, self._directory.path
+        )
 
     def _check_lease(self) -> None:
         """After a pause that may have cost us the lease, deliver no more of a file that others have."""
         held = self._current
-        if held is not None and not held.finished and self.split.member.in_doubt:
-            self.split.member.beat()
-            if not self._directory.at(held.file).exists():
-                self.counts.lost += 1
-                self._current = None
+        if held is None or held.finished or not self.split.member.lapsed(self._lapses):
+            return
+        self._lapses = self.split.member.lapses
+        if not self._directory.at(held.file).exists():
+            self._count_lost(held)
+            self._current = None

@@ -38,6 +38,8 @@ class StrictReader:
         self._known: dict[int, Published] = {}
         self._aside: dict[int, Published] = {}
         self._opened: tuple[int, BatchFile | None] | None = None
+        self._end: int | None = None
+        """Where the split ends, as far as was known when the file was opened."""
         self._acknowledger = Acknowledger(split.queue, split.name)
         self._deleted = 0
 
@@ -48,8 +50,10 @@ class StrictReader:
             number, index = divmod(self._position + self.rank.rank, self._per_file)
             if self._opened is None or self._opened[0] != number:
                 self._enter_file(self._position)
-                if self._is_last_step(self._position) or not self._open(number):
+                if self._is_behind_the_end(self._position) or not self._open(number):
                     return None
+            if self._is_behind_the_end(self._position):
+                return None
             assert self._opened is not None
             self._position += self.rank.world
             opened = self._opened[1]
@@ -105,31 +109,34 @@ class StrictReader:
             self._done = position
         self._cursors.move(position, self._done)
         self._sweep()
+        self._end = self.split.lanes.end()
 
-    def _is_last_step(self, position: int) -> bool:
+    def _is_behind_the_end(self, position: int) -> bool:
         """Whether the split ends before every rank has a batch. None gets one then: ranks stop after the same step."""
-        end = self.split.lanes.end()
-        return end is not None and position + self.rank.world > end
+        return self._end is not None and position + self.rank.world > self._end
 
     def _open(self, number: int) -> bool:
         """Wait for a file and open it; False at the end. One that was put aside is passed over, if that was asked."""
-        file = self.split.wait_for(partial(self._find, number))
-        if file is None:
-            return False
-        opened = None if number in self._aside else self.split.open(file)
-        if opened is None and number not in self._aside and (file := self._find(number, fresh=True)) is not None:
-            opened = self.split.open(file)  # another rank has renamed it
+        while True:
+            file = self.split.wait_for(partial(self._find, number))
+            if file is None:
+                return False
+            try:
+                opened = self.split.open(file) if number in self._known else None
+                break
+            except FileNotFoundError:
+                del self._known[number]  # another rank has renamed it
         if opened is None and self.split.on_bad == "raise":
             raise DataError(
-                f"file {number} of split {self.split.name!r} was put aside or deleted, and strict order cannot do "
-                'without it; on_bad="skip" goes on with the next one',
+                f"file {number} of split {self.split.name!r} was put aside, and strict order cannot do without it; "
+                'on_bad="skip" goes on with the next one',
                 file=str(self._directory.at(file)),
             )
-        self._opened = (number, opened)
+        self._opened, self._end = (number, opened), self.split.lanes.end()
         return True
 
-    def _find(self, number: int, *, fresh: bool = False) -> Published | None:
-        if fresh or number not in self._known:
+    def _find(self, number: int) -> Published | None:
+        if number not in self._known:
             self._known = {file.number: file for file in self._directory.files() if file.owner is None}
             if number not in self._known:
                 self._aside = {file.number: file for file in self._directory.rejected()}
@@ -163,7 +170,9 @@ class StrictReader:
 
     def _sweep(self) -> None:
         """Delete the files that every rank is done with."""
-        floor = done_floor(self._directory.cursors, self.rank.world) // self._per_file
+        done = done_floor(self._directory.cursors, self.rank.world)
+        at_the_end = self._end is not None and done >= self._end
+        floor = done // self._per_file + (at_the_end and done % self._per_file > 0)  # the last file may be a short one
         if floor <= self._deleted:
             return
         for file in self._directory.files():

@@ -19,6 +19,8 @@ _A_WHILE, _FIRST_WORD = 30.0, 15.0
 class Patience:
     """One wait: short pauses first, so that what comes soon is met soon, and longer ones when nothing comes.
 
+    Without `describe` nobody is told of a long wait: it is as it should be.
+
     A pause is at most 4 ms for the first half minute and 25 ms later on, unless `poll_seconds` is given: looking into
     a directory costs some 50 us, on a network more.
     """
@@ -26,7 +28,7 @@ class Patience:
     def __init__(
         self,
         timeout_seconds: float | None,
-        describe: Callable[[], str],
+        describe: Callable[[], str] | None = None,
         *,
         poll_seconds: float | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -51,8 +53,9 @@ class Patience:
             self._since = now
         waited = now - self._since
         if self.timeout_seconds is not None and waited >= self.timeout_seconds:
-            raise StalledError(f"waited {self.timeout_seconds:g} s for {self.describe()}")
-        if waited > _FIRST_WORD and not self._spoken:
+            what = "something to happen" if self.describe is None else self.describe()
+            raise StalledError(f"waited {self.timeout_seconds:g} s for {what}")
+        if waited > _FIRST_WORD and not self._spoken and self.describe is not None:
             self._spoken = True
             logger.warning("waiting for %s", self.describe())
         longest = _SHORT if waited < _A_WHILE else _LONG

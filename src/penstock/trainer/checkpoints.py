@@ -27,7 +27,7 @@ LAST, BEST = "last.pt", "best.pt"
 _VERSION = 1
 _FIXED = ("dataset", "batch_size", "seed")
 """Settings a run cannot change halfway; the others it may, and says so."""
-_SILENT = ("out_dir", "resume", "eval_interval", "eval_iters", "log_interval", "checkpoint_interval", "device")
+_SILENT = ("out_dir", "resume", "eval_interval", "eval_iters", "log_interval", "checkpoint_interval")
 """Settings that change nothing of what is learned."""
 
 

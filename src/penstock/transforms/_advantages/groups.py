@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock._arrays import Array, Arrays
+from penstock._arrays import Array, Arrays, arrays_of
 from penstock.errors import ConfigError, DataError
 from penstock.transforms._advantages.inputs import more
 from penstock.transforms._advantages.presets import Lone
@@ -37,7 +37,7 @@ class Groups:
         """Ids of any kind, one a row; or a number, the size of groups of consecutive rows."""
         if isinstance(groups, (int, np.integer)) and not isinstance(groups, bool):
             return cls._consecutive(arrays, int(groups), rows)
-        ids = _ids(arrays, groups)
+        ids = _ids(groups)
         if len(ids) != rows:
             raise DataError(f"groups has {len(ids)} ids for {rows} rewards; give one for each row")
         if ids.null_count:
@@ -165,12 +165,9 @@ def lone_rows(
     return xp.where(alone, value, advantages)
 
 
-def _ids(arrays: Arrays, groups: Any) -> Any:
+def _ids(groups: Any) -> Any:
     if not isinstance(groups, (list, tuple, np.ndarray, pa.Array, pa.ChunkedArray)):
-        try:
-            groups = arrays.host(groups)
-        except (TypeError, ValueError, AttributeError):
-            groups = list(groups)
+        groups = arrays_of(groups).host(groups)
     if isinstance(groups, pa.ChunkedArray):
         return groups.combine_chunks()
     try:

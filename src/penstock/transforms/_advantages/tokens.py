@@ -93,7 +93,7 @@ def gae_ragged(
     gamma, lam = unit("gamma", gamma), unit("lam", lam)
     arrays = arrays_of(rewards, values, mask)
     given = [per_row(arrays, rewards, "rewards"), per_row(arrays, values, "values")]
-    bounds = _bounds(arrays, offsets, len(given[0]))
+    bounds = _bounds(offsets, len(given[0]))
     if len(given[1]) != len(given[0]):
         raise DataError(f"values has {len(given[1])} tokens, and rewards {len(given[0])}; one of each a token")
     counted = arrays.bools(np.ones(len(given[0]), bool) if mask is None else mask)
@@ -263,8 +263,8 @@ def _tokens(mask: Any, rows: int) -> tuple[int, int]:
     return rows, shape[1]
 
 
-def _bounds(arrays: Arrays, offsets: Any, tokens: int) -> Any:
-    bounds = np.asarray(offsets if isinstance(offsets, (list, tuple)) else arrays.host(offsets))
+def _bounds(offsets: Any, tokens: int) -> Any:
+    bounds = arrays_of(offsets).host(offsets)
     if bounds.ndim != 1 or len(bounds) < 2 or bounds.dtype.kind not in "iu":
         raise DataError(
             f"offsets must be whole numbers, one more than rows, got shape {bounds.shape} of {bounds.dtype}"
