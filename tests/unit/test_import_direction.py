@@ -15,7 +15,7 @@ ROOT = Path(penstock.__file__).parent
 # From the bottom up. Names on one line are siblings and do not import each other. Some are still to be written.
 LEVELS = [
     "errors _lazy",
-    "_dtypes",
+    "_dtypes _arrays",
     "_columns",
     "types _optional",
     "memory files",

@@ -55,11 +55,12 @@ class Caretaker:
         for split in self.queue.description.splits:
             directory = self.queue.split(split)
             self._free_claims(directory, found)
-            self._free_lanes(directory, found)
+            # Before the lanes: a provider that is not dead after all, but late, has nothing to publish then.
             for name, owner in directory.temporaries():
                 if self.watch.is_dead(owner):
                     (directory.path / name).unlink(missing_ok=True)
                     found.temporaries.append(name)
+            self._free_lanes(directory, found)
         # Last, so that whoever sees a member gone sees nothing of it left.
         for owner in list(self.watch.look()):
             if self.watch.is_dead(owner):

@@ -18,10 +18,14 @@ from penstock.errors import ConfigError
 from penstock.files.listing import PathLike
 from penstock.fsqueue.provider import DataProviderBase
 
-__all__ = ["find_provider", "load_provider"]
+__all__ = ["DatasetNotFoundError", "find_provider", "load_provider"]
 
 _FILE = "prepare_streaming.py"
 _SYMBOL = "Provider"
+
+
+class DatasetNotFoundError(ConfigError):
+    """There is no such dataset here, or it has no provider."""
 
 
 def find_provider(dataset: str, data_root: PathLike = "data") -> type[DataProviderBase]:
@@ -30,17 +34,17 @@ def find_provider(dataset: str, data_root: PathLike = "data") -> type[DataProvid
     if Path(dataset).name != dataset or dataset in ("", ".."):
         raise ConfigError(f"dataset is the name of a directory in {root}, without slashes, got {dataset!r}")
     if not root.is_dir():
-        raise ConfigError(
+        raise DatasetNotFoundError(
             f"no directory {str(root)!r} for the dataset {dataset!r}; run the command where it is, or set data_root"
         )
     directory = root / dataset
     if not directory.is_dir():
         known = sorted(file.parent.name for file in root.glob(f"*/{_FILE}"))
         there = f"there are: {', '.join(known)}" if known else f"there is none yet with a {_FILE}"
-        raise ConfigError(f"no dataset {dataset!r} in {root}; {there}{did_you_mean(dataset, known)}")
+        raise DatasetNotFoundError(f"no dataset {dataset!r} in {root}; {there}{did_you_mean(dataset, known)}")
     if not (directory / _FILE).is_file():
         others = sorted(file.name for file in directory.glob("*.py"))
-        raise ConfigError(
+        raise DatasetNotFoundError(
             f"the dataset {dataset!r} has no {directory / _FILE}; write the subclass of DataProviderBase there"
             + did_you_mean(_FILE, others)
         )

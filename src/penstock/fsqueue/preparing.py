@@ -26,7 +26,7 @@ from penstock.fsqueue.progress import ProgressLines, summary
 from penstock.fsqueue.provider import DataProviderBase, Progress
 from penstock.memory.budget import format_bytes
 
-__all__ = ["main", "make_provider"]
+__all__ = ["main", "make_provider", "read_config"]
 
 _PLACE = ("dataset", "data_root")
 
@@ -64,9 +64,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def make_provider(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> DataProviderBase:
-    """The provider of the dataset that a config names, with that config.
+    """The provider of the dataset that a config names, with that config."""
+    config, provider_class = read_config(path, overrides)
+    return provider_class(config)
 
-    With overrides the file is run twice: what they may be, only the provider that it leads to can say.
+
+def read_config(
+    path: str | os.PathLike[str], overrides: Sequence[str] = ()
+) -> tuple[SharedConfig, type[DataProviderBase]]:
+    """A config with what was said otherwise on the command line, and the provider it leads to.
+
+    With overrides the file is run twice: what they may be, only the provider can say.
     """
     given, _ = split_overrides(overrides)
     # Those of the place alone; what is wrong with the others is said below, in one go.
@@ -74,7 +82,7 @@ def make_provider(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -
     provider_class = find_provider(*_place(config))
     if overrides:
         config = load_shared_config(path, overrides, settings=provider_class.settings)
-    return provider_class(config)
+    return config, provider_class
 
 
 def _place(config: SharedConfig) -> tuple[Any, Any]:

@@ -40,7 +40,7 @@ class QueueSink(Sink):
 
     `limits` says how much may wait, `timeout_seconds` how long a sink waits for room before it raises StalledError.
     `splits` are all that the queue will have. `durable` makes every file survive a power cut, for some milliseconds
-    each. Holds up to one file of batches.
+    each. Holds up to one file of batches, and one batch more.
     """
 
     def __init__(
@@ -93,39 +93,38 @@ class QueueSink(Sink):
 
     def wait_for_room(self, timeout: float) -> bool:
         """Whether the next batch can be taken at once, waiting for it if needed."""
-        if self._place is None or self._number is not None or len(self._batches) + 1 < self.batches_per_file:
-            return True
         until = time.monotonic() + timeout
-        while not self._reserve():
-            if time.monotonic() >= until:
+        while self._is_full:
+            if self._place is not None and not self._publish(self._place) and time.monotonic() >= until:
                 return False
         return True
 
     def consume(self, batch: pa.RecordBatch) -> None:
+        """Take a batch, when the files that are full have found room. Those that it fills may find theirs later."""
         place = self._begin(batch.schema)
-        self._rows.append(self._fitted(batch))
+        fitted = self._fitted(batch)
+        while self._is_full:
+            self._publish(place)
+        self._rows.append(fitted)
         while (piece := self._next_batch()) is not None:
             self._batches.append(piece)
-            if len(self._batches) == self.batches_per_file:
-                self._publish(place)
+        while self._is_full and self._reserve(place, wait=False):
+            self._publish(place)
 
     def flush(self) -> None:
-        """Publish what is left, and end the split, unless `end=False`. A second call does nothing."""
-        if self._place is None:
-            if self._schema is None or self._ended is not None:
-                if self._ended is None:
-                    logger.warning("%s: no batch came and no schema was given, so no queue was made", self)
-                return
-            self._begin(self._schema)
-        place = self._place
-        assert place is not None
+        """Publish what is left, waiting for room, and end the split, unless `end=False`. Again does nothing."""
+        if self._place is None and (self._schema is None or self._ended is not None):
+            if self._ended is None:
+                logger.warning("%s: no batch came and no schema was given, so no queue was made", self)
+            return
+        place = self._place if self._place is not None else self._begin(self._schema)
         if (rest := self._next_batch(last=True)) is not None:
             self._batches.append(rest)
-        short = len(self._batches) or None
-        number = self._publish(place) if self._batches else None
+        while self._batches:
+            self._publish(place)
         if self.end:
             with place.queue.guarded():
-                self._ended = place.finish(number, short)
+                self._ended = place.finish()
         self._leave()
 
     def memory_usage(self) -> int:
@@ -196,37 +195,42 @@ class QueueSink(Sink):
         self._rows = [rest] if rest.num_rows else []
         return joined.slice(0, wanted)
 
-    def _reserve(self) -> bool:
-        """Whether there is a number for us now; if not, some time has passed."""
-        place = self._place
-        assert place is not None
-        with place.queue.guarded():
-            self._number = place.reserve()
+    @property
+    def _is_full(self) -> bool:
+        """Whether a whole file waits for room."""
+        return len(self._batches) >= self.batches_per_file
+
+    def _reserve(self, place: _Place, *, wait: bool) -> bool:
+        """Whether there is a number for us; if not, and we are to wait, some time has passed."""
+        if self._number is None:
+            with place.queue.guarded():
+                self._number = place.reserve()
         if self._number is not None:
             self._patience = None
-            return True
-        if self._patience is None:
-            self._patience = Patience(self.timeout_seconds, place.what_is_missing)
-        self._patience.pause()
-        return False
+        elif wait:
+            self._patience = self._patience or Patience(self.timeout_seconds, place.what_is_missing)
+            self._patience.pause()
+        return self._number is not None
 
-    def _publish(self, place: _Place) -> int:
-        """The batches that wait as one file; returns its number."""
-        while True:
-            while self._number is None:
-                self._reserve()
-            number, self._number = self._number, None
-            try:
-                with place.queue.guarded():
-                    if place.publisher.publish(number, _one_dictionary(self._batches)):
-                        self._batches = []
-                        return number
-            except BaseException as error:
-                place.publisher.give_up(number)
-                if isinstance(error, pa.ArrowInvalid | pa.ArrowNotImplementedError):
-                    raise SchemaError(f"{self} cannot write these columns: {error}") from error
-                raise
-            # Our lease ran out, and another sink has put batches of its own under the number: ours get the next one.
+    def _publish(self, place: _Place) -> bool:
+        """Publish one file of the batches that wait, if there is room for it or after a moment."""
+        if not self._reserve(place, wait=True):
+            return False
+        number, self._number = self._number, None
+        assert number is not None
+        batches = self._batches[: self.batches_per_file]
+        try:
+            with place.queue.guarded():
+                published = place.publish(number, _one_dictionary(batches))
+        except BaseException as error:
+            place.publisher.give_up(number)
+            if isinstance(error, pa.ArrowInvalid | pa.ArrowNotImplementedError):
+                raise SchemaError(f"{self} cannot write these columns: {error}") from error
+            raise
+        # If our lease ran out, another sink has put batches of its own under the number: ours get the next one.
+        if published:
+            del self._batches[: len(batches)]
+        return published
 
     def _leave(self) -> None:
         place, self._place = self._place, None
@@ -247,6 +251,8 @@ class _Place:
         self.publisher = Publisher(
             queue, sink.split, self.member, limits=sink.limits, compression=sink.compression, durable=sink.durable
         )
+        self._last: tuple[int, int] | None = None
+        """The file that we published last: its number, its batches."""
         self._caretaker = Caretaker(queue, Watch(queue.members, lease_seconds=sink.lease_seconds))
         with queue.guarded():
             self.publisher.set_end()
@@ -263,11 +269,12 @@ class _Place:
             )
         return self.publisher.reserve()
 
-    def finish(self, last: int | None, batches: int | None) -> int:
-        """Let the split end behind everything that was made or is being made; returns after how many batches.
+    def publish(self, number: int, batches: Sequence[pa.RecordBatch]) -> bool:
+        self._last = (number, len(batches))
+        return self.publisher.publish(number, batches)
 
-        `last` is the number of the file that we have just published, with so many `batches`.
-        """
+    def finish(self) -> int:
+        """Let the split end behind everything that was made or is being made; returns after how many batches."""
         lanes, per_file = self.publisher.lanes, self.queue.description.batches_per_file
         found = lanes.all()
         made = max(lane.number + 1 if lane.owner is not None else lane.number - lanes.count + 1 for lane in found)
@@ -276,8 +283,8 @@ class _Place:
             if lane.owner is None and lane.number < made and lanes.take(lane, self.member.id):
                 lanes.advance(lane.number, self.member.id)
         end = max(made, 0) * per_file
-        if last is not None and batches is not None and last == made - 1:
-            end -= per_file - batches
+        if self._last is not None and self._last[0] == made - 1:
+            end -= per_file - self._last[1]  # ours is the last file, and may not be full
         lanes.set_end(end)
         return end
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -99,6 +100,7 @@ class QueueSource(Source):
         self._origin: Origin | None = None
         self._first_row = 0
         """The row of its file that the batch begins with."""
+        self._to_commit: deque[State] = deque()
         self._waiting_since: float | None = None
         self._warned = False
         self._put_aside = False
@@ -117,6 +119,7 @@ class QueueSource(Source):
     def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
         if self._pending is None:
             place = self._open()
+            self._commit_now(place)
             self._before = place.reader.state()
             try:
                 delivered = self._next(place)
@@ -181,14 +184,16 @@ class QueueSource(Source):
         self._batch = None if state["batch"] is None else (state["batch"][0], state["batch"][1])
 
     def commit(self, state: Mapping[str, Any] | None = None) -> None:
-        """What was delivered before `state` (of this source, or of its pipeline; None: now) may be deleted."""
+        """What was delivered before `state` (of this source, or of its pipeline; None: now) may be deleted.
+
+        It is, when the next batch is read, which a pipeline does in a thread of its own, or when the source is closed.
+        """
         if self.acknowledge != "committed":
             raise ConfigError('commit is for sources with acknowledge="committed"')
         state = self.state_dict() if state is None else state.get("source", state)
         self._check(state)
-        if state["reader"] is not None and self._place is not None:
-            with self._place.queue.guarded():
-                self._place.reader.commit(state["reader"])
+        if state["reader"] is not None:
+            self._to_commit.append(state["reader"])
 
     def reset(self) -> None:
         """Begin anew, with what is in the queue: all that was not committed, if committing is asked for."""
@@ -202,6 +207,7 @@ class QueueSource(Source):
         self._row = 0
         place, self._place = self._place, None
         if place is not None:
+            self._commit_now(place)
             place.close()
 
     def __enter__(self) -> Self:
@@ -241,6 +247,12 @@ class QueueSource(Source):
         self._put_aside, self._waiting_since = False, None
         place.member.done += delivered is not None
         return delivered
+
+    def _commit_now(self, place: _Place) -> None:
+        while self._to_commit:
+            state = self._to_commit.popleft()
+            if place.queue.path.is_dir():
+                place.reader.commit(state)
 
     def _keep_waiting(self, error: StalledError) -> None:
         """Raises when the time is up; says once, after a while, what is waited for."""

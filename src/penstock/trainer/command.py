@@ -10,10 +10,12 @@ from typing import Any
 from rich.console import Console
 
 from penstock._optional import require
-from penstock.config import load_shared_config, validate
+from penstock.config import SharedConfig, load_shared_config, validate
 from penstock.config.known import SHARED, TRAIN
 from penstock.distributed.ranks import find_rank
 from penstock.errors import ConfigError, PenstockError
+from penstock.fsqueue.finding import DatasetNotFoundError
+from penstock.fsqueue.preparing import read_config
 
 __all__ = ["main"]
 
@@ -33,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Console(stderr=not given).print(_help(), markup=False, highlight=False, soft_wrap=True)
         return 0 if given else 2
     try:
-        config = validate(load_shared_config(given[0], given[1:]))
+        config = _read_config(given[0], given[1:])
         require("torch", "torch")
         return _train(config)
     except KeyboardInterrupt:  # before there was anything to save
@@ -42,6 +44,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, ModuleNotFoundError) and error.name != "torch":
             raise
         return _complain(error)
+
+
+def _read_config(path: str, overrides: Sequence[str]) -> SharedConfig:
+    """The config, checked against what its provider declares too, so that the same command line serves both commands.
+
+    Where the dataset's directory is not at hand, as on a machine that only trains, its settings cannot be known.
+    """
+    try:
+        config, provider = read_config(path, overrides)
+    except DatasetNotFoundError:
+        return validate(load_shared_config(path, overrides))
+    return validate(config, provider.settings, owner=provider.__name__)
 
 
 def _train(config: Mapping[str, Any]) -> int:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
+import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +49,7 @@ ROWS = [{"n": i, "text": f"row {i}", "x": i / 4 if i % 5 else None} for i in ran
 
 
 def batches_of(rows: list[dict[str, Any]], per_batch: int = 3) -> list[pa.RecordBatch]:
-    return pa.Table.from_pylist(rows).combine_chunks().to_batches(max_chunksize=per_batch)
+    return list(pa.Table.from_pylist(rows).combine_chunks().to_batches(max_chunksize=per_batch))
 
 
 def fill(path: Path, batches: list[pa.RecordBatch], **options: Any) -> None:
@@ -96,9 +99,7 @@ TABLES: dict[str, pa.Table] = {
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES.keys())
 @pytest.mark.parametrize("compression", [None, "zstd"])
-def test_every_kind_of_column_comes_out_as_it_went_in(
-    tmp_path: Path, table: pa.Table, compression: str | None
-) -> None:
+def test_every_kind_of_column_comes_out_as_it_went_in(tmp_path: Path, table: pa.Table, compression: str | None) -> None:
     fill(tmp_path / "q", table.to_batches(max_chunksize=1), batches_per_file=3, compression=compression)
     assert read_rows(tmp_path / "q") == table.to_pylist()
 
@@ -154,7 +155,7 @@ def test_any_table_in_any_pieces_comes_out_whole_and_in_order(
         batch_rows=data.draw(st.none() | st.integers(1, 5)),
         batches_per_file=data.draw(st.integers(1, 3)),
     )
-    order = data.draw(st.sampled_from(["any", "strict"]))
+    order: Any = data.draw(st.sampled_from(["any", "strict"]))
     max_rows = data.draw(st.integers(1, 6))
     with QueueSource(path, order=order, timeout_seconds=5) as source:
         found = []
@@ -195,8 +196,9 @@ def test_batches_are_cut_and_joined_to_the_rows_asked_for(tmp_path: Path) -> Non
 @pytest.mark.parametrize("order", ["any", "strict"])
 @pytest.mark.parametrize("count", [1, 8, 9, 15, 16])
 def test_a_reader_stops_where_the_sink_stopped(tmp_path: Path, order: Any, count: int) -> None:
-    fill(tmp_path / "q", batches_of(ROWS[:count], 1))
-    assert read_rows(tmp_path / "q", order=order) == ROWS[:count]
+    rows = ROWS[1 : count + 1]
+    fill(tmp_path / "q", batches_of(rows, 1))
+    assert read_rows(tmp_path / "q", order=order) == rows
 
 
 def test_a_sink_that_got_no_rows_makes_a_queue_that_is_at_its_end(tmp_path: Path) -> None:
@@ -235,7 +237,7 @@ def test_one_of_two_sinks_that_ends_the_split_too_early_is_found_out(tmp_path: P
     one.consume(batches_of(ROWS)[0])
     other.consume(batches_of(ROWS)[1])
     one.flush()
-    with pytest.raises(ConfigError, match="another sink has ended split 'train'.*end=False"):
+    with pytest.raises(ConfigError, match=r"another sink has ended split 'train'.*end=False"):
         other.consume(batches_of(ROWS)[2])
     other.abort()
 
@@ -281,7 +283,7 @@ def test_a_batch_with_other_columns_is_refused_and_the_difference_named(tmp_path
 
 
 def test_a_column_without_a_type_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    with pytest.raises(SchemaError, match="column 'b' has no type.*pass schema="):
+    with pytest.raises(SchemaError, match=r"column 'b' has no type.*pass schema="):
         QueueSink(tmp_path / "q").consume(pa.record_batch({"a": [1], "b": pa.nulls(1)}))
 
 
@@ -330,12 +332,13 @@ def test_a_queue_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_a_full_queue_makes_the_sink_wait_and_then_say_what_for(tmp_path: Path) -> None:
     sink = QueueSink(tmp_path / "q", batches_per_file=1, limits=Limits(2), timeout_seconds=0.2)
-    for batch in batches_of(ROWS)[:2]:
+    for batch in batches_of(ROWS)[:3]:
         assert sink.wait_for_room(0)
         sink.consume(batch)
+    assert len(ready(tmp_path / "q")) == 2
     assert not sink.wait_for_room(0.01)
     with pytest.raises(StalledError, match=r"room in split 'train'.*2 files are ready.*start a reader"):
-        sink.consume(batches_of(ROWS)[2])
+        sink.consume(batches_of(ROWS)[3])
     source = QueueSource(tmp_path / "q")
     source.next_batch(100)
     source.next_batch(100)  # the first file is done with
@@ -415,7 +418,7 @@ def test_a_pipeline_that_reads_an_empty_queue_can_be_stopped(tmp_path: Path) -> 
 def test_a_failed_pipeline_leaves_what_was_published_and_no_traces_of_itself(tmp_path: Path) -> None:
     sink = QueueSink(tmp_path / "q", batches_per_file=1)
     with pytest.raises(StageError, match="cannot stand 30"):
-        Pipeline(RowsSource(ROWS), [FailingTransform("n", [30])], sink, PipelineConfig(workers=1)).run()
+        Pipeline(RowsSource(ROWS), [FailingTransform("n", [30]).transform], sink, PipelineConfig(workers=1)).run()
     assert list((tmp_path / "q" / "members").iterdir()) == []
     assert not [name for name in Queue.open(tmp_path / "q").split("train").names() if name.endswith(".tmp")]
 
@@ -429,20 +432,34 @@ def test_a_sink_keeps_the_contract_of_sinks() -> None:
     assert_sink_contract(lambda directory: QueueSink(directory / "q", batches_per_file=2), see)
 
 
+def copies(path: Path) -> Callable[[], Path]:
+    """A new copy of a queue with each call: a state that is loaded says what is done with."""
+    numbers = itertools.count()
+
+    def copy() -> Path:
+        return Path(shutil.copytree(path, path.with_name(f"{path.name}-{next(numbers)}")))
+
+    return copy
+
+
 @pytest.mark.parametrize("order", ["strict", "any"])
 def test_a_source_keeps_the_contract_of_sources(tmp_path: Path, order: Any) -> None:
     fill(tmp_path / "q", batches_of(ROWS[:11], 4), batches_per_file=2)
+    copy = copies(tmp_path / "q")
     assert_source_contract(
-        lambda: QueueSource(tmp_path / "q", order=order, acknowledge="committed", timeout_seconds=5), ROWS[:11]
+        lambda: QueueSource(copy(), order=order, acknowledge="committed", timeout_seconds=5), ROWS[:11]
     )
 
 
-def test_a_pipeline_from_a_queue_resumes_at_every_batch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("order", ["strict", "any"])
+def test_a_pipeline_from_a_queue_resumes_at_every_batch(
+    tmp_path: Path, order: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fill(tmp_path / "q", batches_of(ROWS[:14], 4), batches_per_file=2)
-    config = PipelineConfig(workers=1, batch_rows=3)
-    assert_resumes_exactly(
-        lambda: Pipeline(QueueSource(tmp_path / "q", order="strict", acknowledge="committed"), config=config)
-    )
+    copy, config = copies(tmp_path / "q"), PipelineConfig(workers=1, batch_rows=3)
+    # The same pipeline, as far as it says, whichever copy it reads.
+    monkeypatch.setattr(QueueSource, "__repr__", lambda source: "QueueSource()")
+    assert_resumes_exactly(lambda: Pipeline(QueueSource(copy(), order=order, acknowledge="committed"), config=config))
 
 
 # -- states ----------------------------------------------------------------------------------------------------------
@@ -471,12 +488,12 @@ def test_a_state_in_the_middle_of_a_batch_resumes_at_the_row(tmp_path: Path, ord
 def test_what_was_committed_is_deleted_and_the_rest_stays(tmp_path: Path) -> None:
     fill(tmp_path / "q", batches_of(ROWS, 4), batches_per_file=2)
     for order in ("strict", "any"):
-        source = QueueSource(tmp_path / "q", order=order, acknowledge="committed")  # type: ignore[arg-type]
+        source = QueueSource(tmp_path / "q", order=order, acknowledge="committed")
         for _ in range(3):
             source.next_batch(100)
         source.commit()
         source.close()
-    assert [number for number, _ in ready(tmp_path / "q")] == [2, 3, 4]
+    assert [number for number, _ in ready(tmp_path / "q")] == [3, 4]
 
 
 def test_commit_takes_the_state_of_a_pipeline(tmp_path: Path) -> None:
@@ -486,8 +503,8 @@ def test_commit_takes_the_state_of_a_pipeline(tmp_path: Path) -> None:
     stream = iter(pipeline)
     next(stream), next(stream)
     source.commit(pipeline.state_dict())
-    assert [number for number, _ in ready(tmp_path / "q")][0] in (1, 2)
     stream.close()  # type: ignore[attr-defined]
+    assert [number for number, _ in ready(tmp_path / "q")] == [2, 3, 4]
     with pytest.raises(ConfigError, match="commit is for sources"):
         QueueSource(tmp_path / "q").commit()
 
@@ -538,7 +555,9 @@ def test_a_pipeline_that_may_skip_bad_input_puts_a_damaged_file_aside_and_counts
     sink = MemorySink()
     report = Pipeline(QueueSource(tmp_path / "q"), [], sink, PipelineConfig(on_error="skip")).run()
     assert sink.rows() == ROWS[:10] + ROWS[20:]
-    assert report.skipped == {"a file of the queue is unreadable": 1}
+    [(reason, count)] = report.skipped.items()
+    assert reason.endswith(": a file of the queue is unreadable")
+    assert count == 1
 
 
 def test_a_batch_knows_which_file_and_row_it_came_from(tmp_path: Path) -> None:

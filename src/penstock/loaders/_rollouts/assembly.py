@@ -23,7 +23,12 @@ __all__ = ["RolloutForm", "RolloutLayout", "assemble", "truncate"]
 
 Ints = npt.NDArray[np.int64]
 # What the columns of a table are called in a batch.
-_PER_TOKEN = {"logprobs": "old_log_probs", "ref_logprobs": "ref_log_probs", "values": "values"}
+_PER_TOKEN = {
+    "logprobs": "old_log_probs",
+    "ref_logprobs": "ref_log_probs",
+    "values": "values",
+    "token_rewards": "token_scores",  # as given; what is computed of them is handed in as token_rewards
+}
 _PER_ROW = {
     "rewards": "rewards",
     "groups": "groups",
@@ -173,9 +178,6 @@ def _token_columns(
     for old, new in _PER_TOKEN.items():
         if (column := getattr(table, old)) is not None:
             found[new] = column
-    if table.token_rewards is not None:
-        # What was computed of them may be handed in under their name: then these are the scores it was computed of.
-        found["token_scores" if "token_rewards" in given else "token_rewards"] = table.token_rewards
     found |= given
     for name, column in (found | {"loss_mask": table.loss_mask}).items():
         if len(column) != len(table):

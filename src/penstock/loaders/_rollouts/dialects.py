@@ -22,6 +22,10 @@ LISTED = (
     *("sequences", "action_mask", "tokens", *PER_TOKEN),
 )
 """Fields that hold a list of numbers for each rollout."""
+MATTER = (*("prompt_ids", "response_ids", "loss_mask", "attention_mask", "prompt_mask", *PER_TOKEN), "reward", "group")
+"""Fields that must not be missed because of their name, beside the policy's version."""
+MEANT = {"action_mask": "loss_mask", "completion_mask": "loss_mask", "tool_mask": "loss_mask"}
+"""What a field is called that has a meaning of its own only beside others of its dialect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,11 +249,12 @@ def _check_near_misses(
 ) -> None:
     """Refuse a name that is nearly that of a field nobody gave, or that is what others call such a field."""
     for name in extras:
-        for field in FIELDS:
+        for field in (*MATTER, "policy_version"):
             if field in fields or (field in LISTED) != listed[name]:
                 continue
-            whose = next((d for d in DIALECTS if name in d.names.get(field, ()) and len(name) > 2), None)
-            known = {*dialect.names.get(field, ()), *OURS.names.get(field, ())}
+            theirs = (field, *(other for other, meant in MEANT.items() if meant == field and other not in fields))
+            whose = next((d for d in DIALECTS if any(name in d.names.get(other, ()) for other in theirs)), None)
+            known = (*dialect.names.get(field, ()), *OURS.names.get(field, ()))
             near = None if whose is not None else next((other for other in known if _alike(name, other)), None)
             if whose is None and near is None:
                 continue
