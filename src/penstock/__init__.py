@@ -44,12 +44,15 @@ if TYPE_CHECKING:
         FailureBudgetError,
         PenstockError,
         PluginError,
+        QueueNotFoundError,
         ResumeError,
         SchemaError,
         StageError,
+        StaleQueueError,
         StalledError,
         StoppedError,
     )
+    from penstock.fsqueue import DataProviderBase, DatasetConsumer
     from penstock.loaders.base import DataLoader
     from penstock.loaders.batch import TrainingBatch
     from penstock.loaders.configuration import LoaderConfig, load_config
@@ -90,6 +93,8 @@ __all__ = [
     "DataError",
     "DataLoader",
     "DataProcessor",
+    "DataProviderBase",
+    "DatasetConsumer",
     "DirectoryRendezvous",
     "EndOfEpoch",
     "Endless",
@@ -112,6 +117,7 @@ __all__ = [
     "Position",
     "Prepared",
     "PretrainDataLoader",
+    "QueueNotFoundError",
     "Rank",
     "Recipe",
     "Rendezvous",
@@ -127,6 +133,7 @@ __all__ = [
     "Skip",
     "Source",
     "StageError",
+    "StaleQueueError",
     "StalledError",
     "Stateful",
     "Step",
@@ -244,5 +251,9 @@ __getattr__ = lazy(
         "find_rendezvous": "penstock.distributed",
         "worker_rank": "penstock.distributed",
         "LoaderOptions": "penstock.loaders.options",
+        "QueueNotFoundError": "penstock.errors",
+        "StaleQueueError": "penstock.errors",
+        "DataProviderBase": "penstock.fsqueue",
+        "DatasetConsumer": "penstock.fsqueue",
     },
 )

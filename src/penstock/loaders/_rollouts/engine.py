@@ -226,8 +226,7 @@ class RolloutEngine:
             held = self._round(place)
             if held is None:
                 return None
-            if not place.begun:
-                place = replace(place, version=held.version, counts=place.counting(held.dropped))
+            place = _entered(held, place)
             found = self._cut(held, place, size) if len(held) else None
             if found is not None:
                 end, rows = found
@@ -238,19 +237,18 @@ class RolloutEngine:
                 return None  # a whole epoch without a single minibatch
 
     def _settled(self, held: Round, place: Place, size: int) -> Place:
-        """The place, or that of the next epoch if nothing of this one is left."""
-        while True:
-            if len(held) and self._cut(held, place, size) is not None:
-                return place
+        """The place, or that of the next epoch if nothing of this one is left. A live source is not waited for."""
+        while not len(held) or self._cut(held, place, size) is None:
             epoch, place = place.epoch, self._after(held, place)
             if place.epoch != epoch or self.source.live:
-                return place
+                break
             if not place.begun:
                 ahead = self._round(place)
-                assert ahead is not None  # its cursor says that there is one
-                held = ahead
-                if not len(held):
-                    place = replace(place, counts=place.counting(held.dropped))
+                assert ahead is not None  # the cursor says that there is one
+                if len(ahead) and self._cut(ahead, place, size) is not None:
+                    break
+                held, place = ahead, _entered(ahead, place)
+        return place
 
     def _cut(self, held: Round, place: Place, size: int) -> tuple[int, Ints] | None:
         """The units from a place on that fill a minibatch: where they end, and their rows. None at the end of a pass,
@@ -391,12 +389,13 @@ class RolloutEngine:
             "kind": "rollouts",
             "facts": self.facts(),
             "global_batch": self.global_batch,
+            "policy_version": self.version,
             "position": {
                 "epoch": position.epoch,
                 "step": position.step,
                 "cursor": position.cursor,
                 "number": position.number,
-                "policy_version": position.version if position.begun else self.version,
+                "policy_version": position.version if position.begun else None,
                 "ppo_epoch": position.ppo_epoch,
                 "unit": position.unit,
                 "minibatch": position.minibatch,
@@ -434,10 +433,10 @@ class RolloutEngine:
             minibatch=given["minibatch"],
             counts=tuple(sorted(given["counts"].items())),
         )
-        if given["policy_version"] is not None:
-            self.version = given["policy_version"]
+        if state["policy_version"] is not None:
+            self.version = state["policy_version"]
         self._held = None
-        return place if place.begun else replace(place, version=None)
+        return place
 
     def commit(self, state: Mapping[str, Any]) -> None:
         self.source.commit(state["position"]["cursor"])
@@ -461,6 +460,13 @@ _RULES = (
     "prompt_truncation",
     "response_truncation",
 )
+
+
+def _entered(held: Round, place: Place) -> Place:
+    """The place, knowing what it knows once something of its rollout batch is used."""
+    if place.begun:
+        return place
+    return replace(place, version=held.version, counts=place.counting(held.dropped))
 
 
 def _blanked(

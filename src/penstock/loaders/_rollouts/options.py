@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 from operator import index
 from typing import Any, Literal
 
+import numpy.typing as npt
+
 from penstock._dtypes import did_you_mean
 from penstock.errors import ConfigError
 from penstock.loaders._rollouts.placing import RolloutForm
@@ -114,7 +116,7 @@ class RolloutOptions:
                 names = [str(choice) for choice in allowed]
                 raise ConfigError(f"{name} is one of {', '.join(names)}, got {value!r}{did_you_mean(str(value), names)}")
 
-    def form(self, options: Options, pad_id: int) -> RolloutForm:
+    def form(self, options: Options, pad_id: int, integer: npt.DTypeLike) -> RolloutForm:
         """What batches look like."""
         return RolloutForm(
             padding="free" if options.padding_free else self.padding,
@@ -124,6 +126,7 @@ class RolloutOptions:
             max_response_length=self.max_response_length,
             prompt_truncation=self.prompt_truncation,
             response_truncation=self.response_truncation,
+            integer=integer,
             fields=options.wanted_fields,
         )
 

@@ -53,16 +53,23 @@ class Problems:
         self.places = places
         self._told: list[str] = []
         self._more = 0
+        self._rows: set[int] = set()
         self._first: int | None = None
 
     def __bool__(self) -> bool:
         return bool(self._told)
 
     def add(self, rows: npt.ArrayLike, tell: Callable[[int], str]) -> None:
-        """The same trouble in some rows; `tell` says it of one of them."""
+        """The same trouble in some rows; `tell` says it of one of them.
+
+        A row is told of once: what else is wrong with it may follow from that.
+        """
         bad = np.asarray(rows, np.int64).reshape(-1)
+        if len(bad) and self._rows:
+            bad = bad[~np.isin(bad, list(self._rows))]
         if not len(bad):
             return
+        self._rows.update(bad.tolist())
         if self._first is None:
             self._first = int(bad[0])
         for number, row in enumerate(bad[:ALIKE].tolist(), 1):

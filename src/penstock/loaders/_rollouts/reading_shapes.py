@@ -18,7 +18,7 @@ from penstock.loaders._rollouts.reading_columns import EXPECTED, Column, Kind, L
 from penstock.loaders._rollouts.reading_problems import Problems
 from penstock.loaders._rollouts.table import Ragged
 
-__all__ = ["Parts", "read_parts", "windows"]
+__all__ = ["Parts", "firsts", "lasts", "read_parts", "windows"]
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -100,7 +100,7 @@ def _unpadded(reader: Reader, parts: Parts, response: Lists) -> Parts:
             "length says what of it is padding; give attention_mask, or a list of arrays of their own lengths"
         )
         return parts
-    return _cut(parts, response, _last(ends.ragged) + 1)
+    return _cut(parts, response, lasts(ends.ragged) + 1)
 
 
 def _by_attention(reader: Reader, parts: Parts, response: Lists, attention: Lists) -> Parts:
@@ -119,7 +119,7 @@ def _by_attention(reader: Reader, parts: Parts, response: Lists, attention: List
         return parts
     behind = windows(attention.ragged, before, response.lengths)
     lengths = _sums(behind)
-    holes = np.flatnonzero(_last(behind) + 1 != lengths)
+    holes = np.flatnonzero(lasts(behind) + 1 != lengths)
     reader.problems.add(
         holes,
         lambda row: f"{reader.called('attention_mask')} has zeros between the tokens of the response; padding is behind",
@@ -195,9 +195,9 @@ def _from_sequences(reader: Reader, per_token: dict[str, Lists]) -> Parts:
         shown = attention.lengths
         if _refused(reader, shown != total, lambda row: f"attention_mask has {shown[row]} entries for {total[row]} tokens"):
             return Parts(whole, None)
-        begin, end = np.minimum(_first(attention.ragged), total), _last(attention.ragged) + 1
+        begin, end = np.minimum(firsts(attention.ragged), total), lasts(attention.ragged) + 1
     ahead = total - covered  # tokens before the first that the mask is about
-    start = np.clip(_first(actions.ragged) + ahead, begin, np.maximum(begin, end))
+    start = np.clip(firsts(actions.ragged) + ahead, begin, np.maximum(begin, end))
     lengths = np.maximum(end - start, 0)
 
     def of_response(lists: Lists) -> Lists:
@@ -264,7 +264,7 @@ def _sums(flags: Ragged) -> Ints:
     return np.asarray(running[flags.offsets[1:]] - running[flags.offsets[:-1]], np.int64)
 
 
-def _first(flags: Ragged) -> Ints:
+def firsts(flags: Ragged) -> Ints:
     """The place of the first True in each row; the length of the row where there is none."""
     where = np.flatnonzero(flags.values)
     rows, at = np.unique(np.searchsorted(flags.offsets, where, "right") - 1, return_index=True)
@@ -273,7 +273,7 @@ def _first(flags: Ragged) -> Ints:
     return found
 
 
-def _last(flags: Ragged) -> Ints:
+def lasts(flags: Ragged) -> Ints:
     """The place of the last True in each row; -1 where there is none."""
     where = np.flatnonzero(flags.values)[::-1]
     rows, at = np.unique(np.searchsorted(flags.offsets, where, "right") - 1, return_index=True)

@@ -84,7 +84,7 @@ def read_turns(column: Column, given: Parts, problems: Problems) -> Parts:
     if given.prompt is not None:
         firsts = turns.bounds[:-1]
     in_response = np.arange(count) >= firsts[rows]
-    edges = np.concatenate((ids.ragged.offsets[turns.bounds[:-1]], ids.ragged.offsets[-1:]))
+    edges = ids.ragged.offsets[turns.bounds]
     behind = np.repeat(in_response, ids.lengths)
     flags = np.repeat(own, ids.lengths)
     if masks is not None:
