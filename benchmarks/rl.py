@@ -6,6 +6,9 @@
 `gae`: advantages and returns of 1024 x 4096 tokens, masked: `padded` has responses of 1000 to 4096 tokens, `gaps` tool
 output in the middle of them as well. `grpo`: 65,536 responses in groups of 8, with ids in order (`ids`), in any order
 (`shuffled`), as strings (`strings`), and as a group size (`size`).
+`assembly`: 512 rollouts of 4096 tokens (`full`), or of 456 to 4096 (`ragged`), with log-probs, reference log-probs,
+values, advantages and returns, dealt to 8 ranks by length and made into the batches of all of them, as torch tensors,
+in one thread. The peer's way is that of TRL, which has a tensor for each rollout and column, and pads lists of them.
 The formulas of the peers are written here as plain torch, as their trainers run them: a loop over tokens, with all rows
 in each step (TRL's PPO, which knows no gaps; verl, which skips them), products of chunks of 128 in float32 with a loop
 over chunks (slime), a loop over responses with a dictionary of groups (verl's GRPO), and reshaping, for groups that are
@@ -27,6 +30,10 @@ import numpy as np
 import torch
 from table import table
 
+from penstock.loaders._rollouts.assembly import RolloutForm, assemble
+from penstock.loaders._rollouts.batch import RolloutBatch
+from penstock.loaders._rollouts.dealing import deal_rows
+from penstock.loaders._rollouts.table import Ragged, RolloutTable
 from penstock.transforms.advantages import gae, grpo
 
 GAMMA, LAM = 0.99, 0.95
@@ -186,7 +193,105 @@ def grpo_suite(responses: int = 65_536, size: int = 8) -> dict[str, list[Case]]:
     return suite
 
 
-SUITES: dict[str, Callable[[], dict[str, list[Case]]]] = {"gae": gae_suite, "grpo": grpo_suite}
+def assembly_suite(count: int = 512, tokens: int = 4096, world: int = 8) -> dict[str, list[Case]]:
+    rng = np.random.default_rng(2)
+    prompts = rng.integers(256, 1025, count)
+    suite = {}
+    for name, responses in (("full", tokens - prompts), ("ragged", rng.integers(200, tokens - 1024 + 1, count))):
+        rollouts = made_up(rng, prompts, responses)
+        offsets = rollouts.response_ids.offsets
+        extra = {
+            key: Ragged(rng.normal(size=offsets[-1]).astype(np.float32), offsets) for key in ("advantages", "returns")
+        }
+        sides = lambda t=rollouts, e=extra: ranks_of(t, e, RolloutForm(), world)  # noqa: E731
+        free = lambda t=rollouts, e=extra: ranks_of(t, e, RolloutForm(padding="free"), world)  # noqa: E731
+        lists = as_tensors(rollouts, extra)
+        trl = lambda t=rollouts, c=lists: [trl_padding(c, rows) for rows in deal_rows(t.lengths, world)]  # noqa: E731
+        for ours, theirs in zip(sides(), trl()):
+            view = ours.as_trl()
+            assert all(torch.equal(view[key], theirs[key]) for key in ("prompt_ids", "completion_ids", "advantages"))
+        suite[f"assembly, {name}"] = [
+            Case("penstock, padded", sides),
+            Case("penstock, padding-free", free),
+            Case("penstock, dealing alone", lambda t=rollouts: deal_rows(t.lengths, world)),
+            Case("TRL's padding", trl),
+        ]
+    return suite
+
+
+def made_up(rng: np.random.Generator, prompts: np.ndarray[Any, Any], responses: np.ndarray[Any, Any]) -> RolloutTable:
+    """Rollouts of these lengths, with every column that is not text."""
+
+    def ragged(lengths: np.ndarray[Any, Any], make: Callable[[int], np.ndarray[Any, Any]]) -> Ragged:
+        ends = np.cumsum(lengths)
+        return Ragged(make(int(ends[-1])), np.concatenate([[0], ends]))
+
+    count = len(prompts)
+    names = np.array([str(number) for number in range(count)], object)
+    numbers = [ragged(responses, lambda size: rng.normal(size=size).astype(np.float32)) for _ in range(3)]
+    return RolloutTable(
+        prompt_ids=ragged(prompts, lambda size: rng.integers(1, 150_000, size)),
+        response_ids=ragged(responses, lambda size: rng.integers(1, 150_000, size)),
+        loss_mask=ragged(responses, lambda size: rng.random(size) < 0.9),
+        rewards=rng.normal(size=count),
+        groups=np.array([number // 8 for number in range(count)], object),
+        versions=np.zeros(count, np.int64),
+        tokenized=np.zeros(count, bool),
+        ids=names,
+        finish_reasons=names,
+        metadata=np.array([{} for _ in range(count)], object),
+        logprobs=numbers[0],
+        ref_logprobs=numbers[1],
+        values=numbers[2],
+    )
+
+
+def ranks_of(rollouts: RolloutTable, extra: dict[str, Ragged], form: RolloutForm, world: int) -> list[RolloutBatch]:
+    """The batches of all ranks."""
+    dealt = deal_rows(rollouts.lengths, world)
+    return [RolloutBatch.from_numpy(*assemble(rollouts, form, rows=rows, per_token=extra)) for rows in dealt]
+
+
+def as_tensors(rollouts: RolloutTable, extra: dict[str, Ragged]) -> dict[str, list[torch.Tensor]]:
+    columns = {
+        "prompt_ids": rollouts.prompt_ids,
+        "completion_ids": rollouts.response_ids,
+        "tool_mask": rollouts.loss_mask,
+        "old_per_token_logps": rollouts.logprobs,
+        "ref_per_token_logps": rollouts.ref_logprobs,
+        "values": rollouts.values,
+        **extra,
+    }
+    return {
+        key: [torch.from_numpy(column[row].copy()) for row in range(len(rollouts))]
+        for key, column in columns.items()
+        if column is not None
+    }
+
+
+def trl_padding(columns: dict[str, list[torch.Tensor]], rows: np.ndarray[Any, Any]) -> dict[str, torch.Tensor]:
+    """Each column of a rank, and masks of ones for its ids, written row by row; and what a model is given."""
+    chosen = {key: [column[row] for row in rows.tolist()] for key, column in columns.items()}
+    for part in ("prompt", "completion"):
+        chosen[f"{part}_mask"] = [torch.ones_like(ids) for ids in chosen[f"{part}_ids"]]
+    found = {}
+    for key, tensors in chosen.items():
+        longest = max(len(tensor) for tensor in tensors)
+        found[key] = torch.full((len(tensors), longest), 0, dtype=tensors[0].dtype)
+        for row, tensor in enumerate(tensors):
+            start = longest - len(tensor) if key.startswith("prompt") else 0
+            found[key][row, start : start + len(tensor)] = tensor
+    mask = torch.cat([found["prompt_mask"], found["completion_mask"]], dim=1)
+    found["input_ids"] = torch.cat([found["prompt_ids"], found["completion_ids"]], dim=1)
+    found["attention_mask"], found["position_ids"] = mask, (mask.cumsum(1) - 1).clamp(min=0)
+    return found
+
+
+SUITES: dict[str, Callable[[], dict[str, list[Case]]]] = {
+    "gae": gae_suite,
+    "grpo": grpo_suite,
+    "assembly": assembly_suite,
+}
 
 
 def run(title: str, cases: list[Case], runs: int) -> None:

@@ -14,6 +14,7 @@ from penstock.cli.plan import plan
 from penstock.cli.plugins import plugins
 from penstock.cli.prepare import prepare
 from penstock.cli.probe_isolation import probe_isolation
+from penstock.cli.queue import queue
 from penstock.cli.run import run
 from penstock.cli.show import show
 from penstock.cli.trace import trace
@@ -31,6 +32,7 @@ app = typer.Typer(
 for verb in (run, prepare, show, lint, info, plan, trace, verify_resume, probe_isolation, bench):
     app.command()(verb)
 app.command()(plugins)
+app.add_typer(queue)
 
 
 def _show_version(wanted: bool) -> None:

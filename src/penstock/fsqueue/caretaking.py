@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 from dataclasses import dataclass, field
 
-from penstock.fsqueue.lanes import Lane, Lanes
-from penstock.fsqueue.layout import Published, SplitDirectory
+from penstock.fsqueue.lanes import Lanes
+from penstock.fsqueue.layout import Published, SplitDirectory, name_of_temporary
 from penstock.fsqueue.members import Watch
 from penstock.fsqueue.queue import Queue
 
@@ -40,6 +41,7 @@ class Caretaker:
 
     def __init__(self, queue: Queue, watch: Watch) -> None:
         self.queue, self.watch = queue, watch
+        self.id = f"k{secrets.token_hex(6)}"
         self.claims_returned = 0
         self._next = watch.clock() + watch.lease_seconds / 4
 
@@ -55,12 +57,11 @@ class Caretaker:
         for split in self.queue.description.splits:
             directory = self.queue.split(split)
             self._free_claims(directory, found)
-            # Before the lanes: a provider that is not dead after all, but late, has nothing to publish then.
+            self._free_lanes(directory, found)
             for name, owner in directory.temporaries():
                 if self.watch.is_dead(owner):
                     (directory.path / name).unlink(missing_ok=True)
                     found.temporaries.append(name)
-            self._free_lanes(directory, found)
         # Last, so that whoever sees a member gone sees nothing of it left.
         for owner in list(self.watch.look()):
             if self.watch.is_dead(owner):
@@ -79,19 +80,25 @@ class Caretaker:
     def _free_lanes(self, directory: SplitDirectory, found: Found) -> None:
         lanes = Lanes(directory.lanes, self.queue.description.lanes)
         for lane in lanes.all():
-            if lane.owner is not None and self.watch.is_dead(lane.owner) and settle(directory, lanes, lane):
+            if lane.owner is None or not self.watch.is_dead(lane.owner) or not lanes.take(lane, self.id):
+                continue
+            # The lane is ours, so its owner, if it is late rather than dead, begins to publish no more; and what it
+            # had begun to publish it cannot end without this file.
+            temporary = name_of_temporary(f"{lane.number:012d}", lane.owner)
+            (directory.path / temporary).unlink(missing_ok=True)
+            if settle(directory, lanes, lane.number, self.id):
                 found.lanes.append(lane.number)
 
 
-def settle(directory: SplitDirectory, lanes: Lanes, lane: Lane) -> bool:
-    """A lane's owner will do no more about it: on to the next number, or True if this one has to be made anew."""
-    # Its owner may have published the file and died before it could say so. Who acknowledges a file moves its lane on
-    # first, so a file that is not there was never published. We look twice: one that is just being renamed can be
-    # missed by a listing.
-    if any(file.number == lane.number for _ in range(2) for file in directory.files()):
-        lanes.advance(lane.number, lane.owner)
+def settle(directory: SplitDirectory, lanes: Lanes, number: int, owner: str) -> bool:
+    """The owner of a lane will make nothing: on to the next number, or True if this one has to be made anew."""
+    # The file may have been published, by somebody who died before he could say so. Who acknowledges a file moves its
+    # lane on first, so a file that is not there was never published. We look twice: one that is just being renamed can
+    # be missed by a listing.
+    if any(file.number == number for _ in range(2) for file in directory.files()):
+        lanes.advance(number, owner)
         return False
-    return lane.owner is not None and lanes.release(lane.number, lane.owner)
+    return lanes.release(number, owner)
 
 
 class Acknowledger:

@@ -161,7 +161,7 @@ def look(queue: Queue) -> Status:
         return Status(
             queue.path,
             queue.fingerprint,
-            queue.meta,
+            dict(queue.description.meta),
             dict(queue.description.settings),
             [_split_status(queue, split) for split in queue.description.splits],
             _members(queue),

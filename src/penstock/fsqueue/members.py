@@ -25,7 +25,7 @@ from typing import Any
 import orjson
 
 from penstock.errors import ConfigError
-from penstock.fsqueue.layout import name_of_temporary, rename
+from penstock.fsqueue.layout import rename
 from penstock.pipeline.ticking import Ticker
 
 __all__ = ["Member", "Membership", "Watch", "living"]
@@ -116,10 +116,11 @@ class Membership:
             return
         if self._overdue:
             self.lapses += 1
+        now = self.clock()  # before the rename: the lease counts from when others can see it
         new = Member(self.id, self.lease_seconds, self._beat + 1, self.done).name
         try:
             if rename(self.directory, old, new):
-                self._name, self._beat, self._last = new, self._beat + 1, self.clock()
+                self._name, self._beat, self._last = new, self._beat + 1, now
             elif self.directory.is_dir():
                 self._enter()  # others took us for dead, and tidied up
         except OSError as error:
@@ -139,11 +140,15 @@ class Membership:
             "pid": os.getpid(),
             "since": time.strftime("%Y-%m-%d %H:%M:%S"),
         }
+        now = self.clock()
         name = Member(self.id, self.lease_seconds, self._beat, self.done).name
-        temporary = self.directory / name_of_temporary(self.id, self.id)
-        temporary.write_bytes(orjson.dumps(facts))
-        temporary.rename(self.directory / name)
-        self._name, self._last = name, self.clock()
+        # Under its own name from the start: what is left of one who dies here goes the way of all members.
+        try:
+            (self.directory / name).write_bytes(orjson.dumps(facts))
+        except OSError:
+            (self.directory / name).unlink(missing_ok=True)
+            raise
+        self._name, self._last = name, now
 
 
 class Watch:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -41,12 +41,13 @@ from penstock.fsqueue.members import Membership, Watch
 from penstock.fsqueue.publisher import Limits, Publisher
 from penstock.fsqueue.queue import Description, Queue, schema_of
 from penstock.fsqueue.waiting import Patience
-from penstock.types import Schema
+from penstock.types import Field, Schema
 
 __all__ = ["DataProviderBase", "Progress"]
 
 _LANES = 64
 _TOLD_EVERY = 0.5
+_NUMBERS = frozenset(np.dtype(code).name for code in "?bhilqBHILQefd")
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,14 +226,7 @@ class DataProviderBase(ABC):
         for entry in schema:
             if entry.name in batch:
                 arrays[entry.name] = array = _as_array(batch[entry.name])
-                shape = (self.batch_size, *(entry.shape or ()))
-                fits = len(array.shape) == len(shape) and all(
-                    wanted in (None, given) for wanted, given in zip(shape, array.shape)
-                )
-                if not fits:
-                    problems.append(f"{entry.name!r} has shape {list(array.shape)}, expected {list(shape)}")
-                if array.dtype != object and array.dtype.name != entry.dtype and entry.dtype != "string":
-                    problems.append(f"{entry.name!r} has dtype {array.dtype.name}, expected {entry.dtype}")
+                problems += [f"{entry.name!r} {problem}" for problem in _misfits(array, entry, self.batch_size)]
         if problems:
             raise SchemaError(f"{where}: {'; '.join(problems)}")
         return arrays
@@ -243,7 +237,29 @@ def _as_array(value: Any) -> npt.NDArray[Any]:
     detach = getattr(value, "detach", None)
     if detach is not None:
         value = detach().cpu().numpy()
+    if isinstance(value, list | tuple) and len({np.shape(row) for row in value}) > 1:
+        rows = np.empty(len(value), object)  # of different lengths
+        rows[:] = [np.asarray(row) for row in value]
+        return rows
     return np.asarray(value)
+
+
+def _misfits(array: npt.NDArray[Any], entry: Field, rows: int) -> Iterator[str]:
+    """What is wrong with the array of a field, in words."""
+    shape = entry.shape or ()
+    if array.dtype == object and None in shape and array.shape == (rows,):
+        for row in map(np.asarray, array):  # of different lengths
+            yield from _differences(row, shape, entry.dtype, "a row of ")
+    else:
+        yield from _differences(array, (rows, *shape), entry.dtype)
+
+
+def _differences(array: npt.NDArray[Any], shape: tuple[int | None, ...], dtype: str, where: str = "") -> Iterator[str]:
+    fits = array.ndim == len(shape) and all(wanted in (None, given) for wanted, given in zip(shape, array.shape))
+    if not fits:
+        yield f"has {where}shape {list(array.shape)}, expected {list(shape)}"
+    if array.dtype.name != dtype and (dtype in _NUMBERS or array.dtype.name in _NUMBERS):
+        yield f"has {where}dtype {array.dtype.name}, expected {dtype}"
 
 
 def _number_of(split: str) -> int:

@@ -16,7 +16,7 @@ from penstock.errors import ConfigError
 from penstock.fsqueue.caretaking import settle
 from penstock.fsqueue.cursors import read_floor
 from penstock.fsqueue.filing import COMPRESSIONS, encode, write
-from penstock.fsqueue.lanes import Lane, Lanes
+from penstock.fsqueue.lanes import Lanes
 from penstock.fsqueue.layout import Published, name_of_temporary, rename
 from penstock.fsqueue.members import Membership
 from penstock.fsqueue.queue import Queue, how_to_purge
@@ -71,7 +71,6 @@ class Publisher:
         self._last_size = 0
         self._ceiling = 0
         """How many files may have been made, by all providers, until it is time to look again."""
-        self._lapses = member.lapses
 
     @property
     def ended(self) -> bool:
@@ -111,7 +110,6 @@ class Publisher:
             self._ceiling = begun - making + self._room()
             if begun >= self._ceiling and not self._is_next(free[0].number):
                 return None
-        self._lapses = self.member.lapses
         for lane in free:
             if self.lanes.take(lane, self.member.id):
                 return lane.number
@@ -129,8 +127,10 @@ class Publisher:
         target = self.directory.at(encoded.file)
         temporary = self.directory.path / name_of_temporary(f"{number:012d}", self.member.id)
         write(temporary, encoded.data, durable=self.durable, shown=target)
-        taken_over = self.member.lapsed(self._lapses) and not self.lanes.holds(number, self.member.id)
-        if taken_over or not rename(self.directory.path, temporary.name, target.name):
+        # Our lease may have run out without our knowing. Who takes a lane over removes this file next, then looks for
+        # the target: so either both of the following succeed, or nothing is published.
+        ours = self.lanes.holds(number, self.member.id)
+        if not ours or not rename(self.directory.path, temporary.name, target.name):
             temporary.unlink(missing_ok=True)
             os.stat(self.directory.lanes)  # raises if it is not the file alone that is gone
             self.late += 1
@@ -146,7 +146,7 @@ class Publisher:
     def give_up(self, number: int) -> None:
         """The number will not be made by us, unless that has just been done."""
         if self.directory.path.is_dir():
-            settle(self.directory, self.lanes, Lane(number, self.member.id))
+            settle(self.directory, self.lanes, number, self.member.id)
 
     def _has_begun(self, number: int) -> bool:
         """Whether a number was taken, now or ever: its lane has an owner, or is past it."""

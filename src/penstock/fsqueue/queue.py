@@ -30,6 +30,7 @@ __all__ = ["Description", "Queue", "purge"]
 _VERSION = 1
 _FILE = "queue.json"
 _SPLIT = re.compile(r"[A-Za-z0-9][\w.-]*")
+_TAKEN = ("members", _FILE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +44,10 @@ class Description:
     splits: Sequence[str]
 
     def __post_init__(self) -> None:
-        if not self.splits:
-            raise ConfigError("a queue has at least one split, got none")
+        if not self.splits or isinstance(self.splits, str):
+            raise ConfigError(f"a queue has a list of splits, one at least, got {self.splits!r}")
         for split in self.splits:
-            if not isinstance(split, str) or _SPLIT.fullmatch(split) is None or split == "members":
+            if not isinstance(split, str) or _SPLIT.fullmatch(split) is None or split in _TAKEN:
                 raise ConfigError(f"a split's name is made of letters, digits, '_', '.' and '-', got {split!r}")
 
     @property
@@ -101,11 +102,13 @@ class Queue:
                 f"that made it, or {how_to_purge(path)}"
             )
         try:
-            description = Description(facts["meta"], facts["settings"], facts["splits"])
+            description = Description(dict(facts["meta"]), dict(facts["settings"]), facts["splits"])
             schema_of(description.meta)
             fingerprint = str(facts["fingerprint"])
             if description.fingerprint != fingerprint or description.lanes < 1 or description.batches_per_file < 1:
                 raise ValueError("its contents do not have the fingerprint it names")
+            if missing := [split for split in description.splits if not (path / split).is_dir()]:
+                raise ValueError(f"there is no directory for the splits {missing}")
         except (KeyError, TypeError, ValueError) as error:
             raise StaleQueueError(f"{path / _FILE} was changed by hand ({error}); {how_to_purge(path)}") from None
         return cls(path, description, fingerprint)
@@ -201,6 +204,8 @@ def schema_of(meta: Mapping[str, Any]) -> Schema:
                 f"batch_schema of {entry['name']!r}: unknown keys {sorted(unknown)}; known are name, dtype, shape, role"
             )
         shape = entry.get("shape") or None
+        if not isinstance(shape, Sequence | None) or isinstance(shape, str):
+            raise ConfigError(f"batch_schema of {entry['name']!r}: a row's shape is a list of sizes, got {shape!r}")
         fields.append(Field(entry["name"], entry["dtype"], shape=shape, role=entry.get("role"), nullable=False))
     return Schema(fields)
 

@@ -280,8 +280,8 @@ class _Place:
         made = max(lane.number + 1 if lane.owner is not None else lane.number - lanes.count + 1 for lane in found)
         for lane in found:
             # A number that another sink gave up on: nobody will make it now.
-            if lane.owner is None and lane.number < made and lanes.take(lane, self.member.id):
-                lanes.advance(lane.number, self.member.id)
+            if lane.owner is None and lane.number < made:
+                lanes.advance(lane.number, None)
         end = max(made, 0) * per_file
         if self._last is not None and self._last[0] == made - 1:
             end -= per_file - self._last[1]  # ours is the last file, and may not be full

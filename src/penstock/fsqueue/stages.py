@@ -298,7 +298,7 @@ class _Place:
     """A source's place in a queue: its membership and its reader."""
 
     def __init__(self, source: QueueSource, queue: Queue) -> None:
-        self.queue, self._committed = queue, source.acknowledge == "committed"
+        self.queue, on_commit = queue, source.acknowledge == "committed"
         lease, rank = source.lease_seconds, source.rank
         facts = {"role": "consumer", "order": source.order, "rank": rank.rank, "world": rank.world}
         self.member = Membership(queue.members, "c", lease_seconds=lease, facts=facts)
@@ -308,25 +308,14 @@ class _Place:
         with queue.guarded():
             self.member.join()
         self.reader: Reader = (
-            StrictReader(self.split, rank, on_commit=self._committed)
+            StrictReader(self.split, rank, on_commit=on_commit)
             if source.order == "strict"
-            else SharedReader(self.split, on_commit=self._committed)
+            else SharedReader(self.split, on_commit=on_commit)
         )
 
     def close(self) -> None:
         try:
-            if not self.queue.path.is_dir():
-                return
-            if self._committed and isinstance(self.reader, SharedReader):
-                self._give_all_back()
-            else:
+            if self.queue.path.is_dir():
                 self.reader.close()
         finally:
             self.member.leave()
-
-    def _give_all_back(self) -> None:
-        """What was not committed is ready again as a whole: how much of it was made use of only a state can say."""
-        directory = self.queue.split(self.split.name)
-        for file in directory.files():
-            if file.owner == self.member.id:
-                directory.move(file, file.given_back(file.start))

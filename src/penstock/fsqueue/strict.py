@@ -26,8 +26,10 @@ __all__ = ["StrictReader"]
 class StrictReader:
     """One rank's way through a split."""
 
-    def __init__(self, split: Split, rank: Rank, *, on_commit: bool) -> None:
+    def __init__(self, split: Split, rank: Rank, *, on_commit: bool, every_rank: bool = False) -> None:
         self.split, self.rank, self.on_commit = split, rank, on_commit
+        # With `every_rank` a step of the world is one batch, which all of them get.
+        self._stride, self._offset = (1, 0) if every_rank else (rank.world, rank.rank)
         self.counts = split.counts
         self._per_file = split.queue.description.batches_per_file
         self._directory = split.queue.split(split.name)
@@ -47,7 +49,7 @@ class StrictReader:
         if self._position is None:
             self._start(self._low())
         while self._position is not None:
-            number, index = divmod(self._position + self.rank.rank, self._per_file)
+            number, index = divmod(self._position + self._offset, self._per_file)
             if self._opened is None or self._opened[0] != number:
                 self._enter_file(self._position)
                 if self._is_behind_the_end(self._position) or not self._open(number):
@@ -55,7 +57,7 @@ class StrictReader:
             if self._is_behind_the_end(self._position):
                 return None
             assert self._opened is not None
-            self._position += self.rank.world
+            self._position += self._stride
             opened = self._opened[1]
             if opened is not None:
                 self.counts.delivered += 1
@@ -113,7 +115,7 @@ class StrictReader:
 
     def _is_behind_the_end(self, position: int) -> bool:
         """Whether the split ends before every rank has a batch. None gets one then: ranks stop after the same step."""
-        return self._end is not None and position + self.rank.world > self._end
+        return self._end is not None and position + self._stride > self._end
 
     def _open(self, number: int) -> bool:
         """Wait for a file and open it; False at the end. One that was put aside is passed over, if that was asked."""

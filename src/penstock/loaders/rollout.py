@@ -9,8 +9,9 @@ from penstock.backends import get_backend
 from penstock.errors import ConfigError
 from penstock.loaders._rollouts.advantages_of import AdvantageSpec, Estimator
 from penstock.loaders._rollouts.engine import RolloutEngine
-from penstock.loaders._rollouts.live import LiveBuffer, RolloutQueue
+from penstock.loaders._rollouts.live import LiveBuffer
 from penstock.loaders._rollouts.options import RolloutKeywords, read_rollout_options
+from penstock.loaders._rollouts.queueing import RolloutQueue
 from penstock.loaders._rollouts.reading import read_rollouts
 from penstock.loaders._rollouts.sources import Fixed, Live, RolloutSource
 from penstock.loaders.base import DataLoader
@@ -80,12 +81,18 @@ class RolloutDataLoader(DataLoader):
         else:
             if rollout.group_size is not None:
                 raise ConfigError("group_size is for live sources; of a list or a file every group is whole")
-            table = read_rollouts(rollout_data, tokenizer=loaded, columns=columns, missing_rewards="keep")
+            empty = rollout.on_empty(spec.rules)
+            table = read_rollouts(
+                rollout_data,
+                tokenizer=loaded,
+                columns=columns,
+                missing_rewards="error" if rollout.missing_rewards == "error" else "keep",  # and judged with the others
+                empty_responses="error" if empty == "error" else "keep",
+                all_masked="error" if empty == "error" else "keep",
+            )
             source = Fixed(table, rollout.rollout_batch_size)
         form = rollout.form(chosen, pad_id_of(loaded), get_backend(chosen.backend).integer)
-        super().__init__(
-            RolloutEngine(source, chosen, rollout, spec, compute_advantages=compute_advantages, form=form)
-        )
+        super().__init__(RolloutEngine(source, chosen, rollout, spec, compute_advantages=compute_advantages, form=form))
 
     @property
     def policy_version(self) -> int | None:

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,13 @@ def read_rows(path: Path, **options: Any) -> list[dict[str, Any]]:
 def ready(path: Path, split: str = "train") -> list[tuple[int, int]]:
     """(number, batches) of the files that wait."""
     return [(file.number, file.batches) for file in Queue.open(path).split(split).files() if file.owner is None]
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 30.0) -> None:
+    until = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < until, "it did not come to pass"
+        time.sleep(0.005)
 
 
 # -- what goes in comes out ------------------------------------------------------------------------------------------
@@ -352,8 +360,7 @@ def test_a_pipeline_that_waits_for_room_can_be_stopped(tmp_path: Path) -> None:
     sink = QueueSink(tmp_path / "q", batch_rows=1, batches_per_file=1, limits=Limits(2))
     pipeline = Pipeline(RowsSource(ROWS), [], sink)
     pipeline.start()
-    while not (tmp_path / "q" / "queue.json").exists() or len(ready(tmp_path / "q")) < 2:
-        pass
+    wait_until(lambda: (tmp_path / "q").exists() and len(ready(tmp_path / "q")) == 2)
     pipeline.stop()
     assert len(ready(tmp_path / "q")) == 2
     assert list((tmp_path / "q" / "members").iterdir()) == []
@@ -408,8 +415,7 @@ def test_a_pipeline_that_reads_an_empty_queue_can_be_stopped(tmp_path: Path) -> 
     seen = MemorySink()
     pipeline = Pipeline(QueueSource(tmp_path / "q"), [], seen)
     pipeline.start()
-    while len(seen.rows()) < 40:
-        pass
+    wait_until(lambda: len(seen.rows()) == 40)
     pipeline.stop()
     assert seen.rows() == ROWS
     assert list((tmp_path / "q" / "members").iterdir()) == []

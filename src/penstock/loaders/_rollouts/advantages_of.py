@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -27,7 +27,20 @@ _PER_ROW = ("dr_grpo", "gpg", "grpo", "opo", "pass_at_k", "rloo")
 """Estimators with one number for each response."""
 _PER_TOKEN = ("gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "reward_to_go")
 ESTIMATORS = tuple(sorted((*_PER_ROW, *_PER_TOKEN)))
-_OURS = frozenset("rewards groups values mask lengths baselines kl beta gamma lam preset reduce offsets".split())
+_OURS = {
+    "rewards",
+    "groups",
+    "values",
+    "mask",
+    "lengths",
+    "baselines",
+    "kl",
+    "beta",
+    "gamma",
+    "lam",
+    "preset",
+    "reduce",
+}
 """What estimators are given here, so that nobody else may."""
 
 
@@ -191,12 +204,13 @@ class _Computing:
     def _of_rows(self, name: str | None, rewards: Floats) -> Floats:
         """Estimators that take a reward for each response; their advantages on tokens."""
         spec = self.spec
-        given: dict[str, Any] = {"preset": spec.preset, **spec.options}
+        # Rows without a token to learn, or without a reward, were let in by rule.
+        given: dict[str, Any] = {"preset": replace(spec.rules, empty="zero"), **spec.options}
+        if np.isnan(rewards).any():
+            given["nan"] = "exclude"
         if name in _PER_ROW:
             if name == "opo":
                 given["lengths"] = np.maximum(self._sums(self.mask.astype(np.float64)), 1.0)
-            if np.isnan(rewards).any():
-                given["nan"] = "exclude"
             return self._on_tokens(getattr(known, name)(rewards, self.labels, **given))
         estimator: Estimator
         if name is not None:
@@ -284,7 +298,8 @@ class _Computing:
 
     def _sums(self, values: Floats) -> Floats:
         """Of each response."""
-        return np.bincount(self.owners, values, len(self.table))
+        found: Floats = np.bincount(self.owners, values, len(self.table)).astype(np.float64)
+        return found
 
     def _on_tokens(self, rows: Any) -> Floats:
         return np.where(self.mask, np.asarray(rows, np.float64)[self.owners], 0.0)

@@ -150,14 +150,20 @@ class RolloutBatch(TrainingBatch):
         """What verl's trainers compute with, by verl's names, see `as_verl` in views."""
         return as_verl(self)
 
-    def micro_batches(self, max_tokens: int, *, at_least: int = 1) -> list[Self]:
-        """Smaller batches of at most `max_tokens`, padding included, with each rollout in one; the largest first.
+    def micro_batches(self, max_tokens: int | None = None, *, at_least: int = 1) -> list[Self]:
+        """Smaller batches with each rollout in one; the largest first.
 
-        Padding is trimmed to what each needs. `num_items_in_batch` and denominators stay those of the whole step, so
-        that gradients add up to the step's. Ranks that must take equally many pass the largest number of any as
-        `at_least` (`micro_batches_of` knows it without asking them).
+        They have at most `max_tokens`, padding included, which is trimmed to what each needs. None: as the loader cut
+        them (`metadata["micro_batches"]`), equally many on every rank. With a number of your own, ranks that must take
+        equally many pass the largest number of any as `at_least`.
+        `num_items_in_batch` and denominators stay those of the whole step, so that gradients add up to the step's.
         """
-        rows = micro_batches_of(*self._lengths(), max_tokens, form=self.layout.form, at_least=at_least)[0]
+        rows: Any = self.metadata.get("micro_batches")
+        if max_tokens is not None:
+            form = self.layout.form
+            rows = micro_batches_of(*self._lengths(), max_tokens, form=form, at_least=at_least)[0]
+        elif rows is None:
+            raise ConfigError("this batch was not cut by its loader; pass max_tokens, the most of a micro-batch")
         return [self.take(part) for part in rows]
 
     def take(self, rows: npt.ArrayLike) -> Self:
@@ -170,6 +176,7 @@ class RolloutBatch(TrainingBatch):
         fields, per_token, left = (self._flat if layout.form.padding == "free" else self._sides)(chosen)
         index = self.backend.from_numpy(chosen)
         metadata = self.metadata | per_token | {"layout": replace(layout, prompt_width=left)}
+        metadata.pop("micro_batches", None)  # which are rows of the whole
         for name in layout.per_row:
             column = self.metadata[name]
             metadata[name] = [column[row] for row in chosen.tolist()] if isinstance(column, list) else column[index]

@@ -200,7 +200,9 @@ def _asked(asked: Mapping[str, str | Sequence[str]], names: Sequence[str]) -> tu
         if field == "metadata" and not isinstance(wanted, str):
             kept = several
         elif len(several) != 1:
-            raise ConfigError(f"columns={{{field!r}: {wanted!r}}}: one column is one field; only metadata takes several")
+            raise ConfigError(
+                f"columns={{{field!r}: {wanted!r}}}: one column is one field; only metadata takes several"
+            )
         else:
             fields[field] = several[0]
     twice = [column for column in fields.values() if list(fields.values()).count(column) > 1]
@@ -225,8 +227,8 @@ def _dialect(names: Iterable[str], given: Mapping[str, str]) -> Dialect:
         return OURS
     raise SchemaError(
         f"no response is among the columns {sorted(there)}: neither token ids (response_ids, or the names of "
-        f"{', '.join(d.name for d in DIALECTS[1:])}), nor turns, nor text (response, messages){_hint(there)}; say which "
-        "is which with columns={'response_ids': ...}"
+        f"{', '.join(d.name for d in DIALECTS[1:])}), nor turns, nor text (response, messages){_hint(there)}; "
+        "say which is which with columns={'response_ids': ...}"
     )
 
 

@@ -73,7 +73,9 @@ class Round:
         self.behind, self.dropped, self.version = taken.behind, taken.dropped, rules.version
         self._spec, self._advantages = engine.spec, engine.compute_advantages
         self._rules = rules
-        self.table, self.cut_tokens = truncate(taken.table, engine.form) if len(taken.table) else (taken.table, None)
+        self.table, self.cut_tokens = taken.table, np.zeros(len(taken.table), np.int64)
+        if len(taken.table):
+            self.table, self.cut_tokens = truncate(taken.table, engine.form)
         self.keys = taken.keys
         units = self.keys if engine.rollout.keep_groups else np.arange(len(self.keys))
         self._order = np.argsort(units, kind="stable")
@@ -98,8 +100,6 @@ class Round:
         table = self.table
         found = compute(table, labels_of(table, self.keys), self._spec) if self._advantages else Columns({}, {})
         told: dict[str, Any] = {"stale": self._rules.flags(table), "staleness": staleness(table, self.version)}
-        if self.cut_tokens is not None and self.cut_tokens.any():
-            told["truncated_tokens"] = self.cut_tokens
         return Columns(found.per_token, {**found.per_row, **told})
 
 
@@ -289,7 +289,7 @@ class RolloutEngine:
         )
 
     def _round(self, place: Place) -> Round | None:
-        """The rollout batch at a place. Two threads may take one at the same time, of a list: then it is taken twice."""
+        """The rollout batch at a place. Two threads may take one of a list at the same time: then it is taken twice."""
         version = place.version if place.begun else self.version
         key = repr((place.cursor, version))
         held = self._held
@@ -317,7 +317,9 @@ class RolloutEngine:
         arrays, metadata = assemble(
             table, self.form, rows=mine, per_token=per_token, per_row=per_row, num_items_in_batch=int(learned.sum())
         )
+        cut = held.cut_tokens[rows[dealt[self.rank.rank]]]
         metadata |= {
+            "truncated_tokens": cut.astype(metadata["truncated_tokens"].dtype),  # before advantages were computed
             "step": place.step,
             "epoch": place.epoch,
             "rollout_batch": place.epoch if self.source.live else place.number,

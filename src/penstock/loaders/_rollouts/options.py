@@ -13,6 +13,7 @@ from penstock._dtypes import did_you_mean
 from penstock.errors import ConfigError
 from penstock.loaders._rollouts.placing import RolloutForm
 from penstock.loaders.options import LoaderOptions, Options
+from penstock.transforms.advantages import Preset
 
 __all__ = ["RolloutKeywords", "RolloutOptions", "read_rollout_options"]
 
@@ -114,7 +115,13 @@ class RolloutOptions:
             value = getattr(self, name)
             if value not in allowed:
                 names = [str(choice) for choice in allowed]
-                raise ConfigError(f"{name} is one of {', '.join(names)}, got {value!r}{did_you_mean(str(value), names)}")
+                raise ConfigError(
+                    f"{name} is one of {', '.join(names)}, got {value!r}{did_you_mean(str(value), names)}"
+                )
+
+    def on_empty(self, rules: Preset) -> Literal["error", "drop", "keep"]:
+        """What is done with a rollout without a token to learn."""
+        return self.all_masked or ("keep" if rules.empty == "zero" else "error")
 
     def form(self, options: Options, pad_id: int, integer: npt.DTypeLike) -> RolloutForm:
         """What batches look like."""

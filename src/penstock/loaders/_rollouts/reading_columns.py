@@ -1,4 +1,4 @@
-"""Columns as they were given, Arrow or Python or NumPy, as what a rollout needs: lists of numbers, numbers, names, texts.
+"""Columns as they were given, Arrow or Python or NumPy, as what a rollout needs: lists of numbers, numbers, objects.
 
 Nothing is judged here but the type of each value. A value of another type is *odd*: its row is kept with nothing in it,
 and the caller tells what stands there.

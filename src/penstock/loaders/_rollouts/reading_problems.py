@@ -59,8 +59,8 @@ class Problems:
     def __bool__(self) -> bool:
         return bool(self._told)
 
-    def add(self, rows: npt.ArrayLike, tell: Callable[[int], str]) -> None:
-        """The same trouble in some rows; `tell` says it of one of them.
+    def add(self, rows: npt.ArrayLike, tell: Callable[[int], str] | str) -> None:
+        """The same trouble in some rows; `tell` says it, of each of them or of all.
 
         A row is told of once: what else is wrong with it may follow from that.
         """
@@ -74,7 +74,8 @@ class Problems:
             self._first = int(bad[0])
         for number, row in enumerate(bad[:ALIKE].tolist(), 1):
             more = f" (and {len(bad) - ALIKE} more rows like it)" if number == ALIKE < len(bad) else ""
-            self._tell(f"{self.places.told(row)}: {tell(row)}{more}")
+            text = tell if isinstance(tell, str) else tell(row)
+            self._tell(f"{self.places.told(row)}: {text}{more}")
 
     def add_whole(self, text: str) -> None:
         """Something that is about no single row."""

@@ -122,7 +122,9 @@ def _by_attention(reader: Reader, parts: Parts, response: Lists, attention: List
     holes = np.flatnonzero(lasts(behind) + 1 != lengths)
     reader.problems.add(
         holes,
-        lambda row: f"{reader.called('attention_mask')} has zeros between the tokens of the response; padding is behind",
+        lambda row: (
+            f"{reader.called('attention_mask')} has zeros between the tokens of the response; padding is behind"
+        ),
     )
     if prompt is not None:
         shown = Lists.of(windows(attention.ragged, np.zeros_like(before), before))
@@ -193,7 +195,9 @@ def _from_sequences(reader: Reader, per_token: dict[str, Lists]) -> Parts:
     begin, end = np.zeros_like(total), total
     if attention is not None:
         shown = attention.lengths
-        if _refused(reader, shown != total, lambda row: f"attention_mask has {shown[row]} entries for {total[row]} tokens"):
+        if _refused(
+            reader, shown != total, lambda row: f"attention_mask has {shown[row]} entries for {total[row]} tokens"
+        ):
             return Parts(whole, None)
         begin, end = np.minimum(firsts(attention.ragged), total), lasts(attention.ragged) + 1
     ahead = total - covered  # tokens before the first that the mask is about

@@ -71,7 +71,7 @@ def fill_from_text(
         return parts, lacking
     wanted = _Wanted(texts, no_prompt, no_response, problems)
     if wanted.any and tokenizer is None:
-        problems.add(wanted.rows, lambda row: "there is text and no token ids, which needs a tokenizer; pass tokenizer=")
+        problems.add(wanted.rows, "there is text and no token ids, which needs a tokenizer; pass tokenizer=")
     if problems or tokenizer is None:
         return parts, lacking
     mask = parts.mask
@@ -173,7 +173,9 @@ def _context(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _encoded(texts: list[str], tokenizer: Tokenizer, rule: TextRule) -> Ragged:
-    return _ragged(tokenizer.encode(pa.array(texts, pa.large_string()).cast(pa.string()), parse_special=rule.parse_special))
+    return _ragged(
+        tokenizer.encode(pa.array(texts, pa.large_string()).cast(pa.string()), parse_special=rule.parse_special)
+    )
 
 
 def _ragged(lists: pa.Array) -> Ragged:
@@ -185,7 +187,9 @@ def _ragged(lists: pa.Array) -> Ragged:
 def _with_bos(ids: Ragged, tokenizer: Tokenizer) -> Ragged:
     bos = tokenizer.special.bos
     if bos is None:
-        raise ConfigError(f"add_bos=True, but {tokenizer.name} has no BOS token; name one with load_tokenizer(..., bos=)")
+        raise ConfigError(
+            f"add_bos=True, but {tokenizer.name} has no BOS token; name one with load_tokenizer(..., bos=)"
+        )
     there = _ends_with(ids, bos, first=True)
     values = np.insert(ids.values.astype(np.int64), ids.offsets[:-1][~there], bos)
     return Ragged(values, ids.offsets + np.concatenate(([0], np.cumsum(~there))))
@@ -194,7 +198,9 @@ def _with_bos(ids: Ragged, tokenizer: Tokenizer) -> Ragged:
 def _with_eos(ids: Ragged, tokenizer: Tokenizer, cut: Flags) -> Ragged:
     eos = tokenizer.special.eos
     if eos is None:
-        raise ConfigError(f"add_eos=True, but {tokenizer.name} has no EOS token; name one with load_tokenizer(..., eos=)")
+        raise ConfigError(
+            f"add_eos=True, but {tokenizer.name} has no EOS token; name one with load_tokenizer(..., eos=)"
+        )
     there = _ends_with(ids, eos, first=False) | cut
     values = np.insert(ids.values.astype(np.int64), ids.offsets[1:][~there], eos)
     return Ragged(values, ids.offsets + np.concatenate(([0], np.cumsum(~there))))
@@ -228,7 +234,7 @@ def _written(
         raise
     except DataError:
         for violation in form.check_rows(batch):
-            problems.add([rows[violation.row]], lambda row, violation=violation: f"messages: {violation.reason}")
+            problems.add([rows[violation.row]], f"messages: {violation.message}")
         if not problems:
             raise
         return None

@@ -57,7 +57,7 @@ def read_turns(column: Column, given: Parts, problems: Problems) -> Parts:
     own = np.array([role in OWN_ROLES for role in roles], np.bool_)
     nameless = np.flatnonzero([not isinstance(role, str) for role in roles])
     at = np.arange(count) - turns.bounds[rows]
-    problems.add(rows[nameless], lambda row: "a turn has no role, which says whether the policy wrote it")
+    problems.add(rows[nameless], "a turn has no role, which says whether the policy wrote it")
     if name is None:
         problems.add_whole(f"turns have no token ids; give each of them {IDS[0]!r}, or give messages with text alone")
         return given
@@ -77,7 +77,7 @@ def read_turns(column: Column, given: Parts, problems: Problems) -> Parts:
     for key, lists in numbers.items():
         if lists is not None:
             lacking = own & lists.missing & (ids.lengths > 0)
-            problems.add(np.unique(rows[lacking]), lambda row, key=key: f"a turn of the policy lacks {key}")
+            problems.add(np.unique(rows[lacking]), f"a turn of the policy lacks {key}, which others have")
     firsts = turns.bounds[1:].copy()
     spoken, where = np.unique(rows[own], return_index=True)
     firsts[spoken] = np.flatnonzero(own)[where]

@@ -57,7 +57,7 @@ class Rules:
         if options.on_stale == "drop":
             reasons[np.isin(keys, keys[old])] = "stale"
         self._rows(table, reasons, np.isnan(table.rewards), "missing reward", options.missing_rewards)
-        empty = options.all_masked or ("keep" if self.spec.rules.empty == "zero" else "error")
+        empty = options.on_empty(self.spec.rules)
         self._rows(table, reasons, learned_tokens(table) == 0, "all masked", empty)
         if options.drop_zero_variance:
             left = np.flatnonzero(reasons == None)  # noqa: E711 - entry by entry
@@ -66,9 +66,7 @@ class Rules:
                 reasons[left[np.asarray(alike)]] = "zero variance"
         return reasons
 
-    def _rows(
-        self, table: RolloutTable, reasons: npt.NDArray[np.object_], bad: Flags, reason: str, rule: str
-    ) -> None:
+    def _rows(self, table: RolloutTable, reasons: npt.NDArray[np.object_], bad: Flags, reason: str, rule: str) -> None:
         bad = bad & (reasons == None)  # noqa: E711
         if not bad.any():
             return
@@ -132,7 +130,8 @@ def learned_tokens(table: RolloutTable) -> Ints:
     """(N,) tokens of each response with a loss mask of 1."""
     offsets = table.loss_mask.offsets
     counted = np.concatenate([[0], np.cumsum(table.loss_mask.values, dtype=np.int64)])
-    return counted[offsets[1:]] - counted[offsets[:-1]]
+    found: Ints = counted[offsets[1:]] - counted[offsets[:-1]]
+    return found
 
 
 def labels_of(table: RolloutTable, keys: Ints) -> Sequence[str]:

@@ -10,6 +10,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -84,7 +85,7 @@ class Fixed:
                 cuts.append(end)
                 last = end
         # Rows stay in the order of the data, so that a batch without shuffling is what somebody wrote.
-        self._rows = [np.sort(order[low:high]) for low, high in zip(cuts, cuts[1:])]
+        self._rows = [np.sort(order[low:high]) for low, high in pairwise(cuts)]
         self._digest: str | None = None
 
     @property
@@ -304,7 +305,8 @@ def _rows_of(tables: Mapping[int, RolloutTable], places: list[tuple[int, int]]) 
 
 def _low(cursor: Cursor) -> int:
     """The first entry that is still needed."""
-    return min([cursor["next"], *(number for number, _ in cursor["pending"])])
+    numbers: list[int] = [cursor["next"], *(number for number, _ in cursor["pending"])]
+    return min(numbers)
 
 
 def group_numbers(groups: npt.NDArray[np.object_]) -> Ints:
@@ -320,9 +322,9 @@ def fingerprint(table: RolloutTable) -> str:
         column: Ragged | None = getattr(table, name)
         digest.update(f"{name} {None if column is None else column.values.dtype}".encode())
         if column is not None:
-            digest.update(np.ascontiguousarray(column.offsets - column.offsets[0]))
-            digest.update(np.ascontiguousarray(column.values[column.offsets[0] : column.offsets[-1]]))
-    digest.update(np.ascontiguousarray(table.rewards))
-    digest.update(np.ascontiguousarray(table.versions))
+            digest.update((column.offsets - column.offsets[0]).data)
+            digest.update(np.ascontiguousarray(column.values[column.offsets[0] : column.offsets[-1]]).data)
+    for numbers in (table.rewards, table.versions):
+        digest.update(np.ascontiguousarray(numbers).data)
     digest.update(repr(table.groups.tolist()).encode("utf-8", "surrogatepass"))
     return digest.hexdigest()

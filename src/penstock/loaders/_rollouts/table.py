@@ -9,6 +9,9 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from penstock.errors import DataError
+from penstock.loaders._rollouts.rollout import Rollout
+
 __all__ = ["Ragged", "RolloutTable"]
 
 Ints = npt.NDArray[np.int64]
@@ -100,16 +103,48 @@ class RolloutTable:
         columns = ((column.name, getattr(self, column.name)) for column in fields(self))
         return replace(self, **{name: _taken(column, chosen) for name, column in columns if column is not None})
 
+    def rollout(self, row: int) -> Rollout:
+        """One of them, its arrays views of the table's. That its ids were made of text is not part of it."""
+        row = range(len(self))[row]
+        reward, version = float(self.rewards[row]), int(self.versions[row])
+        numbers = {name: getattr(self, name) for name in ("token_rewards", "logprobs", "ref_logprobs", "values")}
+        return Rollout(
+            prompt_ids=self.prompt_ids[row],
+            response_ids=self.response_ids[row],
+            reward=None if np.isnan(reward) else reward,
+            loss_mask=self.loss_mask[row],
+            policy_version=None if version < 0 else version,
+            group=self.groups[row],
+            finish_reason=self.finish_reasons[row],
+            id=self.ids[row],
+            metadata=self.metadata[row],
+            **{name: column[row] for name, column in numbers.items() if column is not None},
+        )
+
+    def to_rollouts(self) -> list[Rollout]:
+        """All of them, one by one."""
+        return [self.rollout(row) for row in range(len(self))]
+
     @classmethod
     def joined(cls, tables: Iterable[Self]) -> Self:
         """One after the other; all have the same columns."""
-        parts = list(tables)
+        given = list(tables)
+        if not given:
+            raise ValueError("there are no tables to join; give at least one")
+        parts = [table for table in given if len(table)] or given[:1]
         if len(parts) == 1:
             return parts[0]
         found: dict[str, Any] = {}
         for column in fields(cls):
             values = [getattr(part, column.name) for part in parts]
-            if all(value is None for value in values):
+            lacking = [part for part, value in zip(parts, values) if value is None]
+            if lacking and len(lacking) < len(parts):
+                count, others = sum(map(len, lacking)), sum(map(len, parts)) - sum(map(len, lacking))
+                raise DataError(
+                    f"{count} rollouts, the first of them {lacking[0].ids[0]!r}, have no {column.name}, and {others} "
+                    "have; give it for all of them, or for none"
+                )
+            if lacking:
                 found[column.name] = None
             elif isinstance(values[0], Ragged):
                 found[column.name] = Ragged.joined(values)

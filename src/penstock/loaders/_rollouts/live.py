@@ -1,0 +1,216 @@
+"""Where inference engines put rollouts while the trainer reads: in memory, or in a directory that outlives both.
+
+buffer = LiveBuffer(capacity=4096)                    # threads of this process
+queue = RolloutQueue("rollouts/")                     # any process, on any machine that sees the directory
+queue.append(rollouts)                                # in the inference engine
+loader = RolloutDataLoader(RolloutQueue("rollouts/"), rollout_batch_size=512, ...)    # in the trainer
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from penstock.distributed.ranks import Rank
+from penstock.errors import ConfigError, DataError, ResumeError, StalledError
+from penstock.loaders._rollouts.reading import read_rollouts
+from penstock.loaders._rollouts.rollout import Rollout
+from penstock.loaders._rollouts.sources import Entries
+from penstock.loaders._rollouts.table import RolloutTable
+
+if TYPE_CHECKING:
+    from penstock.transforms.tokenization import Tokenizer
+
+__all__ = ["LiveBuffer", "read_entry"]
+
+_OPTIONAL = ("token_rewards", "logprobs", "ref_logprobs", "values")
+
+
+class LiveBuffer:
+    """Rollouts in memory, appended by threads and taken by one loader, in the order in which they came.
+
+    `capacity` is how many rollouts may wait to be taken. An append that finds so many waits until there is room, up to
+    `timeout_seconds`, or with `on_full="raise"` raises at once. One that the loader is waiting for is always let in.
+    The loader waits as long for rollouts, and then raises StalledError; `close()` says that no more will come.
+
+    What is in it dies with the process: a loader over it can be saved only when everything that was appended has been
+    used. For all else there is `RolloutQueue`. On several ranks, each has a buffer of its own and all are given the
+    same rollouts in the same order, which `replicated=True` promises.
+    """
+
+    def __init__(
+        self,
+        *,
+        capacity: int | None = None,
+        on_full: Literal["wait", "raise"] = "wait",
+        timeout_seconds: float | None = 600.0,
+        tokenizer: Tokenizer | None = None,
+        columns: Mapping[str, str] | None = None,
+        replicated: bool = False,
+    ) -> None:
+        if capacity is not None and (isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1):
+            raise ConfigError(f"capacity must be a whole number of rollouts from 1 on, or None, got {capacity!r}")
+        if on_full not in ("wait", "raise"):
+            raise ConfigError(f"on_full is 'wait' or 'raise', got {on_full!r}")
+        if timeout_seconds is not None and not timeout_seconds > 0:
+            raise ConfigError(f"timeout_seconds must be positive, or None, got {timeout_seconds!r}")
+        self.capacity, self.on_full, self.timeout_seconds = capacity, on_full, timeout_seconds
+        self.tokenizer, self.columns, self.replicated = tokenizer, columns, replicated
+        self._tables: dict[int, RolloutTable] = {}
+        self._first = self._next = 0
+        self._appended = 0
+        self._read = 0
+        """The entries before this one were asked for."""
+        self._hungry = self._closed = False
+        self._changed = threading.Condition()
+
+    def append(self, rollouts: Any) -> None:
+        """One rollout, or several; all of them, or none if something is wrong with one."""
+        table = read_entry(rollouts, self.tokenizer, self.columns, self._appended)
+        until = None if self.timeout_seconds is None else time.monotonic() + self.timeout_seconds
+        with self._changed:
+            while not self._closed and not self._has_room():
+                if self.on_full == "raise":
+                    raise StalledError(
+                        f"{len(self)} rollouts wait in a buffer of capacity {self.capacity}; append fewer, or later"
+                    )
+                left = None if until is None else until - time.monotonic()
+                if left is not None and left <= 0:
+                    raise StalledError(
+                        f"waited {self.timeout_seconds:g} s for room in the buffer: {len(self)} rollouts wait, and its "
+                        f"capacity is {self.capacity}; is the trainer still reading?"
+                    )
+                self._changed.wait(left)
+            if self._closed:
+                raise ConfigError("the buffer is closed: it was said that no more rollouts would come")
+            if self._tables:
+                check_alike(next(iter(self._tables.values())), table)
+            self._tables[self._next] = table
+            self._next += 1
+            self._appended += len(table)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """No more rollouts will come; those that are there are still used. A second call does nothing."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def __len__(self) -> int:
+        """Rollouts that wait to be taken."""
+        return sum(len(table) for number, table in list(self._tables.items()) if number >= self._read)
+
+    def __bool__(self) -> bool:
+        return True  # and not the length
+
+    def __repr__(self) -> str:
+        return f"LiveBuffer({len(self)} rollouts)"
+
+    def entries(self, rank: Rank, tokenizer: Tokenizer | None) -> Entries:
+        """For a loader."""
+        if rank.world > 1 and not self.replicated:
+            raise ConfigError(
+                f"a LiveBuffer is seen by its own process alone, and this is {rank}; use a RolloutQueue, which all "
+                "ranks read, or LiveBuffer(replicated=True) if every rank is given the same rollouts"
+            )
+        self.tokenizer = self.tokenizer or tokenizer
+        return _BufferEntries(self)
+
+    def _has_room(self) -> bool:
+        return self.capacity is None or self._hungry or len(self) < self.capacity
+
+    # What the loader does
+
+    def _get(self, number: int, missing: Callable[[], str]) -> RolloutTable | None:
+        until = None if self.timeout_seconds is None else time.monotonic() + self.timeout_seconds
+        with self._changed:
+            if number < self._first:
+                raise ResumeError(
+                    f"the rollouts of append {number} were used and are gone; a LiveBuffer keeps nothing, use a "
+                    "RolloutQueue to go back"
+                )
+            try:
+                while number not in self._tables and not self._closed:
+                    self._hungry = True
+                    self._changed.notify_all()
+                    left = None if until is None else until - time.monotonic()
+                    if left is not None and left <= 0:
+                        raise StalledError(f"waited {self.timeout_seconds:g} s for {missing()}; is anybody appending?")
+                    self._changed.wait(left)
+            finally:
+                self._hungry = False
+            self._read = max(self._read, number + 1)
+            self._changed.notify_all()
+            return self._tables.get(number)
+
+    def _release(self, number: int) -> None:
+        with self._changed:
+            for old in range(self._first, number):
+                self._tables.pop(old, None)
+            self._first = max(self._first, number)
+            self._changed.notify_all()
+
+
+class _BufferEntries:
+    """The entries of a buffer."""
+
+    name = "a LiveBuffer"
+
+    def __init__(self, buffer: LiveBuffer) -> None:
+        self._buffer = buffer
+
+    def first(self) -> int:
+        return self._buffer._first
+
+    def get(self, number: int, missing: Callable[[], str]) -> RolloutTable | None:
+        return self._buffer._get(number, missing)
+
+    def release(self, number: int) -> None:
+        self._buffer._release(number)
+
+    def facts(self) -> dict[str, Any]:
+        return {"kind": "LiveBuffer"}
+
+    def check_saved(self, unused: bool) -> None:
+        if unused or len(self._buffer):
+            raise ConfigError(
+                "rollouts in a LiveBuffer that were not trained on would be lost with the process; save when all that "
+                "was appended is used, behind the last minibatch of a rollout batch, or use a RolloutQueue, of which "
+                "a state can be taken at any time"
+            )
+
+    def restore(self, first: int) -> bool:
+        return False
+
+    def commit(self, number: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass  # the buffer belongs to whoever made it
+
+
+def read_entry(
+    rollouts: Any, tokenizer: Tokenizer | None, columns: Mapping[str, str] | None, first_row: int = 0
+) -> RolloutTable:
+    """What was appended at once, as a table. Whether it is trained on, others decide."""
+    return read_rollouts(
+        [rollouts] if isinstance(rollouts, Rollout) else rollouts,
+        tokenizer=tokenizer,
+        columns=columns,
+        missing_rewards="keep",
+        empty_responses="keep",
+        all_masked="keep",
+        first_row=first_row,
+    )
+
+
+def check_alike(one: RolloutTable, other: RolloutTable) -> None:
+    """Raises if one of them has a column that the other has not: they could not be in one batch."""
+    for name in _OPTIONAL:
+        if (getattr(one, name) is None) != (getattr(other, name) is None):
+            with_it, without = ("earlier", "these") if getattr(one, name) is not None else ("these", "earlier")
+            raise DataError(
+                f"{with_it} rollouts have {name}, {without} have not; give it for all rollouts of a run, or for none"
+            )
