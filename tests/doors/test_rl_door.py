@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.loaders._rollouts.batch import RolloutBatch
 from penstock.loaders.batch import TrainingBatch
 from penstock.loaders.rollout import RolloutDataLoader
 from penstock.transforms.advantages import grpo
@@ -48,6 +49,7 @@ def test_the_rl_example_runs_as_printed(text: bool) -> None:
     }
     exec(textwrap.dedent(RL), names)
     batch = names["batch"]
+    assert isinstance(batch, RolloutBatch)
     assert isinstance(batch, TrainingBatch)
     assert batch.batch_size == 16
     assert batch.metadata["rewards"].shape == (16,)

@@ -257,7 +257,7 @@ def _refuse_while_alive(path: Path) -> None:
         return
     # A living member beats five times in a lease; half a beat more, for a machine that is busy.
     seconds = 1.5 * max(member.lease_seconds for member in first.values()) / _BEATS_PER_LEASE
-    _say(f"watching {len(first)} members for {seconds:.1f} s")
+    _say(f"watching {_members(len(first))} for {seconds:.1f} s")
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         time.sleep(min(0.05, seconds / 10))
@@ -265,9 +265,13 @@ def _refuse_while_alive(path: Path) -> None:
         alive = [owner for owner, member in now.items() if owner not in first or member.beat != first[owner].beat]
         if alive:
             raise ConfigError(
-                f"{len(alive)} of the queue's members are at work ({', '.join(sorted(alive))}); stop them first, see "
+                f"{_members(len(alive))} of the queue at work ({', '.join(sorted(alive))}); stop them first, see "
                 f"`penstock queue status {path}`, or pass --force: they fail then"
             )
+
+
+def _members(count: int) -> str:
+    return f"{count} member{'s' * (count != 1)}"
 
 
 def _say(text: str) -> None:
@@ -304,7 +308,7 @@ def doctor(
             find_queue(place),
             repair=repair,
             wait_seconds=wait,
-            on_wait=lambda seconds, members: _say(f"watching {members} members for up to {seconds:g} s"),
+            on_wait=lambda seconds, members: _say(f"watching {_members(members)} for up to {seconds:g} s"),
         )
     if as_json:
         typer.echo(orjson.dumps(diagnosis.to_dict(), option=orjson.OPT_INDENT_2))

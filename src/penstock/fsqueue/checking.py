@@ -54,7 +54,7 @@ def check_split(exam: Examination, name: str) -> Iterator[Finding]:
     if aside := directory.rejected():
         yield Finding(
             "note",
-            f"{len(aside)} files with {sum(file.batches for file in aside)} batches were put aside as unreadable",
+            f"put aside as unreadable: {len(aside)}, with {sum(file.batches for file in aside)} batches",
             str(directory.path),
             "delete the *.bad files when you have seen what happened to them",
         )

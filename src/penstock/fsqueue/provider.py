@@ -237,6 +237,8 @@ def _as_array(value: Any) -> npt.NDArray[Any]:
     detach = getattr(value, "detach", None)
     if detach is not None:
         value = detach().cpu().numpy()
+    if isinstance(value, list | tuple) and any(isinstance(row, str) for row in value):
+        return np.array(value, object)  # else NumPy would make strings of what is none
     if isinstance(value, list | tuple) and len({np.shape(row) for row in value}) > 1:
         rows = np.empty(len(value), object)  # of different lengths
         rows[:] = [np.asarray(row) for row in value]

@@ -33,9 +33,8 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name in ("backlog_files", "backlog_bytes"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise ConfigError(f"{name} must be a positive whole number, got {value!r}")
+            if getattr(self, name) is not None:
+                _check_positive(name, getattr(self, name))
 
 
 class Publisher:
@@ -58,6 +57,8 @@ class Publisher:
     ) -> None:
         if compression not in COMPRESSIONS:
             raise ConfigError(f"compression is one of {COMPRESSIONS}, got {compression!r}")
+        if max_batches is not None:
+            _check_positive("max_batches", max_batches)
         self.queue, self.split, self.member = queue, split, member
         self.limits = limits or Limits()
         self.compression, self.durable, self.max_batches = compression, durable, max_batches
@@ -184,3 +185,8 @@ class Publisher:
             return os.stat(path).st_size
         except FileNotFoundError:
             return 0
+
+
+def _check_positive(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{name} must be a positive whole number, got {value!r}")

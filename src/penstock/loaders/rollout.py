@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
 from penstock.backends import get_backend
@@ -20,6 +20,7 @@ from penstock.order.plan import Plan
 from penstock.transforms.advantages import Preset
 
 if TYPE_CHECKING:
+    from penstock.loaders._rollouts.batch import RolloutBatch
     from penstock.transforms._tokenizers.loading import TokenizerSpec
 
 __all__ = ["RolloutDataLoader"]
@@ -46,6 +47,13 @@ class RolloutDataLoader(DataLoader):
     """
 
     _engine: RolloutEngine
+
+    if TYPE_CHECKING:  # what batches are, for those who look at types
+
+        def get_batch(self, batch_size: int | None = None) -> RolloutBatch: ...
+        def get_iterator(self) -> Iterator[RolloutBatch]: ...
+        def __iter__(self) -> Iterator[RolloutBatch]: ...
+        def __getitem__(self, number: int) -> RolloutBatch: ...
 
     def __init__(
         self,

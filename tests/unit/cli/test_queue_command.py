@@ -153,7 +153,7 @@ def test_purge_refuses_while_somebody_is_at_work_unless_forced(queue: Path, pens
     alive = member(queue)
     result = penstock("queue", "purge", str(queue), "--yes")
     assert result.exit_code == 1
-    assert f"1 of the queue's members are at work ({alive.id})" in result.stderr
+    assert f"1 member of the queue at work ({alive.id})" in result.stderr
     assert queue.exists()
     assert penstock("queue", "purge", str(queue), "--yes", "--force").exit_code == 0
     assert not queue.exists()
@@ -227,7 +227,7 @@ def test_doctor_watches_members_and_gives_back_what_the_dead_had(queue: Path, pe
     source._place.member._ticker.stop()
     result = penstock("queue", "doctor", str(queue), "--repair")
     assert result.exit_code == 0
-    assert "penstock: watching 1 members for up to 0.2 s" in result.stderr
+    assert "penstock: watching 1 member for up to 0.2 s" in result.stderr
     assert "repaired: given back" in result.stdout
     assert not list(queue.glob("train/*.by-*"))
 

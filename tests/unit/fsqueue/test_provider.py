@@ -199,12 +199,13 @@ def test_fields_that_are_not_numbers_are_checked_too(entry: Any, value: Any, wor
     assert "'field'" in str(caught.value)
 
 
-def test_bytes_in_the_other_order_are_the_same_numbers(tmp_path: Path) -> None:
+def test_arrays_may_lie_in_memory_as_they_like_if_their_bytes_are_in_order(tmp_path: Path) -> None:
     x = np.arange(ROWS * LENGTH).reshape(ROWS, LENGTH)
-    given(tmp_path / "q", lambda k, rng: {"x": x.astype(">i8"), "y": np.asfortranarray(x)}).run(max_batches=1)
+    given(tmp_path / "q", lambda k, rng: {"x": x[::-1, ::-1], "y": np.asfortranarray(x)}).run(max_batches=1)
     with consumer(tmp_path / "q") as reader:
-        for found in reader.get_batch():
-            assert found.tolist() == x.tolist()
+        assert [found.tolist() for found in reader.get_batch()] == [x[::-1, ::-1].tolist(), x.tolist()]
+    with pytest.raises(SchemaError, match="astype makes them native"):
+        given(tmp_path / "other", lambda k, rng: {"x": x, "y": x.astype(">i8")}).run(max_batches=1)
 
 
 def test_torch_tensors_are_taken_as_they_are(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def read_rollouts(
       run that goes on without them looks like one that works.
     - `text`: how text becomes ids in rows that have none, with `tokenizer`; `tokenized` says which rows. With a
       tokenizer, ids beyond its vocabulary are an error.
-    - `counts` is added to: rows dropped and values set, by reason.
+    - `counts` is added to: rows dropped and values set, by reason. Without it they are logged.
     - `first_row`: the number of the first row, where more was read before. Rollouts that name no group and no id are
       called by their numbers, so that those of two calls differ.
 
@@ -89,7 +89,8 @@ def read_rollouts(
             counts[reason] = counts.get(reason, 0) + count
     elif changed:
         told = ", ".join(f"{reason}: {count}" for reason, count in changed.items())
-        logger.warning("of %d rollouts %d were left out (%s)", len(table), int((~keep).sum()), told)
+        level = logging.INFO if keep.all() else logging.WARNING
+        logger.log(level, "of %d rollouts %d were left out (%s)", len(table), int((~keep).sum()), told)
     return table if keep.all() else table.take(np.flatnonzero(keep))
 
 
