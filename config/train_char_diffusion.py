@@ -1,4 +1,4 @@
-"""Masked-character diffusion on the text of data/char_diffusion: some three minutes on two CPU cores.
+"""Masked-character diffusion on the text of data/char_diffusion: some minutes on two CPU cores.
 
     python prepare.py config/train_char_diffusion.py    # in one terminal: fills the queue, and rests when it is full
     python train.py config/train_char_diffusion.py      # in another: empties it
@@ -23,22 +23,22 @@ ignore_index = -100  # stands in y where nothing was hidden, and is left out of 
 # The queue.
 batches_per_file = 8  # 256 KiB a file
 backlog_files = 32  # prepare rests when so many files of a split wait: under a minute of training
-split_proportions = {"train": 0.9, "val": 0.1}
+split_proportions = {"train": 0.9, "val": 0.1}  # how much is made of which; val is read once in a while only
 
 # The model: 0.6 million weights.
-n_layer = 3
-n_head = 4
-n_embd = 128
-dropout = 0.0  # the text is not seen often enough to be learned by heart
+n_layer = 3  # blocks
+n_head = 4  # heads of attention in each
+n_embd = 128  # numbers that stand for a character
+dropout = 0.0  # every row has other holes each time, which is noise enough
 
 # The training.
-max_iters = 1500  # about three minutes
-learning_rate = 2e-3
-min_lr = 2e-4
-warmup_iters = 50
+max_iters = 1500  # some minutes; after 1000 steps 64 % of the hidden characters of val are right
+learning_rate = 2e-3  # high, as suits a small model and a short run
+min_lr = 2e-4  # where the cosine ends
+warmup_iters = 50  # steps up to the highest rate
 lr_decay_iters = max_iters
-weight_decay = 0.1
-grad_clip = 1.0
-eval_interval = 250
-eval_iters = 8
-log_interval = 25
+weight_decay = 0.1  # of the matrices
+grad_clip = 1.0  # the largest norm of a gradient
+eval_interval = 250  # steps between two looks at val; a checkpoint is saved, and the queue told, at the same time
+eval_iters = 8  # batches of one look
+log_interval = 25  # steps between two lines

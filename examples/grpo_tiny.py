@@ -1,7 +1,7 @@
-"""A policy learns to sort digits by GRPO: it answers, the answers go through penstock, and the good ones are praised.
+"""A policy learns to sort digits by GRPO: it answers, the answers go through penstock, and the better ones are praised.
 
-Every iteration appends answers of the policy as token ids, with their log-probs and rewards, to a buffer; the loader
-makes minibatches of them, with advantages and with what the loss is to be divided by.
+Answers are appended to a buffer as token ids, with log-probs and rewards. The loader makes minibatches of them, with
+advantages, and with what the loss is to be divided by.
 """
 
 import argparse
@@ -14,35 +14,33 @@ from penstock import LiveBuffer, Rollout, RolloutDataLoader
 from penstock.transforms.advantages import aggregate_loss
 
 options = argparse.ArgumentParser(description=__doc__)
-options.add_argument("--iterations", type=int, default=150)
-options.add_argument("--questions", type=int, default=64, help="in each iteration")
-options.add_argument("--answers", type=int, default=8, help="to each question")
+options.add_argument("--iterations", type=int, default=120)
+options.add_argument("--answers", type=int, default=8, help="to each of 32 questions")
 given = options.parse_args()
+size = 32 * given.answers
 
 torch.manual_seed(0)
 drawing = torch.Generator().manual_seed(0)
 policy = Policy(VOCABULARY, 2 * LENGTH + 1)
 optimizer = torch.optim.AdamW(policy.parameters(), 1e-3)
 buffer = LiveBuffer()
-size = given.questions * given.answers
 loader = RolloutDataLoader(buffer, rollout_batch_size=size, batch_size=size // 2, ppo_epochs=2, policy_version=0)
 
+history = []
 for iteration in range(given.iterations):
-    prompts = questions(given.questions, drawing).repeat_interleave(given.answers, 0)
+    prompts = questions(32, drawing).repeat_interleave(given.answers, 0)
     answers, log_probs = policy.sample(prompts, LENGTH, drawing)
     scores = rewards(prompts, answers)
     buffer.append(
-        [
-            Rollout(
-                prompt_ids=prompts[row].numpy(),
-                response_ids=answers[row].numpy(),
-                logprobs=log_probs[row].numpy(),
-                reward=scores[row].item(),
-                group=row // given.answers,
-                policy_version=iteration,
-            )
-            for row in range(size)
-        ]
+        Rollout(
+            prompt_ids=prompts[row],
+            response_ids=answers[row],
+            logprobs=log_probs[row],
+            reward=scores[row].item(),
+            group=row // given.answers,
+            policy_version=iteration,
+        )
+        for row in range(size)
     )
     for batch in loader:  # every answer twice, in minibatches of whole groups
         ratio = (policy.log_probs(batch.input_ids, LENGTH) - batch.old_log_probs).exp()
@@ -52,4 +50,8 @@ for iteration in range(given.iterations):
         loss.backward()
         optimizer.step()
     loader.policy_version = iteration + 1
-    print(f"iteration {iteration:3d}  reward {scores.mean():.3f}  all right {(scores == 1).float().mean():.3f}")
+    history.append(scores.mean().item())
+    print(f"iteration {iteration:3d}  reward {history[-1]:.3f}  sorted {(scores == 1).float().mean():.0%}")
+
+first, last = sum(history[:3]) / 3, sum(history[-3:]) / 3
+print(f"the reward rose from {first:.2f} to {last:.2f}: {last > first + 0.3}")

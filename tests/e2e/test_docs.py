@@ -83,7 +83,9 @@ def run_python(page: Path, where: Path) -> subprocess.CompletedProcess[str]:
     lines = [""] * len(page.read_text(encoding="utf-8").splitlines())
     for block in blocks(page):
         if block.language == "python" and block.mark.startswith("file="):
-            (where / block.mark.removeprefix("file=")).write_text(block.code, encoding="utf-8")
+            file = where / block.mark.removeprefix("file=")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(block.code, encoding="utf-8")
         elif block.language == "python" and not block.mark:
             code = block.code.splitlines()
             lines[block.line - 1 : block.line - 1 + len(code)] = code

@@ -49,6 +49,15 @@ PRINTS: dict[str, tuple[list[str], list[str]]] = {
         [],
         ["by default: DataError: /in.jsonl, row", "98 of 100 rows written", "row 20, byte 560", "row 60, byte 1723"],
     ),
+    "queue_labels.py": (
+        [],
+        [
+            "a batch is a dict of x, attention_mask, label, weight",
+            "made without a queue: True",
+            "counting gives as well: 100%",
+            "files left in the split that was read: []",
+        ],
+    ),
     "row_batch_expression.py": ([], ["the same rows each way: True", "10 orders are 13 pieces"]),
     "sft.py": (
         [],

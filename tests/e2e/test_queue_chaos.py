@@ -201,7 +201,10 @@ def test_ranks_killed_again_and_again_read_what_they_would_have_read(tmp_path: P
             begun, *ks = map(int, run.split())
             assert ks == [rank + world * step for step in range(begun, begun + len(ks))]
     # A rank that was started again after another had ended cannot know that it was done; the next run does.
-    again = [DatasetConsumer(queue, order="strict", acknowledge="committed", rank=rank, world_size=world, backend="numpy") for rank in range(world)]
+    again = [
+        DatasetConsumer(queue, order="strict", acknowledge="committed", rank=rank, world_size=world, backend="numpy")
+        for rank in range(world)
+    ]
     for rank, consumer in enumerate(again):
         consumer.load_state_dict(json.loads((tmp_path / f"{rank}.json").read_text())["queue"])
     for consumer in again:

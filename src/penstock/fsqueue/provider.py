@@ -47,6 +47,8 @@ __all__ = ["DataProviderBase", "Progress"]
 
 _LANES = 64
 _TOLD_EVERY = 0.5
+_LONGEST_REST = 0.05
+"""Between two looks for room, when there was none for a second: there is work for a while, so nobody waits for us."""
 _NUMBERS = frozenset(np.dtype(code).name for code in "?bhilqBHILQefd")
 
 
@@ -182,7 +184,7 @@ class DataProviderBase(ABC):
             if chosen is None:
                 if all(publisher.ended for publisher in publishers.values()):
                     break
-                patience = patience or Patience(None)
+                patience = patience or Patience(None, longest_seconds=_LONGEST_REST)
                 patience.pause()
             else:
                 patience = None

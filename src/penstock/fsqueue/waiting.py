@@ -21,8 +21,8 @@ class Patience:
 
     Without `describe` nobody is told of a long wait: it is as it should be.
 
-    A pause is at most 4 ms for the first half minute and 25 ms later on, unless `poll_seconds` is given: looking into
-    a directory costs some 50 us, on a network more.
+    A pause is at most 4 ms for the first half minute and 25 ms later on, or `longest_seconds`; or always
+    `poll_seconds`. Looking into a directory costs some 50 us, on a network more.
     """
 
     def __init__(
@@ -31,14 +31,11 @@ class Patience:
         describe: Callable[[], str] | None = None,
         *,
         poll_seconds: float | None = None,
+        longest_seconds: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.timeout_seconds, self.describe, self.poll_seconds, self.clock = (
-            timeout_seconds,
-            describe,
-            poll_seconds,
-            clock,
-        )
+        self.timeout_seconds, self.describe, self.clock = timeout_seconds, describe, clock
+        self.poll_seconds, self.longest_seconds = poll_seconds, longest_seconds
         self._since: float | None = None
         self._spoken = False
 
@@ -58,7 +55,7 @@ class Patience:
         if waited > _FIRST_WORD and not self._spoken and self.describe is not None:
             self._spoken = True
             logger.warning("waiting for %s", self.describe())
-        longest = _SHORT if waited < _A_WHILE else _LONG
+        longest = self.longest_seconds or (_SHORT if waited < _A_WHILE else _LONG)
         pause = min(max(_SHORTEST, waited / 20), longest) if self.poll_seconds is None else self.poll_seconds
         if self.timeout_seconds is not None:
             pause = min(pause, max(self.timeout_seconds - waited, 0.0))

@@ -117,7 +117,11 @@ class Maker:
         self.columns = Columns(self.queue.description.schema)
         self.member = member or Membership(self.queue.members, "p", lease_seconds=30.0, facts={})
         self.publisher = Publisher(
-            self.queue, "train", self.member, limits=Limits(**(limits or {"backlog_files": 1000})), max_batches=max_batches
+            self.queue,
+            "train",
+            self.member,
+            limits=Limits(**(limits or {"backlog_files": 1000})),
+            max_batches=max_batches,
         )
 
     def reserve(self) -> int:

@@ -177,9 +177,7 @@ def test_a_file_made_with_other_metadata_is_refused_with_the_command_that_purges
             reader.get_batch()
 
 
-def test_a_full_disk_leaves_nothing_and_gives_the_number_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_nothing_and_gives_the_number_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "q"
     source, real, calls = provider(path), os.write, []
 

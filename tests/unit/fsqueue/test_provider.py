@@ -98,7 +98,9 @@ def test_max_batches_are_made_of_every_split_and_then_it_ends(tmp_path: Path) ->
     assert report.batches == {"train": 6, "val": 6}
     assert report.files == {"train": 2, "val": 2}
     assert report.bytes == sum(
-        (tmp_path / "q" / split / name).stat().st_size for split in ("train", "val") for name in names(tmp_path / "q", split)
+        (tmp_path / "q" / split / name).stat().st_size
+        for split in ("train", "val")
+        for name in names(tmp_path / "q", split)
     )
     assert list((tmp_path / "q" / "members").iterdir()) == []
     with consumer(tmp_path / "q") as reader:
@@ -249,7 +251,9 @@ def test_a_queue_that_is_removed_under_a_provider_is_said_to_be(tmp_path: Path) 
 def test_a_queue_that_is_removed_under_a_resting_provider_is_said_to_be(tmp_path: Path) -> None:
     path = tmp_path / "q"
     source = provider(path, backlog_files=1)
-    source._choose = lambda publishers: shutil.rmtree(path) if len(names(path)) else Numbered._choose(source, publishers)
+    source._choose = lambda publishers: (
+        shutil.rmtree(path) if len(names(path)) else Numbered._choose(source, publishers)
+    )
     with pytest.raises(QueueNotFoundError, match="was removed while it was in use"):
         source.run()
 

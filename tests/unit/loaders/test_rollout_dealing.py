@@ -131,6 +131,12 @@ def test_padding_counts_where_there_is_padding() -> None:
     assert len(micro_batches_of(prompts, responses, 400, form=fixed)[0]) == 1
 
 
+def test_a_row_that_is_rounded_up_counts_as_what_it_is_rounded_to() -> None:
+    form = RolloutForm(padding="free", pad_to_multiple_of=8)
+    assert len(micro_batches_of([5, 5], [5, 5], 24, form=form)[0]) == 1
+    assert len(micro_batches_of([5, 5], [5, 5], 23, form=form)[0]) == 2
+
+
 def test_the_number_of_micro_batches_is_a_multiple_where_that_is_needed() -> None:
     prompts, responses = np.full(12, 5), np.full(12, 5)
     for form in (SIDES, FREE):

@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from queues import PAIR, ROWS, Maker, consumer, fill, given, k_of, ks, names, provider, take
+
+from penstock.errors import ConfigError, DataError, QueueNotFoundError, ResumeError, StalledError
+from penstock.fsqueue import DatasetConsumer, Queue
+
+LABELLED = [*PAIR, {"name": "label", "dtype": "int64", "role": "label"}]
+
+
+def test_a_pair_comes_as_a_pair_and_anything_else_as_a_dict(tmp_path: Path) -> None:
+    with consumer(fill(tmp_path / "pair", 1)) as reader:
+        x, y = reader.get_batch("train")
+        assert x.shape == y.shape == (ROWS, 3)
+        assert reader.schema("train") == PAIR
+        assert reader.meta["vocab_size"] == 65
+        assert reader.splits == ["train"]
+    swapped, renamed, roles = PAIR[::-1], [PAIR[0], {**PAIR[1], "name": "z"}], [{**e, "role": "input"} for e in PAIR]
+    for number, schema in enumerate((LABELLED, PAIR[:1], swapped, renamed, roles)):
+        path = tmp_path / str(number)
+        source = {"label": np.zeros(ROWS, np.int64), **{name: np.zeros((ROWS, 3), np.int64) for name in "xyz"}}
+        given(path, lambda k, rng, s=schema, v=source: {e["name"]: v[e["name"]] for e in s}, schema).run(max_batches=1)
+        with consumer(path) as reader:
+            assert list(reader.get_batch()) == [entry["name"] for entry in schema]
+
+
+def test_batches_are_torch_tensors_unless_told_otherwise(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    with DatasetConsumer(fill(tmp_path / "q", 8)) as reader:
+        x, _ = reader.get_batch()
+        assert isinstance(x, torch.Tensor)
+        assert x.dtype == torch.int64
+        x += 1
+        for _ in range(4):
+            reader.get_batch()
+        assert x.tolist() == [[1] * 3] * ROWS, "it is still there when its file is not"
+    with DatasetConsumer(tmp_path / "q", device="cpu", pin_memory=True) as reader:
+        assert reader.get_batch()[0].device.type == "cpu", "asking for pinned memory does no harm without a GPU"
+
+
+def test_the_end_of_a_split_ends_the_loop(tmp_path: Path) -> None:
+    with consumer(fill(tmp_path / "q", 6)) as reader:
+        assert ks(reader.batches()) == list(range(6))
+        assert ks(reader.batches()) == []
+        assert reader.get_arrays() is None
+        with pytest.raises(StopIteration, match="split 'train' of .* is at its end"):
+            reader.get_batch()
+        assert reader.counts().delivered == 6
+        assert reader.counts().files == 2
+    assert names(tmp_path / "q") == []
+    assert list((tmp_path / "q" / "members").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"order": "sorted"}, "order is one of 'any', 'strict', got 'sorted'"),
+        ({"acknowledge": "never"}, "acknowledge is one of"),
+        ({"on_bad": "ignore"}, "on_bad is one of"),
+        ({"timeout_seconds": 0}, "timeout_seconds must be positive, or None"),
+        ({"timeout_seconds": float("nan")}, "timeout_seconds must be positive"),
+        ({"poll_seconds": -1}, "poll_seconds must be positive"),
+        ({"lease_seconds": 0}, "lease_seconds must be at least"),
+        ({"rank": 2, "world_size": 2}, "rank 2 outside the world of 2"),
+        ({"rank": 0}, "rank=0 was given without world_size"),
+        ({"backend": "tensorfire"}, "tensorfire"),
+    ],
+)
+def test_wrong_arguments_are_named(options: dict[str, Any], words: str, tmp_path: Path) -> None:
+    path = fill(tmp_path / "q", 4)
+    with pytest.raises(ConfigError, match=words):
+        consumer(path, **options)
+
+
+@pytest.mark.parametrize("order", ["any", "strict"])
+def test_at_the_deadline_it_is_said_what_is_missing(order: str, tmp_path: Path) -> None:
+    path = tmp_path / "q"
+    maker = Maker(path)
+    expected = (
+        rf"waited 0.05 s for a batch of split 'train' in {path}: 0 files are ready, %d are taken by consumers, %s"
+    )
+    with consumer(path, order=order, timeout_seconds=0.05) as reader:
+        with pytest.raises(
+            StalledError, match=expected % (0, "no provider is at work; run `python prepare.py <config>`")
+        ):
+            reader.get_batch()
+        maker.member.join()
+        with pytest.raises(TimeoutError, match=expected % (0, "1 providers are listed; look at their output")):
+            reader.get_batch()
+        maker.make()
+        assert k_of(reader.get_batch()) == 0, "a deadline is no end"
+        maker.member.leave()
+
+
+def test_a_consumer_waits_until_a_file_is_published(tmp_path: Path) -> None:
+    maker, found = Maker(tmp_path / "q"), []
+    with consumer(tmp_path / "q") as reader:
+        thread = threading.Thread(target=lambda: found.append(k_of(reader.get_batch())))
+        thread.start()
+        number = maker.reserve()
+        assert found == []
+        maker.publish(number)
+        thread.join()
+        assert found == [0]
+        assert reader.counts().waited_seconds > 0
+
+
+@pytest.mark.parametrize("order", ["any", "strict"])
+def test_a_queue_that_is_removed_under_a_waiting_consumer_is_said_to_be(order: str, tmp_path: Path) -> None:
+    path, caught = tmp_path / "q", []
+    Queue.create(path, provider(path).description())
+    with consumer(path, order=order) as reader:
+
+        def wait() -> None:
+            try:
+                reader.get_batch()
+            except QueueNotFoundError as error:
+                caught.append(str(error))
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        while not list((path / "members").iterdir()):
+            pass
+        path.rename(tmp_path / "gone")
+        thread.join()
+    assert caught == [
+        f"Queue directory not found: {path} was removed while it was in use; run `python prepare.py <config>` again "
+        "(same config), then this"
+    ]
+    shutil.rmtree(tmp_path / "gone")
+
+
+def broken(path: Path, number: int = 1) -> None:
+    target = next((path / "train").glob(f"{number:012d}-*"))
+    target.write_bytes(target.read_bytes()[:-8])
+
+
+@pytest.mark.parametrize("order", ["any", "strict"])
+def test_a_file_that_cannot_be_read_is_an_error_with_the_remedy(order: str, tmp_path: Path) -> None:
+    path = fill(tmp_path / "q", 12)
+    broken(path)
+    with consumer(path, order=order) as reader:
+        assert take(reader, 4) == [0, 1, 2, 3]
+        for _ in range(2):
+            with pytest.raises(DataError, match=rf"cut short or changed.*`penstock queue doctor {path} --repair`"):
+                reader.get_batch()
+    assert len(names(path)) == 2, "it is still there to be looked at"
+
+
+@pytest.mark.parametrize("order", ["any", "strict"])
+def test_or_it_is_put_aside_and_counted(order: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = fill(tmp_path / "q", 12)
+    broken(path)
+    with caplog.at_level(logging.WARNING), consumer(path, order=order, on_bad="skip") as reader:
+        assert ks(reader) == [0, 1, 2, 3, 8, 9, 10, 11]
+        assert reader.counts().skipped == 4
+        assert reader.counts().delivered == 8
+        assert reader.counts().lost == 0
+    assert "4 batches are skipped" in caplog.text
+    (left,) = names(path)
+    assert left.startswith("000000000001-")
+    assert left.endswith(".bad")
+
+
+def test_every_rank_counts_its_own_batches_of_a_bad_file(tmp_path: Path) -> None:
+    path = fill(tmp_path / "q", 12)
+    broken(path)
+    ranks = [consumer(path, order="strict", rank=rank, world_size=2, on_bad="skip") for rank in range(2)]
+    assert [ks(rank) for rank in ranks] == [[0, 2, 8, 10], [1, 3, 9, 11]]
+    assert [rank.counts().skipped for rank in ranks] == [2, 2]
+    for rank in ranks:
+        rank.close()
+    with consumer(fill(tmp_path / "r", 12), order="strict") as reader:
+        file = reader._queue.split("train").files()[1]
+        reader._queue.split("train").reject(file)
+        assert take(reader, 4) == [0, 1, 2, 3]
+        with pytest.raises(DataError, match='put aside, and strict order cannot do without it; on_bad="skip"'):
+            reader.get_batch()
+
+
+def test_a_state_of_another_queue_order_or_version_is_refused(tmp_path: Path) -> None:
+    path, other = fill(tmp_path / "q", 4), fill(tmp_path / "other", 4, seed=1)
+    with consumer(path) as reader:
+        reader.get_batch()
+        state = reader.state_dict()
+        assert json.loads(json.dumps(state)) == state
+        for wrong, words in (
+            ({**state, "version": 2}, "version 2"),
+            ({**state, "order": "strict"}, "order='strict', this one has order='any'"),
+            ({**state, "fingerprint": "0"}, "fingerprint 0"),
+            ({}, "not a state of a DatasetConsumer"),
+            (None, "not a state"),
+        ):
+            with pytest.raises(ResumeError, match=words):
+                reader.load_state_dict(wrong)  # type: ignore[arg-type]
+        with consumer(other) as stranger, pytest.raises(ResumeError, match="its batches were made otherwise"):
+            stranger.load_state_dict(state)
+        with pytest.raises(ConfigError, match='commit is for consumers with acknowledge="committed"'):
+            reader.commit()
+
+
+def test_closing_twice_does_nothing_and_a_closed_consumer_can_be_used_again(tmp_path: Path) -> None:
+    reader = consumer(fill(tmp_path / "q", 8))
+    assert take(reader, 2) == [0, 1]
+    reader.close()
+    reader.close()
+    assert take(reader, 2) == [2, 3]
+    reader.close()
+
+
+def test_splits_are_read_by_themselves(tmp_path: Path) -> None:
+    provider(tmp_path / "q", split_proportions={"train": 1.0, "val": 1.0}).run(max_batches=4)
+    with consumer(tmp_path / "q") as reader:
+        assert take(reader, 2) == [0, 1]
+        assert take(reader, 3, "val") == [0, 1, 2]
+        assert take(reader, 2) == [2, 3]
+        state = reader.state_dict()
+        assert set(state["splits"]) == {"train", "val"}
+        x = reader.get_batch("val")[1]
+    assert x.tobytes() != provider(tmp_path / "n").make_batch("train", 3)["y"].tobytes()
