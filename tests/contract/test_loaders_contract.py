@@ -22,7 +22,9 @@ from penstock.loaders.base import DataLoader
 from penstock.loaders.conversation import ConversationDataLoader
 from penstock.loaders.mixed import MixedDataLoader
 from penstock.loaders.pretrain import PretrainDataLoader
+from penstock.loaders.rollout import RolloutDataLoader
 from penstock.order.schedules import Schedule
+from penstock.testing import assert_loader_contract
 from token_stores import make_masks, make_rows, make_store
 
 WORLDS = {1: [1], 2: [1, 2], 4: [1, 2, 4], 6: [1, 2, 3, 6], 8: [1, 2, 4, 8], 7: [1, 7], 5: [1, 5]}
@@ -211,3 +213,34 @@ def test_a_mixture_is_within_one_of_its_weights_at_every_step(home: Path, weight
         total += len(first)
         target = np.array(weights) / sum(weights) * total
         assert (abs(counts - target) < 1).all()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"rollout_batch_size": 9, "ppo_epochs": 2},
+        {"keep_groups": False, "padding": "free"},
+        {"drop_zero_variance": True, "rollout_batch_size": 5, "ppo_epochs": 2, "drop_last": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", ["list", "file"])
+def test_rollouts_keep_the_contract(tmp_path: Path, kind: str, options: dict[str, Any]) -> None:
+    rng = np.random.default_rng(0)
+    rollouts: Any = [
+        {
+            "prompt_ids": rng.integers(1, 50, rng.integers(1, 6)).tolist(),
+            "response_ids": rng.integers(1, 50, rng.integers(1, 9)).tolist(),
+            "reward": float(rng.integers(0, 3)),
+            "group": f"g{group}",
+        }
+        for group, size in enumerate([4, 2, 3, 4, 2, 4, 2, 3])
+        for _ in range(size)
+    ]
+    if kind == "file":
+        path = tmp_path / "rollouts.jsonl"
+        path.write_text("".join(json.dumps(rollout) + "\n" for rollout in rollouts))
+        rollouts = path
+    fixed: dict[str, Any] = {"backend": "numpy", **options}
+    assert_loader_contract(lambda **more: RolloutDataLoader(rollouts, **fixed, **more), steps=16)

@@ -29,6 +29,21 @@ class Columns:
         self.arrow: pa.Schema = schema.to_arrow()
         self._columns = [_Column(field, arrow) for field, arrow in zip(schema, self.arrow)]
 
+    @property
+    def same_size(self) -> bool:
+        """Whether all batches of as many rows take as many bytes."""
+        return all(column.value is not None for column in self._columns)
+
+    def fit(self, arrays: Mapping[str, Any], rows: int) -> bool:
+        """Whether these are arrays of just these columns, with so many rows: a quick look at what is as it should be."""
+        return len(arrays) == len(self._columns) and all(
+            column.value is not None
+            and isinstance(array := arrays.get(column.name), np.ndarray)
+            and array.dtype == column.dtype
+            and array.shape == (rows, *column.shape)
+            for column in self._columns
+        )
+
     def to_batch(self, arrays: Mapping[str, npt.NDArray[Any]]) -> pa.RecordBatch:
         """Arrays with a row per sample as one Arrow batch, which shares the memory of the numbers among them."""
         return pa.RecordBatch.from_arrays(

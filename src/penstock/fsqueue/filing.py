@@ -10,7 +10,6 @@ import mmap
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -24,11 +23,12 @@ from penstock.fsqueue.columns import Arrays, Columns
 from penstock.fsqueue.layout import Published
 from penstock.fsqueue.queue import Queue, how_to_purge
 
-__all__ = ["COMPRESSIONS", "BatchFile", "Encoded", "encode", "read", "write"]
+__all__ = ["COMPRESSIONS", "BatchFile", "Encoded", "Encoder", "read", "write"]
 
 COMPRESSIONS = (None, "zstd", "lz4")
 
 _KEY = b"penstock.queue"
+_PER_BATCH = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,30 +39,42 @@ class Encoded:
     file: Published
 
 
-def encode(
-    batches: Iterable[pa.RecordBatch],
-    number: int,
-    *,
-    fingerprint: str,
-    split: str,
-    compression: str | None = None,
-) -> Encoded:
-    """Batches as the bytes of file `number`: the same bytes, and so the same name, whoever makes them.
+class Encoder:
+    """Makes the bytes of one file after the other, in memory that is used again."""
 
-    Each is copied before the next one is asked for, so that they may share their memory.
-    """
-    if compression not in COMPRESSIONS:
-        raise ConfigError(f"compression is one of {COMPRESSIONS}, got {compression!r}")
-    mark = {"fingerprint": fingerprint, "split": split, "number": number}
-    coming = iter(batches)
-    first = next(coming)
-    schema = first.schema.with_metadata({_KEY: orjson.dumps(mark)})
-    stream = pa.BufferOutputStream()
-    with pa.ipc.new_file(stream, schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
-        for batch in chain([first], coming):
-            writer.write_batch(batch)
-    data, count = stream.getvalue(), writer.stats.num_record_batches
-    return Encoded(data, Published(number, count, xxhash.xxh3_64_hexdigest(data)))
+    def __init__(self, *, fingerprint: str, split: str, compression: str | None = None) -> None:
+        if compression not in COMPRESSIONS:
+            raise ConfigError(f"compression is one of {COMPRESSIONS}, got {compression!r}")
+        self.fingerprint, self.split = fingerprint, split
+        self.options = pa.ipc.IpcWriteOptions(compression=compression)
+        self._room: pa.Buffer | None = None
+
+    def encode(self, batches: Iterable[pa.RecordBatch], number: int, *, same_size: int | None = None) -> Encoded:
+        """Batches as the bytes of file `number`: the same bytes, and so the same name, whoever makes them.
+
+        Each is copied before the next one is asked for, so that they may share their memory. `same_size` says that
+        there are so many, none larger than the first; then the bytes are valid until the next call.
+        """
+        coming = iter(batches)
+        first = next(coming)
+        mark = {"fingerprint": self.fingerprint, "split": self.split, "number": number}
+        schema = first.schema.with_metadata({_KEY: orjson.dumps(mark)})
+        stream = pa.BufferOutputStream() if same_size is None else self._again(first, schema, same_size)
+        with pa.ipc.new_file(stream, schema, options=self.options) as writer:
+            writer.write_batch(first)
+            count = 1
+            for batch in coming:
+                writer.write_batch(batch)
+                count += 1
+        data = stream.getvalue() if self._room is None or same_size is None else self._room.slice(0, stream.tell())
+        return Encoded(data, Published(number, count, xxhash.xxh3_64_hexdigest(data)))
+
+    def _again(self, first: pa.RecordBatch, schema: pa.Schema, count: int) -> pa.FixedSizeBufferWriter:
+        # The footer holds the schema once more, and the place of each batch.
+        need = count * (pa.ipc.get_record_batch_size(first) + _PER_BATCH) + 2 * schema.serialize().size + _PER_BATCH
+        if self._room is None or self._room.size < need:
+            self._room = pa.allocate_buffer(need)
+        return pa.FixedSizeBufferWriter(self._room)
 
 
 def write(path: Path, data: pa.Buffer, *, durable: bool, shown: Path) -> None:

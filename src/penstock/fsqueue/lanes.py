@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from penstock.fsqueue.layout import rename
 
@@ -24,8 +24,7 @@ _END = re.compile(r"end-(\d+)")
 _LOOKS = 10
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Lane:
+class Lane(NamedTuple):
     """A number that is to be made, and who is at it."""
 
     number: int

@@ -115,6 +115,8 @@ class DataProviderBase(ABC):
             self._columns = Columns(schema_of(self.build_meta()))
         self.batch_index = k
         batch = self.sample_batch(split, np.random.default_rng([self.seed, _number_of(split), k]))
+        if isinstance(batch, dict) and self._columns.fit(batch, self.batch_size):
+            return batch
         return self._checked(batch, self._columns.schema, split, k)
 
     def run(self, *, max_batches: int | None = None, on_progress: Callable[[Progress], None] | None = None) -> Progress:
@@ -204,8 +206,11 @@ class DataProviderBase(ABC):
         return None
 
     def _publish(self, publisher: Publisher, number: int) -> None:
+        numbers = publisher.batches_in(number)
+        even = self._columns is not None and self._columns.same_size and self.config["compression"] is None
         try:
-            publisher.publish(number, (self._record_batch(publisher.split, k) for k in publisher.batches_in(number)))
+            batches = (self._record_batch(publisher.split, k) for k in numbers)
+            publisher.publish(number, batches, same_size=len(numbers) if even else None)
         except BaseException:
             publisher.give_up(number)
             raise

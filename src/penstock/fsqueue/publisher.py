@@ -15,7 +15,7 @@ import pyarrow as pa
 from penstock.errors import ConfigError
 from penstock.fsqueue.caretaking import settle
 from penstock.fsqueue.cursors import read_floor
-from penstock.fsqueue.filing import COMPRESSIONS, encode, write
+from penstock.fsqueue.filing import Encoder, write
 from penstock.fsqueue.lanes import Lanes
 from penstock.fsqueue.layout import Published, name_of_temporary, rename
 from penstock.fsqueue.members import Membership
@@ -55,13 +55,12 @@ class Publisher:
         durable: bool = False,
         max_batches: int | None = None,
     ) -> None:
-        if compression not in COMPRESSIONS:
-            raise ConfigError(f"compression is one of {COMPRESSIONS}, got {compression!r}")
         if max_batches is not None:
             _check_positive("max_batches", max_batches)
         self.queue, self.split, self.member = queue, split, member
         self.limits = limits or Limits()
-        self.compression, self.durable, self.max_batches = compression, durable, max_batches
+        self.durable, self.max_batches = durable, max_batches
+        self._encoder = Encoder(fingerprint=queue.fingerprint, split=split, compression=compression)
         self.directory = queue.split(split)
         self.lanes = Lanes(self.directory.lanes, queue.description.lanes)
         self.files = self.batches = self.bytes = 0
@@ -101,7 +100,8 @@ class Publisher:
     def reserve(self) -> int | None:
         """A number that is ours to make now: the lowest there is. None if there is no room, or nothing left."""
         lanes = self.lanes.all()
-        free = [lane for lane in lanes if lane.owner is None and self.batches_in(lane.number)]
+        end = None if self.max_batches is None else -(-self.max_batches // self.queue.description.batches_per_file)
+        free = [lane for lane in lanes if lane.owner is None and (end is None or lane.number < end)]
         if not free:
             return None
         # Made, or about to be: a lane's number says how often it was gone through.
@@ -116,15 +116,12 @@ class Publisher:
                 return lane.number
         return None
 
-    def publish(self, number: int, batches: Iterable[pa.RecordBatch]) -> bool:
-        """Make the batches of a number that was reserved visible, all at once; False if another has made it instead."""
-        encoded = encode(
-            batches,
-            number,
-            fingerprint=self.queue.fingerprint,
-            split=self.split,
-            compression=self.compression,
-        )
+    def publish(self, number: int, batches: Iterable[pa.RecordBatch], *, same_size: int | None = None) -> bool:
+        """Make the batches of a number that was reserved visible, all at once; False if another has made it instead.
+
+        `same_size` says that there are so many of them, none larger than the first, which saves memory and time.
+        """
+        encoded = self._encoder.encode(batches, number, same_size=same_size)
         target = self.directory.at(encoded.file)
         temporary = self.directory.path / name_of_temporary(f"{number:012d}", self.member.id)
         write(temporary, encoded.data, durable=self.durable, shown=target)

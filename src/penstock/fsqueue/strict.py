@@ -83,7 +83,10 @@ class StrictReader:
 
     def commit(self, state: Mapping[str, Any]) -> None:
         position = int(state["position"])
-        if self._position is None or position > self._position:
+        if self._position is None:
+            self._start(self._low())
+        assert self._position is not None
+        if position > self._position:
             raise ResumeError(
                 f"commit is for a state of the past: it is at batch {position} of split {self.split.name!r}, "
                 f"and the reader at {self._position}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 from penstock.backends import get_backend
@@ -63,7 +65,7 @@ class RolloutDataLoader(DataLoader):
         *,
         estimator: str | Estimator | AdvantageSpec = "grpo",
         preset: str | Preset | None = None,
-        columns: Mapping[str, str] | None = None,
+        columns: Mapping[str, Any] | None = None,
         **options: Unpack[RolloutKeywords],
     ) -> None:
         chosen, rollout = read_rollout_options(options)
@@ -94,11 +96,12 @@ class RolloutDataLoader(DataLoader):
                 rollout_data,
                 tokenizer=loaded,
                 columns=columns,
-                missing_rewards="error" if rollout.missing_rewards == "error" else "keep",  # and judged with the others
+                missing_rewards="error" if rollout.on_missing(spec.rules) == "error" else "keep",  # judged with others
                 empty_responses="error" if empty == "error" else "keep",
                 all_masked="error" if empty == "error" else "keep",
             )
-            source = Fixed(table, rollout.rollout_batch_size)
+            named = str(rollout_data) if isinstance(rollout_data, str | os.PathLike) else None
+            source = Fixed(table, rollout.rollout_batch_size, named)
         form = rollout.form(chosen, pad_id_of(loaded), get_backend(chosen.backend).integer)
         super().__init__(RolloutEngine(source, chosen, rollout, spec, compute_advantages=compute_advantages, form=form))
 
@@ -109,10 +112,13 @@ class RolloutDataLoader(DataLoader):
 
     @policy_version.setter
     def policy_version(self, version: int) -> None:
-        if isinstance(version, bool) or not isinstance(version, int) or version < 0:
-            raise ConfigError(f"a policy version is a whole number from 0 on, got {version!r}")
-        self._engine.version = version
+        self._engine.version = replace(self._engine.rollout, policy_version=version).policy_version
         self._edits += 1  # what was made ahead is made again
+
+    @property
+    def ended(self) -> bool:
+        """Whether a live source is at its end: a loop over nothing has said so. Never true of a list or a file."""
+        return self._engine.ended
 
     @property
     def counts(self) -> dict[str, int]:

@@ -27,7 +27,8 @@ if __name__ == "__main__":
     with DatasetConsumer(facts["queue"], backend="numpy", lease_seconds=LEASE_SECONDS) as consumer:
         while going and (batch := consumer.get_arrays("train")) is not None:
             reader = consumer._readers["train"]
-            assert isinstance(reader, SharedReader) and reader._current is not None
+            assert isinstance(reader, SharedReader)
+            assert reader._current is not None
             say(log, f"{judge.number_of(batch)} {reader._current.file.returns}\n".encode())
             time.sleep(draw.random() * 0.002)
         counts = consumer.counts()

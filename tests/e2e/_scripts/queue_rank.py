@@ -7,7 +7,6 @@ weights are.
 from __future__ import annotations
 
 import json
-import os
 import random
 import sys
 from pathlib import Path
@@ -50,5 +49,5 @@ if __name__ == "__main__":
                 state = {"queue": consumer.state_dict(), "seen": seen}
                 beside = saved.with_suffix(".new")
                 beside.write_text(json.dumps(state))
-                os.replace(beside, saved)
+                beside.replace(saved)
                 consumer.commit(state["queue"])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,7 @@ class Given(DataProviderBase):
     """Whatever a test wants."""
 
     schema: Any = PAIR
-    meta: dict[str, Any] = {}
+    meta: Mapping[str, Any] = MappingProxyType({})
     sample: Callable[[int, np.random.Generator], Any]
 
     def build_meta(self) -> dict[str, Any]:
@@ -87,7 +87,11 @@ def take(reader: DatasetConsumer, count: int, split: str = "train") -> list[int]
 
 def names(path: Path, split: str = "train") -> list[str]:
     """What lies in a split beside its lanes and cursors."""
-    return sorted(name for name in os.listdir(path / split) if name not in ("lanes", "cursors"))
+    return [name for name in listed(path / split) if name not in ("lanes", "cursors")]
+
+
+def listed(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
 
 
 def numbers(path: Path, split: str = "train") -> list[int]:

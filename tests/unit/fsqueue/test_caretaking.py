@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from pathlib import Path
 
 import pytest
-from queues import Clock, Maker, consumer, fill, ks, names, numbers, take
+from queues import Clock, Maker, consumer, fill, ks, listed, names, numbers, take
 
 from penstock.errors import StalledError
 from penstock.fsqueue import Queue
@@ -28,13 +27,13 @@ def test_the_living_keep_what_they_have(tmp_path: Path) -> None:
     maker.reserve()
     with consumer(path) as reader:
         take(reader, 1)
-        keeper, before = caretaker(path, clock), (names(path), sorted(os.listdir(path / "train" / "lanes")))
+        keeper, before = caretaker(path, clock), (names(path), listed(path / "train" / "lanes"))
         for _ in range(20):
             for member in (maker.member, reader._member):
                 member.beat()
             assert not keeper.round()
             clock.go(9.0)
-        assert (names(path), sorted(os.listdir(path / "train" / "lanes"))) == before
+        assert (names(path), listed(path / "train" / "lanes")) == before
     maker.member.leave()
 
 
@@ -61,8 +60,8 @@ def test_of_the_dead_nothing_is_left(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert sorted(found.members) == sorted([reader._member.id, maker.member.id])
     assert "1 files given back, 1 numbers to be made anew" in caplog.text
     assert [name[12:21] for name in names(path)] == ["-n4-s0-r1", "-n4-s0-r0"]
-    assert os.listdir(path / "members") == []
-    assert not [lane for lane in os.listdir(path / "train" / "lanes") if ".by-" in lane]
+    assert listed(path / "members") == []
+    assert not [lane for lane in listed(path / "train" / "lanes") if ".by-" in lane]
     assert not keeper.round()
     assert keeper.claims_returned == 1
     reader._readers.clear()

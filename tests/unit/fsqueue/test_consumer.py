@@ -13,6 +13,7 @@ from queues import PAIR, ROWS, Maker, consumer, fill, given, k_of, ks, names, pr
 
 from penstock.errors import ConfigError, DataError, QueueNotFoundError, ResumeError, StalledError
 from penstock.fsqueue import DatasetConsumer, Queue
+from penstock.fsqueue.waiting import Patience
 
 LABELLED = [*PAIR, {"name": "label", "dtype": "int64", "role": "label"}]
 
@@ -52,7 +53,7 @@ def test_the_end_of_a_split_ends_the_loop(tmp_path: Path) -> None:
         assert ks(reader.batches()) == list(range(6))
         assert ks(reader.batches()) == []
         assert reader.get_arrays() is None
-        with pytest.raises(StopIteration, match="split 'train' of .* is at its end"):
+        with pytest.raises(StopIteration, match=r"split 'train' of .* is at its end"):
             reader.get_batch()
         assert reader.counts().delivered == 6
         assert reader.counts().files == 2
@@ -101,14 +102,20 @@ def test_at_the_deadline_it_is_said_what_is_missing(order: str, tmp_path: Path) 
         maker.member.leave()
 
 
-def test_a_consumer_waits_until_a_file_is_published(tmp_path: Path) -> None:
-    maker, found = Maker(tmp_path / "q"), []
+def test_a_consumer_waits_until_a_file_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    maker, found, waits, pause = Maker(tmp_path / "q"), [], threading.Event(), Patience.pause
+
+    def pausing(patience: Patience) -> None:
+        pause(patience)
+        waits.set()
+
+    monkeypatch.setattr(Patience, "pause", pausing)
     with consumer(tmp_path / "q") as reader:
         thread = threading.Thread(target=lambda: found.append(k_of(reader.get_batch())))
         thread.start()
-        number = maker.reserve()
+        assert waits.wait(20)
         assert found == []
-        maker.publish(number)
+        maker.make()
         thread.join()
         assert found == [0]
         assert reader.counts().waited_seconds > 0

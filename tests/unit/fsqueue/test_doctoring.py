@@ -16,7 +16,7 @@ from queues import Maker, consumer, fill, numbers, provider, take
 from penstock.errors import QueueNotFoundError
 from penstock.fsqueue import Queue
 from penstock.fsqueue.doctoring import examine
-from penstock.fsqueue.filing import encode
+from penstock.fsqueue.filing import Encoder
 from penstock.fsqueue.findings import Diagnosis, Finding
 from penstock.fsqueue.members import Membership
 
@@ -130,7 +130,7 @@ def other_schema(file: Path) -> None:
 
 
 def replace_by(file: Path, batch: pa.RecordBatch, fingerprint: str) -> None:
-    made = encode([batch], 1, fingerprint=fingerprint, split="train")
+    made = Encoder(fingerprint=fingerprint, split="train").encode([batch], 1)
     file.unlink()
     (file.parent / made.file.name).write_bytes(made.data)
 

@@ -14,7 +14,7 @@ from queues import LENGTH, PAIR, ROWS, Numbered, consumer, fill, given, names, n
 
 from penstock.errors import ConfigError, DataError, StaleQueueError
 from penstock.fsqueue import DatasetConsumer, Queue
-from penstock.fsqueue.filing import encode, read
+from penstock.fsqueue.filing import Encoder, read
 from penstock.fsqueue.layout import Published
 
 SHAPES: dict[str, tuple[dict[str, Any], Any]] = {
@@ -89,7 +89,7 @@ def test_compression_makes_files_smaller(tmp_path: Path) -> None:
         sizes.append((path / "train" / names(path)[0]).stat().st_size)
     assert sizes[1] < sizes[0] / 10
     with pytest.raises(ConfigError, match="compression is one of"):
-        encode([], 0, fingerprint="", split="train", compression="gzip")
+        Encoder(fingerprint="", split="train", compression="gzip")
 
 
 def test_any_arrow_reader_opens_a_file(tmp_path: Path) -> None:
@@ -236,3 +236,12 @@ def test_batches_may_share_their_memory(tmp_path: Path) -> None:
 def test_the_bytes_of_a_file_are_the_same_whoever_makes_it(tmp_path: Path) -> None:
     assert names(fill(tmp_path / "a", 12)) == names(fill(tmp_path / "b", 12))
     assert Numbered.settings == {}
+
+
+def test_bytes_in_memory_that_is_used_again_are_the_same_bytes() -> None:
+    encoder = Encoder(fingerprint="f", split="train")
+    tables = [pa.record_batch({"x": np.arange(n, n + 100), "y": np.arange(100) % 7}) for n in range(3)]
+    for number, some in enumerate((tables, tables[:1], tables[::-1])):
+        again = encoder.encode(iter(some), number, same_size=len(some))
+        fresh = Encoder(fingerprint="f", split="train").encode(some, number)
+        assert (again.data.to_pybytes(), again.file) == (fresh.data.to_pybytes(), fresh.file)

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-import os
 import threading
 from pathlib import Path
 
 import pytest
+from queues import listed
 
 from penstock.fsqueue.lanes import Lane, Lanes, lay_out
 
@@ -80,7 +80,7 @@ def test_a_lane_that_a_listing_missed_is_no_end(lanes: Lanes, monkeypatch: pytes
     for number in (1, 2, 3):
         assert lanes.take(Lane(number), "p1")
         assert lanes.advance(number, "p1")
-    whole, missed = os.listdir(lanes.path), []
+    whole, missed = listed(lanes.path), []
 
     def listing(path: Path) -> list[str]:
         missed.append(path)

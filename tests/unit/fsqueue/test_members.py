@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -105,6 +106,21 @@ def test_a_late_beat_is_remembered_by_whoever_holds_something(clock: Clock, join
     member.beat()
     assert member.lapsed(since), "the thread has beaten again before the caller could look"
     assert not member.lapsed(member.lapses)
+
+
+def test_the_lease_counts_from_when_others_can_see_the_beat(
+    clock: Clock, joins: Joins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member, rename = joins(), os.rename
+    since = member.lapses
+
+    def sleepy(*given: Any) -> None:
+        rename(*given)
+        clock.go(10.1)
+
+    monkeypatch.setattr("penstock.fsqueue.layout.os.rename", sleepy)
+    member.beat()
+    assert member.lapsed(since), "it was stopped right after the beat"
 
 
 def test_a_member_that_was_tidied_away_comes_back(tmp_path: Path, clock: Clock, joins: Joins) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import shutil
 import threading
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -260,7 +261,7 @@ def test_a_queue_that_is_removed_under_a_resting_provider_is_said_to_be(tmp_path
 
 def test_what_it_declares_to_read_is_part_of_what_the_files_depend_on(tmp_path: Path) -> None:
     class Masked(Numbered):
-        settings = {"mask_probability": Setting(float, 0.15)}
+        settings = MappingProxyType({"mask_probability": Setting(float, 0.15)})
 
     source = provider(tmp_path / "q", Masked)
     assert source.description().settings["mask_probability"] == 0.15

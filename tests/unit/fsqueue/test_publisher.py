@@ -9,6 +9,7 @@ from queues import PER_FILE, Clock, Maker, consumer, ks, names, numbers, provide
 from penstock.errors import ConfigError
 from penstock.fsqueue import Queue
 from penstock.fsqueue.caretaking import Caretaker
+from penstock.fsqueue.lanes import Lanes
 from penstock.fsqueue.members import Membership, Watch
 from penstock.fsqueue.publisher import Limits
 
@@ -191,21 +192,20 @@ def test_one_that_wakes_up_while_others_tidy_up_makes_no_second_file(tmp_path: P
     """Whoever tidies up has looked for the file, and does not know that it is published that moment."""
     path = tmp_path / "q"
     late, other = Maker(path), Maker(path)
-    number, clock = late.reserve(), Clock()
+    late_number, clock = late.reserve(), Clock()
     caretaker = Caretaker(late.queue, Watch(late.queue.members, lease_seconds=1.0, clock=clock))
     caretaker.round()
     clock.go(31.0)
-    release = Queue.open(path).split("train")
-    assert release.files() == []
-    published = []
+    published, release = [], Lanes.release
 
-    from penstock.fsqueue.lanes import Lanes
+    half = path / "train" / f".{late_number:012d}~{late.member.id}.tmp"
+    half.touch()
 
-    def releasing(lanes: Lanes, *given: object) -> bool:
-        published.append(late.publish(number))
-        return Lanes_release(lanes, *given)  # type: ignore[arg-type]
+    def releasing(lanes: Lanes, number: int, owner: str) -> bool:
+        assert not half.exists(), "nor can it end what it had begun"
+        published.append(late.publish(late_number))
+        return release(lanes, number, owner)
 
-    Lanes_release = Lanes.release
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Lanes, "release", releasing)
         caretaker.round()
@@ -213,29 +213,22 @@ def test_one_that_wakes_up_while_others_tidy_up_makes_no_second_file(tmp_path: P
     assert other.make() == 0
 
 
-def test_an_interrupted_provider_makes_nothing_twice(tmp_path: Path) -> None:
+def test_an_interrupted_provider_makes_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C between publishing and saying so."""
-    path = tmp_path / "q"
-    source, publisher = provider(path), Maker(path).publisher
+    path, advance, calls = tmp_path / "q", Lanes.advance, []
 
-    def interrupted(*_: object) -> bool:
-        raise KeyboardInterrupt
+    def interrupted(lanes: Lanes, number: int, owner: str) -> bool:
+        calls.append(number)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return advance(lanes, number, owner)
 
-    number = publisher.reserve()
-    assert number == 0
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(publisher.lanes, "advance", interrupted)
-        source._columns = Maker(path).columns
-        with pytest.raises(KeyboardInterrupt):
-            # The first attempt to say so fails; what comes after the interrupt does not.
-            try:
-                publisher.publish(number, (source._record_batch("train", k) for k in range(PER_FILE)))
-            except KeyboardInterrupt:
-                patched.undo()
-                publisher.give_up(number)
-                raise
-    assert publisher.reserve() == 1
-    assert numbers(path) == [0]
+    monkeypatch.setattr(Lanes, "advance", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        provider(path).run(max_batches=12)
+    assert calls == [0, 1, 1]
+    assert numbers(path) == [0, 1]
+    assert provider(path).run(max_batches=12).files == {"train": 1}
 
 
 def test_the_end_of_a_split_cuts_the_last_file_short(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def test_a_split_that_the_queue_does_not_have_is_refused(tmp_path: Path) -> None
     path = fill(tmp_path / "q", 4)
     with pytest.raises(StaleQueueError, match=r"has the splits \['train'\], and \['test'\] are asked for"):
         provider(path, split_proportions={"train": 1.0, "test": 1.0}).run()
-    with consumer(path) as reader, pytest.raises(ConfigError, match="no split 'trian'.*did you mean 'train'"):
+    with consumer(path) as reader, pytest.raises(ConfigError, match=r"no split 'trian'.*did you mean 'train'"):
         reader.get_batch("trian")
 
 

@@ -59,9 +59,7 @@ def test_what_was_not_delivered_is_given_back_and_nothing_else(tmp_path: Path) -
     with consumer(path) as first:
         assert take(first, 6) == [0, 1, 2, 3, 4, 5]
         assert numbers(path) == [1, 2]
-    assert [name[:24] for name in names(path)] == ["000000000001-n4-s2-r0-" + n[22:24] for n in names(path)[:1]] + [
-        names(path)[1][:24]
-    ]
+    assert [name[:21] for name in names(path)] == ["000000000001-n4-s2-r0", "000000000002-n4-s0-r0"]
     with consumer(path) as second:
         assert ks(second) == [6, 7, 8, 9, 10, 11]
         assert second.counts().redelivered == 0
@@ -83,9 +81,9 @@ def test_after_a_crash_and_the_lease_everything_of_its_file_comes_again_and_is_c
     with consumer(path) as second:
         assert take(second, 4) == [4, 5, 6, 7]
         assert second.get_arrays() is None, "what another has is not waited for"
-        assert taken_for_dead(second) == 1 + 1  # the clock of the test has overtaken the second one as well
-        assert sorted(ks(second)) == [0, 1, 2, 3, 4, 5, 6, 7]
-        assert second.counts().redelivered == 8
+        assert taken_for_dead(second) == 1
+        assert ks(second) == [0, 1, 2, 3]
+        assert second.counts().redelivered == 4
 
 
 @pytest.mark.parametrize("delivered", [1, 3])

@@ -59,12 +59,13 @@ def names(*groups: Any, size: int = 2) -> list[str]:
 # -- In memory ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_loop_is_over_one_rollout_batch_and_the_last_is_what_is_left() -> None:
+@pytest.mark.parametrize("prefetch", [0, 2, None])
+def test_a_loop_is_over_one_rollout_batch_and_the_last_is_what_is_left(prefetch: int | None) -> None:
     buffer = LiveBuffer()
     for name in "abcde":
         buffer.append(group(name))
     buffer.close()
-    loader = make(buffer, ppo_epochs=2, batch_size=2)
+    loader = make(buffer, ppo_epochs=2, batch_size=2, prefetch=prefetch)
     told = [batch.metadata for batch in loader]
     assert [(t["rollout_batch"], t["ppo_epoch"], t["minibatch"]) for t in told] == [
         (0, 0, 0),
@@ -72,7 +73,9 @@ def test_a_loop_is_over_one_rollout_batch_and_the_last_is_what_is_left() -> None
         (0, 1, 0),
         (0, 1, 1),
     ]
+    assert not loader.ended
     assert rounds(loader) == [names("c", "d"), names("e")]
+    assert loader.ended
     with pytest.raises(EOFError, match="no more rollouts will come"):
         loader.get_batch()
     with pytest.raises(TypeError, match="as they come"):
@@ -131,8 +134,11 @@ def test_what_the_loader_waits_for_is_let_in_though_the_buffer_is_full() -> None
 def test_waiting_for_rollouts_ends_with_a_word_about_what_is_missing() -> None:
     buffer = LiveBuffer(timeout_seconds=0.05)
     buffer.append([*group("a"), *group("b", 1)])
+    loader = make(buffer, group_size=2)
     with pytest.raises(StalledError, match=r"2 of the 4 .* are there, 1 more are in groups that are not whole; is any"):
-        make(buffer, group_size=2).get_batch()
+        loader.get_batch()
+    buffer.append(group("b", 1, first=1))
+    assert rounds(loader, 1) == [names("a", "b")], "what was waited with is not lost"
 
 
 def test_a_group_is_whole_when_group_size_rollouts_of_it_came() -> None:
@@ -155,6 +161,15 @@ def test_without_group_size_the_rollouts_of_an_append_belong_together() -> None:
     (batch,) = loader
     per_append = [[-1.0, 0.0, 1.0], [-0.5, 0.5], [-0.5, 0.5]]
     assert sorted(batch.metadata["advantages"][:, 0].tolist()) == sorted(chain(*per_append))
+
+
+def test_a_group_cannot_become_whole_without_a_name() -> None:
+    buffer = LiveBuffer()
+    buffer.append(group("~a", 2))
+    buffer.append(Rollout(prompt_ids=[1], response_ids=[2], reward=1.0, id="x"))
+    with pytest.raises(DataError, match=r"rollout 'x' names no group.*group_size=2"):
+        make(buffer, group_size=2).get_batch()
+    assert rounds(make(buffer, rollout_batch_size=3, preset="trl"), 1) == [["x", "~a.0", "~a.1"]]
 
 
 def test_incomplete_groups_at_the_end_are_counted(caplog: pytest.LogCaptureFixture) -> None:
@@ -290,10 +305,16 @@ def test_every_rank_reads_everything_and_takes_its_share(home: Path) -> None:
         for name in "abcdefgh":
             queue.append(group(name))
         queue.finish()
+    wanted = [names("a", "b"), names("c", "d"), names("e", "f"), names("g", "h")]
+    with make(opened(home)) as alone:
+        assert rounds(alone, 1) == wanted[:1]
+        state = alone.state_dict()
+        assert rounds(alone) == wanted[1:]
     found: dict[int, list[list[str]]] = {}
 
     def read(rank: int) -> None:
         with make(opened(home), rank=rank, world_size=2, batch_size=2) as loader:
+            loader.load_state_dict(state)
             found[rank] = rounds(loader)
             loader.commit()
 
@@ -303,7 +324,7 @@ def test_every_rank_reads_everything_and_takes_its_share(home: Path) -> None:
     for thread in threads:
         thread.join()
     together = [sorted(one + other) for one, other in zip(found[0], found[1], strict=True)]
-    assert together == [names("a", "b"), names("c", "d"), names("e", "f"), names("g", "h")]
+    assert together == wanted[1:]
 
 
 def killed(loader: RolloutDataLoader) -> None:
@@ -393,6 +414,11 @@ def test_waiting_for_a_queue_ends_with_a_word_about_what_is_missing(home: Path) 
             pytest.raises(StalledError, match=r"waited 0\.1 s for rollouts: 2 of the 4 .* is anybody appending"),
         ):
             loader.get_batch()
+        with make(opened(home, timeout_seconds=0.1)) as patient:
+            with pytest.raises(StalledError):
+                patient.get_batch()
+            queue.append(group("b"))
+            assert rounds(patient, 1) == [names("a", "b")], "what was waited with is not lost"
 
 
 def test_a_full_queue_makes_producers_wait(home: Path) -> None:
@@ -406,6 +432,22 @@ def test_a_full_queue_makes_producers_wait(home: Path) -> None:
             queue.append(group("d"))
 
 
+def test_many_producers_at_once_lose_and_repeat_nothing(home: Path) -> None:
+    def engine(number: int) -> None:
+        with opened(home) as queue:
+            for name in range(8):
+                queue.append(group(f"{number}-{name}"))
+
+    threads = [threading.Thread(target=engine, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    with make(opened(home), rollout_batch_size=8, batch_size=8) as loader:
+        found = rounds(loader, 8)
+    for thread in threads:
+        thread.join()
+    assert sorted(chain(*found)) == names(*(f"{number}-{name}" for number in range(4) for name in range(8)))
+
+
 def test_a_finished_queue_takes_no_more(home: Path) -> None:
     with opened(home) as queue:
         queue.append(group("a"))
@@ -415,6 +457,17 @@ def test_a_finished_queue_takes_no_more(home: Path) -> None:
             queue.append(group("b"))
     with make(opened(home)) as loader:
         assert rounds(loader) == [names("a")]
+
+
+def test_what_does_not_go_together_is_refused_again_and_not_passed_over(home: Path) -> None:
+    with opened(home) as queue:
+        queue.append(group("a"))
+        queue.append(Rollout(prompt_ids=[1], response_ids=[2], reward=0.0, values=[0.5]))
+        queue.append(group("b"))
+    with make(opened(home)) as loader:
+        for _ in range(2):
+            with pytest.raises(DataError, match="these rollouts have values, earlier have not"):
+                loader.get_batch()
 
 
 PRODUCER = """

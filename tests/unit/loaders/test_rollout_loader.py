@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
@@ -344,6 +346,12 @@ def test_files_give_what_a_list_gives(tmp_path: Path) -> None:
     assert epoch(make(path)) == epoch(make(rollouts))
 
 
+def test_workers_of_another_process_can_have_it() -> None:
+    loader = copy.deepcopy(make())
+    pickle.dumps(loader)
+    assert epoch(loader) == epoch(make())
+
+
 def test_torch_gets_tensors() -> None:
     torch = pytest.importorskip("torch")
     batch = make(backend="torch").get_batch()
@@ -441,6 +449,7 @@ def test_rollouts_without_a_reward_are_treated_by_rule() -> None:
     found = epoch(excluded)
     assert not any(found["0.0"][0])
     assert {name: value for name, value in found.items() if name in wanted} == wanted
+    assert not any(epoch(make(rollouts, preset="trl"))["0.0"][0])
     dropped = make(rollouts, missing_rewards="drop")
     assert epoch(dropped) == wanted
     assert dropped.counts == {"missing reward": 2}
@@ -628,6 +637,16 @@ def test_no_rollouts_are_an_error() -> None:
 def test_there_is_no_plan_to_look_at() -> None:
     with pytest.raises(ConfigError, match="rollouts have no plan"):
         print(make().plan)
+
+
+def test_a_policy_version_is_a_whole_number() -> None:
+    loader = make()
+    for wrong in (-1, 1.5, True, "3"):
+        with pytest.raises(ConfigError, match="policy_version must be a whole number of at least 0"):
+            loader.policy_version = wrong  # type: ignore[assignment]
+    loader.policy_version = 4
+    assert loader.policy_version == 4
+    assert not loader.ended
 
 
 def test_the_keywords_of_the_loader_are_those_of_its_options() -> None:

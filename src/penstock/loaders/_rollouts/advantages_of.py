@@ -6,7 +6,6 @@ import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -94,7 +93,7 @@ class AdvantageSpec:
     """Keywords of the estimator besides: `{"scale": "batch"}`."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "options", MappingProxyType(dict(self.options)))
+        object.__setattr__(self, "options", dict(self.options))
         name = self.name
         if name is None:
             if not callable(self.estimator):
@@ -127,7 +126,7 @@ class AdvantageSpec:
         called = self.name or getattr(self.estimator, "__qualname__", type(self.estimator).__qualname__)
         facts = {
             "estimator": called,
-            "preset": self.rules.name,
+            "preset": self.rules.name if self.rules == known.PRESETS.get(self.rules.name) else self.rules,
             "gamma": self.gamma,
             "lam": self.lam,
             "whiten": self.whiten,

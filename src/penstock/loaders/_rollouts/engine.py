@@ -129,6 +129,8 @@ class RolloutEngine:
         self.compute_advantages = compute_advantages
         self.rank, self.batch_size = options.find_rank(), options.batch_size
         self.version = rollout.policy_version
+        self.ended = False
+        """Whether a live source was asked for more, and no more will come."""
         self._held: tuple[Any, Round | None] | None = None
         # A mistake in the aggregation is told now and not with the first batch.
         denominators(np.ones(1, np.int64), self.spec)
@@ -255,16 +257,17 @@ class RolloutEngine:
         and with `drop_last` where too few are left."""
         if place.unit >= len(held):
             return None
+        largest = int(np.argmax(held.sizes))
+        if held.sizes[largest] > size:
+            name = held.table.groups[held.rows(np.array([largest]))[0]]
+            least = -(-int(held.sizes[largest]) // self.rank.world)
+            raise ConfigError(
+                f"group {name!r} has {held.sizes[largest]} rollouts, and a minibatch of all ranks {size}; pass a "
+                f"batch_size of at least {least}, or keep_groups=False: advantages stay the same"
+            )
         order = self._order(held, place)
         ends = np.cumsum(held.sizes[order[place.unit :]])
         count = int(np.searchsorted(ends, size, "right"))
-        if not count:
-            row = int(held.rows(order[place.unit : place.unit + 1])[0])
-            least = -(-int(ends[0]) // self.rank.world)
-            raise ConfigError(
-                f"group {held.table.groups[row]!r} has {ends[0]} rollouts, and a minibatch of all ranks {size}; pass "
-                f"a batch_size of at least {least}, or keep_groups=False: advantages stay the same"
-            )
         if self.options.drop_last and count == len(ends) and ends[-1] < size:
             return None
         return place.unit + count, held.rows(order[place.unit : place.unit + count])
@@ -297,8 +300,9 @@ class RolloutEngine:
             rules = Rules(self.rollout, self.spec, version)
             taken = self.source.take(place.cursor, rules)
             held = self._held = key, None if taken is None else Round(taken, self, rules)
-            if held[1] is None:
-                self._held = None  # more may come to a buffer that was empty
+            self.ended = self.source.live and taken is None
+            if self.ended:
+                self._held = None
         return held[1]
 
     def _make(self, minibatch: _Minibatch) -> TrainingBatch:
@@ -322,6 +326,7 @@ class RolloutEngine:
             "truncated_tokens": cut.astype(metadata["truncated_tokens"].dtype),  # before advantages were computed
             "step": place.step,
             "epoch": place.epoch,
+            "sources": (self.source.name,),
             "rollout_batch": place.epoch if self.source.live else place.number,
             "ppo_epoch": place.ppo_epoch,
             "minibatch": place.minibatch,

@@ -11,7 +11,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from penstock.distributed.ranks import Rank
 from penstock.errors import ConfigError, DataError, ResumeError, StalledError
@@ -47,7 +48,7 @@ class LiveBuffer:
         on_full: Literal["wait", "raise"] = "wait",
         timeout_seconds: float | None = 600.0,
         tokenizer: Tokenizer | None = None,
-        columns: Mapping[str, str] | None = None,
+        columns: Mapping[str, Any] | None = None,
         replicated: bool = False,
     ) -> None:
         if capacity is not None and (isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1):
@@ -97,6 +98,12 @@ class LiveBuffer:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
 
     def __len__(self) -> int:
         """Rollouts that wait to be taken."""
@@ -192,7 +199,7 @@ class _BufferEntries:
 
 
 def read_entry(
-    rollouts: Any, tokenizer: Tokenizer | None, columns: Mapping[str, str] | None, first_row: int = 0
+    rollouts: Any, tokenizer: Tokenizer | None, columns: Mapping[str, Any] | None, first_row: int = 0
 ) -> RolloutTable:
     """What was appended at once, as a table. Whether it is trained on, others decide."""
     return read_rollouts(

@@ -39,7 +39,7 @@ class RolloutKeywords(LoaderOptions, total=False):
     max_staleness: int | None
     on_stale: OnStale
     drop_zero_variance: bool
-    missing_rewards: MissingRewards
+    missing_rewards: MissingRewards | None
     all_masked: Literal["error", "drop", "keep"] | None
     padding: Literal["sides", "free"]
     max_prompt_length: int | None
@@ -73,9 +73,9 @@ class RolloutOptions:
     drop_zero_variance: bool = False
     """DAPO's dynamic sampling: groups whose rewards are all alike are dropped and counted. Of a live source more are
     taken until the rollout batch is full."""
-    missing_rewards: MissingRewards = "error"
+    missing_rewards: MissingRewards | None = None
     """A rollout without a reward (None or NaN): an error; a reward of 0; kept, outside of all statistics and with an
-    advantage of 0; or dropped and counted."""
+    advantage of 0 ("exclude"); or dropped and counted. None: an error, or excluded where the preset does so."""
     all_masked: Literal["error", "drop", "keep"] | None = None
     """A rollout without a token to learn; None: an error, or kept where the preset has zeros for it."""
     padding: Literal["sides", "free"] = "sides"
@@ -107,17 +107,21 @@ class RolloutOptions:
                 raise ConfigError(f"{name} is True or False, got {getattr(self, name)!r}")
         choices: dict[str, tuple[Any, ...]] = {
             "on_stale": ("drop", "keep", "flag"),
-            "missing_rewards": ("error", "zero", "exclude", "drop"),
+            "missing_rewards": ("error", "zero", "exclude", "drop", None),
             "all_masked": ("error", "drop", "keep", None),
             "gradients": ("summed", "averaged"),
         }
         for name, allowed in choices.items():
             value = getattr(self, name)
             if value not in allowed:
-                names = [str(choice) for choice in allowed]
+                names = [choice for choice in allowed if choice is not None]
                 raise ConfigError(
                     f"{name} is one of {', '.join(names)}, got {value!r}{did_you_mean(str(value), names)}"
                 )
+
+    def on_missing(self, rules: Preset) -> MissingRewards:
+        """What is done with a rollout without a reward."""
+        return self.missing_rewards or ("exclude" if rules.nan == "exclude" else "error")
 
     def on_empty(self, rules: Preset) -> Literal["error", "drop", "keep"]:
         """What is done with a rollout without a token to learn."""

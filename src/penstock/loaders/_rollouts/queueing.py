@@ -60,7 +60,7 @@ class RolloutQueue:
         timeout_seconds: float | None = 600.0,
         lease_seconds: float = 30.0,
         tokenizer: Tokenizer | None = None,
-        columns: Mapping[str, str] | None = None,
+        columns: Mapping[str, Any] | None = None,
     ) -> None:
         if timeout_seconds is not None and not timeout_seconds > 0:
             raise ConfigError(f"timeout_seconds must be positive, or None, got {timeout_seconds!r}")
@@ -170,6 +170,7 @@ class _QueueEntries:
         self._owner, self._rank = owner, rank
         self._reading: tuple[Queue, Membership, StrictReader] | None = None
         self._tables: dict[int, RolloutTable] = {}
+        self._first: int | None = None
         self._next: int | None = None
 
     @property
@@ -177,7 +178,9 @@ class _QueueEntries:
         return str(self._owner)
 
     def first(self) -> int:
-        return int(self._reader().state()["position"])
+        if self._first is None:  # where the reader is moves on, and the beginning stays
+            self._first = int(self._reader().state()["position"])
+        return self._first
 
     def get(self, number: int, missing: Callable[[], str]) -> RolloutTable | None:
         if self._next is None or (number < self._next and number not in self._tables):
@@ -195,6 +198,7 @@ class _QueueEntries:
                 ) from None
             if delivered is None:
                 return None
+            self._next = None  # if something is wrong with it, it is read again and not passed over
             table = from_record_batch(delivered.opened.record_batch(delivered.index))
             if self._tables:
                 check_alike(next(iter(self._tables.values())), table)

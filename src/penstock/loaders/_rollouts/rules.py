@@ -42,7 +42,7 @@ class Rules:
             )
             sums = np.where(lengths > 0, np.bincount(owners, values, len(table)), np.nan)
             rewards = np.where(np.isnan(rewards), sums, rewards)
-        if self.options.missing_rewards == "zero":
+        if self.options.on_missing(self.spec.rules) == "zero":
             rewards = np.nan_to_num(rewards, nan=0.0, posinf=np.inf, neginf=-np.inf)
         return table if rewards is table.rewards else replace(table, rewards=rewards)
 
@@ -56,7 +56,7 @@ class Rules:
         old = self._stale(table)
         if options.on_stale == "drop":
             reasons[np.isin(keys, keys[old])] = "stale"
-        self._rows(table, reasons, np.isnan(table.rewards), "missing reward", options.missing_rewards)
+        self._rows(table, reasons, np.isnan(table.rewards), "missing reward", options.on_missing(self.spec.rules))
         empty = options.on_empty(self.spec.rules)
         self._rows(table, reasons, learned_tokens(table) == 0, "all masked", empty)
         if options.drop_zero_variance:

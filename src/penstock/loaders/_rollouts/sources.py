@@ -7,6 +7,7 @@ taken, so a state needs nothing but the cursor: rollouts that were generated and
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from penstock.errors import ConfigError, ResumeError
+from penstock.errors import ConfigError, DataError, ResumeError
 from penstock.loaders._rollouts.rules import Rules
 from penstock.loaders._rollouts.table import Ragged, RolloutTable
 
@@ -25,6 +26,8 @@ __all__ = ["Entries", "Fixed", "Live", "RolloutSource", "Taken", "group_numbers"
 
 logger = logging.getLogger(__name__)
 
+_UNNAMED = re.compile(r"~+\d+")
+"""How `read_rollouts` calls the group of a rollout that has none."""
 Ints = npt.NDArray[np.int64]
 Cursor = Any
 """None is the beginning."""
@@ -72,10 +75,10 @@ class Fixed:
 
     live = False
 
-    def __init__(self, table: RolloutTable, rows: int | None) -> None:
+    def __init__(self, table: RolloutTable, rows: int | None, name: str | None = None) -> None:
         if not len(table):
             raise ConfigError("there are no rollouts: the data is empty")
-        self.table = table
+        self.table, self.name = table, name or f"{len(table)} rollouts"
         self.keys = group_numbers(table.groups)
         order = np.argsort(self.keys, kind="stable")
         ends = np.cumsum(np.bincount(self.keys))
@@ -87,10 +90,6 @@ class Fixed:
         # Rows stay in the order of the data, so that a batch without shuffling is what somebody wrote.
         self._rows = [np.sort(order[low:high]) for low, high in pairwise(cuts)]
         self._digest: str | None = None
-
-    @property
-    def name(self) -> str:
-        return f"{len(self.table)} rollouts"
 
     def take(self, cursor: Cursor, rules: Rules) -> Taken | None:
         number = cursor or 0
@@ -231,6 +230,11 @@ class Gathering:
         self.tables[number] = table
         for row in rows:
             name = table.groups[row]
+            if self.size not in (None, 1) and isinstance(name, str) and _UNNAMED.fullmatch(name):
+                raise DataError(
+                    f"rollout {table.ids[row]!r} names no group, so nobody knows to which group_size={self.size} "
+                    "rollouts it belongs; give it one"
+                )
             group = self._open.setdefault(name, [])
             group.append((number, row))
             if self.size is not None and len(group) >= self.size:
