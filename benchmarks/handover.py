@@ -5,8 +5,8 @@ python benchmarks/queue.py [--repeat 5] [--batches 3000] [--disk DIR] [--tmpfs /
 
 A batch is x, y int64 [32, 512], 262,144 bytes. All cases have the same backlog, 64 batches, write under another name
 and rename, and delete what was read. `torch` is torch.save and torch.load(weights_only=True) of a dict, one batch a
-file, as such queues are written by hand; `torch-8` puts eight into a file, as penstock does by default. `bytes` writes and
-reads the bare bytes by the same protocol, `copy` is shutil.copyfile of as many files of that size in one process.
+file, as such queues are written by hand; `torch-8` puts eight into a file, as penstock does by default. `bytes` writes
+and reads the bare bytes by the same protocol, `copy` is shutil.copyfile of as many files of that size in one process.
 """
 
 from __future__ import annotations

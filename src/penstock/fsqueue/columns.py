@@ -35,7 +35,7 @@ class Columns:
         return all(column.value is not None for column in self._columns)
 
     def fit(self, arrays: Mapping[str, Any], rows: int) -> bool:
-        """Whether these are arrays of just these columns, with so many rows: a quick look at what is as it should be."""
+        """Whether these are arrays of just these columns, with so many rows: a quick look at what is mostly so."""
         return len(arrays) == len(self._columns) and all(
             column.value is not None
             and isinstance(array := arrays.get(column.name), np.ndarray)

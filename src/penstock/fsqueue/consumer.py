@@ -155,7 +155,7 @@ class DatasetConsumer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was taken, with the batch that would have come next."""
+        """Go on where a state was taken, with the batch that would have come next. What lies before it is done with."""
         self._check_state(state)
         for split, inner in state["splits"].items():
             reader = self._reader(split)

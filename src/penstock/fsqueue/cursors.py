@@ -47,11 +47,16 @@ class Cursors:
         self._mine: Cursor | None = None
 
     def begin(self, position: int) -> None:
-        """Start at a position. The cursors of everybody are removed: those of an earlier run say nothing of this one,
-        and those of this run come back with the next move of their ranks. Until all are there nothing is deleted.
+        """Start at a position. Cursors that are past it, or of another number of ranks, are removed.
+
+        They say nothing of this run, and while they stood, files could be deleted that a rank has yet to read again.
+        Those of this run come back when their ranks move on; until all are there nothing is deleted.
         """
         for name in os.listdir(self.directory):
-            if Cursor.parse(name) is not None:
+            other = Cursor.parse(name)
+            if other is not None and (
+                other.rank == self.rank.rank or other.world != self.rank.world or other.done > position
+            ):
                 (self.directory / name).unlink(missing_ok=True)
         self._mine = None
         self.move(position, position)

@@ -231,10 +231,17 @@ def test_cursors_say_how_far_everybody_is(tmp_path: Path) -> None:
     assert read_floor(tmp_path) == 0
     first.begin(4)
     assert done_floor(tmp_path, 2) == 0, "one has not said"
-    second.begin(4)
-    assert [cursor.rank for cursor in all_cursors(tmp_path)] == [1]
+    second.begin(3)
+    assert [cursor.rank for cursor in all_cursors(tmp_path)] == [1], "the other was past it: that is of another run"
     first.move(4, 4)
     assert len(all_cursors(tmp_path)) == 2, "it comes back even if it did not move"
+    second.begin(4)
+    assert len(all_cursors(tmp_path)) == 2, "it is not past that"
+    Cursors(tmp_path, Rank(0, 1)).begin(4)
+    assert [cursor.world for cursor in all_cursors(tmp_path)] == [1], "of another number of ranks"
+    first.move(4, 4)
+    second.move(4, 4)
+    (tmp_path / Cursor(0, 1, 4, 4).name).unlink()
     first.move(12, 8)
     second.move(9, 9)
     assert read_floor(tmp_path) == 9
