@@ -198,7 +198,7 @@ class _QueueEntries:
                 ) from None
             if delivered is None:
                 return None
-            pass  # if something is wrong with it, it is read again and not passed over
+            self._next = None  # if something is wrong with it, it is read again and not passed over
             table = from_record_batch(delivered.opened.record_batch(delivered.index))
             if self._tables:
                 check_alike(next(iter(self._tables.values())), table)
