@@ -53,6 +53,13 @@ if TYPE_CHECKING:
         StoppedError,
     )
     from penstock.fsqueue import DataProviderBase, DatasetConsumer
+    from penstock.loaders._rollouts.advantages_of import AdvantageSpec, KLPenalty, Overlong
+    from penstock.loaders._rollouts.batch import RolloutBatch
+    from penstock.loaders._rollouts.live import LiveBuffer
+    from penstock.loaders._rollouts.queueing import RolloutQueue
+    from penstock.loaders._rollouts.reading import read_rollouts
+    from penstock.loaders._rollouts.reading_text import TextRule
+    from penstock.loaders._rollouts.rollout import Rollout
     from penstock.loaders.base import DataLoader
     from penstock.loaders.batch import TrainingBatch
     from penstock.loaders.configuration import LoaderConfig, load_config
@@ -63,6 +70,7 @@ if TYPE_CHECKING:
     from penstock.loaders.preparation import Prepared, prepare
     from penstock.loaders.pretrain import PretrainDataLoader
     from penstock.loaders.recipes import Recipe
+    from penstock.loaders.rollout import RolloutDataLoader
     from penstock.loaders.statistics import PlanFigures, plan_figures
     from penstock.loaders.streams import StreamOptions
     from penstock.loaders.verification import ResumeReport, verify_resume
@@ -81,6 +89,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AdvantageSpec",
     "Backend",
     "Balanced",
     "Ban",
@@ -101,12 +110,15 @@ __all__ = [
     "FailureBudgetError",
     "Feed",
     "Field",
+    "KLPenalty",
+    "LiveBuffer",
     "LoaderConfig",
     "LoaderOptions",
     "MemoryBudget",
     "MemoryPressureHandler",
     "MixedDataLoader",
     "Mixture",
+    "Overlong",
     "PenstockError",
     "Permutation",
     "Pipeline",
@@ -125,6 +137,10 @@ __all__ = [
     "ResumeError",
     "ResumeReport",
     "Reweight",
+    "Rollout",
+    "RolloutBatch",
+    "RolloutDataLoader",
+    "RolloutQueue",
     "Schedule",
     "Schema",
     "SchemaError",
@@ -141,6 +157,7 @@ __all__ = [
     "Store",
     "StreamOptions",
     "Strided",
+    "TextRule",
     "TrainingBatch",
     "Transform",
     "Use",
@@ -162,6 +179,7 @@ __all__ = [
     "pack",
     "plan_figures",
     "prepare",
+    "read_rollouts",
     "temperature_weights",
     "verify_resume",
     "worker_rank",
@@ -255,5 +273,15 @@ __getattr__ = lazy(
         "StaleQueueError": "penstock.errors",
         "DataProviderBase": "penstock.fsqueue",
         "DatasetConsumer": "penstock.fsqueue",
+        "RolloutDataLoader": "penstock.loaders.rollout",
+        "Rollout": "penstock.loaders._rollouts.rollout",
+        "RolloutBatch": "penstock.loaders._rollouts.batch",
+        "LiveBuffer": "penstock.loaders._rollouts.live",
+        "RolloutQueue": "penstock.loaders._rollouts.queueing",
+        "AdvantageSpec": "penstock.loaders._rollouts.advantages_of",
+        "KLPenalty": "penstock.loaders._rollouts.advantages_of",
+        "Overlong": "penstock.loaders._rollouts.advantages_of",
+        "read_rollouts": "penstock.loaders._rollouts.reading",
+        "TextRule": "penstock.loaders._rollouts.reading_text",
     },
 )

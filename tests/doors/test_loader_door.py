@@ -1,6 +1,6 @@
 """The door of design document 000: its names, its signatures, and its usage examples as it prints them.
 
-The example for rollouts comes with the loader for rollouts.
+The example for rollouts is in test_rl_door.py.
 """
 
 from __future__ import annotations

@@ -49,6 +49,7 @@ PRINTS: dict[str, tuple[list[str], list[str]]] = {
         [],
         ["by default: DataError: /in.jsonl, row", "98 of 100 rows written", "row 20, byte 560", "row 60, byte 1723"],
     ),
+    "grpo_tiny.py": (["--iterations", "25"], ["the reward rose from", ": True"]),
     "queue_labels.py": (
         [],
         [
@@ -74,7 +75,7 @@ def test_every_example_is_tested_and_short() -> None:
 
 
 # Those that train a model.
-NEED_TORCH = {"demo.py"}
+NEED_TORCH = {"demo.py", "grpo_tiny.py"}
 
 
 @pytest.mark.parametrize("name", PRINTS)

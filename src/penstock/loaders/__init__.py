@@ -2,6 +2,7 @@
 
     prepare        raw files -> token store, once                    preparation.py, recipes.py
     a loader       token store -> batches, in the order of a plan    base.py, pretrain.py, conversation.py, mixed.py
+    rollouts       what a policy generated -> batches with advantages    rollout.py
 
 Names are imported when they are first used: a loader of prepared data needs none of what prepares it.
 """
@@ -11,6 +12,13 @@ from typing import TYPE_CHECKING
 from penstock._lazy import lazy
 
 if TYPE_CHECKING:
+    from penstock.loaders._rollouts.advantages_of import AdvantageSpec, KLPenalty, Overlong
+    from penstock.loaders._rollouts.batch import RolloutBatch
+    from penstock.loaders._rollouts.live import LiveBuffer
+    from penstock.loaders._rollouts.queueing import RolloutQueue
+    from penstock.loaders._rollouts.reading import read_rollouts
+    from penstock.loaders._rollouts.reading_text import TextRule
+    from penstock.loaders._rollouts.rollout import Rollout
     from penstock.loaders.base import DataLoader
     from penstock.loaders.batch import TrainingBatch
     from penstock.loaders.conversation import ConversationDataLoader
@@ -19,19 +27,30 @@ if TYPE_CHECKING:
     from penstock.loaders.preparation import Prepared, prepare
     from penstock.loaders.pretrain import PretrainDataLoader
     from penstock.loaders.recipes import Recipe
+    from penstock.loaders.rollout import RolloutDataLoader
     from penstock.loaders.streams import StreamOptions
 
 __all__ = [
+    "AdvantageSpec",
     "ConversationDataLoader",
     "DataLoader",
     "Endless",
+    "KLPenalty",
+    "LiveBuffer",
     "MixedDataLoader",
+    "Overlong",
     "Prepared",
     "PretrainDataLoader",
     "Recipe",
+    "Rollout",
+    "RolloutBatch",
+    "RolloutDataLoader",
+    "RolloutQueue",
     "StreamOptions",
+    "TextRule",
     "TrainingBatch",
     "prepare",
+    "read_rollouts",
 ]
 
 __getattr__ = lazy(
@@ -47,5 +66,15 @@ __getattr__ = lazy(
         "prepare": "penstock.loaders.preparation",
         "Endless": "penstock.loaders.integrations",
         "StreamOptions": "penstock.loaders.streams",
+        "RolloutDataLoader": "penstock.loaders.rollout",
+        "Rollout": "penstock.loaders._rollouts.rollout",
+        "RolloutBatch": "penstock.loaders._rollouts.batch",
+        "LiveBuffer": "penstock.loaders._rollouts.live",
+        "RolloutQueue": "penstock.loaders._rollouts.queueing",
+        "AdvantageSpec": "penstock.loaders._rollouts.advantages_of",
+        "KLPenalty": "penstock.loaders._rollouts.advantages_of",
+        "Overlong": "penstock.loaders._rollouts.advantages_of",
+        "TextRule": "penstock.loaders._rollouts.reading_text",
+        "read_rollouts": "penstock.loaders._rollouts.reading",
     },
 )

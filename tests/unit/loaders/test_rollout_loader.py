@@ -302,7 +302,12 @@ def test_losses_divided_by_the_denominators_add_up_over_ranks(aggregation: str, 
         tokens = batch.responses * 1.0
         return float(known.aggregate_loss(tokens, batch.response_mask, batch.denominators))
 
-    alone = [loss(batch) for batch in make(**fixed)]
+    alone = []
+    for batch in make(**fixed):
+        wanted = known.loss_denominators(batch.response_mask, aggregation, max_length=8)
+        assert batch.metadata["denominators"].tolist() == pytest.approx(wanted.tolist())
+        assert batch.num_items_in_batch == batch.response_mask.sum()
+        alone.append(loss(batch))
     ranks = [[loss(b) for b in make(batch_size=2, rank=rank, world_size=3, **fixed)] for rank in range(3)]
     together = np.sum(ranks, axis=0) if gradients == "summed" else np.mean(ranks, axis=0)
     assert together.tolist() == pytest.approx(alone)
@@ -561,6 +566,11 @@ def test_a_state_refuses_what_it_was_not_made_for() -> None:
         loader.load_state_dict({"version": 1})
     with pytest.raises(ResumeError, match="version 99"):
         loader.load_state_dict(state | {"version": 99})
+    with pytest.raises(ResumeError, match="the state is damaged"):
+        loader.load_state_dict(state | {"position": {"step": 1}})
+    with pytest.raises(ResumeError, match="not a state of a RolloutDataLoader"):
+        loader.commit({"position": 3})
+    loader.commit()
     more_rows = make(rollouts, batch_size=7)
     more_rows.load_state_dict(state, new_batch_size=True)
     assert more_rows.step == 1

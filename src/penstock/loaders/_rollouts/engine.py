@@ -7,107 +7,33 @@ Every rank reads the same rollout batch and computes the same numbers, then take
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from penstock.errors import ConfigError, DataError, ResumeError
-from penstock.loaders._rollouts.advantages_of import AdvantageSpec, Columns, compute, denominators
-from penstock.loaders._rollouts.assembly import assemble, truncate
+from penstock.errors import ConfigError, DataError
+from penstock.loaders._rollouts.advantages_of import AdvantageSpec, denominators
 from penstock.loaders._rollouts.batch import RolloutBatch
-from penstock.loaders._rollouts.dealing import deal_rows, micro_batches_of
 from penstock.loaders._rollouts.options import RolloutOptions
 from penstock.loaders._rollouts.placing import RolloutForm
-from penstock.loaders._rollouts.rules import Rules, labels_of, learned_tokens, staleness
-from penstock.loaders._rollouts.sources import Cursor, RolloutSource, Taken
-from penstock.loaders._rollouts.table import Ragged, RolloutTable
+from penstock.loaders._rollouts.positions import Place, State, read_state
+from penstock.loaders._rollouts.rounds import Minibatch, Round
+from penstock.loaders._rollouts.rules import Rules
+from penstock.loaders._rollouts.sources import RolloutSource, Taken
 from penstock.loaders.batch import TrainingBatch
 from penstock.loaders.options import Options
-from penstock.order.permutation import Permutation, derive_key
+from penstock.order.permutation import derive_key
 
-__all__ = ["Place", "RolloutEngine"]
+__all__ = ["RolloutEngine"]
 
-_VERSION = 1
-Ints = npt.NDArray[np.int64]
-Made = tuple[TrainingBatch, "Place"]
+Made = tuple[TrainingBatch, Place]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """In front of a minibatch."""
-
-    epoch: int = 0
-    """Of a list or a file: how often all of it was used; of a live source: the number of the rollout batch."""
-    step: int = 0
-    cursor: Cursor = None
-    """Where the rollout batch begins in its source."""
-    number: int = 0
-    """Of the rollout batch, in its epoch."""
-    version: int | None = None
-    """Of the policy when the rollout batch was begun with."""
-    ppo_epoch: int = 0
-    unit: int = 0
-    """Groups of this PPO epoch that were used."""
-    minibatch: int = 0
-    counts: tuple[tuple[str, int], ...] = ()
-    """Rollouts dropped so far, by reason."""
-
-    @property
-    def begun(self) -> bool:
-        """Whether something of the rollout batch was used, so that it has to stay what it is."""
-        return bool(self.ppo_epoch or self.unit)
-
-    def counting(self, dropped: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
-        return tuple(sorted((Counter(dict(self.counts)) + Counter(dict(dropped))).items()))
-
-
-class Round:
-    """A rollout batch that is at hand. Advantages are computed when they are first asked for."""
-
-    def __init__(self, taken: Taken, engine: RolloutEngine, rules: Rules) -> None:
-        self.behind, self.dropped, self.version = taken.behind, taken.dropped, rules.version
-        self._spec, self._advantages = engine.spec, engine.compute_advantages
-        self._rules = rules
-        self.table, self.cut_tokens = taken.table, np.zeros(len(taken.table), np.int64)
-        if len(taken.table):
-            self.table, self.cut_tokens = truncate(taken.table, engine.form)
-        self.keys = taken.keys
-        units = self.keys if engine.rollout.keep_groups else np.arange(len(self.keys))
-        self._order = np.argsort(units, kind="stable")
-        _, self.sizes = np.unique(units, return_counts=True)
-        self._ends = np.cumsum(self.sizes)
-
-    def __len__(self) -> int:
-        """Groups, or rollouts where groups are not kept whole."""
-        return len(self.sizes)
-
-    def rows(self, units: Ints) -> Ints:
-        """The rollouts of some units, one unit after the other."""
-        return np.concatenate([self._order[self._ends[u] - self.sizes[u] : self._ends[u]] for u in units.tolist()])
-
-    @cached_property
-    def learned(self) -> Ints:
-        return learned_tokens(self.table)
-
-    @cached_property
-    def columns(self) -> Columns:
-        """What batches have beside what was given."""
-        table = self.table
-        found = compute(table, labels_of(table, self.keys), self._spec) if self._advantages else Columns({}, {})
-        told: dict[str, Any] = {"stale": self._rules.flags(table), "staleness": staleness(table, self.version)}
-        return Columns(found.per_token, {**found.per_row, **told})
-
-
-@dataclass(frozen=True, slots=True)
-class _Minibatch:
-    round: Round
-    rows: Ints
-    """Of the global minibatch."""
+class _Step:
+    minibatch: Minibatch
     place: Place
 
 
@@ -215,13 +141,13 @@ class RolloutEngine:
             raise self._nothing()
         return self._rest(found)
 
-    def _rest(self, found: tuple[_Minibatch, Place] | None) -> Generator[Made, None, None]:
+    def _rest(self, found: tuple[_Step, Place] | None) -> Generator[Made, None, None]:
         while found is not None:
-            minibatch, behind = found
-            yield self._make(minibatch), behind
-            found = self._next(behind, self.global_batch) if behind.epoch == minibatch.place.epoch else None
+            step, behind = found
+            yield self._make(step), behind
+            found = self._next(behind, self.global_batch) if behind.epoch == step.place.epoch else None
 
-    def _next(self, place: Place, size: int) -> tuple[_Minibatch, Place] | None:
+    def _next(self, place: Place, size: int) -> tuple[_Step, Place] | None:
         """The minibatch at a place, or the next one there is, and the place behind it; None if there are no more."""
         begun = place
         while True:
@@ -229,54 +155,52 @@ class RolloutEngine:
             if held is None:
                 return None
             place = _entered(held, place)
-            found = self._cut(held, place, size) if len(held) else None
-            if found is not None:
-                end, rows = found
+            end = self._cut(held, place, size)
+            if end is not None:
+                units = held.order(self._key(place))[0][place.unit : end]
                 behind = replace(place, step=place.step + 1, unit=end, minibatch=place.minibatch + 1)
-                return _Minibatch(held, rows, place), self._settled(held, behind, size)
+                return _Step(Minibatch(held, units, self.form, self.rank), place), self._settled(held, behind, size)
             place = self._after(held, place)
             if place.epoch > begun.epoch + 1 and not self.source.live:
                 return None  # a whole epoch without a single minibatch
 
     def _settled(self, held: Round, place: Place, size: int) -> Place:
         """The place, or that of the next epoch if nothing of this one is left. A live source is not waited for."""
-        while not len(held) or self._cut(held, place, size) is None:
+        while self._cut(held, place, size) is None:
             epoch, place = place.epoch, self._after(held, place)
             if place.epoch != epoch or self.source.live:
                 break
             if not place.begun:
                 ahead = self._round(place)
                 assert ahead is not None  # the cursor says that there is one
-                if len(ahead) and self._cut(ahead, place, size) is not None:
+                if self._cut(ahead, place, size) is not None:
                     break
                 held, place = ahead, _entered(ahead, place)
         return place
 
-    def _cut(self, held: Round, place: Place, size: int) -> tuple[int, Ints] | None:
-        """The units from a place on that fill a minibatch: where they end, and their rows. None at the end of a pass,
-        and with `drop_last` where too few are left."""
+    def _cut(self, held: Round, place: Place, size: int) -> int | None:
+        """Where the units end that fill a minibatch from a place on. None at the end of a pass, and with `drop_last`
+        where too few are left."""
         if place.unit >= len(held):
             return None
-        largest = int(np.argmax(held.sizes))
-        if held.sizes[largest] > size:
-            name = held.table.groups[held.rows(np.array([largest]))[0]]
-            least = -(-int(held.sizes[largest]) // self.rank.world)
+        largest = int(held.sizes.max())
+        if largest > size:
+            name = held.table.groups[held.rows(np.flatnonzero(held.sizes == largest)[:1])[0]]
             raise ConfigError(
-                f"group {name!r} has {held.sizes[largest]} rollouts, and a minibatch of all ranks {size}; pass a "
-                f"batch_size of at least {least}, or keep_groups=False: advantages stay the same"
+                f"group {name!r} has {largest} rollouts, and a minibatch of all ranks {size}; pass a batch_size of at "
+                f"least {-(-largest // self.rank.world)}, or keep_groups=False: advantages stay the same"
             )
-        order = self._order(held, place)
-        ends = np.cumsum(held.sizes[order[place.unit :]])
-        count = int(np.searchsorted(ends, size, "right"))
-        if self.options.drop_last and count == len(ends) and ends[-1] < size:
-            return None
-        return place.unit + count, held.rows(order[place.unit : place.unit + count])
+        ends = held.order(self._key(place))[1]
+        used = int(ends[place.unit - 1]) if place.unit else 0
+        end = int(np.searchsorted(ends, used + size, "right"))
+        too_few = end == len(held) and ends[-1] - used < size
+        return None if self.options.drop_last and too_few else end
 
-    def _order(self, held: Round, place: Place) -> Ints:
+    def _key(self, place: Place) -> int | None:
+        """Of the order that units have in a pass; None: their own."""
         if not self.options.shuffle:
-            return np.arange(len(held))
-        key = derive_key(self.options.seed, "rollouts", place.epoch, place.number, place.ppo_epoch)
-        return Permutation(len(held), key)(np.arange(len(held)))
+            return None
+        return derive_key(self.options.seed, "rollouts", place.epoch, place.number, place.ppo_epoch)
 
     def _after(self, held: Round, place: Place) -> Place:
         """Behind the end of a pass: the next PPO epoch, the next rollout batch, or the next epoch."""
@@ -299,75 +223,35 @@ class RolloutEngine:
         if held is None or held[0] != key:
             rules = Rules(self.rollout, self.spec, version)
             taken = self.source.take(place.cursor, rules)
-            held = self._held = key, None if taken is None else Round(taken, self, rules)
+            held = self._held = key, None if taken is None else self._formed(taken, rules)
             self.ended = self.source.live and taken is None
             if self.ended:
                 self._held = None
         return held[1]
 
-    def _make(self, minibatch: _Minibatch) -> TrainingBatch:
-        held, rows, place = minibatch.round, minibatch.rows, minibatch.place
-        table, columns, learned = held.table, held.columns, held.learned[rows]
-        divisors = np.ones(len(table))
-        ranks = self.rank.world if self.rollout.gradients == "averaged" else 1
-        divisors[rows] = denominators(learned, self.spec, ranks=ranks)
-        dealt = self._dealt(table.lengths[rows])
-        mine = rows[dealt[self.rank.rank]]
-        blank = self.rank.rank >= len(rows)
-        per_token, per_row = columns.per_token, {**columns.per_row, "denominators": divisors}
-        if blank:
-            table, per_token, per_row = _blanked(table, per_token, per_row, mine)
-            mine = np.arange(len(mine))
-        arrays, metadata = assemble(
-            table, self.form, rows=mine, per_token=per_token, per_row=per_row, num_items_in_batch=int(learned.sum())
-        )
-        cut = held.cut_tokens[rows[dealt[self.rank.rank]]]
+    def _formed(self, taken: Taken, rules: Rules) -> Round:
+        return Round(taken, rules, self.form, compute_advantages=self.compute_advantages)
+
+    def _make(self, step: _Step) -> TrainingBatch:
+        arrays, metadata = step.minibatch.assembled()
+        place, options = step.place, self.options
         metadata |= {
-            "truncated_tokens": cut.astype(metadata["truncated_tokens"].dtype),  # before advantages were computed
             "step": place.step,
             "epoch": place.epoch,
             "sources": (self.source.name,),
             "rollout_batch": place.epoch if self.source.live else place.number,
             "ppo_epoch": place.ppo_epoch,
             "minibatch": place.minibatch,
-            "policy_version": held.version,
-            "blank": blank,
         }
-        if self.rollout.micro_batch_tokens is not None:
-            metadata["micro_batches"] = self._micro_batches(held.table, rows, dealt)
-        return self._handed_over(arrays, metadata, int(table.lengths[mine].sum()))
-
-    def _dealt(self, lengths: Ints) -> list[Ints]:
-        """The rows of each rank. Fewer rows than ranks: those without one get a copy of the shortest, blanked."""
-        world = self.rank.world
-        if len(lengths) >= world:
-            return deal_rows(lengths, world)
-        shortest = np.array([int(np.argmin(lengths))])
-        return [np.array([rank]) if rank < len(lengths) else shortest for rank in range(world)]
-
-    def _micro_batches(self, table: RolloutTable, rows: Ints, dealt: list[Ints]) -> list[list[int]]:
-        """Of this rank's batch, as row numbers in it."""
-        prompts, responses = table.prompt_ids.lengths[rows], table.response_ids.lengths[rows]
-        most = self.rollout.micro_batch_tokens
-        assert most is not None
-        cut = micro_batches_of(prompts, responses, most, form=self.form, deal=dealt)[self.rank.rank]
-        numbers = {row: number for number, row in enumerate(dealt[self.rank.rank].tolist())}
-        return [[numbers[row] for row in part.tolist()] for part in cut]
-
-    def _handed_over(self, arrays: dict[str, Any], metadata: dict[str, Any], tokens: int) -> TrainingBatch:
-        options = self.options
-        batch = RolloutBatch.from_numpy(arrays, metadata, options.backend, num_tokens=tokens)
+        batch = RolloutBatch.from_numpy(arrays, metadata, options.backend)
         if options.pin_memory:
             batch = batch.pin_memory()
         return batch if options.device is None else batch.to(options.device, non_blocking=options.pin_memory)
 
     def _nothing(self) -> Exception:
-        reasons = dict(replace(Place(), counts=()).counts)
         held = self._round(Place())
-        if held is not None:
-            reasons = dict(held.dropped)
-        if reasons:
-            told = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
+        if held is not None and held.dropped:
+            told = ", ".join(f"{count} {reason}" for reason, count in held.dropped.items())
             return DataError(f"no rollout is left to train on; dropped were: {told}")
         return ConfigError(
             f"there are fewer rollouts than a minibatch of {self.global_batch}, and drop_last=True drops what does not "
@@ -379,74 +263,30 @@ class RolloutEngine:
     def facts(self) -> dict[str, Any]:
         """What the batches depend on besides the position."""
         chosen, rollout = self.options, self.rollout
-        rules = {name: getattr(rollout, name) for name in _RULES if getattr(rollout, name) is not None}
         return {
             "source": self.source.facts(),
             "seed": chosen.seed,
             "shuffle": chosen.shuffle,
             "drop_last": chosen.drop_last,
-            "rules": rules,
+            "rules": {name: getattr(rollout, name) for name in _RULES if getattr(rollout, name) is not None},
             "advantages": self.spec.described() if self.compute_advantages else "none",
         }
 
     def to_state(self, position: Place) -> dict[str, Any]:
         self.source.check_saved(position.cursor, between=not position.begun)
-        return {
-            "version": _VERSION,
-            "kind": "rollouts",
-            "facts": self.facts(),
-            "global_batch": self.global_batch,
-            "policy_version": self.version,
-            "position": {
-                "epoch": position.epoch,
-                "step": position.step,
-                "cursor": position.cursor,
-                "number": position.number,
-                "policy_version": position.version if position.begun else None,
-                "ppo_epoch": position.ppo_epoch,
-                "unit": position.unit,
-                "minibatch": position.minibatch,
-                "counts": dict(position.counts),
-            },
-        }
+        return State(self.facts(), self.global_batch, self.version, position).to_dict()
 
     def from_state(self, state: Mapping[str, Any], *, new_batch_size: bool = False) -> Place:
-        if not isinstance(state, Mapping) or state.get("kind") != "rollouts":
-            raise ResumeError(f"not a state of a RolloutDataLoader: {state!r:.200}")
-        if state.get("version") != _VERSION:
-            raise ResumeError(f"the state has version {state.get('version')!r}, this penstock reads {_VERSION}")
-        theirs, ours = _flat(state["facts"]), _flat(self.facts())
-        for name in dict.fromkeys([*theirs, *ours]):
-            if theirs.get(name) != ours.get(name):
-                raise ResumeError(
-                    f"the state is of a loader with {name} {theirs.get(name)!r}, this one has {ours.get(name)!r}; "
-                    "it would not go on with what was to come"
-                )
-        if state["global_batch"] != self.global_batch and not new_batch_size:
-            raise ResumeError(
-                f"the state is of a loader with minibatches of {state['global_batch']} rollouts over all ranks, this "
-                f"one has {self.global_batch} ({self.batch_size} for each of {self.rank.world}); use as many, or pass "
-                "new_batch_size=True"
-            )
-        given = state["position"]
-        place = Place(
-            epoch=given["epoch"],
-            step=given["step"],
-            cursor=self.source.restored(given["cursor"]),
-            number=given["number"],
-            version=given["policy_version"],
-            ppo_epoch=given["ppo_epoch"],
-            unit=given["unit"],
-            minibatch=given["minibatch"],
-            counts=tuple(sorted(given["counts"].items())),
-        )
-        if state["policy_version"] is not None:
-            self.version = state["policy_version"]
+        read = read_state(state)
+        read.check(self.facts(), None if new_batch_size else self.global_batch)
+        place = replace(read.position, cursor=self.source.restored(read.position.cursor))
         self._held = None
+        if read.policy_version is not None:
+            self.version = read.policy_version
         return place
 
     def commit(self, state: Mapping[str, Any]) -> None:
-        self.source.commit(state["position"]["cursor"])
+        self.source.commit(read_state(state).position.cursor)
 
     def close(self) -> None:
         self._held = None
@@ -474,24 +314,3 @@ def _entered(held: Round, place: Place) -> Place:
     if place.begun:
         return place
     return replace(place, version=held.version, counts=place.counting(held.dropped))
-
-
-def _blanked(
-    table: RolloutTable, per_token: Mapping[str, Ragged], per_row: Mapping[str, Any], rows: Ints
-) -> tuple[RolloutTable, dict[str, Ragged], dict[str, Any]]:
-    """Rows from which nothing is learned: the mask and what was computed are 0, and nothing is divided."""
-    some = table.take(rows)
-    mask = some.loss_mask
-    tokens = {name: column.take(rows) for name, column in per_token.items()}
-    return (
-        replace(some, loss_mask=Ragged(np.zeros_like(mask.values), mask.offsets)),
-        {name: Ragged(np.zeros_like(column.values), column.offsets) for name, column in tokens.items()},
-        {name: np.ones(len(rows)) if name == "denominators" else column[rows] for name, column in per_row.items()},
-    )
-
-
-def _flat(facts: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in facts.items():
-        found |= _flat(value, f"{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return found

@@ -1,4 +1,4 @@
-"""Where inference engines put rollouts while the trainer reads: in memory, or in a directory that outlives both.
+"""Where inference engines put rollouts while the trainer reads: here in memory; `queueing` has the directory.
 
 buffer = LiveBuffer(capacity=4096)                    # threads of this process
 queue = RolloutQueue("rollouts/")                     # any process, on any machine that sees the directory
@@ -64,7 +64,7 @@ class LiveBuffer:
         self._appended = 0
         self._read = 0
         """The entries before this one were asked for."""
-        self._hungry = self._closed = False
+        self._closed = False
         self._changed = threading.Condition()
 
     def append(self, rollouts: Any) -> None:
@@ -126,7 +126,8 @@ class LiveBuffer:
         return _BufferEntries(self)
 
     def _has_room(self) -> bool:
-        return self.capacity is None or self._hungry or len(self) < self.capacity
+        # While the loader waits, it has read all there is: so an append that it waits for always finds room.
+        return self.capacity is None or len(self) < self.capacity
 
     # What the loader does
 
@@ -138,16 +139,11 @@ class LiveBuffer:
                     f"the rollouts of append {number} were used and are gone; a LiveBuffer keeps nothing, use a "
                     "RolloutQueue to go back"
                 )
-            try:
-                while number not in self._tables and not self._closed:
-                    self._hungry = True
-                    self._changed.notify_all()
-                    left = None if until is None else until - time.monotonic()
-                    if left is not None and left <= 0:
-                        raise StalledError(f"waited {self.timeout_seconds:g} s for {missing()}; is anybody appending?")
-                    self._changed.wait(left)
-            finally:
-                self._hungry = False
+            while number not in self._tables and not self._closed:
+                left = None if until is None else until - time.monotonic()
+                if left is not None and left <= 0:
+                    raise StalledError(f"waited {self.timeout_seconds:g} s for {missing()}; is anybody appending?")
+                self._changed.wait(left)
             self._read = max(self._read, number + 1)
             self._changed.notify_all()
             return self._tables.get(number)
