@@ -89,17 +89,19 @@ class Crowd:
 
 
 def drained(queue: Path, deadline: float = DEADLINE_SECONDS) -> list[tuple[int, int]]:
-    """What the dead had when everybody else was done: it is ready again after their lease."""
+    """What the dead had when everybody else was done: it is not the end before that has come back."""
     judge, found = Judge(queue), []
-    until = time.monotonic() + deadline
     with DatasetConsumer(queue, backend="numpy", lease_seconds=LEASE_SECONDS) as consumer:
-        while True:
-            while (batch := consumer.get_arrays("train")) is not None:
-                found.append((judge.number_of(batch), consumer._readers["train"]._current.file.returns))  # type: ignore[attr-defined]
-            if not files_of(queue) and len(names_in(queue / "members")) == 1:
-                return found
-            assert time.monotonic() < until, f"still there: {files_of(queue)} {names_in(queue / 'members')}"
-            time.sleep(0.05)
+        while (batch := consumer.get_arrays("train")) is not None:
+            found.append((judge.number_of(batch), consumer._readers["train"]._current.file.returns))  # type: ignore[attr-defined]
+        assert files_of(queue) == []
+
+        def alone() -> bool:
+            consumer.get_arrays("train")  # and in passing tidies up
+            return len(names_in(queue / "members")) == 1
+
+        wait_until(alone, "the dead to be forgotten", deadline)
+    return found
 
 
 def files_of(queue: Path) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,6 +19,7 @@ import pytest
 from _scripts.processes import Program, free_port, wait_for_end, wait_until
 
 from penstock.fsqueue import DataProviderBase
+from penstock.fsqueue.preparing import main as prepare
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
@@ -93,7 +95,7 @@ class Place:
         facts = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         return [self.start("-c", RANK, "config.py", RANK=str(r), LOCAL_RANK=str(r), **facts) for r in range(world)]
 
-    def train_here(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train_here(self, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
         """In this process, which has torch already; on one thread as the others, since sums depend on it."""
         import torch
 
@@ -104,7 +106,7 @@ class Place:
         try:
             with monkeypatch.context() as here:
                 here.chdir(self.path)
-                assert main(["config.py"]) == 0
+                assert main(list(arguments or ["config.py"])) == 0
         finally:
             torch.set_num_threads(threads)
             torch.use_deterministic_algorithms(deterministic)
@@ -188,6 +190,22 @@ def test_a_run_killed_with_sigkill_ends_with_the_weights_of_one_that_was_not(
     assert "polyline" in curve
 
 
+def test_the_dataset_of_the_documentation_can_be_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (ROOT / "docs" / "queue.md").read_text(encoding="utf-8")
+    for name, text in re.findall(r"^```python file=(\S+)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert prepare(["config/train_tides.py", "--max_batches=120"]) == 0
+    Place(tmp_path).train_here(
+        monkeypatch, "config/train_tides.py", "--max_iters=120", "--learning_rate=5e-3", "--warmup_iters=5"
+    )
+    right, commonest = re.findall(r"([\d.]+)% (?:of next tokens right|always the commonest)", capsys.readouterr().out)
+    assert float(right) > 4 * float(commonest)
+
+
 @pytest.mark.slow
 def test_two_ranks_stay_in_step_and_resume_exactly(places: list[Place]) -> None:
     import torch
@@ -201,6 +219,7 @@ def test_two_ranks_stay_in_step_and_resume_exactly(places: list[Place]) -> None:
         rank.kill()
     assert 14 <= broken.saved()["step"] < STEPS
     wait_for_end([*broken.ranks(), unbroken])
+    assert not [each for each in (*whole.started, *broken.started) if "Warning" in each.complaints.read_text()]
     assert_same_run(whole.saved(), broken.saved())
     assert whole.saved()["queue"]["splits"]["train"] == {"position": 2 * STEPS}
     ends = [torch.load(broken.path / f"weights-{rank}.pt", weights_only=True) for rank in range(2)]

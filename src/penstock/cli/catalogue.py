@@ -1,7 +1,7 @@
 """Which stage a name means: the built-in ones, read off the packages themselves, and those of plugins.
 
-A built-in source or sink is called as its class without the ending (`JsonlSource` is `jsonl`), a transform as its class
-(`CountWords` is `count_words`).
+A built-in source or sink is called as its class without the ending (`JsonlSource` is `jsonl`, `QueueSink` is `queue`),
+a transform as its class (`CountWords` is `count_words`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 from penstock import __version__, plugins, sinks, sources, transforms
 from penstock._dtypes import did_you_mean
 from penstock.errors import ConfigError, PluginError
+from penstock.fsqueue import QueueSink, QueueSource
 
 __all__ = ["Entry", "built_in", "entries", "resolve"]
 
@@ -23,6 +24,8 @@ Maker = Callable[..., Any]
 _PACKAGES = {"sources": sources, "transforms": transforms, "sinks": sinks}
 _ENDINGS = {"sources": "Source", "transforms": "", "sinks": "Sink"}
 _METHODS = {"sources": "next_batch", "transforms": "transform", "sinks": "consume"}
+_ELSEWHERE: dict[str, list[type]] = {"sources": [QueueSource], "transforms": [], "sinks": [QueueSink]}
+"""Stages that live with what they belong to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ def built_in(group: str) -> dict[str, Maker]:
         if group == "sinks" and "path" not in inspect.signature(stage).parameters:
             continue
         found[_snake_case(public.removesuffix(ending))] = stage
-    return found
+    return found | {_snake_case(stage.__name__.removesuffix(ending)): stage for stage in _ELSEWHERE[group]}
 
 
 def resolve(group: str, name: str) -> Maker:

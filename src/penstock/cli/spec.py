@@ -15,12 +15,13 @@
     budget: 256 MiB
     checkpoint: run1/                              # go on from here after a crash
 
-Paths are relative to the current directory, as for every command; only functions are also looked for beside the file.
+The path of `type: queue`, source or sink, is a queue's directory. Paths are relative to the current directory, as for every command; only functions are also looked for beside the file.
 Stages are called by name: `penstock plugins` lists them. Every problem is reported at once, with its place in the file.
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from penstock.cli.arguments import Problems, make
 from penstock.cli.catalogue import resolve
 from penstock.cli.values import import_function
 from penstock.errors import PenstockError
+from penstock.fsqueue import QueueSource
 from penstock.memory.budget import MemoryBudget
 from penstock.pipeline import Pipeline, PipelineConfig
 from penstock.sinks import open_sink
@@ -88,6 +90,7 @@ class _Builder:
         if checkpoint is not None and not isinstance(checkpoint, str):
             self.problems.add("checkpoint", f"expected a directory, got {checkpoint!r}")
         self._check_target(sink)
+        self._check_passes(source, [fit for _, fit in steps])
         if self.problems:
             return None
         try:
@@ -108,7 +111,7 @@ class _Builder:
         elif isinstance(given, Mapping) and "type" in given:
             maker = self._resolved(group, given["type"], f"{where}.type")
             if maker is not None:
-                return self._make(maker, {name: value for name, value in given.items() if name != "type"}, where)
+                return self._make(maker, _without_type(given, maker), where)
         elif isinstance(given, Mapping) and "path" not in given:
             known = ["type", "path"]
             hints = "".join(filter(None, (did_you_mean(str(name), known) for name in given)))
@@ -136,6 +139,15 @@ class _Builder:
         target = getattr(sink, "path", None)
         if isinstance(target, Path) and not target.parent.is_dir():
             self.problems.add("sink", f"no such directory: {str(target.parent)!r}; make it first")
+
+    def _check_passes(self, source: Any, fits: list[bool]) -> None:
+        """A first pass must leave the source something for the run."""
+        if any(fits) and isinstance(source, QueueSource) and source.acknowledge == "delivered":
+            self.problems.add(
+                f"transforms[{fits.index(True)}]",
+                "'fit: true' reads the source twice, and reading empties a queue; add 'acknowledge: committed' to the "
+                "source, and its files stay until the output is published",
+            )
 
     # -- the transforms --------------------------------------------------------------------------------------------
 
@@ -207,3 +219,10 @@ class _Builder:
             return None
         made: PipelineConfig | None = self._make(PipelineConfig, given, "config", called="key")
         return made
+
+
+def _without_type(given: Mapping[str, Any], maker: Callable[..., Any]) -> dict[str, Any]:
+    """The arguments; the path of a queue is its directory."""
+    known = inspect.signature(maker).parameters
+    path = "queue_dir" if "queue_dir" in known and "path" not in known else "path"
+    return {path if name == "path" else name: value for name, value in given.items() if name != "type"}

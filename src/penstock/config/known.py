@@ -98,6 +98,9 @@ TRAIN: Final[Mapping[str, Setting]] = MappingProxyType(
         "checkpoint_interval": Setting(int | None, None, check=_optional(_ONE), text="None: eval_interval"),
         "out_dir": Setting(Path | None, None, text="checkpoints and curves; None: out/<dataset>"),
         "resume": Setting(bool, True, text="go on from the checkpoint in out_dir, if there is one"),
+        "on_bad": Setting(
+            Literal["raise", "skip"], "raise", text="a file that cannot be read: stop, or go on without it and count"
+        ),
         "device": Setting(str, "auto", check=_device, text="auto, cpu, cuda, cuda:0 or mps"),
         "dtype": Setting(Literal["float32", "bfloat16"], "float32", text="of the computations"),
     }

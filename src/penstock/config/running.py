@@ -69,11 +69,19 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        beside = [str(other) for other in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        beside = _configs_near(path.parent)
         there = did_you_mean(str(path), beside) or (f"; there is {', '.join(sorted(beside)[:8])}" if beside else "")
         raise ConfigError(f"no config file {str(path)!r}{there}") from None
     except OSError as error:
         raise ConfigError(f"the config {str(path)!r} cannot be read: {error.strerror}") from error
+
+
+def _configs_near(directory: Path) -> list[str]:
+    """The files of a directory, and of `config/` in it, but for the two commands themselves."""
+    commands = [directory / "prepare.py", directory / "train.py"]
+    left_out = commands if all(command.is_file() for command in commands) else []
+    found = [*directory.glob("*.py"), *(directory / "config").glob("*.py")]
+    return [str(file) for file in found if file not in left_out]
 
 
 def _futures(tree: ast.Module) -> int:
@@ -95,12 +103,14 @@ def _neighbours(home: Path) -> Iterator[None]:
         yield
     finally:
         sys.dont_write_bytecode = written
+        # Before the path is as it was: a package without a file of its own looks there for its places.
+        new = {name: sys.modules.get(name) for name in set(sys.modules) - before}
+        gone = [name for name, module in new.items() if _is_neighbour(name.partition(".")[0], module, home)]
         for place in places:
             with contextlib.suppress(ValueError):
                 del sys.path[len(sys.path) - 1 - sys.path[::-1].index(place)]
-        for name in set(sys.modules) - before:
-            if _is_neighbour(name.partition(".")[0], sys.modules.get(name), home):
-                del sys.modules[name]
+        for name in gone:
+            del sys.modules[name]
 
 
 def _is_neighbour(top: str, module: Any, home: Path) -> bool:

@@ -11,6 +11,7 @@ import os
 import secrets
 from dataclasses import dataclass, field
 
+from penstock.errors import DataError
 from penstock.fsqueue.lanes import Lanes
 from penstock.fsqueue.layout import Published, SplitDirectory, name_of_temporary
 from penstock.fsqueue.members import Watch
@@ -19,6 +20,8 @@ from penstock.fsqueue.queue import Queue
 __all__ = ["Acknowledger", "Caretaker", "Found", "settle"]
 
 logger = logging.getLogger(__name__)
+
+_TRIES = 1000
 
 
 @dataclass(slots=True)
@@ -41,7 +44,7 @@ class Caretaker:
 
     def __init__(self, queue: Queue, watch: Watch) -> None:
         self.queue, self.watch = queue, watch
-        self.id = f"k{secrets.token_hex(6)}"
+        self.id = ""
         self.claims_returned = 0
         self._next = watch.clock() + watch.lease_seconds / 4
 
@@ -53,6 +56,7 @@ class Caretaker:
     def round(self) -> Found:
         """Look at everything once. What its owner's lease has run out on is free again afterwards."""
         self._next = self.watch.clock() + self.watch.lease_seconds / 4
+        self.id = f"k{secrets.token_hex(6)}"  # every time another: a forked process has a caretaker of its own
         found = Found()
         for split in self.queue.description.splits:
             directory = self.queue.split(split)
@@ -122,12 +126,19 @@ class Acknowledger:
     def _move_lane(self, number: int) -> None:
         """Move the file's lane on, in case its provider died between publishing the file and doing so itself."""
         place = number % self.lanes.count
-        if self._passed.get(place, 0) > number:
-            return
-        for lane in self.lanes.all():
-            if lane.number == number:
-                self.lanes.advance(number, lane.owner)
-            self._passed[lane.number % self.lanes.count] = lane.number
+        # Until it is seen to be past the file: if another takes the lane over in between, it must not find the file
+        # gone and the lane where it was, or the file would be made once more.
+        for _ in range(_TRIES):
+            if self._passed.get(place, 0) > number:
+                return
+            for lane in self.lanes.all():
+                if lane.number == number:
+                    self.lanes.advance(number, lane.owner)
+                self._passed[lane.number % self.lanes.count] = lane.number
+        raise DataError(
+            f"the lane of file {number} does not move on; `penstock queue doctor` says what is wrong with the queue",
+            file=str(self.lanes.path),
+        )
 
 
 def _told(found: Found) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.errors import SchemaError
 from penstock.types import Field, Schema, from_numpy, to_numpy
 
 __all__ = ["Arrays", "Columns"]
@@ -88,7 +89,10 @@ class _Column:
         return memory[place : place + size].view(self.dtype).reshape(len(column), *self.shape)
 
     def _decode_slowly(self, column: pa.Array) -> npt.NDArray[Any]:
-        found = to_numpy(column, self.field)
+        try:
+            found = to_numpy(column, self.field)
+        except SchemaError as error:
+            raise SchemaError(f"column {self.name!r}: {error}") from None
         if self.field.shape is not None and None in self.field.shape and len(found):
             shapes = {row.shape for row in found}
             if len(shapes) == 1:  # rows of one batch agree, as a rule

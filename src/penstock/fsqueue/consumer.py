@@ -16,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
+import numpy as np
+
 from penstock.backends.base import Backend, Device
 from penstock.backends.choosing import get_backend
 from penstock.distributed.ranks import find_rank
@@ -74,6 +76,19 @@ class DatasetConsumer:
         self.order, self.acknowledge, self.on_bad = order, acknowledge, on_bad
         self.timeout_seconds, self.poll_seconds = timeout_seconds, poll_seconds
         self.rank = find_rank(rank, world_size)
+        self._options = {
+            "order": order,
+            "acknowledge": acknowledge,
+            "rank": self.rank.rank,
+            "world_size": self.rank.world,
+            "backend": backend if isinstance(backend, str) else backend.name,
+            "device": device,
+            "pin_memory": pin_memory,
+            "timeout_seconds": timeout_seconds,
+            "lease_seconds": lease_seconds,
+            "poll_seconds": poll_seconds,
+            "on_bad": on_bad,
+        }
         self.device, self.pin_memory = device, pin_memory
         self._queue = Queue.open(queue_dir)
         self._columns = Columns(self._queue.description.schema)
@@ -83,6 +98,8 @@ class DatasetConsumer:
         self._member = Membership(self._queue.members, "c", lease_seconds=lease_seconds, facts=facts)
         self._caretaker = Caretaker(self._queue, Watch(self._queue.members, lease_seconds=lease_seconds))
         self._readers: dict[str, Reader] = {}
+        self._closed = False
+        self._check_device()
 
     @property
     def queue_dir(self) -> Path:
@@ -97,6 +114,11 @@ class DatasetConsumer:
     def fingerprint(self) -> str:
         """Changes with the metadata, and with whatever else the batches depend on."""
         return self._queue.fingerprint
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """What the batches were made with besides: the seed, the sizes, and what the provider declares."""
+        return self._queue.settings
 
     @property
     def splits(self) -> list[str]:
@@ -151,6 +173,7 @@ class DatasetConsumer:
             "version": _VERSION,
             "order": self.order,
             "fingerprint": self.fingerprint,
+            "queue": self._queue.id,
             "splits": {split: reader.state() for split, reader in self._readers.items()},
         }
 
@@ -177,6 +200,7 @@ class DatasetConsumer:
 
     def close(self) -> None:
         """Give back what was not delivered; a second call does nothing."""
+        self._closed = True
         readers, self._readers = self._readers, {}
         try:
             if self._queue.path.is_dir():
@@ -191,14 +215,30 @@ class DatasetConsumer:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In another process it is another consumer, with the same arguments."""
+        return _again, (self.queue_dir, self._options)
+
     def __repr__(self) -> str:
         return f"DatasetConsumer({str(self.queue_dir)!r}, order={self.order!r}, {self.rank})"
 
+    def _check_device(self) -> None:
+        """Raises now rather than at the first batch, which would be gone."""
+        if self.device is None:
+            return
+        try:
+            self._backend.to(self._backend.from_numpy(np.zeros(1, np.float32)), self.device)
+        except Exception as error:  # of whatever kind the framework has for it
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise ConfigError(f"device={self.device!r} cannot be used with {self._backend.name}: {reason}") from error
+
     def _reader(self, split: str) -> Reader:
+        if self._closed:
+            raise ConfigError("the consumer is closed; make another one, and give it the state of this one")
+        with self._queue.guarded():
+            self._member.join()
         if split not in self._readers:
             self._queue.split(split)
-            with self._queue.guarded():
-                self._member.join()
             place = Split(
                 self._queue, split, self._member, self._caretaker, self.timeout_seconds, self.poll_seconds, self.on_bad
             )
@@ -239,6 +279,15 @@ class DatasetConsumer:
                 f"the state is of a queue with fingerprint {state['fingerprint']}, {self.queue_dir} has "
                 f"{self.fingerprint}: its batches were made otherwise; use the config of the run, or start anew"
             )
+        if state.get("queue") != self._queue.id and not (self.order == "strict" and self._queue.repeatable):
+            raise ResumeError(
+                f"the state is of a queue that was at {self.queue_dir} before this one was made, and what it names is "
+                "gone; start anew"
+            )
+
+
+def _again(queue_dir: PathLike, options: Mapping[str, Any]) -> DatasetConsumer:
+    return DatasetConsumer(queue_dir, **options)
 
 
 def _pair_of(meta: Mapping[str, Any]) -> tuple[str, str] | None:

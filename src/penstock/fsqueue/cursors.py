@@ -15,7 +15,7 @@ from pathlib import Path
 from penstock.distributed.ranks import Rank
 from penstock.fsqueue.layout import rename
 
-__all__ = ["Cursor", "Cursors", "done_floor", "read_floor"]
+__all__ = ["Cursor", "Cursors", "all_cursors", "done_floor", "read_floor"]
 
 _NAME = re.compile(r"r(\d+)of(\d+)~read(\d+)~done(\d+)")
 
@@ -67,6 +67,12 @@ class Cursors:
         if self._mine is None or not rename(self.directory, self._mine.name, new.name):
             (self.directory / new.name).touch()
         self._mine = new
+
+    def end(self) -> None:
+        """This rank reads no more, and nobody is to wait for it."""
+        if self._mine is not None:
+            (self.directory / self._mine.name).unlink(missing_ok=True)
+            self._mine = None
 
 
 def all_cursors(directory: Path) -> list[Cursor]:

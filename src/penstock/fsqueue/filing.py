@@ -116,10 +116,15 @@ def read(path: Path, file: Published, queue: Queue, split: str) -> BatchFile:
 
     Raises FileNotFoundError, DataError (damaged, or not a file of batches) or StaleQueueError.
     """
-    with path.open("rb", buffering=0) as handle:
-        if os.fstat(handle.fileno()).st_size == 0:
-            raise DataError("the file is empty", file=str(path))
-        data = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_COPY)
+    try:
+        with path.open("rb", buffering=0) as handle:
+            if os.fstat(handle.fileno()).st_size == 0:
+                raise DataError("the file is empty", file=str(path))
+            data = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_COPY)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise DataError(f"it cannot be opened ({error.strerror or error})", file=str(path)) from error
     if (found := xxhash.xxh3_64_hexdigest(data)) != file.checksum:
         raise DataError(
             f"the checksum of its {len(data)} bytes is {found}, its name says {file.checksum}: "

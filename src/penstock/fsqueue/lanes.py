@@ -78,6 +78,11 @@ class Lanes:
         """The number is published: on to the next of its lane. False if somebody else has seen to it."""
         return rename(self.path, Lane(number, owner).name, Lane(number + self.count).name)
 
+    def skip(self, lane: Lane, floor: int) -> bool:
+        """On to the first number of a free lane that is not below `floor`: nobody needs those before it."""
+        rounds = -(-(floor - lane.number) // self.count)
+        return rename(self.path, lane.name, Lane(lane.number + rounds * self.count).name)
+
     def release(self, number: int, owner: str) -> bool:
         """The number was not made: let others make it."""
         return rename(self.path, Lane(number, owner).name, Lane(number).name)

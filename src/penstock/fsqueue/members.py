@@ -10,6 +10,7 @@ changed for its lease is dead. A rename takes no room, so a member beats on a fu
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import os
@@ -25,6 +26,7 @@ from typing import Any
 import orjson
 
 from penstock.errors import ConfigError
+from penstock.files.atomic import naming
 from penstock.fsqueue.layout import rename
 from penstock.pipeline.ticking import Ticker
 
@@ -80,7 +82,8 @@ class Membership:
     ) -> None:
         if not _SHORTEST_LEASE <= lease_seconds < math.inf:
             raise ConfigError(f"lease_seconds must be at least {_SHORTEST_LEASE}, and finite, got {lease_seconds!r}")
-        self.id = f"{role}{secrets.token_hex(6)}"
+        self.role = role
+        self.id = self._draw()
         self.directory, self.lease_seconds, self.facts, self.clock = directory, lease_seconds, facts, clock
         self.done = 0
         self.lapses = 0
@@ -88,7 +91,11 @@ class Membership:
         self._beat = 0
         self._name: str | None = None
         self._last = clock()
+        self._process = os.getpid()
         self._ticker = Ticker(lease_seconds / _BEATS_PER_LEASE, self.beat, name=f"penstock-{self.id}")
+
+    def _draw(self) -> str:
+        return f"{self.role}{secrets.token_hex(6)}"
 
     @property
     def joined(self) -> bool:
@@ -104,10 +111,22 @@ class Membership:
         return self.clock() - self._last > self.lease_seconds
 
     def join(self) -> None:
-        """Be seen from now on; a second call does nothing."""
-        if self._name is None:
-            self._enter()
-            self._ticker.start()
+        """Be seen from now on; a second call does nothing.
+
+        What was made in one process is another member in every process that is forked from it, and what has joined
+        cannot go along at all: two would have one name.
+        """
+        if self._name is not None:
+            if self._process != os.getpid():
+                raise ConfigError(
+                    f"this {self.facts.get('role', 'member')} of {self.directory.parent} was at work in process "
+                    f"{self._process} before process {os.getpid()} was forked from it; make one in each process"
+                )
+            return
+        if self._process != os.getpid():
+            self._process, self.id = os.getpid(), self._draw()
+        self._enter()
+        self._ticker.start()
 
     def beat(self) -> None:
         """Show that we live."""
@@ -145,9 +164,13 @@ class Membership:
         # Under its own name from the start: what is left of one who dies here goes the way of all members.
         try:
             (self.directory / name).write_bytes(orjson.dumps(facts))
-        except OSError:
-            (self.directory / name).unlink(missing_ok=True)
-            raise
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                (self.directory / name).unlink(missing_ok=True)
+                raise
+            # A consumer makes room on a full disk, if it is let in: the name says all that others need.
+            with naming(str(self.directory / name)):
+                os.truncate(self.directory / name, 0)
         self._name, self._last = name, now
 
 
@@ -159,6 +182,11 @@ class Watch:
         self._seen: dict[str, tuple[int | None, float]] = {}
         self._present: dict[str, Member] = {}
         self._looked: float | None = None
+
+    def beat_of(self, owner: str) -> int | None:
+        """The beat that a member is at; None if it is not listed."""
+        member = self.look().get(owner)
+        return None if member is None else member.beat
 
     def is_dead(self, owner: str) -> bool:
         """Whether a member has not moved for as long as its lease. One that is not listed has the lease of ours."""

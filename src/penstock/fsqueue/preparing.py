@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
@@ -41,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "-h" in arguments or "--help" in arguments:
         sys.stdout.write(_help())
         return 0
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
     paths = [argument for argument in arguments if not argument.startswith("-")]
     console = Console(stderr=True)
     if len(paths) != 1:
@@ -57,6 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say(console, "stopped at once; what was being made is made by the next provider")
         return 143 if stopped.args == (signal.SIGTERM,) else 130
     except (PenstockError, OSError) as error:
+        if debug:
+            traceback.print_exception(error)
         _say(console, _message(error))
         return 1
     _say(console, summary(report))
@@ -159,7 +164,7 @@ def _opening(provider: DataProviderBase) -> str:
     return "\n".join(f"  {name:8}  {text}" for name, text in rows)
 
 
-_USAGE = "usage: python prepare.py CONFIG.py [--name=value ...]"
+_USAGE = "usage: python prepare.py CONFIG.py [--name=value ...] [--debug]"
 
 
 def _help() -> str:
@@ -168,6 +173,7 @@ def _help() -> str:
         "",
         "Fills the queue of the dataset that the config names, with data/<dataset>/prepare_streaming.py, until Ctrl-C.",
         "Any setting of the config can be given on the command line too: --batch_size=8",
+        "--debug shows the traceback of an error.",
         "",
         "settings (and what the provider declares):",
     ]

@@ -29,11 +29,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
+from penstock.config.known import PREPARE, SHARED
+from penstock.config.noting import NotedConfig
 from penstock.config.settings import Setting
 from penstock.config.shared import SharedConfig
 from penstock.config.validator import validate
 from penstock.config.values import thaw
-from penstock.errors import SchemaError
+from penstock.errors import ConfigError, SchemaError
 from penstock.files.listing import PathLike
 from penstock.fsqueue.caretaking import Caretaker
 from penstock.fsqueue.columns import Columns
@@ -84,14 +86,18 @@ class DataProviderBase(ABC):
         lease_seconds: float = 30.0,
         durable: bool = False,
     ) -> None:
-        self.config = validate(config, self.settings, owner=type(self).__name__)
-        self.dataset: str = self.config["dataset"]
-        self.batch_size: int = self.config["batch_size"]
-        self.block_size: int = self.config["block_size"]
-        self.seed: int = self.config["seed"]
-        self.data_dir = Path(self.config["data_root"] / self.dataset if data_dir is None else data_dir)
-        self.queue_dir = Path(queue_dir or self.config["queue_dir"] or self.data_dir / "queue")
-        self.proportions: Mapping[str, float] = self.config["split_proportions"]
+        checked = validate(config, self.settings, owner=type(self).__name__)
+        self.config: SharedConfig = NotedConfig(checked)
+        """For subclasses: what they read of it, files depend on."""
+        self._config = checked
+        self._described: set[str] | None = None
+        self.dataset: str = self._config["dataset"]
+        self.batch_size: int = self._config["batch_size"]
+        self.block_size: int = self._config["block_size"]
+        self.seed: int = self._config["seed"]
+        self.data_dir = Path(self._config["data_root"] / self.dataset if data_dir is None else data_dir)
+        self.queue_dir = Path(queue_dir or self._config["queue_dir"] or self.data_dir / "queue")
+        self.proportions: Mapping[str, float] = self._config["split_proportions"]
         self.lease_seconds, self.durable = lease_seconds, durable
         self.batch_index = 0
         """The number k of the batch that `sample_batch` is asked for."""
@@ -114,7 +120,10 @@ class DataProviderBase(ABC):
         if self._columns is None:
             self._columns = Columns(schema_of(self.build_meta()))
         self.batch_index = k
+        known = len(self._noted.read)
         batch = self.sample_batch(split, np.random.default_rng([self.seed, _number_of(split), k]))
+        if len(self._noted.read) != known and self._described is not None:
+            self._check_nothing_new()
         if isinstance(batch, dict) and self._columns.fit(batch, self.batch_size):
             return batch
         return self._checked(batch, self._columns.schema, split, k)
@@ -126,19 +135,19 @@ class DataProviderBase(ABC):
         """
         self._stopping = False
         if max_batches is None:
-            max_batches = self.config["max_batches"]
+            max_batches = self._config["max_batches"]
         queue = Queue.create(self.queue_dir, self.description())
         facts = {"role": "provider", "dataset": self.dataset, "class": type(self).__qualname__}
         member = Membership(queue.members, "p", lease_seconds=self.lease_seconds, facts=facts)
         caretaker = Caretaker(queue, Watch(queue.members, lease_seconds=self.lease_seconds))
-        limits = Limits(self.config["backlog_files"], self.config["backlog_bytes"])
+        limits = Limits(self._config["backlog_files"], self._config["backlog_bytes"])
         publishers = {
             split: Publisher(
                 queue,
                 split,
                 member,
                 limits=limits,
-                compression=self.config["compression"],
+                compression=self._config["compression"],
                 durable=self.durable,
                 max_batches=max_batches,
             )
@@ -159,17 +168,37 @@ class DataProviderBase(ABC):
         self._stopping = True
 
     def description(self) -> Description:
-        """What the queue's files will depend on."""
+        """What the queue's files will depend on: the metadata, the seed, the sizes, and what was declared or read."""
         meta = self.build_meta()
+        self._described = {*self.settings, *self._read()}
         schema_of(meta)
         settings = {
             "seed": self.seed,
             "batch_size": self.batch_size,
-            "batches_per_file": self.config["batches_per_file"],
+            "block_size": self.block_size,
+            "batches_per_file": self._config["batches_per_file"],
             "lanes": _LANES,
-            **{name: thaw(self.config[name]) for name in self.settings},
+            **{name: thaw(self._config[name]) for name in sorted(self._described)},
         }
         return Description(meta, settings, list(self.proportions))
+
+    @property
+    def _noted(self) -> NotedConfig:
+        assert isinstance(self.config, NotedConfig)
+        return self.config
+
+    def _read(self) -> set[str]:
+        """What the subclass has read of the config, and the base class does not see to."""
+        return self._noted.read - SHARED.keys() - PREPARE.keys()
+
+    def _check_nothing_new(self) -> None:
+        assert self._described is not None
+        if new := sorted(self._read() - self._described):
+            raise ConfigError(
+                f"{type(self).__name__} read {', '.join(map(repr, new))} of the config for the first time in "
+                "sample_batch, too late to tell batches apart by it; read it in __init__ or build_meta, or declare it "
+                "in `settings`"
+            )
 
     def _fill(
         self,
@@ -207,7 +236,7 @@ class DataProviderBase(ABC):
 
     def _publish(self, publisher: Publisher, number: int) -> None:
         numbers = publisher.batches_in(number)
-        even = self._columns is not None and self._columns.same_size and self.config["compression"] is None
+        even = self._columns is not None and self._columns.same_size and self._config["compression"] is None
         try:
             batches = (self._record_batch(publisher.split, k) for k in numbers)
             publisher.publish(number, batches, same_size=len(numbers) if even else None)

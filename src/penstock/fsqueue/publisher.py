@@ -14,9 +14,9 @@ import pyarrow as pa
 
 from penstock.errors import ConfigError
 from penstock.fsqueue.caretaking import settle
-from penstock.fsqueue.cursors import read_floor
+from penstock.fsqueue.cursors import all_cursors, done_floor, read_floor
 from penstock.fsqueue.filing import Encoder, write
-from penstock.fsqueue.lanes import Lanes
+from penstock.fsqueue.lanes import Lane, Lanes
 from penstock.fsqueue.layout import Published, name_of_temporary, rename
 from penstock.fsqueue.members import Membership
 from penstock.fsqueue.queue import Queue, how_to_purge
@@ -83,6 +83,15 @@ class Publisher:
         An end in the middle of a file stays: the batches that would have filled it up are not made.
         """
         old, per_file = self.lanes.end(), self.queue.description.batches_per_file
+        if old is not None and old == self.max_batches:
+            return
+        made = max(lane.number + (lane.owner is not None) * self.lanes.count for lane in self.lanes.all())
+        made = max(made - self.lanes.count + 1, 0) * per_file
+        if self.max_batches is not None and made > self.max_batches:
+            raise ConfigError(
+                f"split {self.split!r} of {self.queue.path} was made up to batch {made} already, so it cannot end "
+                f"after max_batches={self.max_batches}; give a larger number, none, or {how_to_purge(self.queue.path)}"
+            )
         if old is not None and old != self.max_batches and old % per_file and self._has_begun(old // per_file):
             raise ConfigError(
                 f"split {self.split!r} of {self.queue.path} was made to end after {old} batches, in the middle of a "
@@ -99,7 +108,7 @@ class Publisher:
 
     def reserve(self) -> int | None:
         """A number that is ours to make now: the lowest there is. None if there is no room, or nothing left."""
-        lanes = self.lanes.all()
+        lanes = self._past_what_is_done_with(self.lanes.all())
         end = None if self.max_batches is None else -(-self.max_batches // self.queue.description.batches_per_file)
         free = [lane for lane in lanes if lane.owner is None and (end is None or lane.number < end)]
         if not free:
@@ -166,10 +175,34 @@ class Publisher:
             room = min(room, fit if waiting else max(fit, 1))  # one file is let in whatever its size
         return room
 
+    def _past_what_is_done_with(self, lanes: list[Lane]) -> list[Lane]:
+        """The lanes, those moved on that are at numbers which readers in strict order are done with.
+
+        So it is when a run goes on from its checkpoint on a queue that was purged.
+        """
+        cursors = all_cursors(self.directory.cursors)
+        if not cursors:
+            return lanes
+        floor = done_floor(self.directory.cursors, cursors[0].world) // self.queue.description.batches_per_file
+        behind = [lane for lane in lanes if lane.owner is None and lane.number < floor]
+        for lane in behind:
+            self.lanes.skip(lane, floor)
+        return self.lanes.all() if behind else lanes
+
     def _is_next(self, number: int) -> bool:
-        """Whether nothing before this number waits: a reader in strict order may be waiting for it, so it is made."""
+        """Whether readers in strict order may be waiting for this number: then it is made, however much waits.
+
+        That is so if nothing before it waits, and for all that the next step of all ranks may need: those that are
+        ahead read no more until the others have theirs. A cursor may be behind its rank by a step, or by a file.
+        """
         waiting = self._waiting()
-        return not waiting or number < waiting[0].number
+        if not waiting or number < waiting[0].number:
+            return True
+        cursors = all_cursors(self.directory.cursors)
+        if not cursors:
+            return False
+        needed = min(cursor.read for cursor in cursors) + 2 * max(cursor.world for cursor in cursors) - 1
+        return number <= needed // self.queue.description.batches_per_file + 1
 
     def _waiting(self) -> list[Published]:
         """Files that nobody has taken, or read in strict order."""

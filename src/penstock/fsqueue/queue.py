@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -25,10 +26,11 @@ from penstock.fsqueue.lanes import lay_out
 from penstock.fsqueue.layout import SplitDirectory
 from penstock.types import Field, Schema
 
-__all__ = ["Description", "Queue", "purge"]
+__all__ = ["Description", "Queue", "differences", "purge"]
 
 _VERSION = 1
 _FILE = "queue.json"
+_TOLD = 5
 _SPLIT = re.compile(r"[A-Za-z0-9][\w.-]*")
 _TAKEN = ("members", _FILE)
 
@@ -44,6 +46,8 @@ class Description:
     splits: Sequence[str]
 
     def __post_init__(self) -> None:
+        if problems := list(_not_plain(self.meta, "meta")):
+            raise ConfigError(f"build_meta() has to return plain values that JSON can hold: {'; '.join(problems[:5])}")
         if not self.splits or isinstance(self.splits, str):
             raise ConfigError(f"a queue has a list of splits, one at least, got {self.splits!r}")
         for split in self.splits:
@@ -76,6 +80,8 @@ class Queue:
     path: Path
     description: Description
     fingerprint: str
+    id: str = ""
+    """Drawn when the queue was made: one that was purged and made again is another."""
 
     @classmethod
     def open(cls, path: PathLike) -> Self:
@@ -111,7 +117,7 @@ class Queue:
                 raise ValueError(f"there is no directory for the splits {missing}")
         except (KeyError, TypeError, ValueError) as error:
             raise StaleQueueError(f"{path / _FILE} was changed by hand ({error}); {how_to_purge(path)}") from None
-        return cls(path, description, fingerprint)
+        return cls(path, description, fingerprint, str(facts.get("id", "")))
 
     @classmethod
     def create(cls, path: PathLike, description: Description) -> Self:
@@ -140,6 +146,15 @@ class Queue:
         return MappingProxyType(dict(self.description.meta))
 
     @property
+    def repeatable(self) -> bool:
+        """Whether batch k would be made again as it was: those of a provider follow from the seed."""
+        return "seed" in self.description.settings
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        return MappingProxyType(dict(self.description.settings))
+
+    @property
     def members(self) -> Path:
         return self.path / "members"
 
@@ -165,7 +180,7 @@ class Queue:
 
 def how_to_purge(path: PathLike) -> str:
     """The remedy in messages about stale data."""
-    return f"to throw away what is queued, run `penstock queue purge {path}`, then prepare.py again"
+    return f"run `penstock queue purge {path}` to throw away what is queued, then prepare.py again"
 
 
 def purge(path: PathLike, *, force: bool = False) -> int:
@@ -213,6 +228,7 @@ def schema_of(meta: Mapping[str, Any]) -> Schema:
 def _make(path: Path, description: Description) -> None:
     facts = {
         "version": _VERSION,
+        "id": secrets.token_hex(8),
         "fingerprint": description.fingerprint,
         "meta": description.meta,
         "settings": description.settings,
@@ -245,15 +261,49 @@ def _to_json(facts: Mapping[str, Any], options: int) -> bytes:
         raise ConfigError(f"build_meta() and the config have to be plain values that JSON can hold: {error}") from None
 
 
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """`batch_schema[0].role was 'input', is 'target'`: what differs between two plain values, leaf by leaf."""
+    old, new = dict(_leaves(before)), dict(_leaves(now))
+    return [
+        f"{path.lstrip('.')} was {_short(old.get(path))}, is {_short(new.get(path))}"
+        for path in dict.fromkeys([*old, *new])
+        if path not in old or path not in new or old[path] != new[path]
+    ]
+
+
 def _differences(old: Description, new: Description) -> str:
-    """`meta 'vocab_size' was 65, is 70; ...`, for messages."""
+    """`meta vocab_size was 65, is 70; ...`, for messages."""
     found = []
     for title, before, now in (("meta", old.meta, new.meta), ("setting", old.settings, new.settings)):
-        now = orjson.loads(_to_json(now, 0))
-        for key in dict.fromkeys([*before, *now]):
-            if before.get(key) != now.get(key):
-                found.append(f"{title} {key!r} was {_short(before.get(key))}, is {_short(now.get(key))}")
-    return "; ".join(found) or "the fingerprints differ"
+        found += [f"{title} {told}" for told in differences(before, orjson.loads(_to_json(now, 0)))]
+    told = found[:_TOLD] + ([f"and {len(found) - _TOLD} more"] if len(found) > _TOLD else [])
+    return "; ".join(told) or "the fingerprints differ"
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{path}.{key}")
+    elif isinstance(value, list) and value:
+        for place, inner in enumerate(value):
+            yield from _leaves(inner, f"{path}[{place}]")
+    else:
+        yield path, value
+
+
+def _not_plain(value: Any, path: str) -> Iterator[str]:
+    """What JSON would change without a word, or refuse without saying where."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if isinstance(key, str):
+                yield from _not_plain(inner, f"{path}.{key}")
+            else:
+                yield f"{path} has the key {key!r}, which is no text"
+    elif isinstance(value, list | tuple):
+        for place, inner in enumerate(value):
+            yield from _not_plain(inner, f"{path}[{place}]")
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield f"{path} is {value}"
 
 
 def _short(value: object) -> str:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from penstock.errors import DataError
+from penstock.errors import DataError, StaleQueueError
 from penstock.fsqueue.caretaking import Caretaker
+from penstock.fsqueue.cursors import read_floor
 from penstock.fsqueue.filing import BatchFile, read
 from penstock.fsqueue.lanes import Lanes
 from penstock.fsqueue.layout import Published
@@ -82,8 +83,10 @@ class Split:
         directory = self.queue.split(self.name)
         try:
             return read(directory.at(file), file, self.queue, self.name)
-        except DataError as error:
+        except (DataError, StaleQueueError) as error:
             if self.on_bad == "raise":
+                if isinstance(error, StaleQueueError):
+                    raise
                 raise DataError(
                     f"{error.reason}; `penstock queue doctor {self.queue.path} --repair` puts it aside, "
                     'on_bad="skip" does so without stopping',
@@ -93,9 +96,13 @@ class Split:
             logger.warning("%s; put aside as %s, %d batches are skipped", error, aside.name, file.batches - file.start)
             return None
 
-    def wait_for(self, look: Callable[[], Published | None]) -> Published | None:
-        """What `look` finds, as soon as it finds something; None at the end of the split."""
+    def wait_for(self, look: Callable[[], Published | None], *, others: bool = False) -> Published | None:
+        """What `look` finds, as soon as it finds something; None at the end of the split.
+
+        With `others` that is not before everybody who has files is seen to live: what the dead had taken comes back.
+        """
         patience: Patience | None = None
+        beats: dict[str, int | None] = {}
         while True:
             with self.queue.guarded():
                 if self.caretaker.due:
@@ -103,7 +110,8 @@ class Split:
                 found = look()
                 if found is None and self.lanes.ended(self.queue.description.batches_per_file):
                     found = look()  # what was published between the two
-                    break
+                    if found is None and not (others and self._may_come_back(beats)):
+                        break
             if found is not None:
                 break
             if patience is None:
@@ -113,13 +121,21 @@ class Split:
             self.counts.waited_seconds += patience.waited
         return found
 
+    def _may_come_back(self, beats: dict[str, int | None]) -> bool:
+        """Whether somebody has files who has not moved on since `beats` were noted, and may be dead."""
+        owners = {file.owner for file in self.queue.split(self.name).files() if file.owner is not None}
+        now = {owner: self.caretaker.watch.beat_of(owner) for owner in owners - {self.member.id}}
+        return any(beats.setdefault(owner, beat) == beat for owner, beat in now.items())
+
     @property
     def lanes(self) -> Lanes:
         return Lanes(self.queue.split(self.name).lanes, self.queue.description.lanes)
 
     def _what_is_missing(self) -> str:
         """`a batch of split 'train' in ...: ...`, for the message at the deadline."""
-        files = self.queue.split(self.name).files()
+        directory = self.queue.split(self.name)
+        read = read_floor(directory.cursors) // self.queue.description.batches_per_file
+        files = [file for file in directory.files() if file.owner is not None or file.number >= read]
         taken = sum(file.owner is not None for file in files)
         providers = [m for m in self.caretaker.watch.look(fresh=True).values() if m.id.startswith("p")]
         at_work = f"{len(providers)} providers are listed" if providers else "no provider is at work"

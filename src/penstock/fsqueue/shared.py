@@ -14,9 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.errors import ConfigError
 from penstock.fsqueue.caretaking import Acknowledger
+from penstock.fsqueue.cursors import all_cursors
 from penstock.fsqueue.filing import BatchFile
 from penstock.fsqueue.layout import Published
+from penstock.fsqueue.queue import how_to_purge
 from penstock.fsqueue.reading import Delivered, Split
 
 __all__ = ["SharedReader"]
@@ -55,8 +58,11 @@ class SharedReader:
         self._finished: dict[int, Held] = {}
         """Files that were delivered to the end, and are not acknowledged yet."""
         self._lapses = split.member.lapses
+        self._checked = False
 
     def next(self) -> Delivered | None:
+        if not self._checked:
+            self._check_order()
         while True:
             self._check_lease()
             held = self._current
@@ -102,8 +108,8 @@ class SharedReader:
         if lost:
             self.counts.lost += len(lost)
             logger.warning(
-                "split %r of %s: the state holds files %s, which other consumers took over when the lease ran out; "
-                "what was left of them is delivered there",
+                "split %r of %s: the state holds files %s, which are there no more: they were delivered to the end "
+                "after it was taken, or other consumers took them over when the lease ran out",
                 self.split.name,
                 self.split.queue.path,
                 lost,
@@ -141,7 +147,7 @@ class SharedReader:
         if self._waiting:
             self._current = self._waiting.popleft()
         else:
-            file = self.split.wait_for(self._claim)
+            file = self.split.wait_for(self._claim, others=True)
             self._current = None if file is None else Held(file, file.start, file.start)
         return self._current
 
@@ -195,6 +201,18 @@ class SharedReader:
         logger.warning(
             "file %s of %s was taken over by another consumer: our lease ran out", held.file.name, self._directory.path
         )
+
+    def _check_order(self) -> None:
+        """Refuse to take batches away from a run that reads in strict order and has not let go of them."""
+        cursors = all_cursors(self._directory.cursors)
+        if cursors:
+            raise ConfigError(
+                f"split {self.split.name!r} of {self.split.queue.path} is read in strict order ({len(cursors)} of "
+                f"{cursors[0].world} ranks are at batch {min(cursor.done for cursor in cursors)} or behind it), and a "
+                'consumer with order="any" would take its batches; pass order="strict", or, if that run is over, '
+                f"{how_to_purge(self.split.queue.path)}"
+            )
+        self._checked = True
 
     def _check_lease(self) -> None:
         """After a pause that may have cost us the lease, deliver no more of a file that others have."""

@@ -53,7 +53,7 @@ class QueueSink(Sink):
         splits: Sequence[str] | None = None,
         batch_rows: int | None = None,
         batches_per_file: int = 8,
-        limits: Limits | None = None,
+        limits: Limits | Mapping[str, int] | None = None,
         compression: str | None = None,
         durable: bool = False,
         end: bool = True,
@@ -70,7 +70,8 @@ class QueueSink(Sink):
             raise ConfigError(f"splits are all that the queue will have: {split!r} is not in {self.splits}")
         self.meta = dict(meta or {})
         self.batch_rows, self.batches_per_file = batch_rows, batches_per_file
-        self.limits, self.compression, self.durable, self.end = limits, compression, durable, end
+        self.limits = _as_limits(limits)
+        self.compression, self.durable, self.end = compression, durable, end
         self.timeout_seconds, self.lease_seconds = timeout_seconds, lease_seconds
         given = arrow_schema(schema)
         if given is None and "batch_schema" in self.meta:
@@ -255,8 +256,21 @@ class _Place:
         """The file that we published last: its number, its batches."""
         self._caretaker = Caretaker(queue, Watch(queue.members, lease_seconds=sink.lease_seconds))
         with queue.guarded():
-            self.publisher.set_end()
+            self._go_on_behind_the_end()
             self.member.join()
+
+    def _go_on_behind_the_end(self) -> None:
+        """Take back the end that an earlier sink has set, if more can be added there."""
+        try:
+            self.publisher.set_end()
+        except ConfigError:
+            raise ConfigError(
+                f"split {self.publisher.split!r} of {self.queue.path} has ended already, after "
+                f"{self.publisher.lanes.end()} batches: a run into it was complete, and its last file is not full, so "
+                f"nothing can be added behind it; to make the queue anew, run `penstock queue purge {self.queue.path}` "
+                "first, or give the sink another directory; several runs add to one queue if all their sinks have "
+                "end=False"
+            ) from None
 
     def reserve(self) -> int | None:
         if self._caretaker.due:
@@ -297,6 +311,14 @@ class _Place:
             f"{taken} taken, {self.publisher.limits}; start a reader, see `penstock queue status {self.queue.path}`, "
             "or allow more with limits="
         )
+
+
+def _as_limits(given: Limits | Mapping[str, int] | None) -> Limits | None:
+    if not isinstance(given, Mapping):
+        return given
+    if unknown := [name for name in given if name not in Limits.__dataclass_fields__]:
+        raise ConfigError(f"limits has {', '.join(Limits.__dataclass_fields__)}, got {', '.join(map(repr, unknown))}")
+    return Limits(**given)
 
 
 def description_for(

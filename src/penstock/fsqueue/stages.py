@@ -1,7 +1,7 @@
 """A queue as the end of one pipeline and the beginning of another: two pipelines joined by a directory.
 
     Pipeline(JsonlSource("in.jsonl"), [Tokenize(tokenizer)], QueueSink("queue")).run()        # in one process
-    for batch in Pipeline(QueueSource("queue"), [Pack(2048)]): ...                            # in another
+    for batch in Pipeline(QueueSource("queue"), [Filter("n_tokens > 8")]): ...                # in another
 
 Both work without a pipeline too: `sink.consume(batch)` and `sink.flush()`; `for batch in source`.
 Batches may have any columns that `penstock.types` can spell: numbers, tensors, strings, lists, structs, with nulls.
@@ -46,9 +46,13 @@ class QueueSource(Source):
     """The batches of one split of a queue, until it ends, if it does; waits for what is not there yet.
 
     `order="any"` shares the split with other readers, whoever comes first; `order="strict"` deals it out to the ranks
-    in the order it was made. A file is deleted when the next one is begun (`acknowledge="delivered"`); a pipeline reads
-    ahead, so what it holds when it is stopped or killed is gone then. With `"committed"` files stay until
-    `commit(state)`: nothing is lost, and a state resumes exactly.
+    in the order it was made.
+
+    A file stays in the queue until all of it is done with. With `acknowledge="delivered"` that is when the batch after
+    it is asked for, in a loop over the source or over a pipeline; `pipeline.run()` is done with what it has published,
+    or with what a checkpoint keeps. What a pipeline has only read ahead when it stops, fails or is killed comes again,
+    to whoever reads next. With `"committed"` no loop is done with anything before `commit(state)`: for trainers that
+    go back to their last checkpoint. A state resumes at the row, as long as nothing after it was done with.
 
     While there is nothing, `next_batch` returns an empty batch every half second, so that a pipeline can be stopped,
     and raises StalledError, saying what is missing, after `timeout_seconds`. A queue that does not exist raises
@@ -100,6 +104,12 @@ class QueueSource(Source):
         self._origin: Origin | None = None
         self._first_row = 0
         """The row of its file that the batch begins with."""
+        self._holds = False
+        """Whether a pipeline says what is done with."""
+        self._delivered: State | None = None
+        """The reader's state behind what was delivered last."""
+        self._told: State | None = None
+        """The last of these that the reader was told of."""
         self._to_commit: deque[State] = deque()
         self._waiting_since: float | None = None
         self._warned = False
@@ -119,7 +129,7 @@ class QueueSource(Source):
     def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
         if self._pending is None:
             place = self._open()
-            self._commit_now(place)
+            self._pass_on(place)
             self._before = place.reader.state()
             try:
                 delivered = self._next(place)
@@ -127,6 +137,7 @@ class QueueSource(Source):
                 self._keep_waiting(error)
                 return pa.RecordBatch.from_pylist([], schema=self.schema)
             if delivered is None:
+                self._pass_on(place, everything=True)
                 return None
             self._begin(delivered)
         assert self._pending is not None
@@ -161,6 +172,7 @@ class QueueSource(Source):
             "order": self.order,
             "split": self.split,
             "fingerprint": None if self._place is None else self._place.queue.fingerprint,
+            "queue": None if self._place is None else self._place.queue.id,
             "reader": self._before if begun else None if self._place is None else self._place.reader.state(),
             "batch": self._batch,
             "row": self._row,
@@ -178,37 +190,66 @@ class QueueSource(Source):
                 f"the state is of a queue with fingerprint {state['fingerprint']}, {self.queue_dir} has "
                 f"{place.queue.fingerprint}: its batches were made otherwise; start without the state"
             )
+        if state.get("queue") != place.queue.id and not (self.order == "strict" and place.queue.repeatable):
+            raise ResumeError(
+                f"the state is of a queue that was at {self.queue_dir} before this one was made, and what it names is "
+                "gone; start without the state"
+            )
         with place.queue.guarded():
+            if self.order == "any":
+                place.wait_for_files_of(state["reader"])
             place.reader.load(state["reader"])
         self._row = state["row"]
         self._batch = None if state["batch"] is None else (state["batch"][0], state["batch"][1])
 
-    def commit(self, state: Mapping[str, Any] | None = None) -> None:
-        """What was delivered before `state` (of this source, or of its pipeline; None: now) may be deleted.
+    def hold(self) -> None:
+        """For pipelines: until the source is closed, `delivered` and `commit` say what is done with, and nothing else.
 
-        It is, when the next batch is read, which a pipeline does in a thread of its own, or when the source is closed.
+        All three may be called while another thread reads, which then does what is to be done before the next batch.
         """
-        if self.acknowledge != "committed":
-            raise ConfigError('commit is for sources with acknowledge="committed"')
+        self._holds = True
+
+    def delivered(self, state: State) -> None:
+        """What came before `state` was asked past by whoever loops over the pipeline."""
+        if self.acknowledge == "delivered" and state["reader"] is not None:
+            self._delivered = state["reader"]
+
+    def commit(self, state: Mapping[str, Any] | None = None) -> None:
+        """What was delivered before `state` is done with and may be deleted.
+
+        It is a state of this source, or of its pipeline; None stands for all that this source has handed out, so it is
+        not for pipelines, which read ahead.
+        """
         state = self.state_dict() if state is None else state.get("source", state)
         self._check(state)
-        if state["reader"] is not None:
+        if state["reader"] is None:
+            return
+        if self._place is None:
+            self.load_state_dict(dict(state))
+            self.close()
+        else:
             self._to_commit.append(state["reader"])
 
     def reset(self) -> None:
-        """Begin anew, with what is in the queue: all that was not committed, if committing is asked for."""
+        """Begin anew, with what is in the queue: all that is not done with."""
         self.close()
 
     def close(self) -> None:
-        """Give back what was not delivered; reading again takes up what is there then."""
-        if self._pending is not None and self.acknowledge == "delivered":
-            logger.warning("%s was closed in the middle of a batch: %d rows are dropped", self, self._pending.num_rows)
+        """Give back what is not done with; reading again takes up what is there then.
+
+        Without a pipeline, and if that is what counts, every batch that was handed out whole has been delivered.
+        """
+        place, self._place = self._place, None
+        if place is not None and self._delivers_itself:
+            self._delivered = place.reader.state() if self._pending is None else self._before
         self._pending = self._batch = self._before = self._origin = self._waiting_since = None
         self._row = 0
-        place, self._place = self._place, None
         if place is not None:
-            self._commit_now(place)
+            self._pass_on(place, everything=True)
             place.close()
+        self._delivered = self._told = None
+        self._to_commit.clear()
+        self._holds = False
 
     def __enter__(self) -> Self:
         return self
@@ -248,10 +289,21 @@ class QueueSource(Source):
         place.member.done += delivered is not None
         return delivered
 
-    def _commit_now(self, place: _Place) -> None:
-        while self._to_commit:
-            state = self._to_commit.popleft()
-            if place.queue.path.is_dir():
+    @property
+    def _delivers_itself(self) -> bool:
+        return self.acknowledge == "delivered" and not self._holds
+
+    def _pass_on(self, place: _Place, *, everything: bool = False) -> None:
+        """Tell the reader what is done with: when that frees a file, or at once, if everything is wanted."""
+        if self._delivers_itself and self._pending is None and not everything:
+            self._delivered = place.reader.state()
+        done = [self._to_commit.popleft() for _ in range(len(self._to_commit))]
+        delivered = self._delivered
+        if delivered is not None and delivered is not self._told and (everything or place.frees_a_file(delivered)):
+            self._told = delivered
+            done.append(delivered)
+        if done and place.queue.path.is_dir():
+            for state in done:
                 place.reader.commit(state)
 
     def _keep_waiting(self, error: StalledError) -> None:
@@ -298,7 +350,7 @@ class _Place:
     """A source's place in a queue: its membership and its reader."""
 
     def __init__(self, source: QueueSource, queue: Queue) -> None:
-        self.queue, on_commit = queue, source.acknowledge == "committed"
+        self.queue, self._file = queue, -1
         lease, rank = source.lease_seconds, source.rank
         facts = {"role": "consumer", "order": source.order, "rank": rank.rank, "world": rank.world}
         self.member = Membership(queue.members, "c", lease_seconds=lease, facts=facts)
@@ -308,10 +360,38 @@ class _Place:
         with queue.guarded():
             self.member.join()
         self.reader: Reader = (
-            StrictReader(self.split, rank, on_commit=on_commit)
+            StrictReader(self.split, rank, on_commit=True)
             if source.order == "strict"
-            else SharedReader(self.split, on_commit=on_commit)
+            else SharedReader(self.split, on_commit=True)
         )
+
+    def frees_a_file(self, state: State) -> bool:
+        """Whether a file may be done with at this state that was not at the last one asked for.
+
+        To tell the others costs a strict reader a few system calls, so it is not done for every batch.
+        """
+        if "position" not in state:
+            return bool(state["finished"])
+        before, self._file = self._file, state["position"] // self.queue.description.batches_per_file
+        return before != self._file
+
+    def wait_for_files_of(self, state: State) -> None:
+        """Wait until the files that a state of ours has begun are free, if somebody has them who may be dead.
+
+        So it is when a run that had gone on from this state was killed too: what it took over is to be ours again, from
+        the row on that the state says. Who is seen to live keeps what it has.
+        """
+        begun = {number for number, _ in state["held"]}
+        beats: dict[str, int | None] = {}
+        while True:
+            if self.split.caretaker.due:
+                self.split.caretaker.round()
+            files = [file for file in self.queue.split(self.split.name).files() if file.number in begun]
+            owners = {file.owner for file in files if file.owner is not None} - {state["member"], self.member.id}
+            now = {owner: self.split.caretaker.watch.beat_of(owner) for owner in owners}
+            if not any(beats.setdefault(owner, beat) == beat for owner, beat in now.items()):
+                return
+            time.sleep(_LONG_POLL)
 
     def close(self) -> None:
         try:

@@ -7,6 +7,7 @@ So the state is one number, the same on every rank, and another world size goes 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -19,8 +20,13 @@ from penstock.fsqueue.filing import BatchFile
 from penstock.fsqueue.layout import Published
 from penstock.fsqueue.queue import how_to_purge
 from penstock.fsqueue.reading import Delivered, Split
+from penstock.fsqueue.waiting import Patience
 
 __all__ = ["StrictReader"]
+
+
+_LOOK_AROUND = 0.1
+"""Seconds between two looks at what else may have happened, while a file is waited for."""
 
 
 class StrictReader:
@@ -44,6 +50,7 @@ class StrictReader:
         """Where the split ends, as far as was known when the file was opened."""
         self._acknowledger = Acknowledger(split.queue, split.name)
         self._deleted = 0
+        self._next_look = -math.inf
 
     def next(self) -> Delivered | None:
         if self._position is None:
@@ -71,12 +78,12 @@ class StrictReader:
 
     def load(self, state: Mapping[str, Any]) -> None:
         position = int(state["position"])
-        low = self._low()
+        low = min([self._low(), *(file.number * self._per_file for file in self._directory.rejected()[:1])])
         if position < low:
             raise ResumeError(
-                f"the state goes on with batch {position} of split {self.split.name!r}, and those below {low} have "
-                "been acknowledged and deleted; resume from a later state, or, to have them made again, "
-                f"{how_to_purge(self.split.queue.path)}"
+                f"the state goes on with batch {position} of split {self.split.name!r}, and those below {low} were "
+                "done with and deleted, by this run after the state was taken, or by another reader of the queue; "
+                f"resume from a later state, or {how_to_purge(self.split.queue.path)}, and it makes them again"
             )
         self._opened, self._known = None, {}
         self._start(position)
@@ -102,6 +109,8 @@ class StrictReader:
             self._cursors.move(self._position, self._done)
             self._sweep()
             self._mark_begun()
+            if self.rank.world == 1 and self._done == self._position:
+                self._cursors.end()  # nothing is to come again: the files say it all
         self._opened = None
 
     def _start(self, position: int) -> None:
@@ -113,6 +122,7 @@ class StrictReader:
         if not self.on_commit:
             self._done = position
         self._cursors.move(position, self._done)
+        self._deleted = 0  # others may have made files that nobody needs any more
         self._sweep()
         self._end = self.split.lanes.end()
 
@@ -122,6 +132,7 @@ class StrictReader:
 
     def _open(self, number: int) -> bool:
         """Wait for a file and open it; False at the end. One that was put aside is passed over, if that was asked."""
+        patience = Patience(self.split.timeout_seconds, lambda: f"file {number} to be where it is listed")
         while True:
             file = self.split.wait_for(partial(self._find, number))
             if file is None:
@@ -131,6 +142,7 @@ class StrictReader:
                 break
             except FileNotFoundError:
                 del self._known[number]  # another rank has renamed it
+                patience.pause()
         if opened is None and self.split.on_bad == "raise":
             raise DataError(
                 f"file {number} of split {self.split.name!r} was put aside, and strict order cannot do without it; "
@@ -143,7 +155,8 @@ class StrictReader:
     def _find(self, number: int) -> Published | None:
         if number not in self._known:
             self._known = {file.number: file for file in self._directory.files() if file.owner is None}
-            if number not in self._known:
+            if number not in self._known and self.split.caretaker.watch.clock() >= self._next_look:
+                self._next_look = self.split.caretaker.watch.clock() + _LOOK_AROUND
                 self._aside = {file.number: file for file in self._directory.rejected()}
                 self._check_not_gone(number)
                 self._sweep()

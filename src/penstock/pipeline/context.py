@@ -10,7 +10,7 @@ from penstock.memory.resident import ResidentWatch
 from penstock.pipeline.chain import stage_name
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.metrics import StageMetrics, bottleneck
-from penstock.pipeline.stages import BlockSource, Located, Source, State, Stateful, Transform
+from penstock.pipeline.stages import Acknowledged, BlockSource, Finishing, Located, Source, State, Stateful, Transform
 from penstock.pipeline.tuning import Tuner
 
 __all__ = ["Context"]
@@ -32,6 +32,9 @@ class Context:
         self.blocks = source if isinstance(source, BlockSource) else None
         self.located = source if isinstance(source, Located) else None
         self._stateful = source if isinstance(source, Stateful) else None
+        self.acknowledged = source if isinstance(source, Acknowledged) else None
+        self.holds_rows = any(isinstance(transform, Finishing) for transform in transforms)
+        """Whether a transform may hold rows that were read before the position of the run, and are not delivered."""
         self.stop = threading.Event()
         self.tuner = Tuner(config, lambda: budget.limit)
         self.resident = ResidentWatch(budget)

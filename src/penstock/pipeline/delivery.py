@@ -44,6 +44,9 @@ class Delivery:
     ) -> None:
         self._budget, self._sinking = context.budget, context.sinking
         self._buffers, self._check = buffers, check
+        self._acknowledged, self._holds_rows = context.acknowledged, context.holds_rows
+        self._told = start.source
+        """The last state that the source was told of while somebody loops."""
         self.position, self.bad_rows = start, bad_rows
         self._skip = start.skip_rows
         self.rows_read = self.rows_out = 0
@@ -107,12 +110,30 @@ class Delivery:
                         held -= size
                         self._stand(pending)
                         yield batch
+                        self.asked_on()
             if held:
                 yield self._cut(pending, held)
             while pending:
                 self.took(pending.popleft(), 0)
         finally:
             self._stand(deque())
+
+    def asked_on(self, *, at_the_end: bool = False) -> None:
+        """Whoever loops has asked for more: the source may let go of what was delivered so far.
+
+        Not before the end if a transform may hold rows of it, which nobody else has then.
+        """
+        if self._acknowledged is None or (self._holds_rows and not at_the_end):
+            return
+        state = self.position.source
+        if state is not None and state is not self._told:
+            self._acknowledged.delivered(state)
+            self._told = state
+
+    def commit(self) -> None:
+        """What was delivered so far is published, or kept by a checkpoint: the source may let go of it."""
+        if self._acknowledged is not None and self.position.source is not None:
+            self._acknowledged.commit(self.position.source)
 
     def _stand(self, pending: deque[Parcel]) -> None:
         waiting = sum(parcel.batch.nbytes for parcel in pending if parcel.batch is not None) if pending else 0

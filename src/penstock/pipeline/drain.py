@@ -82,6 +82,7 @@ class Drain:
                 runner.context.resident.give_back()
                 if checkpoint is not None and checkpoint.due():
                     self._save(checkpoint)
+                    delivery.commit()
 
     def _publish(self) -> Report:
         delivery, checkpoint = self._runner.delivery, self._checkpoint
@@ -96,6 +97,7 @@ class Drain:
         report = self._make_report()
         if checkpoint is not None:
             checkpoint.save(delivery, self._state(), finishing=True, report=report)
+        delivery.commit()
         return report
 
     def _save(self, checkpoint: Checkpoint, *, finishing: bool = False) -> None:
@@ -106,6 +108,7 @@ class Drain:
         try:
             if self._checkpoint is not None and isinstance(self.error, StoppedError):
                 self._checkpoint.save(self._runner.delivery, self._state())
+                self._runner.delivery.commit()
             abort = getattr(self._sink, "abort", None)
             if callable(abort):
                 abort()

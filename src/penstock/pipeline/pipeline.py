@@ -170,6 +170,7 @@ class Pipeline:
             runner.start()
             yield from delivery.batches(self.config.batch_rows)
             delivery.bad_rows.finish(delivery.rows_read)
+            delivery.asked_on(at_the_end=True)
         finally:
             runner.close()
             delivery.bad_rows.close()
@@ -224,6 +225,8 @@ class Pipeline:
         if state is None and self._start_from is not None and self._start_from["bad_rows"] is not None:
             bad_rows.restore(self._start_from["bad_rows"])
         context = Context(self.source, self.transforms, self.config, self.budget, sink_name)
+        if context.acknowledged is not None:
+            context.acknowledged.hold()
         self._runner = Runner(context, position, bad_rows)
         self._drain = self._finished = self._start_from = None
         self._used = True

@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import pyarrow as pa
 
 __all__ = [
+    "Acknowledged",
     "Block",
     "BlockSource",
     "DataProcessor",
@@ -94,6 +95,23 @@ class Stateful(Protocol):
     def state_dict(self) -> State: ...
 
     def load_state_dict(self, state: State, /) -> None: ...
+
+
+@runtime_checkable
+class Acknowledged(Protocol):
+    """A source that keeps rows until it is told that they are done with, as a queue does, and gives out again the rest.
+
+    `hold` is called before a run: from then on, until the source is closed, nothing is done with that it was not told
+    of. The others are given a state of the source: what came before it was asked past by whoever loops over the
+    pipeline (`delivered`), or is published, or kept by a checkpoint (`commit`). They come from another thread than the
+    one that reads, each state later than the one before, and not from a run that fails.
+    """
+
+    def hold(self) -> None: ...
+
+    def delivered(self, state: State, /) -> None: ...
+
+    def commit(self, state: State, /) -> None: ...
 
 
 @runtime_checkable

@@ -2,6 +2,7 @@
 
 command      the command line: the shared config, overrides, errors as one paragraph
 settings     the numbers of a run, and its learning rate at every step
+feeding      what it asks of the queue, and whether that is the one of the config
 fields       which array of a batch is the input, the target, a mask: by the roles of the schema
 model        the transformer: sees both ways, or only back
 objectives   what is learned, by `training_type`; loss and accuracy as sums that ranks can add

@@ -20,11 +20,13 @@ import xxhash
 
 from penstock.errors import ResumeError
 from penstock.files.atomic import AtomicFile
+from penstock.fsqueue.queue import differences
 
 __all__ = ["BEST", "LAST", "Checkpoint", "Checkpoints", "meta_fingerprint", "plain"]
 
 LAST, BEST = "last.pt", "best.pt"
-_VERSION = 1
+_VERSION = 2
+_TOLD = 5
 _FIXED = ("dataset", "batch_size", "seed")
 """Settings a run cannot change halfway; the others it may, and says so."""
 _SILENT = ("out_dir", "resume", "eval_interval", "eval_iters", "log_interval", "checkpoint_interval")
@@ -51,6 +53,8 @@ class Checkpoint:
     window: dict[str, float]
     """Sums since the last line of the log."""
     best_loss: float | None
+    sample: dict[str, torch.Tensor] | None = field(repr=False)
+    """Some rows of the last evaluation, and what was made of them."""
     fingerprint: str
     """Of the metadata."""
     version: int = _VERSION
@@ -58,19 +62,20 @@ class Checkpoint:
     def refuse_others(self, *, sizes: Mapping[str, Any], settings: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
         """An error that names both sides, if this checkpoint is of another model, vocabulary or data."""
         fixed = [{name: each.get(name) for name in _FIXED} for each in (self.settings, settings)]
-        differences = [*_differences(self.sizes, sizes), *_differences(*fixed)]
+        found = [*differences(self.sizes, sizes), *differences(*fixed)]
         if self.fingerprint != meta_fingerprint(meta):
-            differences += [f"meta {each}" for each in _differences(self.meta, plain(meta))]
-        if differences:
+            found += [f"meta {each}" for each in differences(self.meta, plain(meta))]
+        if found:
+            more = [f"and {len(found) - _TOLD} more"] if len(found) > _TOLD else []
             raise ResumeError(
-                f"the checkpoint does not fit: {'; '.join(differences)}; go back to its settings, choose another "
-                f"out_dir, or start anew with --resume=False (which replaces it)"
+                f"the checkpoint does not fit: {'; '.join(found[:_TOLD] + more)}; go back to its settings, "
+                f"choose another out_dir, or start anew with --resume=False (which replaces it)"
             )
 
     def changed(self, settings: Mapping[str, Any]) -> list[str]:
         """Settings that are others now, and that what is learned depends on."""
         relevant = [{k: v for k, v in each.items() if k not in _SILENT} for each in (self.settings, settings)]
-        return _differences(*relevant)
+        return differences(*relevant)
 
 
 class Checkpoints:
@@ -125,17 +130,3 @@ def plain(value: Any) -> Any:
 
 def meta_fingerprint(meta: Mapping[str, Any]) -> str:
     return xxhash.xxh3_128(orjson.dumps(plain(meta), option=orjson.OPT_SORT_KEYS)).hexdigest()
-
-
-def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    names = dict.fromkeys([*saved, *now])
-    return [
-        f"{name} was {_short(saved.get(name))}, is {_short(now.get(name))}"
-        for name in names
-        if saved.get(name) != now.get(name)
-    ]
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

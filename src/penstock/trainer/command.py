@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,25 +14,29 @@ from rich.console import Console
 from penstock._optional import require
 from penstock.config import SharedConfig, load_shared_config, validate
 from penstock.config.known import SHARED, TRAIN
+from penstock.config.overrides import split_overrides
 from penstock.distributed.ranks import find_rank
-from penstock.errors import ConfigError, PenstockError
+from penstock.errors import ConfigError, PenstockError, QueueNotFoundError
 from penstock.fsqueue.finding import DatasetNotFoundError
 from penstock.fsqueue.preparing import read_config
 
 __all__ = ["main"]
 
 _USAGE = """\
-usage: python train.py CONFIG [--name=value ...]
+usage: python train.py CONFIG [--name=value ...] [--debug]
        torchrun --nproc_per_node=2 train.py CONFIG [--name=value ...]
 
 Trains a small transformer on the queue that `python prepare.py CONFIG` fills. Goes on from the checkpoint in out_dir
 if there is one; --resume=False starts anew. Ctrl-C saves and leaves, a second one leaves at once.
+--debug shows the traceback of an error.
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code: 0 when trained, or stopped and saved; 1 after an error, 2 after one on the command line."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
+    given = [each for each in given if each != "--debug"]
     if not given or given[0] in ("-h", "--help"):
         Console(stderr=not given).print(_help(), markup=False, highlight=False, soft_wrap=True)
         return 0 if given else 2
@@ -43,7 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (PenstockError, OSError, ModuleNotFoundError) as error:
         if isinstance(error, ModuleNotFoundError) and error.name != "torch":
             raise
-        return _complain(error)
+        if debug:
+            traceback.print_exception(error)
+        return _complain(_with_the_command(error, given[0], given[1:]))
 
 
 def _read_config(path: str, overrides: Sequence[str]) -> SharedConfig:
@@ -61,6 +69,7 @@ def _read_config(path: str, overrides: Sequence[str]) -> SharedConfig:
 def _train(config: Mapping[str, Any]) -> int:
     # These bring torch, which is not needed to say that a config is wrong.
     from penstock.fsqueue.consumer import DatasetConsumer
+    from penstock.trainer.feeding import refuse_other_settings
     from penstock.trainer.loop import Trainer
     from penstock.trainer.progress import Progress
     from penstock.trainer.settings import TrainSettings
@@ -77,9 +86,11 @@ def _train(config: Mapping[str, Any]) -> int:
             world_size=world.rank.world,
             device=None if world.device.type == "cpu" else str(world.device),
             backend="torch",
+            on_bad=config.get("on_bad", "raise"),
         )
         console = Console() if world.first else None
         with consumer, Progress(console, settings.max_iters) as progress:
+            refuse_other_settings(consumer, config)
             Trainer(settings, consumer, world, stopping=stopping, progress=progress).run()
     return 0
 
@@ -88,6 +99,16 @@ def queue_directory(config: Mapping[str, Any]) -> Path:
     """Where the provider of this config puts its batches."""
     given = config.get("queue_dir")
     return Path(given) if given is not None else Path(config.get("data_root", "data")) / config["dataset"] / "queue"
+
+
+def _with_the_command(error: Exception, path: str, overrides: Sequence[str]) -> Exception:
+    """Of a queue that is not there: the same, with the command that makes it as it has to be typed."""
+    if not isinstance(error, QueueNotFoundError):
+        return error
+    texts, _ = split_overrides(overrides)
+    theirs = [f"--{name}={text}" for name, text in texts.items() if name not in TRAIN]
+    line = shlex.join(["python", "prepare.py", path, *theirs])
+    return QueueNotFoundError(str(error).replace("python prepare.py <config>", line))
 
 
 def _complain(error: Exception) -> int:

@@ -88,8 +88,11 @@ def _chart(
         path = " ".join(f"{across(step):.1f},{up(value):.1f}" for step, value in points)
         colour = _COLOURS[kind]
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
-        if kind == "val" or len(points) == 1:
-            parts += [_dot(kind, across(step), up(value), step, value) for step, value in points]
+        # Points of training are many: seen is the line alone, but the pointer finds them.
+        drawn = kind == "val" or len(points) == 1
+        told = (f"{kind}, step {step:,.0f}: {_shown(value, whole)}" for step, value in points)
+        dots = (_dot(across(step), up(value), text) for (step, value), text in zip(points, told))
+        parts.append(f'<g fill="{colour}" fill-opacity="{int(drawn)}">{"".join(dots)}</g>')
     return (
         f'<h2>{name}</h2><svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
         f'aria-label="{name} over the steps">{"".join(parts)}</svg>\n'
@@ -118,7 +121,7 @@ def _grid(across: _Axis, up: _Axis, whole: bool) -> list[str]:
     text = 'font-size="12" fill="#666" font-family="system-ui,sans-serif"'
     parts = []
     for value in up.ticks():
-        y, shown = up(value), f"{value:.0%}" if whole else f"{value:.4g}"
+        y, shown = up(value), f"{value:.0%}" if whole else _shown(value, whole)
         parts.append(f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e4e4e4"/>')
         parts.append(f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end" {text}>{shown}</text>')
     for step in across.ticks():
@@ -138,9 +141,12 @@ def _level(text: str, value: float, up: _Axis) -> str:
     )
 
 
-def _dot(kind: str, x: float, y: float, step: float, value: float) -> str:
-    title = f"<title>{kind}, step {step:,.0f}: {value:.4g}</title>"
-    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{_COLOURS[kind]}">{title}</circle>'
+def _dot(x: float, y: float, text: str) -> str:
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3"><title>{escape(text)}</title></circle>'
+
+
+def _shown(value: float, whole: bool) -> str:
+    return f"{value:.1%}" if whole else f"{value:.4g}"
 
 
 def _padded(low: float, high: float) -> tuple[float, float]:

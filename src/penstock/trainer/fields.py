@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
+from penstock._dtypes import did_you_mean
 from penstock.errors import ConfigError, SchemaError
 
 __all__ = ["Batch", "Fields"]
@@ -46,6 +47,8 @@ class Fields:
     weight: str | None
     unused: tuple[str, ...]
     length: int
+    slips: Mapping[str, str] = field(default_factory=dict)
+    """Of unused arrays the role, where it looks like a slip of the pen: `{"w": "'weigth'; did you mean 'weight'?"}`."""
 
     @classmethod
     def of(cls, schema: Sequence[Mapping[str, Any]] | None, *, block_size: int, per_sample: bool) -> Fields:
@@ -70,7 +73,9 @@ class Fields:
         y, _ = _only("target", listed, wanted)
         attend, weight = _maybe("attend", listed, shape), _maybe("weight", listed, wanted)
         used = {x, y, attend, weight}
-        return cls(x, y, attend, weight, tuple(name for name, _, _ in listed if name not in used), shape[0])
+        unused = {name: _slip(role) for name, role, _ in listed if name not in used}
+        slips = {name: slip for name, slip in unused.items() if slip}
+        return cls(x, y, attend, weight, tuple(unused), shape[0], slips)
 
     def read(self, batch: Any) -> Batch:
         """A batch of the consumer: the pair (X, Y), or a dict of arrays."""
@@ -83,6 +88,13 @@ class Fields:
 
 def _role(entry: Mapping[str, Any]) -> str:
     return str(entry.get("role") or _NAMES.get(entry["name"], ""))
+
+
+def _slip(role: str) -> str:
+    """`'weigth'; did you mean 'weight'?`, or nothing: a role may be anything that the trainer has no use for."""
+    known = [name for names in _ROLES.values() for name in names]
+    near = "" if role in known else did_you_mean(role, known)
+    return f"{role!r}{near}" if near else ""
 
 
 def _shape(entry: Mapping[str, Any]) -> tuple[int, ...]:
@@ -102,7 +114,8 @@ def _only(use: str, listed: _Listed, shape: tuple[int, ...] | None) -> tuple[str
     if shape is not None:
         asked += f" and of the shape {list(shape)} a sample"
     known = ", ".join(f"{name} ({role!r}, {list(found)})" for name, role, found in listed)
-    raise SchemaError(f"training needs {asked}, and the batch_schema has {len(fitting)}; it lists {known}")
+    slips = "".join(f"; {name} has the role {slip}" for name, role, _ in listed if (slip := _slip(role)))
+    raise SchemaError(f"training needs {asked}, and the batch_schema has {len(fitting)}; it lists {known}{slips}")
 
 
 def _maybe(use: str, listed: _Listed, shape: tuple[int, ...]) -> str | None:

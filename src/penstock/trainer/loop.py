@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,31 +21,20 @@ from penstock.errors import ConfigError, DataError, PenstockError, ResumeError
 from penstock.files.atomic import write_atomic
 from penstock.trainer.checkpoints import Checkpoint, Checkpoints, meta_fingerprint, plain
 from penstock.trainer.curve import Curve
+from penstock.trainer.feeding import Consumer, position_of, skipped_by
 from penstock.trainer.fields import Batch, Fields
 from penstock.trainer.figures import EMPTY, KEPT, Pace, mean, means, numbers
 from penstock.trainer.model import ModelSizes, Transformer, parameter_groups
 from penstock.trainer.objectives import Measured, Objective
-from penstock.trainer.progress import Progress
+from penstock.trainer.progress import Progress, sampled
 from penstock.trainer.settings import TrainSettings, learning_rate_at
 from penstock.trainer.stopping import Stopping, WaitInterruptedError
-from penstock.trainer.telling import how_it_starts, page_of, summary_of, what_is_trained
+from penstock.trainer.telling import how_it_starts, page_of, queue_has_begun, summary_of, what_is_trained
 from penstock.trainer.world import World
 
-__all__ = ["Consumer", "Trainer"]
+__all__ = ["Trainer"]
 
 _SAMPLES = 3
-
-
-class Consumer(Protocol):
-    """What the trainer asks of `penstock.fsqueue.DatasetConsumer`."""
-
-    @property
-    def meta(self) -> Mapping[str, Any]: ...
-    def schema(self, split: str) -> Sequence[Mapping[str, Any]] | None: ...
-    def get_batch(self, split: str = "train") -> Any: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-    def commit(self, state: Mapping[str, Any] | None = None) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -86,7 +75,7 @@ class Trainer:
         self._saved_at: int | None = None
         self._error: Exception | None = None
         self._ended = self._val_ended = False
-        self._sample: tuple[Batch, Tensor] | None = None
+        self._sample: dict[str, Tensor] | None = None
 
     def run(self) -> bool:
         """Train until `max_iters`; False if somebody asked for an end before, or the queue ended. Saved in any case."""
@@ -162,6 +151,7 @@ class Trainer:
         self.consumer.load_state_dict(saved.queue)
         self.step = self._saved_at = saved.step
         self.curve, self._window, self._best_loss = Curve(saved.curve), dict(saved.window), saved.best_loss
+        self._sample = saved.sample
 
     def _make_optimizer(self) -> torch.optim.AdamW:
         return torch.optim.AdamW(
@@ -270,7 +260,7 @@ class Trainer:
     def _evaluate(self) -> bool:
         """The mean over `eval_iters` batches of each rank; False if it was cut short, and then it is made again."""
         self.model.eval()
-        sums = dict(EMPTY)
+        sums, last = dict(EMPTY), None
         tally = torch.zeros(self.objective.answers, dtype=torch.long, device=self.world.device)
         for _ in range(self.settings.eval_iters):
             batch, more = self._next("val")
@@ -278,7 +268,7 @@ class Trainer:
                 measured, logits = self._measure(self.model, batch)
                 more |= numbers(measured)
                 tally += self.objective.tally(batch)
-                self._sample = (batch, logits)
+                last = (batch, logits)
             sums = {name: sums[name] + more[name] for name in EMPTY}
             if more["stop"] or more["ended"]:
                 break
@@ -292,6 +282,8 @@ class Trainer:
             )
         commonest = float(torch.stack(self.world.gather(tally)).sum(dim=0).max())
         self._mark = self._marked()
+        if last is not None:
+            self._sample = sampled(self.objective, *last, most=_SAMPLES)
         if totals["counted"]:
             self._record_evaluation(totals, commonest)
         return True
@@ -352,6 +344,7 @@ class Trainer:
             curve=self.curve.records,
             window=self._window,
             best_loss=self._best_loss,
+            sample=self._sample,
             fingerprint=meta_fingerprint(self.consumer.meta),
         )
 
@@ -360,19 +353,26 @@ class Trainer:
         what, *more = what_is_trained(self.settings, self.objective, self.fields, weights=weights)
         where = f"{what} on {self.world.device}" + (f", {world_size} ranks" if world_size > 1 else "")
         how = how_it_starts(saved, self.settings, self._plain_settings, world_size=world_size)
-        for line in (where, *more, *how):
+        begun = [] if saved is not None or not self.world.first else self._where_the_queue_goes_on()
+        for line in (where, *more, *how, *begun):
             self.progress.say(line)
+
+    def _where_the_queue_goes_on(self) -> list[str]:
+        """The weights are new, and the batches are not the first ones: to be said, since the run repeats no other."""
+        position = position_of(self.consumer)
+        return queue_has_begun(self.consumer.queue_dir, position) if position else []
 
     def _conclude(self, whole: bool) -> None:
         if self._ended:
             self.progress.say(f"the queue ended after step {self.step:,}; prepare more, and the same command goes on")
         elif not whole:
             self.progress.say(f"stopped at step {self.step:,}; the same command goes on from there")
-        for line in summary_of(self.curve, self.objective, self.settings.out_dir, step=self.step):
+        if skipped := int(self.world.total([skipped_by(self.consumer)])[0]):
+            self.progress.say(f"{skipped:,} batches of files that could not be read were skipped (on_bad='skip')")
+        for line in summary_of(self.curve, self.objective, self.settings.out_dir):
             self.progress.say(line)
         if self._sample is not None and whole:
-            batch, logits = self._sample
-            self.progress.samples(self.consumer.meta, self.objective, batch, logits, most=_SAMPLES)
+            self.progress.samples(self.consumer.meta, self.objective, self._sample)
 
     @property
     def _log(self) -> Any:

@@ -17,7 +17,7 @@ from torch import Tensor
 from penstock.trainer.fields import Batch
 from penstock.trainer.objectives import Objective
 
-__all__ = ["Progress", "decoder"]
+__all__ = ["Progress", "decoder", "sampled"]
 
 _DRAW_SECONDS = 0.1
 _MASK = "▁"
@@ -76,18 +76,21 @@ class Progress:
         row.add_row(ProgressBar(self._max_iters, step, width=30), Text(_line(shown, self._max_iters)))
         self._live.update(row, refresh=True)
 
-    def samples(
-        self, meta: Mapping[str, Any], objective: Objective, batch: Batch, logits: Tensor, *, most: int
-    ) -> None:
-        """What the model made of a few rows, if it fills in masks and the metadata says how to spell tokens."""
+    def samples(self, meta: Mapping[str, Any], objective: Objective, sample: Mapping[str, Tensor]) -> None:
+        """What the model made of these rows, if it fills in masks and the metadata says how to spell tokens."""
         spell = decoder(meta)
         if spell is None or objective.causal or objective.per_sample:
             return
-        asked, guessed = objective.weights(batch) > 0, logits.argmax(dim=-1)
-        for row in range(min(most, batch.x.shape[0])):
+        for row in zip(*(sample[name].tolist() for name in ("x", "y", "asked", "guessed"))):
             self.say("")
-            for line in _filled(spell, *(each[row].tolist() for each in (batch.x, batch.y, asked, guessed))):
+            for line in _filled(spell, *row):
                 self.say(line)
+
+
+def sampled(objective: Objective, batch: Batch, logits: Tensor, *, most: int) -> dict[str, Tensor]:
+    """The first rows of a batch, which of their targets count, and what the model takes them for; on the CPU."""
+    found = {"x": batch.x, "y": batch.y, "asked": objective.weights(batch) > 0, "guessed": logits.argmax(dim=-1)}
+    return {name: each[:most].cpu().clone() for name, each in found.items()}
 
 
 def decoder(meta: Mapping[str, Any]) -> Callable[[int], str] | None:

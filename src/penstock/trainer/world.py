@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, distributed, nn
@@ -47,7 +48,7 @@ class World:
         if self.rank.world == 1:
             return model
         devices = [self.device] if self.device.type == "cuda" else None
-        return DistributedDataParallel(model, device_ids=devices, broadcast_buffers=False)
+        return DistributedDataParallel(model, device_ids=devices, **_no_buffers())
 
     def total(self, numbers: list[float]) -> list[float]:
         """Each number summed over all ranks. All ranks have to call it."""
@@ -90,6 +91,13 @@ class World:
         """Another stream of random numbers for every rank and every step a run may start at."""
         # Odd multipliers keep (seed, step, rank) apart; torch takes 64 bits.
         torch.manual_seed((seed * 0x9E3779B97F4A7C15 + step * 0xD1B54A32D192ED03 + self.rank.rank + 1) % 2**63)
+
+
+def _no_buffers() -> dict[str, Any]:
+    """Keeps DDP from sending buffers before every step: they are constants, and a rank that has no batch takes none."""
+    known = inspect.signature(DistributedDataParallel.__init__).parameters
+    # torch 2.13 gave the argument another name, and warns of the old one.
+    return {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}
 
 
 def _device(name: str, rank: Rank) -> torch.device:

@@ -215,6 +215,34 @@ def test_a_file_that_is_not_there_is_refused_with_the_nearest_one(write: Write, 
         load_shared_config(tmp_path / "directory.py")
 
 
+def test_nothing_stays_imported_where_another_directory_of_that_name_can_be_imported_too(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere" / "config").mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
+    write(BASIC, "config/base.py")
+    assert load_shared_config(write("from config.base import *\n")).dataset == "tiny"
+    assert "config" not in sys.modules
+
+
+def test_configs_are_looked_for_in_config_too_and_the_commands_are_none(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    place = write(BASIC).parent
+    for name in ("prepare.py", "train.py", "config/base.py"):
+        Path(name).write_text("")
+    with pytest.raises(ConfigError) as refused:
+        load_shared_config("nope.py")
+    assert str(refused.value) == "no config file 'nope.py'; there is config/base.py, config/train.py"
+    (place / "train_tides.py").write_text("")
+    with pytest.raises(ConfigError, match=r"no config file 'train_tides\.py'; did you mean 'config/train_tides\.py'"):
+        load_shared_config("train_tides.py")
+    Path("prepare.py").unlink()
+    with pytest.raises(ConfigError, match=r"did you mean 'train\.py'"):  # alone it may well be a config
+        load_shared_config("trian.py")
+
+
 def test_future_annotations_hold_for_the_whole_file(write: Write) -> None:
     assert load_shared_config(write("from __future__ import annotations\na: Unknown = 3\n")).a == 3
     with pytest.raises(ConfigError, match="NameError"):

@@ -3,9 +3,10 @@ from __future__ import annotations
 import logging
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from queues import Clock, Maker, consumer, fill, ks, listed, names, numbers, take
+from queues import PER_FILE, Clock, Maker, consumer, fill, ks, listed, names, numbers, take
 
 from penstock.errors import StalledError
 from penstock.fsqueue import Queue
@@ -157,3 +158,32 @@ def test_pauses_are_short_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pauses[0] <= 0.001
     assert max(pauses[:1000]) <= 0.005, "a file that comes within seconds is met within 5 ms"
     assert max(pauses) <= 0.025
+
+
+def test_a_lane_that_is_taken_over_while_its_file_is_acknowledged_does_not_make_the_file_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, clock = tmp_path / "q", Clock()
+    dead = Maker(path)
+    dead.member.join()
+    dead.member._ticker.stop()
+    number = dead.reserve()
+    monkeypatch.setattr(dead.publisher.lanes, "advance", lambda *of: True)  # it dies before it can move on
+    dead.publish(number)
+    keeper = caretaker(path, clock)
+    keeper.round()
+    clock.go(1000.0)
+    with consumer(path) as reader:
+        assert take(reader, PER_FILE) == list(range(PER_FILE))
+        lanes = reader._readers["train"]._acknowledger.lanes  # type: ignore[attr-defined]
+        looked = lanes.all
+
+        def late() -> Any:
+            found = looked()
+            monkeypatch.setattr(lanes, "all", looked)
+            keeper.round()  # takes the lane over, between our look and our move
+            return found
+
+        monkeypatch.setattr(lanes, "all", late)
+    assert numbers(path) == []
+    assert min(lane.number for lane in looked()) == 1

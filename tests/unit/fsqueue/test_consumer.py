@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import pickle
 import shutil
 import threading
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 from queues import PAIR, ROWS, Maker, consumer, fill, given, k_of, ks, names, provider, take
 
 from penstock.errors import ConfigError, DataError, QueueNotFoundError, ResumeError, StalledError
-from penstock.fsqueue import DatasetConsumer, Queue
+from penstock.fsqueue import DatasetConsumer, Queue, purge
 from penstock.fsqueue.waiting import Patience
 
 LABELLED = [*PAIR, {"name": "label", "dtype": "int64", "role": "label"}]
@@ -215,13 +217,13 @@ def test_a_state_of_another_queue_order_or_version_is_refused(tmp_path: Path) ->
             reader.commit()
 
 
-def test_closing_twice_does_nothing_and_a_closed_consumer_can_be_used_again(tmp_path: Path) -> None:
+def test_closing_twice_does_nothing_and_a_closed_consumer_delivers_no_more(tmp_path: Path) -> None:
     reader = consumer(fill(tmp_path / "q", 8))
     assert take(reader, 2) == [0, 1]
     reader.close()
     reader.close()
-    assert take(reader, 2) == [2, 3]
-    reader.close()
+    with pytest.raises(ConfigError, match="the consumer is closed"):
+        reader.get_batch()
 
 
 def test_splits_are_read_by_themselves(tmp_path: Path) -> None:
@@ -234,3 +236,67 @@ def test_splits_are_read_by_themselves(tmp_path: Path) -> None:
         assert set(state["splits"]) == {"train", "val"}
         x = reader.get_batch("val")[1]
     assert x.tobytes() != provider(tmp_path / "n").make_batch("train", 3)["y"].tobytes()
+
+
+def test_a_device_that_is_not_there_is_refused_before_a_batch_is_gone(tmp_path: Path) -> None:
+    path = fill(tmp_path / "q", 4)
+    with pytest.raises(ConfigError, match="device='nowhere' cannot be used with torch"):
+        DatasetConsumer(path, device="nowhere")
+    assert ks(consumer(path)) == [0, 1, 2, 3]
+
+
+def test_a_consumer_that_was_sent_to_another_process_is_another_one(tmp_path: Path) -> None:
+    path = fill(tmp_path / "q", 8)
+    with consumer(path) as reader:
+        assert take(reader, 1) == [0]
+        with pickle.loads(pickle.dumps(reader)) as other:  # noqa: S301 - it is ours
+            assert take(other, 4) == [4, 5, 6, 7]
+            assert repr(other) == repr(reader)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_consumer_at_work_does_not_go_on_in_a_forked_process_and_one_that_is_not_is_another_there(
+    tmp_path: Path,
+) -> None:
+    path = fill(tmp_path / "q", 16)
+    with consumer(path) as working, consumer(path) as idle:
+        assert take(working, 1) == [0]
+        child = os.fork()
+        if child == 0:  # pragma: no cover
+            try:
+                working.get_batch()
+            except ConfigError as error:
+                took = take(idle, 4)
+                os._exit(0 if "make one in each process" in str(error) and took == [4, 5, 6, 7] else 3)
+            os._exit(4)
+        assert take(idle, 1) in ([4], [8])
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) in (0, 3)
+        members = {file.owner for file in Queue.open(path).split("train").files() if file.owner}
+        assert len(members) == 3, "the child's is another"
+
+
+def test_a_state_of_a_queue_that_was_purged_holds_in_strict_order_only(tmp_path: Path) -> None:
+    path, states = fill(tmp_path / "q", 12), {}
+    for order in ("strict", "any"):
+        with consumer(path, order=order) as reader:
+            take(reader, 3)
+            states[order] = reader.state_dict()
+    purge(path)
+    fill(path, 12)
+    with consumer(path) as reader, pytest.raises(ResumeError, match="before this one was made"):
+        reader.load_state_dict(states["any"])
+    with consumer(path, order="strict") as reader:
+        reader.load_state_dict(states["strict"])
+        assert ks(reader) == list(range(3, 12)), "its batches follow from their numbers"
+
+
+def test_one_that_reads_in_any_order_takes_nothing_from_a_strict_run(tmp_path: Path) -> None:
+    path = fill(tmp_path / "q", 12)
+    with consumer(path, order="strict", acknowledge="committed") as reader:
+        take(reader, 6)
+        state = reader.state_dict()
+    with consumer(path) as other, pytest.raises(ConfigError, match="is read in strict order"):
+        other.get_batch()
+    with consumer(path, order="strict") as reader:
+        reader.load_state_dict(state)
+        assert ks(reader) == list(range(6, 12))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from queues import LENGTH, PAIR, ROWS, Numbered, consumer, fill, given, names, numbers, provider
+from queues import LENGTH, PAIR, ROWS, Numbered, consumer, fill, given, ks, names, numbers, provider, take
 
 from penstock.errors import ConfigError, DataError, StaleQueueError
 from penstock.fsqueue import DatasetConsumer, Queue
@@ -170,11 +170,13 @@ def test_a_file_made_with_other_metadata_is_refused_with_the_command_that_purges
         (other / "train" / stale).rename(path / "train" / stale)
         with pytest.raises(StaleQueueError, match=f"other metadata.*`penstock queue purge {path}`"):
             open_one(path, stale)
-    with consumer(path, on_bad="skip") as reader:
-        for _ in range(4):
-            reader.get_batch()
+    with consumer(path) as reader:
+        assert take(reader, 4) == [0, 1, 2, 3]
         with pytest.raises(StaleQueueError, match="penstock queue purge"):
             reader.get_batch()
+    with consumer(path, on_bad="skip") as reader:
+        assert ks(reader) == []
+        assert reader.counts().skipped == 4
 
 
 def test_a_full_disk_leaves_nothing_and_gives_the_number_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

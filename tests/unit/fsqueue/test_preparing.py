@@ -146,7 +146,7 @@ def test_help_lists_the_settings(sees: Sees) -> None:
         assert main(["config/train.py", flag]) == 0
         out, said = sees()
         assert said == ""
-        assert out.startswith("usage: python prepare.py CONFIG.py [--name=value ...]\n")
+        assert out.startswith("usage: python prepare.py CONFIG.py [--name=value ...] [--debug]\n")
         assert "backlog_bytes" in out
         assert "default {'train': 0.9, 'val': 0.1}" in out
         assert "learning_rate" not in out
@@ -270,3 +270,11 @@ def queue_appears(running: subprocess.Popen[str]) -> bool:
             continue
         return False
     return True
+
+
+def test_debug_shows_the_traceback_too(place: Path, sees: Sees) -> None:
+    assert main(["--debug", "config/train.py", "--max_batches=1"]) == 0
+    assert main(["config/train.py", "--high=1", "--debug"]) == 1
+    _, said = sees()
+    assert "Traceback (most recent call last)" in said
+    assert said.splitlines()[-1].startswith("prepare.py: config/train.py: --high=1")

@@ -11,7 +11,7 @@ import pytest
 from queues import LENGTH, PAIR, PER_FILE, ROWS, Numbered, consumer, fill, given, ks, names, provider
 
 from penstock.config import Setting
-from penstock.errors import ConfigError, QueueNotFoundError, SchemaError
+from penstock.errors import ConfigError, QueueNotFoundError, SchemaError, StaleQueueError
 from penstock.fsqueue import DataProviderBase, Progress, Queue
 
 GOOD = {"x": np.zeros((ROWS, LENGTH), np.int64), "y": np.zeros((ROWS, LENGTH), np.int64)}
@@ -292,3 +292,45 @@ def test_a_provider_has_to_say_what_it_makes() -> None:
     with pytest.raises(TypeError, match="abstract"):
         DataProviderBase({"dataset": "small", "batch_size": 1, "block_size": 1})  # type: ignore[abstract]
     assert PER_FILE == 4
+
+
+class Reading(Numbered):
+    """Reads what it has not declared: when it is made, or too late."""
+
+    late = False
+
+    def __init__(self, config: Any, **options: Any) -> None:
+        super().__init__(config, **options)
+        self.noise = 0 if self.late else self.config["noise"]
+
+    def sample_batch(self, split: str, rng: np.random.Generator) -> dict[str, Any]:
+        if self.late:
+            self.noise = self.config.noise
+        return super().sample_batch(split, rng)
+
+
+def test_files_depend_on_what_the_provider_reads_of_the_config_declared_or_not(tmp_path: Path) -> None:
+    path = tmp_path / "q"
+    provider(path, Reading, noise=1, unread=1).run(max_batches=4)
+    provider(path, Reading, noise=1, unread=2).run(max_batches=8)
+    with pytest.raises(StaleQueueError, match="setting noise was 1, is 2"):
+        provider(path, Reading, noise=2).run(max_batches=12)
+    with pytest.raises(StaleQueueError, match="setting block_size was 3, is 4"):
+        provider(path, Reading, noise=1, block_size=4).run(max_batches=12)
+
+
+def test_what_is_first_read_while_sampling_is_refused(tmp_path: Path) -> None:
+    late = provider(tmp_path / "q", type("Late", (Reading,), {"late": True}), noise=1)
+    with pytest.raises(ConfigError, match="Late read 'noise' of the config for the first time in sample_batch"):
+        late.run(max_batches=4)
+
+
+@pytest.mark.parametrize(
+    ("meta", "said"),
+    [({"rate": float("nan")}, "meta.rate is nan"), ({"itos": {0: "a"}}, "meta.itos has the key 0, which is no text")],
+)
+def test_metadata_that_json_would_change_is_refused(meta: dict[str, Any], said: str, tmp_path: Path) -> None:
+    maker = given(tmp_path / "q", lambda k, rng: {})
+    type(maker).meta = meta
+    with pytest.raises(ConfigError, match=said):
+        maker.run(max_batches=1)

@@ -4,7 +4,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from queues import PER_FILE, Clock, Maker, consumer, ks, names, numbers, provider, take
+from queues import PER_FILE, Clock, Maker, consumer, fill, ks, names, numbers, provider, take
 
 from penstock.errors import ConfigError
 from penstock.fsqueue import Queue
@@ -260,3 +260,11 @@ def test_a_member_counts_what_it_published(tmp_path: Path) -> None:
     maker.make()
     assert isinstance(maker.member, Membership)
     assert maker.member.done == PER_FILE
+
+
+def test_an_end_below_what_was_made_is_refused(tmp_path: Path) -> None:
+    path = fill(tmp_path / "q", 40)
+    with pytest.raises(ConfigError, match=r"was made up to batch 40 already, so it cannot end after max_batches=8"):
+        provider(path).run(max_batches=8)
+    assert provider(path, backlog_files=1000).run(max_batches=40).batches == {"train": 0}
+    assert provider(path, backlog_files=1000).run(max_batches=44).batches == {"train": 4}

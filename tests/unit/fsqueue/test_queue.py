@@ -132,10 +132,10 @@ def test_a_provider_with_another_vocabulary_is_refused_saying_what_differs(tmp_p
     make(stoi={"a": 0}, vocab_size=65).run(max_batches=4)
     with pytest.raises(
         StaleQueueError,
-        match=rf"meta 'vocab_size' was 65, is 66; meta 'new' was None, is 1; .*`penstock queue purge {path}`",
+        match=rf"meta vocab_size was 65, is 66; meta new was None, is 1; .*`penstock queue purge {path}`",
     ):
         make(vocab_size=66, stoi={"a": 0}, new=1).run(max_batches=4)
-    with pytest.raises(StaleQueueError, match="setting 'seed' was 0, is 1"):
+    with pytest.raises(StaleQueueError, match="setting seed was 0, is 1"):
         given(path, lambda k, rng: {}, seed=1).run()
     assert len(names(path)) == 1, "nothing was thrown away unasked"
     purge(path)

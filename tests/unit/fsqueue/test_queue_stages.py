@@ -298,8 +298,8 @@ def test_a_column_without_a_type_is_refused_with_the_remedy(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"batches_per_file": 2}, "setting 'batches_per_file' was 8, is 2"),
-        ({"meta": {"policy": "b"}}, "meta 'policy' was 'a', is 'b'"),
+        ({"batches_per_file": 2}, "setting batches_per_file was 8, is 2"),
+        ({"meta": {"policy": "b"}}, "meta policy was 'a', is 'b'"),
     ],
 )
 def test_a_queue_that_was_made_otherwise_is_refused(tmp_path: Path, options: dict[str, Any], said: str) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,8 @@ from hypothesis import strategies as st
 from queues import PER_FILE, Maker, consumer, fill, ks, names, numbers, provider, take
 
 from penstock.distributed.ranks import Rank
-from penstock.errors import DataError, ResumeError
-from penstock.fsqueue import DatasetConsumer
+from penstock.errors import DataError, ResumeError, StalledError
+from penstock.fsqueue import DatasetConsumer, Queue, purge
 from penstock.fsqueue.cursors import Cursor, Cursors, all_cursors, done_floor, read_floor
 
 
@@ -113,7 +114,7 @@ def test_the_state_is_one_place_the_same_on_every_rank(tmp_path: Path) -> None:
 def test_runs_of_any_number_of_ranks_go_on_from_each_other_s_states(
     tmp_path_factory: pytest.TempPathFactory, worlds: list[int], steps: list[int], crash: bool, commit: bool
 ) -> None:
-    path = fill(tmp_path_factory.mktemp("q") / "q", 60)
+    path = fill(tmp_path_factory.mktemp("q") / "q", 80)
     state, found = None, []
     for world, count in zip(worlds, steps):
         readers = ranks(path, world, "committed")
@@ -147,7 +148,7 @@ def test_every_state_since_the_last_commit_can_be_gone_back_to(tmp_path: Path) -
         shutil.copytree(path, copy := tmp_path / str(position))
         with consumer(copy, order="strict", acknowledge="committed") as again:
             if position < committed:
-                with pytest.raises(ResumeError, match=f"batch {position} .* below {committed} have been acknowledged"):
+                with pytest.raises(ResumeError, match=f"batch {position} .* below {committed} were done with"):
                     again.load_state_dict(state)
             else:
                 again.load_state_dict(state)
@@ -253,3 +254,55 @@ def test_cursors_say_how_far_everybody_is(tmp_path: Path) -> None:
     assert Cursor.parse("r0of2~read12") is None
     (tmp_path / Cursor(0, 2, 11, 7).name).touch()
     assert done_floor(tmp_path, 2) == 7, "of two names of one rank the earlier counts"
+
+
+@pytest.mark.parametrize(("world", "per_file", "backlog"), [(3, 8, 1), (8, 1, 4), (2, 1, 1), (5, 3, 1)])
+def test_ranks_that_wait_for_each_other_get_the_files_of_a_step_however_small_the_backlog(
+    world: int, per_file: int, backlog: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "q"
+    maker = provider(path, batches_per_file=per_file, backlog_files=backlog)
+    at_work = threading.Thread(target=maker.run)
+    at_work.start()
+    try:
+        while not path.exists():
+            time.sleep(0.001)
+        readers = [consumer(path, order="strict", rank=rank, world_size=world) for rank in range(world)]
+        for step in range(7):  # all of them take a step before one takes the next, as training does
+            assert [take(reader, 1) for reader in readers] == [[step * world + rank] for rank in range(world)]
+    finally:
+        maker.stop()
+        at_work.join()
+
+
+def test_a_name_without_a_file_is_waited_for_no_longer_than_was_asked(tmp_path: Path) -> None:
+    path = fill(tmp_path / "q", 8)
+    target = path / "train" / names(path)[0]
+    target.unlink()
+    target.symlink_to(tmp_path / "nowhere")
+    with (
+        consumer(path, order="strict", timeout_seconds=0.2) as reader,
+        pytest.raises(StalledError, match="where it is"),
+    ):
+        reader.get_batch()
+
+
+def test_a_state_far_ahead_of_a_new_queue_has_only_what_it_needs_made(tmp_path: Path) -> None:
+    path = fill(tmp_path / "q", 8)
+    with consumer(path, order="strict", acknowledge="committed") as reader:
+        state = reader.state_dict()
+        take(reader, 1)
+        state = reader.state_dict()
+        state["splits"]["train"]["position"] = 4001
+        purge(path)
+        maker = provider(path, backlog_files=4)
+        Queue.create(path, maker.description())
+    with consumer(path, order="strict", acknowledge="committed") as reader:
+        reader.load_state_dict(state)
+        at_work = threading.Thread(target=maker.run)
+        at_work.start()
+        assert take(reader, 2) == [4001, 4002]
+        maker.stop()
+        at_work.join()
+    assert min(numbers(path)) == 1000
+    assert len(numbers(path)) <= 5

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from penstock.fsqueue.reading import Counts
 from penstock.trainer.loop import Trainer
 from penstock.trainer.progress import Progress
 from penstock.trainer.settings import TrainSettings
@@ -52,6 +53,9 @@ class FakeConsumer:
         self.make, self.rank, self.world, self.fault = make, rank, world, fault
         self.position = {"train": 0, "val": 0}
         self.commits: list[dict[str, int]] = []
+        self.settings: dict[str, Any] = {}
+        self.queue_dir = Path("queue")
+        self.seen = Counts()
 
     def schema(self, split: str) -> list[dict[str, Any]] | None:
         return self.meta.get("batch_schema")
@@ -64,14 +68,21 @@ class FakeConsumer:
         return self.make(split, k)
 
     def state_dict(self) -> dict[str, Any]:
-        return dict(self.position)
+        return {"splits": {split: {"position": k} for split, k in self.position.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.position = dict(state)
+        self.position = positions(state)
+
+    def counts(self, split: str = "train") -> Counts:
+        return self.seen
 
     def commit(self, state: Mapping[str, Any] | None = None) -> None:
         assert state is not None
-        self.commits.append(dict(state))
+        self.commits.append(positions(state))
+
+
+def positions(state: Mapping[str, Any]) -> dict[str, int]:
+    return {split: inner["position"] for split, inner in state["splits"].items()}
 
 
 def small(out_dir: Path, **changes: Any) -> TrainSettings:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 
+from penstock.config import Setting
 from penstock.fsqueue import DataProviderBase
 from penstock.trainer import main
 
@@ -34,6 +36,26 @@ class Runs(DataProviderBase):
         whole = np.repeat(rng.integers(len(LETTERS), size=(self.batch_size, 1)), self.block_size, axis=1)
         hidden = rng.random(whole.shape) < 0.4
         return {"x": np.where(hidden, len(LETTERS), whole), "y": np.where(hidden, whole, -1)}
+
+
+class Stepped(Runs):
+    """With a setting of its own."""
+
+    settings: ClassVar[dict[str, Setting]] = {"levels": Setting(list[Any]), "other": Setting(int, 7)}
+
+
+class Weighted(Runs):
+    """With arrays that the trainer has no use for, one of them by mistake."""
+
+    def build_meta(self) -> dict[str, Any]:
+        meta = super().build_meta()
+        for name, role in (("w", "weigth"), ("n", "note")):
+            meta["batch_schema"].append({"name": name, "dtype": "int64", "shape": [], "role": role})
+        return meta
+
+    def sample_batch(self, split: str, rng: np.random.Generator) -> dict[str, Any]:
+        ones = np.ones(self.batch_size, np.int64)
+        return super().sample_batch(split, rng) | {"w": ones, "n": ones}
 
 
 @pytest.fixture
@@ -97,10 +119,15 @@ def test_a_queue_that_ends_too_soon_ends_the_run(config: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("arguments", "meta", "said"),
     [
-        ([], None, r"Queue directory not found: .*prepare\.py"),
+        (
+            ["--data_root=d d", "--max_iters=9"],
+            None,
+            r"Queue directory not found: .*run `python prepare\.py \S+/train_runs\.py '--data_root=d d'` first",
+        ),
         (["--batch_sise=3"], {}, r"--batch_sise=3: no such setting.*batch_size"),
-        (["--batch_size=3"], {}, r"4 rows, the config says batch_size=3"),
-        (["--block_size=8"], {}, r"12 positions \('x'\), the config says block_size=8"),
+        (["--batch_size=3"], {}, r"batch_size was 4, is 3; train with .*`penstock queue purge data/runs/queue`"),
+        (["--seed=5", "--batches_per_file=2"], {}, r"queue was made .*: seed was 0, is 5; batches_per_file was 8, is"),
+        (["--block_size=8"], {}, r"block_size was 12, is 8"),
         ([], {"training_type": "GAN"}, r"training_type='GAN'; this trainer knows MLM"),
         ([], {"vocab_size": None}, r"needs vocab_size"),
         (["--device=tpu"], {}, r"--device=tpu: .*auto, cpu"),
@@ -122,6 +149,96 @@ def test_mistakes_are_a_paragraph_without_a_traceback(
     assert complaint.count("\n") == 1
     assert re.search(said, complaint)
     assert not Path("out/last.pt").exists()
+
+
+def test_settings_that_the_provider_declares_have_to_be_those_of_the_queue(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where the provider is not at hand; but there its defaults are not known, and not compared."""
+    values = {"dataset": "runs", "batch_size": ROWS, "block_size": LENGTH, "backlog_files": 1000}
+    Stepped(values | {"levels": [(1, 2), {"a": 0.5}]}).run(max_batches=8)
+    short = ["--max_iters=2", "--eval_iters=0"]
+    assert main([str(config), *short]) == 0
+    with config.open("a") as file:
+        file.write("levels = [(1, 2), {'a': 0.5}]\n")
+    assert main([str(config), *short]) == 0
+    assert main([str(config), *short, "--levels=[(1, 3), {'a': 0.5}]"]) == 1
+    assert "levels[0][1] was 2, is 3" in capsys.readouterr().err
+
+
+def test_a_start_anew_says_where_the_queue_goes_on(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prepare()
+    assert main([str(config), "--max_iters=20"]) == 0
+    assert "the queue goes on" not in capsys.readouterr().out
+    assert main([str(config), "--max_iters=30"]) == 0
+    assert "the queue goes on" not in capsys.readouterr().out
+    assert main([str(config), "--max_iters=20", "--resume=False"]) == 0
+    said = capsys.readouterr().out
+    assert "the queue goes on at batch 30 of 'train', where another run was" in said
+    assert "`penstock queue purge data/runs/queue` and prepare.py again" in said
+    shutil.rmtree("out")
+    assert main([str(config), "--max_iters=20"]) == 0
+    assert "the queue goes on at batch 50" in capsys.readouterr().out
+
+
+def test_a_finished_run_that_is_started_again_says_so_and_shows_its_samples(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare(48)
+    assert main([str(config), "--max_iters=40"]) == 0
+    first = capsys.readouterr().out
+    before = Path("out/last.pt").read_bytes()
+    assert main([str(config), "--max_iters=40"]) == 0
+    again = capsys.readouterr().out
+    assert "nothing left to do: max_iters=40 is reached in out/last.pt" in again
+    assert "going on at" not in again
+    ending = first[first.index("loss on train:") :]
+    assert "given   " in ending
+    assert again.endswith(ending)
+    assert Path("out/last.pt").read_bytes() == before
+
+
+def test_an_end_between_two_lines_of_the_log_is_summed_up_with_the_steps_of_the_figures(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare(64)
+    assert main([str(config)]) == 0
+    said = capsys.readouterr().out
+    assert "the queue ended after step 64" in said
+    assert re.search(r"loss on train: \S+ at step 60, \S+ at step 10$", said, re.M)
+    assert re.search(r"loss on val: \S+ at step 50;", said)
+
+
+def test_a_file_that_cannot_be_read_stops_the_run_or_is_skipped_and_counted(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare(40)
+    broken = sorted(Path("data/runs/queue/train").glob("*.arrow"))[1]
+    broken.write_bytes(broken.read_bytes()[:-10])
+    assert main([str(config), "--max_iters=32", "--on_bad=ignore"]) == 1
+    assert re.search(r"--on_bad=ignore: .*'raise'.*'skip'", capsys.readouterr().err)
+    assert main([str(config), "--max_iters=32"]) == 1
+    assert "on_bad" in capsys.readouterr().err
+    assert main([str(config), "--max_iters=32", "--on_bad=skip"]) == 0
+    said = capsys.readouterr().out
+    assert "8 batches of files that could not be read were skipped" in said
+    assert "step 32" in said
+
+
+def test_debug_shows_the_traceback_too(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--debug", str(config)]) == 1
+    complaint = capsys.readouterr().err
+    assert complaint.startswith("Traceback")
+    assert "QueueNotFoundError" in complaint
+    assert re.search(r"^train\.py: Queue directory not found", complaint, re.M)
+
+
+def test_a_role_that_looks_like_a_slip_of_the_pen_is_pointed_at(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Weighted({"dataset": "runs", "batch_size": ROWS, "block_size": LENGTH}).run(max_batches=8)
+    assert main([str(config), "--max_iters=2", "--eval_iters=0"]) == 0
+    assert "not used in training: w (role 'weigth'; did you mean 'weight'?), n\n" in capsys.readouterr().out
 
 
 def test_no_arguments_or_help_say_how_to_use_it(capsys: pytest.CaptureFixture[str]) -> None:

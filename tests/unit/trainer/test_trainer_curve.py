@@ -60,6 +60,20 @@ def test_a_long_run_is_drawn_with_few_points_and_keeps_its_shape() -> None:
     assert train[-1][0] > 840
 
 
+def test_every_point_says_its_number_as_the_axis_does() -> None:
+    made = Curve()
+    for step, kind in ((10, "train"), (20, "train"), (20, "val"), (30, "train")):
+        made.add({"kind": kind, "step": step, "loss": 50 / step, "accuracy": step / 64})
+    drawings = list(parse(draw_page(made, title="t", facts={})).iter(f"{SVG}svg"))
+    told = [[each.text for each in drawing.iter(f"{SVG}title")] for drawing in drawings]
+    assert told == [
+        ["train, step 10: 5", "train, step 20: 2.5", "train, step 30: 1.667", "val, step 20: 2.5"],
+        ["train, step 10: 15.6%", "train, step 20: 31.2%", "train, step 30: 46.9%", "val, step 20: 31.2%"],
+    ]
+    seen = [each.attrib["fill-opacity"] for each in drawings[0].iter(f"{SVG}g")]
+    assert seen == ["0", "1"], "of training the line alone is seen"
+
+
 def test_numbers_that_cannot_be_drawn_are_left_out() -> None:
     made = curve(3)
     made.add({"kind": "train", "step": 4, "loss": math.nan, "accuracy": None})

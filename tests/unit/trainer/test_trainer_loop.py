@@ -195,7 +195,9 @@ def test_starting_anew_replaces_the_checkpoint(unbroken: Checkpoint, tmp_path: P
         ({"n_layer": 2}, {}, "n_layer was 1, is 2"),
         ({"seed": 3}, {}, "seed was 0, is 3"),
         ({}, {"vocab_size": 12}, "tokens was 10, is 12"),
-        ({}, {"itos": list("ABCDEFGH\n_")}, "meta itos was .* is "),
+        ({}, {"itos": list("abXdefgh\n_")}, r"fit: meta itos\[2\] was 'c', is 'X'; go"),
+        ({}, {"itos": list("ABCDEFGH\n_")}, r"itos\[4\] was 'e', is 'E'; and 3 more; go"),
+        ({}, {"note": {"a": [1, {"b": "c" * 300}]}}, r"meta note\.a\[0\] was None, is 1; meta note\.a\[1\]\.b was"),
     ],
 )
 def test_a_checkpoint_that_does_not_fit_is_refused_naming_both_sides(

@@ -153,3 +153,9 @@ def test_the_plain_pair_needs_no_roles() -> None:
 def test_a_schema_that_cannot_be_trained_on_is_refused(schema: Any, said: str) -> None:
     with pytest.raises(SchemaError, match=said):
         Fields.of(schema, block_size=8, per_sample=False)
+
+
+def test_a_misspelt_role_of_an_array_that_is_needed_is_pointed_at() -> None:
+    schema = [entry("x", "inptu", [4]), entry("y", "target", [4]), entry("z", "note", [4])]
+    with pytest.raises(SchemaError, match=r"has 0; it lists .*; x has the role 'inptu'; did you mean 'input'\?$"):
+        Fields.of(schema, block_size=4, per_sample=False)

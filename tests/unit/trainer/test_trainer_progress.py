@@ -15,7 +15,7 @@ from rich.console import Console
 from penstock.trainer.fields import Batch
 from penstock.trainer.figures import Pace
 from penstock.trainer.objectives import Objective
-from penstock.trainer.progress import Progress, decoder
+from penstock.trainer.progress import Progress, decoder, sampled
 
 TRAIN = {
     "kind": "train",
@@ -79,6 +79,6 @@ def test_samples_show_what_was_given_what_was_filled_in_and_what_was_there() -> 
     batch = Batch(torch.tensor([[0, 3, 3], [2, 2, 2]]), torch.tensor([[-1, 1, 2], [-1, -1, 2]]))
     logits = torch.nn.functional.one_hot(torch.tensor([[2, 1, 0], [0, 0, 2]]), 4).float()
     progress = Progress(Console(file=screen, width=80), 10)
-    progress.samples(META | {"chars": "abc_"}, objective, batch, logits, most=1)
+    progress.samples(META | {"chars": "abc_"}, objective, sampled(objective, batch, logits, most=1))
     assert screen.getvalue().split("\n")[1:4] == ["given   a▁▁", "filled  aba", "was     abc"]
     assert "given   ccc" not in screen.getvalue()

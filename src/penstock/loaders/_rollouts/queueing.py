@@ -211,7 +211,8 @@ class _QueueEntries:
             del self._tables[old]
 
     def facts(self) -> dict[str, Any]:
-        return {"kind": "RolloutQueue", "schema": self._owner._open().fingerprint}
+        queue = self._owner._open()
+        return {"kind": "RolloutQueue", "schema": queue.fingerprint, "queue": queue.id}
 
     def check_saved(self, unused: bool) -> None:
         pass
