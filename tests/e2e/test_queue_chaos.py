@@ -88,7 +88,7 @@ class Crowd:
         wait_for_end([program for _, program in self.living])
 
 
-def drained(queue: Path, deadline: float = DEADLINE_SECONDS) -> list[tuple[int, int]]:
+def drained(queue: Path) -> list[tuple[int, int]]:
     """What the dead had when everybody else was done: it is not the end before that has come back."""
     judge, found = Judge(queue), []
     with DatasetConsumer(queue, backend="numpy", lease_seconds=LEASE_SECONDS) as consumer:
@@ -100,7 +100,7 @@ def drained(queue: Path, deadline: float = DEADLINE_SECONDS) -> list[tuple[int, 
             consumer.get_arrays("train")  # and in passing tidies up
             return len(names_in(queue / "members")) == 1
 
-        wait_until(alone, "the dead to be forgotten", deadline)
+        wait_until(alone, [], "the dead to be forgotten")
     return found
 
 

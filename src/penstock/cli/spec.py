@@ -15,7 +15,8 @@
     budget: 256 MiB
     checkpoint: run1/                              # go on from here after a crash
 
-The path of `type: queue`, source or sink, is a queue's directory. Paths are relative to the current directory, as for every command; only functions are also looked for beside the file.
+Paths are relative to the current directory, as for every command; only functions are also looked for beside the file.
+That of `type: queue`, which is a source and a sink, is the directory of the queue.
 Stages are called by name: `penstock plugins` lists them. Every problem is reported at once, with its place in the file.
 """
 
