@@ -29,6 +29,10 @@ def _optional(check: Callable[[Any], str | None]) -> Callable[[Any], str | None]
     return lambda value: None if value is None else check(value)
 
 
+def _seed(value: int) -> str | None:
+    return _at_least(0)(value) or (None if value < 2**63 else "expected less than 2**63")
+
+
 def _directory_name(value: str) -> str | None:
     plain = value == PureWindowsPath(value).name == Path(value).name and value.strip() == value
     if value and plain and value.isprintable() and not value.startswith(".") and ":" not in value:
@@ -54,7 +58,12 @@ SHARED: Final[Mapping[str, Setting]] = MappingProxyType(
         "dataset": Setting(str, check=_directory_name, text="data/<dataset>/ holds prepare_streaming.py and the queue"),
         "batch_size": Setting(int, check=_ONE, text="rows of a batch"),
         "block_size": Setting(int, check=_ONE, text="tokens of a row"),
-        "seed": Setting(int, 0, check=_NONE, text="batches and training depend on it alone"),
+        "seed": Setting(int, 0, check=_seed, text="batches and training depend on it alone"),
+            int,
+            0,
+            check=lambda seed: 0 <= seed < 2**63,
+            text="from 0 to 2**63 - 1; batches and training depend on it alone",
+        ),
         "data_root": Setting(Path, Path("data"), text="the directory that holds the datasets"),
         "queue_dir": Setting(Path | None, None, text="the queue, if it is not data/<dataset>/queue"),
     }

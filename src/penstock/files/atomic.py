@@ -61,7 +61,7 @@ class AtomicFile:
             self.abort()
 
 
-def write_atomic(path: PathLike, data: bytes) -> None:
+def write_atomic(path: PathLike, data: bytes | memoryview) -> None:
     """Replace the file at `path` by `data`, durably, in one step."""
     with AtomicFile(path) as target:
         target.file.write(data)

@@ -86,6 +86,10 @@ class DataProviderBase(ABC):
         lease_seconds: float = 30.0,
         durable: bool = False,
     ) -> None:
+        if taken := sorted(self.settings.keys() & {"lanes", "batches_per_file", "batch_size", "block_size", "seed"}):
+            raise ConfigError(
+                f"{type(self).__name__}.settings: {taken[0]!r} is a setting of every queue; it is checked"
+            )
         checked = validate(config, self.settings, owner=type(self).__name__)
         self.config: SharedConfig = NotedConfig(checked)
         """For subclasses: what they read of it, files depend on."""

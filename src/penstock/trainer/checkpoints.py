@@ -9,6 +9,7 @@ is written beside its place and renamed, so that a kill leaves the one before.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -18,8 +19,8 @@ import orjson
 import torch
 import xxhash
 
-from penstock.errors import ResumeError
-from penstock.files.atomic import AtomicFile
+from penstock.errors import ConfigError, ResumeError
+from penstock.files.atomic import write_atomic
 from penstock.fsqueue.queue import differences
 
 __all__ = ["BEST", "LAST", "Checkpoint", "Checkpoints", "meta_fingerprint", "plain"]
@@ -91,6 +92,8 @@ class Checkpoints:
             state = torch.load(path, map_location="cpu", weights_only=True)
         except FileNotFoundError:
             return None
+        except NotADirectoryError:
+            raise ConfigError(f"out_dir={str(self.out_dir)!r} is a file; name a directory") from None
         except Exception as error:  # torch raises whatever its parts do when a file is damaged
             raise ResumeError(
                 f"{path} cannot be read as a checkpoint ({type(error).__name__}); delete it, "
@@ -106,9 +109,11 @@ class Checkpoints:
         """`best` first: a kill between the two leaves a best that the next run makes again."""
         self.out_dir.mkdir(parents=True, exist_ok=True)
         state = {each.name: getattr(checkpoint, each.name) for each in fields(Checkpoint)}
+        # Into memory first: of a full disk torch makes an error of its own, which says nothing of disks.
+        data = io.BytesIO()
+        torch.save(state, data)
         for name in (BEST, LAST) if best else (LAST,):
-            with AtomicFile(self.out_dir / name) as target:
-                torch.save(state, target.file)
+            write_atomic(self.out_dir / name, data.getbuffer())
 
     def tidy(self) -> None:
         """Removes what a killed run had not finished writing."""

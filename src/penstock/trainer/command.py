@@ -37,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     given = [each for each in given if each != "--debug"]
+    given.sort(key=lambda each: each.startswith("--"))  # the config may stand behind what is said otherwise
     if not given or given[0] in ("-h", "--help"):
         Console(stderr=not given).print(_help(), markup=False, highlight=False, soft_wrap=True)
         return 0 if given else 2

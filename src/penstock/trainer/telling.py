@@ -70,6 +70,8 @@ def summary_of(curve: Curve, objective: Objective, out_dir: Path) -> list[str]:
             f"    {1 / objective.answers:.1%} would be one of {objective.answers:,} at random, "
             f"{val['commonest']:.1%} always the commonest",
         ]
+    if not (out_dir / LAST).exists():
+        return [*lines, "no step was made, so there is no checkpoint"]
     return [*lines, f"checkpoint: {out_dir / LAST}; curve: {out_dir / 'curve.html'}"]
 
 
