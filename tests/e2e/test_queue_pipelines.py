@@ -1,4 +1,4 @@
-"""Pipelines that read a queue and are killed, stopped or broken off: no row is lost, and with a state none comes twice."""
+"""Pipelines that read a queue and are killed or broken off: no row is lost, and with a state none comes twice."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def pass_on(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch
 
 source = QueueSource(here / "q", order=order, lease_seconds=0.5, timeout_seconds=20)
-config = PipelineConfig(workers=1, batch_rows=5, checkpoint_seconds=every, stage_timeout=None)
+config = PipelineConfig(workers=1, batch_rows=5, checkpoint_seconds=every)
 print(Pipeline(source, [pass_on], ParquetSink(here / "out.parquet"), config).run(here / "kept").rows_out)
 """
 NEVER, ALWAYS = 1000.0, 1e-9

@@ -59,11 +59,6 @@ SHARED: Final[Mapping[str, Setting]] = MappingProxyType(
         "batch_size": Setting(int, check=_ONE, text="rows of a batch"),
         "block_size": Setting(int, check=_ONE, text="tokens of a row"),
         "seed": Setting(int, 0, check=_seed, text="batches and training depend on it alone"),
-            int,
-            0,
-            check=lambda seed: 0 <= seed < 2**63,
-            text="from 0 to 2**63 - 1; batches and training depend on it alone",
-        ),
         "data_root": Setting(Path, Path("data"), text="the directory that holds the datasets"),
         "queue_dir": Setting(Path | None, None, text="the queue, if it is not data/<dataset>/queue"),
     }

@@ -178,12 +178,15 @@ class DatasetConsumer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was taken, with the batch that would have come next. What lies before it is done with."""
+        """Go on where a state was taken, with the batch that would have come next.
+
+        Loading is no commit: with `acknowledge="committed"` an earlier state can still be gone back to afterwards.
+        """
         self._check_state(state)
         for split, inner in state["splits"].items():
             reader = self._reader(split)
             with self._queue.guarded():
-                reader.load(inner)
+                reader.load(inner, same_queue=state.get("queue") == self._queue.id)
 
     def commit(self, state: Mapping[str, Any] | None = None) -> None:
         """What was delivered before `state` was taken (None: now) is done with, and may be deleted.

@@ -46,8 +46,10 @@ class Cursors:
         self.directory, self.rank = directory, rank
         self._mine: Cursor | None = None
 
-    def begin(self, position: int) -> None:
-        """Start at a position. Cursors that are past it, or of another number of ranks, are removed.
+    def begin(self, position: int, done: int | None = None) -> None:
+        """Start at a position, done with what lies before it, or before `done`.
+
+        Cursors that are done with more than was read, or of another number of ranks, are removed.
 
         They say nothing of this run, and while they stood, files could be deleted that a rank has yet to read again.
         Those of this run come back when their ranks move on; until all are there nothing is deleted.
@@ -59,7 +61,7 @@ class Cursors:
             ):
                 (self.directory / name).unlink(missing_ok=True)
         self._mine = None
-        self.move(position, position)
+        self.move(position, position if done is None else done)
 
     def move(self, read: int, done: int) -> None:
         """Say where this rank is."""

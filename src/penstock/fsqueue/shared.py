@@ -89,7 +89,7 @@ class SharedReader:
             "finished": sorted([*self._finished, *(held.file.number for held in held if held.finished)]),
         }
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load(self, state: Mapping[str, Any], *, same_queue: bool = True) -> None:
         self.close()
         places: dict[int, int] = dict(state["held"])
         finished = set(state["finished"])
@@ -97,8 +97,12 @@ class SharedReader:
         for file in self._directory.files():
             if file.owner not in (state["member"], None):
                 continue
-            if file.number in finished:
+            if file.number in finished and not self.on_commit:
                 self._acknowledger.delete(file)  # the trainer died before it could
+            elif file.number in finished:
+                mine = file.taken(self.split.member.id)
+                if self._directory.move(file, mine):
+                    self._finished[file.number] = Held(mine, file.batches, file.start)
             elif file.owner is not None or file.number in places:
                 mine = file.taken(self.split.member.id)
                 if self._directory.move(file, mine):

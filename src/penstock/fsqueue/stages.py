@@ -224,11 +224,12 @@ class QueueSource(Source):
         self._check(state)
         if state["reader"] is None:
             return
-        if self._place is None:
+        closed = self._place is None
+        if closed:
             self.load_state_dict(dict(state))
+        self._to_commit.append(state["reader"])
+        if closed:
             self.close()
-        else:
-            self._to_commit.append(state["reader"])
 
     def reset(self) -> None:
         """Begin anew, with what is in the queue: all that is not done with."""

@@ -76,7 +76,7 @@ class StrictReader:
         position = self._low() if self._position is None else self._position
         return {"position": position}
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load(self, state: Mapping[str, Any], *, same_queue: bool = True) -> None:
         position = int(state["position"])
         low = min([self._low(), *(file.number * self._per_file for file in self._directory.rejected()[:1])])
         if position < low:
@@ -86,7 +86,9 @@ class StrictReader:
                 f"resume from a later state, or {how_to_purge(self.split.queue.path)}, and it makes them again"
             )
         self._opened, self._known = None, {}
-        self._start(position)
+        # Loading is no commit: an earlier state may still be gone back to. But of a queue that was purged and made
+        # again there is none, and nobody needs what lies before this one.
+        self._start(position, done=low if self.on_commit and same_queue else position)
 
     def commit(self, state: Mapping[str, Any]) -> None:
         position = int(state["position"])
@@ -113,9 +115,10 @@ class StrictReader:
                 self._cursors.end()  # nothing is to come again: the files say it all
         self._opened = None
 
-    def _start(self, position: int) -> None:
-        self._position = self._done = position
-        self._cursors.begin(position)
+    def _start(self, position: int, done: int | None = None) -> None:
+        self._position = position
+        self._done = position if done is None else min(done, position)
+        self._cursors.begin(position, self._done)
 
     def _enter_file(self, position: int) -> None:
         """Say that what lies behind us was read, and if nobody commits, that it is done with."""

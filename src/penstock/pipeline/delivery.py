@@ -126,7 +126,7 @@ class Delivery:
         if self._acknowledged is None or (self._holds_rows and not at_the_end):
             return
         state = self.position.source
-        if state is not None and state is not self._told:
+        if state is not None and (at_the_end or state is not self._told):
             self._acknowledged.delivered(state)
             self._told = state
 

@@ -180,16 +180,25 @@ def test_a_trainer_that_closes_without_a_commit_goes_on_from_its_last_checkpoint
         assert ks(reader) == list(range(2, 16))
 
 
-def test_a_state_that_was_saved_and_not_committed_is_committed_by_loading_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("order", ["any", "strict"])
+def test_loading_a_state_is_no_commit_and_an_earlier_one_can_be_gone_back_to(order: str, tmp_path: Path) -> None:
     path = fill(tmp_path / "q", 12)
-    first = consumer(path, acknowledge="committed")
+    first = consumer(path, acknowledge="committed", order=order)
+    take(first, 2)
+    early = first.state_dict()
     take(first, 6)
-    state = first.state_dict()
+    late = first.state_dict()
     crashed(first)
-    with consumer(path, acknowledge="committed") as second:
-        second.load_state_dict(state)
-        assert numbers(path) == [1, 2]
-        assert ks(second) == [6, 7, 8, 9, 10, 11]
+    with consumer(path, acknowledge="committed", order=order) as second:
+        second.load_state_dict(late)
+        assert take(second, 2) == [8, 9]
+        assert numbers(path) == [0, 1, 2], "nothing was committed"
+        late = second.state_dict()
+    with consumer(path, acknowledge="committed", order=order) as third:
+        third.load_state_dict(early)
+        assert sorted(ks(third)) == list(range(2, 12))
+        third.commit()
+    assert numbers(path) == []
 
 
 def test_a_consumer_can_go_back_to_its_own_state(tmp_path: Path) -> None:
