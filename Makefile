@@ -30,6 +30,8 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/dedup.py
 	$(BIN)/python benchmarks/filters.py
 	$(BIN)/python benchmarks/feed.py
+	$(BIN)/python benchmarks/queue.py
+	$(BIN)/python benchmarks/rl.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -196,6 +196,8 @@ def provide_slowly(where: Path, batches: int) -> None:
 
 def latency(folder: Path, batches: int) -> list[float]:
     """Milliseconds from the moment a batch was sampled, before it was encoded and written, to its delivery."""
+    import torch  # noqa: F401 - or the first batches would wait for it
+
     from penstock.fsqueue import DatasetConsumer
 
     where = Path(tempfile.mkdtemp(prefix="queue-", dir=folder))

@@ -190,7 +190,8 @@ class QueueSource(Source):
                 f"the state is of a queue with fingerprint {state['fingerprint']}, {self.queue_dir} has "
                 f"{place.queue.fingerprint}: its batches were made otherwise; start without the state"
             )
-        if state.get("queue") != place.queue.id and not (self.order == "strict" and place.queue.repeatable):
+        same_queue = state.get("queue") == place.queue.id
+        if not same_queue and not (self.order == "strict" and place.queue.repeatable):
             raise ResumeError(
                 f"the state is of a queue that was at {self.queue_dir} before this one was made, and what it names is "
                 "gone; start without the state"
@@ -198,7 +199,7 @@ class QueueSource(Source):
         with place.queue.guarded():
             if self.order == "any":
                 place.wait_for_files_of(state["reader"])
-            place.reader.load(state["reader"])
+            place.reader.load(state["reader"], same_queue=same_queue)
         self._row = state["row"]
         self._batch = None if state["batch"] is None else (state["batch"][0], state["batch"][1])
 

@@ -511,8 +511,6 @@ def test_commit_takes_the_state_of_a_pipeline(tmp_path: Path) -> None:
     source.commit(pipeline.state_dict())
     stream.close()  # type: ignore[attr-defined]
     assert [number for number, _ in ready(tmp_path / "q")] == [2, 3, 4]
-    with pytest.raises(ConfigError, match="commit is for sources"):
-        QueueSource(tmp_path / "q").commit()
 
 
 @pytest.mark.parametrize(
