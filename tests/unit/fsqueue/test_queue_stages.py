@@ -31,6 +31,7 @@ from penstock.errors import (
     StaleQueueError,
     StalledError,
 )
+from penstock.fsqueue.consumer import DatasetConsumer
 from penstock.fsqueue.publisher import Limits
 from penstock.fsqueue.queue import Queue
 from penstock.fsqueue.stages import QueueSink, QueueSource
@@ -267,6 +268,20 @@ def test_several_sinks_share_a_split_and_the_last_one_ends_it(tmp_path: Path) ->
     assert sorted(read_rows(tmp_path / "q"), key=lambda row: row["n"]) == ROWS
 
 
+def test_a_run_into_a_queue_that_has_ended_in_the_middle_of_a_file_says_what_can_be_done(tmp_path: Path) -> None:
+    fill(tmp_path / "q", batches_of(ROWS, 4), batches_per_file=8)
+    with pytest.raises(ConfigError) as caught:
+        Pipeline(RowsSource(ROWS), [], QueueSink(tmp_path / "q")).run()
+    said = str(caught.value)
+    assert "has ended already, after 10 batches" in said
+    assert f"penstock queue purge {tmp_path / 'q'}" in said
+    assert "another directory" in said
+    assert "end=False" in said
+    assert "prepare.py" not in said
+    assert "max_batches" not in said
+    assert read_rows(tmp_path / "q") == ROWS
+
+
 def test_a_second_run_of_the_same_pipeline_adds_to_the_queue(tmp_path: Path) -> None:
     pipeline = Pipeline(RowsSource(ROWS), [], QueueSink(tmp_path / "q", batch_rows=5, batches_per_file=8))
     pipeline.run()
@@ -317,7 +332,14 @@ def test_the_meta_reaches_the_reader(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"batch_rows": 0}, {"batches_per_file": True}, {"timeout_seconds": 0}, {"splits": ["val"]}],
+    [
+        {"batch_rows": 0},
+        {"batches_per_file": True},
+        {"timeout_seconds": 0},
+        {"splits": ["val"]},
+        {"limits": {"files": 3}},
+        {"limits": {"backlog_files": 0}},
+    ],
 )
 def test_a_sink_with_options_that_cannot_work_is_refused(tmp_path: Path, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
@@ -365,6 +387,10 @@ def test_a_pipeline_that_waits_for_room_can_be_stopped(tmp_path: Path) -> None:
     assert len(ready(tmp_path / "q")) == 2
     assert list((tmp_path / "q" / "members").iterdir()) == []
     assert all("by" not in lane.name for lane in (tmp_path / "q" / "train" / "lanes").iterdir())
+
+
+def test_limits_may_be_a_mapping_as_a_file_has_them(tmp_path: Path) -> None:
+    assert QueueSink(tmp_path / "q", limits={"backlog_files": 3}).limits == Limits(3)
 
 
 # -- pipelines -------------------------------------------------------------------------------------------------------
@@ -531,6 +557,63 @@ def test_a_state_of_something_else_is_refused(tmp_path: Path, change: dict[str, 
             source.load_state_dict(state)
         with pytest.raises(ResumeError, match="not a state"):
             source.load_state_dict({"row": 0})
+
+
+@pytest.mark.parametrize("order", ["any", "strict"])
+def test_a_loop_over_a_source_is_done_with_a_file_when_the_next_is_asked_for(tmp_path: Path, order: Any) -> None:
+    fill(tmp_path / "q", batches_of(ROWS, 4), batches_per_file=2)
+    with QueueSource(tmp_path / "q", order=order) as source:
+        stream = iter(source)
+        for _ in range(4):
+            next(stream)
+        left = Queue.open(tmp_path / "q").split("train").files()
+        assert [file.number for file in left] == [1, 2, 3, 4]
+    # What was handed out whole is done with, also if nothing more was asked for.
+    assert read_rows(tmp_path / "q", order=order) == ROWS[16:]
+
+
+@pytest.mark.parametrize("order", ["any", "strict"])
+def test_a_source_that_is_closed_in_the_middle_of_a_batch_gives_it_back_whole(tmp_path: Path, order: Any) -> None:
+    fill(tmp_path / "q", batches_of(ROWS, 4), batches_per_file=2)
+    with QueueSource(tmp_path / "q", order=order) as source:
+        for _ in range(3):
+            assert source.next_batch(3) is not None
+    assert read_rows(tmp_path / "q", order=order) == ROWS[4:]
+
+
+@pytest.mark.parametrize("order", ["any", "strict"])
+def test_a_failed_run_leaves_the_queue_as_it_was(tmp_path: Path, order: Any) -> None:
+    fill(tmp_path / "q", batches_of(ROWS, 4), batches_per_file=2)
+    source = QueueSource(tmp_path / "q", order=order)
+    with pytest.raises(StageError, match="cannot stand 30"):
+        Pipeline(source, [FailingTransform("n", [30]).transform], MemorySink(), PipelineConfig(workers=1)).run()
+    assert read_rows(tmp_path / "q", order=order) == ROWS
+
+
+@pytest.mark.parametrize("order", ["any", "strict"])
+def test_a_run_deletes_what_it_has_published(tmp_path: Path, order: Any) -> None:
+    fill(tmp_path / "q", batches_of(ROWS, 4), batches_per_file=4)
+    seen = MemorySink()
+    Pipeline(QueueSource(tmp_path / "q", order=order), [], seen).run()
+    assert seen.rows() == ROWS
+    assert Queue.open(tmp_path / "q").split("train").files() == []
+
+
+def test_a_state_of_a_queue_that_was_made_anew_since_is_refused(tmp_path: Path) -> None:
+    fill(tmp_path / "q", batches_of(ROWS))
+    with QueueSource(tmp_path / "q") as source:
+        source.next_batch(1)
+        state = source.state_dict()
+    shutil.rmtree(tmp_path / "q")
+    fill(tmp_path / "q", batches_of(ROWS))
+    with QueueSource(tmp_path / "q") as source, pytest.raises(ResumeError, match="before this one was made"):
+        source.load_state_dict(state)
+
+
+def test_a_consumer_of_arrays_names_the_column_that_has_nulls(tmp_path: Path) -> None:
+    fill(tmp_path / "q", [pa.record_batch({"a": [1, 2], "b": [1.5, None]})])
+    with DatasetConsumer(tmp_path / "q", backend="numpy") as consumer, pytest.raises(SchemaError, match="'b': 1 null"):
+        consumer.get_batch("train")
 
 
 # -- damage ----------------------------------------------------------------------------------------------------------
