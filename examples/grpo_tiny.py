@@ -24,10 +24,11 @@ drawing = torch.Generator().manual_seed(0)
 policy = Policy(VOCABULARY, 2 * LENGTH + 1)
 optimizer = torch.optim.AdamW(policy.parameters(), 1e-3)
 buffer = LiveBuffer()
-loader = RolloutDataLoader(buffer, rollout_batch_size=size, batch_size=size // 2, ppo_epochs=2, policy_version=0)
+loader = RolloutDataLoader(buffer, rollout_batch_size=size, batch_size=size // 2, ppo_epochs=2)
 
 history = []
 for iteration in range(given.iterations):
+    loader.policy_version = iteration
     prompts = questions(32, drawing).repeat_interleave(given.answers, 0)
     answers, log_probs = policy.sample(prompts, LENGTH, drawing)
     scores = rewards(prompts, answers)
@@ -49,7 +50,6 @@ for iteration in range(given.iterations):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    loader.policy_version = iteration + 1
     history.append(scores.mean().item())
     print(f"iteration {iteration:3d}  reward {history[-1]:.3f}  sorted {(scores == 1).float().mean():.0%}")
 

@@ -86,6 +86,8 @@ class QueueSink(Sink):
         """The number that is ours to publish next."""
         self._patience: Patience | None = None
         self._ended: int | None = None
+        self.rows_published = 0
+        """How many rows are in files that readers can see."""
 
     @property
     def publisher(self) -> Publisher | None:
@@ -230,6 +232,7 @@ class QueueSink(Sink):
             raise
         # If our lease ran out, another sink has put batches of its own under the number: ours get the next one.
         if published:
+            self.rows_published += sum(batch.num_rows for batch in batches)
             del self._batches[: len(batches)]
         return published
 

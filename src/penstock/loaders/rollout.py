@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from penstock.backends import get_backend
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, DataError
 from penstock.loaders._rollouts.advantages_of import AdvantageSpec, Estimator
 from penstock.loaders._rollouts.engine import RolloutEngine
 from penstock.loaders._rollouts.live import LiveBuffer
-from penstock.loaders._rollouts.options import RolloutKeywords, read_rollout_options
+from penstock.loaders._rollouts.options import RolloutKeywords, RolloutOptions, read_rollout_options
 from penstock.loaders._rollouts.queueing import RolloutQueue
 from penstock.loaders._rollouts.reading import read_rollouts
 from penstock.loaders._rollouts.sources import Fixed, Live, RolloutSource
@@ -23,7 +23,9 @@ from penstock.transforms.advantages import Preset
 
 if TYPE_CHECKING:
     from penstock.loaders._rollouts.batch import RolloutBatch
+    from penstock.loaders._rollouts.table import RolloutTable
     from penstock.transforms._tokenizers.loading import TokenizerSpec
+    from penstock.transforms.tokenization import Tokenizer
 
 __all__ = ["RolloutDataLoader"]
 
@@ -43,8 +45,8 @@ class RolloutDataLoader(DataLoader):
     given), which is then used `ppo_epochs` times, cut into minibatches of at most `batch_size` rollouts for each rank
     and dealt to the ranks by length. So neither the size of batches nor the number of ranks changes a number.
 
-    A loop is over all of a list or a file. Of a live source it is over one rollout batch: set `policy_version` behind
-    it. Rollouts that are dropped are counted by reason, in `counts`. `estimator` is a name or a function of
+    A loop is over all of a list or a file. Of a live source it is over one rollout batch: set `policy_version` in front
+    of it. Rollouts that are dropped are counted by reason, in `counts`. `estimator` is a name or a function of
     `penstock.transforms.advantages`, or an `AdvantageSpec`, which says more.
     """
 
@@ -87,19 +89,13 @@ class RolloutDataLoader(DataLoader):
             if columns is not None:
                 raise ConfigError("columns are named where rollouts are read: pass columns= to the buffer or the queue")
             rank = chosen.find_rank()
-            source = Live(rollout_data.entries(rank, loaded), rollout.rollout_batch_size, rollout.group_size)
+            entries = rollout_data.entries(rank, loaded)
+            source = Live(entries, rollout.rollout_batch_size, rollout.group_size, rollout.max_pending_appends)
         else:
-            if rollout.group_size is not None:
-                raise ConfigError("group_size is for live sources; of a list or a file every group is whole")
-            empty = rollout.on_empty(spec.rules)
-            table = read_rollouts(
-                rollout_data,
-                tokenizer=loaded,
-                columns=columns,
-                missing_rewards="error" if rollout.on_missing(spec.rules) == "error" else "keep",  # judged with others
-                empty_responses="error" if empty == "error" else "keep",
-                all_masked="error" if empty == "error" else "keep",
-            )
+            for name in ("group_size", "max_pending_appends"):
+                if getattr(rollout, name) is not None:
+                    raise ConfigError(f"{name} is for live sources; of a list or a file every group is whole")
+            table = _read(rollout_data, loaded, columns, rollout, spec)
             named = str(rollout_data) if isinstance(rollout_data, str | os.PathLike) else None
             source = Fixed(table, rollout.rollout_batch_size, named)
         form = rollout.form(chosen, pad_id_of(loaded), get_backend(chosen.backend).integer)
@@ -107,12 +103,17 @@ class RolloutDataLoader(DataLoader):
 
     @property
     def policy_version(self) -> int | None:
-        """Of the policy that is trained: what staleness is counted from. Rollout batches that are begun keep theirs."""
+        """Of the policy that is trained: what staleness is counted from. Rollout batches that are begun keep theirs.
+
+        Set it in front of each loop over a live source. Then a run that is resumed sets it too, wherever its state was
+        taken; `loader.epoch`, the number of the next rollout batch, is a version that both agree on.
+        """
         return self._engine.version
 
     @policy_version.setter
     def policy_version(self, version: int) -> None:
-        self._engine.version = replace(self._engine.rollout, policy_version=version).policy_version
+        checked = replace(self._engine.rollout, policy_version=version).policy_version
+        self._engine.set_version(checked, self._position)
         self._edits += 1  # what was made ahead is made again
 
     @property
@@ -122,8 +123,9 @@ class RolloutDataLoader(DataLoader):
 
     @property
     def counts(self) -> dict[str, int]:
-        """Rollouts that were dropped so far, by reason."""
-        return dict(self._position.counts)
+        """Rollouts that were dropped so far, by reason; and appends, where it was they that could not be read."""
+        over = self._engine.over
+        return dict((self._position if over is None else over).counts)
 
     @property
     def plan(self) -> Plan:
@@ -132,7 +134,44 @@ class RolloutDataLoader(DataLoader):
     def commit(self, state: Mapping[str, Any] | None = None) -> None:
         """What was used before `state` was taken (None: now) may be deleted from a `RolloutQueue`.
 
-        Call it when the checkpoint that holds the state is safely on disk. Of other sources there is nothing to do.
+        Call it on every rank, when the checkpoint that holds the state is safely on disk: what one rank may still need
+        stays. Of other sources there is nothing to do.
         """
         self._check_ready()
         self._engine.commit(self.state_dict() if state is None else state)
+
+
+_WORDS = {
+    "pass empty_responses='drop' or 'keep'": "pass all_masked='drop' or 'keep'",
+    "pass missing_rewards='zero', 'drop' or 'keep'": "pass missing_rewards='zero', 'exclude' or 'drop'",
+}
+"""What `read_rollouts` says of its own keywords, and what the loader's are."""
+
+
+def _read(
+    data: Any,
+    tokenizer: Tokenizer | None,
+    columns: Mapping[str, Any] | None,
+    options: RolloutOptions,
+    spec: AdvantageSpec,
+) -> RolloutTable:
+    """Rollouts that are all there. What is not an error for all of them is judged with the others of its batch."""
+    empty: Literal["error", "keep"] = "error" if options.on_empty(spec.rules) == "error" else "keep"
+    try:
+        return read_rollouts(
+            data,
+            tokenizer=tokenizer,
+            columns=columns,
+            missing_rewards="error" if options.on_missing(spec.rules) == "error" else "keep",
+            empty_responses=empty,
+            all_masked=empty,
+        )
+    except DataError as error:
+        reason = error.reason
+        for theirs, ours in _WORDS.items():
+            reason = reason.replace(theirs, ours)
+        if reason == error.reason:
+            raise
+        told = DataError(reason)
+        told.file, told.row = error.file, error.row  # the reason names them already
+        raise told from None

@@ -45,6 +45,8 @@ class Delivery:
         self._budget, self._sinking = context.budget, context.sinking
         self._buffers, self._check = buffers, check
         self._acknowledged, self._holds_rows = context.acknowledged, context.holds_rows
+        self._unpublished: deque[tuple[int, State]] = deque()
+        """States that the source is told of when so many rows are published."""
         self._told = start.source
         """The last state that the source was told of while somebody loops."""
         self.position, self.bad_rows = start, bad_rows
@@ -134,6 +136,18 @@ class Delivery:
         """What was delivered so far is published, or kept by a checkpoint: the source may let go of it."""
         if self._acknowledged is not None and self.position.source is not None:
             self._acknowledged.commit(self.position.source)
+
+    def commit_published(self, rows: int) -> None:
+        """The sink has published `rows` of the rows it got: the source may let go of what these were made of."""
+        if self._acknowledged is None or self._holds_rows:
+            return
+        if self.position.source is not None:
+            self._unpublished.append((self.rows_out, self.position.source))
+        done: State | None = None
+        while self._unpublished and self._unpublished[0][0] <= rows:
+            done = self._unpublished.popleft()[1]
+        if done is not None:
+            self._acknowledged.commit(done)
 
     def _stand(self, pending: deque[Parcel]) -> None:
         waiting = sum(parcel.batch.nbytes for parcel in pending if parcel.batch is not None) if pending else 0

@@ -17,7 +17,7 @@ from penstock.pipeline.chain import stage_name
 from penstock.pipeline.checkpoint import Checkpoint
 from penstock.pipeline.metrics import Report
 from penstock.pipeline.runner import Runner
-from penstock.pipeline.stages import Sink, State
+from penstock.pipeline.stages import Publishing, Sink, State
 
 __all__ = ["Drain"]
 
@@ -46,6 +46,9 @@ class Drain:
         self._runner, self._sink, self._budget = runner, sink, budget
         self._checkpoint, self._state, self._make_report = checkpoint, state, report
         self._bounded = sink if isinstance(sink, _Bounded) else None
+        # With a checkpoint it is the checkpoint that says what comes again.
+        self._publishing = sink if checkpoint is None and isinstance(sink, Publishing) else None
+        self._published_before = self._publishing.rows_published if self._publishing is not None else 0
         usage = getattr(sink, "memory_usage", None)
         self._usage: Callable[[], int] | None = usage if callable(usage) else None
         self.report: Report | None = None
@@ -80,6 +83,8 @@ class Drain:
                 parcel.batch = batch = None
                 delivery.took(parcel, rows)
                 runner.context.resident.give_back()
+                if self._publishing is not None:
+                    delivery.commit_published(self._publishing.rows_published - self._published_before)
                 if checkpoint is not None and checkpoint.due():
                     self._save(checkpoint)
                     delivery.commit()

@@ -19,6 +19,7 @@ __all__ = [
     "Fitting",
     "Located",
     "Origin",
+    "Publishing",
     "Rejected",
     "Remembering",
     "Sink",
@@ -161,6 +162,16 @@ class Durable(Protocol):
     def restore(self, token: State, /) -> None: ...
 
     def abort(self) -> None: ...
+
+
+@runtime_checkable
+class Publishing(Protocol):
+    """A sink that publishes rows while the run goes on, for good, in the order it got them; `flush` does the rest."""
+
+    @property
+    def rows_published(self) -> int:
+        """How many of the rows that it consumed are published; it only grows during a run."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -573,6 +573,15 @@ def test_a_loop_over_a_source_is_done_with_a_file_when_the_next_is_asked_for(tmp
 
 
 @pytest.mark.parametrize("order", ["any", "strict"])
+def test_a_loop_that_has_come_to_the_end_leaves_no_file_even_if_nobody_closes(tmp_path: Path, order: Any) -> None:
+    fill(tmp_path / "q", batches_of(ROWS, 4), batches_per_file=4)
+    source = QueueSource(tmp_path / "q", order=order)
+    assert sum(batch.num_rows for batch in source) == 40
+    assert Queue.open(tmp_path / "q").split("train").files() == []
+    source.close()
+
+
+@pytest.mark.parametrize("order", ["any", "strict"])
 def test_a_source_that_is_closed_in_the_middle_of_a_batch_gives_it_back_whole(tmp_path: Path, order: Any) -> None:
     fill(tmp_path / "q", batches_of(ROWS, 4), batches_per_file=2)
     with QueueSource(tmp_path / "q", order=order) as source:
@@ -597,6 +606,21 @@ def test_a_run_deletes_what_it_has_published(tmp_path: Path, order: Any) -> None
     Pipeline(QueueSource(tmp_path / "q", order=order), [], seen).run()
     assert seen.rows() == ROWS
     assert Queue.open(tmp_path / "q").split("train").files() == []
+
+
+@pytest.mark.parametrize("order", ["any", "strict"])
+def test_from_an_endless_queue_into_another_files_are_deleted_as_theirs_are_published(
+    tmp_path: Path, order: Any
+) -> None:
+    fill(tmp_path / "q", batches_of(ROWS, 4), batches_per_file=2, end=False)
+    sink = QueueSink(tmp_path / "r", batch_rows=5, batches_per_file=1, end=False)
+    pipeline = Pipeline(QueueSource(tmp_path / "q", order=order), [], sink)
+    pipeline.start()
+    wait_until(lambda: not Queue.open(tmp_path / "q").split("train").files())
+    pipeline.stop()
+    with QueueSource(tmp_path / "r", order="strict", timeout_seconds=0.2) as source:
+        again = [row for _ in range(8) for row in source.next_batch(5).to_pylist()]  # type: ignore[union-attr]
+    assert again == ROWS
 
 
 def test_a_state_of_a_queue_that_was_made_anew_since_is_refused(tmp_path: Path) -> None:

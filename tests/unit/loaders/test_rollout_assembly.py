@@ -140,8 +140,13 @@ def test_truncation_cuts_where_it_was_told_to_and_counts(
     again = assemble(before, form)
     assert not again[1].pop("truncated_tokens").any()
     assert (again[0]["input_ids"] == arrays["input_ids"]).all()
-    for name in metadata["layout"].per_token:
+    for name in set(metadata["layout"].per_token) - {"token_scores"}:
         assert again[1][name].tobytes() == metadata[name].tobytes()
+    if table.token_rewards is not None:
+        wanted = [table.token_rewards[row].sum() for row in range(len(table))]
+        assert again[1]["token_scores"].sum(1) == pytest.approx(wanted, abs=1e-5)
+        changed = (again[1]["token_scores"] != metadata["token_scores"]).sum(1)
+        assert (changed <= (table.response_ids.lengths > limits[1])).all()
 
 
 def test_fixed_widths_are_the_same_in_every_batch() -> None:
@@ -161,6 +166,15 @@ def test_only_the_fields_that_were_asked_for_are_made() -> None:
 def test_the_tokens_to_learn_may_be_those_of_the_whole_step() -> None:
     arrays, _ = assemble(make_table([(2, 3)]), RolloutForm(), num_items_in_batch=99)
     assert arrays["num_items_in_batch"] == 99
+
+
+def test_without_padding_denominators_are_where_the_loss_is() -> None:
+    form = RolloutForm(padding="free", pad_to_multiple_of=4)
+    table, divisors = make_table([(1, 2), (2, 0), (2, 3)]), {"denominators": np.array([5.0, 6.0, 7.0])}
+    _, metadata = assemble(table, form, rows=[2, 1, 0], per_row=divisors)
+    assert metadata["denominators"].tolist() == [[1, 1, 7, 7, 7, 1, 1, 1, 5, 5, 1, 1]]
+    assert "denominators" in metadata["layout"].per_token
+    assert "denominators" not in metadata["layout"].per_row
 
 
 def test_columns_per_rollout_come_along_in_the_order_of_the_rows() -> None:

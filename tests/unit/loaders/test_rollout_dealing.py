@@ -95,8 +95,7 @@ def test_what_cannot_be_dealt_says_so() -> None:
 def test_micro_batches_fit_are_complete_and_equally_many(
     lengths: list[tuple[int, int]], world: int, form: RolloutForm, max_tokens: int, at_least: int
 ) -> None:
-    lengths = lengths[: len(lengths) // world * world] or lengths * world  # as many for each, so there is always a way
-    at_least = min(at_least, len(lengths) // world)
+    lengths = lengths if len(lengths) >= world else lengths * world
     table = make_table(lengths, columns=())
     prompts, responses = table.prompt_ids.lengths, table.response_ids.lengths
     deal = deal_rows(table.lengths, world)
@@ -104,8 +103,11 @@ def test_micro_batches_fit_are_complete_and_equally_many(
     assert len({len(batches) for batches in cut}) == 1
     assert len(cut[0]) >= at_least
     for rows, batches in zip(deal, cut, strict=True):
+        filled = [batch for batch in batches if len(batch)]
+        assert len(filled) == min(len(rows), len(batches))  # nothing is left empty that could have been split
+        assert all(len(batch) for batch in batches[: len(filled)])
         assert sorted(np.concatenate(batches).tolist()) == rows.tolist()
-        sizes = [assemble(table, form, rows=batch)[0]["input_ids"].size for batch in batches]
+        sizes = [assemble(table, form, rows=batch)[0]["input_ids"].size for batch in filled]
         assert max(sizes) <= max_tokens
         assert sizes == sorted(sizes, reverse=True) or form.padding == "free"
 
@@ -118,6 +120,15 @@ def test_a_rank_with_little_to_do_makes_as_many_micro_batches_as_the_others() ->
         assert [[len(rows) for rows in batches] for batches in cut] == [[1, 1, 1, 1], [1, 1, 1, 1]]
         alone = micro_batches_of(prompts[4:], responses[4:], 100, form=form)
         assert len(alone[0]) == 1
+
+
+@pytest.mark.parametrize("form", [SIDES, FREE])
+def test_a_rank_with_fewer_rows_than_micro_batches_has_some_with_nothing_in_them(form: RolloutForm) -> None:
+    lengths = np.full(3, 10)
+    cut = micro_batches_of(lengths, lengths, 20, form=form, deal=[np.array([0, 2]), np.array([1])])
+    assert [[rows.tolist() for rows in batches] for batches in cut] == [[[0], [2]], [[1], []]]
+    (one,) = micro_batches_of(lengths[:2], lengths[:2], 20, form=form, at_least=3, multiple_of=4)
+    assert sorted(map(len, one)) == [0, 0, 1, 1]
 
 
 def test_padding_counts_where_there_is_padding() -> None:
@@ -145,12 +156,11 @@ def test_the_number_of_micro_batches_is_a_multiple_where_that_is_needed() -> Non
 
 @pytest.mark.parametrize("form", [SIDES, FREE])
 def test_what_no_micro_batch_can_hold_says_so(form: RolloutForm) -> None:
-    with pytest.raises(
-        ConfigError, match=r"rollout 1 has a prompt of 5 tokens and a response of 6: 11 .* max_tokens=10"
-    ):
+    long = r" has a prompt of 5 tokens and a response of 6: 11 .* max_tokens=10"
+    with pytest.raises(ConfigError, match="row 1" + long):
         micro_batches_of([1, 5], [1, 6], 10, form=form)
-    with pytest.raises(ConfigError, match=r"cannot (have|make) 3 micro-batches"):
-        micro_batches_of([1, 1], [1, 1], 10, form=form, at_least=3)
+    with pytest.raises(ConfigError, match="rollout 'b'" + long):
+        micro_batches_of([1, 5], [1, 6], 10, form=form, names=["a", "b"])
     with pytest.raises(ConfigError, match="0 rollouts cannot be dealt"):
         micro_batches_of([1, 1], [1, 1], 10, form=form, deal=[np.arange(2), np.arange(0)])
     with pytest.raises(ConfigError, match="must be at least 1, got 0"):

@@ -149,7 +149,7 @@ def test_a_group_is_whole_when_group_size_rollouts_of_it_came() -> None:
     buffer.close()
     loader = make(buffer, group_size=2)
     assert rounds(loader) == [names("a", "b"), names("c", "d")]
-    assert loader.counts == {}, "the last round dropped the rest"
+    assert loader.counts == {"incomplete group": 2}
 
 
 def test_without_group_size_the_rollouts_of_an_append_belong_together() -> None:
@@ -204,6 +204,48 @@ def test_staleness_is_counted_from_the_version_when_a_rollout_batch_is_begun() -
     assert [batch.groups[0] for batch in loader] == ["2-8", "2-8"]
     assert loader.counts == {"stale": 4}
     assert [batch.metadata["policy_version"] for batch in loader] == [2, 2]
+
+
+def test_all_that_was_dropped_is_counted_when_nothing_else_is_left() -> None:
+    for given_, wanted in (
+        ([*(group(name) for name in "ab"), group("c", 1)], {"incomplete group": 1}),
+        ([group("old"), group("older")], {"stale": 4}),
+    ):
+        buffer = LiveBuffer()
+        for rollouts in given_:
+            buffer.append(rollouts)
+        buffer.close()
+        version = 5 if "stale" in wanted else 0
+        loader = make(buffer, group_size=2, policy_version=version, max_staleness=1)
+        while not loader.ended:
+            list(loader)
+        assert loader.counts == wanted
+        again = make(LiveBuffer(), group_size=2, policy_version=version, max_staleness=1)
+        again.load_state_dict(loader.state_dict())
+        assert again.counts == wanted
+
+
+def test_waiting_in_vain_says_what_was_dropped() -> None:
+    buffer = LiveBuffer(timeout_seconds=0.05)
+    buffer.append([*group("a", 3), *group("b", 3)])
+    with pytest.raises(StalledError, match=r"0 of the 4 .* are there; dropped were 6 stale; is anybody appending"):
+        make(buffer, policy_version=5, max_staleness=1).get_batch()
+
+
+def test_one_rollout_may_be_a_dict_and_several_a_dict_of_columns() -> None:
+    one: dict[str, Any] = {"prompt_ids": [1, 2], "response_ids": [3, 4], "reward": 1.0, "group": "a", "id": "one"}
+    buffer = LiveBuffer()
+    for given_, count in (
+        (one, 1),
+        ({"prompt_ids": [1], "response_ids": [2], "metadata": {"x": [[1]]}}, 1),
+        ({"prompt_ids": np.array([1]), "response_ids": np.array([2])}, 1),
+        ({"turns": [{"role": "user", "ids": [1]}, {"role": "assistant", "ids": [2]}], "reward": 1.0}, 1),
+        ({name: [value, value] for name, value in one.items()}, 2),
+        ({"prompt_ids": np.ones((3, 1), int), "response_ids": np.ones((3, 2), int)}, 3),
+    ):
+        before = len(buffer)
+        buffer.append(given_)
+        assert len(buffer) == before + count, given_
 
 
 def test_a_version_from_the_future_names_the_sample() -> None:
@@ -387,7 +429,7 @@ def test_what_was_committed_is_deleted_and_nothing_else(home: Path) -> None:
             assert rounds(loader, 1) == [names("c", "d")]
             loader.commit()
             assert there() == 2
-        with make(opened(home)) as old, pytest.raises(ResumeError, match="have been acknowledged and deleted"):
+        with make(opened(home)) as old, pytest.raises(ResumeError, match="were done with and deleted"):
             old.load_state_dict(state)
         with make(opened(home)) as fresh:
             assert rounds(fresh, 1) == [names("e", "f")]
@@ -459,15 +501,65 @@ def test_a_finished_queue_takes_no_more(home: Path) -> None:
         assert rounds(loader) == [names("a")]
 
 
-def test_what_does_not_go_together_is_refused_again_and_not_passed_over(home: Path) -> None:
+def test_what_does_not_go_together_is_refused_where_it_is_appended(home: Path) -> None:
+    odd = Rollout(prompt_ids=[1], response_ids=[2], reward=0.0, values=[0.5])
+    with opened(home) as queue, opened(home) as other:
+        queue.append(group("a"))
+        with pytest.raises(DataError, match="these rollouts have values, earlier have not"):
+            other.append(odd)
+        with make(opened(home), rollout_batch_size=2) as loader:
+            assert rounds(loader, 1) == [names("a")]
+            loader.commit()
+        with opened(home) as late, pytest.raises(DataError, match="these rollouts have values"):
+            late.append(odd)
+        other.append(group("b"))
+        with make(opened(home), rollout_batch_size=2) as loader:
+            assert rounds(loader, 1) == [names("b")], "what was refused has left no gap"
+
+
+def test_what_got_past_that_is_refused_again_and_not_passed_over(home: Path) -> None:
     with opened(home) as queue:
         queue.append(group("a"))
+    (home / "columns.json").unlink()
+    with opened(home) as queue:
         queue.append(Rollout(prompt_ids=[1], response_ids=[2], reward=0.0, values=[0.5]))
-        queue.append(group("b"))
     with make(opened(home)) as loader:
         for _ in range(2):
             with pytest.raises(DataError, match="these rollouts have values, earlier have not"):
                 loader.get_batch()
+
+
+def test_rollouts_without_an_id_are_called_by_their_append(home: Path) -> None:
+    with opened(home) as queue:
+        for number in range(2):
+            queue.append({"prompt_ids": [1], "response_ids": [2], "reward": float(n), "group": number} for n in (0, 1))
+        queue.append([{"prompt_ids": [1], "response_ids": [2], "reward": 1.0, "group": 3, "id": n} for n in ("0", "x")])
+        queue.append([Rollout(prompt_ids=[1], response_ids=[2], reward=1.0, group=3, id=n) for n in ("0", None)])
+    with make(opened(home), rollout_batch_size=8, batch_size=8) as loader:
+        assert next(iter(loader)).ids == ["0:0", "0:1", "1:0", "1:1", "0", "x", "0", "3:1"]
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("repaired", [False, True])
+def test_an_append_that_was_damaged_is_put_aside_and_counted_if_asked(home: Path, last: bool, repaired: bool) -> None:
+    with opened(home) as queue:
+        for name in "abc":
+            queue.append(group(name))
+        queue.finish()
+    damaged = sorted((home / "rollouts").glob("*.arrow"))[2 if last else 1]
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    with make(opened(home)) as loader, pytest.raises(DataError, match='on_bad="skip"'):
+        rounds(loader)
+    if repaired:
+        damaged.rename(f"{damaged}.bad")
+    with make(opened(home, on_bad="skip")) as loader:
+        start = loader.state_dict()
+        for _ in range(2):
+            assert rounds(loader) == [names("a", "b" if last else "c")]
+            assert loader.counts == {"unreadable append": 1}
+            loader.load_state_dict(start)
+    with pytest.raises(ConfigError, match="on_bad is 'raise' or 'skip'"):
+        RolloutQueue(home, on_bad="drop")  # type: ignore[arg-type]
 
 
 PRODUCER = """

@@ -68,6 +68,15 @@ def numbers_of(batch: Any, names: tuple[str, ...] = ("advantages",)) -> dict[str
     return found
 
 
+def divisors_of(batch: Any) -> dict[str, float]:
+    """What the loss of each rollout is divided by; without padding, at its first token that is learned."""
+    told = np.asarray(batch.metadata["denominators"])
+    if batch.layout.form.padding == "free":
+        starts = batch.to_numpy()["cu_seqlens"].tolist()
+        told = np.array([told[0, at + int(left)] for at, left in zip(starts, batch.metadata["prompt_length"])])
+    return dict(zip(batch.ids, told.tolist()))
+
+
 def epoch(loader: RolloutDataLoader, names: tuple[str, ...] = ("advantages",)) -> dict[str, Any]:
     return {key: value for batch in loader for key, value in numbers_of(batch, names).items()}
 
@@ -269,11 +278,11 @@ def test_ranks_together_have_the_minibatches_and_the_numbers_of_one(
         assert sum(map(len, found)) == len(wanted)
         assert {name: value for share in found for name, value in share.items()} == wanted
         assert max(map(len, found)) - min(map(len, found)) <= 1
-        divided = dict(zip(batch.ids, batch.metadata["denominators"].tolist()))
+        divided = divisors_of(batch)
         for share in shares:
             assert share.num_items_in_batch == batch.num_items_in_batch
             if not share.metadata["blank"]:
-                assert all(divided[n] == d for n, d in zip(share.ids, share.metadata["denominators"].tolist()))
+                assert divisors_of(share).items() <= divided.items()
 
 
 def test_a_rank_for_which_there_is_no_rollout_gets_one_that_teaches_nothing() -> None:
@@ -576,6 +585,31 @@ def test_a_state_refuses_what_it_was_not_made_for() -> None:
     assert more_rows.step == 1
 
 
+def test_rules_may_become_others_between_two_rollout_batches_and_not_within_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    loader = make(rollout_batch_size=16, batch_size=16)
+    states = [loader.state_dict()]
+    for _ in range(3):
+        loader.get_batch()
+        states.append(loader.state_dict())
+    places = [state["position"] for state in states]
+    assert [(place["number"], place["unit"] > 0) for place in places] == [(0, False), (0, True), (1, False), (0, False)]
+    other: dict[str, Any] = {"ppo_epochs": 2, "estimator": "rloo", "missing_rewards": "drop", "batch_size": 16}
+    for number, state in enumerate(states):
+        again = make(rollout_batch_size=16, **other)
+        if state["position"]["unit"]:
+            with pytest.raises(ResumeError, match="in the middle of a rollout batch, which has to be used to its end"):
+                again.load_state_dict(state)
+            continue
+        again.load_state_dict(state)
+        assert "rules.ppo_epochs 1, this one has 2, from the next rollout batch on" in caplog.text
+        assert again.get_batch().metadata["rollout_batch"] == (number == 2)
+    with pytest.raises(ResumeError, match="rollout_batch_size 16, this one has 8; it is in the middle of an epoch"):
+        make(rollout_batch_size=8, batch_size=16).load_state_dict(states[2])
+    make(rollout_batch_size=8, batch_size=16).load_state_dict(states[3])
+
+
 # -- Bad input ---------------------------------------------------------------------------------------------------------
 
 
@@ -587,8 +621,11 @@ def test_a_group_that_does_not_fit_into_a_minibatch_is_named() -> None:
 
 def test_a_group_of_one_is_treated_as_the_preset_has_it() -> None:
     rollouts = make_rollouts((3, 1))
-    with pytest.raises(DataError, match=r"rollout '1\.0' of group 'g1': row 1 is alone in group 'g1'"):
+    with pytest.raises(DataError, match=r"rollout '1\.0' of group 'g1': row 1 is alone in group 'g1'") as told:
         make(rollouts).get_batch()
+    assert "pass lone=" not in str(told.value)
+    assert "pass an AdvantageSpec with options={'lone': 'zero'}" in str(told.value)
+    assert not any(epoch(make(rollouts, estimator=AdvantageSpec(options={"lone": "zero"})))["1.0"][0])
     assert not any(epoch(make(rollouts, preset="trl"))["1.0"][0])
     alone = epoch(make(rollouts, preset="verl"))["1.0"]
     assert max(alone[0]) == pytest.approx(alone[1], abs=1e-4)
@@ -608,6 +645,7 @@ def test_a_group_of_one_is_treated_as_the_preset_has_it() -> None:
         ({"compute_advantages": "yes"}, "compute_advantages is True or False"),
         ({"max_tokens": 100}, "micro_batch_tokens="),
         ({"group_size": 4}, "group_size is for live sources"),
+        ({"max_pending_appends": 4}, "max_pending_appends is for live sources"),
         ({"padding": "left"}, "padding must be one of 'sides', 'free'"),
         ({"estimator": AdvantageSpec(aggregation="dr-grpo")}, "pass max_length="),
     ],
@@ -626,6 +664,20 @@ def test_unknown_options_name_the_nearest() -> None:
         AdvantageSpec(aggregation="token-men")
     with pytest.raises(ConfigError, match="beta must be a number"):
         KLPenalty(beta=-1)
+
+
+def test_errors_name_the_keywords_that_the_loader_has() -> None:
+    rollouts = make_rollouts()
+    empty: dict[str, Any] = {"response_ids": [], "loss_mask": [], "logprobs": [], "ref_logprobs": [], "values": []}
+    for change, told in (
+        (empty, "pass all_masked='drop' or 'keep'"),
+        ({"reward": None}, "pass missing_rewards='zero', 'exclude' or 'drop'"),
+    ):
+        with pytest.raises(DataError) as error:
+            make([*rollouts[:3], rollouts[3] | change, *rollouts[4:]])
+        assert str(error.value).startswith("row 3 (id '3.0')")
+        assert str(error.value).endswith(told)
+        assert error.value.row == 3
 
 
 def test_what_an_estimator_needs_has_to_be_there() -> None:

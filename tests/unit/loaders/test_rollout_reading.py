@@ -253,6 +253,22 @@ def test_trl_rows_and_padded_arrays_give_the_same_tokens() -> None:
     same(table, read_rollouts(rows))
 
 
+def test_what_trl_counts_of_a_whole_batch_is_no_column() -> None:
+    torch = pytest.importorskip("torch")
+    batch = {
+        "prompt_ids": torch.tensor([[1, 2]]),
+        "prompt_mask": torch.tensor([[1, 1]]),
+        "completion_ids": torch.tensor([[3, 4]]),
+        "completion_mask": torch.tensor([[1, 1]]),
+        "rewards": torch.tensor([1.0]),
+        "num_items_in_batch": torch.tensor(2),
+    }
+    assert lists(read_rollouts(batch).response_ids) == [[3, 4]]
+    for number in (torch.tensor(2), np.array(2), np.float32(2)):
+        with pytest.raises(ConfigError, match=r"'temperature' of a dict is .*holds columns"):
+            read_rollouts({**batch, "temperature": number})
+
+
 def test_tool_tokens_of_trl_are_masked() -> None:
     table = read_rollouts(
         {
@@ -475,6 +491,41 @@ def test_a_bad_turn_is_told_with_its_number(turn: dict[str, Any], told: str) -> 
     message = refused([good, {"turns": [TURNS[0], turn], "reward": 1.0, "id": "r"}])
     assert told in message
     assert "row 1 (id 'r')" in message
+
+
+@pytest.mark.parametrize("form", ["rows", "arrow"])
+@pytest.mark.parametrize(
+    ("key", "value", "meant"),
+    [
+        ("log_probs", [-0.1, -0.2], "logprobs"),
+        ("old_log_probs", [-0.1, -0.2], "logprobs"),
+        ("mask", [1, 0], "loss_mask"),
+        ("response_mask", [1, 0], "loss_mask"),
+        ("reward", 1.0, "token_rewards"),
+        ("Role", "assistant", None),
+    ],
+)
+def test_a_key_of_a_turn_that_is_nearly_known_is_refused(key: str, value: Any, meant: str | None, form: str) -> None:
+    turns = [{"role": "user", "ids": [1]}, {"role": "assistant", "ids": [2, 3], "content": "x", key: value}]
+    rows = [{"turns": turns, "reward": 1.0}]
+    data = rows if form == "rows" else pa.Table.from_pylist(rows)
+    if meant is None:  # there is a role beside it
+        assert lists(read_rollouts(data).response_ids) == [[2, 3]]
+    else:
+        assert f"turns have {key!r}, which looks like {meant!r}" in refused(data)
+
+
+@pytest.mark.parametrize("role", ["Assistant", "solver"])
+def test_turns_in_which_nobody_is_the_policy_say_who_was_seen_and_who_is_known(role: str) -> None:
+    turns = [{"role": "user", "ids": [1]}, {"role": role, "ids": [2]}]
+    message = refused([{"turns": turns, "reward": 1.0}])
+    assert f"turns have the roles 'user', {role!r}, and the policy is one of 'assistant', 'gpt'" in message
+    beside = [*turns, {"role": "assistant", "ids": [3]}]
+    if role == "solver":  # somebody else
+        assert lists(read_rollouts([{"turns": beside, "reward": 1.0}]).prompt_ids) == [[1, 2]]
+    else:
+        assert "written like this" in refused([{"turns": beside, "reward": 1.0}])
+    assert "the response is empty" in refused([{"turns": turns[:1], "reward": 1.0}])
 
 
 def test_a_turn_of_the_policy_without_logprobs_is_refused() -> None:

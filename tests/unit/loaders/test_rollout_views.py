@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from penstock.errors import ConfigError
 from penstock.loaders._rollouts.assembly import RolloutForm, assemble
 from penstock.loaders._rollouts.batch import RolloutBatch
 from penstock.loaders._rollouts.table import Ragged, RolloutTable
+from penstock.loaders.collation import FIELDS
 from rollout_tables import make_table, tables
 
 HOMES = {"numpy": "numpy", "torch": "torch", "mlx": "mlx.core", "jax": "jax"}
@@ -101,7 +103,15 @@ def test_micro_batches_are_what_would_be_made_of_their_rows(
         assert part.input_ids.size <= max_tokens
         assert part.num_items_in_batch == 77
         assert part.num_tokens == int(smaller.lengths.sum())
-        assert part.metadata["denominators"].tolist() == whole["denominators"][rows].tolist()
+        if padding == "sides":
+            assert part.metadata["denominators"].tolist() == whole["denominators"][rows].tolist()
+        else:
+            divisors = np.repeat(np.array(rows) + 1.0, smaller.response_ids.lengths)
+            learned = part.metadata["response_mask"]
+            inside = np.concatenate([table.loss_mask[row] for row in rows])
+            assert part.metadata["denominators"].shape == learned.shape
+            assert part.metadata["denominators"][learned].tolist() == divisors[inside].tolist()
+            assert part.metadata["denominators"].min() >= 1
     total = sum(float(np.abs(part.metadata["advantages"]).sum()) for part in parts)
     assert total == pytest.approx(float(np.abs(whole["advantages"]).sum()), rel=1e-5)
 
@@ -122,6 +132,21 @@ def test_ranks_that_need_as_many_micro_batches_as_others_get_them() -> None:
     batch = make_batch(make_table(LENGTHS))
     assert len(batch.micro_batches(1000)) == 1
     assert len(batch.micro_batches(1000, at_least=3)) == 3
+
+
+@pytest.mark.parametrize("padding", ["sides", "free"])
+def test_what_is_taken_of_no_rollouts_is_one_that_teaches_nothing(backend: str, padding: str) -> None:
+    batch = make_batch(make_table(LENGTHS), backend, padding=padding, fields=frozenset(FIELDS))
+    before = host(batch)
+    parts = batch.micro_batches(1000, at_least=6)
+    assert [part.num_rollouts for part in parts] == [1] * 6
+    assert [bool(part.metadata.get("blank")) for part in parts] == [False] * 4 + [True] * 2
+    blank, shortest = host(parts[-1]), host(batch.take([0]))
+    assert not any(blank[name].any() for name in ("response_mask", "loss_mask", "advantages", "returns"))
+    assert (blank["labels"] == -100).all()
+    assert (blank["denominators"] == 1).all()
+    assert all(same(blank[name], shortest[name]) for name in ("input_ids", "position_ids", "old_log_probs", "ids"))
+    assert all(same(value, before[name]) for name, value in host(batch).items() if name != "layout")
 
 
 def test_micro_batches_are_those_of_the_loader_unless_others_are_asked_for() -> None:
@@ -250,6 +275,26 @@ def test_one_advantage_a_response_is_at_each_token_for_verl_and_alone_for_trl(ba
     assert batch.backend.to_numpy(batch.as_trl()["advantages"]).tolist() == [0.5, -1.5]
 
 
+def test_trl_gets_one_number_a_response_where_the_estimator_has_one(backend: str) -> None:
+    table = make_table([(1, 2), (2, 3)], columns=())
+    form = RolloutForm(integer=get_backend(backend).integer)
+    spread = Ragged(np.repeat([0.5, -1.5], [2, 3]), table.response_ids.offsets)
+    arrays, metadata = assemble(
+        table, form, per_token={"advantages": spread}, per_row={"sequence_advantages": np.array([0.5, -1.5])}
+    )
+    batch = RolloutBatch.from_numpy(arrays, metadata, backend)
+    assert batch.backend.to_numpy(batch.as_trl()["advantages"]).tolist() == [0.5, -1.5]
+    assert tuple(batch.as_verl()["advantages"].shape) == (2, 3)
+
+
+def test_verl_sees_no_reward_as_0(backend: str) -> None:
+    table = replace(make_table([(1, 2), (2, 3)], columns=()), rewards=np.array([np.nan, 2.0]))
+    arrays, metadata = assemble(table, RolloutForm(integer=get_backend(backend).integer))
+    view = RolloutBatch.from_numpy(arrays, metadata, backend).as_verl()
+    for name in ("token_level_scores", "token_level_rewards"):
+        assert np.asarray(view[name]).tolist() == [[0, 0, 0], [0, 0, 2]]
+
+
 def test_trl_finds_what_it_looks_for(backend: str) -> None:
     batch = make_batch(make_table(LENGTHS), backend)
     view, own = batch.as_trl(), batch.backend
@@ -286,8 +331,6 @@ def test_views_that_cannot_be_say_why() -> None:
         RolloutBatch.from_numpy(arrays, metadata, "numpy").as_verl()
     with pytest.raises(ConfigError, match=r"metadata\['layout'\] is missing"):
         RolloutBatch(np.ones((1, 2))).micro_batches(10)
-    with pytest.raises(ConfigError, match="at least one rollout"):
-        free.take([])
     free["pixel_values"] = np.ones((1, 2))
     with pytest.raises(ConfigError, match="'pixel_values' was assigned"):
         free.take([0])

@@ -127,6 +127,27 @@ def test_a_run_commits_once_when_its_output_is_published() -> None:
     assert source.calls == [("hold", 0), ("commit", 40)]
 
 
+def test_a_sink_that_publishes_as_it_goes_lets_the_source_go_of_what_is_published() -> None:
+    class Publishes(MemorySink):
+        """Publishes sixteen rows at a time."""
+
+        rows_published = 7  # of a run before
+
+        def consume(self, batch: pa.RecordBatch) -> None:
+            super().consume(batch)
+            seen = sum(held.num_rows for held in self.batches)
+            self.rows_published = 7 + seen // 16 * 16
+            assert max(rows for _, rows in source.calls) <= seen // 16 * 16
+
+    source = Told()
+    Pipeline(source, [], Publishes(), config(5)).run()
+    assert source.calls[-1] == ("commit", 40)
+    assert [kind for kind, _ in source.calls].count("commit") > 1
+    source = Told()
+    Pipeline(source, [HoldsBack()], Publishes(), config(5)).run()
+    assert source.calls == [("hold", 0), ("commit", 40)]
+
+
 @pytest.mark.parametrize("where", ["transform", "flush"])
 def test_a_run_that_fails_commits_nothing(where: str) -> None:
     source = Told()

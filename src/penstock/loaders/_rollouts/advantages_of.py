@@ -1,142 +1,31 @@
-"""The advantages of a whole rollout batch, before it is cut: so neither ranks nor minibatches change a number."""
+"""Advantages of a whole rollout batch, before it is cut: so neither ranks nor minibatches change a number."""
 
 from __future__ import annotations
 
-import inspect
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock._dtypes import did_you_mean
 from penstock.errors import ConfigError, DataError
+from penstock.loaders._rollouts.spec import (
+    ESTIMATORS,
+    PER_ROW,
+    PER_TOKEN,
+    AdvantageSpec,
+    Estimator,
+    KLPenalty,
+    Overlong,
+)
 from penstock.loaders._rollouts.table import Ragged, RolloutTable
 from penstock.transforms import advantages as known
-from penstock.transforms.advantages import Preset
 
-__all__ = ["AdvantageSpec", "Columns", "KLPenalty", "Overlong", "compute", "denominators"]
+__all__ = ["ESTIMATORS", "AdvantageSpec", "Columns", "Estimator", "KLPenalty", "Overlong", "compute", "denominators"]
 
 Floats = npt.NDArray[np.float64]
-Estimator = Callable[..., Any]
-
-_PER_ROW = ("dr_grpo", "gpg", "grpo", "opo", "pass_at_k", "rloo")
-"""Estimators with one number for each response."""
-_PER_TOKEN = ("gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "reward_to_go")
-ESTIMATORS = tuple(sorted((*_PER_ROW, *_PER_TOKEN)))
-_OURS = {
-    "rewards",
-    "groups",
-    "values",
-    "mask",
-    "lengths",
-    "baselines",
-    "kl",
-    "beta",
-    "gamma",
-    "lam",
-    "preset",
-    "reduce",
-}
-"""What estimators are given here, so that nobody else may."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KLPenalty:
-    """`beta` times the estimated KL from the reference is taken off the reward: of each token, or of the sum."""
-
-    beta: float
-    kind: str = "k1"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.beta < float("inf"):
-            raise ConfigError(f"beta must be a number from 0 on, got {self.beta!r}")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Overlong:
-    """DAPO's penalty for long responses, see `overlong_penalty`."""
-
-    max_length: int
-    buffer: int
-    penalty: float = 1.0
-
-    def __post_init__(self) -> None:
-        known.overlong_penalty([0], self.max_length, self.buffer, penalty=self.penalty)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AdvantageSpec:
-    """How advantages are computed.
-
-        AdvantageSpec(estimator="gae", gamma=0.99, lam=0.95, kl=KLPenalty(beta=0.05))
-
-    `estimator` is a function of `penstock.transforms.advantages` or its name, or a function of your own, called as
-    `grpo` is: `estimator(rewards, groups, mask=mask)` with NumPy arrays, returning (rows,) or (rows, tokens).
-    """
-
-    estimator: str | Estimator = "grpo"
-    preset: str | Preset = "penstock"
-    gamma: float = 1.0
-    lam: float = 1.0
-    whiten: bool | None = None
-    """Advantages whitened over the rollout batch; None: those of `gae`, as PPO has it."""
-    kl: KLPenalty | None = None
-    overlong: Overlong | None = None
-    aggregation: str | None = None
-    """What the loss is divided by, see `loss_denominators`; None: as the preset has it."""
-    max_length: int | None = None
-    """The longest a response may be, which Dr. GRPO's loss is divided by."""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Keywords of the estimator besides: `{"scale": "batch"}`."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "options", dict(self.options))
-        name = self.name
-        if name is None:
-            if not callable(self.estimator):
-                raise ConfigError(
-                    f"there is no estimator {self.estimator!r}{did_you_mean(str(self.estimator), ESTIMATORS)}; "
-                    f"there are {', '.join(ESTIMATORS)}, or pass a function"
-                )
-        else:
-            allowed = sorted(inspect.signature(getattr(known, name)).parameters.keys() - _OURS)
-            for option in self.options:
-                if option not in allowed:
-                    raise ConfigError(
-                        f"{name} has no option {option!r}{did_you_mean(option, allowed)}; it has {', '.join(allowed)}"
-                    )
-        known.loss_denominators([[1]], self.aggregation, preset=self.preset, max_length=self.max_length or 1)
-
-    @property
-    def name(self) -> str | None:
-        """Of a known estimator; None of others."""
-        if isinstance(self.estimator, str):
-            return self.estimator if self.estimator in ESTIMATORS else None
-        return next((name for name in ESTIMATORS if getattr(known, name) is self.estimator), None)
-
-    @property
-    def rules(self) -> Preset:
-        return self.preset if isinstance(self.preset, Preset) else known.PRESETS[self.preset]
-
-    def described(self) -> str:
-        """What the numbers depend on, for a state."""
-        called = self.name or getattr(self.estimator, "__qualname__", type(self.estimator).__qualname__)
-        facts = {
-            "estimator": called,
-            "preset": self.rules.name if self.rules == known.PRESETS.get(self.rules.name) else self.rules,
-            "gamma": self.gamma,
-            "lam": self.lam,
-            "whiten": self.whiten,
-            "kl": self.kl,
-            "overlong": self.overlong,
-            "aggregation": self.aggregation,
-            "max_length": self.max_length,
-            **self.options,
-        }
-        return ", ".join(f"{key}={value}" for key, value in facts.items() if value is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,14 +36,18 @@ class Columns:
     per_row: dict[str, Floats]
 
 
-def compute(table: RolloutTable, labels: Sequence[str], spec: AdvantageSpec) -> Columns:
-    """Advantages of all rollouts of a table; `labels` says which belong together.
+def compute(
+    table: RolloutTable, labels: Sequence[str], spec: AdvantageSpec, *, lengths: npt.NDArray[np.int64] | None = None
+) -> Columns:
+    """Advantages of all rollouts of a table; `labels` says which belong together, `lengths` how long the responses were
+    before they were cut, if they were.
 
     per token: `advantages`, `returns` where the estimator has them, `kl` where there is a penalty, `token_rewards`
-    where rewards were put on tokens. per row: `shaped_rewards`, if a penalty changed them.
+    where rewards were put on tokens. per row: `shaped_rewards`, if a penalty changed them, and `sequence_advantages`
+    where the estimator has one number for a response.
     """
     try:
-        return _Computing(table, labels, spec).columns()
+        return _Computing(table, labels, spec, lengths).columns()
     except DataError as error:
         if error.row is None or error.row >= len(table):
             raise
@@ -165,24 +58,28 @@ def compute(table: RolloutTable, labels: Sequence[str], spec: AdvantageSpec) -> 
 class _Computing:
     """One rollout batch on its way through an estimator. Tokens are flat: those of all responses end to end."""
 
-    def __init__(self, table: RolloutTable, labels: Sequence[str], spec: AdvantageSpec) -> None:
+    def __init__(
+        self, table: RolloutTable, labels: Sequence[str], spec: AdvantageSpec, lengths: npt.NDArray[np.int64] | None
+    ) -> None:
         self.table, self.labels, self.spec = table, labels, spec
         self.offsets = table.response_ids.offsets - table.response_ids.offsets[0]
         self.lengths = table.response_ids.lengths
         self.owners = np.repeat(np.arange(len(table)), self.lengths)
-        self.mask = _flat(table.loss_mask).astype(bool)
+        self.mask = table.loss_mask.flat.astype(bool)
         scored = ~np.isnan(table.rewards)
         if not scored.all():  # rows without a reward: as `missing_rewards="exclude"` wants it, nothing is learned
             self.mask = self.mask & scored[self.owners]
         self.kl = self._kl()
-        self.penalty = self._overlong()
+        self.penalty = self._overlong(self.lengths if lengths is None else lengths)
+        self.per_sequence = spec.name in PER_ROW
+        """Whether there is one advantage for a response; of a function that nobody knows this is seen later."""
 
     def columns(self) -> Columns:
         spec, name = self.spec, self.spec.name
         per_row: dict[str, Floats] = {}
         per_token: dict[str, Ragged] = {} if self.kl is None else {"kl": self._ragged(self.kl)}
         rewards, returns = self.table.rewards + self.penalty, None
-        if name in _PER_TOKEN and name != "reinforce_plus_plus_baseline":
+        if name in PER_TOKEN and name != "reinforce_plus_plus_baseline":
             on_tokens = self._token_rewards(rewards)
             per_token["token_rewards"] = self._ragged(on_tokens)
             advantages, returns = self._of_tokens(name, on_tokens)
@@ -196,6 +93,8 @@ class _Computing:
         if spec.whiten or (spec.whiten is None and name == "gae"):
             advantages = known.whiten(advantages, self.mask, preset=spec.preset)
         per_token["advantages"] = self._ragged(advantages)
+        if self.per_sequence:
+            per_row["sequence_advantages"] = self._of_last_tokens(np.asarray(advantages))
         if returns is not None:
             per_token["returns"] = self._ragged(returns)
         return Columns(per_token, per_row)
@@ -207,7 +106,7 @@ class _Computing:
         given: dict[str, Any] = {"preset": replace(spec.rules, empty="zero"), **spec.options}
         if np.isnan(rewards).any():
             given["nan"] = "exclude"
-        if name in _PER_ROW:
+        if name in PER_ROW:
             if name == "opo":
                 given["lengths"] = np.maximum(self._sums(self.mask.astype(np.float64)), 1.0)
             return self._on_tokens(getattr(known, name)(rewards, self.labels, **given))
@@ -221,6 +120,7 @@ class _Computing:
             estimator, given = spec.estimator, dict(spec.options)
         found = np.asarray(estimator(rewards, self.labels, mask=self._padded(self.mask), **given), np.float64)
         if found.shape == (len(rewards),):
+            self.per_sequence = True
             return self._on_tokens(found)
         if found.shape != (len(rewards), self._width):
             raise ConfigError(
@@ -237,7 +137,7 @@ class _Computing:
         if name == "gae":
             if self.table.values is None:
                 raise ConfigError("gae needs the values of a critic, and the rollouts have none; give `values`")
-            values = _flat(self.table.values).astype(np.float64)
+            values = self.table.values.flat.astype(np.float64)
             advantages, returns = known.gae_ragged(
                 rewards, values, self.offsets, gamma=spec.gamma, lam=spec.lam, **given
             )
@@ -253,19 +153,43 @@ class _Computing:
 
     def _token_rewards(self, rewards: Floats) -> Floats:
         """What was given for tokens, or the reward of the response on its last token; less the KL penalty."""
-        table = self.table
+        table, last = self.table, self._last
         if table.token_rewards is None:
             found = np.zeros(len(self.mask))
             at_end = rewards
         else:
-            found = np.where(self.mask, _flat(table.token_rewards).astype(np.float64), 0.0)
+            found = self._on_learned(table.token_rewards.flat.astype(np.float64))
             at_end = self.penalty
-        tokens = np.flatnonzero(self.mask)
-        owners = self.owners[tokens]
-        last = tokens[np.append(np.flatnonzero(np.diff(owners)), len(owners) - 1)] if len(tokens) else tokens
         found[last] += at_end[self.owners[last]]
         if self.kl is not None and self.spec.kl is not None:
             found -= self.spec.kl.beta * np.where(self.mask, self.kl, 0.0)
+        return found
+
+    @property
+    def _last(self) -> npt.NDArray[np.int64]:
+        """The last token to learn of each response that has one."""
+        tokens = np.flatnonzero(self.mask)
+        owners = self.owners[tokens]
+        return tokens[np.append(np.flatnonzero(np.diff(owners)), len(owners) - 1)] if len(tokens) else tokens
+
+    def _of_last_tokens(self, tokens: Floats) -> Floats:
+        found = np.zeros(len(self.table))
+        found[self.owners[self._last]] = tokens[self._last]
+        return found
+
+    def _on_learned(self, rewards: Floats) -> Floats:
+        """Rewards of masked tokens, such as those at the end of a tool's answer, go to the last token to learn before
+        them, or to the first where there is none before: no reward is lost, and none is of what came after."""
+        found = np.where(self.mask, rewards, 0.0)
+        stray = np.flatnonzero(~self.mask & (rewards != 0))
+        if len(stray):
+            places = np.arange(len(self.mask))
+            before = np.maximum.accumulate(np.where(self.mask, places, -1))[stray]
+            after = np.minimum.accumulate(np.where(self.mask, places, len(places))[::-1])[::-1][stray]
+            rows = self.owners[stray]
+            inside = before >= self.offsets[rows]
+            there = inside | (after < self.offsets[rows + 1])
+            np.add.at(found, np.where(inside, before, after)[there], rewards[stray[there]])
         return found
 
     def _kl(self) -> Floats | None:
@@ -275,15 +199,15 @@ class _Computing:
         if table.logprobs is None or table.ref_logprobs is None:
             missing = "logprobs" if table.logprobs is None else "ref_logprobs"
             raise ConfigError(f"a KL penalty needs log-probs and reference log-probs; the rollouts have no {missing}")
-        ours, theirs = (_flat(column).astype(np.float64) for column in (table.logprobs, table.ref_logprobs))
+        ours, theirs = (column.flat.astype(np.float64) for column in (table.logprobs, table.ref_logprobs))
         return np.where(self.mask, known.kl_estimate(ours, theirs, penalty.kind, preset=self.spec.preset), 0.0)
 
-    def _overlong(self) -> Floats:
+    def _overlong(self, lengths: npt.NDArray[np.int64]) -> Floats:
         rule = self.spec.overlong
         if rule is None:
             return np.zeros(len(self.table))
-        lengths = self.lengths.astype(np.float64)
-        return np.asarray(known.overlong_penalty(lengths, rule.max_length, rule.buffer, penalty=rule.penalty))
+        tokens = lengths.astype(np.float64)
+        return np.asarray(known.overlong_penalty(tokens, rule.max_length, rule.buffer, penalty=rule.penalty))
 
     def _baselines(self) -> Floats:
         """ReMax: the reward of the greedy answer, which rollouts carry in their metadata."""
@@ -326,10 +250,6 @@ def denominators(learned: npt.NDArray[np.int64], spec: AdvantageSpec, *, ranks: 
     mask = np.arange(max(1, operator.index(learned.max(initial=1)))) < learned[:, None]
     return np.asarray(
         known.loss_denominators(
-            mask, spec.aggregation, preset=spec.preset, max_length=spec.max_length, ranks=ranks, empty="zero"
+            mask, spec.divided_by, preset=spec.preset, max_length=spec.max_length, ranks=ranks, empty="zero"
         )
     )
-
-
-def _flat(column: Ragged) -> npt.NDArray[Any]:
-    return column.values[column.offsets[0] : column.offsets[-1]]

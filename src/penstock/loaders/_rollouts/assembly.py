@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from penstock.backends.base import exactly
 from penstock.errors import DataError
-from penstock.loaders._rollouts.placing import Places, RolloutForm, RolloutLayout, blank, count_up
+from penstock.loaders._rollouts.placing import FILLS, Places, RolloutForm, RolloutLayout, blank, count_up
 from penstock.loaders._rollouts.table import Ragged, RolloutTable
 from penstock.loaders.collation import IGNORE
 
@@ -52,8 +52,9 @@ def assemble(
 
     `per_token` and `per_row` are columns more, of all rollouts of the table. Those per token come to metadata as
     arrays like `response_mask`: (rows, response tokens), or without padding shaped as `input_ids`; 0 where there is no
-    response. Those per row come as (rows, ...). Floats are at most 32 bits wide, names are lists. "layout" says which
-    is which.
+    response. Those per row come as (rows, ...), but "denominators" without padding, which are to be had where the
+    loss is: at each token, 1 where there is no response. Floats are at most 32 bits wide, names are lists. "layout"
+    says which is which.
 
     `num_items_in_batch`: tokens to learn in the whole global batch; None: in this one.
     """
@@ -86,15 +87,21 @@ def assemble(
     for name, column in token_columns.items():
         metadata[name] = blank(places.column_shape, _narrow(column.values.dtype, form))
         parts.spread(column, metadata[name], places.columns)
+    spread = ("denominators",) if form.padding == "free" and "denominators" in row_columns else ()
+    for name in spread:
+        of_rows = row_columns.pop(name)
+        metadata[name] = blank(places.column_shape, _narrow(of_rows.dtype, form), FILLS.get(name, 0))
+        _fill(metadata[name], places.columns, parts.responses, of_rows)
     metadata |= {name: _handed_over(name, column, form) for name, column in row_columns.items()}
-    metadata["layout"] = RolloutLayout(form, left, ("response_mask", *token_columns), tuple(row_columns))
+    metadata["layout"] = RolloutLayout(form, left, ("response_mask", *token_columns, *spread), tuple(row_columns))
     return {name: value for name, value in arrays.items() if name in form.fields}, metadata
 
 
 def truncate(table: RolloutTable, form: RolloutForm) -> tuple[RolloutTable, Ints]:
     """The table as batches of that form will have it, and how many tokens each rollout lost.
 
-    `assemble` cuts by itself. Whoever computes something of lengths, as denominators are, cuts before.
+    `assemble` cuts by itself. Whoever computes something of lengths, as denominators are, cuts before. Rewards of
+    tokens that are cut off go to the last that is kept, as the reward of the response does.
     """
     parts = _Parts.of(table, np.arange(len(table)), form)
     if not parts.cut.any():
@@ -109,9 +116,17 @@ def truncate(table: RolloutTable, form: RolloutForm) -> tuple[RolloutTable, Ints
     names = ("response_ids", "loss_mask", "token_rewards", "logprobs", "ref_logprobs", "values")
     columns: dict[str, Any] = {name: column for name in names if (column := getattr(table, name)) is not None}
     columns = {name: shortened(column, column.offsets[:-1], parts.responses) for name, column in columns.items()}
+    if table.token_rewards is not None:
+        _keep_rewards(table.token_rewards, columns["token_rewards"])
     return replace(
         table, prompt_ids=shortened(table.prompt_ids, parts.prompt_starts, parts.prompts), **columns
     ), parts.cut
+
+
+def _keep_rewards(whole: Ragged, kept: Ragged) -> None:
+    """What whole responses have more of rewards than what is kept of them, to the last token that is."""
+    for row in np.flatnonzero(kept.lengths < whole.lengths).tolist():
+        kept.values[kept.offsets[row + 1] - 1] += whole[row][int(kept.lengths[row]) :].sum()
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +244,13 @@ def _copy(values: npt.NDArray[Any], starts: Ints, lengths: Ints, out: npt.NDArra
     flat = out.reshape(-1)
     for start, length, place in zip(starts.tolist(), lengths.tolist(), at.tolist()):
         flat[place : place + length] = values[start : start + length]
+
+
+def _fill(out: npt.NDArray[Any], at: Ints, lengths: Ints, values: npt.NDArray[Any]) -> None:
+    """From each place on, so many times the same value."""
+    flat = out.reshape(-1)
+    for place, length, value in zip(at.tolist(), lengths.tolist(), values.tolist()):
+        flat[place : place + length] = value
 
 
 def _held(name: str, table: RolloutTable, parts: _Parts, form: RolloutForm) -> Ragged:

@@ -14,7 +14,7 @@ from penstock.backends import Backend, get_backend
 from penstock.backends.base import Array, Device
 from penstock.errors import ConfigError
 from penstock.loaders._rollouts.dealing import micro_batches_of
-from penstock.loaders._rollouts.placing import Places, RolloutLayout, widths
+from penstock.loaders._rollouts.placing import FILLS, Places, RolloutLayout, widths
 from penstock.loaders._rollouts.views import as_trl, as_verl
 from penstock.loaders.batch import TrainingBatch
 from penstock.loaders.collation import IGNORE
@@ -24,6 +24,8 @@ __all__ = ["RolloutBatch"]
 Ints = npt.NDArray[np.int64]
 _BY_TOKEN = ("input_ids", "attention_mask", "labels", "loss_mask", "position_ids")
 _DOCUMENTS = ("position_ids", "document_ids", "cu_seqlens")
+_GIVEN = ("old_log_probs", "ref_log_probs", "values", "token_scores")
+"""What is known of tokens whether or not they are learned."""
 
 
 class RolloutBatch(TrainingBatch):
@@ -118,7 +120,8 @@ class RolloutBatch(TrainingBatch):
 
     @property
     def denominators(self) -> Array | None:
-        """(rows,) what the loss of each token of a row is to be divided by; then the loss of a step is a sum."""
+        """What the loss of each token is to be divided by; then the loss of a step is a sum. (rows,) for the tokens of
+        a row; without padding shaped as input_ids, and 1 where there is no response."""
         return self.metadata.get("denominators")
 
     @property
@@ -155,22 +158,27 @@ class RolloutBatch(TrainingBatch):
 
         They have at most `max_tokens`, padding included, which is trimmed to what each needs. None: as the loader cut
         them (`metadata["micro_batches"]`), equally many on every rank. With a number of your own, ranks that must take
-        equally many pass the largest number of any as `at_least`.
+        equally many pass the largest number of any as `at_least`. Where there are fewer rollouts than that, the last
+        ones teach nothing, see `take`.
         `num_items_in_batch` and denominators stay those of the whole step, so that gradients add up to the step's.
         """
         rows: Any = self.metadata.get("micro_batches")
         if max_tokens is not None:
             form = self.layout.form
-            rows = micro_batches_of(*self._lengths(), max_tokens, form=form, at_least=at_least)[0]
+            rows = micro_batches_of(*self._lengths(), max_tokens, form=form, at_least=at_least, names=self.ids)[0]
         elif rows is None:
             raise ConfigError("this batch was not cut by its loader; pass max_tokens, the most of a micro-batch")
         return [self.take(part) for part in rows]
 
     def take(self, rows: npt.ArrayLike) -> Self:
-        """A batch of some of its rollouts, in the order given; everything that is of the whole step stays."""
+        """A batch of some of its rollouts, in the order given; everything that is of the whole step stays.
+
+        Of no rollouts: the shortest, blanked. Its mask and everything that was computed is 0, and `metadata["blank"]`
+        is true; a rank for which there is nothing left to do goes with the others through the same collectives.
+        """
         chosen, layout = np.asarray(rows, np.int64), self.layout
         if not len(chosen):
-            raise ConfigError("a batch needs at least one rollout, got none")
+            return self.take([int(np.argmin(sum(self._lengths())))])._blanked()
         if added := [key for key in self._arrays() if key in self._others]:
             raise ConfigError(f"{added[0]!r} was assigned to this batch, which has no rows that are known; take first")
         fields, per_token, left = (self._flat if layout.form.padding == "free" else self._sides)(chosen)
@@ -215,8 +223,24 @@ class RolloutBatch(TrainingBatch):
         fields |= {key: arrays.put(documents[key]) for key in _DOCUMENTS if getattr(self, key) is not None}
         if self.max_seqlen is not None:
             fields["max_seqlen"] = documents["max_seqlen"]
-        blank = {key: False if key == "response_mask" else 0 for key in self.layout.per_token}
+        blank = {key: False if key == "response_mask" else FILLS.get(key, 0) for key in self.layout.per_token}
         return fields, {key: gathered(self.metadata[key], fill) for key, fill in blank.items()}, 0
+
+    def _blanked(self) -> Self:
+        """The same, and nothing to be learned from it: this batch itself is changed, which nobody else has."""
+        xp, told = arrays_of(self.input_ids, gradients=True).xp, self.metadata
+        for name in self.layout.per_token:
+            if name not in _GIVEN:
+                told[name] = xp.zeros_like(told[name]) + FILLS[name] if name in FILLS else xp.zeros_like(told[name])
+        for name in ("denominators", "sequence_advantages"):
+            if name in self.layout.per_row:
+                told[name] = xp.zeros_like(told[name]) + FILLS.get(name, 0)
+        if self.labels is not None:
+            self.labels = xp.zeros_like(self.labels) + IGNORE
+        if self.loss_mask is not None:
+            self.loss_mask = xp.zeros_like(self.loss_mask)
+        told["blank"] = True
+        return self
 
     @property
     def _split_at(self) -> int:

@@ -1,7 +1,7 @@
 """Which rollouts a rank gets, and in which micro-batches: arithmetic on lengths, the same on every rank that asks.
 
 A rank that runs out of work while the others go on hangs all of them. So nobody gets nothing, and everybody gets
-equally many micro-batches.
+equally many micro-batches, be it some with nothing in them.
 """
 
 from __future__ import annotations
@@ -64,13 +64,16 @@ def micro_batches_of(
     deal: Sequence[Ints] | None = None,
     at_least: int = 1,
     multiple_of: int = 1,
+    names: Sequence[Any] | npt.NDArray[Any] | None = None,
 ) -> list[list[Ints]]:
     """The micro-batches of each rank, as rows: of at most `max_tokens` as `form` lays them out, padding included.
 
     `prompts` and `responses` are their lengths, `deal` the rows of each rank as `deal_rows` gives them (None: one rank
-    has all). Each row of a rank is in one micro-batch, none is empty, and every rank has equally many: as few as the
-    one with the most work needs, but `at_least` so many, and a multiple of `multiple_of` (the virtual stages of a
-    pipeline). The largest come first, so what does not fit into memory fails at once.
+    has all), `names` what rollouts are called in messages. Each row of a rank is in one micro-batch, and every rank has
+    equally many: as few as the one with the most work needs, but `at_least` so many, and a multiple of `multiple_of`
+    (the virtual stages of a pipeline). A rank with fewer rows than that has empty ones at the end, of which
+    `RolloutBatch.take` makes a rollout that teaches nothing. The largest come first, so what does not fit into memory
+    fails at once.
     """
     left, right = np.asarray(prompts, np.int64), np.asarray(responses, np.int64)
     ranks = [np.arange(len(left))] if deal is None else [np.asarray(rows, np.int64) for rows in deal]
@@ -80,31 +83,25 @@ def micro_batches_of(
         )
     for rows in ranks:
         _enough(len(rows), 1, "rollouts")
-    _check_longest(left, right, np.concatenate(ranks), max_tokens, form)
-    count = at_least
+    _check_longest(left, right, np.concatenate(ranks), max_tokens, form, names)
+    count = _round_up(at_least, multiple_of)
     while True:
-        cut = [_cut(left, right, rows, max_tokens, form, count, multiple_of) for rows in ranks]
-        fewest, most = min(map(len, cut)), max(map(len, cut))
-        if fewest == most:
-            return cut
+        cut = [_cut(left, right, rows, max_tokens, form, min(count, len(rows))) for rows in ranks]
+        most = _round_up(max(map(len, cut)), multiple_of)
+        if most <= count:
+            nothing = np.empty(0, np.int64)
+            return [[*parts, *[nothing] * (count - len(parts))] for parts in cut]
         count = most  # which may take some rank one more than that: then again, and never past its rows
 
 
-def _cut(
-    prompts: Ints, responses: Ints, rows: Ints, max_tokens: int, form: RolloutForm, at_least: int, multiple_of: int
-) -> list[Ints]:
+def _cut(prompts: Ints, responses: Ints, rows: Ints, max_tokens: int, form: RolloutForm, at_least: int) -> list[Ints]:
+    """As few parts as can be, but `at_least` so many, which are no more than there are rows."""
     left, right = prompts[rows], responses[rows]
     if form.padding == "free":
         room = max_tokens // form.pad_to_multiple_of * form.pad_to_multiple_of
-        return [rows[part] for part in micro_batches(left + right, room, at_least=at_least, multiple_of=multiple_of)]
+        return [rows[part] for part in micro_batches(left + right, room, at_least=at_least)]
     parts = _by_sides(left, right, max_tokens, form)
-    wanted = -(-max(at_least, len(parts)) // multiple_of) * multiple_of
-    if wanted > len(rows):
-        raise ConfigError(
-            f"a rank of {len(rows)} rollouts cannot have {wanted} micro-batches, for one would be empty; use larger "
-            f"batches, a larger max_tokens, or fewer micro-batches (at_least={at_least}, multiple_of={multiple_of})"
-        )
-    while len(parts) < wanted:
+    while len(parts) < at_least:
         largest = max(range(len(parts)), key=lambda number: len(parts[number]))
         parts[largest : largest + 1] = np.array_split(parts[largest], 2)
     sizes = [len(part) * sum(widths(left[part], right[part], form)) for part in parts]
@@ -137,18 +134,30 @@ def _tokens(prompts: Ints, responses: Ints, form: RolloutForm) -> Ints:
     return rounded
 
 
-def _check_longest(prompts: Ints, responses: Ints, rows: Ints, max_tokens: int, form: RolloutForm) -> None:
+def _check_longest(
+    prompts: Ints,
+    responses: Ints,
+    rows: Ints,
+    max_tokens: int,
+    form: RolloutForm,
+    names: Sequence[Any] | npt.NDArray[Any] | None,
+) -> None:
     sizes = _tokens(prompts[rows], responses[rows], form)
     if form.padding == "free":
         sizes = -(-(prompts + responses)[rows] // form.pad_to_multiple_of) * form.pad_to_multiple_of
     longest = int(np.argmax(sizes))
     if sizes[longest] > max_tokens:
         row = rows[longest]
+        name = f"row {row}" if names is None else f"rollout {names[row]!r}"
         raise ConfigError(
-            f"rollout {row} has a prompt of {prompts[row]} tokens and a response of {responses[row]}: "
+            f"{name} has a prompt of {prompts[row]} tokens and a response of {responses[row]}: "
             f"{sizes[longest]} with padding, more than max_tokens={max_tokens}; raise max_tokens, or truncate or leave "
             f"out such rollouts"
         )
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
 
 
 def _enough(items: int, world: int, what: str) -> None:

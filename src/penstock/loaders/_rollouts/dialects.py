@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from penstock._dtypes import did_you_mean
 from penstock.errors import ConfigError, SchemaError
 
-__all__ = ["DIALECTS", "PER_TOKEN", "Dialect", "Meaning", "meaning_of"]
+__all__ = ["DIALECTS", "PER_TOKEN", "Dialect", "Meaning", "alike", "meaning_of"]
 
 PER_TOKEN = ("token_rewards", "logprobs", "ref_logprobs", "values")
 LISTED = (
@@ -257,7 +257,7 @@ def _check_near_misses(
             theirs = (field, *(other for other, meant in MEANT.items() if meant == field and other not in fields))
             whose = next((d for d in DIALECTS if any(name in d.names.get(other, ()) for other in theirs)), None)
             known = (*dialect.names.get(field, ()), *OURS.names.get(field, ()))
-            near = None if whose is not None else next((other for other in known if _alike(name, other)), None)
+            near = None if whose is not None else next((other for other in known if alike(name, other)), None)
             if whose is None and near is None:
                 continue
             looks = f"is what {whose.name} calls {field}" if whose is not None else f"is nearly {near!r}"
@@ -268,7 +268,7 @@ def _check_near_misses(
             )
 
 
-def _alike(name: str, known: str) -> bool:
+def alike(name: str, known: str) -> bool:
     """Whether somebody who wrote `name` meant `known`."""
     first, second = (text.lower().replace("_", "").replace("-", "").removesuffix("s") for text in (name, known))
     if first == second:

@@ -7,6 +7,7 @@ Every rank reads the same rollout batch and computes the same numbers, then take
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,7 +29,14 @@ from penstock.order.permutation import derive_key
 
 __all__ = ["RolloutEngine"]
 
+logger = logging.getLogger(__name__)
+
 Made = tuple[TrainingBatch, Place]
+_LONE = "leave it out, or pass lone='zero', 'reward' or 'nan'"
+_LONE_HERE = (
+    "give the rollouts of one prompt the same `group`, and append them at once or pass group_size=; leave it out; or "
+    "pass an AdvantageSpec with options={'lone': 'zero'}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +65,12 @@ class RolloutEngine:
         self.version = rollout.policy_version
         self.ended = False
         """Whether a live source was asked for more, and no more will come."""
+        self.over: Place | None = None
+        """Where a live source ended, with the counts of what was dropped on the way there."""
+        self._version_of: tuple[int, int] | None = None
+        """The rollout batch that `version` was set for."""
+        self._unsettled = False
+        """Whether the version is that of a state which was taken before it was set."""
         self._held: tuple[Any, Round | None] | None = None
         # A mistake in the aggregation is told now and not with the first batch.
         denominators(np.ones(1, np.int64), self.spec)
@@ -72,7 +86,12 @@ class RolloutEngine:
     # Positions
 
     def start(self) -> Place:
+        self.over = None
         return Place()
+
+    def set_version(self, version: int | None, position: Place) -> None:
+        """Rollout batches that are not begun are judged under this version of the policy."""
+        self.version, self._version_of, self._unsettled = version, (position.epoch, position.number), False
 
     def seek(self, step: int) -> Place:
         self._countable("go to a step")
@@ -153,6 +172,7 @@ class RolloutEngine:
         while True:
             held = self._round(place)
             if held is None:
+                self.over = place if self.source.live else None
                 return None
             place = _entered(held, place)
             end = self._cut(held, place, size)
@@ -221,6 +241,13 @@ class RolloutEngine:
         key = repr((place.cursor, version))
         held = self._held
         if held is None or held[0] != key:
+            if self._unsettled and not place.begun:
+                self._unsettled = False
+                logger.warning(
+                    "the state was taken behind the last minibatch of a rollout batch, and the next one is judged "
+                    "under the same policy_version, %s; set loader.policy_version in front of each loop",
+                    version,
+                )
             rules = Rules(self.rollout, self.spec, version)
             taken = self.source.take(place.cursor, rules)
             held = self._held = key, None if taken is None else self._formed(taken, rules)
@@ -233,7 +260,12 @@ class RolloutEngine:
         return Round(taken, rules, self.form, compute_advantages=self.compute_advantages)
 
     def _make(self, step: _Step) -> TrainingBatch:
-        arrays, metadata = step.minibatch.assembled()
+        try:
+            arrays, metadata = step.minibatch.assembled()
+        except DataError as error:  # in the words of a function that has other keywords
+            if _LONE not in error.reason:
+                raise
+            raise DataError(error.reason.replace(_LONE, _LONE_HERE), row=error.row) from None
         place, options = step.place, self.options
         metadata |= {
             "step": place.step,
@@ -273,16 +305,24 @@ class RolloutEngine:
         }
 
     def to_state(self, position: Place) -> dict[str, Any]:
+        if self.over is not None:
+            position = self.over
         self.source.check_saved(position.cursor, between=not position.begun)
-        return State(self.facts(), self.global_batch, self.version, position).to_dict()
+        told = (position.epoch, position.number) == self._version_of
+        settled = told or self.version is None or position.begun or not position.step or not self.source.live
+        return State(self.facts(), self.global_batch, self.version, settled, position).to_dict()
 
     def from_state(self, state: Mapping[str, Any], *, new_batch_size: bool = False) -> Place:
         read = read_state(state)
-        read.check(self.facts(), None if new_batch_size else self.global_batch)
+        changed = read.check(self.facts(), None if new_batch_size else self.global_batch, live=self.source.live)
+        for told in changed:
+            logger.warning("the state is of a loader with %s, from the next rollout batch on", told)
         place = replace(read.position, cursor=self.source.restored(read.position.cursor))
-        self._held = None
+        self._held = self.over = None
         if read.policy_version is not None:
             self.version = read.policy_version
+            self._version_of = (place.epoch, place.number) if read.settled else None
+            self._unsettled = not read.settled
         return place
 
     def commit(self, state: Mapping[str, Any]) -> None:
@@ -295,6 +335,7 @@ class RolloutEngine:
 
 _RULES = (
     "rollout_batch_size",
+    "max_pending_appends",
     "ppo_epochs",
     "keep_groups",
     "max_staleness",

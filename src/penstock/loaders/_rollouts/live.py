@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -24,7 +24,7 @@ from penstock.loaders._rollouts.table import RolloutTable
 if TYPE_CHECKING:
     from penstock.transforms.tokenization import Tokenizer
 
-__all__ = ["LiveBuffer", "read_entry"]
+__all__ = ["LiveBuffer", "check_alike", "columns_of", "is_single", "read_entry"]
 
 _OPTIONAL = ("token_rewards", "logprobs", "ref_logprobs", "values")
 
@@ -62,13 +62,18 @@ class LiveBuffer:
         self._tables: dict[int, RolloutTable] = {}
         self._first = self._next = 0
         self._appended = 0
+        self._columns: list[str] | None = None
+        """Those of the first append, which all others have to have."""
         self._read = 0
         """The entries before this one were asked for."""
         self._closed = False
         self._changed = threading.Condition()
 
     def append(self, rollouts: Any) -> None:
-        """One rollout, or several; all of them, or none if something is wrong with one."""
+        """One rollout, or several; all of them, or none if something is wrong with one.
+
+        A dict whose values are those of one rollout is one; a dict of columns is several.
+        """
         table = read_entry(rollouts, self.tokenizer, self.columns, self._appended)
         until = None if self.timeout_seconds is None else time.monotonic() + self.timeout_seconds
         with self._changed:
@@ -86,8 +91,9 @@ class LiveBuffer:
                 self._changed.wait(left)
             if self._closed:
                 raise ConfigError("the buffer is closed: it was said that no more rollouts would come")
-            if self._tables:
-                check_alike(next(iter(self._tables.values())), table)
+            if self._columns is None:
+                self._columns = columns_of(table)
+            check_alike(self._columns, table)
             self._tables[self._next] = table
             self._next += 1
             self._appended += len(table)
@@ -134,7 +140,7 @@ class LiveBuffer:
     def _get(self, number: int, missing: Callable[[], str]) -> RolloutTable | None:
         until = None if self.timeout_seconds is None else time.monotonic() + self.timeout_seconds
         with self._changed:
-            if number < self._first:
+            if number < self._next and number not in self._tables:
                 raise ResumeError(
                     f"the rollouts of append {number} were used and are gone; a LiveBuffer keeps nothing, use a "
                     "RolloutQueue to go back"
@@ -148,11 +154,11 @@ class LiveBuffer:
             self._changed.notify_all()
             return self._tables.get(number)
 
-    def _release(self, number: int) -> None:
+    def _release(self, number: int, needed: Set[int]) -> None:
         with self._changed:
-            for old in range(self._first, number):
-                self._tables.pop(old, None)
-            self._first = max(self._first, number)
+            for old in [held for held in self._tables if held < number and held not in needed]:
+                del self._tables[old]
+            self._first = max(self._first, min([number, *needed]))
             self._changed.notify_all()
 
 
@@ -170,8 +176,8 @@ class _BufferEntries:
     def get(self, number: int, missing: Callable[[], str]) -> RolloutTable | None:
         return self._buffer._get(number, missing)
 
-    def release(self, number: int) -> None:
-        self._buffer._release(number)
+    def release(self, number: int, needed: Set[int]) -> None:
+        self._buffer._release(number, needed)
 
     def facts(self) -> dict[str, Any]:
         return {"kind": "LiveBuffer"}
@@ -199,7 +205,7 @@ def read_entry(
 ) -> RolloutTable:
     """What was appended at once, as a table. Whether it is trained on, others decide."""
     return read_rollouts(
-        [rollouts] if isinstance(rollouts, Rollout) else rollouts,
+        [rollouts] if is_single(rollouts) else rollouts,
         tokenizer=tokenizer,
         columns=columns,
         missing_rewards="keep",
@@ -209,11 +215,32 @@ def read_entry(
     )
 
 
-def check_alike(one: RolloutTable, other: RolloutTable) -> None:
-    """Raises if one of them has a column that the other has not: they could not be in one batch."""
+def is_single(rollouts: Any) -> bool:
+    """Whether it is one rollout: a dict of columns has text or lists in the lists it holds, and no text beside them."""
+    if not isinstance(rollouts, Mapping):
+        return isinstance(rollouts, Rollout)
+    values = list(rollouts.values())
+    return any(isinstance(value, str) for value in values) or not any(map(_has_rows, values))
+
+
+def _has_rows(value: Any) -> bool:
+    if hasattr(value, "ndim"):
+        return bool(value.ndim > 1 or (value.ndim and getattr(value.dtype, "kind", "") in ("O", "U", "S")))
+    if isinstance(value, Sequence):
+        return any(isinstance(cell, str | Sequence) or getattr(cell, "ndim", 0) for cell in value[:1])
+    return not isinstance(value, Mapping) and hasattr(value, "__len__")  # a column of Arrow
+
+
+def columns_of(table: RolloutTable) -> list[str]:
+    """Which of the columns that rollouts may go without it has."""
+    return [name for name in _OPTIONAL if getattr(table, name) is not None]
+
+
+def check_alike(columns: Collection[str], table: RolloutTable) -> None:
+    """Raises if the table has other columns than those before it: they could not be in one batch."""
     for name in _OPTIONAL:
-        if (getattr(one, name) is None) != (getattr(other, name) is None):
-            with_it, without = ("earlier", "these") if getattr(one, name) is not None else ("these", "earlier")
+        if (name in columns) != (getattr(table, name) is not None):
+            with_it, without = ("earlier", "these") if name in columns else ("these", "earlier")
             raise DataError(
                 f"{with_it} rollouts have {name}, {without} have not; give it for all rollouts of a run, or for none"
             )

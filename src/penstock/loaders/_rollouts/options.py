@@ -33,6 +33,7 @@ class RolloutKeywords(LoaderOptions, total=False):
 
     rollout_batch_size: int | None
     group_size: int | None
+    max_pending_appends: int | None
     ppo_epochs: int
     keep_groups: bool
     policy_version: int | None
@@ -60,6 +61,9 @@ class RolloutOptions:
     group_size: int | None = None
     """Of a live source: a group is whole when so many rollouts of it came, in however many appends. None: the rollouts
     of one append belong together, and a group is whole as it comes."""
+    max_pending_appends: int | None = None
+    """With `group_size`: a group that is not whole when so many appends came after its first is dropped and counted,
+    since whoever was to append the rest has died. None: it is waited for, and a queue keeps all that came after it."""
     ppo_epochs: int = 1
     keep_groups: bool = True
     """Whether the rollouts of a group come in one minibatch. Advantages are the same either way."""
@@ -92,7 +96,7 @@ class RolloutOptions:
 
     def __post_init__(self) -> None:
         least = {"rollout_batch_size": 1, "group_size": 1, "policy_version": 0, "max_staleness": 0}
-        for name, low in {**least, "ppo_epochs": 1, "micro_batch_tokens": 1}.items():
+        for name, low in {**least, "max_pending_appends": 1, "ppo_epochs": 1, "micro_batch_tokens": 1}.items():
             value = getattr(self, name)
             if value is None and name != "ppo_epochs":
                 continue

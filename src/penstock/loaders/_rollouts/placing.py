@@ -17,9 +17,11 @@ from penstock.backends.base import ALIGNMENT
 from penstock.errors import ConfigError
 from penstock.loaders.collation import FIELDS
 
-__all__ = ["Places", "RolloutForm", "RolloutLayout", "blank", "count_up", "widths"]
+__all__ = ["FILLS", "Places", "RolloutForm", "RolloutLayout", "blank", "count_up", "widths"]
 
 Ints = npt.NDArray[np.int64]
+FILLS = {"denominators": 1}
+"""What metadata per token has where there is no response, if not 0."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -60,6 +60,9 @@ class State:
     """What the batches depend on besides the position."""
     global_batch: int
     policy_version: int | None
+    settled: bool
+    """Whether that is the version under which the rollout batch at the position is judged. Behind the last minibatch of
+    one before it, the policy may be about to have the next."""
     position: Place
 
     def to_dict(self) -> dict[str, Any]:
@@ -69,23 +72,41 @@ class State:
             "facts": dict(self.facts),
             "global_batch": self.global_batch,
             "policy_version": self.policy_version,
+            "version_settled": self.settled,
             "position": self.position.to_dict(),
         }
 
-    def check(self, facts: Mapping[str, Any], global_batch: int | None) -> None:
-        """Raises if a loader of these facts would not go on with what was to come. None: any size of batch will do."""
+    def check(self, facts: Mapping[str, Any], global_batch: int | None, *, live: bool) -> list[str]:
+        """Raises if a loader of these facts would not go on with what was to come. None: any size of batch will do.
+
+        Rules and estimators are those of whole rollout batches: between two of them they may become others. What did
+        is returned, in words.
+        """
         theirs, ours = _flat(self.facts), _flat(facts)
+        changed = []
         for name in dict.fromkeys([*theirs, *ours]):
-            if theirs.get(name) != ours.get(name):
+            if theirs.get(name) == ours.get(name):
+                continue
+            told = f"{name} {theirs.get(name)!r}, this one has {ours.get(name)!r}"
+            if not (name.startswith("rules.") or name == "advantages"):
+                raise ResumeError(f"the state is of a loader with {told}; it would not go on with what was to come")
+            if self.position.begun:
                 raise ResumeError(
-                    f"the state is of a loader with {name} {theirs.get(name)!r}, this one has {ours.get(name)!r}; "
-                    "it would not go on with what was to come"
+                    f"the state is of a loader with {told}; it is in the middle of a rollout batch, which has to be "
+                    "used to its end as it was begun: behind its last minibatch, a state can be loaded with another"
                 )
+            if name == "rules.rollout_batch_size" and not live and self.position.cursor is not None:
+                raise ResumeError(
+                    f"the state is of a loader with {told}; it is in the middle of an epoch that was cut so, and it "
+                    "would not go on with what was to come"
+                )
+            changed.append(told)
         if global_batch not in (None, self.global_batch):
             raise ResumeError(
                 f"the state is of a loader with minibatches of {self.global_batch} rollouts over all ranks, this one "
                 f"has {global_batch}; use as many, or pass new_batch_size=True"
             )
+        return changed
 
 
 def read_state(state: Mapping[str, Any]) -> State:
@@ -96,7 +117,8 @@ def read_state(state: Mapping[str, Any]) -> State:
         raise ResumeError(f"the state has version {state.get('version')!r}, this penstock reads {_VERSION}")
     try:
         position = Place.from_dict(state["position"])
-        return State(state["facts"], state["global_batch"], state["policy_version"], position)
+        settled = bool(state["version_settled"])
+        return State(state["facts"], state["global_batch"], state["policy_version"], settled, position)
     except (KeyError, TypeError, AttributeError) as error:
         raise ResumeError(f"the state is damaged ({error!r}): {state!r:.200}") from None
 

@@ -6,13 +6,19 @@ nothing that anybody reads. All ranks read all of it, in the order in which it w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import pyarrow as pa
 
 from penstock.distributed.ranks import Rank
 from penstock.errors import ConfigError, StalledError
+from penstock.files.atomic import write_atomic
 from penstock.files.listing import PathLike
 from penstock.fsqueue.caretaking import Caretaker
 from penstock.fsqueue.members import Membership, Watch
@@ -22,7 +28,11 @@ from penstock.fsqueue.reading import Split
 from penstock.fsqueue.sinking import description_for
 from penstock.fsqueue.strict import StrictReader
 from penstock.fsqueue.waiting import Patience
-from penstock.loaders._rollouts.live import check_alike, read_entry
+from penstock.loaders._rollouts.dialects import meaning_of
+from penstock.loaders._rollouts.gathering import empty_table
+from penstock.loaders._rollouts.live import check_alike, columns_of, is_single, read_entry
+from penstock.loaders._rollouts.reading_columns import as_objects, is_listed
+from penstock.loaders._rollouts.reading_intake import take_in
 from penstock.loaders._rollouts.sources import Entries
 from penstock.loaders._rollouts.table import RolloutTable
 from penstock.loaders._rollouts.travelling import ROLLOUT_SCHEMA, from_record_batch, to_record_batch
@@ -33,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["RolloutQueue"]
 
 _SPLIT = "rollouts"
+_COLUMNS = "columns.json"
 
 
 class RolloutQueue:
@@ -48,6 +59,10 @@ class RolloutQueue:
     cut, for some milliseconds each. What was read is deleted when the loader commits a state behind it, so the disk
     holds what comes between two checkpoints.
 
+    All rollouts of a queue have the columns of the first append (log-probs, values, ...), or are refused by `append`.
+    Those that have no id are called by their append and their row in it, `"17:0"`. An append that cannot be read, since
+    something has damaged its file, ends the loop over the loader; with `on_bad="skip"` it is put aside, and counted.
+
     `finish()` says that no more will come from anybody.
     """
 
@@ -61,23 +76,29 @@ class RolloutQueue:
         lease_seconds: float = 30.0,
         tokenizer: Tokenizer | None = None,
         columns: Mapping[str, Any] | None = None,
+        on_bad: Literal["raise", "skip"] = "raise",
     ) -> None:
+        if on_bad not in ("raise", "skip"):
+            raise ConfigError(f"on_bad is 'raise' or 'skip', got {on_bad!r}")
         if timeout_seconds is not None and not timeout_seconds > 0:
             raise ConfigError(f"timeout_seconds must be positive, or None, got {timeout_seconds!r}")
         self.directory, self.limits, self.durable = Path(directory), Limits(max_waiting), durable
         self.timeout_seconds, self.lease_seconds = timeout_seconds, lease_seconds
-        self.tokenizer, self.columns = tokenizer, columns
+        self.tokenizer, self.columns, self.on_bad = tokenizer, columns, on_bad
         self._producing: _Producing | None = None
 
     def append(self, rollouts: Any) -> None:
         """One rollout, or several, of which groups are whole unless the loader was told a `group_size`."""
-        batch = to_record_batch(read_entry(rollouts, self.tokenizer, self.columns))
+        rollouts = rollouts if hasattr(rollouts, "__len__") or not isinstance(rollouts, Iterable) else list(rollouts)
+        table = read_entry(rollouts, self.tokenizer, self.columns)
+        batch, unnamed = to_record_batch(table), _unnamed(rollouts, table, self.columns)
         producing = self._join()
         while True:
             number = self._reserve(producing)
             try:
                 with producing.queue.guarded():
-                    if producing.publisher.publish(number, [batch]):
+                    producing.check_columns(table)
+                    if producing.publisher.publish(number, [_named(batch, unnamed, number)]):
                         return
             except BaseException:
                 producing.publisher.give_up(number)
@@ -140,6 +161,7 @@ class _Producing:
         self.member = Membership(queue.members, "p", lease_seconds=owner.lease_seconds, facts=facts)
         self.publisher = Publisher(queue, _SPLIT, self.member, limits=owner.limits, durable=owner.durable)
         self._caretaker = Caretaker(queue, Watch(queue.members, lease_seconds=owner.lease_seconds))
+        self._columns: list[str] | None = None
         with queue.guarded():
             self.member.join()
 
@@ -154,6 +176,15 @@ class _Producing:
                 f"{self.queue.path} was finished after {end} appends: it was said that no more rollouts would come"
             )
         return self.publisher.reserve()
+
+    def check_columns(self, table: RolloutTable) -> None:
+        """Raises if the rollouts have other columns than the first that were appended. For whoever has the lane."""
+        if self._columns is None:
+            path = self.queue.path / _COLUMNS
+            if not path.exists():
+                write_atomic(path, orjson.dumps(columns_of(table)))
+            self._columns = orjson.loads(path.read_bytes())
+        check_alike(self._columns, table)
 
     def what_is_missing(self) -> str:
         waiting = len(self.publisher.directory.files())
@@ -170,6 +201,7 @@ class _QueueEntries:
         self._owner, self._rank = owner, rank
         self._reading: tuple[Queue, Membership, StrictReader] | None = None
         self._tables: dict[int, RolloutTable] = {}
+        self._columns: list[str] | None = None
         self._first: int | None = None
         self._next: int | None = None
 
@@ -186,28 +218,43 @@ class _QueueEntries:
         if self._next is None or (number < self._next and number not in self._tables):
             self.restore(number)
         while number not in self._tables:
-            reader = self._reader()
-            queue = self._queue
-            try:
-                with queue.guarded():
-                    delivered = reader.next()
-            except StalledError:
-                raise StalledError(
-                    f"waited {self._owner.timeout_seconds:g} s for {missing()} in {queue.path}; is anybody appending? "
-                    f"see `penstock queue status {queue.path}`"
-                ) from None
-            if delivered is None:
-                return None
+            table, at = self._read(missing)
+            assert self._next is not None
+            for skipped in range(max(self._next, number), at):
+                self._tables[skipped] = empty_table()
+            if table is None:
+                self._next = at
+                return self._tables.get(number)
             self._next = None  # if something is wrong with it, it is read again and not passed over
-            table = from_record_batch(delivered.opened.record_batch(delivered.index))
-            if self._tables:
-                check_alike(next(iter(self._tables.values())), table)
-            self._tables[delivered.number] = table
-            self._next = delivered.number + 1
+            if self._columns is None:
+                self._columns = columns_of(table)
+            check_alike(self._columns, table)
+            if at >= number:  # those before it were used up, and are in the way of others that were not
+                self._tables[at] = table
+            self._next = at + 1
         return self._tables[number]
 
-    def release(self, number: int) -> None:
-        for old in [held for held in self._tables if held < number]:
+    def _read(self, missing: Callable[[], str]) -> tuple[RolloutTable | None, int]:
+        """The next append that can be read and its number; None at the end."""
+        reader, queue = self._reader(), self._queue
+        try:
+            with queue.guarded():
+                delivered = reader.next()
+        except StalledError:
+            raise StalledError(
+                f"waited {self._owner.timeout_seconds:g} s for {missing()} in {queue.path}; is anybody appending? "
+                f"see `penstock queue status {queue.path}`"
+            ) from None
+        if delivered is None:
+            return None, int(reader.state()["position"])
+        try:
+            return from_record_batch(delivered.opened.record_batch(delivered.index)), delivered.number
+        except Exception:
+            self._next = None
+            raise
+
+    def release(self, number: int, needed: Set[int]) -> None:
+        for old in [held for held in self._tables if held < number and held not in needed]:
             del self._tables[old]
 
     def facts(self) -> dict[str, Any]:
@@ -254,6 +301,29 @@ class _QueueEntries:
             caretaker = Caretaker(queue, Watch(queue.members, lease_seconds=owner.lease_seconds))
             with queue.guarded():
                 member.join()
-            split = Split(queue, _SPLIT, member, caretaker, owner.timeout_seconds, None, "raise")
+            split = Split(queue, _SPLIT, member, caretaker, owner.timeout_seconds, None, owner.on_bad)
             self._reading = queue, member, StrictReader(split, rank, on_commit=True, every_rank=True)
         return self._reading[2]
+
+
+def _unnamed(rollouts: Any, table: RolloutTable, columns: Mapping[str, Any] | None) -> npt.NDArray[np.bool_]:
+    """Which rollouts were given without an id, and so are called by their row."""
+    by_row = np.array([name == str(row) for row, name in enumerate(table.ids.tolist())], np.bool_)
+    if table is rollouts or not by_row.any():
+        return np.zeros(len(table), np.bool_)
+    intake = take_in([rollouts] if is_single(rollouts) else rollouts)
+    listed = {name: is_listed(column) for name, column in intake.columns.items()}
+    name = meaning_of(list(intake.columns), columns, listed).fields.get("id")
+    if name is None:
+        return by_row
+    return np.array([cell is None for cell in as_objects(intake.columns[name])], np.bool_)
+
+
+def _named(batch: pa.RecordBatch, unnamed: npt.NDArray[np.bool_], number: int) -> pa.RecordBatch:
+    """The batch, its rollouts without an id called by the append and their row in it."""
+    if not unnamed.any():
+        return batch
+    names = batch["id"].to_pylist()
+    for row in np.flatnonzero(unnamed).tolist():
+        names[row] = f"{number}:{row}"
+    return batch.set_column(batch.schema.get_field_index("id"), batch.schema.field("id"), pa.array(names, pa.string()))

@@ -23,6 +23,8 @@ __all__ = ["JSON_ROLE", "Intake", "take_in"]
 JSON_ROLE = b"rollout-json"
 """The role of columns that hold JSON text, in Arrow data of our own making."""
 BATCH_ROWS = 1 << 16
+OF_THE_BATCH = ("num_items_in_batch",)
+"""What TRL has in a dict of columns and is none: it follows from the others."""
 SEVERAL = "a list of Rollout, dicts or dataclasses, paths, an Arrow table, a dict of columns, or a RolloutTable"
 
 
@@ -115,9 +117,13 @@ def _from_columns(data: Mapping[Any, Any], places: Places) -> Intake:
     """A dict of columns: tensors, arrays and lists, all of as many rows."""
     columns: dict[str, Column] = {}
     for name, values in data.items():
-        if values is None:
+        if values is None or name in OF_THE_BATCH:
             continue
-        if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__len__"):
+        if (
+            isinstance(values, str | bytes | Mapping)
+            or getattr(values, "ndim", 1) == 0
+            or not hasattr(values, "__len__")
+        ):
             raise ConfigError(
                 f"{name!r} of a dict is {values!r:.60}, and a dict holds columns: a list or an array with an entry per "
                 "rollout; put a single rollout into a list"

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.loaders._rollouts.dialects import PER_TOKEN
+from penstock.loaders._rollouts.dialects import DIALECTS, PER_TOKEN, alike
 from penstock.loaders._rollouts.reading_columns import EXPECTED, Column, Lists, as_lists, as_objects
 from penstock.loaders._rollouts.reading_problems import Problems
 from penstock.loaders._rollouts.reading_shapes import Parts
@@ -22,7 +22,11 @@ __all__ = ["OWN_ROLES", "read_turns"]
 OWN_ROLES = ("assistant", "gpt", "model", "policy", "bot", "ai")
 """Who speaks when the policy does."""
 IDS = ("ids", "token_ids", "tokens")
+OTHERS = ("system", "developer", "user", "human", "tool", "function", "ipython", "environment", "observation")
+"""Who speaks when the policy does not; other roles are taken for such, unless nobody else spoke."""
 KEYS = ("role", *IDS, "loss_mask", *PER_TOKEN)
+MEANT = {"mask": "loss_mask", "reward": "token_rewards", "rewards": "token_rewards"}
+"""What somebody may have called a key, beside what other stacks do."""
 
 Ints = npt.NDArray[np.int64]
 
@@ -51,6 +55,7 @@ def read_turns(column: Column, given: Parts, problems: Problems) -> Parts:
     turns = _taken_apart(column, problems)
     if turns is None:
         return given
+    _check_keys(turns.columns, problems)
     rows, count = turns.rows, int(turns.bounds[-1])
     name = next((name for name in IDS if name in turns.columns), None)
     roles = as_objects(turns.columns.get("role", [None] * count))
@@ -58,6 +63,7 @@ def read_turns(column: Column, given: Parts, problems: Problems) -> Parts:
     nameless = np.flatnonzero([not isinstance(role, str) for role in roles])
     at = np.arange(count) - turns.bounds[rows]
     problems.add(rows[nameless], "a turn has no role, which says whether the policy wrote it")
+    _check_roles(turns, roles, own, problems)
     if name is None:
         problems.add_whole(f"turns have no token ids; give each of them {IDS[0]!r}, or give messages with text alone")
         return given
@@ -98,6 +104,40 @@ def read_turns(column: Column, given: Parts, problems: Problems) -> Parts:
     return Parts(
         prompt, Lists.of(_kept(ids.ragged.values, behind, edges)), Lists.of(_kept(flags, behind, edges)), per_token
     )
+
+
+def _check_keys(columns: Mapping[str, Column], problems: Problems) -> None:
+    """Tells a key that is nearly one of ours, or what others call it: it would be passed over."""
+    for key in columns:
+        if key in KEYS or not isinstance(key, str):
+            continue
+        for field in ("role", "ids", "loss_mask", *PER_TOKEN):
+            if field in columns or (field == "ids" and any(name in columns for name in IDS)):
+                continue
+            theirs = (name for dialect in DIALECTS for name in dialect.names.get(field, ()))
+            if alike(key, field) or MEANT.get(key) == field or key in theirs:
+                problems.add_whole(
+                    f"turns have {key!r}, which looks like {field!r} and would be passed over; rename it: what is read "
+                    f"of a turn is {', '.join(KEYS)}, each with one entry a token but the role"
+                )
+                break
+
+
+def _check_roles(turns: Turns, roles: list[Any], own: npt.NDArray[np.bool_], problems: Problems) -> None:
+    """Tells rows in which nobody is the policy, though somebody may be: by another name, or written otherwise."""
+    meant = np.array([isinstance(role, str) and role.strip().lower() in OWN_ROLES for role in roles], np.bool_) & ~own
+    unknown = np.array([isinstance(role, str) and role not in OTHERS for role in roles], np.bool_) & ~own
+    spoke = np.bincount(turns.rows[own], minlength=len(turns.bounds) - 1) > 0
+    bad = np.unique(turns.rows[meant | (unknown & ~spoke[turns.rows])])
+
+    def tell(row: int) -> str:
+        seen = dict.fromkeys(roles[turns.bounds[row] : turns.bounds[row + 1]])
+        return (
+            f"turns have the roles {', '.join(map(repr, seen))}, and the policy is one of "
+            f"{', '.join(map(repr, OWN_ROLES))}, written like this; rename the role of its turns"
+        )
+
+    problems.add(bad, tell)
 
 
 def _per_turn(turns: Turns, key: str, ids: Lists, rows: Ints, problems: Problems) -> Lists | None:
@@ -151,6 +191,6 @@ def _taken_apart(column: Column, problems: Problems) -> Turns | None:
     if wrong:
         return None
     flat_turns = [turn for turns in rows for turn in turns]
-    names = {key for turn in flat_turns for key in turn if key in KEYS}
+    names = dict.fromkeys(key for turn in flat_turns for key in turn)
     cells: dict[str, Column] = {name: [turn.get(name) for turn in flat_turns] for name in names}
     return Turns(np.cumsum([0, *map(len, rows)]), cells)

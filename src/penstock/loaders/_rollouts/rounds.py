@@ -15,6 +15,7 @@ from penstock.loaders._rollouts.advantages_of import Columns, compute, denominat
 from penstock.loaders._rollouts.assembly import assemble, truncate
 from penstock.loaders._rollouts.dealing import deal_rows, micro_batches_of
 from penstock.loaders._rollouts.placing import RolloutForm
+from penstock.loaders._rollouts.rewards import check_rewards
 from penstock.loaders._rollouts.rules import Rules, labels_of, learned_tokens, staleness
 from penstock.loaders._rollouts.sources import Taken
 from penstock.loaders._rollouts.table import Ragged, RolloutTable
@@ -32,6 +33,9 @@ class Round:
         self.behind, self.dropped, self.version = taken.behind, taken.dropped, rules.version
         self.rules, self._compute = rules, compute_advantages
         self.table, self.cut_tokens = taken.table, np.zeros(len(taken.table), np.int64)
+        self._lengths = taken.table.response_ids.lengths
+        if compute_advantages:
+            check_rewards(taken.table)
         if len(taken.table):
             self.table, self.cut_tokens = truncate(taken.table, form)
         self.keys = taken.keys
@@ -68,7 +72,9 @@ class Round:
         """What batches have beside what was given."""
         table = self.table
         spec = self.rules.spec
-        found = compute(table, labels_of(table, self.keys), spec) if self._compute else Columns({}, {})
+        found = Columns({}, {})
+        if self._compute:
+            found = compute(table, labels_of(table, self.keys), spec, lengths=self._lengths)
         told: dict[str, Any] = {"stale": self.rules.flags(table), "staleness": staleness(table, self.version)}
         return Columns(found.per_token, {**found.per_row, **told})
 
@@ -118,10 +124,11 @@ class Minibatch:
         return [np.array([rank]) if rank < len(lengths) else shortest for rank in range(world)]
 
     def _micro_batches(self, most: int, rows: Ints, dealt: list[Ints]) -> list[list[int]]:
-        """Of this rank's batch, as row numbers in it."""
+        """Of this rank's batch, as row numbers in it; none where another rank has more: `take` makes a blank of it."""
         table = self.round.table
         prompts, responses = table.prompt_ids.lengths[rows], table.response_ids.lengths[rows]
-        cut = micro_batches_of(prompts, responses, most, form=self.form, deal=dealt)[self.rank.rank]
+        names = table.ids[rows]
+        cut = micro_batches_of(prompts, responses, most, form=self.form, deal=dealt, names=names)[self.rank.rank]
         numbers = {row: number for number, row in enumerate(dealt[self.rank.rank].tolist())}
         return [[numbers[row] for row in part.tolist()] for part in cut]
 
@@ -133,8 +140,9 @@ def _blanked(
     some = table.take(rows)
     mask = some.loss_mask
     tokens = {name: column.take(rows) for name, column in per_token.items()}
+    fixed = {"denominators": np.ones(len(rows)), "sequence_advantages": np.zeros(len(rows))}
     return (
         replace(some, loss_mask=Ragged(np.zeros_like(mask.values), mask.offsets)),
         {name: Ragged(np.zeros_like(column.values), column.offsets) for name, column in tokens.items()},
-        {name: np.ones(len(rows)) if name == "denominators" else column[rows] for name, column in per_row.items()},
+        {name: fixed[name] if name in fixed else column[rows] for name, column in per_row.items()},
     )

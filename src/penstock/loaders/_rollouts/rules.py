@@ -11,6 +11,7 @@ import numpy.typing as npt
 from penstock.errors import ConfigError, DataError
 from penstock.loaders._rollouts.advantages_of import AdvantageSpec
 from penstock.loaders._rollouts.options import RolloutOptions
+from penstock.loaders._rollouts.rewards import summed, with_final_rewards
 from penstock.loaders._rollouts.table import RolloutTable
 from penstock.transforms.advantages import zero_variance_groups
 
@@ -29,18 +30,14 @@ class Rules:
     version: int | None
 
     def scored(self, table: RolloutTable) -> RolloutTable:
-        """The table with a reward for each response that has any: given, or the sum of those of its tokens."""
+        """The table with a reward for each response that has any: given, or the sum of those of its tokens, masked
+        ones too. Where both are to be added up, rewards of tokens have the other one at the end, and the sum is both.
+        """
+        if table.token_rewards is not None and self.spec.both_rewards == "add":
+            table = with_final_rewards(table)
         rewards = table.rewards
         if table.token_rewards is not None and np.isnan(rewards).any():
-            lengths = table.response_ids.lengths
-            owners = np.repeat(np.arange(len(table)), lengths)
-            column, mask = table.token_rewards, table.loss_mask
-            values = np.where(
-                mask.values[mask.offsets[0] : mask.offsets[-1]],
-                column.values[column.offsets[0] : column.offsets[-1]],
-                0.0,
-            )
-            sums = np.where(lengths > 0, np.bincount(owners, values, len(table)), np.nan)
+            sums = np.where(table.response_ids.lengths > 0, summed(table.token_rewards), np.nan)
             rewards = np.where(np.isnan(rewards), sums, rewards)
         if self.options.on_missing(self.spec.rules) == "zero":
             rewards = np.nan_to_num(rewards, nan=0.0, posinf=np.inf, neginf=-np.inf)

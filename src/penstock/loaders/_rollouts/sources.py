@@ -7,9 +7,8 @@ taken, so a state needs nothing but the cursor: rollouts that were generated and
 from __future__ import annotations
 
 import logging
-import re
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol
@@ -18,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from penstock.errors import ConfigError, DataError, ResumeError
+from penstock.errors import ConfigError, ResumeError
+from penstock.loaders._rollouts.gathering import Gathering, Taking, from_text, to_text
 from penstock.loaders._rollouts.rules import Rules
 from penstock.loaders._rollouts.table import Ragged, RolloutTable
 
@@ -26,8 +26,8 @@ __all__ = ["Entries", "Fixed", "Live", "RolloutSource", "Taken", "group_numbers"
 
 logger = logging.getLogger(__name__)
 
-_UNNAMED = re.compile(r"~+\d+")
-"""How `read_rollouts` calls the group of a rollout that has none."""
+_LONG = 1024
+"""Appends that a group which is not whole may stay behind before that is said."""
 Ints = npt.NDArray[np.int64]
 Cursor = Any
 """None is the beginning."""
@@ -132,10 +132,13 @@ class Entries(Protocol):
         """The number of the first entry that is there, or will be."""
 
     def get(self, number: int, missing: Callable[[], str]) -> RolloutTable | None:
-        """An entry, waiting for it; None if no more will come. `missing` says what it is waited for."""
+        """An entry, waiting for it; None if no more will come. `missing` says what it is waited for.
 
-    def release(self, number: int) -> None:
-        """Entries before this one are not asked for again."""
+        One of no rollouts stands for an append that could not be read.
+        """
+
+    def release(self, number: int, needed: Set[int]) -> None:
+        """Entries before this one are not asked for again, but for those that are needed."""
 
     def facts(self) -> dict[str, Any]: ...
     def check_saved(self, unused: bool) -> None: ...
@@ -150,44 +153,48 @@ class Live:
     """Rollouts as they come. A rollout batch is the first whole groups, in the order they became whole, with `rows`
     rollouts or more that are not dropped. At the end, what is left is the last one.
 
-    A cursor is `{"next": the entry to be read next, "pending": [[entry, [rows]]]}`: what came before and was not used.
+    A cursor is `{"next": the entry to be read next, "pending": rows of those before it}`: what came and was not used.
+    Groups that stay unfinished are dropped when `max_pending` entries have come after them, and when they are so old
+    that they would be dropped if they were whole.
     """
 
     live = True
 
-    def __init__(self, entries: Entries, rows: int | None, group_size: int | None) -> None:
+    def __init__(
+        self, entries: Entries, rows: int | None, group_size: int | None, max_pending: int | None = None
+    ) -> None:
         if rows is None:
             raise ConfigError("a live source has no end to wait for; pass rollout_batch_size=")
-        self.entries, self.rows, self.group_size = entries, rows, group_size
+        if max_pending is not None and group_size is None:
+            raise ConfigError("max_pending_appends is for groups that come in several appends; pass group_size= too")
+        self.entries, self.rows, self.group_size, self.max_pending = entries, rows, group_size, max_pending
+        self._said = False
 
     @property
     def name(self) -> str:
         return self.entries.name
 
     def take(self, cursor: Cursor, rules: Rules) -> Taken | None:
-        following, pending = (self.entries.first(), []) if cursor is None else (cursor["next"], cursor["pending"])
-        self.entries.release(min([following, *(number for number, _ in pending)]))
-        gathering = Gathering(self.group_size)
-        for number, rows in pending:
-            gathering.feed(number, self._get(number, gathering, 0), rows)
-        taken = _Taking(rules)
+        following, pending = (self.entries.first(), {}) if cursor is None else (cursor["next"], _pending(cursor))
+        self.entries.release(following, pending.keys())
+        gathering, taken = Gathering(self.group_size, self.max_pending), Taking(rules)
+        for number, rows in pending.items():
+            gathering.feed(number, self._get(number, gathering, taken), rows)
         ended = False
         while not taken.take(gathering, self.rows):
-            entry = self.entries.get(following, lambda: self._missing(gathering, taken.count))
+            entry = self.entries.get(following, lambda: self._missing(gathering, taken))
             if entry is None:
                 ended = True
                 break
+            taken.drop("unreadable append", not len(entry))
             gathering.feed(following, entry, range(len(entry)))
             following += 1
-        if ended and (lost := gathering.unfinished):
-            logger.warning("%d rollouts of groups with fewer than group_size=%s are dropped", lost, self.group_size)
-            taken.dropped["incomplete group"] += lost
-        if not taken.tables:
-            if taken.dropped:
-                logger.warning("nothing is left of the last rollouts of %s: %s", self.name, dict(taken.dropped))
+        self._give_up(gathering, taken, ended)
+        if ended and not taken.count and not taken.dropped:
             return None
-        behind = {"next": following, "pending": [] if ended else gathering.pending()}
-        return Taken(*taken.joined(), behind, taken.dropped)
+        left = {} if ended else gathering.pending()
+        self._say_what_waits(following, left)
+        return Taken(*taken.joined(), {"next": following, "pending": to_text(left)}, taken.dropped)
 
     def facts(self) -> dict[str, Any]:
         return self.entries.facts() | {"group_size": self.group_size}
@@ -205,112 +212,54 @@ class Live:
     def close(self) -> None:
         self.entries.close()
 
-    def _get(self, number: int, gathering: Gathering, count: int) -> RolloutTable:
-        entry = self.entries.get(number, lambda: self._missing(gathering, count))
+    def _get(self, number: int, gathering: Gathering, taken: Taking) -> RolloutTable:
+        entry = self.entries.get(number, lambda: self._missing(gathering, taken))
         if entry is None:
             raise ResumeError(f"{self.name} ends before entry {number}, of which the state has rollouts still to use")
         return entry
 
-    def _missing(self, gathering: Gathering, count: int) -> str:
+    def _give_up(self, gathering: Gathering, taken: Taking, ended: bool) -> None:
+        """Drop what is not whole, and will not be or need not be."""
+        options, version = taken.rules.options, taken.rules.version
+        if options.max_staleness is not None and options.on_stale == "drop" and version is not None:
+            taken.drop("stale", gathering.drop_stale(version - options.max_staleness))
+        taken.drop("incomplete group", gathering.given_up)
+        if ended and (lost := gathering.unfinished):
+            logger.warning("%d rollouts of groups with fewer than group_size=%s are dropped", lost, self.group_size)
+            taken.drop("incomplete group", lost)
+
+    def _say_what_waits(self, following: int, left: Mapping[int, Any]) -> None:
+        behind = following - min(left, default=following)
+        if behind > _LONG and not self._said and self.group_size is not None and self.max_pending is None:
+            self._said = True
+            logger.warning(
+                "%s: a group has waited for the rest of its group_size=%d rollouts while %d appends came, and none of "
+                "them can be deleted before it is whole; pass max_pending_appends= to drop such groups",
+                self.name,
+                self.group_size,
+                behind,
+            )
+
+    def _missing(self, gathering: Gathering, taken: Taking) -> str:
         waiting = f", {gathering.unfinished} more are in groups that are not whole" if gathering.unfinished else ""
-        return f"rollouts: {count} of the {self.rows} of a rollout batch are there{waiting}"
+        dropped = ", ".join(f"{count} {reason}" for reason, count in taken.dropped.items())
+        return (
+            f"rollouts: {taken.count} of the {self.rows} of a rollout batch are there{waiting}"
+            f"{f'; dropped were {dropped}' if dropped else ''}"
+        )
 
 
-class Gathering:
-    """Rollouts as they come, put together in groups."""
-
-    def __init__(self, size: int | None) -> None:
-        self.size = size
-        self.tables: dict[int, RolloutTable] = {}
-        self.whole: deque[list[tuple[int, int]]] = deque()
-        """Groups, as the entries and rows of their rollouts."""
-        self._open: dict[Any, list[tuple[int, int]]] = {}
-
-    def feed(self, number: int, table: RolloutTable, rows: Iterable[int]) -> None:
-        self.tables[number] = table
-        for row in rows:
-            name = table.groups[row]
-            if self.size not in (None, 1) and isinstance(name, str) and _UNNAMED.fullmatch(name):
-                raise DataError(
-                    f"rollout {table.ids[row]!r} names no group, so nobody knows to which group_size={self.size} "
-                    "rollouts it belongs; give it one"
-                )
-            group = self._open.setdefault(name, [])
-            group.append((number, row))
-            if self.size is not None and len(group) >= self.size:
-                self.whole.append(self._open.pop(name))
-        if self.size is None:
-            self.whole.extend(self._open.values())
-            self._open.clear()
-
-    @property
-    def unfinished(self) -> int:
-        """Rollouts of groups that are not whole."""
-        return sum(map(len, self._open.values()))
-
-    def pending(self) -> list[Any]:
-        """What was fed and not used, as a cursor has it."""
-        left: dict[int, list[int]] = {}
-        for number, row in sorted(place for group in (*self.whole, *self._open.values()) for place in group):
-            left.setdefault(number, []).append(row)
-        return [[number, rows] for number, rows in left.items()]
-
-
-class _Taking:
-    """Whole groups on their way into a rollout batch."""
-
-    def __init__(self, rules: Rules) -> None:
-        self.rules = rules
-        self.count = 0
-        self.dropped: Counter[str] = Counter()
-        self.tables: list[RolloutTable] = []
-        self._keys: list[Ints] = []
-        self._groups = 0
-
-    def take(self, gathering: Gathering, wanted: int) -> bool:
-        """Take groups until there are enough; whether there are."""
-        while gathering.whole and self.count < wanted:
-            groups = list(_so_many(gathering.whole, wanted - self.count))
-            places = [place for group in groups for place in group]
-            keys = self._groups + np.repeat(np.arange(len(groups)), [len(group) for group in groups])
-            self._groups += len(groups)
-            table = self.rules.scored(_rows_of(gathering.tables, places))
-            reasons = self.rules.judge(table, keys)
-            self.dropped.update(reason for reason in reasons.tolist() if reason is not None)
-            kept = np.flatnonzero(reasons == None)  # noqa: E711
-            if len(kept):
-                self.tables.append(table.take(kept))
-                self._keys.append(keys[kept])
-                self.count += len(kept)
-        return self.count >= wanted
-
-    def joined(self) -> tuple[RolloutTable, Ints]:
-        return RolloutTable.joined(self.tables), np.concatenate(self._keys)
-
-
-def _so_many(groups: deque[list[tuple[int, int]]], rows: int) -> Iterator[list[tuple[int, int]]]:
-    """The fewest of the first groups that have so many rows, or all."""
-    while groups and rows > 0:
-        group = groups.popleft()
-        rows -= len(group)
-        yield group
-
-
-def _rows_of(tables: Mapping[int, RolloutTable], places: list[tuple[int, int]]) -> RolloutTable:
-    """Rows of several tables, in the order given."""
-    order: dict[int, list[int]] = {}
-    for at, (number, _) in enumerate(places):
-        order.setdefault(number, []).append(at)
-    parts = [tables[number].take([places[at][1] for at in ats]) for number, ats in order.items()]
-    found = RolloutTable.joined(parts)
-    ats = np.concatenate([np.array(ats) for ats in order.values()])
-    return found if np.array_equal(ats, np.arange(len(ats))) else found.take(np.argsort(ats))
+def _pending(cursor: Cursor) -> dict[int, list[int]]:
+    """The rows of each entry that came and were not used."""
+    try:
+        return from_text(cursor["pending"])
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ResumeError(f"the state is damaged ({error}): {cursor!r:.200}") from None
 
 
 def _low(cursor: Cursor) -> int:
     """The first entry that is still needed."""
-    numbers: list[int] = [cursor["next"], *(number for number, _ in cursor["pending"])]
-    return min(numbers)
+    return min([int(cursor["next"]), *_pending(cursor)])
 
 
 def group_numbers(groups: npt.NDArray[np.object_]) -> Ints:

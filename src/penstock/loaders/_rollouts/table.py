@@ -34,6 +34,11 @@ class Ragged:
     def lengths(self) -> Ints:
         return np.diff(self.offsets)
 
+    @property
+    def flat(self) -> npt.NDArray[Any]:
+        """The values of its rows, and nothing that lies around them."""
+        return self.values[self.offsets[0] : self.offsets[-1]]
+
     @classmethod
     def of(cls, rows: Sequence[npt.ArrayLike], dtype: npt.DTypeLike) -> Self:
         arrays = [np.asarray(row, dtype) for row in rows]

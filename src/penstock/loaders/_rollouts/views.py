@@ -23,7 +23,8 @@ def as_trl(batch: RolloutBatch) -> dict[str, Any]:
         prompt_ids, prompt_mask, completion_ids, completion_mask   (rows, tokens)
         tool_mask                  0 on tokens that the policy did not write; completion_mask is 1 there, since the
                                    model has to see them
-        advantages                 (rows,), or (rows, completion tokens) if they are per token
+        advantages                 (rows,) of estimators with one number for a response; (rows, completion tokens) of
+                                   those with one for a token
         old_per_token_logps, sampling_per_token_logps, ref_per_token_logps, importance_sampling_ratio   if there are any
         num_items_in_batch         tokens to learn in the whole global batch, an array without dimensions
 
@@ -40,7 +41,7 @@ def as_trl(batch: RolloutBatch) -> dict[str, Any]:
         "completion_ids": batch.responses,
         "completion_mask": mask[:, width:],
         "tool_mask": arrays.like(batch.response_mask, mask),
-        "advantages": batch.advantages,
+        "advantages": known.get("sequence_advantages", batch.advantages),
         "old_per_token_logps": batch.old_log_probs,
         "sampling_per_token_logps": known.get("rollout_log_probs", batch.old_log_probs),
         "ref_per_token_logps": batch.ref_log_probs,
@@ -57,7 +58,8 @@ def as_verl(batch: RolloutBatch) -> dict[str, Any]:
         prompts, responses, input_ids, attention_mask, position_ids
         response_mask              0 on padding and on tokens that the policy did not write
         old_log_probs, rollout_log_probs, ref_log_prob, values, advantages, returns   as far as there are any
-        token_level_scores         what was given per token; or the reward, at the last token of the response
+        token_level_scores         what was given per token; or the reward, at the last token of the response; 0 where
+                                   there is none
         token_level_rewards        the same with what was computed of it, such as a KL penalty
         uid                        the groups, as an array of objects: it belongs in `non_tensor_batch`
 
@@ -99,8 +101,9 @@ def _attention(batch: RolloutBatch, view: str) -> Array:
 
 
 def _at_the_end(batch: RolloutBatch, arrays: Arrays) -> Array:
-    """The reward of each response at its last token, 0 elsewhere."""
+    """The reward of each response at its last token, 0 elsewhere, and where a response has none."""
     rewards = arrays.floats(batch.rewards)
+    rewards = arrays.xp.where(arrays.xp.isnan(rewards), 0.0, rewards)
     here = arrays.put(np.arange(batch.response_mask.shape[1]))[None, :] == batch.response_length[:, None] - 1
     return arrays.xp.where(here, rewards[:, None], 0.0)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock._arrays import Array, arrays_of
 from penstock.errors import ConfigError, DataError
-from penstock.transforms._advantages.inputs import per_row, rows_of, token_mask
+from penstock.transforms._advantages.inputs import per_row, per_token, rows_of, token_mask
 from penstock.transforms._advantages.presets import Empty, Preset, choice, find_preset
 from penstock.transforms._advantages.whitening import Reduce, reduced
 
@@ -135,6 +135,7 @@ def loss_denominators(
 def aggregate_loss(losses: Any, mask: Any, denominators: Any) -> Array:
     """The loss of the tokens with mask 1, each divided by the denominator of its row, summed; gradients pass.
 
+    `denominators` is one a row, or one a token, as batches without padding have them: their rollouts lie in one row.
     Micro-batches and ranks add up to the loss of the batch that the denominators were made for.
     """
     arrays = arrays_of(losses, mask, denominators, gradients=True)
@@ -142,5 +143,9 @@ def aggregate_loss(losses: Any, mask: Any, denominators: Any) -> Array:
     loss = arrays.differentiable(losses)
     rows, tokens = rows_of(loss)
     counted = token_mask(arrays, mask, (rows, tokens), "zero")
-    divisors = per_row(arrays, denominators, "denominators", rows=rows)
-    return xp.sum(xp.where(counted, loss, 0.0) / divisors[:, None])
+    if len(np.shape(denominators)) == 2:
+        divisors = per_token(arrays, denominators, "denominators", shape=(rows, tokens))
+        divisors = xp.where(counted, divisors, 1.0)  # nobody has to say what nothing is divided by
+    else:
+        divisors = per_row(arrays, denominators, "denominators", rows=rows)[:, None]
+    return xp.sum(xp.where(counted, loss, 0.0) / divisors)

@@ -150,6 +150,8 @@ def test_lengths_that_disagree_are_named() -> None:
         remax([1.0, 2.0], [1.0, 2.0, 3.0])
     with pytest.raises(DataError, match="denominators has 1 rows, expected 2"):
         aggregate_loss(ONES, ONES, [1.0])
+    with pytest.raises(DataError, match=r"denominators has shape \(1, 1\), expected"):
+        aggregate_loss(ONES, ONES, [[1.0]])
     with pytest.raises(DataError, match=r"mask has 2 rows for 3 rewards"):
         grpo([1.0, 2.0, 3.0], 3, mask=ONES)
     with pytest.raises(DataError, match=r"mask must be \(rows, tokens\)"):

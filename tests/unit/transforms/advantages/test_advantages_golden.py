@@ -204,6 +204,12 @@ def test_losses_add_up_by_the_denominator(make: Any, aggregation: Any, preset: s
     assert float(loss) == pytest.approx(expected, abs=1e-6)
 
 
+def test_a_loss_may_be_divided_token_by_token(make: Any) -> None:
+    """As rollouts lie in one row without padding; what stands where nothing counts is never used."""
+    losses, mask = make([[1, np.nan, 2, 6, 5]]), make([[1, 0, 1, 1, 0]])
+    assert float(aggregate_loss(losses, mask, make([[2, 0, 4, 3, np.nan]]))) == pytest.approx(3.0)
+
+
 def test_token_rewards_put_the_score_on_the_last_token_that_counts(make: Any) -> None:
     mask = make([[1, 1, 0, 1, 0], [1, 0, 0, 0, 0]])
     close(token_rewards(make([2, -1]), mask), [[0, 0, 0, 2, 0], [-1, 0, 0, 0, 0]], make)
