@@ -94,4 +94,5 @@ def test_an_example_runs_and_prints_what_it_promises(name: str, tmp_path: Path) 
     )
     assert done.returncode == 0, done.stderr
     assert not [text for text in promised if text not in done.stdout], done.stdout
-    assert not list(tmp_path.iterdir()), "it left something behind"
+    left = [path.name for path in tmp_path.iterdir() if not path.name.startswith("torchinductor_")]  # torch's own
+    assert not left, "it left something behind"

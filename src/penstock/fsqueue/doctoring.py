@@ -54,7 +54,7 @@ def examine(
         watch = Watch(queue.members, lease_seconds=_lease(queue, wait_seconds))
         _watch_members(exam, watch, wait_seconds, on_wait)
         findings += _left_behind(exam, watch)
-        own = {"queue.json", "members", *queue.description.splits}
+        own = {"queue.json", "columns.json", "members", *queue.description.splits}
         findings += strangers(queue.path, set(os.listdir(queue.path)) - own)
         findings += strangers(queue.members, [name for name in os.listdir(queue.members) if not _is_member(name)])
         for split in queue.description.splits:

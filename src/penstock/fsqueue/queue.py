@@ -90,7 +90,7 @@ class Queue:
         if not path.is_dir():
             raise QueueNotFoundError(
                 f"Queue directory not found: {path}; run `python prepare.py <config>` first (same config), "
-                "it makes the queue"
+                "it makes the queue; a QueueSink makes one, too"
             )
         try:
             facts = orjson.loads((path / _FILE).read_bytes())
@@ -180,7 +180,7 @@ class Queue:
 
 def how_to_purge(path: PathLike) -> str:
     """The remedy in messages about stale data."""
-    return f"run `penstock queue purge {path}` to throw away what is queued, then prepare.py again"
+    return f"run `penstock queue purge {path}` to throw away what is queued, then fill it again (prepare.py)"
 
 
 def purge(path: PathLike, *, force: bool = False) -> int:

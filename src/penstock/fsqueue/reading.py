@@ -139,9 +139,8 @@ class Split:
         taken = sum(file.owner is not None for file in files)
         providers = [m for m in self.caretaker.watch.look(fresh=True).values() if m.id.startswith("p")]
         at_work = f"{len(providers)} providers are listed" if providers else "no provider is at work"
-        remedy = (
-            "look at their output, and at `penstock queue status`" if providers else "run `python prepare.py <config>`"
-        )
+        start = "run `python prepare.py <config>`" if self.queue.repeatable else "start what fills the queue"
+        remedy = "look at their output, and at `penstock queue status`" if providers else start
         return (
             f"a batch of split {self.name!r} in {self.queue.path}: {len(files) - taken} files are ready, {taken} are "
             f"taken by consumers, {at_work}; {remedy}"

@@ -85,7 +85,7 @@ class StrictReader:
                 "done with and deleted, by this run after the state was taken, or by another reader of the queue; "
                 f"resume from a later state, or {how_to_purge(self.split.queue.path)}, and it makes them again"
             )
-        self._opened, self._known = None, {}
+        self._opened, self._known, self._end = None, {}, self.split.lanes.end()
         # Loading is no commit: an earlier state may still be gone back to. But of a queue that was purged and made
         # again there is none, and nobody needs what lies before this one.
         self._start(position, done=low if self.on_commit and same_queue else position)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.metrics import Report
     from penstock.pipeline.pipeline import Pipeline
     from penstock.pipeline.stages import (
+        Acknowledged,
         Block,
         BlockSource,
         DataProcessor,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
         Fitting,
         Located,
         Origin,
+        Publishing,
         Rejected,
         Sink,
         Source,
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "Acknowledged",
     "Block",
     "BlockSource",
     "DataProcessor",
@@ -46,6 +49,7 @@ __all__ = [
     "Origin",
     "Pipeline",
     "PipelineConfig",
+    "Publishing",
     "Rejected",
     "Report",
     "Sink",
@@ -76,6 +80,8 @@ __getattr__ = lazy(
         "Sink": "penstock.pipeline.stages",
         "Source": "penstock.pipeline.stages",
         "State": "penstock.pipeline.stages",
+        "Acknowledged": "penstock.pipeline.stages",
+        "Publishing": "penstock.pipeline.stages",
         "Stateful": "penstock.pipeline.stages",
         "Transform": "penstock.pipeline.stages",
     },
