@@ -47,7 +47,8 @@ class DatasetConsumer:
     has to hold what is read between two checkpoints.
 
     Batches are arrays of `backend` (torch, unless told otherwise), on `device`; a CUDA device is fed from pinned memory
-    without waiting for the copy. Strings, and lists of different lengths, come out as lists, one entry a row. A file that cannot be read raises, or with `on_bad="skip"` is put aside and counted.
+    without waiting for the copy. Strings, and lists of different lengths, come out as lists, one entry a row. A file
+    that cannot be read raises, or with `on_bad="skip"` is put aside and counted.
 
     Raises QueueNotFoundError when there is no queue at `queue_dir`.
     """
