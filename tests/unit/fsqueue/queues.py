@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.errors import ConfigError as ConfigError
 from penstock.fsqueue import DataProviderBase, DatasetConsumer, Queue
 from penstock.fsqueue.columns import Columns
 from penstock.fsqueue.members import Membership
