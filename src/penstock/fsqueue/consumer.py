@@ -239,8 +239,9 @@ class DatasetConsumer:
     def _reader(self, split: str) -> Reader:
         if self._closed:
             raise ConfigError("the consumer is closed; make another one, and give it the state of this one")
-        with self._queue.guarded():
-            self._member.join()
+        if not self._member.joined:
+            with self._queue.guarded():
+                self._member.join()
         if split not in self._readers:
             self._queue.split(split)
             place = Split(

@@ -99,7 +99,8 @@ class Membership:
 
     @property
     def joined(self) -> bool:
-        return self._name is not None
+        """Whether it is seen, and by this process's doing."""
+        return self._name is not None and self._process == os.getpid()
 
     def lapsed(self, since: int) -> bool:
         """Whether the lease may have run out after `lapses` was `since`: what was taken then may be ours no more."""

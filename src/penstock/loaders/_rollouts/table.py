@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
@@ -160,6 +160,3 @@ class RolloutTable:
 
 def _taken(column: Any, rows: Ints) -> Any:
     return column.take(rows) if isinstance(column, Ragged) else column[rows]
-
-
-Metadata = Mapping[str, Any]
