@@ -1,0 +1,156 @@
+"""What a template is: rows of a table in, one text for each row out."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from penstock._dtypes import did_you_mean
+from penstock.errors import ConfigError, DataError, SchemaError
+from penstock.templates.frames import as_row
+
+__all__ = ["BaseTemplate"]
+
+logger = logging.getLogger(__name__)
+
+_RULES = 1
+"""Raised when the same template would make other texts than before: what was kept by fingerprint is made anew."""
+_SLICE_BYTES = 64 << 20
+_MOST_BYTES = (1 << 31) - 1
+
+
+class BaseTemplate(ABC):
+    """One text for each row of a table, made column by column rather than row by row.
+
+    A template of your own has a `name`, says which `columns` it uses, what decides its text (`rules`), and makes the
+    texts of a few thousand rows at once (`render_slice`). The rest follows.
+    """
+
+    name: str
+    version: str = "1"
+    slice_rows: int = 65_536
+    """Rows rendered at once; what is needed on the way stays this small."""
+
+    def __init__(self, name: str, *, version: str = "1") -> None:
+        for key, given in (("name", name), ("version", version)):
+            if not isinstance(given, str) or not given:
+                raise ConfigError(f"the {key} of a template must be text that is not empty, got {given!r}")
+        self.name, self.version = name, version
+
+    @abstractmethod
+    def columns(self, available: Sequence[str]) -> tuple[str, ...]:
+        """Which columns it uses of a table that has these; with none available, those it cannot do without."""
+
+    @abstractmethod
+    def render_slice(self, table: pa.Table, first_row: int) -> pa.Array:
+        """The texts of these rows, as `string` or `large_string`. `first_row` is where they begin, for errors."""
+
+    @abstractmethod
+    def rules(self) -> dict[str, Any]:
+        """Everything that decides the text, as JSON-able values."""
+
+    def render(self, table: pa.Table) -> pa.ChunkedArray:
+        """The text of every row, as `string`, a chunk for each slice of the table."""
+        return pa.chunked_array(list(self.render_chunks(table)), pa.string())
+
+    def render_chunks(self, table: pa.Table) -> Iterator[pa.StringArray]:
+        """The same one slice after the other, for texts that are not to be held all at once."""
+        self.validate(table.schema)
+        used = table.select(list(self.columns(table.schema.names)))
+        self._tell_of_empty_columns(used)
+        for start, part in self._slices(used):
+            yield from _as_strings(self.render_slice(part, start))
+
+    def render_row(self, row: Any) -> str:
+        """The text of one row: the same as that row of a table has."""
+        values = as_row(row)
+        self.validate(list(values))
+        used = {name: [values[name]] for name in self.columns(list(values))}
+        # A row without columns is still a row.
+        table = pa.table(used) if used else pa.table({"": pa.nulls(1)})
+        return str(self.render_slice(table, 0)[0].as_py())
+
+    def validate(self, columns: pa.Schema | pa.Table | Sequence[str]) -> None:
+        """Raise `SchemaError` if a column that the template needs is not among these."""
+        names = list(columns) if not isinstance(columns, (pa.Schema, pa.Table)) else _names(columns)
+        for name in self.columns(()):
+            if name not in names:
+                hint = did_you_mean(name, names)
+                raise SchemaError(f"template {self.name!r} uses column {name!r}, the data has {names}{hint}")
+
+    def describe(self) -> dict[str, Any]:
+        """What it is: kind, name, version and rules."""
+        return {"kind": type(self).__name__, "name": self.name, "version": self.version, **self.rules()}
+
+    @property
+    def fingerprint(self) -> str:
+        """The same for templates that make the same texts, whatever they are called."""
+        said = [_RULES, type(self).__name__, self.rules()]
+        return str(xxhash.xxh3_128_hexdigest(orjson.dumps(said, option=orjson.OPT_SORT_KEYS)))
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and isinstance(other, BaseTemplate) and other.describe() == self.describe()
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.version))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, version={self.version!r})"
+
+    def _slices(self, table: pa.Table) -> Iterator[tuple[int, pa.Table]]:
+        rows = table.num_rows
+        step = max(1, min(self.slice_rows, rows * _SLICE_BYTES // max(1, table.nbytes) if rows else 1))
+        for start in range(0, rows, step):
+            yield start, table.slice(start, min(step, rows - start))  # or a table without columns would grow
+
+    def missing_rules(self) -> Mapping[str, str]:
+        """What happens to a missing value, by column, where it is not the usual `omit`."""
+        return {}
+
+    def _tell_of_empty_columns(self, table: pa.Table) -> None:
+        """A warning, once for each column: most often a file was read or joined wrongly."""
+        told: set[str] = self.__dict__.setdefault("_told", set())  # a subclass may do without our constructor
+        for name, column in zip(table.schema.names, table.columns):
+            if table.num_rows > 1 and name not in told and _is_empty(column):
+                told.add(name)
+                what = _CONSEQUENCES[self.missing_rules().get(name, "omit")]
+                rows = table.num_rows
+                logger.warning("template %r: column %r is missing in all %d rows, so %s", self.name, name, rows, what)
+
+
+_CONSEQUENCES = {
+    "omit": "no text mentions it (its rule is missing='omit')",
+    "say": "every text says that it is unknown",
+    "error": "its rule, missing='error', stops here",
+}
+
+
+def _is_empty(column: pa.ChunkedArray) -> bool:
+    if column.null_count or not pa.types.is_floating(column.type):
+        return bool(column.null_count == len(column))
+    return bool(pc.all(pc.is_nan(column)).as_py())
+
+
+def _names(columns: pa.Schema | pa.Table) -> list[str]:
+    return list(columns.names if isinstance(columns, pa.Schema) else columns.column_names)
+
+
+def _as_strings(texts: pa.Array) -> Iterator[pa.Array]:
+    """The texts with 32-bit offsets, in as few pieces as hold them."""
+    if texts.type == pa.string():
+        yield texts
+    elif texts.nbytes - 8 * len(texts) <= _MOST_BYTES - 64:
+        yield texts.cast(pa.string())
+    elif len(texts) == 1:
+        raise DataError(f"the text of one row has {texts.nbytes:,} bytes; Arrow's texts end at {_MOST_BYTES:,}")
+    else:
+        middle = len(texts) // 2
+        yield from _as_strings(texts.slice(0, middle))
+        yield from _as_strings(texts.slice(middle))

@@ -1,0 +1,124 @@
+"""Templates by name and version: registered once, asked for by name, kept in a file."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from penstock._dtypes import did_you_mean
+from penstock.errors import ConfigError
+from penstock.templates.base_template import BaseTemplate
+from penstock.templates.converters import array_of, texts_of
+from penstock.templates.frames import MixedTypes, as_table
+from penstock.templates.library import read_templates, write_templates
+from penstock.templates.styles import STYLES
+
+__all__ = ["TextTemplateEngine"]
+
+
+class TextTemplateEngine:
+    """A set of templates.
+
+        engine = TextTemplateEngine()
+        engine.register_template(SentenceTemplate("titanic_v1", "{Name} was a {Sex} passenger[ aged {Age}]."))
+        texts = engine.convert_data(data=df, template_name="titanic_v1")
+
+    The styles natural, key_value, markdown, json and list are there from the start. Without a `version` the latest
+    is meant: "10" comes after "9", and "1.2" after "1.1".
+    """
+
+    def __init__(self, templates: Iterable[BaseTemplate] = ()) -> None:
+        self._templates: dict[str, dict[str, BaseTemplate]] = {}
+        for template in (*(style() for style in STYLES.values()), *templates):
+            self.register_template(template)
+
+    def register_template(self, template: BaseTemplate, *, replace: bool = False) -> None:
+        """Add a template. The same one twice is fine; another of that name and version only with `replace`."""
+        if not isinstance(template, BaseTemplate):
+            raise ConfigError(f"expected a template, such as SentenceTemplate(...), got {type(template).__name__}")
+        known = self._templates.setdefault(template.name, {})
+        other = known.get(template.version)
+        if other is not None and other != template and not replace:
+            raise ConfigError(
+                f"template {template.name!r} version {template.version!r} is registered with other content "
+                f"({_difference(other, template)}); give it another version, or pass replace=True"
+            )
+        known[template.version] = template
+
+    def get_template(self, name: str, version: str | None = None) -> BaseTemplate:
+        """A template by name; the latest version unless one is asked for."""
+        versions = self.versions(name)
+        if version is None:
+            version = versions[-1]
+        if version not in versions:
+            raise ConfigError(f"template {name!r} has no version {version!r}; it has {', '.join(map(repr, versions))}")
+        return self._templates[name][version]
+
+    def list_templates(self) -> list[str]:
+        """The names, sorted."""
+        return sorted(self._templates)
+
+    def versions(self, name: str) -> list[str]:
+        """The versions of a template, the latest last."""
+        if name not in self._templates:
+            hint = did_you_mean(str(name), self._templates) or f"; known are {', '.join(self.list_templates())}"
+            raise ConfigError(f"no template is called {name!r}{hint}")
+        return sorted(self._templates[name], key=_by_numbers)
+
+    def convert_data(
+        self, data: Any, template_name: str, version: str | None = None, *, mixed: MixedTypes = "error"
+    ) -> list[str]:
+        """One text for each row of a frame, an Arrow table, rows or a path; the columns are checked first."""
+        return texts_of(self.get_template(template_name, version), as_table(data, mixed=mixed))
+
+    def convert_table(
+        self, data: Any, template_name: str, version: str | None = None, *, mixed: MixedTypes = "error"
+    ) -> pa.StringArray | pa.LargeStringArray:
+        """The same as an Arrow array."""
+        return array_of(self.get_template(template_name, version), as_table(data, mixed=mixed))
+
+    def validate(self, data: Any, template_name: str, version: str | None = None) -> None:
+        """Check a template against the columns of some data, or against their names, without rendering anything."""
+        names = isinstance(data, (list, tuple)) and all(isinstance(name, str) for name in data)
+        columns = data if names or isinstance(data, pa.Schema) else as_table(data).schema
+        self.get_template(template_name, version).validate(columns)
+
+    def load_templates(self, path: str | os.PathLike[str], *, replace: bool = False) -> list[str]:
+        """Register the templates of a YAML or JSON file; the names of those that were in it."""
+        templates = read_templates(Path(path))
+        for template in templates:
+            self.register_template(template, replace=replace)
+        return [template.name for template in templates]
+
+    def save_templates(self, path: str | os.PathLike[str]) -> None:
+        """Write what was registered, the built-in styles aside, to a file that `load_templates` reads."""
+        built_in = {style() for style in STYLES.values()}
+        chosen = [
+            self._templates[name][version]
+            for name in self.list_templates()
+            for version in self.versions(name)
+            if self._templates[name][version] not in built_in
+        ]
+        write_templates(Path(path), chosen)
+
+    def __repr__(self) -> str:
+        return f"TextTemplateEngine({', '.join(self.list_templates())})"
+
+
+def _by_numbers(version: str) -> list[tuple[int, int, str]]:
+    """Numbers by their size, words by their letters."""
+    parts = re.findall(r"\d+|[^\d.]+", version)
+    return [(1, int(part), "") if part.isdecimal() else (0, 0, part) for part in parts]
+
+
+def _difference(old: BaseTemplate, new: BaseTemplate) -> str:
+    before, after = old.describe(), new.describe()
+    for key in before.keys() | after.keys():
+        if before.get(key) != after.get(key):
+            return f"{key} was {before.get(key)!r:.80}, is {after.get(key)!r:.80}"
+    return "another class of template"

@@ -1,0 +1,230 @@
+"""Templates that are written as a sentence: `"{Name} was {Age:.0f} years old[, and embarked at {Embarked}]."`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.errors import ConfigError
+from penstock.templates.arrays import TEXT, join
+from penstock.templates.base_template import BaseTemplate
+from penstock.templates.columns import ColumnFormat, as_formats
+from penstock.templates.frames import as_row
+from penstock.templates.saying import Sayer, check_spec
+
+__all__ = ["SentenceTemplate"]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A column in a sentence."""
+
+    column: str
+    spec: str
+
+
+@dataclass(frozen=True, slots=True)
+class Optional:
+    """A part in brackets: there unless something in it is missing."""
+
+    parts: tuple[str | Slot | Optional, ...]
+
+
+Part = str | Slot | Optional
+
+
+class SentenceTemplate(BaseTemplate):
+    """A text with columns in it.
+
+        SentenceTemplate("titanic_v1", "{Name} was a {Sex} passenger[ aged {Age:.0f}][, from {Embarked}].",
+                         columns={"Embarked": ColumnFormat(categories={"S": "Southampton", ...})})
+
+    `{column}` is said by its `ColumnFormat`, `{column:spec}` by a format of Python's (`strftime` for dates). A part in
+    `[...]` is left out where a column in it is missing and its rule is `omit`; parts may be inside others. Outside of
+    brackets nothing can be left out, so a missing value is said: "unknown", or the column's `missing_text`.
+    `{{ }} [[ ]]` are the signs themselves, except that a `]` inside a part always ends it; a name with `:`, `}` or
+    spaces at its ends is quoted: `{"a:b"}`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        text: str,
+        *,
+        version: str = "1",
+        columns: Mapping[str, ColumnFormat | Mapping[str, Any]] | None = None,
+    ) -> None:
+        super().__init__(name, version=version)
+        if not isinstance(text, str):
+            raise ConfigError(f"the text of template {name!r} must be a str, got {type(text).__name__}")
+        self.text = text
+        self.formats = as_formats(columns)
+        self._parts = _Parser(text, f"template {name!r}").parse()
+        self._sayers = {
+            slot: Sayer(slot.column, self.formats.get(slot.column, ColumnFormat()), slot.spec)
+            for slot in _slots(self._parts)
+        }
+        self._columns = tuple(dict.fromkeys(slot.column for slot in _slots(self._parts)))
+        strangers = [column for column in self.formats if column not in self._columns]
+        if strangers:
+            raise ConfigError(
+                f"template {name!r} has a format for column {strangers[0]!r}, which its text does not use; "
+                f"it uses {list(self._columns)}"
+            )
+
+    def columns(self, available: Sequence[str] = ()) -> tuple[str, ...]:
+        return self._columns
+
+    def missing_rules(self) -> Mapping[str, str]:
+        rules = {slot.column: "say" for slot in self._parts if isinstance(slot, Slot)}
+        return rules | {name: rule.missing for name, rule in self.formats.items() if rule.missing != "omit"}
+
+    def render_slice(self, table: pa.Table, first_row: int) -> pa.Array:
+        said = {slot: sayer.many(table[slot.column], first_row) for slot, sayer in self._sayers.items()}
+
+        def rendered(parts: Sequence[Part], *, must: bool) -> pa.Array:
+            pieces: list[Any] = []
+            for part in parts:
+                if isinstance(part, Slot):
+                    texts = said[part]
+                    if must and texts.null_count:
+                        texts = pc.fill_null(texts, pa.scalar(self._sayers[part].missing_text, TEXT))
+                    pieces.append(texts)
+                elif isinstance(part, Optional):
+                    pieces.append(pc.fill_null(rendered(part.parts, must=False), pa.scalar("", TEXT)))
+                else:
+                    pieces.append(part)
+            return join(*pieces)
+
+        if not said:
+            return pa.repeat(pa.scalar("".join(map(str, self._parts)), TEXT), table.num_rows)
+        return rendered(self._parts, must=True)
+
+    def render_row(self, row: Any) -> str:
+        values = as_row(row)
+        self.validate(list(values))
+        said = {slot: sayer.one(values[slot.column]) for slot, sayer in self._sayers.items()}
+
+        def rendered(parts: Sequence[Part], *, must: bool) -> str | None:
+            pieces: list[str] = []
+            for part in parts:
+                if isinstance(part, Slot):
+                    text = said[part]
+                    if text is None:
+                        if not must:
+                            return None
+                        text = self._sayers[part].missing_text
+                    pieces.append(text)
+                elif isinstance(part, Optional):
+                    pieces.append(rendered(part.parts, must=False) or "")
+                else:
+                    pieces.append(part)
+            return "".join(pieces)
+
+        return rendered(self._parts, must=True) or ""
+
+    def rules(self) -> dict[str, Any]:
+        return {"text": self.text, "columns": {name: rule.to_dict() for name, rule in self.formats.items()}}
+
+
+def _slots(parts: Sequence[Part]) -> Iterator[Slot]:
+    for part in parts:
+        if isinstance(part, Slot):
+            yield part
+        elif isinstance(part, Optional):
+            yield from _slots(part.parts)
+
+
+class _Parser:
+    """A cursor over a written text."""
+
+    def __init__(self, text: str, where: str) -> None:
+        self.text, self.where, self.at = text, where, 0
+
+    def parse(self) -> tuple[Part, ...]:
+        parts = self._parts(opened=None)
+        assert self.at == len(self.text)
+        return parts
+
+    def _parts(self, opened: int | None) -> tuple[Part, ...]:
+        """Parts up to the bracket that ends them; `opened` is where it was opened."""
+        parts: list[Part] = []
+        words: list[str] = []
+
+        def end_words() -> None:
+            if words:
+                parts.append("".join(words))
+                words.clear()
+
+        while self.at < len(self.text):
+            sign = self.text[self.at]
+            if sign in "{}[]" and self.text[self.at : self.at + 2] == sign * 2 and not self._closes_two(sign, opened):
+                words.append(sign)
+                self.at += 2
+            elif sign == "{":
+                end_words()
+                parts.append(self._slot())
+            elif sign == "[":
+                end_words()
+                parts.append(self._optional())
+            elif sign == "]" and opened is not None:
+                end_words()
+                return tuple(parts)
+            elif sign in "}]":
+                raise self._error(self.at, f"{sign!r} ends nothing; write {sign * 2!r} for the sign itself")
+            else:
+                words.append(sign)
+                self.at += 1
+        if opened is not None:
+            raise self._error(opened, "'[' is never closed; write '[[' for the sign itself")
+        end_words()
+        return tuple(parts)
+
+    def _closes_two(self, sign: str, opened: int | None) -> bool:
+        """Whether `]]` is the end of two parts, one in the other, and not the sign itself."""
+        return sign == "]" and opened is not None
+
+    def _optional(self) -> Optional:
+        start = self.at
+        self.at += 1
+        parts = self._parts(opened=start)
+        self.at += 1
+        if not any(_slots(parts)):
+            raise self._error(
+                start, "a part in [...] needs a column that may be missing; write [[ and ]] for the signs"
+            )
+        return Optional(parts)
+
+    def _slot(self) -> Slot:
+        start = self.at
+        self.at += 1
+        quote = self.text[self.at : self.at + 1]
+        if quote and quote in "\"'":
+            end = self.text.find(quote, self.at + 1)
+            if end < 0:
+                raise self._error(start, f"the quote {quote} is never closed")
+            column = self.text[self.at + 1 : end]
+            self.at = end + 1
+            if self.text[self.at : self.at + 1] not in (":", "}"):
+                raise self._error(start, "a quoted name is followed by ':' or '}'")
+        else:
+            column = None
+        end = self.text.find("}", self.at)
+        inside = self.text[self.at : end] if end >= 0 else ""
+        if end < 0 or "{" in inside:
+            raise self._error(start, "'{' is never closed; write '{{' for the sign itself")
+        name, _, spec = inside.partition(":")
+        column = name.strip() if column is None else column
+        if not column:
+            raise self._error(start, "a column needs a name, such as {Age}")
+        check_spec(spec, f"{self.where}, column {column!r}")
+        self.at = end + 1
+        return Slot(column, spec)
+
+    def _error(self, at: int, reason: str) -> ConfigError:
+        around = self.text[max(0, at - 20) : at + 30]
+        return ConfigError(f"{self.where}, character {at}: {reason} (at {around!r})")

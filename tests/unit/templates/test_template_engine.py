@@ -1,0 +1,187 @@
+"""Templates by name and version, and in files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from penstock.errors import ConfigError, SchemaError
+from penstock.templates import (
+    BaseTemplate,
+    ColumnFormat,
+    JinjaTemplate,
+    KeyValueTemplate,
+    MarkdownTemplate,
+    SentenceTemplate,
+    TextTemplateEngine,
+    as_table,
+)
+
+AGE = SentenceTemplate("ages", "{Name}[ is {Age}].", columns={"Age": ColumnFormat(unit="years")})
+
+
+@pytest.fixture
+def df() -> pd.DataFrame:
+    return pd.DataFrame({"Name": ["Ann", "Bob"], "Age": [22.0, None]})
+
+
+def test_a_registered_template_converts_data(df: pd.DataFrame) -> None:
+    engine = TextTemplateEngine()
+    engine.register_template(AGE)
+    assert engine.convert_data(data=df, template_name="ages") == ["Ann is 22 years.", "Bob."]
+    assert engine.convert_table(df, "ages").equals(pa.array(["Ann is 22 years.", "Bob."]))
+    assert engine.convert_data(df, "ages", version="1") == engine.convert_data(df.to_dict("records"), "ages")
+
+
+def test_the_styles_are_there_from_the_start(df: pd.DataFrame) -> None:
+    engine = TextTemplateEngine()
+    assert engine.list_templates() == ["json", "key_value", "list", "markdown", "natural"]
+    assert engine.convert_data(df, "key_value") == ["Name: Ann | Age: 22", "Name: Bob"]
+    assert engine.convert_data(df, "list")[0] == "- Name: Ann\n- Age: 22"
+
+
+def test_the_latest_version_is_meant_unless_one_is_named() -> None:
+    engine = TextTemplateEngine(SentenceTemplate("t", f"{{a}} {v}", version=v) for v in ("9", "10", "1.2", "1.10"))
+    assert engine.versions("t") == ["1.2", "1.10", "9", "10"]
+    assert engine.convert_data([{"a": 1}], "t") == ["1 10"]
+    assert engine.convert_data([{"a": 1}], "t", version="1.2") == ["1 1.2"]
+    with pytest.raises(ConfigError, match=r"template 't' has no version '2'; it has '1.2', '1.10', '9', '10'"):
+        engine.get_template("t", "2")
+    with pytest.raises(ConfigError, match=r"no template is called 'ntural'; did you mean 'natural'\?"):
+        engine.get_template("ntural")
+
+
+def test_the_same_template_may_be_registered_twice_another_only_to_replace_it() -> None:
+    engine = TextTemplateEngine([AGE])
+    engine.register_template(SentenceTemplate("ages", AGE.text, columns=AGE.formats))
+    other = SentenceTemplate("ages", "{Name}")
+    with pytest.raises(ConfigError, match=r"'ages' version '1' is registered with other content .*replace=True"):
+        engine.register_template(other)
+    assert engine.get_template("ages") == AGE
+    engine.register_template(other, replace=True)
+    assert engine.get_template("ages") is other
+    with pytest.raises(ConfigError, match="expected a template, such as SentenceTemplate"):
+        engine.register_template("{Name}")  # type: ignore[arg-type]
+
+
+def test_columns_are_checked_before_anything_is_said(df: pd.DataFrame) -> None:
+    engine = TextTemplateEngine([AGE])
+    engine.validate(df, "ages")
+    engine.validate(["Age", "Name"], "ages")
+    for data in (
+        df.rename(columns={"Age": "age"}),
+        ["Name", "age"],
+        pa.schema({"Name": pa.string(), "age": pa.int8()}),
+    ):
+        with pytest.raises(SchemaError, match=r"template 'ages' uses column 'Age'.*did you mean 'age'\?"):
+            engine.validate(data, "ages")
+
+
+def test_fingerprints_are_equal_where_the_texts_are() -> None:
+    renamed = SentenceTemplate("other", AGE.text, version="7", columns=AGE.formats)
+    assert renamed.fingerprint == AGE.fingerprint
+    assert renamed != AGE
+    others = [
+        SentenceTemplate("ages", AGE.text),
+        SentenceTemplate("ages", AGE.text + "!", columns=AGE.formats),
+        KeyValueTemplate(),
+        KeyValueTemplate(between=", "),
+        KeyValueTemplate(only=["a"]),
+        KeyValueTemplate(exclude=["a"]),
+        KeyValueTemplate(columns={"a": ColumnFormat(missing="say")}),
+        MarkdownTemplate(),
+        MarkdownTemplate(layout="list"),
+    ]
+    prints = [template.fingerprint for template in (AGE, *others)]
+    assert len(set(prints)) == len(prints)
+    assert all(json.dumps(template.describe()) for template in others)
+
+
+@pytest.mark.parametrize("name", ["templates.yaml", "templates.json"])
+def test_templates_travel_through_a_file(tmp_path: Path, df: pd.DataFrame, name: str) -> None:
+    engine = TextTemplateEngine(
+        [
+            AGE,
+            SentenceTemplate("ages", "{Name}: {Age}", version="2"),
+            KeyValueTemplate("short", between=", ", columns={"Age": ColumnFormat(categories={22: "ä"}, unseen="keep")}),
+            MarkdownTemplate("md", layout="list", only=["Name"]),
+            JinjaTemplate("jinja", "{{ Name }}"),
+        ]
+    )
+    engine.save_templates(tmp_path / name)
+    other = TextTemplateEngine()
+    assert other.load_templates(tmp_path / name) == ["ages", "ages", "jinja", "md", "short"]
+    for template in ("ages", "jinja", "md", "short", "natural"):
+        assert other.versions(template) == engine.versions(template)
+        assert other.get_template(template) == engine.get_template(template)
+        assert other.convert_data(df, template) == engine.convert_data(df, template)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("templates: [{kind: sentnce, name: a, text: b}]", r"template 0: unknown kind .* 'sentence'\?"),
+        ("templates: [{kind: sentence, name: a, txt: b}]", r"template 0: .*unknown key 'txt'; did you mean 'text'\?"),
+        ("templates: [{kind: sentence, name: a}]", "template 0: template 'a' of kind 'sentence': .*'text'"),
+        ("templates: [{kind: sentence, name: a, text: '{b'}]", "template 0: template 'a', character 0: .*never closed"),
+        ("templates: [{name: a}]", "template 0: a template has keys, such as 'kind: sentence'"),
+        ("templates: {a: 1}", "must have one key, 'templates', with a list"),
+        ("templtes: []", r"must have one key, 'templates', with a list; it has \['templtes'\]"),
+        ("templates: [", "line 1"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named_with_the_reason(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "bad.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"bad\.yaml.*" + message):
+        TextTemplateEngine().load_templates(tmp_path / "bad.yaml")
+
+
+def test_a_written_version_may_be_a_number(tmp_path: Path) -> None:
+    (tmp_path / "t.yaml").write_text("templates:\n  - {kind: list, name: a, version: 2}\n")
+    engine = TextTemplateEngine()
+    engine.load_templates(tmp_path / "t.yaml")
+    assert engine.versions("a") == ["2"]
+
+
+class Shout(BaseTemplate):
+    """A template as somebody else would write it."""
+
+    name = "shout"
+
+    def __init__(self, column: str) -> None:
+        self.column = column
+
+    def columns(self, available: Sequence[str]) -> tuple[str, ...]:
+        return (self.column,)
+
+    def rules(self) -> dict[str, Any]:
+        return {"column": self.column}
+
+    def render_slice(self, table: pa.Table, first_row: int) -> pa.Array:
+        return pc.utf8_upper(pc.cast(table[self.column], pa.string())).combine_chunks()
+
+
+def test_a_template_of_ones_own_needs_three_methods(tmp_path: Path, df: pd.DataFrame) -> None:
+    engine = TextTemplateEngine([Shout("Name")])
+    assert engine.convert_data(df, "shout") == ["ANN", "BOB"]
+    assert Shout("Name").render_row(df.iloc[1]) == "BOB"
+    assert Shout("Name") == Shout("Name") != Shout("Age")
+    assert Shout("Name").render(as_table(df)).type == pa.string()
+    with pytest.raises(SchemaError, match=r"template 'shout' uses column 'Nam'.*did you mean 'Name'\?"):
+        Shout("Nam").render(as_table(df))
+    with pytest.raises(ConfigError, match="is of a class of its own, which a file cannot hold"):
+        engine.save_templates(tmp_path / "t.yaml")
+
+
+def test_names_and_versions_are_texts() -> None:
+    with pytest.raises(ConfigError, match="the name of a template must be text that is not empty, got ''"):
+        SentenceTemplate("", "{a}")
+    with pytest.raises(ConfigError, match="the version of a template must be text that is not empty, got 1"):
+        SentenceTemplate("a", "{a}", version=1)  # type: ignore[arg-type]
