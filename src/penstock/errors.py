@@ -8,6 +8,7 @@
     ├── FailureBudgetError (RuntimeError)   more bad rows than the run was allowed
     ├── StalledError     (TimeoutError)     a stage, or a wait for memory, outlived its deadline
     ├── StoppedError     (RuntimeError)     somebody called stop() before the input ended
+    ├── PoolFullError    (MemoryError)      a tensor that does not fit into its pool any more
     ├── QueueNotFoundError (FileNotFoundError)  a queue directory, or its metadata, that is not there
     ├── StaleQueueError  (ValueError)       a queue, or a file in one, made with other metadata
     ├── ResumeError      (ValueError)       a state that belongs to another pipeline, or is damaged
@@ -26,6 +27,7 @@ __all__ = [
     "FailureBudgetError",
     "PenstockError",
     "PluginError",
+    "PoolFullError",
     "QueueNotFoundError",
     "ResumeError",
     "SchemaError",
@@ -95,6 +97,10 @@ class StalledError(PenstockError, TimeoutError):
 
 class StoppedError(PenstockError, RuntimeError):
     """The pipeline was stopped before its input ended, so there is no report."""
+
+
+class PoolFullError(PenstockError, MemoryError):
+    """A tensor does not fit beside those that are in use."""
 
 
 class QueueNotFoundError(PenstockError, FileNotFoundError):

@@ -14,6 +14,7 @@ from penstock._lazy import lazy
 
 if TYPE_CHECKING:
     from penstock.memory.budget import MemoryBudget, Reservation, format_bytes, parse_bytes
+    from penstock.memory.hot import HotCache, HotStats
     from penstock.memory.pool import BufferPool, PooledBuffer, PoolStats
     from penstock.memory.pressure import MemoryPressureHandler, MemoryReading, PressureEvent, read_memory, suggest_limit
     from penstock.memory.resident import ResidentWatch, resident_bytes
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BufferPool",
+    "HotCache",
+    "HotStats",
     "MappedFile",
     "MemoryBudget",
     "MemoryPressureHandler",
@@ -50,6 +53,8 @@ __getattr__ = lazy(
         "Reservation": "penstock.memory.budget",
         "format_bytes": "penstock.memory.budget",
         "parse_bytes": "penstock.memory.budget",
+        "HotCache": "penstock.memory.hot",
+        "HotStats": "penstock.memory.hot",
         "BufferPool": "penstock.memory.pool",
         "PoolStats": "penstock.memory.pool",
         "PooledBuffer": "penstock.memory.pool",

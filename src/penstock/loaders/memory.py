@@ -1,0 +1,402 @@
+"""Tensors from a pool, and the ones worth keeping, inside the same budget as the engine.
+
+manager = UnifiedMemoryManager(MemoryConfig(pool_size_mb=512))
+tensor = manager.allocate_tensor(shape=(32, 512), dtype=mx.float32)
+manager.cache_tensor("embeddings", tensor)
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.backends.allocating import Allocator, MlxPool, framework_of, get_allocator, is_array
+from penstock.backends.base import ALIGNMENT
+from penstock.errors import ConfigError, PoolFullError
+from penstock.memory.budget import MemoryBudget, format_bytes
+from penstock.memory.hot import HotCache
+from penstock.memory.pool import BufferPool, size_class
+
+__all__ = ["MemoryConfig", "UnifiedMemoryManager"]
+
+_MIB = 1 << 20
+_numbers = itertools.count(1)
+_CLOSED, _FORGOTTEN = -1, -2
+"""Notes to the thread of a ledger that are about no tensor."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryConfig:
+    """How much memory tensors may take, and of which framework they are."""
+
+    pool_size_mb: int = 512
+    """MiB for tensors in use and memory kept for the next ones, together."""
+    enable_pooling: bool = True
+    """Whether the memory of tensors that are gone is kept for others."""
+    enable_unified_memory: bool = True
+    """Whether MLX arrays may be made, which lie in memory that its CPU and GPU share. Without it a type that belongs
+    to no framework makes a NumPy array, and one of MLX is an error."""
+    cache_size_mb: int | None = None
+    """MiB for tensors kept by name; half of the pool unless said otherwise."""
+    budget: MemoryBudget | None = None
+    """The budget of the engine, shared: what tensors take is not there for batches. One of the pool's size if None."""
+    backend: Literal["mlx", "torch", "numpy"] = "mlx"
+    """Whose arrays they are when the type does not tell: "float32", float, np.float32."""
+
+    def __post_init__(self) -> None:
+        for name in ("pool_size_mb", "cache_size_mb"):
+            value = getattr(self, name)
+            if name == "cache_size_mb" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < (name == "pool_size_mb"):
+                raise ConfigError(f"{name} must be a positive number of MiB, got {value!r}")
+        if self.cache_size_mb is not None and self.cache_size_mb > self.pool_size_mb:
+            raise ConfigError(
+                f"a cache of {self.cache_size_mb} MiB does not fit into a pool of {self.pool_size_mb} MiB"
+            )
+        if self.backend not in ("mlx", "torch", "numpy"):
+            raise ConfigError(f"backend must be 'mlx', 'torch' or 'numpy', got {self.backend!r}")
+        if self.budget is not None and self.pool_size_mb * _MIB > self.budget.capacity:
+            raise ConfigError(
+                f"a pool of {self.pool_size_mb} MiB does not fit into a budget of "
+                f"{format_bytes(self.budget.capacity)}; make the pool smaller, or the budget larger"
+            )
+
+
+class UnifiedMemoryManager:
+    """Tensors of zeros from a pool, counted until they are gone, and a cache of those worth keeping.
+
+    Arrays of NumPy and tensors of torch lie in buffers of ours: their memory is used again when the last view of them
+    is gone. Arrays of MLX come from its own pool, which is made as large as ours while the manager lives; one counts as
+    gone when the array itself is, whatever shares its memory. All are a standing charge on the budget: they do not wait
+    for batches in flight, but these wait for them.
+
+    What does not fit first drives out what is only cached, then is a `PoolFullError`. Any thread may do anything.
+    `close` forgets the cache and gives everything back; tensors in use stay valid, and are counted no more.
+    """
+
+    def __init__(self, config: MemoryConfig | None = None) -> None:
+        self.config = config = config if config is not None else MemoryConfig()
+        self._limit = config.pool_size_mb * _MIB
+        self.budget = config.budget if config.budget is not None else MemoryBudget(self._limit)
+        cache_mb = config.pool_size_mb // 2 if config.cache_size_mb is None else config.cache_size_mb
+        self._cache: HotCache[Any] = HotCache(cache_mb * _MIB)
+        self._lock = threading.RLock()
+        kept = self._limit if config.enable_pooling else 0
+        self._pool = BufferPool(kept, budget=self.budget, owner=f"tensor pool {next(_numbers)}")
+        self._ledger = _Ledger(self.budget, self._pool)
+        self._mlx: MlxPool | None = None
+        self._foreign: dict[Hashable, int] = {}
+        """Cached tensors that were made elsewhere, and their bytes."""
+        self._allocated = self._reused = 0
+        self._closed = False
+        weakref.finalize(self, self._ledger.notes.put, _FORGOTTEN).atexit = False
+
+    @property
+    def limit(self) -> int:
+        """Bytes that tensors may take: the pool's size, or less while the budget is lowered."""
+        return min(self._limit, self.budget.limit)
+
+    def allocate_tensor(self, shape: int | Sequence[int], dtype: object = "float32") -> Any:
+        """A tensor of zeros. The type says whose it is (`mx.float32`, `torch.int64`); for a name, a type of NumPy or of
+        Python, that is `config.backend`."""
+        sizes = _sizes(shape)
+        allocator = self._allocator(dtype)
+        kind = allocator.dtype(dtype)
+        nbytes = math.prod(sizes) * allocator.itemsize(kind)
+        needed = size_class(nbytes) if allocator.pooled and self.config.enable_pooling else nbytes
+        with self._lock:
+            if self._closed:
+                raise ConfigError("this memory manager is closed; make another one")
+            self._make_room(needed, sizes, kind)
+            tensor = self._allocate(allocator, sizes, kind, nbytes, needed)
+            self._allocated += 1
+            return tensor
+
+    def cache_tensor(self, name: Hashable, tensor: Any, cost_seconds: float | None = None) -> bool:
+        """Keep a tensor by name while it is worth its bytes; whether it is kept.
+
+        `cost_seconds`: what making it again would take. It need not have been allocated here.
+        """
+        nbytes = _nbytes(name, tensor)
+        with self._lock:
+            if self._closed:
+                raise ConfigError("this memory manager is closed; make another one")
+            kept = self._cache.put(name, tensor, nbytes, cost_seconds)
+            self._note_foreign(name, tensor, nbytes)
+        return kept
+
+    def get_tensor(self, name: Hashable) -> Any:
+        """The cached tensor of that name, or None."""
+        return self._cache.get(name)
+
+    def get_or_build(self, name: Hashable, build: Callable[[], Any]) -> Any:
+        """The cached tensor; made by `build` if it is not there, and kept if it is worth it by the time that took."""
+        tensor = self._cache.get_or_build(name, build, lambda made: _nbytes(name, made))
+        with self._lock:
+            self._note_foreign(name, tensor, _nbytes(name, tensor))
+        return tensor
+
+    def release(self, name: Hashable) -> bool:
+        """Forget a cached tensor; whether there was one."""
+        found = self._cache.discard(name)
+        self._settle()
+        return found
+
+    def clear_cache(self) -> None:
+        """Forget all cached tensors."""
+        self._cache.clear()
+        self._settle()
+
+    def get_statistics(self) -> dict[str, Any]:
+        """What was done so far and what is held now, as plain values; sizes in bytes."""
+        with self._lock:
+            self._settle()
+            cache, pool, ledger = self._cache.stats(), self._pool.stats(), self._ledger
+            return {
+                "allocated": self._allocated,
+                "reused": pool.reused + self._reused,
+                "in_use": ledger.tensors,
+                "in_use_bytes": ledger.nbytes,
+                "peak_bytes": ledger.peak,
+                "cached": cache.items,
+                "cached_bytes": cache.nbytes,
+                "cache_limit_bytes": cache.max_bytes,
+                "hits": cache.hits,
+                "misses": cache.misses,
+                "evictions": cache.evicted,
+                "saved_seconds": cache.saved_seconds,
+                "pool_bytes": pool.free_bytes,
+                "limit_bytes": self.limit,
+                "mlx": self._mlx.figures() if self._mlx is not None else None,
+            }
+
+    def close(self) -> None:
+        """Give everything back; idempotent."""
+        with self._lock:
+            self._closed = True
+            self._cache.close()
+            self._pool.close()
+            if self._mlx is not None:
+                self._mlx.close()
+                self._mlx = None
+        self._ledger.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        used = format_bytes(self._ledger.nbytes)
+        return f"UnifiedMemoryManager({used} in use of {format_bytes(self.limit)}, {len(self._cache)} cached)"
+
+    def _allocator(self, dtype: object) -> Allocator:
+        given = framework_of(dtype)
+        unified = self.config.enable_unified_memory
+        if given == "mlx" and not unified:
+            raise ConfigError(
+                f"arrays of {dtype} lie in unified memory, which enable_unified_memory=False rules out; allow it, or "
+                "give a type of torch or NumPy"
+            )
+        if given in ("mlx", "torch"):
+            return get_allocator(given)
+        return get_allocator("numpy" if self.config.backend == "mlx" and not unified else self.config.backend)
+
+    def _make_room(self, needed: int, shape: tuple[int, ...], dtype: Any) -> None:
+        """Drive out what is cached and used by nobody else, if that is what it takes."""
+        over = self._over(needed)
+        if over > 0 and needed <= self.limit:
+            self._cache.trim(max(0, self._cache.nbytes - over))
+            if self._over(needed) > 0:
+                self._cache.trim()
+        if self._over(needed) > 0:
+            raise PoolFullError(
+                f"a tensor of {dtype} and shape {shape} takes {format_bytes(needed)}; tensors in use have "
+                f"{format_bytes(self._ledger.nbytes)} of {format_bytes(self.limit)}; drop some, make it smaller, or "
+                "raise pool_size_mb"
+            )
+
+    def _over(self, needed: int) -> int:
+        self._settle()
+        return self._ledger.nbytes + needed - self.limit
+
+    def _allocate(self, allocator: Allocator, shape: tuple[int, ...], dtype: Any, nbytes: int, needed: int) -> Any:
+        if not allocator.pooled:
+            return self._from_mlx(allocator, shape, dtype, nbytes)
+        memory, owner = self._memory(nbytes)
+        tensor = allocator.over(memory, shape, dtype)
+        self._ledger.add(owner, needed, address=memory.ctypes.data)
+        # Free buffers of other sizes must not add to what is in use until both are more than the pool.
+        free = self._pool.stats().free_bytes
+        if self._ledger.nbytes + free > self.limit:
+            self._pool.trim(max(0, self.limit - self._ledger.nbytes))
+        return tensor
+
+    def _memory(self, nbytes: int) -> tuple[npt.NDArray[np.uint8], Any]:
+        """Memory, and the object that lives exactly as long as any view of it."""
+        if self.config.enable_pooling:
+            memory = self._pool.acquire(nbytes).array()
+            return memory, memory.base
+        raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+        start = -raw.ctypes.data % ALIGNMENT
+        return raw[start : start + nbytes], raw
+
+    def _from_mlx(self, allocator: Allocator, shape: tuple[int, ...], dtype: Any, nbytes: int) -> Any:
+        if self._mlx is None:
+            self._mlx = MlxPool(self._limit if self.config.enable_pooling else None)
+        before = self._mlx.figures()["cached"]
+        tensor = allocator.over(np.zeros(0, np.uint8), shape, dtype)
+        self._reused += bool(nbytes) and before - self._mlx.figures()["cached"] >= nbytes
+        self._ledger.add(tensor, nbytes)
+        return tensor
+
+    def _note_foreign(self, name: Hashable, tensor: Any, nbytes: int) -> None:
+        self._foreign.pop(name, None)
+        if name in self._cache and not self._ledger.knows(tensor):
+            self._foreign[name] = nbytes
+        self._settle()
+
+    def _settle(self) -> None:
+        with self._lock:
+            self._foreign = {name: nbytes for name, nbytes in self._foreign.items() if name in self._cache}
+            self._ledger.settle(sum(self._foreign.values()))
+
+
+class _Ledger:
+    """What tensors take, until they are gone: they may go on any thread, in the middle of anything.
+
+    Whoever lets go of the last reference only leaves a note (a SimpleQueue may be put to from anywhere); a thread that
+    sleeps otherwise takes the bytes off the budget, so that who waits for them is woken. It ends with `close`, or, if
+    the manager is forgotten without that, with the last tensor.
+    """
+
+    def __init__(self, budget: MemoryBudget, pool: BufferPool) -> None:
+        self._budget, self._pool = budget, pool
+        self.notes: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._held: dict[int, tuple[int, int | None, int]] = {}
+        """Serial -> bytes, address, id of the object."""
+        self._serial = itertools.count()
+        self._thread: threading.Thread | None = None
+        self._own = self._foreign = self.peak = 0
+        self._closed = False
+
+    @property
+    def nbytes(self) -> int:
+        return self._own + self._foreign
+
+    @property
+    def tensors(self) -> int:
+        return len(self._held)
+
+    def add(self, owner: Any, nbytes: int, address: int | None = None) -> None:
+        """Count `nbytes` until `owner` is gone."""
+        with self._lock:
+            serial = next(self._serial)
+            self._held[serial] = (nbytes, address, id(owner))
+            self._own += nbytes
+            self._charge()
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._watch, name="penstock-tensors", daemon=True)
+                self._thread.start()
+        weakref.finalize(owner, self.notes.put, serial).atexit = False
+
+    def knows(self, tensor: Any) -> bool:
+        """Whether the tensor, or what it is a view of, is counted already."""
+        address = _address(tensor)
+        with self._lock:
+            for nbytes, start, name in list(self._held.values()):
+                if start is None and name == id(tensor):
+                    return True
+                if start is not None and address is not None and start <= address < start + max(1, nbytes):
+                    return True
+        return False
+
+    def settle(self, foreign: int) -> None:
+        """Take note of what is gone; `foreign` bytes are kept that were not made here."""
+        notes: list[int] = []
+        while not self.notes.empty():
+            try:
+                notes.append(self.notes.get_nowait())
+            except queue.Empty:
+                break
+        with self._lock:
+            if not self._closed:
+                self._foreign = foreign
+                self._strike(notes)
+                self._charge()
+        for note in notes:
+            if note < 0:
+                self.notes.put(note)  # it was for the thread
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._held.clear()
+            self._own = self._foreign = 0
+            self._charge()
+        self.notes.put(_CLOSED)
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(5)
+
+    def _watch(self) -> None:
+        forgotten = False
+        while not (forgotten and not self._held):
+            note = self.notes.get()
+            if note == _CLOSED:
+                return
+            forgotten |= note == _FORGOTTEN
+            with self._lock:
+                self._strike([note])
+                self._foreign = 0 if forgotten else self._foreign
+                self._charge()
+        self._pool.close()
+
+    def _strike(self, notes: Sequence[int]) -> None:
+        for note in notes:
+            gone = self._held.pop(note, None)
+            self._own -= gone[0] if gone is not None else 0
+
+    def _charge(self) -> None:
+        self.peak = max(self.peak, self.nbytes)
+        self._budget.hold("tensors", self.nbytes, by=self)
+
+
+def _sizes(shape: int | Sequence[int]) -> tuple[int, ...]:
+    try:
+        sizes = tuple(operator.index(size) for size in (shape if isinstance(shape, Sequence) else (shape,)))
+    except TypeError:
+        raise ConfigError(f"a shape is a tuple of whole numbers, got {shape!r}") from None
+    if any(size < 0 for size in sizes):
+        raise ConfigError(f"the sizes of a shape cannot be negative, got {shape!r}")
+    return sizes
+
+
+def _nbytes(name: Hashable, tensor: Any) -> int:
+    if not is_array(tensor):
+        raise ConfigError(
+            f"{name!r} is to be a tensor, got {type(tensor).__name__}; give an array of MLX, torch or NumPy"
+        )
+    return int(tensor.nbytes)
+
+
+def _address(tensor: Any) -> int | None:
+    if isinstance(tensor, np.ndarray):
+        return int(tensor.ctypes.data)
+    return int(tensor.data_ptr()) if hasattr(tensor, "data_ptr") else None

@@ -1,0 +1,739 @@
+from __future__ import annotations
+
+import datetime as dt
+import gc
+import json
+import logging
+import math
+import threading
+import time
+from collections import UserDict
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from penstock.errors import ConfigError, DataError, ResumeError, StageError
+from penstock.loaders._samplestream.pacing import Pace
+from penstock.loaders._samplestream.packing import pack, unpack
+from penstock.loaders.streaming import StreamingConfig, StreamingPipeline
+from penstock.memory import MemoryBudget
+from penstock.sources.memory import MemorySource
+
+LONG = 20.0
+SMALL = StreamingConfig(buffer_size=64, chunk_size=16, num_workers=3)
+
+
+class Rows:
+    """A dataset that remembers what was asked of it."""
+
+    def __init__(self, rows: int, make: Callable[[int], Any] = lambda row: {"row": row}) -> None:
+        self.rows, self.make = rows, make
+        self.asked: list[int] = []
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __getitem__(self, row: int) -> Any:
+        self.asked.append(row)
+        return self.make(row)
+
+
+@pytest.fixture(autouse=True)
+def no_threads_are_left() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    left = [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("penstock")]
+    assert not left
+
+
+def rows_of(pipeline: StreamingPipeline) -> list[int]:
+    return [sample["row"] for sample in pipeline]
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    until = time.monotonic() + LONG
+    while not condition():
+        assert time.monotonic() < until, "it did not happen"
+        time.sleep(0.002)
+
+
+# -- the promised block, order, lifetimes --------------------------------------------------------------------------
+
+
+def test_the_block_of_the_seed_runs_as_printed() -> None:
+    def make(row: int) -> dict[str, Any]:
+        tokens = np.arange(row % 5 + 1, dtype=np.int32)
+        return {"input_ids": mx.array(tokens), "attention_mask": mx.ones(len(tokens)), "labels": row % 2}
+
+    dataset, seen = Rows(2000, make), []
+
+    config = StreamingConfig(
+        buffer_size=1024,
+        chunk_size=256,
+        num_workers=4,
+        target_throughput=1_000_000,  # samples/sec
+    )
+
+    pipeline = StreamingPipeline(dataset, config)
+    pipeline.start()
+
+    for sample in pipeline:
+        seen.append(sample)
+
+    pipeline.stop()
+
+    assert len(seen) == 2000
+    assert all(isinstance(sample["input_ids"], mx.array) for sample in seen)
+    assert seen[7]["input_ids"].tolist() == [0, 1, 2]
+    assert sorted(dataset.asked) == list(range(2000)), "each sample is made exactly once"
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_samples_come_in_the_order_of_the_dataset_whatever_the_workers(workers: int, chunk: int) -> None:
+    delays = np.random.default_rng(0).random(200) * 0.001
+
+    def make(row: int) -> dict[str, int]:
+        time.sleep(float(delays[row]))
+        return {"row": row}
+
+    config = StreamingConfig(buffer_size=64, chunk_size=chunk, num_workers=workers)
+    assert rows_of(StreamingPipeline(Rows(200, make), config)) == list(range(200))
+
+
+def test_an_empty_dataset_has_no_samples() -> None:
+    assert list(StreamingPipeline(Rows(0))) == []
+
+
+def test_iterating_twice_gives_everything_twice() -> None:
+    pipeline = StreamingPipeline(Rows(100), SMALL)
+    assert rows_of(pipeline) == rows_of(pipeline) == list(range(100))
+
+
+def test_starting_twice_is_starting_once() -> None:
+    dataset = Rows(100)
+    pipeline = StreamingPipeline(dataset, SMALL)
+    assert pipeline.start() is pipeline.start()
+    assert rows_of(pipeline) == list(range(100))
+    assert sorted(dataset.asked) == list(range(100))
+
+
+def test_start_reads_ahead_before_anybody_asks() -> None:
+    dataset = Rows(1000)
+    with StreamingPipeline(dataset, SMALL) as pipeline:
+        assert not dataset.asked
+        pipeline.start()
+        wait_for(lambda: len(dataset.asked) >= 32)
+        assert pipeline.running
+        assert next(iter(pipeline)) == {"row": 0}
+    assert not pipeline.running
+
+
+def test_stop_before_start_and_twice_does_nothing() -> None:
+    pipeline = StreamingPipeline(Rows(50), SMALL)
+    pipeline.stop()
+    pipeline.stop()
+    assert rows_of(pipeline) == list(range(50))
+    pipeline.stop()
+
+
+def test_stop_right_after_start_ends_every_thread() -> None:
+    for _ in range(20):
+        pipeline = StreamingPipeline(Rows(10_000), SMALL).start()
+        pipeline.stop()
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("penstock")]
+
+
+def test_stop_in_the_middle_ends_every_thread_and_the_loop() -> None:
+    dataset = Rows(10_000)
+    pipeline = StreamingPipeline(dataset, SMALL)
+    seen = []
+    for sample in pipeline:
+        seen.append(sample["row"])
+        if len(seen) == 100:
+            pipeline.stop()
+            assert not [thread for thread in threading.enumerate() if thread.name.startswith("penstock")]
+    assert seen == list(range(100))
+    assert len(dataset.asked) < 300
+    assert rows_of(pipeline)[:3] == [0, 1, 2], "the next loop begins again"
+
+
+def test_stop_from_another_thread_ends_a_loop_that_waits() -> None:
+    waiting, go = threading.Event(), threading.Event()
+
+    def make(row: int) -> dict[str, int]:
+        if row == 20:
+            waiting.set()
+            assert go.wait(LONG)
+        return {"row": row}
+
+    pipeline = StreamingPipeline(Rows(100_000, make), SMALL)
+
+    def stop() -> None:
+        assert waiting.wait(LONG)
+        threading.Timer(0.1, go.set).start()
+        pipeline.stop()
+
+    stopping = threading.Thread(target=stop)
+    stopping.start()
+    seen = rows_of(pipeline)
+    stopping.join()
+    assert seen == list(range(len(seen)))
+    assert len(seen) <= 20
+
+
+def test_leaving_the_loop_ends_every_thread() -> None:
+    for sample in StreamingPipeline(Rows(10_000), SMALL):
+        if sample["row"] == 50:
+            break
+    del sample
+
+
+def test_a_pipeline_that_is_forgotten_ends_its_threads(caplog: pytest.LogCaptureFixture) -> None:
+    dataset = Rows(100_000)
+    pipeline = StreamingPipeline(dataset, SMALL).start()
+    wait_for(lambda: len(dataset.asked) > 48)
+    del pipeline
+    with caplog.at_level(logging.WARNING):
+        gc.collect()
+        wait_for(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("penstock")])
+    assert not caplog.records
+
+
+def test_two_loops_at_once_are_an_error() -> None:
+    pipeline = StreamingPipeline(Rows(100), SMALL)
+    first = iter(pipeline)
+    next(first)
+    with pytest.raises(ConfigError, match="looped over already"):
+        iter(pipeline)
+    pipeline.stop()
+    assert list(first) == []
+
+
+# -- memory --------------------------------------------------------------------------------------------------------
+
+
+def test_no_more_than_the_buffer_is_made_ahead_of_a_slow_consumer() -> None:
+    dataset = Rows(1000)
+    config = StreamingConfig(buffer_size=40, chunk_size=8, num_workers=3)
+    pipeline = StreamingPipeline(dataset, config)
+    furthest = 0
+    for number, _ in enumerate(pipeline):
+        if number % 50 == 0:
+            time.sleep(0.02)  # a chance to read too far; not needed for the test to be right
+        furthest = max(furthest, len(dataset.asked) - number)
+    assert furthest <= 40
+    assert sorted(dataset.asked) == list(range(1000))
+
+
+def test_memory_stays_inside_the_budget_with_a_slow_consumer() -> None:
+    budget = MemoryBudget("8 MiB")
+    width = 100_000
+    dataset = Rows(300, lambda row: {"row": row, "image": np.full(width, row % 256, np.uint8)})
+    pipeline = StreamingPipeline(dataset, StreamingConfig(budget=budget))
+    for number, sample in enumerate(pipeline):
+        assert sample["row"] == number
+        assert sample["image"][0] == number % 256
+        if number % 30 == 0:
+            time.sleep(0.02)
+            assert budget.used <= budget.capacity
+        # What was fetched and not taken fits, though the buffer would hold 1024 of them.
+        assert (len(dataset.asked) - number) * width < budget.capacity
+    assert 0 < budget.peak <= budget.capacity
+    assert budget.used == 0
+
+
+def test_a_sample_larger_than_the_budget_comes_through() -> None:
+    dataset = Rows(5, lambda row: {"row": row, "image": np.zeros(1 << 20, np.uint8)})
+    assert rows_of(StreamingPipeline(dataset, StreamingConfig(budget="64 KiB"))) == list(range(5))
+
+
+# -- errors --------------------------------------------------------------------------------------------------------
+
+
+def broken_at(bad: int) -> Callable[[int], dict[str, int]]:
+    def make(row: int) -> dict[str, int]:
+        if row == bad:
+            raise KeyError("Age")
+        return {"row": row}
+
+    return make
+
+
+@pytest.mark.parametrize("bad", [0, 1, 77])
+def test_an_error_in_the_dataset_names_the_row(bad: int, caplog: pytest.LogCaptureFixture) -> None:
+    pipeline = StreamingPipeline(Rows(100_000, broken_at(bad)), SMALL)
+    seen: list[int] = []
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.raises(StageError, match=rf"Rows, row {bad}: KeyError: 'Age'") as caught,
+    ):
+        seen.extend(sample["row"] for sample in pipeline)
+    assert not caplog.records, "no thread was left behind"
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert seen == list(range(len(seen)))
+    assert len(seen) <= bad
+
+
+def test_an_error_in_an_iterable_names_the_row() -> None:
+    def make() -> Iterator[dict[str, int]]:
+        yield from ({"row": row} for row in range(30))
+        raise OSError("gone")
+
+    with pytest.raises(StageError, match="make, row 30: OSError: gone"):
+        list(StreamingPipeline(make, SMALL))
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (object(), "field 'bad' holds a builtins.object"),
+        ({1, 2}, "field 'bad' holds a builtins.set"),
+        ({"deep": [1, {2, 3}]}, "field 'bad' holds a builtins.set"),
+        (np.array([object()]), "field 'bad': an array of object"),
+        (np.zeros(2, [("a", "i4")]), "field 'bad': an array of"),
+        (np.ma.masked_array([1, 2], [True, False]), "field 'bad': a masked array"),
+        (10**5000, "field 'bad' cannot be written down"),
+    ],
+    ids=["object", "set", "deep set", "array of objects", "fields", "masked", "huge"],
+)
+def test_what_a_batch_cannot_hold_is_named_with_its_field_and_row(value: Any, words: str) -> None:
+    dataset = Rows(50, lambda row: {"row": row, "bad": value if row == 23 else 1})
+    with pytest.raises(DataError, match=f"Rows, row 23: {words}"):
+        list(StreamingPipeline(dataset, SMALL))
+
+
+def test_a_value_that_contains_itself_is_an_error() -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    with pytest.raises(DataError, match="row 0: field 'x' cannot be written down"):
+        pack([{"x": endless}], where="data", rows=[0])
+
+
+def test_a_key_that_is_no_string_is_an_error() -> None:
+    with pytest.raises(DataError, match=r"row 4: the keys of a sample are strings, got 1"):
+        list(StreamingPipeline(Rows(9, lambda row: {1: row} if row == 4 else {"a": row}), SMALL))
+
+
+def test_an_array_that_another_thread_has_not_computed_is_an_error_with_a_remedy() -> None:
+    kept = mx.zeros((4, 3)) + 1
+    with pytest.raises(DataError, match=r"row 0: field 'x' cannot be computed here .* mlx\.core\.eval"):
+        list(StreamingPipeline(Rows(4, lambda row: {"x": kept[row]}), SMALL))
+    mx.eval(kept)
+    assert [sample["x"].tolist() for sample in StreamingPipeline(Rows(4, lambda row: {"x": kept[row]}))] == [
+        [1.0] * 3
+    ] * 4
+
+
+def test_samples_that_cannot_be_made_are_left_out_and_counted_when_asked_to(caplog: pytest.LogCaptureFixture) -> None:
+    def make(row: int) -> dict[str, Any]:
+        if row % 10 == 0:
+            raise ValueError(f"row {row} is odd")
+        return {"row": row, "x": {1} if row % 10 == 5 else row}
+
+    config = StreamingConfig(buffer_size=16, chunk_size=8, num_workers=2, on_error="skip")
+    pipeline = StreamingPipeline(Rows(200, make), config)
+    with caplog.at_level(logging.WARNING, "penstock.loaders"):
+        assert rows_of(pipeline) == [row for row in range(200) if row % 10 not in (0, 5)]
+    assert pipeline.stats()["skipped"] == {"ValueError": 20, "DataError": 20}
+    assert len(caplog.records) == 2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"buffer_size": 0}, "buffer_size must be a positive number, got 0"),
+        ({"chunk_size": -1}, "chunk_size"),
+        ({"num_workers": 0}, "num_workers"),
+        ({"num_workers": True}, "num_workers"),
+        ({"buffer_size": 10, "chunk_size": 20}, "a chunk of 20 samples does not fit into a buffer of 10"),
+        ({"target_throughput": 0}, "target_throughput"),
+        ({"target_throughput": math.nan}, "target_throughput"),
+        ({"on_error": "ignore"}, "on_error"),
+    ],
+)
+def test_a_config_that_cannot_work_is_refused(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        StreamingConfig(**wrong)
+
+
+def test_what_cannot_be_streamed_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cannot stream a int"):
+        StreamingPipeline(7)
+
+
+# -- other inputs --------------------------------------------------------------------------------------------------
+
+TABLE = pa.table({"row": list(range(40)), "text": [f"text {row}" for row in range(40)]})
+
+
+def test_tables_files_sources_and_iterables_are_streamed_too(tmp_path: Path) -> None:
+    rows = TABLE.to_pylist()
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for data in (
+        TABLE,
+        TABLE.to_pandas(),
+        TABLE.to_pydict(),
+        MemorySource(TABLE),
+        path,
+        str(path),
+        rows,
+        lambda: iter(rows),
+        iter(rows),
+    ):
+        assert list(StreamingPipeline(data, SMALL)) == rows, type(data)
+
+
+def test_an_endless_iterable_is_read_no_further_than_the_buffer() -> None:
+    made = []
+
+    def endless() -> Iterator[dict[str, int]]:
+        row = 0
+        while True:
+            made.append(row)
+            yield {"row": row}
+            row += 1
+
+    with StreamingPipeline(endless, StreamingConfig(buffer_size=20, chunk_size=5)) as pipeline:
+        for number, sample in enumerate(pipeline):
+            assert sample["row"] == number
+            assert len(made) <= number + 21
+            if number == 200:
+                break
+
+
+def test_an_iterator_runs_only_once_and_says_so() -> None:
+    pipeline = StreamingPipeline(iter([{"row": 0}]), SMALL)
+    assert rows_of(pipeline) == [0]
+    with pytest.raises(ConfigError, match="runs only once"):
+        rows_of(pipeline)
+
+
+def test_samples_need_not_be_dicts() -> None:
+    samples: list[Any] = [(1, np.ones(2)), "text", 3, None, [1, "a"], {"x": 1}]
+    out = list(StreamingPipeline(Rows(6, lambda row: samples[row]), SMALL))
+    assert out[1:] == samples[1:]
+    assert isinstance(out[0], tuple)
+    np.testing.assert_array_equal(out[0][1], np.ones(2))
+
+
+# -- values --------------------------------------------------------------------------------------------------------
+
+
+def same(got: Any, wanted: Any) -> bool:
+    """The same kind of value, with the same bits."""
+    if isinstance(wanted, mx.array):
+        raw = mx.uint16 if wanted.dtype == mx.bfloat16 else wanted.dtype
+        return (
+            isinstance(got, mx.array)
+            and got.dtype == wanted.dtype
+            and same(np.array(got.view(raw)), np.array(wanted.view(raw)))
+        )
+    if isinstance(wanted, torch.Tensor):
+        if not isinstance(got, torch.Tensor) or got.dtype != wanted.dtype or got.shape != wanted.shape:
+            return False
+        if not wanted.numel():
+            return True
+        return bool(torch.equal(got.view(-1).view(torch.uint8), wanted.contiguous().view(-1).view(torch.uint8)))
+    if isinstance(wanted, (np.ndarray, np.generic)):
+        return (
+            type(got) is type(wanted)
+            and got.dtype == wanted.dtype
+            and got.shape == wanted.shape
+            and got.tobytes() == wanted.tobytes()
+        )
+    if isinstance(wanted, dict):
+        return type(got) is dict and list(got) == list(wanted) and all(same(got[key], wanted[key]) for key in wanted)
+    if isinstance(wanted, (list, tuple)):
+        return type(got) is type(wanted) and len(got) == len(wanted) and all(map(same, got, wanted))
+    if isinstance(wanted, float) and math.isnan(wanted):
+        return type(got) is float and math.isnan(got)
+    return type(got) is type(wanted) and got == wanted and repr(got) == repr(wanted)
+
+
+numpy_dtypes = (
+    hnp.integer_dtypes(endianness="?")
+    | hnp.unsigned_integer_dtypes()
+    | hnp.floating_dtypes(endianness="?", sizes=(16, 32, 64))
+    | hnp.complex_number_dtypes(sizes=(64, 128))
+    | hnp.boolean_dtypes()
+    | hnp.datetime64_dtypes()
+    | hnp.unicode_string_dtypes(min_len=1, max_len=4)
+)
+shapes = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=3)
+numpy_arrays = hnp.arrays(numpy_dtypes, shapes)
+numpy_scalars = hnp.arrays(hnp.integer_dtypes() | hnp.floating_dtypes(sizes=(16, 32, 64)), ()).map(
+    lambda array: array[()]
+)
+MLX_DTYPES = [
+    *(mx.bool_, mx.uint8, mx.int8, mx.uint16, mx.int16, mx.uint32, mx.int32, mx.uint64, mx.int64),
+    *(mx.float16, mx.bfloat16, mx.float32, mx.float64, mx.complex64),
+]
+TORCH_DTYPES = [
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16),
+    *(torch.float32, torch.float64, torch.complex64, torch.float8_e4m3fn),
+]
+numbers = hnp.arrays(np.int8, shapes, elements=st.integers(0, 3))
+
+
+def mlx_of(array: Any, dtype: Any) -> mx.array:
+    return mx.array(array).astype(dtype, stream=mx.cpu)
+
+
+mlx_arrays = st.builds(mlx_of, numbers, st.sampled_from(MLX_DTYPES))
+torch_arrays = st.builds(lambda array, dtype: torch.from_numpy(array).to(dtype), numbers, st.sampled_from(TORCH_DTYPES))
+arrays = numpy_arrays | numpy_scalars | mlx_arrays | torch_arrays
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(st.characters(codec=None), max_size=5)
+    | st.binary(max_size=5)
+    | st.dates()
+    | st.datetimes().map(lambda when: when.replace(fold=0))
+    | st.timedeltas()
+    | st.times().map(lambda when: when.replace(fold=0))
+    | st.decimals(allow_nan=False)
+)
+trees = st.recursive(
+    scalars | arrays,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text(max_size=3) | st.just("~"), inner, max_size=3)
+        | st.dictionaries(st.integers() | st.booleans() | st.tuples(st.integers()), inner, max_size=2)
+    ),
+    max_leaves=6,
+)
+uniform = st.sampled_from(
+    [st.integers(-5, 5), st.floats(), st.text(max_size=4), st.booleans(), st.lists(st.integers(0, 9), max_size=4)]
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(trees, min_size=1, max_size=6))
+def test_every_value_comes_out_as_what_it_went_in_as(values: list[Any]) -> None:
+    samples = [{"x": value, "row": row} for row, value in enumerate(values)]
+    out = unpack(pack(samples, where="data", rows=range(len(samples))))
+    assert same(out, samples)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.data(),
+    st.one_of(
+        *(st.lists(kind | st.none(), min_size=1, max_size=6) for kind in (numpy_arrays, mlx_arrays, torch_arrays)),
+        uniform.flatmap(lambda kind: st.lists(kind | st.none(), min_size=1, max_size=6)),
+    ),
+)
+def test_slices_of_a_batch_come_out_right(data: st.DataObject, values: list[Any]) -> None:
+    batch = pack([{"x": value} for value in values], where="data", rows=range(len(values)))
+    start = data.draw(st.integers(0, len(values)))
+    count = data.draw(st.integers(0, len(values) - start))
+    assert same(unpack(batch.slice(start, count)), [{"x": value} for value in values[start : start + count]])
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.dictionaries(st.sampled_from("abc"), scalars, max_size=3) | scalars, min_size=1, max_size=8))
+def test_samples_may_have_different_keys_in_any_order(samples: list[Any]) -> None:
+    assert same(unpack(pack(samples, where="data", rows=range(len(samples)))), samples)
+
+
+@pytest.mark.parametrize("dtype", MLX_DTYPES, ids=str)
+def test_mlx_arrays_of_every_type_come_through_a_pipeline(dtype: Any) -> None:
+    values = [mlx_of(np.arange(row % 4, dtype=np.int8).reshape(1, -1), dtype) for row in range(20)]
+    mx.eval(values)
+    out = [sample["x"] for sample in StreamingPipeline(Rows(20, lambda row: {"x": values[row]}), SMALL)]
+    assert same(out, values)
+
+
+def test_arrays_that_come_out_are_writable_and_nobody_elses() -> None:
+    batch = pack([{"x": np.arange(4)}, {"x": np.arange(4)}], where="data", rows=range(2))
+    first, second = (sample["x"] for sample in unpack(batch))
+    first += 1
+    assert second.tolist() == [0, 1, 2, 3]
+    assert unpack(batch)[0]["x"].tolist() == [0, 1, 2, 3]
+
+
+def test_strided_arrays_and_other_mappings_are_taken_for_their_values() -> None:
+    samples = [UserDict({"x": np.arange(24).reshape(4, 6)[::2, ::-3], "t": torch.arange(6).reshape(2, 3).T})]
+    (out,) = unpack(pack(samples, where="data", rows=[0]))
+    assert type(out) is dict
+    np.testing.assert_array_equal(out["x"], samples[0]["x"])
+    assert out["t"].tolist() == [[0, 3], [1, 4], [2, 5]]
+
+
+def test_the_plain_ones_are_plain_columns() -> None:
+    batch = pack([{"a": 1, "b": [1, 2], "c": "x"}, {"a": None, "b": [], "c": "y"}], where="data", rows=range(2))
+    assert batch.schema.types[1:] == [pa.int64(), pa.large_list(pa.int64()), pa.large_string()]
+
+
+def test_dates_and_decimals_inside_metadata_survive() -> None:
+    meta = {"when": dt.datetime(2024, 1, 2, 3, tzinfo=dt.UTC), "day": dt.date(2024, 1, 2), "price": Decimal("1.10")}
+    assert unpack(pack([{"meta": meta}], where="data", rows=[0])) == [{"meta": meta}]
+
+
+# -- pace ----------------------------------------------------------------------------------------------------------
+
+
+class Time:
+    """A clock that only moves when somebody sleeps, or is told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.slept: list[float] = []
+
+    def clock(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+def test_samples_are_held_back_to_the_target() -> None:
+    fake = Time()
+    config = StreamingConfig(buffer_size=64, chunk_size=16, target_throughput=50)
+    pipeline = StreamingPipeline(Rows(200), config, clock=fake.clock, sleep=fake.sleep)
+    times = [fake.now for _ in pipeline]
+    assert times == pytest.approx([100 + row / 50 for row in range(200)])
+    stats = pipeline.stats()
+    assert stats["behind"] is False
+    assert stats["samples_per_sec"] == pytest.approx(50, rel=0.02)
+    assert stats["paced_seconds"] == pytest.approx(199 / 50)
+    assert "is met" in stats["reason"]
+
+
+def test_at_a_high_target_samples_come_a_few_at_a_time_and_on_average_right() -> None:
+    fake = Time()
+    pace = Pace(10_000, fake.clock, fake.sleep)
+    for _ in range(5000):
+        pace.step()
+    assert min(fake.slept) >= 0.002
+    assert fake.now == pytest.approx(100.5, abs=0.003)
+
+
+def test_after_a_pause_only_a_second_is_caught_up_on() -> None:
+    fake = Time()
+    pace = Pace(100, fake.clock, fake.sleep)
+    pace.step()
+    fake.now += 600
+    before = fake.now
+    for _ in range(300):
+        pace.step()
+    assert fake.now - before == pytest.approx(2, abs=0.05)
+
+
+def test_a_slow_loop_is_reported_once_as_the_reason(caplog: pytest.LogCaptureFixture) -> None:
+    fake = Time()
+    config = StreamingConfig(buffer_size=64, chunk_size=16, target_throughput=1000)
+    pipeline = StreamingPipeline(Rows(100), config, clock=fake.clock, sleep=fake.sleep)
+    with caplog.at_level(logging.WARNING, "penstock.loaders.streaming"):
+        for _ in pipeline:
+            fake.now += 0.1
+    assert len(caplog.records) == 1
+    assert "10.0 samples a second, fewer than the 1000 asked for" in caplog.messages[0]
+    assert "the loop that takes the samples is busy 100% of the time" in caplog.messages[0]
+    stats = pipeline.stats()
+    assert stats["behind"] is True
+    assert stats["recent_samples_per_sec"] == pytest.approx(10, rel=0.1)
+
+
+def test_a_slow_dataset_is_reported_with_the_reason_of_the_engine() -> None:
+    def make(row: int) -> dict[str, int]:
+        time.sleep(0.002)
+        return {"row": row}
+
+    list(StreamingPipeline(Rows(1)))  # what is imported on first use does not count
+    config = StreamingConfig(buffer_size=16, chunk_size=8, num_workers=1, target_throughput=100_000)
+    pipeline = StreamingPipeline(Rows(150, make), config)
+    assert rows_of(pipeline) == list(range(150))
+    stats = pipeline.stats()
+    assert stats["behind"] is True
+    assert "decoding Rows(150 samples) is the bottleneck: 1 worker busy" in stats["reason"]
+    assert stats["waited_seconds"] > 0.5 * stats["seconds"]
+
+
+def test_without_a_target_nothing_is_behind() -> None:
+    pipeline = StreamingPipeline(Rows(50), SMALL)
+    assert pipeline.stats() == {"samples": 0, "running": False}
+    list(pipeline)
+    stats = pipeline.stats()
+    assert (stats["samples"], stats["behind"], stats["running"]) == (50, None, False)
+
+
+# -- resuming ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["rows", "iterable", "table"])
+@pytest.mark.parametrize("stop_at", [0, 1, 15, 16, 37, 99, 100])
+def test_a_saved_state_goes_on_with_the_next_sample(kind: str, stop_at: int) -> None:
+    def make(config: StreamingConfig) -> StreamingPipeline:
+        rows = [{"row": row} for row in range(100)]
+
+        def items() -> Iterator[dict[str, int]]:
+            return iter(rows)
+
+        data: Any = {"rows": Rows(100), "iterable": items, "table": pa.Table.from_pylist(rows)}[kind]
+        return StreamingPipeline(data, config)
+
+    first = make(SMALL)
+    seen: list[int] = []
+    state = first.state_dict()
+    for sample in first:
+        if len(seen) == stop_at:
+            break
+        seen.append(sample["row"])
+        state = first.state_dict()
+    first.stop()
+    other = StreamingConfig(buffer_size=30, chunk_size=5, num_workers=1)
+    second = make(other)
+    second.load_state_dict(json.loads(json.dumps(state)))
+    assert second.state_dict() == state
+    again = []
+    for sample in second:
+        again.append(sample["row"])
+        if len(again) == 10:
+            break
+    second.stop()
+    state = second.state_dict()
+    assert state["samples"] == len(seen) + len(again)
+    third = make(SMALL)
+    third.load_state_dict(state)
+    assert seen + again + rows_of(third) == list(range(100))
+
+
+def test_the_state_of_a_second_pass_is_not_that_of_the_first() -> None:
+    pipeline = StreamingPipeline(Rows(100), SMALL)
+    list(pipeline)
+    loop = iter(pipeline)
+    next(loop)
+    state = pipeline.state_dict()
+    pipeline.stop()
+    pipeline.load_state_dict(state)
+    assert rows_of(pipeline) == list(range(1, 100))
+
+
+def test_a_state_of_something_else_is_refused() -> None:
+    pipeline = StreamingPipeline(Rows(100), SMALL)
+    state = pipeline.state_dict()
+    with pytest.raises(ResumeError, match="another pipeline"):
+        StreamingPipeline(Rows(99), SMALL).load_state_dict(state)
+    with pytest.raises(ResumeError, match="not a state of a StreamingPipeline"):
+        pipeline.load_state_dict({"version": 99})
+    pipeline.start()
+    with pytest.raises(ResumeError, match="stop the running pipeline"):
+        pipeline.load_state_dict(state)
+    pipeline.stop()
