@@ -1,4 +1,4 @@
-"""Sources, transforms, sinks and formats that other packages bring along, found by entry points.
+"""Sources, transforms, sinks, formats and datasets that other packages bring along, found by entry points.
 
 In the other package's `pyproject.toml`:
 
@@ -7,6 +7,9 @@ In the other package's `pyproject.toml`:
 
     [project.entry-points."penstock.formats"]
     ini = "my_package:INI"        # a penstock.plugins.Format
+
+    [project.entry-points."penstock.datasets"]
+    my-competition = "my_package:MyDataset"    # a penstock.datasets.KaggleDataset
 
 Nothing is imported until it is used by name; formats are imported when a file is opened by its suffix.
 """
@@ -24,7 +27,7 @@ from penstock.errors import PluginError
 
 __all__ = ["GROUPS", "Format", "Plugin", "find", "formats", "installed"]
 
-GROUPS = ("sources", "transforms", "sinks", "formats")
+GROUPS = ("sources", "transforms", "sinks", "formats", "datasets")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Which files a path means: a file, a directory, a glob, or a list of these."""
+"""Which files a path means: a file, a directory, a glob, a URL, or a list of these."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
-
-from penstock.errors import ConfigError
 
 __all__ = ["PathLike", "list_files", "split_suffix"]
 
@@ -22,7 +20,8 @@ def list_files(paths: PathLike | Iterable[PathLike], suffixes: Sequence[str] = (
 
     A directory means every file below it with one of `suffixes` (compressed or not), hidden ones left out; a directory
     in it that may not be read is an error. Nothing found is one too: a typing mistake must not look like an empty data
-    set.
+    set. What a URL means (`s3://bucket/part-*.csv`, see `files/remote.py`) is downloaded once, all of it, and the local
+    copies are the files.
     """
     if isinstance(paths, (str, os.PathLike)):
         return _expand(paths, suffixes)
@@ -44,7 +43,12 @@ def split_suffix(path: PathLike) -> tuple[str, str]:
 def _expand(path: PathLike, suffixes: Sequence[str]) -> list[Path]:
     text = os.fspath(path)
     if "://" in text:
-        raise ConfigError(f"{text!r} is a URL; file sources read local paths, directories and globs")
+        from penstock.files.remote import RemotePath, fetch_files, path_of  # it imports this module
+
+        place = path_of(text)
+        if isinstance(place, RemotePath):
+            return fetch_files(place, suffixes)
+        text = str(place)
     here = Path(text).expanduser()
     if here.is_dir():
         return _inside(here, suffixes)

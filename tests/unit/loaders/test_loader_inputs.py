@@ -173,9 +173,9 @@ def test_stores_and_raw_files_together_are_refused(home: Path) -> None:
             make(home, paths, BYTES)
 
 
-def test_a_url_is_refused(home: Path) -> None:
-    with pytest.raises(ConfigError, match="is a URL"):
-        make(home, "s3://bucket/corpus", BYTES)
+def test_a_url_of_an_unknown_kind_is_refused(home: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be opened"):
+        make(home, "nope://bucket/corpus", BYTES)
 
 
 def test_a_file_that_cannot_be_read_leaves_no_store_behind(home: Path) -> None:

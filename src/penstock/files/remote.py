@@ -1,0 +1,264 @@
+"""Files behind a URL: paths into file systems of others, and local copies of their files that are made once.
+
+`s3://`, `gs://`, `abfs://` and `hdfs://` are Arrow's own file systems; every other scheme (`hf://`, `memory://`,
+`https://`, `zip://a.csv::s3://...`) is what fsspec has for it. `file://` is a local path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from penstock.errors import ConfigError, DataError, StalledError
+from penstock.files._filesystems import (
+    cut,
+    files_below,
+    files_matching,
+    is_remote,
+    kind_of,
+    local_path,
+    naming_url,
+    open_filesystem,
+    scheme_of,
+    select,
+    shown,
+)
+from penstock.files.atomic import AtomicFile
+from penstock.files.caching import default_cache_directory
+from penstock.files.listing import PathLike, split_suffix
+from penstock.files.locking import FileLock
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileInfo, FileSystem
+
+__all__ = ["RemotePath", "fetch", "fetch_files", "is_remote", "open_filesystem", "path_of"]
+
+log = logging.getLogger(__name__)
+
+_STAMPS = (
+    *("etag", "e_tag", "content-md5", "digest", "md5hash", "blob_id", "oid", "sha256", "versionid", "version_id"),
+    *("mtime", "modified", "created", "updated", "lastmodified", "last_modified", "last-modified"),
+)
+"""What file systems of fsspec call that which changes with a file's content, in lower case."""
+_PIECE_BYTES = 4 << 20
+_ATTEMPTS = 3
+_NOT_IN_NAMES = re.compile(r'[<>:"/\\|?*\x00-\x1f]')
+
+
+@dataclass(frozen=True, slots=True)
+class RemotePath(os.PathLike[str]):
+    """A URL that is used as a path is: `RemotePath("s3://bucket/titanic") / "train.csv"`.
+
+    A query (`?region=...`) stays behind the path. `str()` is the URL whole, for whoever opens it; `repr()` hides a
+    password in it. Nothing is looked up before `exists`, `open` and the like are called.
+    """
+
+    url: str
+
+    def __post_init__(self) -> None:
+        if not is_remote(self.url):
+            raise ConfigError(f"{self.url!r} is no URL; expected scheme://..., such as 's3://bucket/data'")
+
+    def __truediv__(self, other: PathLike) -> RemotePath:
+        path, rest = cut(self.url)
+        return RemotePath(f"{path.rstrip('/')}/{os.fspath(other).strip('/')}{rest}")
+
+    @property
+    def name(self) -> str:
+        """The last part of the path, without the query."""
+        return cut(self.url)[0].rstrip("/").rpartition("/")[2]
+
+    @property
+    def suffix(self) -> str:
+        return Path(self.name).suffix
+
+    @property
+    def parent(self) -> RemotePath:
+        path, rest = cut(self.url)
+        above = path.rstrip("/").rpartition("/")[0]
+        return RemotePath(above + rest) if above.partition("://")[2] else self
+
+    def open(self) -> Any:
+        """The file for reading: bytes, with `seek`. Close it."""
+        filesystem, path = open_filesystem(self.url)
+        with naming_url(self.url):
+            return filesystem.open_input_file(path)
+
+    def read_bytes(self) -> bytes:
+        with self.open() as file, naming_url(self.url):
+            return bytes(file.read())
+
+    def exists(self) -> bool:
+        return kind_of(_look(self.url)) != "NotFound"
+
+    def is_file(self) -> bool:
+        return kind_of(_look(self.url)) == "File"
+
+    def is_dir(self) -> bool:
+        return kind_of(_look(self.url)) == "Directory"
+
+    def iterdir(self) -> Iterator[RemotePath]:
+        """What lies directly in a directory, in order of the names."""
+        for info in select(*open_filesystem(self.url), self.url, recursive=False):
+            yield self / info.base_name
+
+    def fetch(self, cache_dir: PathLike | None = None) -> Path:
+        """A local copy; see `fetch`."""
+        return fetch(self.url, cache_dir)
+
+    def __str__(self) -> str:
+        return self.url
+
+    def __repr__(self) -> str:
+        return f"RemotePath({shown(self.url)!r})"
+
+    def __fspath__(self) -> str:
+        return self.url
+
+
+def path_of(path: PathLike) -> Path | RemotePath:
+    """A `RemotePath` for a URL, a `Path` for anything else, also for `file://`."""
+    text = os.fspath(path)
+    if not is_remote(text):
+        return Path(text).expanduser()
+    local = local_path(text)
+    return local if local is not None else RemotePath(text)
+
+
+def fetch(url: PathLike, cache_dir: PathLike | None = None, *, wait_seconds: float = 3600.0) -> Path:
+    """A local copy of a file, made when it is first asked for and again when the file has changed.
+
+    The copy keeps the file's name. What tells a change is the size and the ETag or the time that the file system knows;
+    asking for them is one request. Of many processes that ask at once one downloads, and the others wait; a copy
+    appears whole or not at all. Nothing is evicted: delete `cache_dir` (`remote` in penstock's cache directory, if not
+    given) to free the space. A `file://` URL is the local file itself.
+    """
+    text = os.fspath(url)
+    local = local_path(text)
+    if local is not None:
+        return local
+    filesystem, path = open_filesystem(text)
+    return _fetch(filesystem, path, text, _cache(cache_dir), wait_seconds)
+
+
+def fetch_files(url: PathLike, suffixes: Sequence[str] = (), cache_dir: PathLike | None = None) -> list[Path]:
+    """Local copies of what a URL means: a file, the files below a directory, or those that a glob matches, in order.
+
+    Hidden files are left out, `suffixes` choose among those of a directory; nothing found is an error. In a glob `*`
+    and `[...]` stay within a part of the path and `**` does not; `?` begins a query.
+    """
+    text = os.fspath(url)
+    filesystem, path = open_filesystem(text)
+    folder = _cache(cache_dir)
+    with naming_url(text):
+        kind = kind_of(filesystem.get_file_info(path))
+    if kind == "File":
+        return [_fetch(filesystem, path, text, folder)]
+    if kind == "Directory":
+        files = files_below(filesystem, path, text)
+        chosen = [file for file in files if not suffixes or split_suffix(file)[0] in suffixes]
+        if not chosen:
+            wanted = ", ".join(suffixes) if suffixes else "any"
+            there = ", ".join(sorted({"".join(split_suffix(file)) or "no suffix" for file in files})) or "nothing"
+            raise FileNotFoundError(f"no {wanted} file in directory {shown(text)!r}; it holds: {there}")
+    else:
+        chosen = files_matching(filesystem, path, text)
+    return [_fetch(filesystem, file, text, folder) for file in chosen]
+
+
+def _look(url: str) -> FileInfo:
+    filesystem, path = open_filesystem(url)
+    with naming_url(url):
+        return filesystem.get_file_info(path)
+
+
+def _cache(directory: PathLike | None) -> Path:
+    return Path(directory).expanduser() if directory is not None else default_cache_directory() / "remote"
+
+
+def _fetch(filesystem: FileSystem, path: str, url: str, cache: Path, wait_seconds: float = 3600.0) -> Path:
+    """A copy of the file at `path`, to which `url` leads: itself, its directory or a glob."""
+    home, name = cache / _digest(_identity(url, path)), _NOT_IN_NAMES.sub("_", path.rpartition("/")[2]) or "file"
+    told = url if cut(url)[0].endswith(name) else f"{url}: {path}"
+    for _ in range(_ATTEMPTS):
+        size, stamp = _stamp(filesystem, path, told)
+        target = home / _digest(stamp) / name
+        if _is_whole(target, size):
+            return target
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(target.parent / ".lock") as lock:
+            if not lock.acquire(wait_seconds):
+                raise StalledError(
+                    f"{shown(told)!r} has been downloaded for more than {wait_seconds:g} s by {lock.owner()}; "
+                    "wait longer with wait_seconds="
+                )
+            if _is_whole(target, size):
+                return target
+            for stray in target.parent.glob(".*.tmp"):
+                stray.unlink()  # whoever held the lock and wrote it was killed
+            copy = AtomicFile(target)
+            try:
+                copied = _download(filesystem, path, told, copy)
+                changed = _stamp(filesystem, path, told)[1] != stamp
+                if not changed and size in (None, copied):
+                    copy.commit()
+                    log.info("fetched %s to %s", shown(told), target)
+                    return target
+            finally:
+                copy.abort()
+        if not changed:
+            raise DataError(f"{copied} bytes came, and {size} were promised: it was cut short", file=shown(told))
+    raise DataError(f"it changed while it was read, {_ATTEMPTS} times; fetch it when it is at rest", file=shown(told))
+
+
+def _download(filesystem: FileSystem, path: str, url: str, copy: AtomicFile) -> int:
+    with naming_url(url):
+        stream = filesystem.open_input_stream(path, compression=None)
+    with stream:
+        while True:
+            with naming_url(url):
+                piece = stream.read(_PIECE_BYTES)
+            if not piece:
+                return copy.file.tell()
+            copy.file.write(piece)
+
+
+def _stamp(filesystem: FileSystem, path: str, url: str) -> tuple[int | None, str]:
+    """The size, and all that tells one state of a file from another."""
+    with naming_url(url):
+        info = filesystem.get_file_info(path)
+        facts: dict[str, Any] = {"size": info.size, "mtime": info.mtime_ns}
+        if kind_of(info) == "File" and hasattr(filesystem, "handler"):
+            details = filesystem.handler.fs.info(path)
+            facts |= {str(key): str(value) for key, value in details.items() if str(key).lower() in _STAMPS}
+    if kind_of(info) != "File":
+        there = "is a directory" if kind_of(info) == "Directory" else "does not exist"
+        raise FileNotFoundError(f"{shown(url)!r} {there}; expected a file")
+    return info.size, orjson.dumps(facts, option=orjson.OPT_SORT_KEYS).decode()
+
+
+def _is_whole(target: Path, size: int | None) -> bool:
+    try:
+        found = target.stat().st_size
+    except FileNotFoundError:
+        return False
+    return size is None or found == size
+
+
+def _identity(url: str, path: str) -> str:
+    """The same for a file whether it was asked for itself, or its directory, or a glob."""
+    start, rest = cut(url)
+    host = start.partition("://")[2].partition("/")[0].rpartition("@")[2]
+    return f"{scheme_of(url)}://{host}{rest} {path}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
