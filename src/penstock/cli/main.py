@@ -8,6 +8,7 @@ import typer
 
 from penstock import __version__
 from penstock.cli.bench import bench
+from penstock.cli.competitions import competitions
 from penstock.cli.info import info
 from penstock.cli.lint import lint
 from penstock.cli.plan import plan
@@ -19,6 +20,7 @@ from penstock.cli.run import run
 from penstock.cli.show import show
 from penstock.cli.trace import trace
 from penstock.cli.verify_resume import verify_resume
+from penstock.cli.versions import versions
 
 __all__ = ["app"]
 
@@ -29,10 +31,11 @@ app = typer.Typer(
     rich_markup_mode=None,  # the help shows YAML, whose brackets must not be taken for markup
     pretty_exceptions_enable=False,
 )
-for verb in (run, prepare, show, lint, info, plan, trace, verify_resume, probe_isolation, bench):
+for verb in (run, prepare, show, lint, info, versions, plan, trace, verify_resume, probe_isolation, bench):
     app.command()(verb)
 app.command()(plugins)
 app.add_typer(queue)
+app.add_typer(competitions)
 
 
 def _show_version(wanted: bool) -> None:

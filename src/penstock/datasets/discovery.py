@@ -1,0 +1,234 @@
+"""Finding dataset classes by the naming convention: in penstock, in installed plugins, and where somebody points to.
+
+A class is found if its name ends with `Dataset`, it inherits from `KaggleDataset` and is not abstract, and its file
+ends with `_dataset.py` or lies in a folder called `datasets`. `HousePricesDataset` is the dataset of "house-prices",
+unless the class says `competition = "..."` itself.
+
+Finding a class runs the code of its file. So only files are run that somebody named, or whose folder they named; never
+those of the current directory because it happens to be that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import logging
+import os
+import pkgutil
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from penstock import plugins
+from penstock.datasets.base import KaggleDataset
+from penstock.errors import ConfigError, PluginError
+from penstock.files.listing import PathLike
+
+__all__ = ["Discovery", "competition_of", "discover", "load_class", "name_of"]
+
+log = logging.getLogger(__name__)
+
+_PRIVATE = "_penstock_discovered_"
+_SKIPPED = {"__pycache__", "site-packages", "node_modules"}
+_PACKAGE = "penstock.datasets"
+
+
+@dataclass(slots=True)
+class Discovery:
+    """What a search found, and what it could not load."""
+
+    found: dict[str, type[KaggleDataset]] = field(default_factory=dict)
+    """The class of each competition, in the order they were found."""
+    errors: dict[str, BaseException] = field(default_factory=dict)
+    """By file, or by entry point: why it could not be loaded, or why a class in it was left out."""
+
+    def add(self, classes: Iterable[type[KaggleDataset]], place: str) -> None:
+        for dataset in classes:
+            name = competition_of(dataset)
+            other = self.found.setdefault(name, dataset)
+            if other is not dataset and other.__module__.startswith(f"{_PACKAGE}."):
+                log.info("%s in %s takes the place of penstock's own for %r", dataset.__name__, place, name)
+                self.found[name] = dataset
+            elif other is not dataset:
+                error = ConfigError(
+                    f"{dataset.__name__} in {place} is for {name!r}, and so is {other.__name__} in "
+                    f"{_file_of(other)}, which came first; rename one, or give it another `competition`"
+                )
+                self._note(place, error)
+
+    def attempt(self, place: str, load: Callable[[], Iterable[type[KaggleDataset]]]) -> None:
+        """Add what `load` returns; whatever it raises is noted and in nobody else's way."""
+        try:
+            self.add(load(), place)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - a module may raise anything, and call sys.exit
+            self._note(place, error)
+
+    def _note(self, place: str, error: BaseException) -> None:
+        self.errors[place] = error
+        log.warning("%s: no dataset was taken from it: %s: %s", place, type(error).__name__, error, exc_info=error)
+
+
+def discover(*paths: PathLike, installed: bool = True) -> Discovery:
+    """The dataset classes below these paths, before them penstock's own and those of installed plugins.
+
+    A class for a competition that penstock has one for takes its place; two others for the same one are an error.
+    A file that is named is loaded whatever it is called. Each file is loaded once, under a private name, also if links
+    lead to it or several paths; again only when its content has changed.
+    """
+    result = Discovery()
+    if installed:
+        for name in _own_modules():
+            result.attempt(name, lambda name=name: _classes(importlib.import_module(name)))  # type: ignore[misc]
+        for plugin in plugins.installed():
+            if plugin.group == "datasets":
+                result.attempt(
+                    f"{plugin.target} ({plugin.package})",
+                    lambda plugin=plugin: [_checked(plugins.find("datasets", plugin.name), plugin.target)],  # type: ignore[misc]
+                )
+    seen: set[Path] = set()
+    for path in paths:
+        for file in _files(Path(path).expanduser()):
+            real = file.resolve()
+            if real not in seen:
+                seen.add(real)
+                result.attempt(str(file), lambda real=real: _classes(_load_file(real)))  # type: ignore[misc]
+    return result
+
+
+def competition_of(dataset: type[KaggleDataset]) -> str:
+    """The name of the competition that a class is for: what it says, or `HousePricesDataset` -> "house-prices"."""
+    said = dataset.__dict__.get("competition")  # not a parent's: a variant of it is a dataset of its own
+    if isinstance(said, str) and said:
+        return said
+    bare = dataset.__name__.removesuffix("Dataset")
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|_+", "-", bare).lower()
+
+
+def name_of(dataset: type[KaggleDataset]) -> str:
+    """How a class can be found again: `package.module:Class`, or `/path/to/file.py:Class`."""
+    module = dataset.__module__
+    if module.startswith(_PRIVATE) or module == "__main__":
+        return f"{_file_of(dataset)}:{dataset.__qualname__}"
+    return f"{module}:{dataset.__qualname__}"
+
+
+def load_class(name: str) -> type[KaggleDataset]:
+    """The class that `name_of` named; runs the code of its module."""
+    where, _, qualified = name.rpartition(":")
+    if not where or not qualified:
+        raise ConfigError(f"{name!r} names no class; expected 'package.module:Class' or 'path/to/file.py:Class'")
+    try:
+        module = _load_file(Path(where).resolve()) if where.endswith(".py") else importlib.import_module(where)
+        found: Any = module
+        for part in qualified.split("."):
+            found = getattr(found, part)
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            f"the dataset class {name!r} cannot be loaded: {type(error).__name__}: {error}; mend it, or register the "
+            "competition again with another dataset_class"
+        ) from error
+    return _checked(found, name)
+
+
+# -- modules ---------------------------------------------------------------------------------------------------------
+
+
+def _own_modules() -> list[str]:
+    package = importlib.import_module(_PACKAGE)
+    return [f"{_PACKAGE}.{module.name}" for module in pkgutil.iter_modules(package.__path__) if module.name[0] != "_"]
+
+
+def _files(path: Path) -> Iterator[Path]:
+    if path.is_file():
+        yield path
+        return
+    if not path.is_dir():
+        raise FileNotFoundError(f"no such file or directory: {str(path)!r} (looked from {Path.cwd()})")
+    real_roots: set[str] = set()
+    for root, folders, names in os.walk(path, followlinks=True):
+        here = os.path.realpath(root)
+        if here in real_roots or (Path(root, "pyvenv.cfg").exists() and Path(root) != path):
+            folders.clear()
+            continue
+        real_roots.add(here)
+        folders[:] = sorted(name for name in folders if name[0] != "." and name not in _SKIPPED)
+        inside = Path(root).absolute().name == "datasets"
+        for name in sorted(names):
+            if name.endswith("_dataset.py") or (inside and name.endswith(".py") and name[0] not in "._"):
+                yield Path(root, name)
+
+
+def _load_file(file: Path) -> ModuleType:
+    """Run a file as a module of its own: nothing else can import it, nor be hidden by it.
+
+    A file that is a module already, because somebody imported it, is that module.
+    """
+    for known, module in list(sys.modules.items()):
+        origin = getattr(module, "__dict__", {}).get("__file__")
+        if known == "__main__" or known.startswith(_PRIVATE) or not isinstance(origin, str):
+            continue
+        if Path(origin).name == file.name and Path(origin).resolve() == file:
+            return module
+    source = file.read_bytes()
+    digest = hashlib.blake2b(str(file).encode() + b"\0" + source, digest_size=8).hexdigest()
+    name = f"{_PRIVATE}{file.stem}_{digest}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None:
+        raise PluginError(f"{file} is no Python file; expected one that ends with .py")
+    module = importlib.util.module_from_spec(spec)
+    # Not by the loader: it would trust, and leave behind, compiled files that may be of an older source.
+    code = compile(source, str(file), "exec", dont_inherit=True)
+    sys.modules[name] = module
+    try:
+        exec(code, module.__dict__)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+# -- classes ---------------------------------------------------------------------------------------------------------
+
+
+def _classes(module: ModuleType) -> list[type[KaggleDataset]]:
+    """The datasets that a module defines itself; those it imports are found where they are defined."""
+    return [
+        value
+        for name, value in vars(module).items()
+        if isinstance(value, type)
+        and issubclass(value, KaggleDataset)
+        and value.__module__ == module.__name__
+        and value.__name__.endswith("Dataset")
+        and name == value.__name__
+        and not inspect.isabstract(value)
+        and not _is_generic(value)
+    ]
+
+
+def _is_generic(dataset: type[KaggleDataset]) -> bool:
+    """Whether it is of no competition: penstock's dataset for any table."""
+    return dataset.__module__ == f"{_PACKAGE}.tabular"
+
+
+def _checked(found: Any, name: str) -> type[KaggleDataset]:
+    if not isinstance(found, type) or not issubclass(found, KaggleDataset):
+        raise ConfigError(f"{name} is {found!r:.80}, expected a class that inherits from KaggleDataset")
+    if inspect.isabstract(found):
+        missing = ", ".join(sorted(found.__abstractmethods__))
+        raise ConfigError(f"{name} cannot be used: it lacks {missing}")
+    return found
+
+
+def _file_of(dataset: type[KaggleDataset]) -> str:
+    module = sys.modules.get(dataset.__module__)
+    return str(getattr(module, "__file__", None) or dataset.__module__)

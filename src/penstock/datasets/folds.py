@@ -1,0 +1,240 @@
+"""Which rows are for training and which for validation: folds that do not leak, the same in every process.
+
+plain                  rows at random
+stratified             each class, or each stretch of a number, spread evenly
+grouped                rows of one group (a patient, a query) never on both sides
+stratified_grouped     whole groups, classes as even as groups allow
+time                   validation strictly later than training, which grows from fold to fold
+
+    fold = Folds(5).split(table, spec, 0)
+    fold.train, fold.val        # row numbers, ascending
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock._dtypes import did_you_mean
+from penstock.datasets._frames import column_of
+from penstock.datasets._grouping import codes_of, deal_groups, joined_groups
+from penstock.datasets._spec import DatasetSpec
+from penstock.errors import ConfigError, DataError
+from penstock.order.permutation import Permutation, derive_key
+
+__all__ = ["Fold", "FoldKind", "Folds"]
+
+log = logging.getLogger(__name__)
+
+FoldKind = Literal["auto", "plain", "stratified", "grouped", "stratified_grouped", "time"]
+Rows = npt.NDArray[np.int64]
+
+
+class Fold(NamedTuple):
+    """The rows of one fold, as ascending numbers; no row is in both."""
+
+    train: Rows
+    val: Rows
+
+
+@dataclass(frozen=True)
+class Folds:
+    """How the rows of a training file are divided, `count` times, into training and validation.
+
+    Every row is validated in exactly one fold; with "time", those of the first part never are. "auto" goes by the spec:
+    time if it has a time column, groups if it has a group column (stratified ones for classes), stratified for classes,
+    else plain. The same rows, spec and arguments give the same folds on every machine.
+    """
+
+    count: int = 5
+    _: KW_ONLY
+    kind: FoldKind = "auto"
+    seed: int = 0
+    by: str | None = None
+    """The column to go by, in the place of the spec's group, time or (stratified) target column."""
+    gap: int = 0
+    """With "time": how many of the different times before validation are left out of training."""
+    keep_together: tuple[str, ...] = ()
+    """Rows that are equal in all of these columns are kept on one side: copies of a row would leak."""
+    bins: int = 10
+    """Into how many stretches of equal size a number is cut when folds are stratified by it."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(FoldKind):
+            known = get_args(FoldKind)
+            raise ConfigError(f"kind must be one of {list(known)}, got {self.kind!r}{did_you_mean(self.kind, known)}")
+        for name, least in (("count", 2), ("gap", 0), ("bins", 2)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}")
+        together = (self.keep_together,) if isinstance(self.keep_together, str) else tuple(self.keep_together)
+        object.__setattr__(self, "keep_together", together)
+        if self.by is not None and self.kind == "auto":
+            raise ConfigError(
+                f"by={self.by!r} does not say what for; pass kind=, one of 'grouped', 'stratified_grouped', "
+                "'stratified' and 'time'"
+            )
+        if self.kind != "auto":
+            self._refuse_misfits(self.kind)
+
+    def kind_for(self, spec: DatasetSpec) -> FoldKind:
+        """What "auto" means for this spec; else the kind."""
+        if self.kind != "auto":
+            return self.kind
+        classes = spec.competition_type.is_classification or spec.competition_type.has_classes
+        if spec.time_column is not None:
+            return "time"
+        if spec.group_column is not None:
+            return "stratified_grouped" if classes and spec.targets else "grouped"
+        return "stratified" if classes and spec.targets else "plain"
+
+    def assign(self, table: Any, spec: DatasetSpec) -> Rows:
+        """The fold in which each row is validated; -1 for rows that no fold validates (the first part of "time")."""
+        count = len(table)
+        if count < self.count:
+            raise ConfigError(f"{count} rows cannot be divided into {self.count} folds; use fewer folds")
+        kind = self.kind_for(spec)
+        self._refuse_misfits(kind)
+        if kind == "time":
+            return self._parts(self._times(table, spec)) - 1
+        places = Permutation(count, derive_key(self.seed, "folds"))(np.arange(count))
+        groups = self._groups(table, spec, kind)
+        classes = self._classes(table, spec) if kind in ("stratified", "stratified_grouped") else None
+        if groups is not None:
+            return deal_groups(groups, classes, places, self.count, self._group_names(spec, kind))
+        if classes is None:
+            return np.asarray(places % self.count)
+        self._warn_of_rare(classes)
+        # Class after class, and within a class in random order, rows are dealt like cards: no fold gets two more of
+        # a class than another, nor two more rows in all.
+        order = np.lexsort((places, classes))
+        folds = np.empty(count, np.int64)
+        folds[order] = np.arange(count) % self.count
+        return folds
+
+    def split(self, table: Any, spec: DatasetSpec, fold: int) -> Fold:
+        """The rows of one fold, from 0 to `count - 1`."""
+        if isinstance(fold, bool) or not isinstance(fold, int) or not 0 <= fold < self.count:
+            raise ConfigError(f"fold must be from 0 to {self.count - 1}, got {fold!r}")
+        folds = self.assign(table, spec)
+        if self.kind_for(spec) != "time":
+            return Fold(np.flatnonzero(folds != fold), np.flatnonzero(folds == fold))
+        times = self._times(table, spec)
+        val = np.flatnonzero(folds == fold)
+        last = int(times[val].min()) - self.gap
+        train = np.flatnonzero(times < last)
+        if not len(train):
+            raise ConfigError(
+                f"gap={self.gap} leaves no rows to train on in fold {fold}, which validates from the "
+                f"{int(times[val].min()) + 1}th of {int(times.max()) + 1} different times; use a smaller gap"
+            )
+        return Fold(train, val)
+
+    def _refuse_misfits(self, kind: FoldKind) -> None:
+        if self.gap and kind != "time":
+            raise ConfigError(f"gap={self.gap} is for kind='time', got {kind!r}")
+        if self.keep_together and kind == "time":
+            raise ConfigError(
+                f"keep_together={list(self.keep_together)} cannot be kept with kind='time', where what is later is "
+                "validated; leave one of them out"
+            )
+
+    # -- what to go by -----------------------------------------------------------------------------------------------
+
+    def _times(self, table: Any, spec: DatasetSpec) -> Rows:
+        """The times as numbers 0, 1, 2, ... in their order; equal times are the same number."""
+        name = self.by or spec.time_column
+        if name is None:
+            raise ConfigError("kind='time' needs a column: give the spec a time_column, or pass by=...")
+        column = _filled(column_of(table, name), name, "time")
+        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+            column = _as_times(column, name)
+        if pa.types.is_temporal(column.type):
+            column = column.cast(pa.int32() if column.type.bit_width == 32 else pa.int64())
+        return np.unique(np.asarray(column), return_inverse=True)[1].astype(np.int64)
+
+    def _parts(self, times: Rows) -> Rows:
+        """`count + 1` consecutive parts of about as many rows, cut between different times."""
+        there = np.cumsum(np.bincount(times))
+        different, parts = len(there), self.count + 1
+        if different < parts:
+            raise ConfigError(
+                f"{self.count} folds in time need {parts} different times, and there are {different}; use fewer folds"
+            )
+        ends = np.searchsorted(there, len(times) * np.arange(1, parts) / parts - 0.5)
+        ends = np.maximum.accumulate(ends - np.arange(self.count)) + np.arange(self.count)  # each part has one time
+        ends = np.minimum(ends, different - parts + np.arange(self.count))
+        return np.searchsorted(ends, times, side="left").astype(np.int64)
+
+    def _group_names(self, spec: DatasetSpec, kind: FoldKind) -> list[str]:
+        own = []
+        if kind in ("grouped", "stratified_grouped"):
+            name = self.by or spec.group_column
+            if name is None and not self.keep_together:
+                raise ConfigError(f"kind={kind!r} needs a column: give the spec a group_column, or pass by=...")
+            own = [name] if name is not None else []
+        return own
+
+    def _groups(self, table: Any, spec: DatasetSpec, kind: FoldKind) -> Rows | None:
+        relations = [
+            codes_of([_filled(column_of(table, name), name, "group")]) for name in self._group_names(spec, kind)
+        ]
+        if self.keep_together:
+            relations.append(codes_of([column_of(table, name) for name in self.keep_together]))
+        return joined_groups(relations) if relations else None
+
+    def _classes(self, table: Any, spec: DatasetSpec) -> Rows:
+        """The class of each row: of the target, of all targets together, or the stretch that a number is in."""
+        by_target = self.by is None or self.kind == "stratified_grouped"
+        names: Sequence[str] = spec.targets if by_target else (str(self.by),)
+        if not names:
+            raise ConfigError("stratified folds need a column: give the spec a target_column, or pass by=...")
+        columns = [_filled(column_of(table, name), name, "target") for name in names]
+        kind = spec.competition_type
+        if by_target and not (kind.is_classification or kind.has_classes):
+            return codes_of([pa.array(self._stretches(column)) for column in columns])
+        if not by_target and pa.types.is_floating(columns[0].type):
+            return self._stretches(columns[0])
+        return codes_of(columns)
+
+    def _stretches(self, column: pa.Array) -> Rows:
+        values = np.asarray(column.cast(pa.float64()))
+        first = np.searchsorted(np.sort(values), values)
+        return first * self.bins // len(values)
+
+    def _warn_of_rare(self, classes: Rows) -> None:
+        counts = np.bincount(classes)
+        if (rare := int((counts < self.count).sum())) > 0:
+            log.warning(
+                "%d of %d classes have fewer rows than the %d folds, the rarest %d: some folds validate none of them",
+                rare, len(counts), self.count, int(counts.min()),
+            )  # fmt: skip
+
+
+def _filled(column: pa.Array, name: str, what: str) -> pa.Array:
+    missing = np.asarray(column.is_null(nan_is_null=True))
+    if missing.any():
+        row = int(missing.argmax())
+        raise DataError(
+            f"the {what} column {name!r} is missing in {int(missing.sum())} of {len(column)} rows, first in row {row}; "
+            "without it nobody can say which fold they belong to: fill it, or leave these rows out",
+            row=row,
+        )
+    return column
+
+
+def _as_times(column: pa.Array, name: str) -> pa.Array:
+    try:
+        return pc.cast(column, pa.timestamp("us"))
+    except pa.ArrowInvalid as error:
+        raise DataError(
+            f"the time column {name!r} is text that is no ISO date ({error}); write times as 2024-05-17 or "
+            "2024-05-17 12:30:00, or as numbers, so that their order is known"
+        ) from error

@@ -1,0 +1,381 @@
+"""What a competition is, found out from its files: target, id, type, metric, columns; each guess with its reason.
+
+metadata, spec, notes = infer("data/titanic")
+notes["target_column"]    # 'it is in train.csv and not in test.csv'
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock._dtypes import did_you_mean
+from penstock.datasets._guesses import Facts, counted, facts_of, guess_kind, is_called_id, plural
+from penstock.datasets.base import ColumnSpec, CompetitionType, DatasetSpec
+from penstock.datasets.metadata import CompetitionMetadata
+from penstock.datasets.reading import find_file, read_table
+from penstock.errors import ConfigError, DataError, SchemaError
+from penstock.files.listing import PathLike
+from penstock.files.remote import RemotePath, path_of
+
+__all__ = ["Inference", "infer"]
+
+_TARGET_NAMES = ("target", "label", "labels", "y", "class", "outcome", "response")
+_MOST_CLASSES = 50
+_METRICS = {
+    CompetitionType.BINARY_CLASSIFICATION: "accuracy",
+    CompetitionType.MULTICLASS_CLASSIFICATION: "accuracy",
+    CompetitionType.MULTILABEL_CLASSIFICATION: "f1_micro",
+    CompetitionType.ORDINAL_REGRESSION: "qwk",
+    CompetitionType.REGRESSION: "rmse",
+    CompetitionType.MULTI_TARGET_REGRESSION: "mcrmse",
+    CompetitionType.RANKING: "spearman",
+    CompetitionType.TIME_SERIES: "rmse",
+}
+
+
+class Inference(NamedTuple):
+    """What was guessed. `notes` has the reason of each guess, by field; of a column's kind by `columns.<name>`."""
+
+    metadata: CompetitionMetadata
+    spec: DatasetSpec
+    notes: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """The tables of a directory; test and sample may not be there."""
+
+    directory: Path | RemotePath
+    names: dict[str, str]
+    train: pa.Table
+    test: pa.Table | None
+    sample: pa.Table | None
+
+    @property
+    def columns(self) -> list[str]:
+        names: list[str] = self.train.column_names
+        return names
+
+    def facts(self, name: str) -> Facts:
+        return facts_of(self.train.column(name))
+
+    def test_facts(self, name: str) -> Facts | None:
+        there = self.test is not None and name in self.test.column_names
+        return facts_of(self.test.column(name)) if there else None  # type: ignore[union-attr]
+
+
+def infer(
+    directory: PathLike,
+    *,
+    name: str | None = None,
+    target: str | Sequence[str] | None = None,
+    id_column: str | None = None,
+    competition_type: CompetitionType | str | None = None,
+    metric: str | None = None,
+    delimiter: str | None = None,
+    encoding: str | None = None,
+) -> Inference:
+    """Read the files of a directory, local or behind a URL, and guess what is not given.
+
+    Reads the training file, the test file and the sample submission whole. What cannot be told is an error that says
+    what to give: nothing that could be a target, or several things.
+    """
+    notes: dict[str, str] = {}
+    files = _read(path_of(directory), delimiter, encoding, notes)
+    targets = _targets(files, target, notes)
+    id_column = _id_column(files, targets, id_column, notes)
+    _check_test_columns(files, targets)
+    time_column, later = _time_column(files, targets, notes)
+    kind = _type(files, targets, competition_type, time_column if later else None, notes)
+    columns = _columns(files, {*targets, id_column}, notes)
+    metadata = CompetitionMetadata(
+        competition_name=name or _name(files.directory, notes),
+        competition_type=kind,
+        evaluation_metric=metric or _metric(files, targets, kind, notes),
+        train_file=files.names["train"],
+        test_file=files.names.get("test", "test.csv"),
+        sample_submission_file=files.names.get("sample_submission", "sample_submission.csv"),
+    )
+    spec = DatasetSpec(
+        metadata.competition_name,
+        files.directory if isinstance(files.directory, Path) else str(files.directory),  # type: ignore[arg-type]
+        kind,
+        num_samples=files.train.num_rows,
+        num_features=len([column for column in files.train.column_names if column not in {*targets, id_column}]),
+        target_column=targets[0] if len(targets) == 1 else tuple(targets),
+        id_column=id_column,
+        columns=columns,
+        group_column=_group_column(files, {*targets, id_column}, notes),
+        time_column=time_column,
+        files=files.names,
+        delimiter=delimiter,
+        encoding=encoding,
+    )
+    return Inference(metadata, spec, notes)
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+def _read(directory: Path | RemotePath, delimiter: str | None, encoding: str | None, notes: dict[str, str]) -> _Files:
+    paths = _find(directory)
+    tables: dict[str, pa.Table | None] = dict.fromkeys(("train", "test", "sample_submission"))
+    for split, path in paths.items():
+        table = read_table(path, delimiter=delimiter, encoding=encoding)
+        if split == "train" and not table.num_rows:
+            raise DataError(
+                "the training file has a header and no rows; there is nothing to guess from", file=str(path)
+            )
+        tables[split] = table
+        notes[f"files.{split}"] = f"{plural(table.num_rows, 'row')}, {plural(table.num_columns, 'column')}"
+    names = {split: path.name for split, path in paths.items()}
+    return _Files(directory, names, tables["train"], tables["test"], tables["sample_submission"])
+
+
+def _find(directory: Path | RemotePath) -> dict[str, Any]:
+    wanted = "a training file: train.csv, training.tsv, train.parquet or the like, compressed or not, in any case"
+    if not directory.exists():
+        raise FileNotFoundError(f"no such directory: {str(directory)!r}; expected one with {wanted}")
+    if not directory.is_dir():
+        raise ConfigError(f"{str(directory)!r} is a file; expected the directory of a competition, with {wanted}")
+    found = {split: find_file(directory, split) for split in ("train", "test", "sample_submission")}
+    if found["train"] is None:
+        names = sorted(path.name for path in directory.iterdir())
+        there = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+        raise ConfigError(f"{str(directory)!r} is not a dataset: looked for {wanted}; there is {there or 'nothing'}")
+    if found["sample_submission"] is None:
+        submissions = [
+            path for path in directory.iterdir() if re.search(r"(?i)submission.*\.(csv|tsv|parquet)", path.name)
+        ]
+        found["sample_submission"] = submissions[0] if len(submissions) == 1 else None
+    return {split: path for split, path in found.items() if path is not None}
+
+
+def _name(directory: Path | RemotePath, notes: dict[str, str]) -> str:
+    own = directory.absolute().name if isinstance(directory, Path) else directory.name
+    notes["competition_name"] = "the name of the directory"
+    return re.sub(r"[\s_]+", "-", own.strip()).lower() or "competition"
+
+
+# -- columns with a part of their own --------------------------------------------------------------------------------
+
+
+def _targets(files: _Files, given: str | Sequence[str] | None, notes: dict[str, str]) -> list[str]:
+    train = files.columns
+    if given is not None:
+        chosen = [given] if isinstance(given, str) else list(given)
+        for name in chosen:
+            if name not in train:
+                hint = did_you_mean(name, train)
+                raise SchemaError(f"the target {name!r} is not in {files.names['train']}, which has {train}{hint}")
+        notes["target_column"] = "given"
+        return chosen
+    missing = [name for name in train if files.test is not None and name not in files.test.column_names]
+    if files.sample is not None:
+        wanted = [name for name in files.sample.column_names[1:] if name in train]
+        wanted = [name for name in wanted if name in missing] or wanted
+        if wanted:
+            where = "is" if len(wanted) == 1 else "are"
+            also = f" and not in {files.names['test']}" if set(wanted) <= set(missing) else ""
+            notes["target_column"] = (
+                f"what {files.names['sample_submission']} {where} to hold, in the training file{also}"
+            )
+            return wanted
+    named = [name for name in missing or train if name.lower() in _TARGET_NAMES]
+    if len(missing) == 1:
+        notes["target_column"] = f"the only column of {files.names['train']} that is not in {files.names['test']}"
+        return missing
+    if len(named) == 1:
+        others = (
+            f"; {[name for name in missing if name not in named]} are not in the test file either" if missing else ""
+        )
+        notes["target_column"] = f"it is called so{others}"
+        return named
+    raise ConfigError(_which_target(files, missing, named))
+
+
+def _which_target(files: _Files, missing: list[str], named: list[str]) -> str:
+    remedy = "say which with --target (target= in Python), several times if there are several targets"
+    candidates = named or missing
+    if candidates:
+        why = f"are in {files.names['train']} and not in {files.names['test']}" if missing else "are called like one"
+        return f"{len(candidates)} columns could be the target: {candidates} {why}; {remedy}"
+    if files.test is None:
+        why = f"there is no test file to compare with and no column is called {' or '.join(_TARGET_NAMES[:3])}"
+    else:
+        why = f"{files.names['test']} has every column of {files.names['train']}"
+    return f"the target cannot be told: {why}; the columns are {files.train.column_names}; {remedy}"
+
+
+def _id_column(files: _Files, targets: list[str], given: str | None, notes: dict[str, str]) -> str | None:
+    train = files.columns
+    if given is not None:
+        if given not in train:
+            raise SchemaError(f"the id {given!r} is not in {files.names['train']}, which has {train}")
+        notes["id_column"] = "given"
+        return given
+    first = files.sample.column_names[0] if files.sample is not None else None
+    candidates = [name for name in train if name == first or is_called_id(name)]
+    for name in sorted(candidates, key=lambda name: name != first):
+        if name not in targets and files.facts(name).is_unique:
+            also = f", and is the first of {files.names['sample_submission']}" if name == first else ""
+            notes["id_column"] = f"{files.train.num_rows:,} different values in as many rows{also}"
+            return name
+    again = f"; {candidates} have values more than once" if candidates else ""
+    notes["id_column"] = f"no column is called an id and different in every row{again}"
+    return None
+
+
+def _group_column(files: _Files, taken: set[str | None], notes: dict[str, str]) -> str | None:
+    """An id of something that has several rows, and that the test file has others of."""
+    for name in files.columns:
+        facts, test = files.facts(name), files.test_facts(name)
+        if name in taken or not is_called_id(name) or test is None or not 1 < facts.distinct < facts.rows:
+            continue
+        if facts.missing or not len(test.values):
+            continue
+        if not pc.any(pc.is_in(test.values.cast(pa.string()), facts.values.cast(pa.string()))).as_py():
+            notes["group_column"] = (
+                f"{facts.distinct:,} different values in {facts.rows:,} rows, none of which the test file has: rows "
+                "of one must not be in training and validation both"
+            )
+            return name
+    return None
+
+
+def _time_column(files: _Files, targets: list[str], notes: dict[str, str]) -> tuple[str | None, bool]:
+    """A date after whose last the test file begins; and whether it makes this a forecast."""
+    for name in files.columns:
+        facts, test = files.facts(name), files.test_facts(name)
+        if name in targets or not facts.is_date or facts.missing:
+            continue
+        if test is None and files.test is None:
+            ordered = facts.values.equals(facts.values.take(pc.sort_indices(facts.values)))
+            if ordered and facts.distinct > 1:
+                notes["time_column"] = "the rows are in its order"
+                return name, True
+        elif test is not None and test.is_date and len(test.values):
+            last, first = pc.max(facts.values).as_py(), pc.min(test.values).as_py()
+            if type(last) is type(first) and first > last:
+                notes["time_column"] = f"the training file ends at {last}, and the test file begins at {first}"
+                return name, True
+    return None, False
+
+
+def _columns(files: _Files, taken: set[str | None], notes: dict[str, str]) -> dict[str, ColumnSpec]:
+    columns = {}
+    for name in files.columns:
+        if name in taken:
+            continue
+        kind, why = guess_kind(files.facts(name), files.test_facts(name))
+        if files.test is not None and name not in files.test.column_names:
+            kind, why = "ignore", f"{files.names['test']} does not have it"
+        columns[name] = ColumnSpec(kind=kind)
+        notes[f"columns.{name}"] = why
+    return columns
+
+
+def _check_test_columns(files: _Files, targets: list[str]) -> None:
+    if files.test is None:
+        return
+    train, test = files.train.column_names, files.test.column_names
+    strange = [name for name in test if name not in train]
+    if strange:
+        others = [name for name in train if name not in test and name not in targets]
+        raise SchemaError(
+            f"{files.names['test']} has columns that {files.names['train']} has not: {strange}, and "
+            f"{files.names['train']} has {others} besides the target, which {files.names['test']} has not; "
+            "give a column the same name in both files"
+        )
+
+
+# -- what is asked ---------------------------------------------------------------------------------------------------
+
+
+def _type(
+    files: _Files,
+    targets: list[str],
+    given: CompetitionType | str | None,
+    time_column: str | None,
+    notes: dict[str, str],
+) -> CompetitionType:
+    if given is not None:
+        notes["competition_type"] = "given"
+        return CompetitionType(given)
+    facts = [files.facts(name) for name in targets]
+    for name, one in zip(targets, facts):
+        if not len(one.values):
+            raise DataError(f"the target {name!r} has no value in any row", file=files.names["train"])
+    kind, why = _many(targets, facts) if len(targets) > 1 else _one(targets[0], facts[0])
+    if time_column is not None and kind is CompetitionType.REGRESSION:
+        kind, why = CompetitionType.TIME_SERIES, f"{why}; what is asked lies after {time_column!r} ends"
+    notes["competition_type"] = why
+    return kind
+
+
+def _many(names: list[str], facts: list[Facts]) -> tuple[CompetitionType, str]:
+    if all(one.among({0, 1}) or pa.types.is_boolean(one.values.type) for one in facts):
+        return CompetitionType.MULTILABEL_CLASSIFICATION, f"{len(names)} targets, each 0 or 1"
+    if all(one.is_number for one in facts):
+        return CompetitionType.MULTI_TARGET_REGRESSION, f"{len(names)} targets, all of them numbers"
+    wrong = next(name for name, one in zip(names, facts) if not one.is_number)
+    raise ConfigError(
+        f"of the {len(names)} targets {names}, {wrong!r} is no number; several targets are labels of 0 and 1, or "
+        "numbers: say which is the target with --target"
+    )
+
+
+def _one(name: str, facts: Facts) -> tuple[CompetitionType, str]:
+    if facts.distinct == 1:
+        raise DataError(f"the target {name!r} is {facts.values[0].as_py()!r} in every row; there is nothing to predict")
+    if facts.distinct == 2:
+        return CompetitionType.BINARY_CLASSIFICATION, f"{name!r} has two values: {counted(facts)}"
+    if not facts.is_number:
+        several = _lists(facts)
+        return (
+            CompetitionType.MULTICLASS_CLASSIFICATION,
+            f"{name!r} has {facts.distinct:,} classes: {counted(facts)}{several}",
+        )
+    if facts.is_whole and facts.distinct <= _MOST_CLASSES and 10 * facts.distinct <= facts.rows:
+        first, last = facts.sorted_values(_MOST_CLASSES)[0], facts.sorted_values(_MOST_CLASSES)[-1]
+        if last - first + 1 <= 2 * facts.distinct:
+            why = f"{name!r} has {facts.distinct} whole values: {counted(facts)}"
+            return CompetitionType.MULTICLASS_CLASSIFICATION, f"{why}; ordinal_regression if their order counts"
+    span = pc.min_max(facts.values).as_py()
+    why = f"{name!r} has {facts.distinct:,} different numbers from {span['min']:,} to {span['max']:,}"
+    return CompetitionType.REGRESSION, why
+
+
+def _lists(facts: Facts) -> str:
+    """A remark if the texts look like several labels in one cell."""
+    for mark in (" ", ",", ";", "|"):
+        parts = pc.list_flatten(pc.split_pattern(facts.values.cast(pa.string()), mark))
+        if len(parts) > 1.2 * len(facts.values) and 2 * pc.count_distinct(parts).as_py() < facts.distinct:
+            return f"; these look like lists of labels joined by {mark!r}: make each a column of 0 and 1 for multilabel"
+    return ""
+
+
+def _metric(files: _Files, targets: list[str], kind: CompetitionType, notes: dict[str, str]) -> str:
+    sample = files.sample
+    metric, why = _METRICS[kind], f"what is usual for {kind.value}"
+    if sample is not None and kind.has_classes:
+        values = [facts_of(sample.column(name)) for name in sample.column_names[1:]]
+        wide = kind is CompetitionType.MULTICLASS_CLASSIFICATION and len(values) > 2
+        if wide and all(one.is_number for one in values):
+            metric, why = "log_loss", f"{files.names['sample_submission']} has a column of numbers for each class"
+        elif kind is CompetitionType.BINARY_CLASSIFICATION and len(values) == 1:
+            fractions = values[0].is_number and not values[0].is_whole
+            also = pa.types.is_floating(values[0].values.type) and not files.facts(targets[0]).values.type.equals(
+                values[0].values.type
+            )
+            if fractions or also:
+                metric, why = "auc", f"{files.names['sample_submission']} has fractions, so it wants probabilities"
+    notes["evaluation_metric"] = f"{why}; read the competition's page"
+    return metric

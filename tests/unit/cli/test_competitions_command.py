@@ -1,0 +1,225 @@
+"""`penstock competitions` as a person types it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.datasets.generated import make_titanic
+from penstock.datasets.registry import DatasetRegistry
+
+Call = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+
+
+@pytest.fixture
+def titanic(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Generated data in ./titanic, and a registry of one's own."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(here / "share"))
+    return make_titanic(here / "titanic", rows=120, test_rows=40)
+
+
+def correct(directory: Path, old: str, new: str) -> None:
+    file = directory / "competition.yaml"
+    assert old in file.read_text()
+    file.write_text(file.read_text().replace(old, new, 1))
+
+
+def test_add_guesses_writes_the_file_and_registers(titanic: Path, penstock: Call) -> None:
+    result = penstock("competitions", "add", "titanic")
+    assert result.exit_code == 0, result.stderr
+    lines = [line.split(maxsplit=1) for line in result.stdout.splitlines()]
+    assert ["competition", "titanic"] in lines
+    assert ["type", "binary_classification"] in lines
+    assert ["target", "Survived"] in lines
+    assert "wrote titanic/competition.yaml: look through it, correct it, and run this again" in result.stdout
+    assert DatasetRegistry().get_spec("titanic").dataset_path == titanic
+
+
+def test_add_again_reads_the_corrected_file_and_registers_it(titanic: Path, penstock: Call) -> None:
+    penstock("competitions", "add", "titanic")
+    correct(titanic, "evaluation_metric: accuracy", "evaluation_metric: auc")
+    corrected = (titanic / "competition.yaml").read_text()
+    result = penstock("competitions", "add", "titanic")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.endswith("registered titanic; as titanic/competition.yaml says\n")
+    assert DatasetRegistry().get_metadata("titanic").evaluation_metric == "auc"
+    assert (titanic / "competition.yaml").read_text() == corrected
+    assert penstock("competitions", "add", "titanic", "--infer").exit_code == 0
+    assert DatasetRegistry().get_metadata("titanic").evaluation_metric == "accuracy"
+
+
+def test_a_correction_that_does_not_fit_the_data_is_refused_and_nothing_changes(titanic: Path, penstock: Call) -> None:
+    penstock("competitions", "add", "titanic")
+    correct(titanic, "target_column: Survived", "target_column: Survivd")
+    result = penstock("competitions", "add", "titanic")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("penstock: the target column 'Survivd' is not in the train file")
+    assert DatasetRegistry().get_spec("titanic").target_column == "Survived"
+
+
+def test_what_is_given_is_taken(titanic: Path, penstock: Call) -> None:
+    arguments = [
+        "--name",
+        "ships",
+        "--target",
+        "Fare",
+        "--id",
+        "PassengerId",
+        "--metric",
+        "mae",
+        "--type",
+        "regression",
+    ]
+    result = penstock("competitions", "add", "titanic", *arguments, "--json")
+    assert result.exit_code == 0, result.stderr
+    facts = json.loads(result.stdout)
+    assert (facts["name"], facts["written"], facts["rows"]["train"]) == ("ships", True, 120)
+    assert facts["metadata"]["evaluation_metric"] == "mae"
+    assert facts["spec"]["target_column"] == "Fare"
+    result = penstock("competitions", "add", "titanic", "--type", "regression")
+    assert result.exit_code == 1
+    assert "is there already, and says what --type would say: correct the file, or pass --infer" in result.stderr
+
+
+def test_a_name_of_other_data_is_refused_unless_that_is_said(titanic: Path, here: Path, penstock: Call) -> None:
+    penstock("competitions", "add", "titanic")
+    make_titanic(here / "other", rows=50, test_rows=20)
+    result = penstock("competitions", "add", "other", "--name", "titanic")
+    assert result.exit_code == 1
+    assert "'titanic' is registered already" in result.stderr
+    assert "spec.num_samples is 120 there and 50 here" in result.stderr
+    assert penstock("competitions", "add", "other", "--replace").exit_code == 0
+    assert DatasetRegistry().get_spec("titanic").num_samples == 50
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"a.txt": "x"}, "is not a dataset: looked for a training file: train.csv"),
+        ({}, "there is nothing"),
+        ({"train.csv": ""}, "the file is empty"),
+        ({"train.csv": "a,b\n"}, "a header and no rows"),
+        ({"train.csv": "a,b,c\n1,2,3\n", "test.csv": "a\n1\n"}, "2 columns could be the target: ['b', 'c']"),
+    ],
+)
+def test_a_directory_that_cannot_be_added_is_told_why(
+    titanic: Path, here: Path, penstock: Call, files: dict[str, str], message: str
+) -> None:
+    (here / "d").mkdir()
+    for name, text in files.items():
+        (here / "d" / name).write_text(text)
+    result = penstock("competitions", "add", "d")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("penstock: ")
+    assert message in result.stderr
+    assert not (here / "d" / "competition.yaml").exists()
+    assert DatasetRegistry().list_competitions() == []
+
+
+def test_a_directory_that_is_not_there_is_told_so(titanic: Path, penstock: Call) -> None:
+    result = penstock("competitions", "add", "gone")
+    assert result.exit_code == 1
+    assert "no such directory: 'gone'" in result.stderr
+    result = penstock("competitions", "add", "memory://gone")
+    assert result.exit_code == 1
+    assert "is a URL, where no competition.yaml can be written; say where with --spec FILE" in result.stderr
+
+
+def test_data_behind_a_url_is_added_with_a_local_file(
+    titanic: Path, here: Path, penstock: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fsspec  # type: ignore[import-untyped]
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(here / "cache"))
+    memory = fsspec.filesystem("memory")
+    for file in ("train.csv", "test.csv"):
+        memory.pipe(f"/far/{file}", (titanic / file).read_bytes())
+    try:
+        result = penstock("competitions", "add", "memory://far", "--spec", "far.yaml")
+        assert result.exit_code == 0, result.stderr
+        assert penstock("competitions", "add", "memory://far", "--spec", "far.yaml").exit_code == 0
+    finally:
+        memory.rm("/far", recursive=True)
+    assert str(DatasetRegistry().get_spec("far").dataset_path) == "memory://far"
+
+
+def test_list_search_show_and_remove(titanic: Path, here: Path, penstock: Call) -> None:
+    assert penstock("competitions", "list").stdout == "none\n"
+    penstock("competitions", "add", "titanic")
+    penstock("competitions", "add", str(make_titanic(here / "ferry", rows=40, test_rows=10)), "--metric", "auc")
+    header, *lines = [line.split() for line in penstock("competitions", "list").stdout.splitlines()]
+    assert header == ["competition", "type", "metric", "rows", "features", "target", "data"]
+    assert [line[:6] for line in lines] == [
+        ["ferry", "binary_classification", "auc", "40", "10", "Survived"],
+        ["titanic", "binary_classification", "accuracy", "120", "10", "Survived"],
+    ]
+
+    def found(*arguments: str) -> list[str]:
+        facts = json.loads(penstock("competitions", "search", *arguments, "--json").stdout)
+        return [each["name"] for each in facts["competitions"]]
+
+    assert found() == found("--type", "binary") == ["ferry", "titanic"]
+    assert found("--metric", "auc") == found("FERR") == found("--max-samples", "50") == ["ferry"]
+    assert found("--min-samples", "50") == ["titanic"]
+    assert found("nothing") == []
+    result = penstock("competitions", "search", "--type", "binry")
+    assert result.exit_code == 1
+    assert "'binry' is not a competition type" in result.stderr
+    assert "categorical" in penstock("competitions", "show", "titanic").stdout
+    assert json.loads(penstock("competitions", "show", "titanic", "--json").stdout)["spec"]["num_samples"] == 120
+    assert penstock("competitions", "remove", "ferry").stdout == "removed ferry; its data stays\n"
+    assert found() == ["titanic"]
+    for verb in ("show", "remove"):
+        result = penstock("competitions", verb, "titanik")
+        assert result.exit_code == 1
+        assert "no competition 'titanik' is registered" in result.stderr
+        assert "did you mean 'titanic'?" in result.stderr
+
+
+def test_a_damaged_entry_is_named_and_the_others_are_listed(titanic: Path, here: Path, penstock: Call) -> None:
+    penstock("competitions", "add", "titanic")
+    bad = here / "share" / "penstock" / "competitions" / "bad-000000000000.json"
+    bad.write_text("{")
+    result = penstock("competitions", "list")
+    assert result.exit_code == 0
+    assert "titanic" in result.stdout
+    assert str(bad) in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_registry_of_ones_own_can_be_named(titanic: Path, here: Path, penstock: Call) -> None:
+    assert penstock("competitions", "add", "titanic", "--registry", "mine").exit_code == 0
+    assert DatasetRegistry(here / "mine").list_competitions() == ["titanic"]
+    assert DatasetRegistry().list_competitions() == []
+
+
+def test_discover_lists_classes_and_names_what_cannot_be_loaded(titanic: Path, here: Path, penstock: Call) -> None:
+    (here / "code").mkdir()
+    (here / "code" / "lakes_dataset.py").write_text(
+        "from penstock.datasets.base import KaggleDataset\n"
+        "class LakesDataset(KaggleDataset):\n"
+        "    def _load_data(self): ...\n"
+        "    def _validate_data(self): ...\n"
+        "    def __getitem__(self, index): ...\n"
+    )
+    result = penstock("competitions", "discover", "code")
+    assert result.exit_code == 0, result.stderr
+    assert any(line.split()[0] == "lakes" for line in result.stdout.splitlines())
+    (here / "code" / "bad_dataset.py").write_text("import sys; sys.exit(7)")
+    result = penstock("competitions", "discover", "code")
+    assert result.exit_code == 1
+    assert any(line.split()[0] == "lakes" for line in result.stdout.splitlines())
+    assert "penstock: code/bad_dataset.py: SystemExit: 7" in result.stderr
+    facts = json.loads(penstock("competitions", "discover", "code", "--json").stdout)
+    assert facts["errors"] == {"code/bad_dataset.py": "SystemExit: 7"}
+    assert facts["found"]["lakes"].endswith("lakes_dataset.py:LakesDataset")

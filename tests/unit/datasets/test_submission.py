@@ -1,0 +1,167 @@
+"""The file a competition expects: what is written, in which order, and what is refused before it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from penstock.datasets import DatasetSpec, TabularDataset, write_submission
+from penstock.errors import ConfigError, DataError, SchemaError
+
+
+def competition(
+    folder: Path, target: list[Any], sample: dict[str, Any] | None, kind: str = "binary", **options: Any
+) -> TabularDataset:
+    """The test split of four rows, the training file of which has this target."""
+    rows = {"Id": range(len(target)), "x": 1.5, "y": target}
+    pd.DataFrame(rows).to_csv(folder / "train.csv", index=False)
+    pd.DataFrame({"Id": [7, 3, 5, 9], "x": 2.5}).to_csv(folder / "test.csv", index=False)
+    if sample is not None:
+        pd.DataFrame({"Id": [3, 5, 7, 9]} | sample).to_csv(folder / "sample_submission.csv", index=False)
+    spec = DatasetSpec("made", folder, kind, target_column="y", id_column="Id", **options)  # type: ignore[arg-type]
+    return TabularDataset(spec, "test")
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().splitlines()
+
+
+def test_class_numbers_are_written_as_classes_in_the_order_of_the_sample(tmp_path: Path) -> None:
+    dataset = competition(tmp_path, ["no", "yes"], {"y": "no"})
+    path = dataset.submission([1, 0, 0, 1], tmp_path / "out" / "submission.csv")
+    assert lines(path) == ["Id,y", "3,no", "5,no", "7,yes", "9,yes"]
+
+
+@pytest.mark.parametrize(
+    "predictions", [np.array([1.0, 0, 0, 1]), mx.array([1, 0, 0, 1]), [[1], [0], [0], [1]], pa.array([1, 0, 0, 1])]
+)
+def test_predictions_come_from_any_library(tmp_path: Path, predictions: Any) -> None:
+    dataset = competition(tmp_path, [0, 1], {"y": 0})
+    path = dataset.submission(predictions, tmp_path / "submission.csv")
+    assert lines(path) == ["Id,y", "3,0", "5,0", "7,1", "9,1"]
+
+
+def test_booleans_are_written_as_the_sample_has_them(tmp_path: Path) -> None:
+    dataset = competition(tmp_path, [True, False], {"y": False})
+    for predictions in ([1, 0, 0, 1], [True, False, False, True]):
+        path = dataset.submission(predictions, tmp_path / "submission.csv")
+        assert lines(path) == ["Id,y", "3,False", "5,False", "7,True", "9,True"]
+
+
+def test_probabilities_stay_where_the_metric_or_the_sample_wants_them(tmp_path: Path) -> None:
+    dataset = competition(tmp_path, [0, 1], {"y": 0.5})
+    given = [0.25, 0.5, 0.75, 1.0]
+    expected = ["Id,y", "3,0.5", "5,0.75", "7,0.25", "9,1.0"]
+    assert lines(dataset.submission(given, tmp_path / "a.csv")) == expected
+    assert lines(dataset.submission(given, tmp_path / "b.csv", metric="auc")) == expected
+    both = np.stack([1 - np.array(given), given], axis=1)
+    assert lines(dataset.submission(both, tmp_path / "c.csv", metric="log_loss")) == expected
+
+
+def test_scores_become_labels_only_where_the_metric_says_so(tmp_path: Path) -> None:
+    dataset = competition(tmp_path, ["no", "yes"], {"y": "no"})
+    given = np.array([[0.1, 0.9], [0.8, 0.2], [0.7, 0.3], [0.4, 0.6]])
+    path = tmp_path / "submission.csv"
+    with pytest.raises(SchemaError, match="are scores, and the submission has one label for each row; pass metric="):
+        dataset.submission(given, path)
+    with pytest.raises(SchemaError, match="are scores"):
+        dataset.submission(given[:, 1], path)
+    assert not path.exists()
+    for scores in (given, given[:, 1]):
+        dataset.submission(scores, path, metric="accuracy")
+        assert lines(path) == ["Id,y", "3,no", "5,no", "7,yes", "9,yes"]
+
+
+def test_a_column_for_each_class_takes_a_column_of_probabilities(tmp_path: Path) -> None:
+    dataset = competition(tmp_path, ["a", "b", "c"], {"a": 0.3, "b": 0.3, "c": 0.4}, "multiclass")
+    given = np.array([[0.5, 0.25, 0.25], [0, 1, 0], [0, 0, 1], [1, 0, 0]])
+    path = dataset.submission(given, tmp_path / "submission.csv", metric="log_loss")
+    assert lines(path) == ["Id,a,b,c", "3,0.0,1.0,0.0", "5,0.0,0.0,1.0", "7,0.5,0.25,0.25", "9,1.0,0.0,0.0"]
+
+
+def test_numbers_are_written_so_that_they_read_back(tmp_path: Path) -> None:
+    dataset = competition(tmp_path, [1.5, 2.5], {"y": 0.5}, "regression")
+    given = np.array([0.1, 1 / 3, 2e-9, 3e10])
+    path = dataset.submission(given, tmp_path / "submission.csv")
+    assert pd.read_csv(path).set_index("Id")["y"].loc[[7, 3, 5, 9]].tolist() == given.tolist()
+
+
+def test_columns_may_be_given_by_name(tmp_path: Path) -> None:
+    dataset = competition(tmp_path, [1.5, 2.5], {"low": 0.5, "high": 1.5}, "regression")
+    given = {"high": [1.0, 2.0, 3.0, 4.0], "low": [0.0, 0.5, 0.5, 0.5]}
+    for predictions in (given, pd.DataFrame(given)):
+        path = dataset.submission(predictions, tmp_path / "submission.csv")
+        assert lines(path)[:2] == ["Id,low,high", "3,0.5,2.0"]
+
+
+def test_without_a_sample_the_rows_are_in_their_own_order(tmp_path: Path) -> None:
+    dataset = competition(tmp_path, [0, 1], None)
+    assert lines(dataset.submission([1, 0, 0, 1], tmp_path / "s.csv")) == ["Id,y", "7,1", "3,0", "5,0", "9,1"]
+
+
+def test_ids_and_predictions_alone_make_a_submission(tmp_path: Path) -> None:
+    path = write_submission(["a", "b"], [0.5, 1.5], tmp_path / "s.csv", id_column="row", target="price")
+    assert lines(path) == ["row,price", "a,0.5", "b,1.5"]
+    with pytest.raises(ConfigError, match="pass target="):
+        write_submission(["a"], [1.0], tmp_path / "t.csv")
+
+
+def test_the_sample_may_have_another_name(tmp_path: Path) -> None:
+    dataset = competition(tmp_path, [0, 1], {"y": 0})
+    (tmp_path / "sample_submission.csv").rename(tmp_path / "example.csv")
+    named = competition(tmp_path, [0, 1], None, files={"sample_submission": "example.csv"})
+    expected = ["Id,y", "3,0", "5,0", "7,1", "9,1"]
+    assert lines(named.submission([1, 0, 0, 1], tmp_path / "a.csv")) == expected
+    assert lines(dataset.submission([1, 0, 0, 1], tmp_path / "b.csv", sample=tmp_path / "example.csv")) == expected
+
+
+@pytest.mark.parametrize(
+    ("predictions", "sample", "problem"),
+    [
+        ([1, 0, 0], {"y": 0}, "3 predictions for 'y' and 4 rows"),
+        ([0.5, float("nan"), 0.5, 0.5], {"y": 0.5}, "the prediction for 'y' in row 1 is .*nan"),
+        ([0.5, float("inf"), 0.5, 0.5], {"y": 0.5}, "in row 1 is .*inf"),
+        (["a", None, "a", "a"], {"y": "a"}, "in row 1 is None"),
+        (["a", "b", "a", "b"], {"y": 0}, "the sample submission has whole numbers in 'y'"),
+        (["a", "b", "a", "b"], {"y": 0.5}, "the sample submission has numbers in 'y'"),
+        ([0, 1, 0, 1], {"y": "a"}, "the sample submission has texts in 'y'"),
+        ({"z": [0, 1, 0, 1]}, {"y": 0}, r"has the columns \['y'\] behind 'Id', got \['z'\]"),
+        (np.zeros((4, 3)), {"a": 0.5, "b": 0.5}, r"3 columns, and the submission has \['a', 'b'\]"),
+        (np.zeros((4, 2, 2)), {"y": 0}, r"shape \(4, 2, 2\)"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_nothing_is_written(
+    tmp_path: Path, predictions: Any, sample: dict[str, Any], problem: str
+) -> None:
+    dataset = competition(tmp_path, [0.5, 1.5], sample, "regression")
+    with pytest.raises((DataError, SchemaError), match=problem):
+        dataset.submission(predictions, tmp_path / "submission.csv")
+    assert not (tmp_path / "submission.csv").exists()
+
+
+def test_ids_that_are_not_those_of_the_sample_are_told(tmp_path: Path) -> None:
+    sample = pa.table({"Id": [3, 5, 8], "y": [0, 0, 0]})
+    dataset = competition(tmp_path, [0, 1], None)
+    problem = r"3 ids and there are 4 predictions: 1 ids have none \(first \[8\]\), 2 predictions are for others"
+    with pytest.raises(DataError, match=problem):
+        dataset.submission([1, 0, 0, 1], tmp_path / "s.csv", sample=sample)
+    with pytest.raises(DataError, match="the id 3 is there 2 times"):
+        write_submission([3, 3], [0, 1], tmp_path / "s.csv", target="y")
+    with pytest.raises(SchemaError, match="the sample's ids 'Id' are int64, and the given ones string"):
+        write_submission(["a"], [0], tmp_path / "s.csv", sample=sample)
+
+
+def test_an_earlier_file_stays_until_a_whole_one_replaces_it(tmp_path: Path) -> None:
+    dataset = competition(tmp_path, [0, 1], {"y": 0})
+    path = tmp_path / "submission.csv"
+    dataset.submission([1, 0, 0, 1], path)
+    with pytest.raises(SchemaError):
+        dataset.submission([1, 0], path)
+    assert lines(path)[1:] == ["3,0", "5,0", "7,1", "9,1"]
+    assert [file.name for file in tmp_path.iterdir() if file.name.startswith(".")] == []

@@ -1,0 +1,531 @@
+"""Any table as texts, tokens and labels: what a sample is, what is cached, what of bad files is said."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
+
+from penstock.datasets import ColumnSpec, DatasetSpec, Folds, TabularDataset
+from penstock.datasets._encoding import TextEncoder
+from penstock.errors import ConfigError, DataError, SchemaError
+from penstock.templates import KeyValueTemplate, NaturalTemplate, TabularTextConverter
+from penstock.transforms.tokenization import ByteTokenizer
+
+TRAIN = {
+    "Id": range(1, 13),
+    "Sex": ["male", "female", "male"] * 4,
+    "Age": [22, 38, None, 35, 4, 54, 2, 27, 14, 4, 58, 20],
+    "Survived": [0, 1, 0, 1, 0, 0, 1, 1, 0, 1, 0, 1],
+}
+TEST = {"Id": [13, 14], "Sex": ["male", "female"], "Age": [34.5, None]}
+
+
+def written(folder: Path, train: Any = TRAIN, test: Any = TEST) -> Path:
+    for name, columns in (("train", train), ("test", test)):
+        if columns is not None:
+            pd.DataFrame(columns).to_csv(folder / f"{name}.csv", index=False)
+    return folder
+
+
+def spec(folder: Path, **options: Any) -> DatasetSpec:
+    usual: dict[str, Any] = {"competition_type": "binary", "target_column": "Survived", "id_column": "Id"}
+    return DatasetSpec(**{"competition_name": "small", "dataset_path": folder} | usual | options)
+
+
+def bert(texts: list[str]) -> tokenizers.Tokenizer:
+    """A tokenizer as BERT has it, with [CLS] and [SEP] around every text."""
+    made = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    made.normalizer, made.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    made.train_from_iterator(
+        texts, trainers.WordPieceTrainer(vocab_size=200, special_tokens=special, show_progress=False)
+    )
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return made
+
+
+def test_a_sample_has_text_tokens_label_and_id(tmp_path: Path) -> None:
+    dataset = TabularDataset(spec(written(tmp_path)))
+    sample = dataset[0]
+    assert sample["text"] == "The Sex is male. The Age is 22."
+    assert sample["input_ids"].dtype == np.int32
+    assert sample["input_ids"].tolist() == [256, *sample["text"].encode(), 257]
+    assert sample["attention_mask"].tolist() == [1] * len(sample["input_ids"])
+    assert (sample["labels"], sample["labels"].dtype) == (0, np.int32)
+    assert sample["metadata"] == {"id": 1}
+    assert dataset[-1]["metadata"] == {"id": 12}
+    assert "Age" not in dataset[2]["text"]  # a missing value is left out
+    for index in (12, -13):
+        with pytest.raises(IndexError, match=f"row {index} is out of range"):
+            _ = dataset[index]
+
+
+def test_the_columns_are_the_samples_all_at_once(tmp_path: Path) -> None:
+    dataset = TabularDataset(spec(written(tmp_path)))
+    columns = dataset.to_columns()
+    samples = list(dataset)
+    assert columns["input_ids"].to_pylist() == [sample["input_ids"].tolist() for sample in samples]
+    assert columns["labels"].type == pa.int32()
+    assert columns["labels"].to_pylist() == TRAIN["Survived"] == [int(sample["labels"]) for sample in samples]
+    assert columns["id"].to_pylist() == list(TRAIN["Id"])
+    assert dataset.lengths.tolist() == [len(sample["input_ids"]) for sample in samples]
+    assert dataset.texts().to_pylist() == [sample["text"] for sample in samples]
+
+
+def test_a_test_split_has_no_labels(tmp_path: Path) -> None:
+    dataset = TabularDataset(spec(written(tmp_path)), "test")
+    assert dataset.to_columns().column_names == ["input_ids", "id"]
+    assert "labels" not in dataset[0]
+    assert dataset.labels() is None
+    assert dataset.targets() is None
+    assert dataset.class_names == (0, 1)  # from the training file
+    with pytest.raises(ConfigError, match="no targets to score against"):
+        dataset.score([0, 1], "accuracy")
+
+
+def test_a_test_file_alone_can_be_read(tmp_path: Path) -> None:
+    dataset = TabularDataset(spec(written(tmp_path, train=None)), "test")
+    assert len(dataset) == 2
+    assert dataset.class_names is None
+
+
+def test_folds_cut_texts_and_labels_alike(tmp_path: Path) -> None:
+    whole = TabularDataset(spec(written(tmp_path)))
+    for fold in range(3):
+        parts = [TabularDataset(spec(tmp_path), split, folds=Folds(3), fold=fold) for split in ("train", "val")]
+        assert sorted(int(row) for part in parts for row in part.rows) == list(range(12))  # type: ignore[union-attr]
+        for part in parts:
+            assert part.rows is not None
+            assert part.texts().to_pylist() == [whole[int(row)]["text"] for row in part.rows]
+            assert part.labels().tolist() == [TRAIN["Survived"][row] for row in part.rows]  # type: ignore[union-attr, index]
+            assert part.ids().to_pylist() == [int(row) + 1 for row in part.rows]
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "labels"),
+    [
+        (["no", "yes"] * 6, {}, [0, 1] * 6),
+        (["no", "yes"] * 6, {"class_names": ("yes", "no")}, [1, 0] * 6),
+        ([True, False] * 6, {}, [1, 0] * 6),
+        ([3, 1, 2] * 4, {"competition_type": "multiclass"}, [2, 0, 1] * 4),
+        ([3, 1, 5] * 4, {"competition_type": "ordinal"}, [1, 0, 2] * 4),
+        ([0.5, 2.0] * 6, {"competition_type": "regression"}, [0.5, 2.0] * 6),
+        ([7, 8] * 6, {"competition_type": "regression"}, [7.0, 8.0] * 6),
+    ],
+)
+def test_labels_are_class_numbers_or_numbers(
+    tmp_path: Path, target: list[Any], options: dict[str, Any], labels: list[Any]
+) -> None:
+    dataset = TabularDataset(spec(written(tmp_path, TRAIN | {"Survived": target}), **options))
+    found = dataset.labels()
+    assert found is not None
+    assert found.tolist() == labels
+    assert found.dtype == (np.float32 if isinstance(labels[0], float) else np.int32)
+    assert dataset[1]["labels"] == labels[1]
+    truth = dataset.targets()
+    assert truth is not None
+    assert truth.tolist() == target
+
+
+@pytest.mark.parametrize("kind", ["multilabel", "multi_target_regression"])
+def test_several_targets_are_a_row_of_labels(tmp_path: Path, kind: str) -> None:
+    train = TRAIN | {"Other": [1, 0] * 6}
+    dataset = TabularDataset(
+        spec(written(tmp_path, train), competition_type=kind, target_column=["Survived", "Other"], num_features=2)
+    )
+    labels = dataset.labels()
+    assert labels is not None
+    assert labels.shape == (12, 2)
+    assert labels.dtype == np.float32
+    assert dataset[3]["labels"].tolist() == [1.0, 0.0]
+    assert dataset.to_columns()["labels"].to_pylist() == labels.tolist()
+    assert "Other" not in dataset[0]["text"]
+
+
+def test_templates_may_be_styles_sentences_templates_and_converters(tmp_path: Path) -> None:
+    about = spec(written(tmp_path), columns={"Age": ColumnSpec(unit="years"), "Sex": ColumnSpec(name="sex")})
+
+    def first(template: Any, **options: Any) -> str:
+        text: str = TabularDataset(about, template=template, **options)[0]["text"]
+        return text
+
+    assert first(None) == "The sex is male. The Age is 22 years."
+    assert first("key_value") == "sex: male | Age: 22 years"
+    assert first("key_value", exclude=["Age"]) == "sex: male"
+    assert first("A {Sex}[ of {Age}], number {Id}.") == "A male of 22 years, number 1."
+    assert first(KeyValueTemplate()) == "Sex: male | Age: 22"  # neither id nor target
+    assert first(TabularTextConverter(style="key_value")) == "Sex: male | Age: 22"
+    with pytest.raises(ConfigError, match="did you mean 'natural'"):
+        first("natral")
+    with pytest.raises(ConfigError, match="got int"):
+        first(3)
+
+
+@pytest.mark.parametrize("template", ["{Sex}: {Survived}", NaturalTemplate(only=["Sex", "Survived"])])
+def test_a_template_that_says_the_target_is_refused(tmp_path: Path, template: Any) -> None:
+    with pytest.raises(ConfigError, match="says 'Survived', which is what is to be predicted"):
+        TabularDataset(spec(written(tmp_path)), template=template).texts()
+
+
+def test_a_template_with_a_column_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SchemaError, match="did you mean 'Age'"):
+        TabularDataset(spec(written(tmp_path)), template="aged {age}").texts()
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_few_shot_examples_are_of_the_training_fold_and_never_the_row(tmp_path: Path, split: str) -> None:
+    train = TRAIN | {"Sex": [f"kind{number}" for number in TRAIN["Id"]], "Age": 1}
+    folds = Folds(3)
+    dataset = TabularDataset(spec(written(tmp_path, train)), split, folds=folds, few_shot=2, template="{Sex}")
+    allowed = TabularDataset(spec(tmp_path), "train", folds=folds).ids().to_pylist()
+    for row, text in enumerate(dataset.texts().to_pylist()):
+        *examples, own = text.split("\n\n")
+        assert len(examples) == 2
+        shown = [int(example.split("\n")[0].removeprefix("kind")) for example in examples]
+        assert set(shown) <= set(allowed)
+        assert dataset.ids()[row].as_py() not in shown
+        for number, example in zip(shown, examples):
+            assert example.split("\n")[1] == f"Survived: {TRAIN['Survived'][number - 1]}"  # type: ignore[index]
+        assert own.endswith("Survived:")
+
+
+def test_few_shot_needs_labelled_rows(tmp_path: Path) -> None:
+    written(tmp_path, train=None)
+    with pytest.raises(ConfigError, match="needs a training file and a target"):
+        TabularDataset(spec(tmp_path), "test", few_shot=1).texts()
+    with pytest.raises(ConfigError, match="few_shot must be a number"):
+        TabularDataset(spec(tmp_path), "test", few_shot=-1)
+
+
+# -- tokens -----------------------------------------------------------------------------------------------------------
+
+
+def test_tokens_are_those_of_the_tokenizer_with_cls_and_sep(tmp_path: Path) -> None:
+    texts = TabularDataset(spec(written(tmp_path))).texts().to_pylist()
+    tokenizer = bert(texts[:3])
+    for length in (None, 6):
+        dataset = TabularDataset(spec(tmp_path), tokenizer=tokenizer, max_length=length)
+        if length is not None:
+            tokenizer.enable_truncation(length)
+        assert dataset.to_columns()["input_ids"].to_pylist() == [tokenizer.encode(text).ids for text in texts]
+        assert dataset.cut_rows == (12 if length else 0)
+    tokenizer.no_truncation()
+    bare = TabularDataset(spec(tmp_path), tokenizer=tokenizer, add_special_tokens=False)
+    expected = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+    assert bare.to_columns()["input_ids"].to_pylist() == expected
+
+
+words = st.lists(st.text(max_size=12), max_size=8)
+
+
+@given(texts=words, length=st.none() | st.integers(3, 9), special=st.booleans(), cut=st.integers(0, 3))
+@settings(max_examples=100, deadline=None)
+def test_encoding_frames_and_cuts_every_text_by_itself(
+    texts: list[str], length: int | None, special: bool, cut: int
+) -> None:
+    encoder = TextEncoder.of("byte", add_special_tokens=special, max_length=length)
+    given = pa.array(["before"] * cut + texts, pa.string())[cut:]  # also a slice
+    found = encoder.encode(given).to_pylist()
+    around = 2 if special else 0
+    lost = 0
+    for text, ids in zip(texts, found, strict=True):
+        content = list(text.encode())
+        kept = content if length is None else content[: length - around]
+        lost += len(content) - len(kept)
+        assert ids == ([256, *kept, 257] if special else kept)
+    assert encoder.cut_tokens == lost
+
+
+def test_a_tokenizer_with_bos_alone_gets_what_it_has() -> None:
+    encoder = TextEncoder.of(ByteTokenizer(special=("<bos>", "<pad>")))
+    assert encoder.encode(pa.array(["a"])).to_pylist() == [[256, 97]]
+
+
+# -- cache ------------------------------------------------------------------------------------------------------------
+
+
+class Counted(ByteTokenizer):
+    """A tokenizer that knows how often it was asked."""
+
+    asked = 0
+
+    def encode(self, texts: pa.Array, *, parse_special: bool = False) -> pa.ListArray:
+        Counted.asked += 1
+        return super().encode(texts, parse_special=parse_special)
+
+
+def test_tokens_are_kept_and_found_again_until_something_changes(tmp_path: Path) -> None:
+    written(tmp_path)
+    Counted.asked = 0
+
+    def columns(**options: Any) -> pa.Table:
+        about = spec(tmp_path, **options.pop("spec", {}))
+        return TabularDataset(about, tokenizer=Counted(), cache_dir=tmp_path / "kept", **options).to_columns()
+
+    first = columns()
+    assert columns().equals(first)
+    assert Counted.asked == 1
+    for number, options in enumerate(
+        (
+            {"template": "key_value"},
+            {"max_length": 9},
+            {"split": "test"},
+            {"add_special_tokens": False},
+            {"folds": Folds(2)},
+            {"folds": Folds(2), "fold": 1},
+            {"folds": Folds(2), "split": "val"},
+            {"spec": {"class_names": (1, 0)}},
+            {"few_shot": 1},
+        ),
+        start=2,
+    ):
+        made = columns(**dict(options))
+        assert Counted.asked == number, options
+        assert columns(**dict(options)).equals(made)
+        assert Counted.asked == number, options
+    written(tmp_path, TRAIN | {"Age": [1] * 12})
+    assert not columns().equals(first)
+    assert not list((tmp_path / "kept").glob("*.lock"))
+
+
+def test_what_was_cut_is_counted_also_when_it_was_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    about = spec(written(tmp_path))
+    lost = int((TabularDataset(about).lengths - 9).sum())
+    for _ in range(2):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            dataset = TabularDataset(about, max_length=9, cache_dir=tmp_path / "kept")
+            dataset.to_columns()
+        assert (dataset.cut_rows, dataset.cut_tokens) == (12, lost)
+        assert f"12 of 12 texts are longer than max_length=9 and are cut, by {lost} tokens" in caplog.text
+        assert len(caplog.records) == 1
+
+
+def test_a_damaged_cache_file_is_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    about = spec(written(tmp_path))
+    first = TabularDataset(about, cache_dir=tmp_path / "kept").to_columns()
+    (file,) = (tmp_path / "kept").glob("*.arrow")
+    whole = file.read_bytes()
+    for damage in (b"", whole[: len(whole) // 2], b"x" * len(whole)):
+        file.unlink()
+        file.write_bytes(damage)
+        with caplog.at_level(logging.WARNING):
+            assert TabularDataset(about, cache_dir=tmp_path / "kept").to_columns().equals(first)
+        assert "is damaged" in caplog.text
+        caplog.clear()
+    file.unlink()
+    with pa.OSFile(str(file), "wb") as target, pa.ipc.new_file(target, first.schema) as writer:
+        writer.write_table(first.slice(0, 3))
+    with caplog.at_level(logging.WARNING):
+        assert TabularDataset(about, cache_dir=tmp_path / "kept").to_columns().equals(first)
+    assert "has 3 rows where 12 are expected" in caplog.text
+
+
+def test_many_that_ask_at_once_get_the_same_and_one_makes_it(tmp_path: Path) -> None:
+    written(tmp_path)
+    Counted.asked = 0
+
+    def open_one(_: int) -> pa.Table:
+        return TabularDataset(spec(tmp_path), tokenizer=Counted(), cache_dir=tmp_path / "kept").to_columns()
+
+    with ThreadPoolExecutor(6) as pool:
+        tables = list(pool.map(open_one, range(6)))
+    assert all(table.equals(tables[0]) for table in tables)
+    assert Counted.asked == 1
+
+
+def test_texts_are_made_once_whoever_asks(tmp_path: Path) -> None:
+    Counted.asked = 0
+    dataset = TabularDataset(spec(written(tmp_path)), tokenizer=Counted())
+    with ThreadPoolExecutor(4) as pool:
+        samples = list(pool.map(dataset.__getitem__, range(12)))
+    assert Counted.asked == 1
+    again = pickle.loads(pickle.dumps(dataset))  # noqa: S301
+    assert again[3]["text"] == samples[3]["text"]
+    assert Counted.asked == 1
+
+
+def test_a_transform_is_of_samples_and_takes_the_columns_away(tmp_path: Path) -> None:
+    dataset = TabularDataset(spec(written(tmp_path)), transform=lambda sample: sample | {"seen": True})
+    assert dataset[0]["seen"]
+    assert not hasattr(dataset, "to_columns")
+    assert hasattr(TabularDataset(spec(tmp_path)), "to_columns")
+
+
+# -- bad files --------------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_target_column_is_told(tmp_path: Path) -> None:
+    with pytest.raises(SchemaError, match=r"the target column 'Surived' is not in the train file.*did you mean 'Surv"):
+        TabularDataset(spec(written(tmp_path), target_column="Surived"))
+
+
+def test_files_may_differ_in_a_target_that_nobody_named(tmp_path: Path) -> None:
+    about = spec(written(tmp_path), target_column=None)
+    assert "labels" not in TabularDataset(about)[0]
+    assert len(TabularDataset(about, "test")) == 2
+    written(tmp_path, test=TEST | {"Deck": 1})
+    with pytest.raises(SchemaError, match=r"only the test file has \['Deck'\]"):
+        TabularDataset(about, "test")
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_files_with_different_columns_are_told_with_both_sides(tmp_path: Path, split: str) -> None:
+    written(tmp_path, TRAIN | {"Fare": 1}, TEST | {"Cabin": "C1", "Deck": "D"})
+    problem = r"only the (train|test) file has .*, and only the (train|test) file has"
+    with pytest.raises(SchemaError, match=problem) as caught:
+        TabularDataset(spec(tmp_path), split)
+    assert "['Fare']" in str(caught.value)
+    assert "['Cabin', 'Deck']" in str(caught.value)
+    ignored = {name: ColumnSpec(kind="ignore") for name in ("Fare", "Deck", "Cabin")}
+    dataset = TabularDataset(spec(tmp_path, columns=ignored), split)
+    assert dataset.feature_names == ["Sex", "Age"]
+
+
+@pytest.mark.parametrize("categories", [{}, {"male": "man", "female": "woman"}])
+def test_a_category_that_training_does_not_know_is_told(tmp_path: Path, categories: dict[str, str]) -> None:
+    written(tmp_path, test=TEST | {"Sex": ["male", "unknown"]})
+    about = spec(tmp_path, columns={"Sex": ColumnSpec(kind="categorical", categories=categories)})
+    problem = "column 'Sex' of the test file has 'unknown' in row 1, a category that"
+    with pytest.raises(DataError, match=problem) as caught:
+        TabularDataset(about, "test")
+    assert "['female', 'male']" in str(caught.value)
+    kept = TabularDataset(about, "test", unseen="keep")
+    assert "unknown" in kept[1]["text"]
+    assert len(TabularDataset(about)) == 12
+    with pytest.raises(ConfigError, match="unseen must be"):
+        TabularDataset(about, unseen="drop")  # type: ignore[arg-type]
+
+
+def test_categories_that_are_numbers_are_the_same_in_every_type(tmp_path: Path) -> None:
+    train, test = TRAIN | {"Class": [1, 2, 3] * 4}, TEST | {"Class": [3.0, None]}
+    about = spec(written(tmp_path, train, test), columns={"Class": ColumnSpec(kind="categorical")})
+    assert len(TabularDataset(about, "test")) == 2
+    written(tmp_path, train, TEST | {"Class": [4.0, None]})
+    with pytest.raises(DataError, match=r"has 4.0 in row 0, a category"):
+        TabularDataset(about, "test")
+
+
+def test_a_word_among_the_numbers_of_the_test_file_is_told(tmp_path: Path) -> None:
+    written(tmp_path, test=TEST | {"Age": [34, "about 30"]})
+    with pytest.raises(DataError, match=r"test\.csv, row 1: column 'Age' has 'about 30', which is not a number"):
+        TabularDataset(spec(tmp_path), "test")
+
+
+def test_a_column_without_a_value_is_told(tmp_path: Path) -> None:
+    written(tmp_path, TRAIN | {"Age": None})
+    with pytest.raises(DataError, match="column 'Age' has no value in any of the 12 rows"):
+        TabularDataset(spec(tmp_path))
+    about = spec(tmp_path, columns={"Age": ColumnSpec(kind="ignore")})
+    assert TabularDataset(about)[0]["text"] == "The Sex is male."
+
+
+def test_duplicate_ids_are_told(tmp_path: Path) -> None:
+    written(tmp_path, TRAIN | {"Id": [1, *range(1, 12)]})
+    with pytest.raises(DataError, match="the id 1 in 'Id' is in row 0 and in row 1 of the train file"):
+        TabularDataset(spec(tmp_path))
+
+
+def test_counts_that_disagree_with_the_file_are_told(tmp_path: Path) -> None:
+    written(tmp_path)
+    with pytest.raises(SchemaError, match="num_samples=891, and the training file has 12"):
+        TabularDataset(spec(tmp_path, num_samples=891))
+    with pytest.raises(SchemaError, match="num_features=10, and the training file has 2 columns without the id 'Id'"):
+        TabularDataset(spec(tmp_path, num_features=10))
+
+
+def test_odd_files_make_the_same_dataset(tmp_path: Path) -> None:
+    expected = TabularDataset(spec(written(tmp_path))).to_columns()
+    frame = pd.DataFrame(TRAIN)
+    (tmp_path / "test.csv").unlink()
+    for sep, encoding in ((";", "utf-8-sig"), ("\t", "utf-16"), ("|", "utf-8")):
+        frame.to_csv(tmp_path / "train.csv", index=False, sep=sep, encoding=encoding)
+        assert TabularDataset(spec(tmp_path)).to_columns().equals(expected)
+    (tmp_path / "train.csv").unlink()
+    frame.to_csv(tmp_path / "Training.csv.gz", index=False)
+    assert TabularDataset(spec(tmp_path)).to_columns().equals(expected)
+    (tmp_path / "Training.csv.gz").unlink()
+    frame.to_parquet(tmp_path / "rows.parquet")
+    assert TabularDataset(spec(tmp_path, files={"train": "rows.parquet"})).to_columns().equals(expected)
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "problem"),
+    [
+        ([0, 1, 2] * 4, {}, "binary_classification needs two values of the target 'Survived'.*has 3"),
+        ([0, 1] * 6, {"class_names": ("died", "lived")}, "are not values of the target 'Survived', which is int64"),
+        ([0, 1, 2] * 4, {"class_names": (0, 1)}, "is 2 in row 2, which is none of the classes"),
+        (["a", "b"] * 6, {"competition_type": "regression"}, "numbers are to be predicted"),
+        ([0, 5] * 6, {"competition_type": "multilabel"}, "the label 'Survived' is 5 in row 1; expected 0 or 1"),
+    ],
+)
+def test_targets_that_do_not_go_with_the_type_are_told(
+    tmp_path: Path, target: list[Any], options: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises((DataError, SchemaError), match=problem):
+        TabularDataset(spec(written(tmp_path, TRAIN | {"Survived": target}), **options)).labels()
+
+
+def test_a_directory_that_is_not_a_dataset_is_told(tmp_path: Path) -> None:
+    (tmp_path / "photo.png").touch()
+    with pytest.raises(FileNotFoundError, match=r"has no train file .*it has photo\.png.*Expected train\.csv"):
+        TabularDataset(spec(tmp_path))
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        TabularDataset(spec(tmp_path / "nowhere"))
+
+
+# -- predictions ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("predictions", "classes"),
+    [
+        ([0, 1, 1], ["no", "yes", "yes"]),
+        ([0.2, 0.5, 0.9], ["no", "yes", "yes"]),
+        ([[0.9, 0.1], [0.4, 0.6], [-3.0, 2.0]], ["no", "yes", "yes"]),
+        (np.array([[1.0], [0.0], [1.0]]), ["yes", "no", "yes"]),
+    ],
+)
+def test_predictions_become_class_names(tmp_path: Path, predictions: Any, classes: list[str]) -> None:
+    dataset = TabularDataset(spec(written(tmp_path, TRAIN | {"Survived": ["no", "yes"] * 6})))
+    assert dataset.class_of(predictions).tolist() == classes
+
+
+@pytest.mark.parametrize(
+    ("predictions", "problem"),
+    [
+        ([0, 2], "2 in row 1 is the number of none of 2 classes"),
+        ([0.5, 1.7], "probability of the second of two classes"),
+        ([0.5, float("nan")], "the prediction for row 1 is NaN"),
+        ([[0.1, 0.2, 0.7]], "3 columns, and there are 2 classes"),
+        (["a", "b"], "expected class numbers or probabilities"),
+    ],
+)
+def test_predictions_of_no_class_are_refused(tmp_path: Path, predictions: Any, problem: str) -> None:
+    with pytest.raises((DataError, SchemaError), match=problem):
+        TabularDataset(spec(written(tmp_path))).class_of(predictions)
+
+
+def test_scores_are_of_the_rows_of_the_split(tmp_path: Path) -> None:
+    target = ["no", "yes"] * 6
+    val = TabularDataset(spec(written(tmp_path, TRAIN | {"Survived": target})), "val", folds=Folds(3))
+    labels: npt.NDArray[np.int32] | None = val.labels()
+    assert labels is not None
+    assert val.score(val.class_of(labels), "accuracy") == 1.0
+    assert val.score(labels * 0.5, "auc") == 1.0
+    assert val.score(np.stack([labels, 1 - labels], 1) * 1.0, "log_loss") > 30
