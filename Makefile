@@ -32,6 +32,7 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/feed.py
 	$(BIN)/python benchmarks/queue.py
 	$(BIN)/python benchmarks/rl.py
+	$(BIN)/python benchmarks/tabular.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -15,6 +15,11 @@ from penstock._lazy import lazy
 
 if TYPE_CHECKING:
     from penstock.backends import Backend, block_diagonal_mask, get_backend
+    from penstock.datasets.base import CompetitionType, DatasetSpec, KaggleDataset
+    from penstock.datasets.folds import Folds
+    from penstock.datasets.metadata import CompetitionMetadata
+    from penstock.datasets.registry import DatasetRegistry
+    from penstock.datasets.tabular import TabularDataset
     from penstock.distributed import (
         Balanced,
         CanonicalStreams,
@@ -44,6 +49,7 @@ if TYPE_CHECKING:
         FailureBudgetError,
         PenstockError,
         PluginError,
+        PoolFullError,
         QueueNotFoundError,
         ResumeError,
         SchemaError,
@@ -65,13 +71,17 @@ if TYPE_CHECKING:
     from penstock.loaders.configuration import LoaderConfig, load_config
     from penstock.loaders.conversation import ConversationDataLoader
     from penstock.loaders.integrations import Endless
+    from penstock.loaders.masking import MaskedLM
+    from penstock.loaders.memory import MemoryConfig, UnifiedMemoryManager
     from penstock.loaders.mixed import MixedDataLoader
+    from penstock.loaders.mlx_loader import MLXDataLoader, MLXLoaderConfig
     from penstock.loaders.options import LoaderOptions
     from penstock.loaders.preparation import Prepared, prepare
     from penstock.loaders.pretrain import PretrainDataLoader
     from penstock.loaders.recipes import Recipe
     from penstock.loaders.rollout import RolloutDataLoader
     from penstock.loaders.statistics import PlanFigures, plan_figures
+    from penstock.loaders.streaming import StreamingConfig, StreamingPipeline
     from penstock.loaders.streams import StreamOptions
     from penstock.loaders.verification import ResumeReport, verify_resume
     from penstock.memory import BufferPool, MemoryBudget, MemoryPressureHandler
@@ -84,6 +94,8 @@ if TYPE_CHECKING:
     from penstock.order.schedules import Schedule, temperature_weights
     from penstock.pipeline import DataProcessor, Pipeline, PipelineConfig, Report, Sink, Source, Stateful, Transform
     from penstock.store.reader import Store, open_store
+    from penstock.templates.converters import TabularTextConverter
+    from penstock.templates.engine import TextTemplateEngine
     from penstock.types import Field, Schema
 
 __version__ = "0.1.0"
@@ -96,6 +108,8 @@ __all__ = [
     "Bins",
     "BufferPool",
     "CanonicalStreams",
+    "CompetitionMetadata",
+    "CompetitionType",
     "ConfigError",
     "Contiguous",
     "ConversationDataLoader",
@@ -104,17 +118,25 @@ __all__ = [
     "DataProcessor",
     "DataProviderBase",
     "DatasetConsumer",
+    "DatasetRegistry",
+    "DatasetSpec",
     "DirectoryRendezvous",
     "EndOfEpoch",
     "Endless",
     "FailureBudgetError",
     "Feed",
     "Field",
+    "Folds",
     "KLPenalty",
+    "KaggleDataset",
     "LiveBuffer",
     "LoaderConfig",
     "LoaderOptions",
+    "MLXDataLoader",
+    "MLXLoaderConfig",
+    "MaskedLM",
     "MemoryBudget",
+    "MemoryConfig",
     "MemoryPressureHandler",
     "MixedDataLoader",
     "Mixture",
@@ -126,6 +148,7 @@ __all__ = [
     "Plan",
     "PlanFigures",
     "PluginError",
+    "PoolFullError",
     "Position",
     "Prepared",
     "PretrainDataLoader",
@@ -156,10 +179,16 @@ __all__ = [
     "StoppedError",
     "Store",
     "StreamOptions",
+    "StreamingConfig",
+    "StreamingPipeline",
     "Strided",
+    "TabularDataset",
+    "TabularTextConverter",
     "TextRule",
+    "TextTemplateEngine",
     "TrainingBatch",
     "Transform",
+    "UnifiedMemoryManager",
     "Use",
     "attention_cost",
     "barrier",
@@ -283,5 +312,22 @@ __getattr__ = lazy(
         "Overlong": "penstock.loaders._rollouts.advantages_of",
         "read_rollouts": "penstock.loaders._rollouts.reading",
         "TextRule": "penstock.loaders._rollouts.reading_text",
+        "CompetitionType": "penstock.datasets.base",
+        "DatasetSpec": "penstock.datasets.base",
+        "KaggleDataset": "penstock.datasets.base",
+        "CompetitionMetadata": "penstock.datasets.metadata",
+        "DatasetRegistry": "penstock.datasets.registry",
+        "TabularDataset": "penstock.datasets.tabular",
+        "Folds": "penstock.datasets.folds",
+        "MLXDataLoader": "penstock.loaders.mlx_loader",
+        "MLXLoaderConfig": "penstock.loaders.mlx_loader",
+        "StreamingPipeline": "penstock.loaders.streaming",
+        "StreamingConfig": "penstock.loaders.streaming",
+        "UnifiedMemoryManager": "penstock.loaders.memory",
+        "MemoryConfig": "penstock.loaders.memory",
+        "MaskedLM": "penstock.loaders.masking",
+        "TextTemplateEngine": "penstock.templates.engine",
+        "TabularTextConverter": "penstock.templates.converters",
+        "PoolFullError": "penstock.errors",
     },
 )

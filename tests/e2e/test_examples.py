@@ -64,6 +64,10 @@ PRINTS: dict[str, tuple[list[str], list[str]]] = {
         [],
         ["no mask, no padding: True", "learned from: 179 tokens", "gives and the gate lets pass.<|im_end|>"],
     ),
+    "titanic_mlx.py": (
+        ["--epochs", "3"],
+        ["validation accuracy", "clearly above it, by 0.08 or more: True", "submission.csv and titanic.html written"],
+    ),
 }
 
 

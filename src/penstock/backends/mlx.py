@@ -13,6 +13,8 @@ from penstock.errors import ConfigError
 
 __all__ = ["MlxBackend", "make"]
 
+_TAKEN = frozenset({np.dtype(np.int32), np.dtype(np.float32)})
+
 
 class MlxBackend:
     """MLX: arrays belong to no device, operations do; so naming one changes nothing."""
@@ -24,6 +26,8 @@ class MlxBackend:
         self._mx: Any = require("mlx.core", "mlx")
 
     def from_numpy(self, array: npt.NDArray[Any], *, device: Device = None) -> Any:
+        if device is None and array.dtype in _TAKEN and _lies_forwards(array):
+            return self._mx.array(array)  # as every array of a batch is that was made for this
         # MLX would make float32 of float64 by rounding.
         dtype = np.dtype(np.float32) if array.dtype.kind == "f" and array.itemsize == 8 else array.dtype
         plain = np.require(exactly(array, dtype.newbyteorder("=")), requirements=["C", "A"])  # it refuses reversed ones
@@ -51,6 +55,12 @@ class MlxBackend:
     def additive(self, allowed: Any, dtype: str) -> Any:
         kind = getattr(self._mx, dtype)
         return self._mx.where(allowed, self._mx.array(0, kind), self._mx.array(self._mx.finfo(kind).min, kind))
+
+
+def _lies_forwards(array: npt.NDArray[Any]) -> bool:
+    """Whether an array is in one piece, or a part of such a one: MLX copies those, and no others, as they are."""
+    flags = array.flags
+    return bool(flags.carray or (flags.aligned and array.ndim == 2 and array.strides[0] >= array.strides[1] > 0))
 
 
 def make() -> MlxBackend:

@@ -3,6 +3,7 @@
     prepare        raw files -> token store, once                    preparation.py, recipes.py
     a loader       token store -> batches, in the order of a plan    base.py, pretrain.py, conversation.py, mixed.py
     rollouts       what a policy generated -> batches with advantages    rollout.py
+    samples        anything with a length and items -> batches, or a stream    mlx_loader.py, streaming.py, memory.py
 
 Names are imported when they are first used: a loader of prepared data needs none of what prepares it.
 """
@@ -23,11 +24,15 @@ if TYPE_CHECKING:
     from penstock.loaders.batch import TrainingBatch
     from penstock.loaders.conversation import ConversationDataLoader
     from penstock.loaders.integrations import Endless
+    from penstock.loaders.masking import MaskedLM
+    from penstock.loaders.memory import MemoryConfig, UnifiedMemoryManager
     from penstock.loaders.mixed import MixedDataLoader
+    from penstock.loaders.mlx_loader import MLXDataLoader, MLXLoaderConfig
     from penstock.loaders.preparation import Prepared, prepare
     from penstock.loaders.pretrain import PretrainDataLoader
     from penstock.loaders.recipes import Recipe
     from penstock.loaders.rollout import RolloutDataLoader
+    from penstock.loaders.streaming import StreamingConfig, StreamingPipeline
     from penstock.loaders.streams import StreamOptions
 
 __all__ = [
@@ -37,6 +42,10 @@ __all__ = [
     "Endless",
     "KLPenalty",
     "LiveBuffer",
+    "MLXDataLoader",
+    "MLXLoaderConfig",
+    "MaskedLM",
+    "MemoryConfig",
     "MixedDataLoader",
     "Overlong",
     "Prepared",
@@ -47,8 +56,11 @@ __all__ = [
     "RolloutDataLoader",
     "RolloutQueue",
     "StreamOptions",
+    "StreamingConfig",
+    "StreamingPipeline",
     "TextRule",
     "TrainingBatch",
+    "UnifiedMemoryManager",
     "prepare",
     "read_rollouts",
 ]
@@ -76,5 +88,12 @@ __getattr__ = lazy(
         "Overlong": "penstock.loaders._rollouts.advantages_of",
         "TextRule": "penstock.loaders._rollouts.reading_text",
         "read_rollouts": "penstock.loaders._rollouts.reading",
+        "MLXDataLoader": "penstock.loaders.mlx_loader",
+        "MLXLoaderConfig": "penstock.loaders.mlx_loader",
+        "MaskedLM": "penstock.loaders.masking",
+        "MemoryConfig": "penstock.loaders.memory",
+        "UnifiedMemoryManager": "penstock.loaders.memory",
+        "StreamingConfig": "penstock.loaders.streaming",
+        "StreamingPipeline": "penstock.loaders.streaming",
     },
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterator, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -14,6 +15,7 @@ from penstock.errors import ConfigError
 from penstock.loaders.batch import TrainingBatch
 from penstock.loaders.indexed import Indexed
 from penstock.loaders.options import Options
+from penstock.loaders.profiling import Profile
 from penstock.loaders.stocking import Stock
 from penstock.order.plan import Plan
 from penstock.pipeline.ahead import ReadAhead
@@ -73,14 +75,20 @@ class DataLoader:
         self._closed = False
         self._edits = 0
         """How often the plan was edited, so that a loop notices."""
+        self._profile: Profile | None = None
 
     # What the seed names
 
     def get_batch(self, batch_size: int | None = None) -> TrainingBatch:
         """The next batch, of `batch_size` samples for each rank. Goes on in the next epoch when one ends."""
         self._check_ready()
+        profile = self._profile
+        if profile is not None:
+            profile.asked()
         batch, behind = self._engine.one(self._position, None if batch_size is None else _whole(batch_size))
         self._move(behind)
+        if profile is not None:
+            profile.given(batch)
         return batch
 
     def get_iterator(self) -> Iterator[TrainingBatch]:
@@ -184,6 +192,42 @@ class DataLoader:
         """Go to where another loader of the same plan was. What does not go together is refused, naming both sides."""
         self._move(self._engine.from_state(state, new_batch_size=new_batch_size))
 
+    # Profiling
+
+    def enable_profiling(self) -> None:
+        """Count from here on where the time goes, anew if it was counted already. A loop that is running is included.
+
+        Costs a few microseconds a batch. What is done to make a batch is counted from the next loop on.
+        """
+        self._profile = Profile()
+        self._watch(self._profile)
+
+    def disable_profiling(self) -> None:
+        """Count no more; the results so far are gone."""
+        self._profile = None
+        self._watch(None)
+
+    def get_profiling_results(self) -> dict[str, Any]:
+        """What was counted since `enable_profiling`.
+
+        throughput_samples_per_sec, tokens_per_sec, avg_batch_time_ms     of the loop, training included
+        batches, samples, tokens, seconds                                 how much it was
+        padding_share                                                     of the places in the batches
+        stages      shares of the time: `wait` (for batches) and `train` (the body of the loop) are all of it; the
+                    others say what was done to make batches, in whatever thread, and may add up to more or less
+        advice      one sentence about what would help most
+        """
+        if self._profile is None:
+            raise ConfigError("profiling is not enabled; call enable_profiling() and loop over the loader first")
+        return self._profile.results(**self._profile_facts())
+
+    def _watch(self, profile: Profile | None) -> None:
+        """For loaders whose engines say what they spend time on."""
+
+    def _profile_facts(self) -> dict[str, Any]:
+        """What a loader knows about itself that advice depends on."""
+        return {}
+
     # Lifetime
 
     def close(self) -> None:
@@ -204,7 +248,7 @@ class DataLoader:
 
     def __getstate__(self) -> dict[str, Any]:
         """For worker processes: without what runs."""
-        return self.__dict__ | {"_making": None}
+        return self.__dict__ | {"_making": None, "_profile": None}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._engine.names}; {self.batch_size} a batch, {self.rank}, step {self.step})"
@@ -213,13 +257,21 @@ class DataLoader:
         """The rest of an epoch; begun anew from where the loader is, whenever it is moved or its plan is edited."""
         while True:
             moves, edits = self._moves, self._edits
-            making = self._making = _Making(self._engine.batches(self._position), self.options)
+            profile = self._profile
+            if profile is not None:
+                profile.asked()
+            made = self._engine.batches(self._position)
+            making = self._making = _Making(made if profile is None else profile.making(made), self.options)
             epoch = self.epoch
             try:
                 for batch, behind in making:
                     self._position, epoch = behind, batch.metadata["epoch"]
+                    if self._profile is not None:
+                        self._profile.given(batch)
                     yield batch
                     del batch
+                    if self._profile is not None:
+                        self._profile.asked()
                     if self._turn != turn:
                         raise RuntimeError(
                             "the loader was closed, or another loop over it begun, so this one cannot go on; use a "
@@ -231,6 +283,8 @@ class DataLoader:
                     return
             finally:
                 making.stop()
+                if self._profile is not None:
+                    self._profile.left()
             if self._moves == moves and self.epoch != epoch:
                 return  # an edit left nothing of the epoch
 
@@ -291,6 +345,8 @@ class _Making:
     def close(self) -> None:
         if self._ahead is not None:
             self._ahead.close()
+        with suppress(ValueError):  # it is running: then whoever runs it ends it
+            self._made.close()
 
     def _begin(self, most: int) -> None:
         self._ahead = ReadAhead(self._made, most, budget=self._options.budget, size=lambda item: item[0].nbytes)

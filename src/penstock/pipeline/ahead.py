@@ -13,7 +13,7 @@ from penstock.errors import StalledError
 from penstock.memory import MemoryBudget, Reservation
 from penstock.pipeline.config import available_cores
 
-__all__ = ["ReadAhead", "map_ahead"]
+__all__ = ["ReadAhead", "WorkAhead", "map_ahead"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -40,6 +40,99 @@ def map_ahead(function: Callable[[Item], Result], items: Iterable[Item]) -> Gene
             yield working.popleft().result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+class WorkAhead(Generic[Item, Result]):
+    """A function over many items by several threads, up to `most` items ahead of whoever takes the results, in order.
+
+    The items are taken by the thread that takes the results. What is in work or waits is charged to `budget`, by the
+    largest `size` so far until its own is known; where there is no room, no more is begun until results were taken, but
+    one is always in work. An exception comes in its place in the order. `close` begins nothing more, and waits for
+    what is in work.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Item], Result],
+        items: Iterator[Item],
+        threads: int,
+        most: int,
+        *,
+        budget: MemoryBudget | None = None,
+        size: Callable[[Result], int] | None = None,
+    ) -> None:
+        self._function, self._items, self._most = function, items, max(most, 1)
+        self._budget, self._size, self._largest = budget, size, 0
+        self._threads: set[int] = set()
+        self._pool = ThreadPoolExecutor(
+            threads,
+            thread_name_prefix="penstock-ahead",
+            initializer=lambda known: known.add(threading.get_ident()),
+            initargs=(self._threads,),
+        )
+        self._working: deque[tuple[Future[Result], Reservation | None]] = deque()
+        self._ended = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Result:
+        self._begin_more()
+        if not self._working:
+            self.close()
+            raise StopIteration
+        future, charge = self._working.popleft()
+        try:
+            return future.result()
+        finally:
+            if charge is not None:
+                charge.release()
+            del future
+
+    def finish(self) -> None:
+        """Begin nothing more; what is in work still comes."""
+        self._ended = True
+
+    def close(self) -> None:
+        self._ended = True
+        # One of its own threads may be what collects it as garbage, and cannot wait for itself.
+        self._pool.shutdown(wait=threading.get_ident() not in self._threads, cancel_futures=True)
+        while self._working:
+            _, charge = self._working.popleft()
+            if charge is not None:
+                charge.release()
+
+    def _begin_more(self) -> None:
+        while not self._ended and len(self._working) < self._most:
+            charge = None
+            if self._budget is not None and self._size is not None:
+                if self._working:
+                    charge = self._budget.try_reserve(self._largest, "prefetch")
+                    if charge is None:
+                        return
+                else:
+                    charge = self._budget.charge(self._largest, "prefetch")
+            try:
+                item = next(self._items)
+            except BaseException as error:  # noqa: BLE001 - it is raised where the result would have been
+                self._ended = True
+                if charge is not None:
+                    charge.release()
+                if isinstance(error, StopIteration):
+                    return
+                failed: Future[Result] = Future()
+                failed.set_exception(error)
+                self._working.append((failed, None))
+                return
+            self._working.append((self._pool.submit(self._work, item, charge), charge))
+
+    def _work(self, item: Item, charge: Reservation | None) -> Result:
+        result = self._function(item)
+        if charge is not None and self._size is not None:
+            size = self._size(result)
+            self._largest = max(self._largest, size)
+            charge.resize(size)
+        return result
 
 
 class ReadAhead(Generic[Item]):

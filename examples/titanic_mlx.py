@@ -1,0 +1,52 @@
+"""Who survived? Passengers said in words, a small BERT in MLX that reads them, and the file Kaggle expects.
+
+python examples/titanic_mlx.py --out here                         # made-up passengers
+python examples/titanic_mlx.py --data titanic/ --pretrain 100     # the real ones, after guessing hidden words first
+"""
+
+import argparse
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import mlx.core as mx
+from titanic_parts.model import Encoder
+from titanic_parts.plots import report
+from titanic_parts.training import fit, learn_classes, predict, token_loss
+from titanic_parts.wording import TEMPLATE, train_tokenizer
+
+from penstock.datasets import Folds, TitanicDataset, make_titanic
+from penstock.datasets.titanic import titanic_spec
+from penstock.loaders.masking import MaskedLM
+from penstock.loaders.mlx_loader import MLXDataLoader
+
+options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+options.add_argument("--data", type=Path, help="a directory with train.csv and test.csv, or the path of train.csv")
+options.add_argument("--epochs", type=int, default=8)
+options.add_argument("--pretrain", type=int, default=0, metavar="STEPS", help="of guessing hidden words, before")
+options.add_argument("--out", type=Path, help="where to keep submission.csv and titanic.html; nowhere if left out")
+given = options.parse_args()
+passing = tempfile.TemporaryDirectory()
+out = given.out or Path(passing.name)
+out.mkdir(parents=True, exist_ok=True)
+mx.random.seed(0)
+
+data = given.data or make_titanic(passing.name)
+spec = titanic_spec(data.parent if data.is_file() else data, num_samples=None)
+passengers, folds = partial(TitanicDataset, spec, template=TEMPLATE), Folds(5, kind="stratified", seed=0)
+tokenizer = train_tokenizer(passengers("train", folds=folds).texts().to_pylist())  # has read the training fold alone
+train, val = (passengers(split, folds=folds, tokenizer=tokenizer) for split in ("train", "val"))
+print(f"{len(train)} passengers to learn from, {len(val)} to check with, such as:\n  {train.texts()[0]}")
+
+model = Encoder(tokenizer.vocab_size, len(train.class_names), longest=64)
+if given.pretrain:
+    mlm = MaskedLM.of(tokenizer, whole_words=True)
+    first, *_, last = fit(model, MLXDataLoader(train, objective="masked_lm", mlm=mlm), given.pretrain, token_loss)
+    print(f"hidden words: the loss went from {first:.2f} to {last:.2f}")
+losses, validation = learn_classes(model, train, val, given.epochs)
+
+print(*report(out / "titanic.html", train, val, predict(model, val), losses, validation), sep="\n")
+test = passengers("test", tokenizer=tokenizer)
+test.submission(test.class_of(predict(model, test)), out / "submission.csv")
+print("submission.csv and titanic.html written to", given.out or "a passing place; name one with --out")
+passing.cleanup()

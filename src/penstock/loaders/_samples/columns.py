@@ -1,0 +1,64 @@
+"""Samples as columns: tokens, numbers, and what is kept beside the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.loaders._samples.ragged import Ragged
+
+__all__ = ["ArrowCells", "Columns", "ListCells"]
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class ListCells:
+    """A column of anything, as a list."""
+
+    values: list[Any]
+
+    def take(self, rows: Ints) -> list[Any]:
+        return [self.values[row] for row in rows.tolist()]
+
+
+@dataclass(frozen=True, slots=True)
+class ArrowCells:
+    """A column of anything, as Arrow has it."""
+
+    values: pa.ChunkedArray
+
+    def take(self, rows: Ints) -> list[Any]:
+        numbers = pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(np.ascontiguousarray(rows))])
+        cells: list[Any] = self.values.take(numbers).to_pylist()
+        return cells
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Some samples: row i of every column is of sample i."""
+
+    rows: int
+    ids: Ragged
+    by_token: Mapping[str, Ragged] = field(default_factory=dict)
+    """Of the same lengths as the ids."""
+    fixed: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    """Whole numbers as they were given, others as float32."""
+    beside: Mapping[str, ListCells | ArrowCells] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        tokens = self.ids.nbytes + sum(column.nbytes for column in self.by_token.values())
+        return tokens + sum(numbers.nbytes for numbers in self.fixed.values())
+
+    def identity(self, digest: Callable[[bytes], object]) -> None:
+        """Feed what tells these samples from others: how long they are, and their numbers that are not by token."""
+        digest(np.ascontiguousarray(self.ids.lengths).tobytes())
+        for name in sorted(self.fixed):
+            digest(name.encode())
+            digest(np.ascontiguousarray(self.fixed[name]).tobytes())

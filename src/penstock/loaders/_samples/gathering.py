@@ -1,0 +1,239 @@
+"""Samples, and tables, made into columns; whatever is wrong with one is said with its row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import attrgetter, itemgetter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.errors import DataError, SchemaError
+from penstock.loaders._samples.columns import ArrowCells, Columns, ListCells
+from penstock.loaders._samples.kinds import Kind, Objective, Schema, array_of, read_schema
+from penstock.loaders._samples.ragged import Ragged, numbers_of
+
+__all__ = ["columns_of_samples", "columns_of_table"]
+
+NumberOf = Callable[[int], int]
+"""Which row of the dataset a sample is."""
+
+
+def columns_of_samples(samples: Sequence[Any], schema: Schema, number_of: NumberOf = int) -> Columns:
+    """Samples as columns. `number_of` says which row of the dataset sample i is, for errors."""
+    names = (*schema.kinds, *schema.left_out)
+    try:
+        # Dicts that have as many keys, all of these among them, have these keys.
+        if set(map(type, samples)) != {dict} or set(map(len, samples)) != {len(names)}:
+            raise KeyError
+        columns = {name: list(map(itemgetter(name), samples)) for name in names}
+    except KeyError:
+        for number, sample in enumerate(samples):
+            schema.check_keys(sample, number_of(number))
+        columns = {name: [sample[name] for sample in samples] for name in schema.kinds}
+    ids = _tokens("input_ids", columns["input_ids"], None, number_of)
+    by_token: dict[str, Ragged] = {}
+    fixed: dict[str, npt.NDArray[Any]] = {}
+    beside: dict[str, ListCells | ArrowCells] = {}
+    for name, kind in schema.kinds.items():
+        if name == "input_ids":
+            continue
+        if kind.role == "tokens":
+            by_token[name] = _tokens(name, columns[name], ids, number_of)
+        elif kind.role == "fixed":
+            fixed[name] = _numbers(name, columns[name], kind, number_of)
+        else:
+            beside[name] = ListCells(columns[name])
+    return Columns(len(samples), ids, _without_plain_mask(by_token), fixed, beside)
+
+
+def columns_of_table(table: pa.Table, objective: Objective, keep: frozenset[str] = frozenset()) -> Columns:
+    """The columns of a table. Those of numbers are views of it where they can be; no row becomes a Python object."""
+    if "input_ids" not in table.column_names:
+        raise SchemaError(
+            f"the table has no column input_ids, only {', '.join(table.column_names) or 'none'}; tokenize first, or "
+            "name the column of tokens input_ids"
+        )
+    if not table.num_rows:
+        return Columns(0, Ragged.of_parts([]))
+    first = {name: _first_cell(table.column(name)) for name in table.column_names}
+    schema = read_schema(first, objective, keep)
+    for name in schema.kinds:
+        _check_no_nulls(name, table.column(name), schema.kinds[name])
+    ids = Ragged.of_column(_lists_of("input_ids", table.column("input_ids")))
+    by_token: dict[str, Ragged] = {}
+    fixed: dict[str, npt.NDArray[Any]] = {}
+    beside: dict[str, ListCells | ArrowCells] = {}
+    for name, kind in schema.kinds.items():
+        column = table.column(name)
+        if kind.role == "meta":
+            beside[name] = ArrowCells(column)
+        elif kind.role == "tokens" and name != "input_ids":
+            by_token[name] = Ragged.of_column(_lists_of(name, column))
+            _check_lengths(name, by_token[name], ids, int)
+        elif kind.role == "fixed":
+            fixed[name] = _checked_numbers(name, _column_numbers(name, column, kind), kind, int)
+    return Columns(table.num_rows, ids, _without_plain_mask(by_token), fixed, beside)
+
+
+# Of samples
+
+
+def _tokens(name: str, values: list[Any], ids: Ragged | None, number_of: NumberOf) -> Ragged:
+    arrays = _arrays(name, values, number_of)
+    dtypes = set(map(attrgetter("dtype"), arrays))
+    if set(map(attrgetter("ndim"), arrays)) != {1} or not {dtype.kind for dtype in dtypes} <= set("iub"):
+        for number, array in enumerate(arrays):
+            if array.ndim != 1 or array.dtype.kind not in "iub":
+                raise DataError(
+                    f"{name} of row {number_of(number)} has shape {array.shape} and type {array.dtype}, and tokens are "
+                    "a list of whole numbers",
+                    row=number_of(number),
+                )
+    found = Ragged.of_arrays(arrays)
+    if ids is not None:
+        _check_lengths(name, found, ids, number_of)
+    return found
+
+
+def _arrays(name: str, values: list[Any], number_of: NumberOf) -> list[npt.NDArray[Any]]:
+    if set(map(type, values)) == {np.ndarray}:
+        return values
+    arrays: list[npt.NDArray[Any]] = []
+    for number, value in enumerate(values):
+        array = array_of(name, value, number_of(number))
+        if array is None:
+            raise DataError(
+                f"{name} of row {number_of(number)} are no numbers: {value!r:.80}; row 0 has numbers there",
+                row=number_of(number),
+            )
+        arrays.append(array)
+    return arrays
+
+
+def _numbers(name: str, values: list[Any], kind: Kind, number_of: NumberOf) -> npt.NDArray[Any]:
+    if not kind.shape and set(map(type, values)) <= {int, float, bool, np.float32, np.float64, np.int64, np.int32}:
+        stacked = np.asarray(values)
+        if stacked.dtype.kind == "O":
+            raise DataError(f"{name} has whole numbers that no 64 bits hold")
+        return _checked_numbers(name, stacked, kind, number_of)
+    arrays = _arrays(name, values, number_of)
+    if set(map(np.shape, arrays)) - {kind.shape}:
+        number = next(number for number, array in enumerate(arrays) if array.shape != kind.shape)
+        raise DataError(
+            f"{name} of row {number_of(number)} has shape {arrays[number].shape}, and that of row 0 {kind.shape}; give "
+            "every sample the same shape",
+            row=number_of(number),
+        )
+    return _checked_numbers(name, np.stack(arrays), kind, number_of)
+
+
+# Of both
+
+
+def _without_plain_mask(by_token: dict[str, Ragged]) -> dict[str, Ragged]:
+    """Without a mask that is all ones, which is the one that is made anyway."""
+    mask = by_token.get("attention_mask")
+    if mask is not None and mask.all_ones():
+        del by_token["attention_mask"]
+    return by_token
+
+
+def _checked_numbers(name: str, numbers: npt.NDArray[Any], kind: Kind, number_of: NumberOf) -> npt.NDArray[Any]:
+    """Numbers as the batch will have them: whole ones as they are, others as float32."""
+    real = numbers.dtype.kind == "f"
+    if real and not kind.real:
+        with np.errstate(invalid="ignore"):
+            whole = numbers.astype(np.int64)
+        _refuse(numbers != whole, name, numbers, number_of, _not_whole(name))
+        return whole
+    if not kind.real:
+        return numbers.astype(np.int8) if numbers.dtype.kind == "b" else numbers
+    if name == "labels" and real:
+        _refuse(~np.isfinite(numbers), name, numbers, number_of, "a label to be learned; drop the row, or fill it in")
+    with np.errstate(over="ignore"):
+        narrow = numbers.astype(np.float32)
+    if real and numbers.dtype.itemsize > narrow.dtype.itemsize:
+        _refuse(np.isinf(narrow) & np.isfinite(numbers), name, numbers, number_of, "within float32; scale it")
+    return narrow
+
+
+def _not_whole(name: str) -> str:
+    if name == "labels":
+        return "a whole number, as the label of row 0 and of every class is; pass objective='regression' for fractions"
+    return "a whole number, as that of row 0 is; give every sample the same type"
+
+
+def _refuse(wrong: npt.NDArray[np.bool_], name: str, numbers: npt.NDArray[Any], number_of: NumberOf, why: str) -> None:
+    if wrong.any():
+        at = tuple(int(place) for place in np.argwhere(wrong)[0])
+        row = number_of(at[0])
+        raise DataError(f"{name} of row {row} is {numbers[at]}, which is not {why}", row=row)
+
+
+def _check_lengths(name: str, found: Ragged, ids: Ragged, number_of: NumberOf) -> None:
+    different = np.flatnonzero(found.lengths != ids.lengths)
+    if len(different):
+        row, at = number_of(int(different[0])), int(different[0])
+        raise DataError(
+            f"{name} of row {row} has {found.lengths[at]} values and input_ids {ids.lengths[at]}; in row 0 both have "
+            "equally many, so that they are taken to be by token"
+            + ("; pass objective='classification' if they are not" if name == "labels" else ""),
+            row=row,
+        )
+
+
+# Of tables
+
+
+def _first_cell(column: pa.ChunkedArray) -> Any:
+    chunk = next(chunk for chunk in column.chunks if len(chunk))
+    cell = chunk[0].as_py()
+    if isinstance(cell, list) and not cell and pa.types.is_floating(getattr(column.type, "value_type", pa.null())):
+        return np.zeros(0, np.float32)
+    return cell
+
+
+def _check_no_nulls(name: str, column: pa.ChunkedArray, kind: Kind) -> None:
+    if kind.role == "meta" and not (name == "labels" and column.null_count):
+        return
+    nested = pa.types.is_nested(column.type)
+    if column.null_count:
+        row = pc.index(pc.is_null(column), True).as_py()
+        raise DataError(f"{name} of row {row} is null; drop such rows, or fill them in", row=row)
+    if nested and any(chunk.flatten().null_count for chunk in column.chunks):
+        row = next(row for row, cell in enumerate(column.to_pylist()) if None in cell)
+        raise DataError(f"{name} of row {row} has a null in it; drop such rows, or fill them in", row=row)
+
+
+def _lists_of(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column of lists of whole numbers, or an error."""
+    kind = column.type
+    listed = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    if not listed or not (pa.types.is_integer(kind.value_type) or pa.types.is_boolean(kind.value_type)):
+        raise SchemaError(f"the column {name} is {kind}, and tokens are lists of whole numbers, such as list<int32>")
+    return column
+
+
+def _column_numbers(name: str, column: pa.ChunkedArray, kind: Kind) -> npt.NDArray[Any]:
+    if not pa.types.is_nested(column.type):
+        return _flat_numbers(column.chunks)
+    if len(kind.shape) > 1:
+        return np.stack([np.asarray(cell) for cell in column.to_pylist()])
+    ragged = Ragged.of_column(column)
+    wrong = np.flatnonzero(ragged.lengths != kind.shape[0])
+    if len(wrong):
+        row = int(wrong[0])
+        raise DataError(
+            f"{name} of row {row} has {ragged.lengths[row]} values, and that of row 0 {kind.shape[0]}; give every row "
+            "equally many",
+            row=row,
+        )
+    return ragged.grid(np.arange(len(ragged)), None, kind.shape[0])
+
+
+def _flat_numbers(chunks: Sequence[pa.Array]) -> npt.NDArray[Any]:
+    return np.concatenate([numbers_of(chunk) for chunk in chunks])
