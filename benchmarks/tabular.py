@@ -8,9 +8,10 @@ their times are scaled to all of them. The plain function says each column in th
 `df.iloc[i]` in a loop, and by `DataFrame.apply`. The text is compared before anything is timed.
 `batches`: one shuffled epoch of 100,000 tokenised rows (8 to 63 tokens), padded to the longest of each batch, with mask
 and labels, as `mx.array`. penstock reads columns, and a list of samples as the others have it; mlx-data works in one
-thread, and with two more that work ahead; torch's DataLoader with 0 and with 2 workers, kept between epochs, and the
-fastest collation we know. That every row comes once, with its label, is checked for all of them. Making the data set
-itself is not in it.
+thread, and with two more that work ahead, on samples with a mask as tokenizers give it, and on samples without, with a
+mask made by hand of the padded ids (which no row may then have within); torch's DataLoader with 0 and with 2 workers,
+kept between epochs, and the fastest collation we know. That every row comes once, with its label, is checked for all of
+them. Making the data set itself is not in it.
 `memory`: how far the peak of a process rises above what it had after a few rows, the data set included, beside the
 budget; batches of columns and of samples as above, and Parquet to text through the engine.
 Times are medians of wall time, and ratios are of these; `best` compares the fastest runs, which on a busy machine is
@@ -125,7 +126,9 @@ def batch_suite(rows: int, size: int) -> dict[str, list[Case]]:
     samples = [{"input_ids": ids, "labels": label} for ids, label in zip(arrays, labels, strict=True)]
     columns = MLXDataLoader(data, batch_size=size)
     listed = MLXDataLoader(samples, batch_size=size)
-    vectors = dx.buffer_from_vector([one | {"labels": np.array(one["labels"], np.int32)} for one in samples])
+    plain = [one | {"labels": np.array(one["labels"], np.int32)} for one in samples]
+    vectors = dx.buffer_from_vector(plain)
+    masked = dx.buffer_from_vector([one | {"attention_mask": np.ones_like(one["input_ids"])} for one in plain])
     tensors = [(torch.from_numpy(ids), label) for ids, label in zip(arrays, labels, strict=True)]
 
     def ours(loader: MLXDataLoader) -> Iterator[Batch]:
@@ -136,6 +139,10 @@ def batch_suite(rows: int, size: int) -> dict[str, list[Case]]:
         for batch in stream:
             ids = batch["input_ids"]
             yield mx.array(ids), mx.array((ids != 0).astype(np.int32)), mx.array(batch["labels"])
+
+    def padded(stream: Any) -> Iterator[Batch]:
+        for batch in stream:
+            yield mx.array(batch["input_ids"]), mx.array(batch["attention_mask"]), mx.array(batch["labels"])
 
     def collate(chosen: list[tuple[torch.Tensor, int]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         ids = torch.nn.utils.rnn.pad_sequence([one for one, _ in chosen], batch_first=True)
@@ -149,8 +156,14 @@ def batch_suite(rows: int, size: int) -> dict[str, list[Case]]:
     makers: list[tuple[str, Callable[[], Iterator[Batch]], float | None]] = [
         ("penstock, columns", lambda: ours(columns), None),
         ("penstock, list of samples", lambda: ours(listed), None),
-        ("mlx-data", lambda: converted(vectors.shuffle().batch(size)), 2),
-        ("mlx-data, 2 threads ahead", lambda: converted(vectors.shuffle().batch(size).ordered_prefetch(4, 2)), 2),
+        ("mlx-data", lambda: padded(masked.shuffle().batch(size)), 2),
+        ("mlx-data, 2 threads ahead", lambda: padded(masked.shuffle().batch(size).ordered_prefetch(4, 2)), 2),
+        ("mlx-data, mask by hand", lambda: converted(vectors.shuffle().batch(size)), 2),
+        (
+            "mlx-data, mask by hand, 2 threads ahead",
+            lambda: converted(vectors.shuffle().batch(size).ordered_prefetch(4, 2)),
+            2,
+        ),
         ("torch DataLoader, 0 workers", torch_case(0), 2),
         ("torch DataLoader, 2 workers", torch_case(2), 2),
     ]

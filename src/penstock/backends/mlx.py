@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,11 @@ class MlxBackend:
         dtype = np.dtype(np.float32) if array.dtype.kind == "f" and array.itemsize == 8 else array.dtype
         plain = np.require(exactly(array, dtype.newbyteorder("=")), requirements=["C", "A"])  # it refuses reversed ones
         return self.to(self._mx.array(plain), device)
+
+    def converter(self, arrays: Iterable[npt.NDArray[Any]]) -> Callable[[npt.NDArray[Any]], Any]:
+        """What takes parts of these arrays, which lie forwards; looked at once instead of at each part."""
+        plain: Callable[[npt.NDArray[Any]], Any] = self._mx.array
+        return plain if all(array.dtype in _TAKEN and array.flags.carray for array in arrays) else self.from_numpy
 
     def to_numpy(self, array: Any) -> npt.NDArray[Any]:
         # NumPy has no bfloat16; float32 holds each of its values.

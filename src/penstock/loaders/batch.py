@@ -20,6 +20,8 @@ _TOKENWISE = ("input_ids", "attention_mask", "labels", "loss_mask", "position_id
 _ARRAYS = (*_TOKENWISE, "cu_seqlens")
 _NUMBERS = ("max_seqlen", "num_items_in_batch")
 _EMPTY = dict.fromkeys((*_ARRAYS, *_NUMBERS))
+_AS_THEY_ARE = frozenset({"input_ids", "labels", "position_ids"})
+"""Fields that a model is given as they are, whether rows are packed or not."""
 # Hugging Face's names for where documents begin and how long the longest is, of queries and of keys.
 _FLASH = {
     "cu_seq_lens_q": "cu_seqlens",
@@ -213,6 +215,10 @@ class TrainingBatch(MutableMapping[str, Any]):
         return len(self.as_dict())
 
     def __getitem__(self, key: str) -> Any:
+        if key in _AS_THEY_ARE and key not in self._hidden:
+            value = getattr(self, key)
+            if value is not None:
+                return value
         keywords = self.as_dict()
         if key in keywords:
             return keywords[key]

@@ -162,11 +162,9 @@ class Plan:
         """
         way, size = self._way, self.global_batch
         if isinstance(way, Alone) and not self.edits and self._unlimited and most > 1:
+            names, epoch = self.names, position.epoch
             found = [
-                (
-                    self._step(moved.step - 1, position.epoch, samples, np.zeros(len(samples.rows), np.int64), size),
-                    moved,
-                )
+                (Step(moved.step - 1, epoch, samples, np.zeros(len(samples.rows), np.int64), names, size), moved)
                 for samples, moved in way.read_block(position, most)
             ]
             if found:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.backends import Backend, batch_dtype, get_backend
 from penstock.backends.base import exactly
 from penstock.loaders.batch import TrainingBatch
 
-__all__ = ["SampleBatch"]
+__all__ = ["SampleBatch", "converter_of"]
 
 _EMPTY: dict[str, Any] = dict.fromkeys(
     (
@@ -24,7 +25,16 @@ _EMPTY: dict[str, Any] = dict.fromkeys(
         "document_ids",
     )
 )
-_FIELDS = frozenset(("input_ids", *_EMPTY))
+_FIELDS = {"input_ids", *_EMPTY}
+
+
+def converter_of(backend: Backend, arrays: Iterable[npt.NDArray[Any]]) -> Callable[[npt.NDArray[Any]], Any]:
+    """What makes arrays of a framework of parts of these, which were made in its types."""
+    if backend.name == "mlx":
+        quick: Callable[[npt.NDArray[Any]], Any] = backend.converter(arrays)  # type: ignore[attr-defined]
+        return quick
+    convert = backend.from_numpy
+    return lambda array: convert(np.ascontiguousarray(array))
 
 
 class SampleBatch(TrainingBatch):
@@ -43,25 +53,26 @@ class SampleBatch(TrainingBatch):
     """
 
     @classmethod
-    def of_assembled(
-        cls, arrays: Mapping[str, Any], metadata: dict[str, Any], items: int, backend: Backend, tokens: int
-    ) -> Self:
-        """Of arrays that were made in the types of the backend, which need no checking."""
+    def of_arrays(cls, arrays: dict[str, Any], metadata: dict[str, Any], items: int, tokens: int) -> Self:
+        """Of arrays of a framework, which need no checking."""
         batch = cls.__new__(cls)
-        made = vars(batch)
-        made.update(_EMPTY)
-        others = {}
-        convert = backend.from_numpy
-        copies = backend.name == "mlx"
-        for key, value in arrays.items():
-            array = convert(value if copies else np.ascontiguousarray(value))
-            if key in _FIELDS:
-                made[key] = array
-            else:
-                others[key] = array
-        made["num_items_in_batch"], made["metadata"], made["_others"] = items, metadata, others
-        made["_hidden"], made["_num_tokens"] = set(), tokens
+        batch.__dict__ = {
+            **_EMPTY,
+            **arrays,
+            "num_items_in_batch": items,
+            "metadata": metadata,
+            "_others": {},
+            "_hidden": set(),
+            "_num_tokens": tokens,
+        }
+        if not arrays.keys() <= _FIELDS:
+            batch._others = {key: batch.__dict__.pop(key) for key in arrays.keys() - _FIELDS}
         return batch
+
+    def __getitem__(self, key: str) -> Any:
+        # Rows of samples are never packed, so their mask is given as it is too.
+        value = self.__dict__[key] if key == "attention_mask" and key not in self._hidden else None
+        return super().__getitem__(key) if value is None else value
 
     def to_numpy(self) -> dict[str, Any]:
         """The arrays and numbers there are, without metadata; labels with a fraction as float32."""

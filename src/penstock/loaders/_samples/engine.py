@@ -147,6 +147,7 @@ class Sampled:
         place, _ = self.plan.settle(position.place)
         first = position.micro if place == position.place else 0
         epoch, wanted = place.epoch, 1
+        whole = self.accumulation == self.rank.world == 1
         while place.epoch == epoch:
             found = self.plan.read_some(place, wanted)
             if not found:
@@ -154,7 +155,10 @@ class Sampled:
                     raise self._nothing(None)
                 return
             for step, behind in found:
-                yield from islice(self._cut(step, place, Spot(behind), self.global_micro), first, None)
+                if whole:
+                    yield Micro(step, 0, 1, step.samples.rows, 0, len(step.samples.rows), Spot(behind))
+                else:
+                    yield from islice(self._cut(step, place, Spot(behind), self.global_micro), first, None)
                 place, first = behind, 0
             wanted = min(wanted * 2, _STEPS_AT_ONCE)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from typing import Any
@@ -16,7 +16,7 @@ from penstock.backends import Backend, get_backend
 from penstock.distributed.ranks import Rank
 from penstock.errors import DataError
 from penstock.loaders._samples.assembly import IGNORE, Form, assemble, blank, count_labels
-from penstock.loaders._samples.batch import SampleBatch
+from penstock.loaders._samples.batch import SampleBatch, converter_of
 from penstock.loaders._samples.columns import Columns
 from penstock.loaders._samples.origins import Origin
 from penstock.loaders.options import Options
@@ -34,6 +34,7 @@ _OWN = frozenset(
         *("blank", "truncated_tokens"),
     }
 )
+_NONE: Ints = np.zeros(0, np.int64) + IGNORE
 _BYTES_AT_ONCE = 1 << 19
 """Of ids of batches that are put together as one: what stays near while it is worked on."""
 _FILLED = 0.75
@@ -143,6 +144,7 @@ class Maker:
         made = ("input_ids", "attention_mask", *(("labels",) if form.corruption is not None else ()))
         by_token = frozenset((*made, *columns.by_token))
         cuts = form.max_length is not None and form.truncation != "error"
+        counting = form.corruption is not None or "labels" in columns.by_token
         for first, last in self._together(sizes, widths):
             low, high = begins[first], begins[last]
             stages = self.stages
@@ -155,16 +157,31 @@ class Maker:
                 )
             if stages is not None:
                 stages.add("collate", stages.clock() - begun)
+            convert = converter_of(self._backend, together.values())
+            parts = [(name, value, name in by_token) for name, value in together.items()]
             for number in range(first, last):
-                micro, start, stop = micros[number], begins[number], begins[number + 1]
-                arrays = _sliced(together, start - low, stop - low, widths[number], by_token) if stop > start else None
+                micro, start, stop, width = micros[number], begins[number], begins[number + 1], widths[number]
+                begun = stages.clock() if stages is not None else 0.0
+                arrays = None
+                if stop > start:
+                    top, end = start - low, stop - low
+                    arrays = {
+                        name: convert(value[top:end, :width] if wide else value[top:end]) for name, value, wide in parts
+                    }
                 count = None if items is None else items[number]
-                if at is None and self.counts_step(micro):
-                    count = self._count(micro.step, columns, micro.step.samples.rows)
+                if counting and count is None:
+                    if self.counts_step(micro):
+                        count = self._count(micro.step, columns, micro.step.samples.rows)
+                    else:
+                        labels = together["labels"][start - low : stop - low] if arrays is not None else _NONE
+                        count = int(np.count_nonzero(labels != IGNORE))
                 own = slice(start, stop)
-                tokens = reach[number + 1] - reach[number]
                 lost = lengths[own] - cut.lengths[own] if cuts else None
-                yield self._build(micro, columns, places[own], arrays, widths[number], tokens, lost, count)
+                tokens = reach[number + 1] - reach[number]
+                batch = self._build(micro, columns, places[own], arrays, width, tokens, lost, count)
+                if stages is not None:
+                    stages.add("convert", stages.clock() - begun)
+                yield batch
 
     def _longest_on_all_ranks(self, micros: list[Micro], own: list[int], lengths: Ints | None) -> list[int]:
         """The longest row of each batch on any rank: batches are as wide on all of them."""
@@ -202,36 +219,33 @@ class Maker:
         lost: Ints | None,
         items: int | None,
     ) -> SampleBatch:
-        """A batch of the samples that are rows `at` of the columns. They have `tokens`; `lost` of each were cut off."""
-        step, rows, stages = micro.step, micro.mine, self.stages
-        begun = stages.clock() if stages is not None else 0.0
+        """A batch of the samples that are rows `at` of the columns. They have `tokens`; `lost` of each were cut off.
+
+        `items` is what a loss is divided by, if it is not the rows of the step.
+        """
+        step, number, rows, size = micro.step, micro.number, micro.mine, len(at)
         metadata: dict[str, Any] = {
             "step": step.number,
             "epoch": step.epoch,
-            "micro_step": micro.number,
+            "micro_step": number,
             "micro_steps": micro.count,
-            "update": micro.number + 1 == micro.count,
+            "update": number + 1 == micro.count,
             "sources": step.names,
-            "source": _zeros(len(rows)),
+            "source": _zeros(size),
             "row": rows,
-            "sample": _counted(len(rows)),
+            "sample": _counted(size),
         }
         for name, cells in columns.beside.items():
-            metadata[_beside(name)] = cells.take(at) if len(at) else []
+            metadata[_beside(name)] = cells.take(at) if size else []
         if arrays is None:
-            arrays = blank(columns, width, self.form)
+            empty = blank(columns, width, self.form)
+            convert = converter_of(self._backend, empty.values())
+            arrays = {name: convert(value) for name, value in empty.items()}
             metadata["blank"] = True
         if lost is not None:
             metadata["truncated_tokens"] = self._count_truncated(lost)
-        if items is None:
-            by_token = self.form.corruption is not None or "labels" in columns.by_token
-            items = int(np.count_nonzero(arrays["labels"] != IGNORE)) if by_token else len(step.samples.rows)
-        batch = SampleBatch.of_assembled(arrays, metadata, items, self._backend, tokens)
-        if self.options.pin_memory:
-            batch = batch.pin_memory()
-        if stages is not None:
-            stages.add("convert", stages.clock() - begun)
-        return batch
+        batch = SampleBatch.of_arrays(arrays, metadata, len(step.samples.rows) if items is None else items, tokens)
+        return batch.pin_memory() if self.options.pin_memory else batch
 
     @property
     def _asks_lengths(self) -> bool:
@@ -301,13 +315,6 @@ def _within(rows: Ints, some: Ints) -> Ints:
 def _beside(name: str) -> str:
     """What a value of samples is called in the metadata, which has names of its own."""
     return f"sample_{name}" if name in _OWN else name
-
-
-def _sliced(arrays: Mapping[str, Any], low: int, high: int, width: int, by_token: frozenset[str]) -> dict[str, Any]:
-    """One batch of several that were put together, as views."""
-    if arrays["input_ids"].shape == (high - low, width):
-        return dict(arrays)
-    return {name: value[low:high, :width] if name in by_token else value[low:high] for name, value in arrays.items()}
 
 
 @lru_cache(maxsize=64)
