@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 import pyarrow as pa
+import xxhash
 
 from penstock._dtypes import did_you_mean
 from penstock.datasets._checking import check_data, id_column_of
@@ -171,6 +173,13 @@ class KaggleDataset(ABC):
     def cut_tokens(self) -> int:
         """How many tokens they lost."""
         return 0 if self._encoder is None else self._encoder.cut_tokens
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits that name the rows, as far as the base knows them: class, spec, split and fold."""
+        rows = None if self.rows is None else xxhash.xxh3_128_hexdigest(self.rows.tobytes())
+        told = [type(self).__qualname__, self.spec.to_dict(), self._split, rows, len(self), self.max_length]
+        return xxhash.xxh3_64_hexdigest(orjson.dumps(told, option=orjson.OPT_SORT_KEYS, default=str))
 
     def submission(self, predictions: Any, path: str | Path, **options: Any) -> Path:
         """Write the file that the competition expects; see `penstock.datasets.submission.write_submission`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import threading
 from collections.abc import Callable, Sequence
@@ -248,12 +249,16 @@ class TabularDataset(KaggleDataset):
             return self._whole
         return self._whole.take(pa.array(self.folds.split(self._whole, self.spec, self.fold).train))
 
-    def _kept_or_made(self) -> pa.Table:
-        if self.cache_dir is None:
-            return self._make_columns()
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits that name everything that decides the samples; a transform is not known to it."""
+        return xxhash.xxh3_64_hexdigest(orjson.dumps(self._key, option=orjson.OPT_SORT_KEYS))
+
+    @functools.cached_property
+    def _key(self) -> dict[str, Any]:
         spec = self.spec.to_dict()
         del spec["dataset_path"], spec["competition_name"]
-        key = {
+        return {
             "file": hash_file(local_file(self.file)),
             "split": self._split,
             "spec": spec,
@@ -262,8 +267,12 @@ class TabularDataset(KaggleDataset):
             "encoder": self.encoder.fingerprint,
             "rows": None if self.rows is None else xxhash.xxh3_128_hexdigest(self.rows.tobytes()),
         }
+
+    def _kept_or_made(self) -> pa.Table:
+        if self.cache_dir is None:
+            return self._make_columns()
         before = self.cut_rows
-        table = kept_table(self.cache_dir, key, self._make_columns, rows=len(self))
+        table = kept_table(self.cache_dir, self._key, self._make_columns, rows=len(self))
         if self.cut_rows == before:  # not made here: what was cut when it was made is still cut
             rows, tokens = orjson.loads(table.schema.metadata[_CUT])
             self.encoder.count_cut(rows, tokens, len(self))

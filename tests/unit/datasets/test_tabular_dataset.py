@@ -259,6 +259,18 @@ def test_a_tokenizer_with_bos_alone_gets_what_it_has() -> None:
 # -- cache ------------------------------------------------------------------------------------------------------------
 
 
+def test_folds_and_files_have_fingerprints_of_their_own(tmp_path: Path) -> None:
+    written(tmp_path)
+
+    def named(**options: Any) -> str:
+        return TabularDataset(spec(tmp_path), **options).fingerprint
+
+    told = [named(), named(split="test"), named(max_length=9), named(template="json")]
+    told += [named(folds=Folds(2), fold=fold, split=split) for fold in (0, 1) for split in ("train", "val")]
+    assert len(set(told)) == len(told)
+    assert named(folds=Folds(2)) == told[4]
+
+
 class Counted(ByteTokenizer):
     """A tokenizer that knows how often it was asked."""
 

@@ -797,8 +797,8 @@ def test_a_length_that_changes_is_told() -> None:
         def to_columns(self) -> pa.Table:
             return table_of(self.samples[:-1])
 
-    with make(Wrong(SAMPLES)) as loader, pytest.raises(DataError, match="37 samples, and its columns 36 rows"):
-        list(loader)
+    with pytest.raises(DataError, match="37 samples, and its columns 36 rows"):
+        make(Wrong(SAMPLES))
 
 
 @pytest.mark.parametrize("data", [[], Asked([]), pa.table({"input_ids": pa.array([], pa.list_(pa.int32()))})])
@@ -881,3 +881,17 @@ def test_buckets_pad_less() -> None:
     plain = sum(size for size, _ in lengths_of(epochs(make(samples, batch_size=8), 1)))
     buckets = sum(size for size, _ in lengths_of(epochs(make(samples, batch_size=8, bucket_by_length=True), 1)))
     assert buckets < 0.7 * plain
+
+
+def test_a_state_is_refused_by_other_samples_of_the_same_number() -> None:
+    def samples(first: int) -> list[dict[str, Any]]:
+        return [{"input_ids": [first, row, 2], "labels": row % 2} for row in range(20)]
+
+    def table(first: int) -> pa.Table:
+        return pa.Table.from_pylist(samples(first))
+
+    for form in (samples, table):
+        state = MLXDataLoader(form(1), batch_size=4).state_dict()
+        MLXDataLoader(form(1), batch_size=4).load_state_dict(state)
+        with pytest.raises(ResumeError):
+            MLXDataLoader(form(9), batch_size=4).load_state_dict(state)

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from penstock.loaders._samples.ragged import Ragged
 
-__all__ = ["ArrowCells", "Columns", "ListCells"]
+__all__ = ["ArrowCells", "Columns", "ListCells", "some_of"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -57,8 +57,15 @@ class Columns:
         return tokens + sum(numbers.nbytes for numbers in self.fixed.values())
 
     def identity(self, digest: Callable[[bytes], object]) -> None:
-        """Feed what tells these samples from others: how long they are, and their numbers that are not by token."""
+        """Feed what tells these samples from others: how long they are, the ids of some, their numbers beside."""
         digest(np.ascontiguousarray(self.ids.lengths).tobytes())
+        for row in some_of(len(self.ids)).tolist():
+            digest(np.ascontiguousarray(self.ids.row(row), np.int64).tobytes())
         for name in sorted(self.fixed):
             digest(name.encode())
             digest(np.ascontiguousarray(self.fixed[name]).tobytes())
+
+
+def some_of(rows: int) -> npt.NDArray[np.int64]:
+    """A few rows, spread evenly, that stand for all."""
+    return np.unique(np.linspace(0, max(rows - 1, 0), min(rows, 64)).astype(np.int64))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ import pyarrow as pa
 import xxhash
 
 from penstock.errors import ConfigError, DataError, SchemaError
-from penstock.loaders._samples.columns import Columns
+from penstock.loaders._samples.columns import Columns, some_of
 from penstock.loaders._samples.gathering import columns_of_samples, columns_of_table
 from penstock.loaders._samples.kinds import Objective, Schema, as_array, read_schema
 from penstock.memory import MemoryBudget, format_bytes
@@ -213,6 +214,18 @@ class Listed(Fetched):
         self._tried = False
         self._columns: Columns | None = None
 
+    @cached_property
+    def identity(self) -> str:
+        """By some of the samples; what is in a list is quickly looked at."""
+        digest, named = xxhash.xxh3_64(), _named(self.dataset, self.rows)
+        if not self.rows:
+            return named
+        try:
+            self.fetch(some_of(self.rows)).identity(digest.update)
+        except (DataError, SchemaError):
+            return named  # the batch with that sample will tell
+        return f"{named} {digest.hexdigest()}"
+
     def columns(self) -> Columns | None:
         if not self._tried:
             most = _MOST_COLUMN_BYTES if self._budget is None else self._budget.available // 2
@@ -277,7 +290,9 @@ def open_origin(
     read = _columns_of(dataset)
     if read is not None:
         rows = _length(dataset)
-        return Columnar(read, rows, type(dataset).__name__, objective, keep, identity=_named(dataset, rows))
+        named = _named(dataset, rows)
+        told = named if named != _named(None, rows) else None  # else the columns are looked at
+        return Columnar(read, rows, type(dataset).__name__, objective, keep, identity=told)
     cache: HotCache[Any] | None = HotCache(cache_bytes, budget=budget, owner="samples") if cache_bytes else None
     return Fetched(dataset, objective, keep, cache)
 
