@@ -1,7 +1,7 @@
 """Who survived? Passengers said in words, a small BERT in MLX that reads them, and the file Kaggle expects.
 
 python examples/titanic_mlx.py --out here                         # made-up passengers
-python examples/titanic_mlx.py --data titanic/ --pretrain 100     # the real ones, after guessing hidden words first
+python examples/titanic_mlx.py --data titanic/                    # the real ones
 """
 
 import argparse
@@ -23,7 +23,13 @@ from penstock.loaders.mlx_loader import MLXDataLoader
 options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 options.add_argument("--data", type=Path, help="a directory with train.csv and test.csv, or the path of train.csv")
 options.add_argument("--epochs", type=int, default=8)
-options.add_argument("--pretrain", type=int, default=0, metavar="STEPS", help="of guessing hidden words, before")
+options.add_argument(
+    "--pretrain",
+    type=int,
+    default=0,
+    metavar="STEPS",
+    help="of guessing hidden words, before; to see it work: so few rows gain nothing",
+)
 options.add_argument("--out", type=Path, help="where to keep submission.csv and titanic.html; nowhere if left out")
 given = options.parse_args()
 passing = tempfile.TemporaryDirectory()

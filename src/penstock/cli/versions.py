@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +21,8 @@ from penstock.store import versions as all_versions
 from penstock.store.manifest import read_manifest, store_path
 
 __all__ = ["versions"]
+
+_LONG = 40
 
 
 def versions(
@@ -116,15 +119,21 @@ def _listed(facts: dict[str, Any]) -> Table:
 
 
 def _made_of(each: dict[str, Any]) -> str:
-    """`version 1 + part-1.jsonl and 3 more files: Tokenize(...), Pack(2048)`, as far as it is known."""
+    """`version 1 + part-1.jsonl and 3 more files: ExactDedup, Tokenize`, as far as it is known; --json has it all."""
     inputs = each["inputs"]
     more = len(inputs) - 1
     files = f"{inputs[0]} and {more} more file{'s' * (more > 1)}" if more > 0 else "".join(inputs)
-    steps = ", ".join(each["transforms"])
+    steps = ", ".join(map(_name_of, each["transforms"]))
     if not files and not steps:
         files = f"tokenizer {each['tokenizer']}" if each["tokenizer"] else "not known"
     before = f"version {each['parent']} + " if each["runs"] > 1 and each["parent"] is not None else ""
     return before + ": ".join(part for part in (files, steps) if part)
+
+
+def _name_of(step: str) -> str:
+    """What a transform is called, of all that it says about itself."""
+    told = re.match(r'\{.*?"transform":"(\w+)"', step)
+    return told[1] if told else step if len(step) <= _LONG else f"{step[:_LONG]}..."
 
 
 def _difference(found: Difference) -> Table:
@@ -137,5 +146,5 @@ def _difference(found: Difference) -> Table:
     table.add_row("tokens", f"+{found.tokens_added:,}", f"-{found.tokens_removed:,}")
     table.add_row("shards", f"+{len(found.shards_added):,}", f"-{len(found.shards_removed):,}")
     for name, (was, now) in found.changed.items():
-        table.add_row(name, Text(str(was)), Text(f"-> {now}"))
+        table.add_row(f"{name} changed", Text(str(was)), Text(f"-> {now}"))
     return table
