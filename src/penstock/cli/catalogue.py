@@ -94,6 +94,8 @@ def _problem(plugin: plugins.Plugin) -> str | None:
         plugins.find(plugin.group, plugin.name)
     except PluginError as error:
         return str(error)
+    except SystemExit as error:
+        return f"it calls sys.exit({error.code!r}) when it is imported; update or uninstall {plugin.package}"
     return None
 
 

@@ -5,21 +5,19 @@ from __future__ import annotations
 import logging
 import traceback
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
 import typer
 from rich.table import Table
 from rich.text import Text
 
+from penstock.cli.adding import SPEC_FILE, TYPES, add_data, as_options, check_type, said_as_options
 from penstock.cli.consoles import output, print_table
 from penstock.cli.exits import clear_exits
-from penstock.datasets.discovery import name_of
-from penstock.datasets.inference import infer
-from penstock.datasets.registry import Competition, DatasetRegistry
-from penstock.datasets.specfile import SPEC_FILE, check_files, read_spec, write_spec
-from penstock.errors import ConfigError
-from penstock.files.remote import RemotePath, path_of
+
+if TYPE_CHECKING:  # what the commands need is imported when one runs: `penstock --version` needs none of it
+    from penstock.datasets.registry import Competition, DatasetRegistry
 
 __all__ = ["competitions"]
 
@@ -45,15 +43,22 @@ def add(
     directory: Annotated[
         str, typer.Argument(metavar="DIR", help="The directory, or URL, with the competition's files.")
     ],
-    name: Annotated[str | None, typer.Option(help="The competition's name; else that of the directory.")] = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The competition's name; else what the file or DIR is called.")
+    ] = None,
     target: Annotated[
-        list[str] | None, typer.Option(help="The column to be predicted; again, if there are several.")
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="The column to be predicted; again, if there are several."),
     ] = None,
     id_column: Annotated[str | None, typer.Option("--id", metavar="COLUMN", help="The column with the ids.")] = None,
-    metric: Annotated[str | None, typer.Option(help="How it is scored: accuracy, auc, rmse ...")] = None,
-    kind: Annotated[str | None, typer.Option("--type", help="binary, multiclass, regression, time_series ...")] = None,
-    delimiter: Annotated[str | None, typer.Option(help="What separates cells, if it is not found.")] = None,
-    encoding: Annotated[str | None, typer.Option(help="Such as latin-1, if it is not UTF-8.")] = None,
+    metric: Annotated[
+        str | None, typer.Option(metavar="METRIC", help="How it is scored: accuracy, auc, rmse ...")
+    ] = None,
+    kind: Annotated[str | None, typer.Option("--type", metavar="TYPE", help=f"{TYPES}.")] = None,
+    delimiter: Annotated[
+        str | None, typer.Option(metavar="SIGN", help="What separates cells, if it is not found.")
+    ] = None,
+    encoding: Annotated[str | None, typer.Option(metavar="NAME", help="Such as latin-1, if it is not UTF-8.")] = None,
     spec: Annotated[Path | None, typer.Option("--spec", metavar="FILE", help=f"Instead of {SPEC_FILE} in DIR.")] = None,
     guess: Annotated[bool, typer.Option("--infer", help="Guess anew, and write over what is in the file.")] = False,
     replace: Annotated[bool, typer.Option("--replace", help="Even if the name is that of other data.")] = False,
@@ -64,10 +69,12 @@ def add(
     """Register the data in a directory: its files are read, and what they are is guessed and put into competition.yaml.
 
     Correct the file where it is wrong and run the command again: it is then read, checked against the data, and
-    registered; it is never written over, unless --infer is given.
+    registered; it is never written over, unless --infer is given. Nothing is written or registered that could not be
+    loaded.
     """
+    from penstock.datasets.registry import DatasetRegistry
+
     options = {
-        "name": name,
         "target": target or None,
         "id_column": id_column,
         "metric": metric,
@@ -75,38 +82,29 @@ def add(
         "delimiter": delimiter,
         "encoding": encoding,
     }
-    with clear_exits(debug=debug):
-        place = path_of(directory)
-        file = _spec_file(place, spec)
-        written = guess or not file.exists()
-        if written:
-            _refuse_missing(place)
-            write_spec(infer(directory, **options), file, overwrite=guess)  # type: ignore[arg-type]
-        elif given := [option for option, value in options.items() if value is not None]:
-            option = given[0].removesuffix("_column").removeprefix("competition_")
-            raise ConfigError(
-                f"{file} is there already, and says what --{option} would say: correct the file, or pass --infer to "
-                "guess anew and write over it"
-            )
-        metadata, found = read_spec(file)
-        rows = check_files(metadata, found)
+    with clear_exits(debug=debug), said_as_options():
+        check_type(kind)
         opened = DatasetRegistry(registry)
-        there = opened.get(metadata.competition_name) if metadata.competition_name in opened else None
-        same = there is not None and str(there.spec.dataset_path) == str(found.dataset_path)
-        competition = opened.register_competition(metadata.competition_name, metadata, found, replace=replace or same)
+        added = add_data(opened, directory, spec, name, options, guess=guess, replace=replace)
     if as_json:
-        facts = {"spec_file": str(file), "written": written, "rows": rows}
-        typer.echo(orjson.dumps(_facts(competition) | facts, option=orjson.OPT_INDENT_2))
+        facts = {"spec_file": str(added.file), "written": added.written, "rows": added.rows}
+        typer.echo(orjson.dumps(_facts(opened, added.competition) | facts, option=orjson.OPT_INDENT_2))
         return
-    console = output()
-    print_table(console, _drawn(competition))
-    done = f"wrote {file}: look through it, correct it, and run this again" if written else f"as {file} says"
-    console.print(f"registered {metadata.competition_name}; {done}", markup=False, highlight=False, soft_wrap=True)
+    console, name = output(), added.competition.name
+    print_table(console, _drawn(opened, added.competition))
+    done = f"as {added.file} says"
+    if added.written:
+        done = f"wrote {added.file}: look through it, correct it, and run this again"
+    if added.name_in_file != name:
+        done += f", but for the name, which is {added.name_in_file} there"
+    console.print(f"registered {name}; {done}", markup=False, highlight=False, soft_wrap=True)
 
 
 @competitions.command("list")
 def list_all(registry: RegistryOption = None, as_json: JsonOption = False, debug: DebugOption = False) -> None:
     """List what is registered."""
+    from penstock.datasets.registry import DatasetRegistry
+
     with clear_exits(debug=debug):
         opened = DatasetRegistry(registry)
         _show_list(opened, opened.list_competitions(), as_json=as_json)
@@ -115,16 +113,23 @@ def list_all(registry: RegistryOption = None, as_json: JsonOption = False, debug
 @competitions.command()
 def search(
     text: Annotated[list[str] | None, typer.Argument(metavar="[WORD]...", help="In name, description or tags.")] = None,
-    kind: Annotated[str | None, typer.Option("--type", help="binary, multiclass, regression ...")] = None,
-    metric: Annotated[str | None, typer.Option(help="accuracy, auc, rmse ...")] = None,
-    min_samples: Annotated[int | None, typer.Option(min=0, help="Rows of the training file, at least.")] = None,
-    max_samples: Annotated[int | None, typer.Option(min=0, help="Rows of the training file, at most.")] = None,
+    kind: Annotated[str | None, typer.Option("--type", metavar="TYPE", help=f"{TYPES}.")] = None,
+    metric: Annotated[str | None, typer.Option(metavar="METRIC", help="accuracy, auc, rmse ...")] = None,
+    min_samples: Annotated[
+        int | None, typer.Option(min=0, metavar="COUNT", help="Rows of the training file, at least.")
+    ] = None,
+    max_samples: Annotated[
+        int | None, typer.Option(min=0, metavar="COUNT", help="Rows of the training file, at most.")
+    ] = None,
     registry: RegistryOption = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
     """List the competitions that fit all that is given."""
+    from penstock.datasets.registry import DatasetRegistry
+
     with clear_exits(debug=debug):
+        check_type(kind)
         opened = DatasetRegistry(registry)
         names = opened.search_competitions(kind, metric, min_samples, max_samples, " ".join(text or ()))
         _show_list(opened, names, as_json=as_json)
@@ -132,20 +137,37 @@ def search(
 
 @competitions.command()
 def show(
-    name: NameArgument, registry: RegistryOption = None, as_json: JsonOption = False, debug: DebugOption = False
+    name: NameArgument,
+    rows: Annotated[
+        int, typer.Option(min=0, metavar="COUNT", help="Also the texts and labels of the first rows; loads the data.")
+    ] = 0,
+    split: Annotated[str, typer.Option(metavar="SPLIT", help="Whose rows: train, val or test.")] = "train",
+    registry: RegistryOption = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
 ) -> None:
-    """Show what is registered under a name."""
+    """Show what is registered under a name, and which class reads it."""
+    from penstock.datasets.registry import DatasetRegistry
+
     with clear_exits(debug=debug):
-        competition = DatasetRegistry(registry).get(name)
+        opened = DatasetRegistry(registry)
+        competition = opened.get(name)
+        samples = _samples(opened, name, split, rows) if rows else []
+        facts = _facts(opened, competition)
     if as_json:
-        typer.echo(orjson.dumps(_facts(competition), option=orjson.OPT_INDENT_2))
-    else:
-        print_table(output(), _drawn(competition))
+        typer.echo(orjson.dumps(facts | ({"rows": samples} if rows else {}), default=str, option=orjson.OPT_INDENT_2))
+        return
+    print_table(output(), _drawn(opened, competition))
+    for number, sample in enumerate(samples):
+        label = f": {orjson.dumps(sample['label'], default=str).decode()}" if "label" in sample else ""
+        typer.echo(f"\n{split} row {number}{label}\n{sample['text']}")
 
 
 @competitions.command()
 def remove(name: NameArgument, registry: RegistryOption = None, debug: DebugOption = False) -> None:
     """Forget a competition. Its data and its competition.yaml stay."""
+    from penstock.datasets.registry import DatasetRegistry
+
     with clear_exits(debug=debug):
         DatasetRegistry(registry).remove(name)
     output().print(f"removed {name}; its data stays", markup=False, highlight=False, soft_wrap=True)
@@ -156,15 +178,20 @@ def discover(
     path: Annotated[
         Path | None, typer.Argument(metavar="[PATH]", help="A file or directory whose code is run.")
     ] = None,
+    registry: RegistryOption = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
     """List the dataset classes of penstock, of plugins, and below PATH: in *_dataset.py and in folders called datasets.
 
-    This runs the code of these files. Exit codes: 0 all could be loaded; 1 some could not, which are named.
+    This runs the code of these files. A class below PATH that is called after a registered competition reads it from
+    then on. Exit codes: 0 all could be loaded; 1 some could not, which are named.
     """
+    from penstock.datasets.discovery import name_of
+    from penstock.datasets.registry import DatasetRegistry
+
     with clear_exits(debug=debug):
-        found = DatasetRegistry().discover(path)
+        found = DatasetRegistry(registry).discover(path)
     classes = {name: name_of(dataset) for name, dataset in sorted(found.found.items())}
     errors = {place: f"{type(error).__name__}: {error}" for place, error in found.errors.items()}
     if as_json:
@@ -185,24 +212,28 @@ def discover(
 # -- inside ----------------------------------------------------------------------------------------------------------
 
 
-def _spec_file(place: Path | RemotePath, given: Path | None) -> Path:
-    if given is not None:
-        return given.expanduser()
-    if isinstance(place, RemotePath):
-        raise ConfigError(f"{str(place)!r} is a URL, where no {SPEC_FILE} can be written; say where with --spec FILE")
-    return place / SPEC_FILE
+def _samples(registry: DatasetRegistry, name: str, split: str, count: int) -> list[dict[str, Any]]:
+    dataset = registry.load(name, split)
+    samples = []
+    for index in range(min(count, len(dataset))):
+        sample = dataset[index]
+        told = {"text": sample.get("text", "") if isinstance(sample, dict) else str(sample)}
+        if isinstance(sample, dict) and sample.get("labels") is not None:
+            told["label"] = _plain(sample["labels"])
+        samples.append(told)
+    return samples
 
 
-def _refuse_missing(place: Path | RemotePath) -> None:
-    if isinstance(place, Path) and not place.exists():
-        raise FileNotFoundError(f"no such directory: {str(place)!r} (looked from {Path.cwd()})")
+def _plain(value: Any) -> Any:
+    """Numbers and arrays of any framework as JSON has them."""
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _show_list(registry: DatasetRegistry, names: list[str], *, as_json: bool) -> None:
     found = [registry.get(name) for name in names]
     damaged = registry.damaged()
     if as_json:
-        facts = {"competitions": [_facts(one) for one in found], "damaged": [str(file) for file in damaged]}
+        facts = {"competitions": [_facts(registry, one) for one in found], "damaged": [str(file) for file in damaged]}
         typer.echo(orjson.dumps(facts, option=orjson.OPT_INDENT_2))
         return
     table = _table("competition", "type", "metric", "rows", "features", "target", "data")
@@ -218,7 +249,7 @@ def _show_list(registry: DatasetRegistry, names: list[str], *, as_json: bool) ->
         )
     print_table(output(), table if found else Text("none"))
     for error in damaged.values():
-        typer.echo(f"penstock: {error}", err=True)
+        typer.echo(f"penstock: {as_options(str(error))}", err=True)
 
 
 def _table(*names: str) -> Table:
@@ -228,8 +259,8 @@ def _table(*names: str) -> Table:
     return table
 
 
-def _drawn(competition: Competition) -> Table:
-    metadata, spec = competition.metadata, competition.spec
+def _drawn(registry: DatasetRegistry, competition: Competition) -> Table:
+    metadata, spec, chosen = competition.metadata, competition.spec, registry.class_of(competition)
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
     table.add_column()
@@ -248,7 +279,7 @@ def _drawn(competition: Competition) -> Table:
         ("id", spec.id_column or "none"),
         ("group", spec.group_column or ""),
         ("time", spec.time_column or ""),
-        ("class", competition.dataset_class or ""),
+        ("class", f"{chosen.name} ({chosen.why})"),
     ):
         if value:
             table.add_row(label, Text(value))
@@ -261,8 +292,9 @@ def _drawn(competition: Competition) -> Table:
     return table
 
 
-def _facts(competition: Competition) -> dict[str, Any]:
-    return {"name": competition.name, **competition.to_dict()}
+def _facts(registry: DatasetRegistry, competition: Competition) -> dict[str, Any]:
+    chosen = registry.class_of(competition)
+    return {"name": competition.name, **competition.to_dict(), "class": chosen.name, "class_reason": chosen.why}
 
 
 def _count(number: int | None) -> str:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import orjson
 import pyarrow as pa
 import xxhash
@@ -15,11 +19,35 @@ from penstock.errors import StalledError
 from penstock.files.atomic import AtomicFile
 from penstock.files.locking import FileLock
 
-__all__ = ["kept_table"]
+__all__ = ["digest_of", "kept_table"]
 
 log = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
+_STRAY_SECONDS = 24 * 3600
+
+
+def digest_of(columns: Mapping[str, pa.Array | npt.NDArray[Any] | None]) -> str:
+    """What texts, ids and numbers are, as 32 hex digits: the same for the same values, however their arrays are cut."""
+    digest = xxhash.xxh3_128()
+    for name, column in columns.items():
+        if column is None:
+            continue
+        if isinstance(column, np.ndarray):
+            digest.update(f"{name} {column.dtype} {column.shape}\n".encode())
+            digest.update(np.ascontiguousarray(column).data)
+            continue
+        digest.update(f"{name} {column.type} {len(column)}\n".encode())
+        wide = column.cast(pa.large_binary() if pa.types.is_binary(column.type) else pa.large_string())
+        _, offsets, data = wide.buffers()
+        bounds = (
+            np.frombuffer(offsets, np.int64, len(wide) + 1, 8 * wide.offset) if len(wide) else np.zeros(1, np.int64)
+        )
+        digest.update((bounds - bounds[0]).data)
+        digest.update(memoryview(data or b"")[bounds[0] : bounds[-1]])
+        if wide.null_count:
+            digest.update(np.packbits(np.asarray(wide.is_null())).data)
+    return digest.hexdigest()
 
 
 def kept_table(
@@ -41,12 +69,22 @@ def kept_table(
             raise StalledError(f"{file} has been in the making for more than {wait_seconds:g} s by {lock.owner()}")
         found = _read(file, rows)
         if found is None:
+            _remove_strays(directory, file)
             table = make()
             with AtomicFile(file) as target, pa.ipc.new_file(target.file, table.schema) as writer:
                 writer.write_table(table)
             found = _read(file, rows)
             assert found is not None
     return found
+
+
+def _remove_strays(directory: Path, file: Path) -> None:
+    """What killed writers left: of this file all, as its lock is ours; of others what nobody has touched for a day."""
+    for stray in directory.glob(".encoded-*.tmp"):
+        with contextlib.suppress(OSError):
+            own = stray.name.startswith(f".{file.name}.")
+            if own or time.time() - stray.stat().st_mtime > _STRAY_SECONDS:
+                stray.unlink()
 
 
 def _read(file: Path, rows: int) -> pa.Table | None:

@@ -6,15 +6,28 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock._dtypes import did_you_mean
 from penstock.datasets._frames import column_names, column_of
+from penstock.datasets._guesses import is_called_id
+from penstock.datasets._kinds import is_text
 from penstock.datasets._spec import DatasetSpec
 from penstock.errors import DataError, SchemaError
 
-__all__ = ["check_data", "feature_names", "id_column_of", "refuse_missing_target"]
+__all__ = [
+    "check_data",
+    "check_ids",
+    "feature_names",
+    "id_column_of",
+    "possible_id",
+    "refuse_missing_target",
+    "shared_ids",
+]
+
+_NO_IDS = ("numeric", "categorical", "boolean", "date")
 
 
 def check_data(data: Any, spec: DatasetSpec, split: str) -> None:
@@ -32,9 +45,11 @@ def check_data(data: Any, spec: DatasetSpec, split: str) -> None:
         return
     _check_names(names, spec, split)
     for target in spec.targets if split != "test" else ():
-        _check_target(column_of(data, target), target, split)
+        values = column_of(data, target)
+        _check_target(values, target, split)
+        _check_classes(values, target, spec)
     if spec.id_column is not None:
-        _check_ids(column_of(data, spec.id_column), spec.id_column, split)
+        check_ids(column_of(data, spec.id_column), spec.id_column, split)
     if split == "train":
         if len(data):
             _check_values(data, names, spec)
@@ -52,25 +67,64 @@ def refuse_missing_target(names: Sequence[str], spec: DatasetSpec, split: str) -
 
 
 def id_column_of(data: Any, spec: DatasetSpec) -> str | None:
-    """The column of ids: the spec's, or the first column if it is called an id and has no value twice."""
-    if spec.id_column is not None:
+    """The column of ids: the spec's, or the first of the training file if it is called one and has no value twice.
+
+    `data` must be the whole training file: a fold of it, or another file, may have no value twice by chance.
+    """
+    name = possible_id(column_names(data), spec)
+    if name is None or spec.id_column is not None:
         return spec.id_column
-    names = column_names(data)
-    if not names or names[0] in spec.targets or not _is_called_id(names[0]):
-        return None
-    values = column_of(data, names[0])
-    unique = not values.null_count and pc.count_distinct(values).as_py() == len(values)
-    return names[0] if unique else None
+    values = column_of(data, name)
+    unique = not _missing(values).any() and pc.count_distinct(values).as_py() == len(values)
+    return name if unique else None
 
 
-def feature_names(data: Any, spec: DatasetSpec) -> list[str]:
+def possible_id(names: Sequence[str], spec: DatasetSpec) -> str | None:
+    """The column that can be the id: the spec's, or the first if it is called one and not said to be something else."""
+    if spec.id_column is not None or not names:
+        return spec.id_column if spec.id_column in names else None
+    said = spec.columns.get(names[0])
+    other = names[0] in spec.targets or (said is not None and said.kind in _NO_IDS)
+    return names[0] if is_called_id(names[0]) and not other else None
+
+
+def feature_names(names: Sequence[str], spec: DatasetSpec, id_column: str | None) -> list[str]:
     """The columns without id and target, also without those the spec says to ignore."""
-    out = {id_column_of(data, spec), *spec.targets, *spec.ignored}
-    return [name for name in column_names(data) if name not in out]
+    out = {id_column, *spec.targets, *spec.ignored}
+    return [name for name in names if name not in out]
 
 
-def _is_called_id(name: str) -> bool:
-    return name.lower() in ("id", "uid", "uuid", "index", "row_id") or name.endswith(("Id", "ID", "_id"))
+def check_ids(values: pa.Array, name: str, split: str) -> None:
+    """Raise for the first row without an id, or with one that another row has."""
+    missing = _missing(values)
+    if missing.any():
+        row = int(missing.argmax())
+        raise DataError(f"the id {name!r} is missing in row {row} of the {split} file; every row needs one", row=row)
+    codes = np.asarray(values.dictionary_encode().indices)
+    _, first = np.unique(codes, return_index=True)
+    if len(first) == len(codes):
+        return
+    again = np.ones(len(codes), np.bool_)
+    again[first] = False
+    row = int(np.argmax(again))
+    before = int(np.argmax(codes == codes[row]))
+    raise DataError(
+        f"the id {values[row].as_py()!r} in {name!r} is in row {before} and in row {row} of the {split} file, and "
+        f"{int(again.sum())} ids in all are there again; ids must differ: leave the copies out, or give another "
+        f"id_column; if {name!r} is no id, say in the spec what it is, such as columns={{{name!r}: 'categorical'}}",
+        row=row,
+    )
+
+
+def shared_ids(ours: pa.Array, theirs: pa.Array) -> pa.Array:
+    """The ids that two files have in common; 7 and "7" are the same."""
+    ours, theirs = (ids.cast(pa.string()) for ids in (ours, theirs))
+    return ours.filter(pc.is_in(ours, theirs))
+
+
+def _missing(values: pa.Array) -> npt.NDArray[np.bool_]:
+    """Where there is no value; NaN, as Parquet files have it, is none."""
+    return np.asarray(values.is_null(nan_is_null=True)).astype(np.bool_)
 
 
 def _check_names(names: list[str], spec: DatasetSpec, split: str) -> None:
@@ -91,33 +145,23 @@ def _check_names(names: list[str], spec: DatasetSpec, split: str) -> None:
 
 
 def _check_target(values: pa.Array, name: str, split: str) -> None:
-    if values.null_count:
-        row = int(np.argmax(np.asarray(values.is_null())))
+    missing = _missing(values)
+    if missing.any():
+        row = int(missing.argmax())
         raise DataError(
-            f"the target {name!r} is missing in {values.null_count} of the {len(values)} rows of the {split} file, "
+            f"the target {name!r} is missing in {int(missing.sum())} of the {len(values)} rows of the {split} file, "
             f"first in row {row}; leave these rows out, or fill them",
             row=row,
         )
 
 
-def _check_ids(values: pa.Array, name: str, split: str) -> None:
-    if values.null_count:
-        row = int(np.argmax(np.asarray(values.is_null())))
-        raise DataError(f"the id {name!r} is missing in row {row} of the {split} file; every row needs one", row=row)
-    codes = np.asarray(values.dictionary_encode().indices)
-    _, first = np.unique(codes, return_index=True)
-    if len(first) == len(codes):
-        return
-    again = np.ones(len(codes), np.bool_)
-    again[first] = False
-    row = int(np.argmax(again))
-    before = int(np.argmax(codes == codes[row]))
-    raise DataError(
-        f"the id {values[row].as_py()!r} in {name!r} is in row {before} and in row {row} of the {split} file, and "
-        f"{int(again.sum())} ids in all are there again; ids must differ: leave the copies out, or give another "
-        "id_column (None if rows have no ids)",
-        row=row,
-    )
+def _check_classes(values: pa.Array, name: str, spec: DatasetSpec) -> None:
+    truths = [given for given in spec.class_names or () if isinstance(given, bool)]
+    if truths and len(values) and is_text(values.type):
+        raise SchemaError(
+            f"class_names has {truths[0]!r}, and the target {name!r} holds texts such as {values[0].as_py()!r}; YAML "
+            "reads no, yes, off and on without quotes as false and true: write them in quotes"
+        )
 
 
 def _check_values(data: Any, names: list[str], spec: DatasetSpec) -> None:
@@ -132,10 +176,13 @@ def _check_values(data: Any, names: list[str], spec: DatasetSpec) -> None:
 
 def _is_empty(data: Any, name: str) -> bool:
     if isinstance(data, pa.Table):
-        return bool(data.column(name).null_count == len(data))
+        column = data.column(name)
+        if not pa.types.is_floating(column.type):
+            return bool(column.null_count == len(data))
+        return bool(pc.all(column.is_null(nan_is_null=True)).as_py())
     if hasattr(data, "iloc"):
         return bool(data[name].isna().all())
-    return bool(column_of(data, name).null_count == len(data))
+    return bool(_missing(column_of(data, name)).all())
 
 
 def _check_features(data: Any, names: list[str], spec: DatasetSpec) -> None:

@@ -20,6 +20,9 @@ log = logging.getLogger(__name__)
 VERSION = 1
 """Part of the fingerprint: raised when the same options come to give other ids."""
 _PAIRS = (("[CLS]", "[SEP]"), ("<cls>", "<sep>"), ("<cls>", "<eos>"))
+_MOST_LOADED = 4
+_loaded: dict[tuple[str, Any], Tokenizer] = {}
+"""The last tokenizers, so that the datasets of a competition share one: it is tried, and said to be slow, once."""
 _ROWS, _TOKENS = "rows cut to max_length", "tokens cut off"
 
 
@@ -50,6 +53,8 @@ class TextEncoder:
     def of(cls, tokenizer: Any, *, add_special_tokens: bool = True, max_length: int | None = None) -> Self:
         """With anything that `load_tokenizer` takes."""
         loaded = load_tokenizer(tokenizer)
+        if loaded is not tokenizer:
+            loaded = _shared(loaded)
         before, after = _around(loaded) if add_special_tokens else (None, None)
         return cls(loaded, before, after, max_length)
 
@@ -112,6 +117,13 @@ class TextEncoder:
                 "counted in cut_rows and cut_tokens", rows, of, self.max_length, tokens,
             )  # fmt: skip
         self._lost.add({_ROWS: rows, _TOKENS: tokens})
+
+
+def _shared(tokenizer: Tokenizer) -> Tokenizer:
+    shared = _loaded.setdefault((tokenizer.fingerprint, getattr(tokenizer, "chat_template", None)), tokenizer)
+    while len(_loaded) > _MOST_LOADED:
+        _loaded.pop(next(iter(_loaded)), None)
+    return shared
 
 
 def _around(tokenizer: Tokenizer) -> tuple[int | None, int | None]:

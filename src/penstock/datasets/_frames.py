@@ -12,7 +12,7 @@ import pyarrow as pa
 from penstock._dtypes import did_you_mean
 from penstock.errors import DataError, SchemaError
 
-__all__ = ["column_names", "column_of", "take_rows", "with_plain_targets"]
+__all__ = ["column_names", "column_of", "plain_column", "take_rows", "with_plain_targets"]
 
 
 def column_names(data: Any) -> list[str]:
@@ -28,22 +28,32 @@ def column_names(data: Any) -> list[str]:
 
 
 def column_of(data: Any, name: str) -> pa.Array:
-    """One column as one Arrow array; NaN of pandas is null."""
+    """One column as one Arrow array, values rather than a dictionary of them; NaN of pandas is null."""
     names = column_names(data)
     if name not in names:
         raise SchemaError(f"column {name!r} is not in the data; it has {names}{did_you_mean(name, names)}")
     if isinstance(data, pa.Table):
-        column = data.column(name)
+        column = plain_column(data.column(name))
         return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     values = [row.get(name) for row in data] if isinstance(data, Sequence) else data[name]
     if hasattr(values, "to_arrow"):  # Polars
-        return values.to_arrow()
+        return plain_column(values.to_arrow())
     try:
-        return pa.array(values, from_pandas=True)
+        return plain_column(pa.array(values, from_pandas=True))
     except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError) as error:
         raise DataError(
             f"column {name!r} holds values of different types ({error}); make them one type, such as text, when reading"
         ) from error
+
+
+def plain_column(column: Any) -> Any:
+    """The same values without a dictionary or a view of them, which not everything that reads a column can do."""
+    kind = column.type
+    while pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        kind = pa.string() if pa.types.is_string_view(kind) else pa.binary()
+    return column if kind == column.type else column.cast(kind)
 
 
 def take_rows(data: Any, rows: npt.NDArray[np.int64]) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -11,9 +13,15 @@ import pyarrow.compute as pc
 from penstock.datasets._spec import ColumnKind
 from penstock.errors import DataError
 
-__all__ = ["as_kinds", "is_text"]
+__all__ = ["as_kinds", "doubtful_columns", "is_text", "with_codes", "with_decimal_commas"]
+
+log = logging.getLogger(__name__)
 
 _TRUE, _FALSE = ("true", "yes", "y", "t", "1"), ("false", "no", "n", "f", "0")
+_CODE = r"^[ \t]*[+-]?0([0-9]+|[xX][0-9a-fA-F]+)[ \t]*$"
+_LONG = r"^[ \t]*[+-]?[0-9]{19,}[ \t]*$"
+_COMMAS = r"^[ \t]*[+-]?(0|[1-9][0-9]*)(,[0-9]+)?[ \t]*$"
+_THOUSANDS = r"^[ \t]*[+-]?[1-9][0-9]{0,2},[0-9]{3}[ \t]*$"
 
 
 def as_kinds(table: pa.Table, kinds: Mapping[str, ColumnKind | None], file: str) -> pa.Table:
@@ -26,6 +34,56 @@ def as_kinds(table: pa.Table, kinds: Mapping[str, ColumnKind | None], file: str)
         made = _AS[kind](column, name, file)
         if made is not column:
             table = table.set_column(place, name, made)
+    return table
+
+
+def doubtful_columns(table: pa.Table, kinds: Mapping[str, ColumnKind | None], *, has_codes: bool) -> list[str]:
+    """Columns whose cells have to be looked at as they are written.
+
+    `has_codes` says that some cell of the file may begin as 007 or 0x1F do.
+    """
+    doubtful = []
+    for field in table.schema:
+        kind = kinds.get(field.name)
+        if kind not in (None, "categorical", "id") or is_text(field.type) or pa.types.is_null(field.type):
+            continue
+        whole, fraction = pa.types.is_integer(field.type), pa.types.is_floating(field.type)
+        odd = has_codes and (whole or fraction)
+        if odd or (kind == "id" and not whole) or (fraction and _reaches(table[field.name], 2.0**63)):
+            doubtful.append(field.name)
+    return doubtful
+
+
+def with_codes(table: pa.Table, written: pa.Table, kinds: Mapping[str, ColumnKind | None]) -> pa.Table:
+    """The table with those columns as they are written that would not come back so from numbers.
+
+    These are 007 and 0x1F, whole numbers beyond 64 bits, and of ids all that are not whole numbers.
+    """
+    for name in written.column_names:
+        place, texts = table.schema.get_field_index(name), written[name]
+        whole = pa.types.is_integer(table.schema.field(place).type)
+        kept = (kinds.get(name) == "id" and not whole) or _any(texts, _CODE) or (not whole and _any(texts, _LONG))
+        table = table.set_column(place, name, texts) if kept else table
+    return table
+
+
+def with_decimal_commas(table: pa.Table, kinds: Mapping[str, ColumnKind | None], file: str) -> pa.Table:
+    """The table with columns of texts such as 1,5 as numbers; it is announced.
+
+    1,500 may be thousands too: a column in which every comma could be one stays text, unless it is said to be numeric.
+    """
+    for place, field in enumerate(table.schema):
+        kind, texts = kinds.get(field.name), table.column(place)
+        if kind not in (None, "numeric") or not is_text(field.type) or not _all(texts, _COMMAS) or not _any(texts, ","):
+            continue
+        unclear = _all(texts.filter(pc.match_substring(texts, ",")), _THOUSANDS)
+        if unclear and kind is None:
+            continue
+        level = logging.WARNING if unclear else logging.INFO
+        said = " (they could be thousands, too: write them without commas if they are)" if unclear else ""
+        log.log(level, "%s: the commas in column %r are read as decimal points%s", file, field.name, said)
+        numbers = pc.replace_substring(pc.utf8_trim_whitespace(texts), ",", ".").cast(pa.float64())
+        table = table.set_column(place, field.name, numbers)
     return table
 
 
@@ -88,13 +146,29 @@ def _fits(value: object, to: pa.DataType) -> bool:
     return True
 
 
+def _reaches(column: pa.ChunkedArray, size: float) -> bool:
+    return bool(pc.any(pc.greater_equal(pc.abs(column), size)).as_py())
+
+
+def _any(texts: pa.ChunkedArray, pattern: str) -> bool:
+    return bool(pc.any(pc.match_substring_regex(texts, pattern)).as_py())
+
+
+def _all(texts: pa.ChunkedArray, pattern: str) -> bool:
+    return bool(pc.all(pc.match_substring_regex(texts, pattern)).as_py())
+
+
 def _refuse(column: pa.ChunkedArray, wrong: pa.ChunkedArray, name: str, file: str, what: str) -> None:
     marks = np.asarray(wrong.combine_chunks().fill_null(False))
     if marks.any():
         row = int(marks.argmax())
+        value = column[row].as_py()
+        hint = ""
+        if "number" in what and re.fullmatch(r"\s*[+-]?[\d.]*,\d+\s*", str(value)):
+            hint = " (a decimal comma is read as one where cells are divided by semicolons; else write a point)"
         raise DataError(
-            f"column {name!r} has {column[row].as_py()!r}, which is not {what}, and {int(marks.sum())} such values in "
-            "all; mend them, or say in the spec that the column is text or categorical",
+            f"column {name!r} has {value!r}, which is not {what}{hint}, and {int(marks.sum())} such values in all; "
+            "mend them, or say in the spec that the column is text or categorical",
             file=file,
             row=row,
         )

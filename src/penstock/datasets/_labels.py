@@ -1,4 +1,4 @@
-"""The target of a table as a model learns it, and a model's predictions as the competition wants them."""
+"""The target of a table as it is in the file, and as a model learns it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.datasets._frames import column_of
+from penstock.datasets._frames import column_names, column_of
 from penstock.datasets._spec import CompetitionType, DatasetSpec
+from penstock.datasets.predictions import ClassNames, Predictions
+from penstock.datasets.reading import read_names, read_table, split_file
 from penstock.errors import ConfigError, DataError, SchemaError
 
-__all__ = ["Labels", "class_of"]
+__all__ = ["Labels", "target_values", "training_values"]
 
 _MOST_CLASSES = 100_000
 
@@ -27,27 +29,37 @@ class Labels:
     classes: tuple[Any, ...] | None
 
     @classmethod
-    def of(cls, training: pa.Table | None, spec: DatasetSpec) -> Self:
+    def of(cls, training: Any | None, spec: DatasetSpec) -> Self:
         """With the classes that the spec says, or those of the training file, sorted."""
+        return cls.of_values(None if training is None else target_values(training, spec), spec)
+
+    @classmethod
+    def of_values(cls, values: pa.Array | None, spec: DatasetSpec) -> Self:
+        """The same, of the different values that the target has in the training file."""
         if not spec.competition_type.has_classes or not spec.targets:
             return cls(spec, None)
         if spec.class_names is not None:
             return cls(spec, spec.class_names)
-        if training is None or spec.targets[0] not in training.column_names:
+        if values is None:
             return cls(spec, None)  # a missing target is told where rows are checked
-        values = column_of(training, spec.targets[0]).drop_null().unique()
         if len(values) > _MOST_CLASSES:
             raise SchemaError(
                 f"the target {spec.targets[0]!r} has {len(values)} different values, too many for classes; "
                 "is it a regression?"
             )
-        classes = tuple(sorted(values.to_pylist()))
+        found = values.to_pylist()
+        if any(value != value for value in found):
+            raise DataError(f"the target {spec.targets[0]!r} is NaN in some rows; leave these rows out, or fill them")
+        classes = tuple(sorted(found))
         if spec.competition_type is CompetitionType.BINARY_CLASSIFICATION and len(classes) != 2:
             raise SchemaError(
                 f"binary_classification needs two values of the target {spec.targets[0]!r}, and the training file has "
                 f"{len(classes)}: {list(classes[:10])}; correct competition_type, or give class_names"
             )
-        return cls(spec, classes)
+        labels = cls(spec, classes)
+        if spec.competition_type is CompetitionType.ORDINAL_REGRESSION:
+            labels.refuse_no_order("ordinal_regression")
+        return labels
 
     @property
     def dtype(self) -> type[np.int32] | type[np.float32]:
@@ -55,7 +67,7 @@ class Labels:
 
     def values(self, data: Any) -> npt.NDArray[Any]:
         """The targets as they are in the file: (rows,), or (rows, targets)."""
-        columns = [np.asarray(column_of(data, name)) for name in self.spec.targets]
+        columns = [np.asarray(_target(data, name)) for name in self.spec.targets]
         if self.spec.competition_type.has_many_targets:
             return np.stack(columns, axis=1)
         values = columns[0]
@@ -63,7 +75,7 @@ class Labels:
 
     def numbers(self, data: Any) -> npt.NDArray[Any]:
         """The targets as class numbers or as numbers."""
-        columns = [column_of(data, name) for name in self.spec.targets]
+        columns = [_target(data, name) for name in self.spec.targets]
         if self.classes is not None:
             return _class_numbers(columns[0], self.classes, self.spec.targets[0])
         numbers = [_floats(column, name) for name, column in zip(self.spec.targets, columns)]
@@ -76,42 +88,54 @@ class Labels:
                     raise DataError(f"the label {name!r} is {column[row]:g} in row {row}; expected 0 or 1", row=row)
         return np.stack(numbers, axis=1) if kind.has_many_targets else numbers[0]
 
-    def class_of(self, predictions: Any) -> npt.NDArray[Any]:
+    def class_of(self, predictions: Any) -> ClassNames:
+        """The names of classes, of whatever predictions are; plain whole numbers are numbers of classes here."""
         if self.classes is None:
             raise ConfigError(f"{self.spec.competition_type.value} has no classes, or nobody knows them")
-        return class_of(predictions, self.classes)
+        return Predictions.of(predictions, self.classes, "numbers").names()
 
-
-def class_of(predictions: Any, classes: tuple[Any, ...]) -> npt.NDArray[Any]:
-    """The class of each prediction: of a number its class, of scores the highest, of a probability the half."""
-    given = np.asarray(predictions)
-    names = np.array(classes)
-    if given.ndim == 2 and given.shape[1] == 1:
-        given = given[:, 0]
-    if given.dtype.kind == "f" and np.isnan(given).any():
-        row = int(np.isnan(given).reshape(len(given), -1).any(axis=1).argmax())
-        raise DataError(f"the prediction for row {row} is NaN, and of no class", row=row)
-    if given.ndim == 2:
-        if given.shape[1] != len(classes):
-            raise SchemaError(f"predictions have {given.shape[1]} columns, and there are {len(classes)} classes")
-        highest: npt.NDArray[np.int64] = given.argmax(axis=1)
-        return np.asarray(names[highest])
-    if given.ndim != 1 or given.dtype.kind not in "biuf":
-        raise SchemaError(f"expected class numbers or probabilities, got {given.dtype} of shape {given.shape}")
-    whole = given.dtype.kind in "biu" or bool((given == np.floor(given)).all())
-    if not whole:
-        if len(classes) != 2 or (given < 0).any() or (given > 1).any():
-            raise SchemaError(
-                "one number for each row is the probability of the second of two classes, from 0 to 1; for "
-                f"{len(classes)} classes give (rows, {len(classes)}), for logits apply a sigmoid first"
+    def refuse_no_order(self, who: str) -> None:
+        """Raise if classes are texts in the order of the alphabet, where their order counts."""
+        if self.classes is None or self.spec.class_names is not None or len(self.classes) < 3:
+            return
+        if isinstance(self.classes[0], str):
+            raise ConfigError(
+                f"{who} goes by the order of the classes, and that of {list(self.classes)[:10]} is only the alphabet; "
+                "give class_names in the spec, from the lowest to the highest"
             )
-        return names[(given >= 0.5).astype(np.int64)]
-    numbers = given.astype(np.int64)
-    outside = (numbers < 0) | (numbers >= len(classes))
-    if outside.any():
-        row = int(outside.argmax())
-        raise DataError(f"{given[row]} in row {row} is the number of none of {len(classes)} classes", row=row)
-    return names[numbers]
+
+
+def target_values(data: Any, spec: DatasetSpec) -> pa.Array | None:
+    """The different values of the one target; None where there are no classes, or no such column."""
+    if not spec.competition_type.has_classes or not spec.targets or spec.targets[0] not in column_names(data):
+        return None
+    return _target(data, spec.targets[0]).drop_null().unique()
+
+
+def training_values(spec: DatasetSpec) -> pa.Array | None:
+    """The same of the training file, if there is one."""
+    if not spec.competition_type.has_classes or not spec.targets or spec.class_names is not None:
+        return None
+    target = spec.targets[0]
+    options: dict[str, Any] = {"delimiter": spec.delimiter, "encoding": spec.encoding}
+    try:
+        path = split_file(spec, "train")
+    except FileNotFoundError:
+        return None
+    if target not in read_names(path, **options):
+        return None
+    kinds = {target: spec.columns[target].kind} if target in spec.columns else {}
+    return target_values(read_table(path, columns=[target], kinds=kinds, **options), spec)
+
+
+def _target(data: Any, name: str) -> pa.Array:
+    """The column of a target, of a plain type."""
+    column = column_of(data, name)
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if pa.types.is_decimal(column.type):
+        return column.cast(pa.float64())
+    return column.cast(pa.string()) if column.type in (pa.string_view(), pa.large_string()) else column
 
 
 def _class_numbers(column: pa.Array, classes: tuple[Any, ...], name: str) -> npt.NDArray[np.int32]:
@@ -135,9 +159,20 @@ def _class_numbers(column: pa.Array, classes: tuple[Any, ...], name: str) -> npt
 
 def _floats(column: pa.Array, name: str) -> npt.NDArray[np.float32]:
     try:
-        return np.asarray(column.cast(pa.float64())).astype(np.float32)
+        wide = np.asarray(column.cast(pa.float64()))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         raise SchemaError(
             f"the target {name!r} is {column.type}, and numbers are to be predicted; mend the column, or correct "
             f"competition_type (its values are like {column[0].as_py()!r})"
         ) from None
+    with np.errstate(over="ignore"):
+        numbers = wide.astype(np.float32)
+    bad = ~np.isfinite(numbers)
+    if bad.any():
+        row = int(bad.argmax())
+        raise DataError(
+            f"the target {name!r} is {wide[row]:g} in row {row}, which is no number in float32, and {int(bad.sum())} "
+            "such rows in all; leave them out, or scale the target (its logarithm, say)",
+            row=row,
+        )
+    return numbers

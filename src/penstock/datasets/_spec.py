@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+
+import numpy as np
 
 from penstock._dtypes import did_you_mean
 from penstock.errors import ConfigError
@@ -24,6 +26,7 @@ __all__ = [
     "DatasetSpec",
     "as_path",
     "checked_fields",
+    "plain",
     "plain_fields",
 ]
 
@@ -106,7 +109,8 @@ class ColumnSpec:
     """One column: what it holds, and how it is said in a text."""
 
     kind: ColumnKind | None = None
-    """None: as it is in the file. "ignore" leaves the column out of texts and checks."""
+    """None: as it is in the file. "ignore" leaves the column out of texts and checks; "id" and "text" keep every
+    sign of its cells, "categorical" keeps a 007 among numbers."""
     name: str = ""
     """How the column is called in a text; its own name if empty."""
     description: str = ""
@@ -142,10 +146,10 @@ class ColumnSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """What differs from the default, as JSON can say it; `from_dict` gives the value back."""
-        plain = plain_fields(self)
+        fields = plain_fields(self)
         if self.categories:  # pairs, as the keys of a JSON object are texts and a category may be a number
-            plain["categories"] = [[value, name] for value, name in self.categories.items()]
-        return plain
+            fields["categories"] = [[value, name] for value, name in self.categories.items()]
+        return fields
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Self:
@@ -174,7 +178,8 @@ class DatasetSpec:
     group_column: str | None = field(default=None, kw_only=True)
     """Rows that belong together (one patient, one query), never divided between training and validation."""
     time_column: str | None = field(default=None, kw_only=True)
-    """When a row was; validation is then later than training."""
+    """When a row was; validation is then later than training. With a group column too, training does without the
+    groups that are validated."""
     class_names: tuple[Any, ...] | None = field(default=None, kw_only=True)
     """The values of the target, in the order of their class numbers; None: those in the training file, sorted."""
     files: Mapping[str, str] = field(default_factory=dict, kw_only=True, hash=False)
@@ -187,19 +192,23 @@ class DatasetSpec:
     def __post_init__(self) -> None:
         if not isinstance(self.competition_name, str) or not self.competition_name.strip():
             raise ConfigError(f"competition_name must be a text that is not empty, got {self.competition_name!r}")
+        into = object.__setattr__
         for name in ("num_samples", "num_features"):
-            count = getattr(self, name)
+            count = plain(getattr(self, name))
             if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 0):
                 raise ConfigError(f"{name} must be a count or None, got {count!r}")
-        into = object.__setattr__
+            into(self, name, count)
+        for name in ("id_column", "group_column", "time_column", "delimiter", "encoding"):
+            into(self, name, _text(getattr(self, name), name))
         into(self, "dataset_path", as_path(self.dataset_path))
         into(self, "competition_type", CompetitionType(self.competition_type))
-        if self.target_column is not None and not isinstance(self.target_column, str):
-            into(self, "target_column", tuple(self.target_column))
+        into(self, "target_column", _targets(self.target_column))
         if self.class_names is not None:
-            into(self, "class_names", tuple(self.class_names))
-        into(self, "columns", {name: _column(name, given) for name, given in dict(self.columns).items()})
-        into(self, "files", dict(self.files))
+            into(self, "class_names", _class_names(self.class_names))
+        columns = _mapping(self.columns, "columns", "{'Age': ColumnSpec(kind='numeric')}")
+        into(self, "columns", {name: _column(name, given) for name, given in columns.items()})
+        files = _mapping(self.files, "files", "{'train': 'training.csv'}")
+        into(self, "files", {split: _text(given, f"files[{split!r}]") for split, given in files.items()})
         self._check()
 
     @property
@@ -216,13 +225,13 @@ class DatasetSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """What differs from the default, as JSON can say it; `from_dict` gives the value back."""
-        plain = plain_fields(self) | {
+        fields = plain_fields(self) | {
             "dataset_path": str(self.dataset_path),
             "competition_type": self.competition_type.value,
         }
         if self.columns:
-            plain["columns"] = {name: column.to_dict() for name, column in self.columns.items()}
-        return plain
+            fields["columns"] = {name: column.to_dict() for name, column in self.columns.items()}
+        return fields
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Self:
@@ -250,7 +259,10 @@ class DatasetSpec:
         known = (*SPLITS, "sample_submission")
         for key in self.files:
             if key not in known:
-                raise ConfigError(f"files has {key!r}; expected some of {list(known)}{did_you_mean(key, known)}")
+                raise ConfigError(f"files has {key!r}; expected some of {list(known)}{did_you_mean(str(key), known)}")
+        sign = self.delimiter
+        if sign is not None and (len(sign) != 1 or not sign.isascii() or sign in '"\r\n'):
+            raise ConfigError(f"delimiter must be one ASCII character, no quote and no line end, got {sign!r}")
 
 
 def as_path(given: Any) -> Any:
@@ -273,13 +285,13 @@ def checked_fields(cls: Any, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def plain_fields(value: Any) -> dict[str, Any]:
     """The fields that are not at their default, tuples as lists."""
-    plain = {}
+    fields = {}
     for one in dataclasses.fields(value):
         given = getattr(value, one.name)
         default = one.default_factory() if one.default_factory is not dataclasses.MISSING else one.default
         if default is dataclasses.MISSING or given != default:
-            plain[one.name] = list(given) if isinstance(given, tuple) else given
-    return plain
+            fields[one.name] = list(given) if isinstance(given, tuple) else given
+    return fields
 
 
 def _column(name: str, given: Any) -> ColumnSpec:
@@ -297,11 +309,55 @@ def _categories(given: Mapping[Any, str] | Sequence[Any] | Iterable[Any] | None)
     if given is None:
         return {}
     if isinstance(given, Mapping):
-        return {value: str(name) for value, name in given.items()}
+        return {plain(value): str(name) for value, name in given.items()}
     pairs = [entry if isinstance(entry, list | tuple) else (entry, entry) for entry in given]
     if wrong := [pair for pair in pairs if len(pair) != 2]:
         raise ConfigError(f"categories are values, or pairs of a value and its name, got {wrong[0]!r}")
-    return {value: str(name) for value, name in pairs}
+    return {plain(value): str(name) for value, name in pairs}
+
+
+def plain(value: Any) -> Any:
+    """NumPy's scalars and arrays as Python's values: JSON has no others."""
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+
+
+def _text(given: Any, name: str) -> str | None:
+    if given is not None and not isinstance(given, str):
+        hint = f"; write {str(given)!r} if that is its name" if name.endswith("_column") else ""
+        raise ConfigError(f"{name} must be text, got {given!r}{hint}")
+    return None if given is None else str(given)
+
+
+def _targets(given: Any) -> str | tuple[str, ...] | None:
+    if given is None or isinstance(given, str):
+        return _text(given, "target_column")
+    names = list(plain(given)) if isinstance(given, Iterable) else [None]
+    if not all(isinstance(name, str) for name in names):
+        raise ConfigError(
+            f"target_column must be the name of a column, or a list of names, got {given!r}; the name of a column is "
+            "text, also where it reads as a number: write it in quotes"
+        )
+    return tuple(map(str, names))
+
+
+def _class_names(given: Any) -> tuple[Any, ...]:
+    names = plain(given)
+    if isinstance(names, str | Mapping) or not isinstance(names, Iterable):
+        raise ConfigError(f"class_names must be a list of the target's values, such as ['no', 'yes'], got {given!r}")
+    names = tuple(plain(name) for name in names)
+    for name in names:
+        if not isinstance(name, Hashable):
+            raise ConfigError(f"class_names must be values such as numbers and texts, got {name!r} among them")
+    return names
+
+
+def _mapping(given: Any, name: str, such_as: str) -> dict[Any, Any]:
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{name} must be a mapping such as {such_as}, got {given!r:.80}")
+    for key in given:
+        if not isinstance(key, str):
+            raise ConfigError(f"{name} has {key!r}, which is not text; write {str(key)!r}, in quotes")
+    return dict(given)
 
 
 def _class_key(value: Any) -> tuple[bool, Any]:

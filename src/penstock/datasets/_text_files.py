@@ -10,9 +10,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from penstock.errors import DataError, SchemaError
 
-__all__ = ["Looked", "as_utf8", "look", "refuse_open_quote"]
+__all__ = ["Looked", "as_utf8", "look", "may_have_codes", "refuse_open_quote"]
 
 _MARKS = (  # the longer ones first: that of UTF-32 begins as that of UTF-16 does
     (codecs.BOM_UTF32_LE, "utf-32"),
@@ -23,7 +25,9 @@ _MARKS = (  # the longer ones first: that of UTF-32 begins as that of UTF-16 doe
 )
 _DELIMITERS = (",", ";", "\t", "|")
 _SAMPLE_CHARACTERS, _SAMPLE_ROWS = 1 << 18, 1000
-_ZERO_FIRST = re.compile(r"[+-]?0[0-9]+")
+_SCANNED_BYTES, _WIDE_BYTES = 1 << 20, 1 << 12
+_BLANK = re.compile(rb"(?: *(?:\r\n|\n|\r))+")
+_DECLARED = re.compile(rb'"?sep=([^\r\n"])"? *(?:\r\n|\n|\r)', re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +36,21 @@ class Looked:
 
     delimiter: str
     names: tuple[str, ...]
-    zero_first: frozenset[str]
-    """Columns in which some number is written with a zero in front, such as 007: they are texts."""
+    start: int = 0
+    """The byte at which the header begins, behind blank lines and the `sep=;` that Excel writes."""
+    lines: int = 0
+    """How many lines stand before it."""
 
 
 def as_utf8(data: bytes, encoding: str | None, file: str) -> bytes:
     """The bytes as UTF-8 without a byte order mark; a mark tells the encoding if nobody else does."""
     marked = next((name for mark, name in _MARKS if data.startswith(mark)), None)
     name = encoding or marked or "utf-8"
+    if encoding is None and marked is None and (wide := _wide(data)) is not None:
+        raise DataError(
+            f"it looks like {wide} without a byte order mark: every other byte is zero; pass encoding={wide!r}",
+            file=file,
+        )
     try:
         known = codecs.lookup(name).name
     except LookupError:
@@ -66,22 +77,38 @@ def as_utf8(data: bytes, encoding: str | None, file: str) -> bytes:
 
 def look(data: bytes, delimiter: str | None, file: str) -> Looked:
     """The delimiter, unless it is given, and the names in the header, from the first rows of UTF-8 text."""
-    text = data[:_SAMPLE_CHARACTERS].decode("utf-8", "ignore")
-    whole = len(data) <= _SAMPLE_CHARACTERS
+    start, declared = _beginning(data)
+    text = data[start : start + _SAMPLE_CHARACTERS].decode("utf-8", "ignore")
+    whole = len(data) - start <= _SAMPLE_CHARACTERS
     if not text.strip():
         raise DataError("the file is empty; expected a header line and rows", file=file)
-    found = delimiter or _delimiter(text, whole)
-    rows = _rows(text, found, whole)
-    names = _names(rows[0], file)
-    zero_first = {name for row in rows[1:] for name, cell in zip(names, row) if _ZERO_FIRST.fullmatch(cell.strip())}
-    return Looked(found, names, frozenset(zero_first))
+    found = delimiter or declared or _delimiter(text, whole)
+    names = _names(_rows(text, found, whole)[0], file)
+    return Looked(found, names, start, len(re.findall(rb"\r\n|\n|\r", data[:start])))
 
 
-def refuse_open_quote(data: bytes, delimiter: str, file: str) -> None:
-    """Raise if a quote is opened and never closed: all the rows behind it would be one cell, and nobody would know."""
+def may_have_codes(data: bytes, delimiter: str) -> bool:
+    """Whether some cell may begin as 007 and 0x1F do, which numbers would not give back; certain if it says no."""
+    before, behind = np.zeros(256, np.bool_), np.zeros(256, np.bool_)
+    before[list(b'\r\n\t "+-' + delimiter.encode())] = True
+    behind[list(b"0123456789xX")] = True
+    signs = np.frombuffer(data, np.uint8)
+    for start in range(0, len(signs), _SCANNED_BYTES):
+        part = signs[max(start - 1, 0) : start + _SCANNED_BYTES + 1]
+        zeros = np.flatnonzero(part[1:-1] == ord("0")) + 1
+        if (before[part[zeros - 1]] & behind[part[zeros + 1]]).any():
+            return True
+    return False
+
+
+def refuse_open_quote(data: bytes, looked: Looked, file: str) -> None:
+    """Raise if a quote is opened and never closed: all the rows behind it would be one cell, and nobody would know.
+
+    `data` begins with the header.
+    """
     if data.count(b'"') % 2 == 0:
         return
-    reader = csv.reader(io.StringIO(data.decode(), newline=""), delimiter=delimiter, strict=True)
+    reader = csv.reader(io.StringIO(data.decode(), newline=""), delimiter=looked.delimiter, strict=True)
     row, line = -2, 1
     try:
         for _ in reader:
@@ -89,11 +116,32 @@ def refuse_open_quote(data: bytes, delimiter: str, file: str) -> None:
     except csv.Error as error:
         if "end of data" in str(error):
             raise DataError(
-                f"a quote is opened in the row that begins in line {line} and not closed up to the end of the file; "
+                f"a quote is opened in the row that begins in line {looked.lines + line} and not closed up to the end "
+                "of the file; "
                 "close it, or write a quote inside a cell twice",
                 file=file,
                 row=max(row + 1, 0),
             ) from None
+
+
+def _wide(data: bytes) -> str | None:
+    """The encoding of two bytes for a sign, if the beginning is so: the signs of a header have a zero each."""
+    first = np.frombuffer(data[:_WIDE_BYTES], np.uint8) == 0
+    even, odd = int(first[::2].sum()), int(first[1::2].sum())
+    if not even + odd or 10 * (even + odd) < len(first) or 10 * min(even, odd) > max(even, odd):
+        return None
+    return "utf-16-le" if odd > even else "utf-16-be"
+
+
+def _beginning(data: bytes) -> tuple[int, str | None]:
+    """Where the header begins, and the delimiter if the line before it says one."""
+    blank = _BLANK.match(data)
+    start = blank.end() if blank else 0
+    declared = _DECLARED.match(data, start)
+    if declared is None:
+        return start, None
+    blank = _BLANK.match(data, declared.end())
+    return blank.end() if blank else declared.end(), declared[1].decode("ascii", "replace")
 
 
 def _delimiter(text: str, whole: bool) -> str:

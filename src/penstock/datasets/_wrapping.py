@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.datasets._frames import column_of
 from penstock.errors import DataError
-from penstock.templates.converters import hiding
+from penstock.templates.hiding import hiding
 
 if TYPE_CHECKING:
     from penstock.datasets.base import KaggleDataset

@@ -23,20 +23,39 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock import plugins
-from penstock.datasets.base import KaggleDataset
-from penstock.errors import ConfigError, PluginError
+from penstock.datasets.base import ColumnSpec, DatasetSpec, KaggleDataset
+from penstock.datasets.reading import read_names, split_file
+from penstock.errors import ConfigError, PenstockError, PluginError
 from penstock.files.listing import PathLike
 
-__all__ = ["Discovery", "competition_of", "discover", "load_class", "name_of"]
+__all__ = [
+    "Chosen",
+    "Discovery",
+    "competition_of",
+    "discover",
+    "installed_class",
+    "load_class",
+    "name_of",
+    "plain_name",
+]
 
 log = logging.getLogger(__name__)
 
 _PRIVATE = "_penstock_discovered_"
 _SKIPPED = {"__pycache__", "site-packages", "node_modules"}
 _PACKAGE = "penstock.datasets"
+_ANY_TABLE = f"{_PACKAGE}.tabular:TabularDataset"
+
+
+class Chosen(NamedTuple):
+    """The dataset class of a competition."""
+
+    name: str
+    """`package.module:Class`, or `/path/to/file.py:Class`."""
+    why: str
 
 
 @dataclass(slots=True)
@@ -47,8 +66,10 @@ class Discovery:
     """The class of each competition, in the order they were found."""
     errors: dict[str, BaseException] = field(default_factory=dict)
     """By file, or by entry point: why it could not be loaded, or why a class in it was left out."""
+    files: dict[str, str] = field(default_factory=dict)
+    """`/path/to/file.py:Class` of those that were found below the paths that were named, by competition."""
 
-    def add(self, classes: Iterable[type[KaggleDataset]], place: str) -> None:
+    def add(self, classes: Iterable[type[KaggleDataset]], place: str, file: Path | None = None) -> None:
         for dataset in classes:
             name = competition_of(dataset)
             other = self.found.setdefault(name, dataset)
@@ -61,11 +82,13 @@ class Discovery:
                     f"{_file_of(other)}, which came first; rename one, or give it another `competition`"
                 )
                 self._note(place, error)
+            if file is not None and self.found[name] is dataset:
+                self.files[name] = f"{file}:{dataset.__qualname__}"
 
-    def attempt(self, place: str, load: Callable[[], Iterable[type[KaggleDataset]]]) -> None:
+    def attempt(self, place: str, load: Callable[[], Iterable[type[KaggleDataset]]], file: Path | None = None) -> None:
         """Add what `load` returns; whatever it raises is noted and in nobody else's way."""
         try:
-            self.add(load(), place)
+            self.add(load(), place, file)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - a module may raise anything, and call sys.exit
@@ -99,8 +122,25 @@ def discover(*paths: PathLike, installed: bool = True) -> Discovery:
             real = file.resolve()
             if real not in seen:
                 seen.add(real)
-                result.attempt(str(file), lambda real=real: _classes(_load_file(real)))  # type: ignore[misc]
+                result.attempt(str(file), lambda real=real: _classes(_load_file(real)), real)  # type: ignore[misc]
     return result
+
+
+def installed_class(competition: str, spec: DatasetSpec) -> Chosen:
+    """The class of penstock or of a plugin that is called after a competition; without one, that for any table.
+
+    One of penstock's own is for the columns it knows, and says them in its own words. It is not taken for data that
+    is only called the same, nor where the spec says something else about how they are said.
+    """
+    wanted = plain_name(competition)
+    found = next((one for name, one in discover().found.items() if plain_name(name) == wanted), None)
+    if found is None:
+        return Chosen(_ANY_TABLE, "no class is called after it")
+    if found.__module__.startswith(f"{_PACKAGE}."):
+        if why := _unsuited(found, spec):
+            return Chosen(_ANY_TABLE, f"{found.__name__} is not for it: {why}")
+        return Chosen(name_of(found), "penstock's own, by its name and columns")
+    return Chosen(name_of(found), "of a plugin, by its name")
 
 
 def competition_of(dataset: type[KaggleDataset]) -> str:
@@ -110,6 +150,11 @@ def competition_of(dataset: type[KaggleDataset]) -> str:
         return said
     bare = dataset.__name__.removesuffix("Dataset")
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|_+", "-", bare).lower()
+
+
+def plain_name(competition: str) -> str:
+    """House_Prices and house-prices are the same."""
+    return re.sub(r"[\s_-]+", "-", competition.strip().casefold())
 
 
 def name_of(dataset: type[KaggleDataset]) -> str:
@@ -218,6 +263,30 @@ def _classes(module: ModuleType) -> list[type[KaggleDataset]]:
 def _is_generic(dataset: type[KaggleDataset]) -> bool:
     """Whether it is of no competition: penstock's dataset for any table."""
     return dataset.__module__ == f"{_PACKAGE}.tabular"
+
+
+def _unsuited(dataset: type[KaggleDataset], spec: DatasetSpec) -> str:
+    """Why one of penstock's own classes is not for the data of a spec; nothing if it is."""
+    own: DatasetSpec = getattr(sys.modules[dataset.__module__], f"{dataset.__module__.rpartition('.')[2]}_spec")()
+    try:
+        there = read_names(split_file(spec, "train"), delimiter=spec.delimiter, encoding=spec.encoding)
+    except (OSError, PenstockError):
+        return ""  # the dataset itself tells what is wrong with the file
+    features = [name for name in own.columns if name not in own.targets]
+    if lacking := [name for name in features if name not in there]:
+        more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
+        return f"the training file has no {', '.join(map(repr, lacking[:3]))}{more}"
+    if out := [name for name in features if name in spec.targets or name in spec.ignored]:
+        return f"the spec makes {out[0]!r} no feature"
+    for name in own.columns:
+        if name in spec.columns and _said(spec.columns[name]) not in ({}, _said(own.columns[name])):
+            return f"the spec has its own words for {name!r}"
+    return ""
+
+
+def _said(column: ColumnSpec) -> dict[str, Any]:
+    """What decides how a column is said."""
+    return {key: value for key, value in column.to_dict().items() if key != "kind"}
 
 
 def _checked(found: Any, name: str) -> type[KaggleDataset]:

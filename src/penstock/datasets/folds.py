@@ -4,7 +4,8 @@ plain                  rows at random
 stratified             each class, or each stretch of a number, spread evenly
 grouped                rows of one group (a patient, a query) never on both sides
 stratified_grouped     whole groups, classes as even as groups allow
-time                   validation strictly later than training, which grows from fold to fold
+time                   validation strictly later than training, which grows from fold to fold; a group that is
+                       validated is not trained on either
 
     fold = Folds(5).split(table, spec, 0)
     fold.train, fold.val        # row numbers, ascending
@@ -25,13 +26,16 @@ import pyarrow.compute as pc
 from penstock._dtypes import did_you_mean
 from penstock.datasets._frames import column_of
 from penstock.datasets._grouping import codes_of, deal_groups, joined_groups
-from penstock.datasets._spec import DatasetSpec
+from penstock.datasets._spec import DatasetSpec, plain
 from penstock.errors import ConfigError, DataError
 from penstock.order.permutation import Permutation, derive_key
 
 __all__ = ["Fold", "FoldKind", "Folds"]
 
 log = logging.getLogger(__name__)
+
+_told: set[tuple[Folds, bytes]] = set()
+"""For which folds, of how many rows of each class, the log has a warning: datasets of a competition ask again."""
 
 FoldKind = Literal["auto", "plain", "stratified", "grouped", "stratified_grouped", "time"]
 Rows = npt.NDArray[np.int64]
@@ -50,7 +54,8 @@ class Folds:
 
     Every row is validated in exactly one fold; with "time", those of the first part never are. "auto" goes by the spec:
     time if it has a time column, groups if it has a group column (stratified ones for classes), stratified for classes,
-    else plain. The same rows, spec and arguments give the same folds on every machine.
+    else plain. If it has both columns, the earlier rows of groups that a fold validates are left out of its training;
+    how many is logged. The same rows, spec and arguments give the same folds on every machine.
     """
 
     count: int = 5
@@ -67,6 +72,8 @@ class Folds:
     """Into how many stretches of equal size a number is cut when folds are stratified by it."""
 
     def __post_init__(self) -> None:
+        for name in ("count", "seed", "gap", "bins"):
+            object.__setattr__(self, name, plain(getattr(self, name)))
         if self.kind not in get_args(FoldKind):
             known = get_args(FoldKind)
             raise ConfigError(f"kind must be one of {list(known)}, got {self.kind!r}{did_you_mean(self.kind, known)}")
@@ -121,6 +128,7 @@ class Folds:
 
     def split(self, table: Any, spec: DatasetSpec, fold: int) -> Fold:
         """The rows of one fold, from 0 to `count - 1`."""
+        fold = plain(fold)
         if isinstance(fold, bool) or not isinstance(fold, int) or not 0 <= fold < self.count:
             raise ConfigError(f"fold must be from 0 to {self.count - 1}, got {fold!r}")
         folds = self.assign(table, spec)
@@ -135,7 +143,27 @@ class Folds:
                 f"gap={self.gap} leaves no rows to train on in fold {fold}, which validates from the "
                 f"{int(times[val].min()) + 1}th of {int(times.max()) + 1} different times; use a smaller gap"
             )
-        return Fold(train, val)
+        return Fold(self._without_groups(train, val, table, spec, fold), val)
+
+    def _without_groups(self, train: Rows, val: Rows, table: Any, spec: DatasetSpec, fold: int) -> Rows:
+        """The rows of training whose group is not validated."""
+        name = spec.group_column
+        if name is None or name == self.by:
+            return train
+        groups = codes_of([_filled(column_of(table, name), name, "group")])
+        kept = train[~np.isin(groups[train], groups[val])]
+        if not len(kept):
+            raise ConfigError(
+                f"every row to train on in fold {fold} is of a group of {name!r} that is validated later; if rows of "
+                "one group may be in both, take group_column out of the spec; to divide groups whatever their time, "
+                "pass kind='grouped'"
+            )
+        if len(kept) < len(train):
+            log.info(
+                "fold %d: %d of %d rows are not trained on, as their group of %r is validated",
+                fold, len(train) - len(kept), len(train), name,
+            )  # fmt: skip
+        return kept
 
     def _refuse_misfits(self, kind: FoldKind) -> None:
         if self.gap and kind != "time":
@@ -211,7 +239,9 @@ class Folds:
 
     def _warn_of_rare(self, classes: Rows) -> None:
         counts = np.bincount(classes)
-        if (rare := int((counts < self.count).sum())) > 0:
+        rare, key = int((counts < self.count).sum()), (self, counts.tobytes())
+        if rare and key not in _told:
+            _told.add(key)
             log.warning(
                 "%d of %d classes have fewer rows than the %d folds, the rarest %d: some folds validate none of them",
                 rare, len(counts), self.count, int(counts.min()),

@@ -123,6 +123,8 @@ class HousePricesDataset(TabularDataset):
     """
 
     competition: ClassVar[str | None] = "house-prices"
+    metric = "rmsle"
+    spec_from: ClassVar[str] = "house_prices_spec(path), or infer(path).spec"
 
     def default_template(self) -> BaseTemplate:
         return house_prices_template(self.feature_names)

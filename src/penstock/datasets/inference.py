@@ -22,7 +22,7 @@ from penstock.datasets.metadata import CompetitionMetadata
 from penstock.datasets.reading import find_file, read_table
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.files.listing import PathLike
-from penstock.files.remote import RemotePath, path_of
+from penstock.files.remote import RemotePath, path_of, shown
 
 __all__ = ["Inference", "infer"]
 
@@ -142,14 +142,20 @@ def _read(directory: Path | RemotePath, delimiter: str | None, encoding: str | N
 def _find(directory: Path | RemotePath) -> dict[str, Any]:
     wanted = "a training file: train.csv, training.tsv, train.parquet or the like, compressed or not, in any case"
     if not directory.exists():
-        raise FileNotFoundError(f"no such directory: {str(directory)!r}; expected one with {wanted}")
+        raise FileNotFoundError(f"no such directory: {shown(str(directory))!r}; expected one with {wanted}")
     if not directory.is_dir():
-        raise ConfigError(f"{str(directory)!r} is a file; expected the directory of a competition, with {wanted}")
+        raise ConfigError(
+            f"{shown(str(directory))!r} is a file; expected the directory of a competition, with {wanted}"
+        )
     found = {split: find_file(directory, split) for split in ("train", "test", "sample_submission")}
     if found["train"] is None:
         names = sorted(path.name for path in directory.iterdir())
         there = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
-        raise ConfigError(f"{str(directory)!r} is not a dataset: looked for {wanted}; there is {there or 'nothing'}")
+        unlisted = isinstance(directory, RemotePath) and not directory.can_be_listed
+        why = " (a web server lists no directories: it was asked for the usual names, in lower case)" * unlisted
+        raise ConfigError(
+            f"{shown(str(directory))!r} is not a dataset: looked for {wanted}; there is {there or 'nothing'}{why}"
+        )
     if found["sample_submission"] is None:
         submissions = [
             path for path in directory.iterdir() if re.search(r"(?i)submission.*\.(csv|tsv|parquet)", path.name)
@@ -339,6 +345,8 @@ def _one(name: str, facts: Facts) -> tuple[CompetitionType, str]:
         return CompetitionType.BINARY_CLASSIFICATION, f"{name!r} has two values: {counted(facts)}"
     if not facts.is_number:
         several = _lists(facts)
+        if 3 * facts.distinct > len(facts.values):
+            raise ConfigError(_no_type(name, facts, several))
         return (
             CompetitionType.MULTICLASS_CLASSIFICATION,
             f"{name!r} has {facts.distinct:,} classes: {counted(facts)}{several}",
@@ -351,6 +359,17 @@ def _one(name: str, facts: Facts) -> tuple[CompetitionType, str]:
     span = pc.min_max(facts.values).as_py()
     why = f"{name!r} has {facts.distinct:,} different numbers from {span['min']:,} to {span['max']:,}"
     return CompetitionType.REGRESSION, why
+
+
+def _no_type(name: str, facts: Facts, several: str) -> str:
+    texts = facts.values.cast(pa.string())
+    comma = pc.all(pc.match_substring_regex(texts, r"^\s*[-+]?\d[\d.]*(,\d+)?\s*$")).as_py()
+    hint = "; they look like numbers with a decimal comma: write a point" if comma else several
+    return (
+        f"no type can be guessed: the target {name!r} has {facts.distinct:,} different texts in "
+        f"{len(facts.values):,} rows ({counted(facts, 3)}), too many for classes, and they are no numbers{hint}; say "
+        "what it is with --type (competition_type= in Python), or name another column with --target"
+    )
 
 
 def _lists(facts: Facts) -> str:

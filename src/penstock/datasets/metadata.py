@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
@@ -61,9 +61,13 @@ class CompetitionMetadata:
 
         return get_metric(self.evaluation_metric)
 
-    def score(self, y_true: Any, y_pred: Any) -> float:
-        """What the competition would give for these predictions."""
-        return self.metric(y_true, y_pred)
+    def score(self, y_true: Any, y_pred: Any, *, classes: Sequence[Any] | None = None) -> float:
+        """What the competition would give for these predictions, both of them as the metric needs them.
+
+        `classes` are those there are, in the order of the columns of scores and the positive one last; a dataset knows
+        them, and takes predictions in any form: `dataset.score(predictions, metadata.evaluation_metric)`.
+        """
+        return self.metric(y_true, y_pred, classes=classes)
 
     def to_dict(self) -> dict[str, Any]:
         """What differs from the default, as JSON can say it; `from_dict` gives the value back."""

@@ -33,6 +33,9 @@ from penstock.datasets._metrics.arrays import (
     as_numbers,
     binary_truth,
     class_numbers,
+    refuse_fractions,
+    refuse_no_flags,
+    refuse_unknown,
     same_length,
 )
 from penstock.datasets._spec import CompetitionType
@@ -42,6 +45,8 @@ __all__ = ["METRICS", "Metric", "Needs", "get_metric"]
 
 Needs = Literal["labels", "scores", "probabilities", "values", "rankings"]
 Score = Callable[[Any, Any, Sequence[Any] | None], float]
+Shape = Literal["one", "many", "any"]
+"""One label for each row, a column of 0 and 1 for each label, or either."""
 
 _BINARY = CompetitionType.BINARY_CLASSIFICATION
 _CLASSES = frozenset({_BINARY, CompetitionType.MULTICLASS_CLASSIFICATION})
@@ -80,6 +85,8 @@ class Metric:
     types: frozenset[CompetitionType]
     """The competitions it goes with."""
     aliases: tuple[str, ...] = ()
+    of_numbers: bool = False
+    """Whether it goes by how far values lie apart, so that classes count by their values or numbers."""
 
     def __call__(self, y_true: Any, y_pred: Any, *, classes: Sequence[Any] | None = None) -> float:
         return self.function(y_true, y_pred, classes)
@@ -113,38 +120,51 @@ def get_metric(name: str | Metric) -> Metric:
 # -- how each is given its arrays ------------------------------------------------------------------------------------
 
 
-def _labels(name: str, score: Callable[[Array, Array], float]) -> Score:
-    def function(y_true: Any, y_pred: Any, _: Sequence[Any] | None) -> float:
-        truth, predicted = as_labels(y_true, "y_true", name), as_labels(y_pred, "y_pred", name)
-        same_length(truth, predicted, name, same_shape=True)
-        if (truth.dtype.kind in "US") != (predicted.dtype.kind in "US"):
-            raise SchemaError(
-                f"{name}: y_true has {truth.dtype} labels and y_pred {predicted.dtype}, so none could be equal; "
-                "turn class numbers into names first, or names into numbers"
-            )
-        return score(truth, predicted)
+def _labels(name: str, score: Callable[[Array, Array], float], *, shape: Shape = "any") -> Score:
+    def function(y_true: Any, y_pred: Any, classes: Sequence[Any] | None) -> float:
+        return score(*_two_labels(name, y_true, y_pred, classes, shape))
 
     return function
+
+
+def _two_labels(
+    name: str, y_true: Any, y_pred: Any, classes: Sequence[Any] | None, shape: Shape
+) -> tuple[Array, Array]:
+    """Labels that can be compared: of one shape, of one kind, and no probabilities."""
+    truth, predicted = as_labels(y_true, "y_true", name), as_labels(y_pred, "y_pred", name)
+    same_length(truth, predicted, name)
+    if shape != "any" and truth.ndim != (1 if shape == "one" else 2):
+        wanted = "one label for each row" if shape == "one" else "a column of 0 and 1 for each label"
+        raise SchemaError(f"{name} needs {wanted}, got y_true of shape {truth.shape}")
+    refuse_fractions(truth, predicted, name)
+    same_length(truth, predicted, name, same_shape=True)
+    for what, labels in (("y_true", truth), ("y_pred", predicted)):
+        if labels.ndim == 2:
+            refuse_no_flags(labels, what, name)
+        elif classes is not None:
+            refuse_unknown(labels, what, classes, name)
+    if (truth.dtype.kind in "US") != (predicted.dtype.kind in "US"):
+        raise SchemaError(
+            f"{name}: y_true has {truth.dtype} labels and y_pred {predicted.dtype}, so none could be equal; "
+            "turn class numbers into names first, or names into numbers"
+        )
+    return truth, predicted
 
 
 def _two_classes(name: str, score: Callable[[Array, Array], float]) -> Score:
     """Labels of two classes, as flags of the positive one."""
 
-    def flags(truth: Array, predicted: Array, classes: Sequence[Any] | None) -> float:
-        if truth.ndim != 1:
-            raise SchemaError(f"{name} is of one label for each row, got shape {truth.shape}; use {name}_macro")
+    def function(y_true: Any, y_pred: Any, classes: Sequence[Any] | None) -> float:
+        truth, predicted = _two_labels(name, y_true, y_pred, classes, "one")
         if classes is None:
             both = np.unique(np.concatenate([truth, predicted]))
             classes = [0, 1] if both.dtype.kind in "biuf" and set(both.tolist()) <= {0, 1} else both.tolist()
-            if len(classes) != 2:
-                raise SchemaError(
-                    f"{name} is for two classes, got the labels {both[:5].tolist()}; use f1_macro, or pass "
-                    "classes=[negative, positive]"
-                )
+        if len(classes) != 2:
+            raise SchemaError(
+                f"{name} is for two classes, got the labels {list(classes)[:5]}; pass classes=[negative, positive], or "
+                "use f1_macro for more than two"
+            )
         return score(binary_truth(truth, name, classes), np.asarray(predicted == classes[1]))
-
-    def function(y_true: Any, y_pred: Any, classes: Sequence[Any] | None) -> float:
-        return _labels(name, lambda truth, predicted: flags(truth, predicted, classes))(y_true, y_pred, classes)
 
     return function
 
@@ -193,27 +213,29 @@ def _averaged(average: str) -> Callable[[Array, Array], float]:
 
 
 def _table() -> dict[str, Metric]:
-    rows: list[tuple[str, Score, bool, Needs, frozenset[CompetitionType], tuple[str, ...]]] = []
+    rows: list[Metric] = []
 
     def add(
-        name: str, function: Score, up: bool, needs: Needs, types: frozenset[CompetitionType], *aliases: str
-    ) -> None:
-        rows.append((name, function, up, needs, types, aliases))
+        name: str, function: Score, up: bool, needs: Needs, types: frozenset[CompetitionType], *aliases: str,
+        of_numbers: bool = False,
+    ) -> None:  # fmt: skip
+        rows.append(Metric(name, function, up, needs, types, aliases, of_numbers))
 
     def labels(
-        name: str, score: Callable[[Array, Array], float], up: bool, types: frozenset[CompetitionType], *aliases: str
-    ) -> None:
-        add(name, _labels(name, score), up, "labels", types, *aliases)
+        name: str, score: Callable[[Array, Array], float], up: bool, types: frozenset[CompetitionType], *aliases: str,
+        shape: Shape = "any",
+    ) -> None:  # fmt: skip
+        add(name, _labels(name, score, shape=shape), up, "labels", types, *aliases)
 
     def values(
         name: str, score: Callable[[Floats, Floats], float], up: bool, *aliases: str, alone: bool = False
     ) -> None:
-        add(name, _values(name, score, one_column=alone), up, "values", _NUMBERS, *aliases)
+        add(name, _values(name, score, one_column=alone), up, "values", _NUMBERS, *aliases, of_numbers=True)
 
     two, many = frozenset({_BINARY}), _CLASSES | {CompetitionType.MULTILABEL_CLASSIFICATION}
     c, v = of_classes, of_values
     labels("accuracy", c.accuracy, True, _LABELS, "categorization accuracy", "classification accuracy", "acc")
-    labels("balanced_accuracy", c.balanced_accuracy, True, _ORDERED, "macro recall", "recall_macro")
+    labels("balanced_accuracy", c.balanced_accuracy, True, _ORDERED, "macro recall", "recall_macro", shape="one")
     for name, score in (("f1", c.binary_f), ("precision", c.precision), ("recall", c.recall)):
         others = ("f1 score", "f score", "f1_binary") if name == "f1" else ()
         add(name, _two_classes(name, score), True, "labels", two, *others)
@@ -221,13 +243,14 @@ def _table() -> dict[str, Metric]:
     labels("f1_micro", _averaged("micro"), True, _LABELS, "micro f1", "micro f score", "micro f1 score")
     labels("f1_weighted", _averaged("weighted"), True, _LABELS, "weighted f1", "weighted f1 score")
     several = frozenset({CompetitionType.MULTILABEL_CLASSIFICATION})
-    labels("f1_samples", c.f_of_rows, True, several, "mean f score", "mean f1 score", "samples f1")
+    labels("f1_samples", c.f_of_rows, True, several, "mean f score", "mean f1 score", "samples f1", shape="many")
     labels("hamming", c.hamming, False, _LABELS, "hamming loss")
-    labels("mcc", c.mcc, True, _ORDERED, "matthews correlation coefficient", "matthews", "matthews corrcoef")
-    labels("kappa", c.cohen_kappa, True, _ORDERED, "cohen kappa", "cohens kappa")
+    labels("mcc", c.mcc, True, _ORDERED, "matthews correlation coefficient", "matthews", "matthews corrcoef",
+           shape="one")  # fmt: skip
+    labels("kappa", c.cohen_kappa, True, _ORDERED, "cohen kappa", "cohens kappa", shape="one")
     ordered = _ORDERED | {CompetitionType.REGRESSION}
     add("qwk", _values("qwk", c.quadratic_kappa, one_column=True), True, "labels", ordered, "quadratic weighted kappa",
-        "weighted kappa", "quadratic kappa")  # fmt: skip
+        "weighted kappa", "quadratic kappa", of_numbers=True)  # fmt: skip
     add("auc", _of_scores("auc", c.auc, _one_against_rest), True, "scores", many, "roc auc", "auroc", "roc auc score",
         "area under roc curve", "area under the roc curve", "area under receiver operating characteristic curve",
         "mean columnwise auc", "mean column wise roc auc", "mean columnwise roc auc", "mcauc")  # fmt: skip
@@ -244,13 +267,13 @@ def _table() -> dict[str, Metric]:
     values("mape", v.mape, False, "mean absolute percentage error")
     values("smape", v.smape, False, "symmetric mean absolute percentage error")
     values("r2", v.r2, True, "r squared", "r2 score", "coefficient of determination")
-    values("mcrmse", v.mcrmse, False, "mean columnwise root mean squared error", "mean columnwise rmse")
+    values("mcrmse", v.rmse, False, "mean columnwise root mean squared error", "mean columnwise rmse")
     values("pearson", v.pearson, True, "pearson correlation", "pearson correlation coefficient", alone=True)
     values("spearman", v.spearman, True, "spearmans rho", "spearman correlation", "spearmans rank correlation",
            "mean columnwise spearmans correlation", alone=True)  # fmt: skip
     add("gini", _values("gini", v.gini), True, "scores", _NUMBERS | two, "normalized gini", "normalised gini",
-        "gini index", "normalized gini coefficient")  # fmt: skip
-    return {row[0]: Metric(*row) for row in rows}
+        "gini index", "normalized gini coefficient", of_numbers=True)  # fmt: skip
+    return {metric.name: metric for metric in rows}
 
 
 def _whole(name: str, number: float | None) -> int:
@@ -261,13 +284,13 @@ def _whole(name: str, number: float | None) -> int:
 
 def _map(number: float | None) -> Metric:
     k = _whole("map", number)
-    return Metric(f"map@{k}", lambda t, p, _: of_rankings.map_at(t, p, k), True, "rankings", _RANKED)
+    return Metric(f"map@{k}", lambda t, p, c: of_rankings.map_at(t, p, k, c), True, "rankings", _RANKED)
 
 
 def _ndcg(number: float | None) -> Metric:
     k = None if number is None else _whole("ndcg", number)
     name = "ndcg" if k is None else f"ndcg@{k}"
-    return Metric(name, lambda t, p, _: of_rankings.ndcg_at(t, p, k), True, "rankings", _RANKED)
+    return Metric(name, lambda t, p, c: of_rankings.ndcg_at(t, p, k, c), True, "rankings", _RANKED)
 
 
 def _fbeta(number: float | None) -> Metric:
@@ -283,7 +306,7 @@ def _pinball(number: float | None) -> Metric:
         raise ConfigError(f"pinball needs a quantile between 0 and 1, such as pinball@0.9, got {number!r}")
     name = f"pinball@{number:g}"
     score = _values(name, lambda t, p: of_values.pinball(t, p, number))
-    return Metric(name, score, False, "values", _NUMBERS)
+    return Metric(name, score, False, "values", _NUMBERS, of_numbers=True)
 
 
 _FAMILIES: Mapping[str, Callable[[float | None], Metric]] = {

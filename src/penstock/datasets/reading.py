@@ -18,9 +18,10 @@ import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 
 from penstock._dtypes import did_you_mean
-from penstock.datasets._kinds import as_kinds
+from penstock.datasets._frames import plain_column
+from penstock.datasets._kinds import as_kinds, doubtful_columns, with_codes, with_decimal_commas
 from penstock.datasets._spec import ColumnKind, DatasetSpec
-from penstock.datasets._text_files import Looked, as_utf8, look, refuse_open_quote
+from penstock.datasets._text_files import Looked, as_utf8, look, may_have_codes, refuse_open_quote
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.files.compression import DamagedStreamError, open_input
 from penstock.files.listing import split_suffix
@@ -56,9 +57,13 @@ def read_table(
 ) -> pa.Table:
     """The rows of a CSV or Parquet file, local or behind a URL.
 
-    Of a CSV file the delimiter (comma, semicolon, tab or bar) and a byte order mark are found by looking. Every cell of
-    a column has a say in its type: one word among numbers makes it text, and so does a zero in front (007) within the
-    first thousand rows. `kinds` says what columns must be; a value that is not is an error that names it.
+    Of a CSV file the delimiter (comma, semicolon, tab, bar, or what a first line `sep=;` says) and a byte order mark
+    are found by looking. Every cell has a say in the type of its column: it is text with one word among the numbers,
+    and also with one number that would not come back as it is written: a zero in front (007), 0x1F, a whole number
+    that 64 bits do not hold. In a file of semicolons 1,5 is a number.
+
+    `kinds` says what columns must be; a value that is not is an error that names it. "numeric" reads 007 as 7, "text"
+    keeps every cell as it is, and so does "id" unless all are whole numbers; "categorical" is as without a kind.
     """
     file = local_file(path)
     if not file.is_file():
@@ -83,7 +88,8 @@ def read_names(path: str | os.PathLike[str], *, delimiter: str | None = None, en
     if delimiter is None and split_suffix(file)[0] == ".tsv":
         delimiter = "\t"
     data = _bytes(file, _HEADER_BYTES)
-    if len(data) == _HEADER_BYTES and not data.startswith((b"\xff\xfe", b"\xfe\xff")):
+    wide = data.startswith((b"\xff\xfe", b"\xfe\xff")) or (encoding or "").lower().startswith(("utf-16", "utf-32"))
+    if len(data) == _HEADER_BYTES and not wide:
         data = data[: data.rfind(b"\n") + 1] or data  # no character is cut in two
     return list(look(as_utf8(data, encoding, file.name), delimiter, file.name).names)
 
@@ -149,7 +155,10 @@ def _read_parquet(file: Path, columns: Sequence[str] | None) -> pa.Table:
     try:
         names = pq.read_schema(file).names
         _check_columns(columns, names, file.name)
-        return pq.read_table(file, columns=None if columns is None else list(columns))
+        table = pq.read_table(file, columns=None if columns is None else list(columns))
+        for place, column in enumerate(table.columns):
+            table = table.set_column(place, table.field(place).name, plain_column(column))
+        return table
     except (pa.ArrowInvalid, OSError) as error:
         raise DataError(f"the file cannot be read as Parquet: {error}", file=file.name) from error
 
@@ -162,17 +171,20 @@ def _read_text(
     kinds: Mapping[str, ColumnKind | None],
     missing: Sequence[str],
 ) -> pa.Table:
+    if delimiter is not None and not isinstance(delimiter, str):
+        raise ConfigError(f"delimiter must be one ASCII character, got {delimiter!r}")
     if delimiter is not None and (len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n'):
         raise ConfigError(f"delimiter must be one ASCII character, no quote and no line end, got {delimiter!r}")
     if delimiter is None and split_suffix(file)[0] == ".tsv":
         delimiter = "\t"
     data = as_utf8(_bytes(file), encoding, file.name)
     looked = look(data, delimiter, file.name)
-    refuse_open_quote(data, looked.delimiter, file.name)
+    data = data[looked.start :] if looked.start else data
+    refuse_open_quote(data, looked, file.name)
     _check_columns(columns, looked.names, file.name)
-    types = dict.fromkeys(looked.zero_first, pa.string())
-    types |= {name: pa.string() for name, kind in kinds.items() if kind == "text"}
-    while True:
+    types = {name: pa.string() for name, kind in kinds.items() if kind == "text"}
+
+    def read(types: Mapping[str, pa.DataType], columns: Sequence[str] | None) -> pa.Table:
         convert = pcsv.ConvertOptions(
             column_types=types,
             include_columns=list(columns) if columns is not None else None,
@@ -183,8 +195,15 @@ def _read_text(
             strings_can_be_null=True,
             check_utf8=False,
         )
+        return _parse(data, looked, convert)
+
+    while True:
         try:
-            return _parse(data, looked, convert)
+            table = read(types, columns)
+            doubtful = doubtful_columns(table, kinds, has_codes=may_have_codes(data, looked.delimiter))
+            if doubtful:
+                table = with_codes(table, read(dict.fromkeys(doubtful, pa.string()), doubtful), kinds)
+            return with_decimal_commas(table, kinds, file.name) if looked.delimiter == ";" else table
         except pa.ArrowInvalid as error:
             told = _CONVERSION.match(str(error))
             number = int(told[1]) if told else len(looked.names)

@@ -14,18 +14,34 @@ import logging
 import os
 import re
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from penstock._dtypes import did_you_mean
+from penstock.datasets._entries import (
+    Competition,
+    check_entry,
+    differences,
+    discovered_before,
+    dumped,
+    entry_of,
+    read_entry,
+    with_files,
+)
 from penstock.datasets.base import CompetitionType, DatasetSpec, KaggleDataset
-from penstock.datasets.discovery import Discovery, discover, load_class, name_of
+from penstock.datasets.discovery import (
+    Chosen,
+    Discovery,
+    discover,
+    installed_class,
+    load_class,
+    name_of,
+    plain_name,
+)
 from penstock.datasets.metadata import CompetitionMetadata
 from penstock.datasets.metrics import get_metric
 from penstock.errors import ConfigError, DataError, StalledError
@@ -37,38 +53,7 @@ __all__ = ["Competition", "DatasetRegistry", "default_registry_directory"]
 
 log = logging.getLogger(__name__)
 
-FORMAT_VERSION = 1
 _WAIT_SECONDS = 30.0
-_FILES = {"train": "train_file", "test": "test_file", "sample_submission": "sample_submission_file"}
-
-
-@dataclass(frozen=True, slots=True)
-class Competition:
-    """What is registered under one name."""
-
-    metadata: CompetitionMetadata
-    spec: DatasetSpec
-    dataset_class: str | None = None
-    """`module:Class` or `file.py:Class` where one was given; None: the class is found by the competition's name."""
-
-    @property
-    def name(self) -> str:
-        return self.metadata.competition_name
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "metadata": self.metadata.to_dict(),
-            "spec": self.spec.to_dict(),
-            "dataset_class": self.dataset_class,
-        }
-
-    @classmethod
-    def from_dict(cls, given: dict[str, Any]) -> Competition:
-        return cls(
-            CompetitionMetadata.from_dict(given["metadata"]),
-            DatasetSpec.from_dict(given["spec"]),
-            given["dataset_class"],
-        )
 
 
 class DatasetRegistry:
@@ -80,6 +65,10 @@ class DatasetRegistry:
 
     Registering a name twice through one registry is an error; so is registering something else than what an earlier
     process left. `replace=True` says that it is meant. The same once more, from a script that runs again, is fine.
+
+    A class that `discover` found for a competition is remembered with it: other processes load it from its file, and
+    are told if that is not possible any more. Nothing else takes its place before the competition is removed, or
+    registered with a `dataset_class`.
     """
 
     def __init__(self, path: PathLike | None = None) -> None:
@@ -87,6 +76,8 @@ class DatasetRegistry:
         self._registered: set[str] = set()
         self._classes: dict[str, type[KaggleDataset]] = {}
         self._places: list[PathLike] = []
+        self._found: dict[str, str] = {}
+        """`file.py:Class` of what was discovered, by the plain name of its competition."""
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -102,17 +93,19 @@ class DatasetRegistry:
         """Keep a competition. A local path in the spec is made absolute; whether it exists is asked when it is loaded.
 
         `dataset_class` is a class, or `"module:Class"` or `"file.py:Class"`; without one, `load` takes the class that
-        is found by the competition's name, or `TabularDataset`.
+        is found by the competition's name, or `TabularDataset`. A URL with a password is refused, since the entry is
+        plain text.
         """
-        _check(competition_name, metadata, spec)
+        check_entry(competition_name, metadata, spec)
         named = name_of(dataset_class) if isinstance(dataset_class, type) else dataset_class
         if isinstance(spec.dataset_path, Path):
             spec = dataclasses.replace(spec, dataset_path=spec.dataset_path.absolute())
-        new = Competition(metadata, spec, named)
         with self._alone(competition_name) as file:
+            discovered = self._found.get(plain_name(competition_name)) or discovered_before(file)
+            new = Competition(metadata, spec, named, discovered if named is None else None)
             if not replace:
                 self._refuse_another(competition_name, new, file)
-            write_atomic(file, _written(new))
+            write_atomic(file, entry_of(new))
         self._registered.add(competition_name)
         if isinstance(dataset_class, type):
             self._classes[competition_name] = dataset_class
@@ -170,7 +163,7 @@ class DatasetRegistry:
         """What is registered under a name."""
         file = self._file(competition_name)
         try:
-            return _read(file)
+            return read_entry(file)
         except FileNotFoundError:
             raise self._unknown(competition_name) from None
 
@@ -198,29 +191,72 @@ class DatasetRegistry:
     def discover(self, path: PathLike | None = None) -> Discovery:
         """The dataset classes of penstock, of plugins, and below `path`, which `load` knows from then on.
 
-        This runs the code below `path`; see `penstock.datasets.discovery`.
+        This runs the code below `path`; see `penstock.datasets.discovery`. What is found there for a competition that
+        is registered, now or later, is remembered with it.
         """
         result = discover(*self._places, *([path] if path is not None else []))
         if path is not None:
-            self._places.append(Path(path).absolute())
+            self._places.append(Path(path).expanduser().absolute())
+        self._found |= {plain_name(name): where for name, where in result.files.items()}
+        for competition in self._readable() if self._found else ():
+            self._remember(competition)
         return result
 
     def load(self, competition_name: str, split: str = "train", **options: Any) -> KaggleDataset:
-        """The dataset of a competition, made with `options` (`folds=`, `tokenizer=`, `template=` ...)."""
+        """The dataset of a competition, made with `options` (`folds=`, `tokenizer=`, `template=` ...).
+
+        It is scored by the competition's metric.
+        """
         competition = self.get(competition_name)
-        return self._class_of(competition)(_with_files(competition), split, **options)
+        if self._places and competition.dataset_class is None:
+            fresh = discover(*self._places, installed=False).files  # there may be more by now
+            self._found |= {plain_name(name): where for name, where in fresh.items()}
+            self._remember(competition)
+        chosen = self.class_of(competition)
+        log.info("%r is read by %s: %s", competition_name, *chosen)
+        dataset = self.load_class(competition, chosen)(with_files(competition), split, **options)
+        dataset.metric = competition.metadata.evaluation_metric
+        return dataset
 
-    def _class_of(self, competition: Competition) -> type[KaggleDataset]:
-        if competition.name in self._classes:
-            return self._classes[competition.name]
+    def class_of(self, competition: Competition | str) -> Chosen:
+        """Which class `load` takes for a competition, and why. No file is run to find out."""
+        if isinstance(competition, str):
+            competition = self.get(competition)
         if competition.dataset_class is not None:
-            return load_class(competition.dataset_class)
-        found = {_plain(name): dataset for name, dataset in self.discover().found.items()}
-        if _plain(competition.name) in found:
-            return found[_plain(competition.name)]
-        from penstock.datasets.tabular import TabularDataset
+            return Chosen(competition.dataset_class, "registered with it")
+        discovered = self._found.get(plain_name(competition.name)) or competition.discovered_class
+        if discovered is not None:
+            return Chosen(discovered, "discovered for its name")
+        return installed_class(competition.name, with_files(competition))
 
-        return TabularDataset
+    def load_class(self, competition: Competition, chosen: Chosen) -> type[KaggleDataset]:
+        """The class itself; runs its code."""
+        given = self._classes.get(competition.name)
+        if given is not None and name_of(given) == chosen.name:
+            return given
+        try:
+            return load_class(chosen.name)
+        except ConfigError as error:
+            if competition.dataset_class is not None:
+                raise
+            raise ConfigError(
+                f"{competition.name!r} is read by a class that was discovered for it, and no other takes its place: "
+                f"{error}; or discover it where it is now, or remove the competition and register it anew"
+            ) from error
+
+    def _remember(self, competition: Competition) -> None:
+        """Write down which class was discovered for a competition, for other processes."""
+        where = self._found.get(plain_name(competition.name))
+        if where is None or competition.dataset_class is not None or competition.discovered_class == where:
+            return
+        try:
+            with self._alone(competition.name) as file:
+                entry = orjson.loads(file.read_bytes())
+                if entry.get("dataset_class") is None:
+                    write_atomic(file, dumped(entry | {"discovered_class": where}))
+                    log.info("%r is read by %s from now on", competition.name, where)
+        except (OSError, ValueError) as error:
+            log.warning("%r: that %s was discovered for it cannot be remembered: %s", competition.name, where, error)
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -249,7 +285,7 @@ class DatasetRegistry:
             return
         for file in sorted(self.path.glob("[!.]*.json")):
             try:
-                yield file, _read(file)
+                yield file, read_entry(file)
             except FileNotFoundError:
                 continue  # removed meanwhile
             except DataError as error:
@@ -264,13 +300,15 @@ class DatasetRegistry:
 
     def _refuse_another(self, name: str, new: Competition, file: Path) -> None:
         remedy = "pass replace=True to put this one in its place, or remove it first"
-        if name in self._registered:
-            raise ConfigError(f"{name!r} is registered already, through this registry; {remedy}")
         try:
-            there = _read(file)
+            there = read_entry(file)
         except FileNotFoundError:
             return
-        differing = _differences(there.to_dict(), Competition.from_dict(orjson.loads(_written(new))).to_dict())
+        if name in self._registered:
+            raise ConfigError(f"{name!r} is registered already, through this registry; {remedy}")
+        here = Competition.from_dict(orjson.loads(entry_of(new)))
+        here = dataclasses.replace(here, discovered_class=there.discovered_class)
+        differing = differences(there.to_dict(), here.to_dict())
         if differing:
             raise ConfigError(
                 f"{name!r} is registered already in {self.path}, as something else: {'; '.join(differing)}; {remedy}"
@@ -282,6 +320,10 @@ class DatasetRegistry:
         return ConfigError(f"no competition {name!r} is registered in {self.path}{hint}")
 
 
+def _searched(metadata: CompetitionMetadata) -> str:
+    return "\n".join([metadata.competition_name, metadata.description, *metadata.tags]).casefold()
+
+
 def default_registry_directory() -> Path:
     """Where competitions are kept for a user: not with the caches, which may be deleted at any time."""
     if chosen := os.environ.get("XDG_DATA_HOME"):
@@ -291,84 +333,3 @@ def default_registry_directory() -> Path:
     if sys.platform == "win32":
         return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "penstock" / "competitions"
     return Path.home() / ".local" / "share" / "penstock" / "competitions"
-
-
-def _written(competition: Competition) -> bytes:
-    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    entry = {"format": FORMAT_VERSION, "registered": now, **competition.to_dict()}
-    try:
-        data: bytes = orjson.dumps(entry, option=orjson.OPT_INDENT_2)
-    except TypeError as error:
-        raise ConfigError(f"{competition.name!r} holds a value that cannot be written as JSON: {error}") from error
-    return data
-
-
-def _read(file: Path) -> Competition:
-    data = file.read_bytes()
-    remedy = "remove it, or register its competition again with replace=True"
-    try:
-        entry = orjson.loads(data)
-        written = entry["format"]
-        if not isinstance(written, int):
-            raise TypeError(f"its format is {written!r}")
-    except (ValueError, TypeError, KeyError) as error:
-        raise DataError(f"the file is no entry of a registry ({error}); {remedy}", file=str(file)) from error
-    if written > FORMAT_VERSION:
-        raise DataError(
-            f"the entry has format {written}, this release reads up to {FORMAT_VERSION}; update penstock",
-            file=str(file),
-        )
-    try:
-        return Competition.from_dict(entry)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise DataError(f"the entry is damaged: {error}; {remedy}", file=str(file)) from error
-
-
-def _check(name: str, metadata: CompetitionMetadata, spec: DatasetSpec) -> None:
-    if not isinstance(name, str) or not name.strip():
-        raise ConfigError(f"competition_name must be a text that is not empty, got {name!r}")
-    if not isinstance(metadata, CompetitionMetadata) or not isinstance(spec, DatasetSpec):
-        raise ConfigError(
-            f"a competition is registered with a CompetitionMetadata and a DatasetSpec, got {type(metadata).__name__} "
-            f"and {type(spec).__name__}"
-        )
-    for what, given in (("metadata", metadata.competition_name), ("spec", spec.competition_name)):
-        if given != name:
-            raise ConfigError(
-                f"the {what} is that of {given!r}, and is registered as {name!r}; give both the same name"
-            )
-    if metadata.competition_type is not spec.competition_type:
-        raise ConfigError(
-            f"{name!r}: the metadata says {metadata.competition_type.value}, the spec {spec.competition_type.value}; "
-            "they must agree"
-        )
-
-
-def _differences(there: Any, here: Any, place: str = "") -> list[str]:
-    """`spec.num_samples is 891 there and 892 here`, for everything that differs."""
-    if isinstance(there, dict) and isinstance(here, dict):
-        keys = dict.fromkeys([*there, *here])
-        return [
-            line
-            for key in keys
-            for line in _differences(there.get(key), here.get(key), f"{place}.{key}" if place else str(key))
-        ]
-    return [] if there == here else [f"{place} is {there!r:.60} there and {here!r:.60} here"]
-
-
-def _searched(metadata: CompetitionMetadata) -> str:
-    return "\n".join([metadata.competition_name, metadata.description, *metadata.tags]).casefold()
-
-
-def _with_files(competition: Competition) -> DatasetSpec:
-    """The spec, with the files that only the metadata names."""
-    spec, metadata = competition.spec, competition.metadata
-    plain = {one.name: one.default for one in dataclasses.fields(metadata)}
-    named = {split: getattr(metadata, key) for split, key in _FILES.items()}
-    named = {split: name for split, name in named.items() if name and name != plain[_FILES[split]]}
-    return dataclasses.replace(spec, files=named | dict(spec.files)) if named else spec
-
-
-def _plain(name: str) -> str:
-    """House_Prices and house-prices are the same."""
-    return re.sub(r"[\s_-]+", "-", name.strip().casefold())

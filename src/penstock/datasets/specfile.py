@@ -6,21 +6,24 @@ of each guess as a comment; read with every key checked; checked against the fil
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+import datetime
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
 import yaml
 
 from penstock._dtypes import did_you_mean
-from penstock.datasets._checking import check_data
-from penstock.datasets.base import CompetitionType, DatasetSpec
+from penstock.datasets._entries import refuse_password
+from penstock.datasets._spec import SPLITS
+from penstock.datasets.base import ColumnSpec, CompetitionType, DatasetSpec, KaggleDataset
 from penstock.datasets.inference import Inference
 from penstock.datasets.metadata import CompetitionMetadata
-from penstock.datasets.reading import read_table, split_file
+from penstock.datasets.reading import find_file, read_names, read_table, split_file
+from penstock.datasets.tabular import TabularDataset
 from penstock.errors import ConfigError, DataError, PenstockError, SchemaError
 from penstock.files.atomic import write_atomic
 from penstock.files.documents import read_document
@@ -40,6 +43,20 @@ _SHARED = ("competition_name", "competition_type")
 _IN_METADATA = ("evaluation_metric", "description", "url", "license", "tags", "deadline")
 _IN_SPEC = tuple(field.name for field in dataclasses.fields(DatasetSpec) if field.name not in _SHARED)
 _KEYS = (*_SHARED, *_IN_METADATA, *_IN_SPEC)
+_TEXTS = (*_SHARED, "evaluation_metric", "description", "url", "license", "deadline", "dataset_path")
+_COLUMN_TEXTS = ("name", "description", "unit", "prefix", "missing")
+_IN_YAML = (
+    (r"(?:give|pass) (\w+)=None", r"leave \1 empty"),
+    (r"must be a count or None", "must be a count, or empty"),
+    (r"columns=\{('[^']+'): '(\w+)'\}", r"\1: {kind: \2} below columns"),
+    (r"columns=\{(.+?): ColumnSpec\(kind='ignore'\)\} in the spec", r"\1: {kind: ignore} below columns"),
+    (r"ColumnSpec\(kind='ignore'\)", "kind: ignore"),
+    (r"pass unseen='keep'", "make it kind: text"),
+    (r"files=\{'(\w+)': \.\.\.\} in the spec", r"\1: ... below files"),
+    (r"pass the right (delimiter|encoding)=", r"give the right \1"),
+    (r"pass (delimiter|encoding)='([^']*)'", r"give it as \1: \2"),
+)
+"""What the errors of datasets advise to write in Python, as it is written in the file."""
 _TYPES = "# one of " + ", ".join(kind.value for kind in CompetitionType)
 _KINDS = "# numeric, categorical, text, boolean, date, id, or ignore, which leaves the column out"
 
@@ -71,7 +88,9 @@ def spec_text(inference: Inference, file: Path) -> str:
     add("tags", list(metadata.tags))
     lines.append("")
     if _is_elsewhere(spec, file):
-        add("dataset_path", str(spec.dataset_path))
+        refuse_password(spec.dataset_path, f"{file.name}")
+        place = spec.dataset_path
+        add("dataset_path", str(place.absolute() if isinstance(place, Path) else place))
     lines.append("files:")
     for split, name in spec.files.items():
         lines.append(f"  {split}: {_scalar(name)}  # {_one_line(notes.get(f'files.{split}', ''))}".rstrip(" #"))
@@ -109,6 +128,9 @@ def read_spec(path: PathLike) -> tuple[CompetitionMetadata, DatasetSpec]:
             raise ConfigError(f"{file}: {key!r} is missing; add a line such as '{key}: {_SUCH_AS[key]}'")
     for key in ("files", "columns"):
         _check_mapping(given.get(key, {}), key, file)
+    _check_texts(given, file)
+    if "columns" in given:
+        given["columns"] = {name: _column(name, value, file) for name, value in given["columns"].items()}
     files = {split: name for split, name in given.get("files", {}).items() if name is not None}
     shared = {key: given[key] for key in _SHARED}
     place = given.get("dataset_path", "")
@@ -122,71 +144,106 @@ def read_spec(path: PathLike) -> tuple[CompetitionMetadata, DatasetSpec]:
         )
         spec = DatasetSpec.from_dict(shared | {key: given[key] for key in _IN_SPEC if key in given} | {"files": files})
     except (PenstockError, TypeError) as error:
-        raise ConfigError(f"{file}: {error}") from error
+        raise ConfigError(f"{file}: {_as_in_yaml(str(error))}") from error
     return metadata, spec
 
 
-def check_files(metadata: CompetitionMetadata, spec: DatasetSpec) -> dict[str, int]:
+def check_files(
+    metadata: CompetitionMetadata, spec: DatasetSpec, dataset_class: type[KaggleDataset] = TabularDataset
+) -> dict[str, int]:
     """Whether the files are what the spec says; raises for the first thing that is not. Rows of each file.
 
-    Reads the training file, the test file and the sample submission whole.
+    It is what loading asks: the dataset of each split is made once. Reads the files whole.
     """
-    kinds = {name: column.kind for name, column in spec.columns.items()}
     rows = {}
-    for split in ("train", "val", "test", "sample_submission"):
-        if split not in spec.files and split != "train":
-            continue
-        path = split_file(spec, split)
-        plain = {} if split == "sample_submission" else kinds
-        table = read_table(path, delimiter=spec.delimiter, encoding=spec.encoding, kinds=plain)
-        rows[split] = table.num_rows
-        if split == "sample_submission":
-            if spec.id_column is not None and spec.id_column not in table.column_names:
-                raise SchemaError(
-                    f"id_column={spec.id_column!r} is not in {path.name}, which has {table.column_names}; correct "
-                    "the one that is wrong"
-                )
-            continue
+    with _naming_yaml(spec):
         if not spec.targets:
-            names = table.column_names
+            path = split_file(spec, "train")
+            names = read_names(path, delimiter=spec.delimiter, encoding=spec.encoding)
             raise ConfigError(f"target_column is missing; {path.name} has {names}: say which is to be predicted")
-        check_data(table, spec, split)
-        if split == "train":
-            _check_targets(table, spec, path.name)
+        for split in SPLITS:
+            if split == "train" or split in spec.files or find_file(spec.dataset_path, split) is not None:
+                rows[split] = len(_made(dataset_class, spec, split))
+        if "sample_submission" in spec.files:
+            rows["sample_submission"] = _check_sample(spec)
     return rows
 
 
 _SUCH_AS = {"competition_name": "titanic", "competition_type": "binary_classification"}
 
 
-def _check_targets(table: Any, spec: DatasetSpec, file: str) -> None:
-    """Whether the target can be what the type says."""
-    kind = spec.competition_type
-    for name in spec.targets:
-        column = table.column(name)
-        distinct = pc.count_distinct(column).as_py()
-        number = (
-            pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_decimal(column.type)
+def _made(dataset_class: type[KaggleDataset], spec: DatasetSpec, split: str) -> KaggleDataset:
+    try:
+        dataset = dataset_class(spec, split)
+        if isinstance(dataset, TabularDataset) and split != "test":
+            dataset.labels()
+    except (PenstockError, OSError):
+        raise
+    except Exception as error:  # a class of somebody else's may raise anything
+        raise DataError(
+            f"{dataset_class.__name__} cannot read the {split} file: {type(error).__name__}: {error}"
+        ) from error
+    return dataset
+
+
+def _check_sample(spec: DatasetSpec) -> int:
+    path = split_file(spec, "sample_submission")
+    table = read_table(path, delimiter=spec.delimiter, encoding=spec.encoding)
+    if spec.id_column is not None and spec.id_column not in table.column_names:
+        raise SchemaError(
+            f"id_column={spec.id_column!r} is not in {path.name}, which has {table.column_names}; correct the one that "
+            "is wrong"
         )
-        if kind is CompetitionType.BINARY_CLASSIFICATION and distinct != 2:
-            raise DataError(
-                f"the target {name!r} has {distinct:,} different values, and {kind.value} has two; correct "
-                "target_column or competition_type",
-                file=file,
-            )
-        if not (kind.has_classes or kind.is_classification) and not number:
-            raise DataError(
-                f"the target {name!r} is {column.type}, and {kind.value} needs numbers; correct target_column or "
-                "competition_type",
-                file=file,
-            )
-        if spec.class_names is not None and kind.has_classes:
-            unknown = [value for value in pc.unique(column).to_pylist() if value not in spec.class_names]
-            if unknown:
-                raise DataError(
-                    f"the target {name!r} has {unknown[0]!r}, which is not among class_names {list(spec.class_names)}",
-                    file=file,
-                )
+    return int(table.num_rows)
+
+
+@contextlib.contextmanager
+def _naming_yaml(spec: DatasetSpec) -> Iterator[None]:
+    """Gives what datasets raise the words of the file."""
+    try:
+        yield
+    except (PenstockError, OSError) as error:
+        if len(error.args) == 1 and isinstance(error.args[0], str):
+            words = [value for one in spec.columns.values() for value in one.categories]
+            hint = "; YAML reads no and yes as false and true: if they are words in the data, write 'no' and 'yes'"
+            error.args = (_as_in_yaml(error.args[0]) + hint * any(isinstance(word, bool) for word in words),)
+        raise
+
+
+def _as_in_yaml(message: str) -> str:
+    for pattern, words in _IN_YAML:
+        message = re.sub(pattern, words, message)
+    return message
+
+
+def _check_texts(given: dict[str, Any], file: Path) -> None:
+    if isinstance(given.get("deadline"), datetime.date):
+        given["deadline"] = given["deadline"].isoformat()
+    for key in _TEXTS:
+        _refuse_no_text(given.get(key), key, file)
+    tags = given.get("tags", [])
+    for tag in tags if isinstance(tags, list) else [tags]:
+        _refuse_no_text(tag, "tags", file)
+
+
+def _refuse_no_text(value: Any, key: str, file: Path) -> None:
+    if value is not None and not isinstance(value, str):
+        raise ConfigError(
+            f"{file}: {key} is {value!r:.60}, expected a text; if it is one, write it in quotes: '{value}'"
+        )
+
+
+def _column(name: str, given: Any, file: Path) -> ColumnSpec:
+    said = {"kind": given} if isinstance(given, str) else {} if given is None else given
+    try:
+        column = ColumnSpec.from_dict(said)
+    except (PenstockError, TypeError) as error:
+        raise ConfigError(f"{file}: columns: {name}: {error}") from error
+    for key in _COLUMN_TEXTS:
+        _refuse_no_text(getattr(column, key), f"columns: {name}: {key}", file)
+    if column.decimals is not None and (isinstance(column.decimals, bool) or not isinstance(column.decimals, int)):
+        raise ConfigError(f"{file}: columns: {name}: decimals is {column.decimals!r}, expected a number such as 2")
+    return column
 
 
 def _check_mapping(value: Any, key: str, file: Path) -> None:
@@ -217,7 +274,7 @@ def _dumped(value: Any, **options: Any) -> str:
         "sort_keys": False,
         "width": 1 << 30,
     } | options
-    return str(yaml.safe_dump(value, **choices)).removesuffix("...\n").strip()
+    return str(yaml.safe_dump(value, **choices)).removesuffix("...\n").strip("\n")
 
 
 def _one_line(text: str | None) -> str:

@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import csv
 import io
+import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from decimal import Decimal
+from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.datasets._kinds import is_text
-from penstock.datasets._labels import class_of
+from penstock.datasets._prediction_columns import (
+    columns_of,
+    in_order,
+    matched,
+    places,
+    refuse_copies,
+    told,
+    without_ids,
+)
+from penstock.datasets.predictions import ClassNames, Predictions, PredictionsAre, is_missing
 from penstock.datasets.reading import find_file, read_table
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.files.atomic import write_atomic
@@ -23,6 +37,8 @@ if TYPE_CHECKING:
     from penstock.datasets.metrics import Metric
 
 __all__ = ["write_submission"]
+
+log = logging.getLogger(__name__)
 
 Column = npt.NDArray[Any]
 
@@ -37,106 +53,184 @@ def write_submission(
     id_column: str | None = None,
     target: str | Sequence[str] | None = None,
     classes: Sequence[Any] | None = None,
+    predictions_are: PredictionsAre | None = None,
 ) -> Path:
     """Write `predictions` for `rows` (a dataset, or ids) as the competition expects them; returns the path.
 
         dataset.submission(numbers, "submission.csv")                     # class numbers become class names
         dataset.submission(probabilities, "submission.csv", metric="auc")
 
-    Predictions are one for each row, a row for each row where there are several columns, or a mapping of columns. Class
-    numbers are written as the names of their classes. `metric` says what the competition scores: scores of classes
-    become labels where it needs labels, and where it needs none they stay. Without it they must be what the sample has.
+    Predictions are one for each row, a row for each row where there are several columns, or a frame or mapping of
+    columns, which are matched by their ids if they have some. What predictions of classes mean is told in
+    `penstock.datasets.predictions`: class numbers are written as the names of their classes, and where plain numbers
+    may be either, `predictions_are` says "numbers" or "names". `metric` (else the dataset's) is what the competition
+    scores: scores of classes become labels where it needs labels, and where it needs none they stay. Without it they
+    must be what the sample has.
 
-    `sample` is the sample submission: that of the dataset's directory, if there is one. The file then has its columns
-    and ids in its order; a difference in them, a missing prediction or a type that does not fit is an error, and
-    nothing is written. The file appears whole or not at all.
+    The columns of an array are those of the classes or targets, in their order. `sample` is the sample submission: that
+    of the dataset's directory, if there is one. The file then has its columns and ids in its order, columns of classes
+    also where the sample calls them `Class_a`; a difference in them, a missing prediction or a type that does not fit
+    is an error, and nothing is written. The file appears whole or not at all.
     """
     spec = getattr(rows, "spec", None)
+    ids: Any = rows
     if spec is not None:
-        ids: Any = rows.ids()
+        ids = rows.ids()
         id_column = id_column or rows.id_column
         target = target or spec.target_column
-        classes = classes or getattr(rows, "class_names", None) or spec.class_names
+        classes = classes or rows._label_rules.classes
+        metric = metric if metric is not None else rows.metric
         sample = sample if sample is not None else _sample_of(spec)
-    else:
-        ids = rows
     expected = sample if sample is None or isinstance(sample, pa.Table) else read_table(sample)
     ids = ids if isinstance(ids, pa.Array) else pa.array(ids)
-    columns = _columns(predictions, expected, target, classes, metric)
+    refuse_copies(ids, "the rows")
+    form = _Form.of(expected, id_column, target)
+    named = columns_of(predictions)
+    if named is not None:
+        named = without_ids(named, [form.id_name, id_column], ids)
+    asked = _Asked(None if classes is None else tuple(classes), _targets(target), metric, predictions_are)
+    columns = _columns(predictions if named is None else named, form, asked)
     for name, values in columns.items():
         _check(values, name, len(ids))
-    _refuse_copies(ids)
     if expected is not None:
-        id_column, ids, columns = _as_sample(expected, ids, columns)
-    _write(Path(path), id_column or "id", ids, columns)
+        ids, columns = _as_sample(expected, form, ids, columns)
+    _write(Path(path), form, ids, columns)
     return Path(path)
 
 
+@dataclass(frozen=True)
+class _Form:
+    """What the file looks like: the column of ids, the others, and where the ids stand among them."""
+
+    id_name: str
+    names: tuple[str, ...] | None
+    """None: nobody said, so that they are called what the predictions are called."""
+    id_place: int = 0
+    kinds: Mapping[str, pa.DataType] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, expected: pa.Table | None, id_column: str | None, target: str | Sequence[str] | None) -> Self:
+        if expected is None:
+            return cls(id_column or "id", _targets(target) or None)
+        there = id_column is not None and id_column in expected.column_names
+        id_name = str(id_column) if there else expected.column_names[0]
+        names = tuple(name for name in expected.column_names if name != id_name)
+        if len(names) != len(expected.column_names) - 1 or len(set(names)) != len(names):
+            raise SchemaError(f"the sample submission has the columns {expected.column_names}, some of them twice")
+        kinds = {name: expected.schema.field(name).type for name in names}
+        return cls(id_name, names, expected.column_names.index(id_name), kinds)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is known of the predictions besides themselves."""
+
+    classes: tuple[Any, ...] | None
+    targets: tuple[str, ...]
+    metric: str | Metric | None
+    are: PredictionsAre | None
+
+
+def _targets(target: str | Sequence[str] | None) -> tuple[str, ...]:
+    return () if target is None else (target,) if isinstance(target, str) else tuple(target)
+
+
 def _sample_of(spec: Any) -> Any | None:
-    if "sample_submission" in spec.files:
-        return spec.dataset_path / spec.files["sample_submission"]
-    return find_file(spec.dataset_path, "sample_submission")
+    """The file that is named, or else one that is called so: metadata names a file that not everybody has."""
+    found = find_file(spec.dataset_path, "sample_submission")
+    if "sample_submission" not in spec.files:
+        return found
+    named = spec.dataset_path / spec.files["sample_submission"]
+    if named.is_file():
+        return named
+    instead = "the submission is not checked against one" if found is None else f"{found.name!r} is used instead"
+    log.warning("the sample submission %r is not in %s; %s", named.name, spec.dataset_path, instead)
+    return found
 
 
-def _columns(
-    predictions: Any,
-    expected: pa.Table | None,
-    target: str | Sequence[str] | None,
-    classes: Sequence[Any] | None,
-    metric: str | Metric | None,
-) -> dict[str, Column]:
-    """The predictions by the names of their columns."""
-    if hasattr(predictions, "columns") and not isinstance(predictions, Mapping):
-        predictions = {str(name): predictions[name] for name in predictions.columns}
-    if isinstance(predictions, Mapping):
-        return {str(name): np.asarray(values) for name, values in predictions.items()}
-    given = np.asarray(predictions)
+def _columns(predictions: Any, form: _Form, asked: _Asked) -> dict[str, Column]:
+    """The predictions by the names of the columns of the file, in their order."""
+    if isinstance(predictions, dict):
+        return _from_names(predictions, form, asked)
+    given = predictions if isinstance(predictions, ClassNames) else np.asarray(predictions)
     if given.ndim == 2 and given.shape[1] == 1:
         given = given[:, 0]
     if given.ndim not in (1, 2):
         raise SchemaError(f"predictions have shape {given.shape}; expected (rows,) or (rows, columns)")
-    names = _target_names(expected, target)
-    several = classes is not None and names == [str(name) for name in classes]
-    if given.ndim == 2 and several:
-        return dict(zip(names, given.T))
-    if classes is not None and len(names) == 1:
-        return {names[0]: _of_classes(given, tuple(classes), metric, expected, names[0])}
-    if given.ndim == 1:
-        given = given[:, None]
-    if len(names) != given.shape[1]:
-        raise SchemaError(f"predictions have {given.shape[1]} columns, and the submission has {names}")
-    return dict(zip(names, given.T))
-
-
-def _target_names(expected: pa.Table | None, target: str | Sequence[str] | None) -> list[str]:
-    if expected is not None:
-        return list(expected.column_names[1:])
-    if target is None:
+    if form.names is None:
         raise ConfigError("nobody said what the predicted column is called; pass target=, or a sample submission")
-    return [target] if isinstance(target, str) else list(target)
+    names = form.names
+    if len(names) == 1 and (given.ndim == 1 or asked.classes is not None):
+        return {names[0]: _one_column(given, form, asked)}
+    count = 1 if given.ndim == 1 else given.shape[1]
+    if len(names) != count:
+        raise SchemaError(f"predictions have {count} columns, and the submission has {list(names)}")
+    for known in (asked.classes or (), asked.targets):
+        order = matched(known, names)
+        if order is not None:
+            return {name: given[:, place] for name, place in zip(names, order)}
+    known_ones = [*(asked.classes or ()), *asked.targets]
+    raise SchemaError(
+        f"the submission has the columns {list(names)}, and these are not the {known_ones} in any order, so nobody "
+        "knows which column of the predictions is which; pass a mapping: {name: values}"
+    )
 
 
-def _of_classes(
-    given: Column, classes: tuple[Any, ...], metric: str | Metric | None, expected: pa.Table | None, name: str
-) -> Column:
-    """One column of predictions of classes: names, or the probability of the second class."""
-    if given.dtype.kind in "OUS" or (given.dtype.kind == "b" and isinstance(classes[0], bool | np.bool_)):
-        return given
-    if metric is not None:
-        from penstock.datasets.metrics import get_metric
+def _from_names(columns: dict[str, Column], form: _Form, asked: _Asked) -> dict[str, Column]:
+    names = tuple(columns) if form.names is None else form.names
+    order = matched(list(columns), names)
+    if order is not None:
+        arrays = list(columns.values())
+        columns = {name: arrays[place] for name, place in zip(names, order)}
+        return {names[0]: _one_column(columns[names[0]], form, asked)} if len(names) == 1 else columns
+    if len(names) == 1 and asked.classes is not None and matched(list(columns), [str(one) for one in asked.classes]):
+        return {names[0]: _one_column(in_order(columns, asked.classes, "the classes"), form, asked)}
+    if form.kinds:
+        raise SchemaError(
+            f"the sample submission has the columns {list(names)} behind {form.id_name!r}, got {list(columns)}"
+        )
+    raise SchemaError(f"the submission has the columns {list(names)}, the predictions {list(columns)}")
 
-        if get_metric(metric).needs != "labels":
-            return given[:, 1] if given.ndim == 2 and given.shape[1] == 2 else given
-        return class_of(given, classes)
-    scores = given.ndim == 2 or (given.dtype.kind == "f" and bool((given != np.floor(given)).any()))
-    if not scores:
-        return class_of(given, classes)
-    if expected is not None and pa.types.is_floating(expected.schema.field(name).type) and given.ndim == 1:
-        return given
+
+def _one_column(given: Column, form: _Form, asked: _Asked) -> Column:
+    """The only column: for classes their names, or the probability of the second; else as it is."""
+    if asked.classes is None:
+        return np.asarray(given)
+    from penstock.datasets.metrics import get_metric
+
+    name = form.names[0] if form.names else "it"
+    metric = None if asked.metric is None else get_metric(asked.metric)
+    if metric is not None and metric.needs == "rankings":
+        return _texts_of_rankings(given, metric)
+    predictions = Predictions.of(given, asked.classes, asked.are)
+    if metric is not None and metric.needs in ("scores", "probabilities"):
+        scores = predictions.scores(metric.name)
+        if scores.ndim == 2 and scores.shape[1] != 2:
+            raise SchemaError(
+                f"{metric.name} of {len(asked.classes)} classes needs a column for each, and the submission has only "
+                f"{name!r}; pass a sample submission, or a mapping"
+            )
+        return scores[:, 1] if scores.ndim == 2 else scores
+    if metric is not None and metric.needs == "values" and predictions.fractional:
+        return predictions.values(metric.name)
+    if metric is not None or predictions.meaning in ("numbers", "names"):
+        return np.asarray(predictions.names())
+    if predictions.meaning == "probabilities" and pa.types.is_floating(form.kinds.get(name, pa.null())):
+        return predictions.given
     raise SchemaError(
         f"predictions for {name!r} are scores, and the submission has one label for each row; pass metric= (what the "
         "competition scores), or class numbers: scores.argmax(axis=1), or probabilities >= 0.5"
     )
+
+
+def _texts_of_rankings(given: Column, metric: Metric) -> Column:
+    texts = np.asarray(given)
+    if texts.ndim != 1 or texts.dtype.kind not in "UO":
+        raise SchemaError(
+            f"{metric.name} scores lists of classes, best first; pass them as one text for each row, as the "
+            f"competition writes them ('a b c'), got {texts.dtype} of shape {texts.shape}"
+        )
+    return texts
 
 
 def _check(values: Column, name: str, rows: int) -> None:
@@ -144,10 +238,13 @@ def _check(values: Column, name: str, rows: int) -> None:
         raise SchemaError(f"predictions for {name!r} have shape {values.shape}; expected one for each row")
     if len(values) != rows:
         raise SchemaError(f"there are {len(values)} predictions for {name!r} and {rows} rows; they must be as many")
-    if values.dtype.kind == "f":
-        bad = ~np.isfinite(values)
-    elif values.dtype.kind == "O":
-        bad = np.array([value is None or value != value for value in values], np.bool_)
+    kind = values.dtype.kind
+    if kind not in "biufUMO":
+        raise SchemaError(f"predictions for {name!r} are {values.dtype}; expected numbers or texts")
+    if kind == "O":
+        bad = np.fromiter((not _is_cell(value) for value in values), np.bool_, rows)
+    elif kind in "fM":
+        bad = np.isnat(values) if kind == "M" else ~np.isfinite(values)
     else:
         return
     if bad.any():
@@ -159,45 +256,38 @@ def _check(values: Column, name: str, rows: int) -> None:
         )
 
 
-def _refuse_copies(ids: pa.Array) -> None:
-    if ids.null_count:
-        raise DataError(f"{ids.null_count} of {len(ids)} ids are missing; every row needs one")
-    counts = ids.value_counts()
-    places = np.asarray(counts.field("counts"))
-    if len(places) and places.max() > 1:
-        twice = counts.field("values")[int(places.argmax())].as_py()
-        raise DataError(f"the id {twice!r} is there {int(places.max())} times; a submission has every id once")
+def _is_cell(value: Any) -> bool:
+    """Whether a value of a column of objects can be written: a text, a finite number, a date."""
+    if isinstance(value, float | np.floating):
+        return bool(np.isfinite(value))
+    return not is_missing(value) and isinstance(value, str | np.bool_ | Real | Decimal | date)
 
 
 def _as_sample(
-    expected: pa.Table, ids: pa.Array, columns: dict[str, Column]
-) -> tuple[str, pa.Array, dict[str, Column]]:
-    """The predictions in the order of the sample's rows and columns."""
-    id_name, *names = expected.column_names
-    if set(columns) != set(names):
-        raise SchemaError(f"the sample submission has the columns {names} behind {id_name!r}, got {list(columns)}")
-    wanted = expected[id_name].combine_chunks()
+    expected: pa.Table, form: _Form, ids: pa.Array, columns: dict[str, Column]
+) -> tuple[pa.Array, dict[str, Column]]:
+    """The predictions in the order of the sample's rows, of its types."""
+    wanted = expected[form.id_name].combine_chunks()
+    refuse_copies(wanted, f"the column {form.id_name!r} of the sample submission")
     if ids.type != wanted.type:
         try:
             ids = ids.cast(wanted.type)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             raise SchemaError(
-                f"the sample's ids {id_name!r} are {wanted.type}, and the given ones {ids.type}"
+                f"the sample's ids {form.id_name!r} are {wanted.type}, and the given ones {ids.type}"
             ) from None
-    place = {value: row for row, value in enumerate(ids.to_pylist())}
-    listed = wanted.to_pylist()
-    missing = [value for value in listed if value not in place]
-    if missing or len(listed) != len(ids):
-        foreign = sorted(set(place) - set(listed), key=str)
+    order, missing, foreign = places(ids, wanted, "the rows")
+    if missing or foreign:
         raise DataError(
-            f"the sample submission has {len(listed)} ids and there are {len(ids)} predictions: "
-            f"{len(missing)} ids have none (first {missing[:3]}), {len(foreign)} predictions are for others "
-            f"(first {foreign[:3]}); predict the whole test file"
+            f"the sample submission has {len(wanted)} ids and there are {len(ids)} predictions: "
+            + told(f"{len(missing)} ids have none", missing, f"{len(foreign)} predictions are for others", foreign)
+            + f"; predict the whole test file, in which the ids are in {form.id_name!r}"
         )
-    order = np.array([place[value] for value in listed], np.int64)
-    for name in names:
-        _check_type(columns[name], expected.schema.field(name).type, name)
-    return id_name, wanted, {name: _as_type(columns[name][order], expected.schema.field(name).type) for name in names}
+    made = {}
+    for name, values in columns.items():
+        _check_type(values, form.kinds[name], name)
+        made[name] = _as_type(values[order], form.kinds[name])
+    return wanted, made
 
 
 def _check_type(values: Column, kind: pa.DataType, name: str) -> None:
@@ -223,10 +313,22 @@ def _as_type(values: Column, kind: pa.DataType) -> Column:
     return values.astype(np.int64) if pa.types.is_integer(kind) and values.dtype.kind == "b" else values
 
 
-def _write(path: Path, id_column: str, ids: pa.Array, columns: Mapping[str, Column]) -> None:
+def _write(path: Path, form: _Form, ids: pa.Array, columns: Mapping[str, Column]) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([id_column, *columns])
-    writer.writerows(zip(ids.to_pylist(), *(values.tolist() for values in columns.values())))
+    listed = {name: _listed(values) for name, values in columns.items()}
+    names = list(listed)
+    names.insert(form.id_place, form.id_name)
+    cells = list(listed.values())
+    cells.insert(form.id_place, ids.to_pylist())
+    writer.writerow(names)
+    writer.writerows(zip(*cells))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, text.getvalue().encode())
+
+
+def _listed(values: Column) -> list[Any]:
+    """The cells of a column: float32 in as few digits as it has, which are not those of the float64 next to it."""
+    narrow = values.dtype.kind == "f" and values.dtype.itemsize < 8
+    cells: list[Any] = (values.astype(str) if narrow else values).tolist()
+    return cells

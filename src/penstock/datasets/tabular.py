@@ -15,15 +15,15 @@ import orjson
 import pyarrow as pa
 import xxhash
 
-from penstock.datasets._cache import kept_table
-from penstock.datasets._checking import feature_names
+from penstock._dtypes import did_you_mean
+from penstock.datasets._cache import digest_of, kept_table
+from penstock.datasets._checking import feature_names, id_column_of, possible_id
+from penstock.datasets._kinds import is_text
 from penstock.datasets._labels import Labels
 from penstock.datasets._matching import check_same_columns, check_unseen, seen_values
 from penstock.datasets.base import DatasetSpec, KaggleDataset
-from penstock.datasets.metrics import Metric, get_metric
-from penstock.datasets.reading import find_file, local_file, read_names, read_table, split_file
-from penstock.errors import ConfigError
-from penstock.files.fingerprints import hash_file
+from penstock.datasets.reading import find_file, read_names, read_table, split_file
+from penstock.errors import ConfigError, SchemaError
 
 if TYPE_CHECKING:
     from penstock.datasets.folds import Folds
@@ -46,11 +46,15 @@ class TabularDataset(KaggleDataset):
         dataset.to_columns()     the same for all rows at once, as loaders take it
 
     `template` is a style ("natural", "key_value", "markdown", "json", "list"), a sentence as it is written, a template
-    or a converter; the target is never in the text, the id only where a template names it. `exclude` leaves columns
-    out of a style. `few_shot=k` puts k labelled rows of the training fold, never the row itself, before each.
+    or a converter; the target is never in the text, the id only where a template names it. What `exclude` names, or the
+    spec ignores, is left out: of a sentence the `[...]` that it stands in. `few_shot=k` puts k labelled rows of the
+    training fold, never the row itself, before each.
 
     All texts are rendered and tokenised together when they are first needed; with a `cache_dir` the ids are kept there
-    under a key of everything that decides them, and mapped from there the next time, by any number of processes.
+    under a key of the texts, labels and ids themselves, and mapped from there the next time, by any number of
+    processes. Tokens are then not made again, texts are.
+
+    The types of columns are those of the training file; ids and categories keep their zeros (see `read_table`).
 
     Labels are class numbers (int32) by `class_names`, or float32 numbers; with several targets a row of them. Which
     classes there are is decided by the whole training file, whatever the fold. A value of a categorical column that
@@ -87,6 +91,7 @@ class TabularDataset(KaggleDataset):
         self._texts: pa.Array | None = None
         self._encoded: pa.Table | None = None
         self._making = threading.RLock()
+        self._ids_of_training: pa.Table | None = None
         super().__init__(
             spec,
             split,
@@ -98,61 +103,45 @@ class TabularDataset(KaggleDataset):
             max_length=max_length,
             add_special_tokens=add_special_tokens,
         )
+        self._ids_of_training = None
 
     # -- rows --------------------------------------------------------------------------------------------------------
 
     def _load_data(self) -> None:
         self.file = split_file(self.spec, self.split)
-        kinds = {name: column.kind for name, column in self.spec.columns.items()}
+        kinds: dict[str, Any] = {name: column.kind for name, column in self.spec.columns.items()}
+        if self.spec.id_column is not None and kinds.get(self.spec.id_column) is None:
+            kinds[self.spec.id_column] = "id"
         training = None
         if self.split != "train":
             path = self._other_file("train")
             training = None if path is None else self._read(path, kinds)
             if training is not None:  # a word among the numbers of another file is a mistake, not a new type
-                kinds = _kinds_of(training) | {name: kind for name, kind in kinds.items() if kind is not None}
+                name = possible_id(training.column_names, self.spec)
+                self._ids_of_training = training.select([] if name is None else [name])
+                kinds = _followed(training, kinds, id_column_of(training, self.spec))
         self._data = self._read(self.file, kinds)
         self._whole: pa.Table | None = self._data if training is None else training
         """The training file, until it is known what is needed of it."""
 
     def _validate_data(self) -> None:
         self._check_files()
+        names = self._data.column_names
+        for name in self.exclude:
+            if name not in names and name not in self.spec.targets:
+                raise SchemaError(f"exclude has {name!r}; the columns are {names}{did_you_mean(str(name), names)}")
         whole = self._whole if self.split == "train" or self._whole is not self._data else None
         if self.unseen == "error":
             check_unseen(self._data, self.spec, seen_values(whole, self.spec), self.split)
-        self._labels = Labels.of(whole, self.spec)
+        self._label_rules = Labels.of(whole, self.spec)
         examples = self.spec.targets and self.few_shot
         self._whole = whole if examples else None
 
     @property
-    def class_names(self) -> tuple[Any, ...] | None:
-        """The values of the target, in the order of their numbers; None where there are no classes."""
-        return self._labels.classes
-
-    @property
     def feature_names(self) -> list[str]:
         """The columns a style says: all but id, target, and those left out."""
-        return [name for name in feature_names(self._data, self.spec) if name not in self.exclude]
-
-    def targets(self) -> npt.NDArray[Any] | None:
-        """What is to be predicted as it is in the file, for scoring; None for a test file."""
-        return self._labels.values(self._data) if self.has_labels and self.spec.targets else None
-
-    def labels(self) -> npt.NDArray[Any] | None:
-        """What a model learns: class numbers (int32), numbers (float32), or (rows, targets) of 0 and 1 or numbers."""
-        return self._labels.numbers(self._data) if self.has_labels and self.spec.targets else None
-
-    def class_of(self, predictions: Any) -> npt.NDArray[Any]:
-        """The class names of predictions: class numbers, (rows, classes) of scores, or probabilities of the second."""
-        return self._labels.class_of(predictions)
-
-    def score(self, predictions: Any, metric: str | Metric) -> float:
-        """How good predictions for these rows are; class names, numbers or probabilities, as the metric needs them."""
-        truth = self.targets()
-        if truth is None:
-            raise ConfigError(f"{self!r} has no targets to score against; score a training or validation split")
-        metric = get_metric(metric)
-        classes = self.class_names if metric.needs in ("scores", "probabilities") else None
-        return metric(truth, predictions, classes=classes)
+        names = feature_names(self._data.column_names, self.spec, self.id_column)
+        return [name for name in names if name not in self.exclude]
 
     def default_template(self) -> BaseTemplate | str:
         """What says the rows unless a `template` is given; datasets of one competition have their own."""
@@ -167,7 +156,7 @@ class TabularDataset(KaggleDataset):
             from penstock.datasets._texts import few_shot_template, template_for
 
             wanted = self.default_template() if self._wanted is None else self._wanted
-            made = template_for(wanted, self.feature_names, self.spec)
+            made = template_for(wanted, self.feature_names, self.spec, id_column=self.id_column, exclude=self.exclude)
             if self.few_shot:
                 made = few_shot_template(made, self._examples(), self.spec, self.few_shot, self.id_column)
             self._template = made
@@ -177,9 +166,7 @@ class TabularDataset(KaggleDataset):
         """The text of every row, made once."""
         with self._making:
             if self._texts is None:
-                from penstock.datasets._texts import texts_of
-
-                self._texts = texts_of(self.template, self._data, self.spec, self.id_column)
+                self._texts = self.template.convert_table(self._data)
             return self._texts
 
     def encoded(self) -> pa.Table:
@@ -205,7 +192,13 @@ class TabularDataset(KaggleDataset):
         return int(self._data.num_rows)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        row = operator.index(index)
+        try:
+            row = operator.index(index)
+        except TypeError:
+            raise TypeError(
+                f"a row is asked for by its number, got {index!r:.80}; for several: [dataset[i] for i in range(0, 3)], "
+                "or dataset.encoded().slice(0, 3) for their columns"
+            ) from None
         count = len(self)
         if not -count <= row < count:
             raise IndexError(f"row {index} is out of range: {self!r}")
@@ -218,7 +211,7 @@ class TabularDataset(KaggleDataset):
             "attention_mask": np.ones(len(ids), np.int32),
         }
         if "labels" in encoded.column_names:
-            sample["labels"] = np.asarray(encoded["labels"][row].as_py(), self._labels.dtype)[()]
+            sample["labels"] = np.asarray(encoded["labels"][row].as_py(), self._label_rules.dtype)[()]
         sample["metadata"] = {"id": encoded["id"][row].as_py()}
         return sample
 
@@ -238,6 +231,9 @@ class TabularDataset(KaggleDataset):
             names = read_names(path, delimiter=self.spec.delimiter, encoding=self.spec.encoding)
             check_same_columns({self.split: self._data.column_names, other: names}, self.spec)
 
+    def _training_ids(self) -> pa.Table | None:
+        return super()._training_ids() if self._ids_of_training is None else self._ids_of_training
+
     def _examples(self) -> pa.Table:
         """The rows that may be shown as examples: the training fold, or the training file if there are no folds."""
         if self._whole is None:
@@ -251,22 +247,14 @@ class TabularDataset(KaggleDataset):
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits that name everything that decides the samples; a transform is not known to it."""
+        """16 hex digits that name the samples: texts, labels, ids, and how they are encoded; but for a transform."""
         return xxhash.xxh3_64_hexdigest(orjson.dumps(self._key, option=orjson.OPT_SORT_KEYS))
 
     @functools.cached_property
-    def _key(self) -> dict[str, Any]:
-        spec = self.spec.to_dict()
-        del spec["dataset_path"], spec["competition_name"]
-        return {
-            "file": hash_file(local_file(self.file)),
-            "split": self._split,
-            "spec": spec,
-            "classes": [repr(name) for name in self.class_names or ()],
-            "template": self.template.fingerprint,
-            "encoder": self.encoder.fingerprint,
-            "rows": None if self.rows is None else xxhash.xxh3_128_hexdigest(self.rows.tobytes()),
-        }
+    def _key(self) -> dict[str, str]:
+        """What is encoded, rather than what it was made from: a file may change, and a subclass change its rows."""
+        said = {"text": self.texts(), "labels": self.labels(), "id": self.ids()}
+        return {"content": digest_of(said), "encoder": self.encoder.fingerprint}
 
     def _kept_or_made(self) -> pa.Table:
         if self.cache_dir is None:
@@ -296,19 +284,24 @@ class TabularDataset(KaggleDataset):
         self._making = threading.RLock()
 
 
-def _kinds_of(table: pa.Table) -> dict[str, Any]:
-    """What a training file says its columns are, as far as another file has to follow."""
+def _followed(training: pa.Table, told: dict[str, Any], id_column: str | None) -> dict[str, Any]:
+    """The kinds of columns that another file has to follow: those of the spec, and those that training shows."""
     kinds: dict[str, Any] = {}
-    for field in table.schema:
+    for field in training.schema:
         if pa.types.is_integer(field.type) or pa.types.is_floating(field.type):
             kinds[field.name] = "numeric"
         elif pa.types.is_temporal(field.type):
             kinds[field.name] = "date"
         elif pa.types.is_boolean(field.type):
             kinds[field.name] = "boolean"
-        elif pa.types.is_string(field.type):
+        elif is_text(field.type):
             kinds[field.name] = "text"
-    return kinds
+    categories = {
+        name: "categorical" for name, kind in told.items() if kind == "categorical" and kinds.get(name) != "text"
+    }
+    said = {name: kind for name, kind in told.items() if kind not in (None, "categorical")}
+    ids = {id_column: "id"} if id_column is not None and id_column not in said else {}
+    return kinds | categories | said | ids
 
 
 def _arrow(labels: npt.NDArray[Any]) -> pa.Array:

@@ -50,6 +50,8 @@ class TitanicDataset(TabularDataset):
     """
 
     competition: ClassVar[str | None] = "titanic"
+    metric = "accuracy"
+    spec_from: ClassVar[str] = "titanic_spec(path), or infer(path).spec"
 
     def default_template(self) -> BaseTemplate:
         return titanic_template()

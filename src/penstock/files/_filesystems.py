@@ -21,6 +21,7 @@ __all__ = [
     "cut",
     "files_below",
     "files_matching",
+    "has_password",
     "is_remote",
     "kind_of",
     "local_path",
@@ -32,6 +33,10 @@ __all__ = [
 ]
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(?=://)")  # at least two letters: one is a drive on Windows
+_PASSWORD = re.compile(
+    r"(?P<user>://[^/@:]*:)[^/@]+(?=@)|(?i:(?P<key>[?&][\w-]*(?:password|secret|token|signature|sig|key)=))[^&]+"
+)
+"""`user:password@`, and the options of a query that are called like one."""
 _ARROW_SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
 
 
@@ -42,7 +47,12 @@ def is_remote(path: PathLike) -> bool:
 
 def shown(url: PathLike) -> str:
     """The URL as it may stand in a message: without a password."""
-    return re.sub(r"(://[^/@:]*):[^/@]*@", r"\1:***@", os.fspath(url))
+    return _PASSWORD.sub(lambda found: f"{found['user'] or found['key']}***", os.fspath(url))
+
+
+def has_password(url: PathLike) -> bool:
+    """Whether a URL holds something that must not be written down: a password, a token, a signature."""
+    return is_remote(url) and _PASSWORD.search(os.fspath(url)) is not None
 
 
 def open_filesystem(url: PathLike) -> tuple[FileSystem, str]:
@@ -76,7 +86,7 @@ def _open_fsspec(url: str) -> tuple[FileSystem, str]:
         import fsspec.core  # type: ignore[import-untyped]
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"{shown(url)!r} needs fsspec, which is not installed; install it with: pip install 'penstock[cloud]'"
+            f"{shown(url)!r} needs fsspec, which is not installed; install it with: pip install 'penstock[cloud]' "
             "(for hf://: pip install 'penstock[hf]')"
         ) from error
     try:

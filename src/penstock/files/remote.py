@@ -6,10 +6,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
 import re
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,7 @@ from penstock.files._filesystems import (
     cut,
     files_below,
     files_matching,
+    has_password,
     is_remote,
     kind_of,
     local_path,
@@ -39,7 +42,17 @@ from penstock.files.locking import FileLock
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
 
-__all__ = ["RemotePath", "fetch", "fetch_files", "is_remote", "open_filesystem", "path_of"]
+__all__ = [
+    "RemotePath",
+    "clear_copies",
+    "fetch",
+    "fetch_files",
+    "has_password",
+    "is_remote",
+    "open_filesystem",
+    "path_of",
+    "shown",
+]
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +63,12 @@ _STAMPS = (
 """What file systems of fsspec call that which changes with a file's content, in lower case."""
 _PIECE_BYTES = 4 << 20
 _ATTEMPTS = 3
+_ASKED_FOR = tuple(
+    f"{name}{suffix}"
+    for name in ("train", "test", "val", "sample_submission", "gender_submission")
+    for suffix in (".csv", ".csv.gz", ".parquet")
+)
+"""What a web server, which cannot list a directory, is asked for instead."""
 _NOT_IN_NAMES = re.compile(r'[<>:"/\\|?*\x00-\x1f]')
 
 
@@ -59,6 +78,10 @@ class RemotePath(os.PathLike[str]):
 
     A query (`?region=...`) stays behind the path. `str()` is the URL whole, for whoever opens it; `repr()` hides a
     password in it. Nothing is looked up before `exists`, `open` and the like are called.
+
+    A web server has no directories to list: behind `http://` and `https://` a path whose last part has no suffix counts
+    as one, and holds those of the usual files (`train.csv`, `test.csv.gz`, `sample_submission.parquet` ...) that the
+    server has when it is asked for each.
     """
 
     url: str
@@ -96,19 +119,32 @@ class RemotePath(os.PathLike[str]):
         with self.open() as file, naming_url(self.url):
             return bytes(file.read())
 
+    @property
+    def can_be_listed(self) -> bool:
+        """Whether there are directories: a web server has none."""
+        return scheme_of(self.url) not in ("http", "https")
+
     def exists(self) -> bool:
-        return kind_of(_look(self.url)) != "NotFound"
+        return self.is_dir() if self._is_web_directory else kind_of(_look(self.url)) != "NotFound"
 
     def is_file(self) -> bool:
-        return kind_of(_look(self.url)) == "File"
+        return not self._is_web_directory and kind_of(_look(self.url)) == "File"
 
     def is_dir(self) -> bool:
-        return kind_of(_look(self.url)) == "Directory"
+        return self._is_web_directory or (self.can_be_listed and kind_of(_look(self.url)) == "Directory")
 
     def iterdir(self) -> Iterator[RemotePath]:
         """What lies directly in a directory, in order of the names."""
+        if not self.can_be_listed:
+            yield from (self / name for name in sorted(_ASKED_FOR) if _is_on_the_web((self / name).url))
+            return
         for info in select(*open_filesystem(self.url), self.url, recursive=False):
             yield self / info.base_name
+
+    @property
+    def _is_web_directory(self) -> bool:
+        path = cut(self.url)[0]
+        return not self.can_be_listed and (path.endswith("/") or not re.search(r"\.[A-Za-z]\w*$", self.name))
 
     def fetch(self, cache_dir: PathLike | None = None) -> Path:
         """A local copy; see `fetch`."""
@@ -138,8 +174,8 @@ def fetch(url: PathLike, cache_dir: PathLike | None = None, *, wait_seconds: flo
 
     The copy keeps the file's name. What tells a change is the size and the ETag or the time that the file system knows;
     asking for them is one request. Of many processes that ask at once one downloads, and the others wait; a copy
-    appears whole or not at all. Nothing is evicted: delete `cache_dir` (`remote` in penstock's cache directory, if not
-    given) to free the space. A `file://` URL is the local file itself.
+    appears whole or not at all. Nothing is evicted before `clear_copies` is called. Without a `cache_dir` the copies
+    are in `remote` in penstock's cache directory. A `file://` URL is the local file itself.
     """
     text = os.fspath(url)
     local = local_path(text)
@@ -172,6 +208,42 @@ def fetch_files(url: PathLike, suffixes: Sequence[str] = (), cache_dir: PathLike
     else:
         chosen = files_matching(filesystem, path, text)
     return [_fetch(filesystem, file, text, folder) for file in chosen]
+
+
+def clear_copies(older_than_days: float | None = None, cache_dir: PathLike | None = None) -> int:
+    """Delete local copies: all, or those that were fetched longer ago. How many bytes were freed.
+
+    A copy that is being made stays. One that somebody has open stays readable for them, but on Windows, where it is
+    kept; a path that `fetch` returned and that nobody has opened yet leads nowhere afterwards.
+    """
+    if older_than_days is not None and older_than_days < 0:
+        raise ConfigError(f"older_than_days must not be negative, got {older_than_days}; None is all of them")
+    before = None if older_than_days is None else time.time() - 86_400 * older_than_days
+    freed = 0
+    for copy in _cache(cache_dir).glob("*/*/*"):
+        if copy.name[0] == "." or not copy.is_file() or (before is not None and copy.stat().st_mtime >= before):
+            continue
+        with FileLock(copy.parent / ".lock") as lock, contextlib.suppress(PermissionError):
+            if lock.acquire():
+                size = copy.stat().st_size
+                copy.unlink()
+                freed += size
+        for folder in (copy.parent, copy.parent.parent):
+            with contextlib.suppress(OSError):  # another state of the file, or another copy being made, is in it
+                folder.rmdir()
+    return freed
+
+
+def _is_on_the_web(url: str) -> bool:
+    """Whether a web server has a file. A page that says that it has not is none; no answer at all is an error."""
+    filesystem, path = open_filesystem(url)
+    try:
+        found = filesystem.handler.fs.info(path)
+    except FileNotFoundError as error:
+        if getattr(error.__cause__, "status", None) is None:
+            raise OSError(f"{shown(url)!r} cannot be asked for: {error.__cause__ or error}") from error
+        return False
+    return str(found.get("mimetype")) != "text/html"
 
 
 def _look(url: str) -> FileInfo:

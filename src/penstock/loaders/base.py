@@ -46,7 +46,10 @@ class Engine(Protocol):
     def one(self, position: Any, batch_size: int | None) -> Made: ...
     def item(self, epoch: int, number: int) -> TrainingBatch: ...
     def count(self, epoch: int) -> int: ...
-    def batches(self, position: Any) -> Generator[Made, None, None]: ...
+    def batches(self, position: Any) -> Generator[Made, None, None]:
+        """Closing the generator does not wait for what threads are doing; closing the engine does."""
+        ...
+
     def to_state(self, position: Any) -> dict[str, Any]: ...
     def from_state(self, state: Mapping[str, Any], *, new_batch_size: bool = False) -> Any: ...
     def close(self) -> None: ...
@@ -341,10 +344,14 @@ class _Making:
         """Without waiting for the batch that is being made."""
         if self._ahead is not None:
             self._ahead.stop()
+        self._let_go()
 
     def close(self) -> None:
         if self._ahead is not None:
             self._ahead.close()
+        self._let_go()
+
+    def _let_go(self) -> None:
         with suppress(ValueError):  # it is running: then whoever runs it ends it
             self._made.close()
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-import queue
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Sequence
@@ -24,16 +23,16 @@ import numpy.typing as npt
 from penstock.backends.allocating import Allocator, MlxPool, framework_of, get_allocator, is_array
 from penstock.backends.base import ALIGNMENT
 from penstock.errors import ConfigError, PoolFullError
+from penstock.loaders.overriding import configured
 from penstock.memory.budget import MemoryBudget, format_bytes
 from penstock.memory.hot import HotCache
 from penstock.memory.pool import BufferPool, size_class
+from penstock.pipeline.ledger import Ledger
 
 __all__ = ["MemoryConfig", "UnifiedMemoryManager"]
 
 _MIB = 1 << 20
 _numbers = itertools.count(1)
-_CLOSED, _FORGOTTEN = -1, -2
-"""Notes to the thread of a ledger that are about no tensor."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,6 +76,9 @@ class MemoryConfig:
 class UnifiedMemoryManager:
     """Tensors of zeros from a pool, counted until they are gone, and a cache of those worth keeping.
 
+        manager = UnifiedMemoryManager(MemoryConfig(pool_size_mb=512))
+        manager = UnifiedMemoryManager(pool_size_mb=512)
+
     Arrays of NumPy and tensors of torch lie in buffers of ours: their memory is used again when the last view of them
     is gone. Arrays of MLX come from its own pool, which is made as large as ours while the manager lives; one counts as
     gone when the array itself is, whatever shares its memory. All are a standing charge on the budget: they do not wait
@@ -86,22 +88,22 @@ class UnifiedMemoryManager:
     `close` forgets the cache and gives everything back; tensors in use stay valid, and are counted no more.
     """
 
-    def __init__(self, config: MemoryConfig | None = None) -> None:
-        self.config = config = config if config is not None else MemoryConfig()
+    def __init__(self, config: MemoryConfig | None = None, **overrides: Any) -> None:
+        self.config = config = configured(MemoryConfig, config, overrides)
         self._limit = config.pool_size_mb * _MIB
         self.budget = config.budget if config.budget is not None else MemoryBudget(self._limit)
-        cache_mb = config.pool_size_mb // 2 if config.cache_size_mb is None else config.cache_size_mb
-        self._cache: HotCache[Any] = HotCache(cache_mb * _MIB)
+        cached = self._limit // 2 if config.cache_size_mb is None else config.cache_size_mb * _MIB
+        self._cache: HotCache[Any] = HotCache(cached)
         self._lock = threading.RLock()
         kept = self._limit if config.enable_pooling else 0
         self._pool = BufferPool(kept, budget=self.budget, owner=f"tensor pool {next(_numbers)}")
-        self._ledger = _Ledger(self.budget, self._pool)
+        self._ledger = Ledger(self.budget, "tensors", at_the_end=self._pool.close)
         self._mlx: MlxPool | None = None
         self._foreign: dict[Hashable, int] = {}
         """Cached tensors that were made elsewhere, and their bytes."""
         self._allocated = self._reused = 0
         self._closed = False
-        weakref.finalize(self, self._ledger.notes.put, _FORGOTTEN).atexit = False
+        weakref.finalize(self, self._ledger.forget).atexit = False
 
     @property
     def limit(self) -> int:
@@ -127,15 +129,19 @@ class UnifiedMemoryManager:
     def cache_tensor(self, name: Hashable, tensor: Any, cost_seconds: float | None = None) -> bool:
         """Keep a tensor by name while it is worth its bytes; whether it is kept.
 
-        `cost_seconds`: what making it again would take. It need not have been allocated here.
+        `cost_seconds`: what making it again would take. It need not have been allocated here; then it counts while it
+        is kept, and is not kept where it would be more than the pool has room for.
         """
         nbytes = _nbytes(name, tensor)
         with self._lock:
             if self._closed:
                 raise ConfigError("this memory manager is closed; make another one")
+            if not self._ledger.knows(tensor) and self._over(nbytes) > self._cache.nbytes:
+                self.release(name)  # no need to drive out anything: that would not be enough
+                return False
             kept = self._cache.put(name, tensor, nbytes, cost_seconds)
-            self._note_foreign(name, tensor, nbytes)
-        return kept
+            self._count_cached(name, tensor, nbytes)
+            return kept and name in self._cache
 
     def get_tensor(self, name: Hashable) -> Any:
         """The cached tensor of that name, or None."""
@@ -145,7 +151,9 @@ class UnifiedMemoryManager:
         """The cached tensor; made by `build` if it is not there, and kept if it is worth it by the time that took."""
         tensor = self._cache.get_or_build(name, build, lambda made: _nbytes(name, made))
         with self._lock:
-            self._note_foreign(name, tensor, _nbytes(name, tensor))
+            if self._cache.peek(name) is tensor:
+                self._count_cached(name, tensor, _nbytes(name, tensor))
+            self._settle()
         return tensor
 
     def release(self, name: Hashable) -> bool:
@@ -263,9 +271,20 @@ class UnifiedMemoryManager:
         self._ledger.add(tensor, nbytes)
         return tensor
 
-    def _note_foreign(self, name: Hashable, tensor: Any, nbytes: int) -> None:
+    def _count_cached(self, name: Hashable, tensor: Any, nbytes: int) -> None:
+        """Count what is cached, if it is not counted yet; or give it up, if there is no room for it beside the tensors
+        in use, also in the place of others that are only cached and worth less."""
         self._foreign.pop(name, None)
-        if name in self._cache and not self._ledger.knows(tensor):
+        self._settle()
+        if name not in self._cache or self._ledger.knows(tensor):
+            return
+        over = self._over(nbytes)
+        if 0 < over <= self._cache.nbytes - nbytes:
+            self._cache.trim(self._cache.nbytes - over)
+            over = self._over(nbytes)
+        if over > 0:
+            self._cache.discard(name)
+        elif name in self._cache:
             self._foreign[name] = nbytes
         self._settle()
 
@@ -273,109 +292,6 @@ class UnifiedMemoryManager:
         with self._lock:
             self._foreign = {name: nbytes for name, nbytes in self._foreign.items() if name in self._cache}
             self._ledger.settle(sum(self._foreign.values()))
-
-
-class _Ledger:
-    """What tensors take, until they are gone: they may go on any thread, in the middle of anything.
-
-    Whoever lets go of the last reference only leaves a note (a SimpleQueue may be put to from anywhere); a thread that
-    sleeps otherwise takes the bytes off the budget, so that who waits for them is woken. It ends with `close`, or, if
-    the manager is forgotten without that, with the last tensor.
-    """
-
-    def __init__(self, budget: MemoryBudget, pool: BufferPool) -> None:
-        self._budget, self._pool = budget, pool
-        self.notes: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._held: dict[int, tuple[int, int | None, int]] = {}
-        """Serial -> bytes, address, id of the object."""
-        self._serial = itertools.count()
-        self._thread: threading.Thread | None = None
-        self._own = self._foreign = self.peak = 0
-        self._closed = False
-
-    @property
-    def nbytes(self) -> int:
-        return self._own + self._foreign
-
-    @property
-    def tensors(self) -> int:
-        return len(self._held)
-
-    def add(self, owner: Any, nbytes: int, address: int | None = None) -> None:
-        """Count `nbytes` until `owner` is gone."""
-        with self._lock:
-            serial = next(self._serial)
-            self._held[serial] = (nbytes, address, id(owner))
-            self._own += nbytes
-            self._charge()
-            if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._watch, name="penstock-tensors", daemon=True)
-                self._thread.start()
-        weakref.finalize(owner, self.notes.put, serial).atexit = False
-
-    def knows(self, tensor: Any) -> bool:
-        """Whether the tensor, or what it is a view of, is counted already."""
-        address = _address(tensor)
-        with self._lock:
-            for nbytes, start, name in list(self._held.values()):
-                if start is None and name == id(tensor):
-                    return True
-                if start is not None and address is not None and start <= address < start + max(1, nbytes):
-                    return True
-        return False
-
-    def settle(self, foreign: int) -> None:
-        """Take note of what is gone; `foreign` bytes are kept that were not made here."""
-        notes: list[int] = []
-        while not self.notes.empty():
-            try:
-                notes.append(self.notes.get_nowait())
-            except queue.Empty:
-                break
-        with self._lock:
-            if not self._closed:
-                self._foreign = foreign
-                self._strike(notes)
-                self._charge()
-        for note in notes:
-            if note < 0:
-                self.notes.put(note)  # it was for the thread
-
-    def close(self) -> None:
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            self._held.clear()
-            self._own = self._foreign = 0
-            self._charge()
-        self.notes.put(_CLOSED)
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(5)
-
-    def _watch(self) -> None:
-        forgotten = False
-        while not (forgotten and not self._held):
-            note = self.notes.get()
-            if note == _CLOSED:
-                return
-            forgotten |= note == _FORGOTTEN
-            with self._lock:
-                self._strike([note])
-                self._foreign = 0 if forgotten else self._foreign
-                self._charge()
-        self._pool.close()
-
-    def _strike(self, notes: Sequence[int]) -> None:
-        for note in notes:
-            gone = self._held.pop(note, None)
-            self._own -= gone[0] if gone is not None else 0
-
-    def _charge(self) -> None:
-        self.peak = max(self.peak, self.nbytes)
-        self._budget.hold("tensors", self.nbytes, by=self)
 
 
 def _sizes(shape: int | Sequence[int]) -> tuple[int, ...]:
@@ -394,9 +310,3 @@ def _nbytes(name: Hashable, tensor: Any) -> int:
             f"{name!r} is to be a tensor, got {type(tensor).__name__}; give an array of MLX, torch or NumPy"
         )
     return int(tensor.nbytes)
-
-
-def _address(tensor: Any) -> int | None:
-    if isinstance(tensor, np.ndarray):
-        return int(tensor.ctypes.data)
-    return int(tensor.data_ptr()) if hasattr(tensor, "data_ptr") else None

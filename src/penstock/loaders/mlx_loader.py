@@ -22,7 +22,8 @@ from penstock.errors import ConfigError
 from penstock.loaders._samples.assembly import Corruption, Form
 from penstock.loaders._samples.engine import Sampled
 from penstock.loaders._samples.kinds import Objective
-from penstock.loaders._samples.origins import Columnar, Listed, Origin, open_origin
+from penstock.loaders._samples.opening import open_origin
+from penstock.loaders._samples.origins import Columnar, Listed, Origin
 from penstock.loaders.base import DataLoader
 from penstock.loaders.inputs import pad_id_of
 from penstock.loaders.options import Options
@@ -39,7 +40,8 @@ from penstock.order.plan import Feed, Plan
 __all__ = ["MLXDataLoader", "MLXLoaderConfig"]
 
 Ints = npt.NDArray[np.int64]
-_STEPS_AT_ONCE = 64
+_BATCHES_AT_ONCE = 64
+"""Of columns, which are looked up for all of them together."""
 _OBJECTIVES = ("classification", "regression", "masked_lm", None)
 _TRUNCATIONS = ("error", "right", "left")
 _PADDINGS = ("longest", "max_length")
@@ -71,7 +73,7 @@ class MLXLoaderConfig:
     """Threads that ask the dataset for samples, several at once; 0: the thread that wants the batch. Columns are read
     without any: that takes less time than handing a batch from one thread to another."""
     prefetch_size: int = 4
-    """Batches made ahead by those threads."""
+    """Batches that those threads make ahead, besides the one that each of them is at."""
     use_unified_memory: bool = True
     """MLX keeps arrays where CPU and GPU both find them, always; False changes nothing."""
     pin_memory: bool = True
@@ -162,7 +164,9 @@ class MLXDataLoader(DataLoader):
             batch["input_ids"], batch["attention_mask"], batch["labels"]
 
     A sample is a mapping with `input_ids` and whatever else: lists, numbers, arrays of NumPy, MLX, torch or JAX. The
-    sample of row 0 says what the others are like. Text and what else is no number goes to `batch.metadata`, as lists.
+    sample of row 0 says what the others are like. Text and what else is no number goes to `batch.metadata`, as lists;
+    so do the single values of a sample's `metadata`, each under its name. Samples without `input_ids` are numbers of
+    one shape each, which are stacked: `batch["x"]`.
     Samples may come as columns too, which is many times faster: a dataset with `to_columns()` (and no `transform`), a
     `pyarrow.Table`, a mapping of columns, a DataFrame, a Hugging Face dataset, a token store; a list of samples is made
     into columns.
@@ -188,7 +192,7 @@ class MLXDataLoader(DataLoader):
         form, columnar = _form(dataset, chosen), isinstance(origin, (Columnar, Listed))
         # Samples have threads of their own. Columns take one if making a batch turns out to take long.
         options = replace(chosen.options(), prefetch=None if columnar and chosen.num_workers else 0)
-        chunk = _STEPS_AT_ONCE if columnar else 1
+        chunk = _BATCHES_AT_ONCE if columnar else 1
         setting = Setting(chosen.num_workers, chosen.prefetch_size, chunk)
         tuner = _tuner(setting) if chosen.tune else None
         engine = Sampled(
@@ -238,8 +242,9 @@ class MLXDataLoader(DataLoader):
     def _profile_facts(self) -> dict[str, Any]:
         return {
             "workers": self._engine.setting.workers,
-            "fetched": self._engine.origin.columns() is None,
+            "fetched": self._engine.origin.one_by_one,
             "buckets": self.config.bucket_by_length,
+            "tuned": self.config.tune is not None,
         }
 
 

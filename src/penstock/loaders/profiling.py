@@ -75,14 +75,16 @@ class Profile:
         self._waited += self._given - self._asked
         self._running = True
         self._batches += 1
-        shape = batch.input_ids.shape
         told = batch.metadata.get("sample")
-        self._samples += int(shape[0]) if told is None else int(told[-1]) + 1 if len(told) else 0
-        self._tokens += batch.num_tokens
-        self._places += int(shape[0]) * int(shape[1])
+        self._samples += batch.batch_size if told is None else int(told[-1]) + 1 if len(told) else 0
+        if batch.input_ids is not None:
+            self._tokens += batch.num_tokens
+            self._places += int(batch.input_ids.shape[0]) * int(batch.input_ids.shape[1])
 
     def left(self) -> None:
         """The loop is over, or was left; what comes until the next batch is asked for is not training."""
+        if self._running:
+            self._trained += self._clock() - self._given
         self._running = False
 
     def making(self, made: Generator[Item, None, None]) -> Generator[Item, None, None]:
@@ -131,8 +133,9 @@ def advice(
     padding: float,
     *,
     workers: int | None = None,
-    fetched: bool = False,
+    fetched: bool | None = None,
     buckets: bool | None = None,
+    tuned: bool = False,
     **_: Any,
 ) -> str:
     """One sentence about what would help most."""
@@ -150,14 +153,16 @@ def advice(
     if busiest == "fetch" and not fetched:
         return said + "they are read as columns when the loader is first used, and not again."
     if busiest == "fetch":
-        if workers is not None and workers < 4:
+        if workers is not None and workers < 4 and not tuned:
             return said + f"raise num_workers (now {workers}), or set tune='auto'."
         return said + (
-            "try more workers with tune='auto', make __getitem__ cheaper, give the dataset to_columns(), or keep "
-            "samples with cache_mb."
+            ("" if tuned else "try more workers with tune='auto', ")
+            + "make __getitem__ cheaper, give the dataset to_columns(), or keep samples with cache_mb."
         )
     if busiest == "collate" and padding > _MUCH_PADDING and buckets is False:
         return said + f"{padding:.0%} of it is padding, so set bucket_by_length=True."
+    if fetched is False:
+        return said + "use larger batches."
     return said + "use larger batches, or let more of them be made ahead (prefetch)."
 
 

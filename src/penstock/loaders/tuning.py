@@ -82,6 +82,7 @@ class LoaderTuner:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.clock = clock
+        self._since = clock()
         self._rounds: list[tuple[str, list[int]]] = [
             (name, sorted(set(values)))
             for name, values in (("workers", workers), ("prefetch", prefetches), ("chunk", chunks))
@@ -113,19 +114,22 @@ class LoaderTuner:
             return False
         self._batches += 1
         self._waited += waited
-        seconds = self.clock() - self._begun
-        enough = self._batches >= _FEWEST_BATCHES and seconds >= _LEAST_SECONDS
-        if not enough and not (self._batches >= 2 and seconds >= _MOST_SECONDS):
+        now = self.clock()
+        self._seconds += now - self._since
+        self._since = now
+        enough = self._batches >= _FEWEST_BATCHES and self._seconds >= _LEAST_SECONDS
+        if not enough and not (self._batches >= 2 and self._seconds >= _MOST_SECONDS):
             return False
-        self._end_trial(Trial(self._now, self._batches, seconds, self._waited))
+        self._end_trial(Trial(self._now, self._batches, self._seconds, self._waited))
         return True
 
-    def pause(self) -> None:
-        """What is being tried begins anew: the loop was left."""
-        self._restart()
+    def resume(self) -> None:
+        """A loop begins: what is being tried goes on, without the time since the last batch of the loop before."""
+        self._since = self.clock()
 
     def _restart(self) -> None:
-        self._batches, self._waited, self._begun = 0, 0.0, self.clock()
+        self._batches, self._waited, self._seconds = 0, 0.0, 0.0
+        self._since = self.clock()
 
     def _end_trial(self, trial: Trial) -> None:
         self._trials.append(trial)

@@ -106,11 +106,11 @@ class MemoryBudget:
                 if self._queue:
                     self._changed.notify_all()
 
-    def try_reserve(self, nbytes: int, owner: str = "") -> Reservation | None:
+    def try_reserve(self, nbytes: int, owner: str = "", *, by: object = None) -> Reservation | None:
         """The reservation, or None if it would have to wait."""
         _check_amount(nbytes)
         with self._changed:
-            return self._admit(nbytes, owner, None) if not self._queue and self._fits(nbytes, None) else None
+            return self._admit(nbytes, owner, by) if not self._queue and self._fits(nbytes, by) else None
 
     def charge(self, nbytes: int, owner: str = "", *, by: object = None) -> Reservation:
         """A reservation that does not wait, for bytes that exist already."""

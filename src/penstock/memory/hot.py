@@ -103,6 +103,11 @@ class HotCache(Generic[V]):
             self._misses += item is None
             return default if item is None else cast(V, item.value)
 
+    def peek(self, key: Hashable) -> V | None:
+        """The value, if it is there; does not count as a use."""
+        item = self._items.get(key)
+        return None if item is None else cast(V, item.value)
+
     def put(self, key: Hashable, value: V, nbytes: int, cost_seconds: float | None = None) -> bool:
         """Keep the value if it is worth it, in the place of an older one of that key; whether it is kept.
 

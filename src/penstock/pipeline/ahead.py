@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Generic, Self, TypeVar
+from functools import partial
+from typing import Any, Generic, Self, TypeVar
 
 from penstock.errors import StalledError
 from penstock.memory import MemoryBudget, Reservation
@@ -43,12 +44,15 @@ def map_ahead(function: Callable[[Item], Result], items: Iterable[Item]) -> Gene
 
 
 class WorkAhead(Generic[Item, Result]):
-    """A function over many items by several threads, up to `most` items ahead of whoever takes the results, in order.
+    """A function over many items by several threads, some items ahead of whoever takes the results, in order.
 
-    The items are taken by the thread that takes the results. What is in work or waits is charged to `budget`, by the
-    largest `size` so far until its own is known; where there is no room, no more is begun until results were taken, but
-    one is always in work. An exception comes in its place in the order. `close` begins nothing more, and waits for
-    what is in work.
+    Up to `most` are in work or wait; an item counts for as many as its `weight` says, and one is always in work. They
+    are taken by the thread that takes the results. What is in work or waits is charged to `budget`: by the largest
+    `size` of a result so far and what work takes `beside` it, until its own size is known; where there is no room, no
+    more is begun until results were taken. As long as no size is known one item is in work alone.
+
+    An exception comes in its place in the order. `stop` begins nothing more, and lets go of what was made; `close` also
+    waits for what is in work.
     """
 
     def __init__(
@@ -58,11 +62,15 @@ class WorkAhead(Generic[Item, Result]):
         threads: int,
         most: int,
         *,
+        weight: Callable[[Item], int] = lambda _: 1,
         budget: MemoryBudget | None = None,
         size: Callable[[Result], int] | None = None,
+        beside: Callable[[], int] = lambda: 0,
     ) -> None:
-        self._function, self._items, self._most = function, items, max(most, 1)
-        self._budget, self._size, self._largest = budget, size, 0
+        self._function, self._items, self._most, self._weight = function, items, max(most, 1), weight
+        self._budget, self._size, self._beside = budget, size, beside
+        self._largest: float | None = None
+        """Bytes of a result, by its weight."""
         self._threads: set[int] = set()
         self._pool = ThreadPoolExecutor(
             threads,
@@ -70,69 +78,104 @@ class WorkAhead(Generic[Item, Result]):
             initializer=lambda known: known.add(threading.get_ident()),
             initargs=(self._threads,),
         )
-        self._working: deque[tuple[Future[Result], Reservation | None]] = deque()
+        self._next: deque[Item] = deque()
+        """The item that was taken and has to wait for room, if any."""
+        self._working: deque[tuple[Future[Result], int, Reservation | None]] = deque()
+        self._weights = 0
+        self._taken: Reservation | None = None
+        """Of the result that was taken last, if it is of several things, which are used one after the other."""
         self._ended = False
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Result:
+        self._release_taken()
         self._begin_more()
         if not self._working:
             self.close()
             raise StopIteration
-        future, charge = self._working.popleft()
+        future, weight, charge = self._working.popleft()
+        self._weights -= weight
+        self._taken = charge
         try:
             return future.result()
         finally:
-            if charge is not None:
-                charge.release()
+            if weight <= 1:
+                self._release_taken()
             del future
 
     def finish(self) -> None:
-        """Begin nothing more; what is in work still comes."""
+        """Take no more items; what was taken still comes."""
         self._ended = True
+
+    def stop(self) -> None:
+        """Begin nothing more. The threads end, and what they hold is let go of, once what is in work is done."""
+        self._end(wait=False)
 
     def close(self) -> None:
-        self._ended = True
         # One of its own threads may be what collects it as garbage, and cannot wait for itself.
-        self._pool.shutdown(wait=threading.get_ident() not in self._threads, cancel_futures=True)
+        self._end(wait=threading.get_ident() not in self._threads)
+
+    def _end(self, *, wait: bool) -> None:
+        self._ended, self._weights = True, 0
+        self._next.clear()
+        self._release_taken()
+        self._pool.shutdown(wait=wait, cancel_futures=True)
         while self._working:
-            _, charge = self._working.popleft()
+            future, _, charge = self._working.popleft()
             if charge is not None:
-                charge.release()
+                future.add_done_callback(partial(_release, charge))
 
     def _begin_more(self) -> None:
-        while not self._ended and len(self._working) < self._most:
-            charge = None
-            if self._budget is not None and self._size is not None:
-                if self._working:
-                    charge = self._budget.try_reserve(self._largest, "prefetch")
-                    if charge is None:
-                        return
-                else:
-                    charge = self._budget.charge(self._largest, "prefetch")
+        while self._next or (not self._ended and self._weights < self._most):
             try:
-                item = next(self._items)
+                item = self._next.popleft() if self._next else next(self._items)
             except BaseException as error:  # noqa: BLE001 - it is raised where the result would have been
                 self._ended = True
-                if charge is not None:
-                    charge.release()
                 if isinstance(error, StopIteration):
                     return
                 failed: Future[Result] = Future()
                 failed.set_exception(error)
-                self._working.append((failed, None))
+                self._working.append((failed, 0, None))
                 return
-            self._working.append((self._pool.submit(self._work, item, charge), charge))
+            weight = self._weight(item)
+            charge = None
+            if self._working and self._weights + weight > self._most:
+                self._next.append(item)
+                return
+            if self._budget is not None and self._size is not None:
+                charge = self._charge(weight)
+                if charge is None:
+                    self._next.append(item)
+                    return
+            self._weights += weight
+            self._working.append((self._pool.submit(self._work, item, weight, charge), weight, charge))
 
-    def _work(self, item: Item, charge: Reservation | None) -> Result:
+    def _charge(self, weight: int) -> Reservation | None:
+        """Room for one item more, if there is any, or if it is the only one."""
+        assert self._budget is not None
+        needed = int((self._largest or 0) * weight) + self._beside()
+        if not self._working:
+            return self._budget.charge(needed, "prefetch", by=self)
+        return None if self._largest is None else self._budget.try_reserve(needed, "prefetch", by=self)
+
+    def _release_taken(self) -> None:
+        charge, self._taken = self._taken, None
+        if charge is not None:
+            charge.release()
+
+    def _work(self, item: Item, weight: int, charge: Reservation | None) -> Result:
         result = self._function(item)
         if charge is not None and self._size is not None:
             size = self._size(result)
-            self._largest = max(self._largest, size)
+            self._largest = max(self._largest or 0, size / max(weight, 1))
             charge.resize(size)
         return result
+
+
+def _release(charge: Reservation, done: Future[Any]) -> None:
+    charge.release()
 
 
 class ReadAhead(Generic[Item]):
@@ -237,5 +280,5 @@ class _Line(Generic[Item]):
         needed = self._size(item)
         while not self._stopped:
             with suppress(StalledError):
-                return self._budget.reserve(needed, "prefetch", timeout=_LOOK_UP_SECONDS)
+                return self._budget.reserve(needed, "prefetch", timeout=_LOOK_UP_SECONDS, by=self)
         return None

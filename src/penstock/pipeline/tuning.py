@@ -58,9 +58,12 @@ class Tuner:
             self._row_bytes = max(width, 0.9 * self._row_bytes + 0.1 * width)
 
     def saw_need(self, raw: int, peak: int) -> None:
-        """A batch of `raw` bytes took `peak` bytes on its way; half of that again is allowed for temporaries."""
+        """A batch of `raw` bytes took `peak` bytes on its way; half of that again is allowed for temporaries.
+
+        No more is learned than that a batch of the usual size takes the whole budget: it goes alone then.
+        """
         if raw:
-            need = max(2.0, 1.5 * peak / raw)
+            need = max(2.0, min(1.5 * peak / raw, self._limit() / self.batch_bytes))
             self._need = max(need, 0.98 * self._need + 0.02 * need)
 
     def adjust_batch(self, busiest_seconds: float) -> None:

@@ -9,13 +9,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.templates.values import FineDuration, FineMoment, Unsayable, as_value, float_text
+from penstock.templates.values import FineDuration, FineMoment, Unsayable, as_value, float_text, why_unsayable
 
 __all__ = ["TEXT", "clean", "distinct", "float_texts", "is_text", "join", "join_parts", "python_values"]
 
 TEXT = pa.large_string()
 """Texts on the way: a slice of very long ones may pass the two gigabytes that `string` holds."""
 
+_VIEWS = (pa.string_view(), pa.binary_view())
 _TEXTS = (pa.string(), pa.large_string(), pa.string_view())
 # Between these Arrow writes a float as Python does; beyond, they differ in when the exponent begins.
 _SMALL, _LARGE = 1e-4, 1e10
@@ -60,15 +61,9 @@ def join_parts(parts: Sequence[tuple[str, pa.Array, str]], between: str) -> pa.A
 
 def clean(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     """A column in one piece: texts as `large_string`, floats as float64 with NaN as null, nothing encoded."""
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if isinstance(array, pa.ExtensionArray):
-        array = array.storage
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    if pa.types.is_run_end_encoded(array.type):
-        array = pc.run_end_decode(array)
-    if is_text(array.type):
-        return array if array.type == TEXT else pc.cast(array, TEXT)
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    decoded = [_decoded(chunk) for chunk in chunks or [pa.array([], column.type)]]
+    array = decoded[0] if len(decoded) == 1 else pa.concat_arrays(decoded)
     if pa.types.is_floating(array.type):
         array = _wide(array)
         nan = pc.is_nan(array)
@@ -108,6 +103,25 @@ def python_values(values: pa.Array) -> list[Any]:
         return list(values.to_pylist()) if not pa.types.is_nested(kind) else [as_value(v) for v in values.to_pylist()]
     except (ValueError, OverflowError, NotImplementedError) as error:  # such as the year 10000
         raise Unsayable(f"Python has no value for some of its {kind} ({error})") from None
+
+
+def _decoded(array: pa.Array) -> pa.Array:
+    """Nothing encoded, and texts as `large_string`: Arrow can do little with dictionaries and runs of views."""
+    kind = array.type
+    if isinstance(kind, pa.BaseExtensionType):
+        if (reason := why_unsayable(kind.extension_name)) is not None:
+            raise Unsayable(reason)
+        return pc.cast(array.storage, pa.bool_()) if kind == pa.bool8() else _decoded(array.storage)
+    if pa.types.is_dictionary(kind):
+        if kind.value_type in _VIEWS:
+            array = pa.DictionaryArray.from_arrays(array.indices, _decoded(array.dictionary))
+        return _decoded(array.dictionary_decode())
+    if pa.types.is_run_end_encoded(kind):
+        whole = pa.RunEndEncodedArray.from_arrays(array.run_ends, _decoded(array.values))
+        return pc.run_end_decode(whole.slice(array.offset, len(array)))
+    if kind == pa.binary_view():
+        return pc.cast(array, pa.large_binary())
+    return pc.cast(array, TEXT) if is_text(kind) and kind != TEXT else array
 
 
 def _wide(array: pa.Array) -> pa.Array:

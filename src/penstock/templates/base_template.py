@@ -14,9 +14,10 @@ import xxhash
 
 from penstock._dtypes import did_you_mean
 from penstock.errors import ConfigError, DataError, SchemaError
-from penstock.templates.frames import as_row
+from penstock.templates._identity import identity
+from penstock.templates.frames import MixedTypes, as_row, as_table
 
-__all__ = ["BaseTemplate"]
+__all__ = ["BaseTemplate", "version_text"]
 
 logger = logging.getLogger(__name__)
 
@@ -38,11 +39,10 @@ class BaseTemplate(ABC):
     slice_rows: int = 65_536
     """Rows rendered at once; what is needed on the way stays this small."""
 
-    def __init__(self, name: str, *, version: str = "1") -> None:
-        for key, given in (("name", name), ("version", version)):
-            if not isinstance(given, str) or not given:
-                raise ConfigError(f"the {key} of a template must be text that is not empty, got {given!r}")
-        self.name, self.version = name, version
+    def __init__(self, name: str, *, version: str | int = "1") -> None:
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"the name of a template must be text that is not empty, got {name!r}")
+        self.name, self.version = name, version_text(version)
 
     @abstractmethod
     def columns(self, available: Sequence[str]) -> tuple[str, ...]:
@@ -77,6 +77,32 @@ class BaseTemplate(ABC):
         table = pa.table(used) if used else pa.table({"": pa.nulls(1)})
         return str(self.render_slice(table, 0)[0].as_py())
 
+    def convert_row(self, row: Any) -> str:
+        """The text of one row: a pandas Series, a mapping, a named tuple."""
+        return self.render_row(row)
+
+    def convert_batch(self, data: Any, *, mixed: MixedTypes = "error") -> list[str]:
+        """The text of every row of whatever `as_table` takes, in order."""
+        table = as_table(data, mixed=mixed)
+        if not table.num_rows and not table.num_columns:
+            return []  # no rows at all have no columns either
+        texts: list[str] = []
+        for chunk in self.render_chunks(table):
+            texts += chunk.to_pylist()
+        return texts
+
+    def convert_table(self, data: Any, *, mixed: MixedTypes = "error") -> pa.StringArray | pa.LargeStringArray:
+        """The same as an Arrow array, whose type is `large_string` only where the texts pass two gigabytes."""
+        table = as_table(data, mixed=mixed)
+        if not table.num_rows and not table.num_columns:
+            return pa.array([], pa.string())
+        texts = self.render(table)
+        if texts.num_chunks == 1:
+            return texts.chunk(0)
+        if texts.nbytes > 1 << 31:
+            texts = texts.cast(pa.large_string())
+        return texts.combine_chunks()
+
     def validate(self, columns: pa.Schema | pa.Table | Sequence[str]) -> None:
         """Raise `SchemaError` if a column that the template needs is not among these."""
         names = list(columns) if not isinstance(columns, (pa.Schema, pa.Table)) else _names(columns)
@@ -91,8 +117,11 @@ class BaseTemplate(ABC):
 
     @property
     def fingerprint(self) -> str:
-        """The same for templates that make the same texts, whatever they are called."""
-        said = [_RULES, type(self).__name__, self.rules()]
+        """The same for templates that make the same texts, whatever they are called.
+
+        It stands for the rules and the class; for a class of your own, for its code too.
+        """
+        said = [_RULES, identity(type(self)), self.rules()]
         return str(xxhash.xxh3_128_hexdigest(orjson.dumps(said, option=orjson.OPT_SORT_KEYS)))
 
     def __eq__(self, other: object) -> bool:
@@ -130,6 +159,15 @@ _CONSEQUENCES = {
     "say": "every text says that it is unknown",
     "error": "its rule, missing='error', stops here",
 }
+
+
+def version_text(version: str | int) -> str:
+    """A version as the text it is kept as: 2 is "2"."""
+    if isinstance(version, int) and not isinstance(version, bool):
+        return str(version)
+    if not isinstance(version, str) or not version:
+        raise ConfigError(f"the version of a template must be text or a whole number, got {version!r}")
+    return version
 
 
 def _is_empty(column: pa.ChunkedArray) -> bool:

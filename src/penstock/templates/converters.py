@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from penstock._dtypes import did_you_mean
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, SchemaError
 from penstock.templates.base_template import BaseTemplate
 from penstock.templates.columns import ColumnFormat
 from penstock.templates.frames import MixedTypes, as_row, as_table
+from penstock.templates.hiding import hiding
 from penstock.templates.sentences import SentenceTemplate
 from penstock.templates.styles import STYLES
 
-__all__ = ["TabularTextConverter", "hiding"]
+__all__ = ["TabularTextConverter", "array_of", "hiding", "make_style", "targets_in"]
 
-_HIDDEN: ContextVar[tuple[str, ...]] = ContextVar("hidden", default=())
-
-
-@contextmanager
-def hiding(columns: Sequence[str]) -> Iterator[None]:
-    """Within it, a style says nothing of these columns, unless `only` names them.
-
-    A dataset hides its target this way while it makes a sample, so that `TabularTextConverter().convert_row(row)` of a
-    row that still has its label does not put the answer into the text.
-    """
-    token = _HIDDEN.set((*_HIDDEN.get(), *columns))
-    try:
-        yield
-    finally:
-        _HIDDEN.reset(token)
+_NEAR = 0.8
 
 
 class TabularTextConverter:
@@ -43,10 +30,11 @@ class TabularTextConverter:
         TabularTextConverter(style="json", target="Survived").convert_batch(df)
         TabularTextConverter("{Name} was {Age:.0f}[, from {Embarked}].").convert_batch("train.csv")
 
-    `template` is a template, or a sentence as it is written; without one the text is made from the columns, in a
-    `style`: natural, key_value, markdown, json or list. `columns`, `only` and `exclude` are those of the style. The
-    `target` is never in the text, and need not be in the data; within a `KaggleDataset` neither is the target of its
-    spec, if the text is made from all columns. Tables are whatever `as_table` takes.
+    `template` is a template, a sentence as it is written, or the name of a style; without one the text is made from the
+    columns, in a `style`: natural, key_value, markdown, json or list. `columns`, `only` and `exclude` are those of the
+    style. The `target` is never in the text, and need not be in the data; but where it is not, a column that looks like
+    it misspelt is an error. Within a `KaggleDataset` the target of its spec is not said either, if the text is made
+    from all columns. Tables are whatever `as_table` takes.
     """
 
     def __init__(
@@ -62,7 +50,10 @@ class TabularTextConverter:
     ) -> None:
         self.target = () if target is None else (target,) if isinstance(target, str) else tuple(target)
         self.mixed = mixed
-        self._says_all = template is None and only is None
+        if isinstance(template, str) and template in STYLES:
+            if style not in ("natural", template):
+                raise ConfigError(f"{template!r} and style={style!r} are two styles; choose one")
+            style, template = template, None
         if template is None:
             left_out = (exclude,) if isinstance(exclude, str) else tuple(exclude)
             self.template = make_style(
@@ -74,6 +65,11 @@ class TabularTextConverter:
         elif only is not None or exclude:
             raise ConfigError("only= and exclude= choose the columns of a style; a template has chosen its own")
         elif isinstance(template, str):
+            if "{" not in template:
+                hint = did_you_mean(template, STYLES) or f"; the styles are {', '.join(STYLES)}"
+                raise ConfigError(
+                    f"{template!r:.80} is neither a sentence, which names columns as in '{{Age}}', nor a style{hint}"
+                )
             self.template = SentenceTemplate("sentence", template, columns=columns)
         elif columns is not None:
             raise ConfigError("columns= is for styles and written sentences; a template has its own formats")
@@ -86,29 +82,47 @@ class TabularTextConverter:
     def convert_row(self, row: Any) -> str:
         """The text of one row: a pandas Series, a mapping, a named tuple."""
         values = as_row(row)
-        for name in self._left_out():
-            values.pop(name, None)
+        for name in targets_in(values, self.target, self.template):
+            del values[name]
         return self.template.render_row(values)
 
     def convert_batch(self, data: Any) -> list[str]:
         """The text of every row of a table, in order."""
-        return texts_of(self.template, self._without_target(data))
+        return self.template.convert_batch(self._without_target(data))
 
     def convert_table(self, data: Any) -> pa.StringArray | pa.LargeStringArray:
         """The same as an Arrow array, whose type is `large_string` only where the texts pass two gigabytes."""
-        return array_of(self.template, self._without_target(data))
+        return self.template.convert_table(self._without_target(data))
 
     def _without_target(self, data: Any) -> pa.Table:
         table = as_table(data, mixed=self.mixed)
-        here = [name for name in self._left_out() if name in table.schema.names]
+        here = targets_in(table.schema.names, self.target, self.template)
         return table.drop_columns(here) if here else table
-
-    def _left_out(self) -> set[str]:
-        return {*self.target, *(_HIDDEN.get() if self._says_all else ())}
 
     def __repr__(self) -> str:
         target = f", target={list(self.target)}" if self.target else ""
         return f"TabularTextConverter({self.template!r}{target})"
+
+
+def targets_in(names: Iterable[str], target: Sequence[str], template: BaseTemplate) -> list[str]:
+    """The targets that are among some columns; without one, a column that looks like it must not be said."""
+    columns = list(names)
+    for name in target:
+        if name not in columns and (near := _misspelt(name, template.columns(columns))) is not None:
+            raise SchemaError(
+                f"target {name!r} is not in the data, and {near!r}, which is, would be in the text; "
+                f"write target={near!r} if it is meant, or give no target for data that has none"
+            )
+    return [name for name in target if name in columns]
+
+
+def _misspelt(name: str, columns: Sequence[str]) -> str | None:
+    """The column that this name stands for but for a letter or two; another number makes another column."""
+    for column in columns:
+        a, b = name.casefold(), column.casefold()
+        if re.findall(r"\d+", a) == re.findall(r"\d+", b) and difflib.SequenceMatcher(None, a, b).ratio() >= _NEAR:
+            return column
+    return None
 
 
 def make_style(style: str, **options: Any) -> BaseTemplate:
@@ -119,23 +133,6 @@ def make_style(style: str, **options: Any) -> BaseTemplate:
     return STYLES[style](**options)
 
 
-def texts_of(template: BaseTemplate, table: pa.Table) -> list[str]:
-    """What a template says of each row, as Python texts."""
-    if not table.num_rows and not table.num_columns:
-        return []  # no rows at all have no columns either
-    texts: list[str] = []
-    for chunk in template.render_chunks(table):
-        texts += chunk.to_pylist()
-    return texts
-
-
 def array_of(template: BaseTemplate, table: pa.Table) -> pa.StringArray | pa.LargeStringArray:
-    """The same as one Arrow array."""
-    if not table.num_rows and not table.num_columns:
-        return pa.array([], pa.string())
-    texts = template.render(table)
-    if texts.num_chunks == 1:
-        return texts.chunk(0)
-    if texts.nbytes > 1 << 31:
-        texts = texts.cast(pa.large_string())
-    return texts.combine_chunks()
+    """What a template says of each row, as one Arrow array."""
+    return template.convert_table(table)

@@ -12,8 +12,7 @@ import pyarrow as pa
 
 from penstock._dtypes import did_you_mean
 from penstock.errors import ConfigError
-from penstock.templates.base_template import BaseTemplate
-from penstock.templates.converters import array_of, texts_of
+from penstock.templates.base_template import BaseTemplate, version_text
 from penstock.templates.frames import MixedTypes, as_table
 from penstock.templates.library import read_templates, write_templates
 from penstock.templates.styles import STYLES
@@ -50,11 +49,10 @@ class TextTemplateEngine:
             )
         known[template.version] = template
 
-    def get_template(self, name: str, version: str | None = None) -> BaseTemplate:
+    def get_template(self, name: str, version: str | int | None = None) -> BaseTemplate:
         """A template by name; the latest version unless one is asked for."""
         versions = self.versions(name)
-        if version is None:
-            version = versions[-1]
+        version = versions[-1] if version is None else version_text(version)
         if version not in versions:
             raise ConfigError(f"template {name!r} has no version {version!r}; it has {', '.join(map(repr, versions))}")
         return self._templates[name][version]
@@ -71,18 +69,18 @@ class TextTemplateEngine:
         return sorted(self._templates[name], key=_by_numbers)
 
     def convert_data(
-        self, data: Any, template_name: str, version: str | None = None, *, mixed: MixedTypes = "error"
+        self, data: Any, template_name: str, version: str | int | None = None, *, mixed: MixedTypes = "error"
     ) -> list[str]:
         """One text for each row of a frame, an Arrow table, rows or a path; the columns are checked first."""
-        return texts_of(self.get_template(template_name, version), as_table(data, mixed=mixed))
+        return self.get_template(template_name, version).convert_batch(data, mixed=mixed)
 
     def convert_table(
-        self, data: Any, template_name: str, version: str | None = None, *, mixed: MixedTypes = "error"
+        self, data: Any, template_name: str, version: str | int | None = None, *, mixed: MixedTypes = "error"
     ) -> pa.StringArray | pa.LargeStringArray:
         """The same as an Arrow array."""
-        return array_of(self.get_template(template_name, version), as_table(data, mixed=mixed))
+        return self.get_template(template_name, version).convert_table(data, mixed=mixed)
 
-    def validate(self, data: Any, template_name: str, version: str | None = None) -> None:
+    def validate(self, data: Any, template_name: str, version: str | int | None = None) -> None:
         """Check a template against the columns of some data, or against their names, without rendering anything."""
         names = isinstance(data, (list, tuple)) and all(isinstance(name, str) for name in data)
         columns = data if names or isinstance(data, pa.Schema) else as_table(data).schema

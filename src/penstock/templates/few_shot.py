@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextvars import Context
 from functools import cached_property
 from typing import Any
 
@@ -14,9 +15,11 @@ import xxhash
 
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.order.permutation import derive_key
+from penstock.templates._identity import identity
 from penstock.templates.arrays import TEXT, join
 from penstock.templates.base_template import BaseTemplate
 from penstock.templates.columns import ColumnFormat
+from penstock.templates.converters import TabularTextConverter, targets_in
 from penstock.templates.frames import as_row, as_table
 from penstock.templates.saying import Sayer
 from penstock.transforms._hashing import hash64, mix64
@@ -31,7 +34,7 @@ Rows = npt.NDArray[np.int64]
 
 
 class FewShot(BaseTemplate):
-    """`count` examples with their labels, then the row, each said by `template`.
+    """`count` examples with their labels, then the row, each said by `template`, or as a converter says it.
 
         FewShot(template, train_fold, labels="Survived", count=4, answer="Survived: ",
                 label_format=ColumnFormat(categories={0: "no", 1: "yes"}))
@@ -45,7 +48,7 @@ class FewShot(BaseTemplate):
 
     def __init__(
         self,
-        template: BaseTemplate,
+        template: BaseTemplate | TabularTextConverter,
         examples: Any,
         labels: str | Sequence[Any],
         count: int = 4,
@@ -57,10 +60,14 @@ class FewShot(BaseTemplate):
         answer: str = "Answer: ",
         between: str = "\n\n",
         name: str | None = None,
-        version: str | None = None,
+        version: str | int | None = None,
     ) -> None:
         if type(count) is not int or count < 1:
             raise ConfigError(f"count must be a positive number of examples, got {count!r}")
+        targets = template.target if isinstance(template, TabularTextConverter) else ()
+        template = template.template if isinstance(template, TabularTextConverter) else template
+        if not isinstance(template, BaseTemplate):
+            raise ConfigError(f"template must be a template or a TabularTextConverter, got {type(template).__name__}")
         super().__init__(
             f"{template.name}_{count}_shot" if name is None else name,
             version=template.version if version is None else version,
@@ -69,11 +76,13 @@ class FewShot(BaseTemplate):
         self.label_format = label_format or ColumnFormat()
         self.instruction, self.answer, self.between = instruction, answer, between
         table = as_table(examples)
-        self._label_column = labels if isinstance(labels, str) else None
-        if self._label_column is not None and self._label_column in template.columns(()):
+        if isinstance(labels, str) and labels in template.columns(()):
             raise ConfigError(f"template {template.name!r} says the label column {labels!r}; leave it out of its text")
+        self._unsaid = frozenset((*targets, labels) if isinstance(labels, str) else targets)
+        if not isinstance(labels, str):
+            targets_in(table.schema.names, targets, template)
         said = self._said_labels(table, labels)
-        table = self._without_label(table)
+        table = self._without_labels(table)
         self._ids = self._id_hashes(table) if id_column is not None else None
         texts = template.render(table)
         self._texts = _hashes(texts)
@@ -92,7 +101,7 @@ class FewShot(BaseTemplate):
         return self.template.missing_rules()
 
     def render_slice(self, table: pa.Table, first_row: int) -> pa.Array:
-        table = self._without_label(table)
+        table = self._without_labels(table)
         used = self.template.columns(table.schema.names)
         texts = pc.cast(self.template.render_slice(table.select(list(used)), first_row), TEXT)
         ids = None if self.id_column is None else self._id_hashes(table)
@@ -109,9 +118,12 @@ class FewShot(BaseTemplate):
         return str(self._assembled(one, [self._examples.take(pa.array(column)) for column in drawn.T])[0].as_py())
 
     def rules(self) -> dict[str, Any]:
+        # What the template would say of a row that has these; not less where a dataset hides some of it.
+        said = Context().run(self.template.columns, sorted(self._unsaid))
         return {
-            "template": {"kind": type(self.template).__name__, **self.template.rules()},
+            "template": {"kind": identity(type(self.template)), **self.template.rules()},
             "examples": self._digest,
+            "unsaid": [name for name in said if name in self._unsaid],
             "count": self.count,
             "seed": self.seed,
             "id_column": self.id_column,
@@ -136,11 +148,11 @@ class FewShot(BaseTemplate):
         return join(*first, *examples, last, between=self.between)
 
     def _visible(self, names: Sequence[str]) -> list[str]:
-        """The columns without that of the label, unless the template leaves it out by itself."""
-        says_it = self._label_column in self.template.columns(names)
-        return [name for name in names if name != self._label_column or not says_it]
+        """The columns without that of the label, and without targets, unless the template leaves them out by itself."""
+        said = set(self.template.columns(names)) & self._unsaid
+        return [name for name in names if name not in said]
 
-    def _without_label(self, table: pa.Table) -> pa.Table:
+    def _without_labels(self, table: pa.Table) -> pa.Table:
         return table.select(self._visible(table.schema.names))
 
     def _said_labels(self, table: pa.Table, labels: str | Sequence[Any]) -> pa.Array:

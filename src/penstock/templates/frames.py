@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from operator import itemgetter
 from typing import Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
 
 from penstock.errors import ConfigError, DataError, SchemaError
-from penstock.templates.values import Unsayable, as_value, plain_text
+from penstock.templates.arrays import is_text
+from penstock.templates.values import FineDuration, FineMoment, Unsayable, as_value, plain_text
 
 __all__ = ["MixedTypes", "as_row", "as_table"]
 
@@ -123,9 +126,22 @@ def _from_pandas(frame: Any, mixed: MixedTypes) -> pa.Table:
 
 def _from_series(series: Any, name: str, mixed: MixedTypes) -> pa.Array | pa.ChunkedArray:
     try:
-        return pa.Array.from_pandas(series)
+        array = pa.Array.from_pandas(series)
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
         return _column(list(series), name, mixed)
+    return _column(list(series), name, mixed) if _is_guessed(series, array.type) else array
+
+
+def _is_guessed(series: Any, kind: pa.DataType) -> bool:
+    """Whether Arrow made one type of Python objects of several: a time of day is lost, a truth value is a number."""
+    held = getattr(series.dtype, "categories", series)
+    if held.dtype != object:
+        return False
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if is_text(kind):
+        return False
+    clock = pa.types.is_timestamp(kind) or pa.types.is_duration(kind)  # zones and nanoseconds are lost too
+    return clock or len(set(map(type, held)) - {type(None)}) > 1
 
 
 def _from_columns(columns: Mapping[Any, Any], mixed: MixedTypes) -> pa.Table:
@@ -156,14 +172,14 @@ def _from_rows(rows: Sequence[Any], mixed: MixedTypes) -> pa.Table:
 def _assembled(names: Sequence[str], columns: Sequence[Any]) -> pa.Table:
     lengths = {name: len(column) for name, column in zip(names, columns)}
     if len(set(lengths.values())) > 1:
-        (short, few), (long, many) = min(lengths.items(), key=_second), max(lengths.items(), key=_second)
+        (short, few), (long, many) = min(lengths.items(), key=itemgetter(1)), max(lengths.items(), key=itemgetter(1))
         raise SchemaError(f"columns must be equally long: {short!r} has {few} values, {long!r} has {many}")
     return pa.Table.from_arrays(list(columns), names=list(names))
 
 
 def _column(values: Sequence[Any], name: str, mixed: MixedTypes) -> pa.Array:
     """Python values as an array; several types in one column go by the rule."""
-    cells = list(as_row({str(row): value for row, value in enumerate(values)}).values())
+    cells = [_cell(value, name, row) for row, value in enumerate(values)]
     kinds = {_kind(cell): row for row, cell in reversed(list(enumerate(cells))) if cell is not None}
     reason: Exception | None = None
     if len(kinds) <= 1:
@@ -174,7 +190,7 @@ def _column(values: Sequence[Any], name: str, mixed: MixedTypes) -> pa.Array:
     if mixed == "text":
         return pa.array([_mixed_text(cell, name, row) for row, cell in enumerate(cells)], pa.large_string())
     if reason is None:
-        (first, a), (second, b) = sorted(kinds.items(), key=_second)[:2]
+        (first, a), (second, b) = sorted(kinds.items(), key=itemgetter(1))[:2]
         raise SchemaError(
             f"column {name!r} holds several types: {first} in row {a} ({cells[a]!r:.40}) and {second} in row {b} "
             f"({cells[b]!r:.40}); make them one, or choose mixed='text'"
@@ -182,12 +198,24 @@ def _column(values: Sequence[Any], name: str, mixed: MixedTypes) -> pa.Array:
     raise SchemaError(f"column {name!r} cannot be made an Arrow column: {reason}; choose mixed='text'") from reason
 
 
+def _cell(value: Any, name: str, row: int) -> Any:
+    try:
+        return as_value(value)
+    except Unsayable as reason:
+        raise DataError(f"column {name!r}, row {row}: {reason}", row=row, data=value) from None
+
+
 def _kind(value: Any) -> str:
-    """The name of a type; integers and floats go together, as do lists and tuples."""
+    """The name of a type; integers and floats go together, as do lists and tuples; moments differ by their zone."""
     if isinstance(value, bool):
         return "bool"
     if isinstance(value, _NUMBERS):
         return "number"
+    if isinstance(value, FineDuration):
+        return "timedelta"
+    value = value.moment if isinstance(value, FineMoment) else value
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        return f"datetime in {value.tzinfo}"
     return "list" if isinstance(value, tuple) else type(value).__name__
 
 
@@ -227,6 +255,3 @@ def _distinct_names(table: pa.Table) -> pa.Table:
 
 def _twice(name: str, names: Sequence[str]) -> str:
     return f"{names.count(name)} columns are called {name!r}; rename all but one; the columns are {list(names)}"
-
-
-_second: Callable[[tuple[str, int]], int] = lambda pair: pair[1]  # noqa: E731

@@ -13,6 +13,7 @@ from penstock.templates.arrays import TEXT, clean, python_values
 from penstock.templates.base_template import BaseTemplate
 from penstock.templates.columns import ColumnFormat, as_formats
 from penstock.templates.frames import as_row
+from penstock.templates.hiding import hidden
 from penstock.templates.saying import Sayer
 from penstock.templates.values import Unsayable, whole
 
@@ -37,7 +38,7 @@ class JinjaTemplate(BaseTemplate):
         name: str,
         source: str,
         *,
-        version: str = "1",
+        version: str | int = "1",
         columns: Mapping[str, ColumnFormat | Mapping[str, Any]] | None = None,
     ) -> None:
         super().__init__(name, version=version)
@@ -48,7 +49,8 @@ class JinjaTemplate(BaseTemplate):
     def columns(self, available: Sequence[str] = ()) -> tuple[str, ...]:
         named = tuple(name for name in self._variables if name not in _WHOLE_ROW)
         if any(name in _WHOLE_ROW for name in self._variables):
-            return (*named, *(name for name in available if name not in named))
+            left_out = {*named, *hidden()}
+            return (*named, *(name for name in available if name not in left_out))
         return named
 
     def validate(self, columns: pa.Schema | pa.Table | Sequence[str]) -> None:

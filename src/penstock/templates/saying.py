@@ -50,7 +50,10 @@ class Sayer:
 
     def many(self, column: pa.Array | pa.ChunkedArray, first_row: int = 0) -> pa.Array:
         """The texts of a column, as `large_string`; `first_row` is the number of its first row in errors."""
-        values = clean(column)
+        try:
+            values = clean(column)
+        except Unsayable as reason:
+            raise DataError(f"column {self.column!r}: {reason}") from None
         texts = self._quickly(values)
         if texts is None:
             texts = self._one_by_one(values, first_row)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,9 +29,11 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Optional:
-    """A part in brackets: there unless something in it is missing."""
+    """A part in brackets: there unless something in it is missing. `start` and `stop` are where it is written."""
 
     parts: tuple[str | Slot | Optional, ...]
+    start: int
+    stop: int
 
 
 Part = str | Slot | Optional
@@ -55,15 +57,13 @@ class SentenceTemplate(BaseTemplate):
         name: str,
         text: str,
         *,
-        version: str = "1",
+        version: str | int = "1",
         columns: Mapping[str, ColumnFormat | Mapping[str, Any]] | None = None,
     ) -> None:
         super().__init__(name, version=version)
-        if not isinstance(text, str):
-            raise ConfigError(f"the text of template {name!r} must be a str, got {type(text).__name__}")
         self.text = text
         self.formats = as_formats(columns)
-        self._parts = _Parser(text, f"template {name!r}").parse()
+        self._parts = _parsed(name, text)
         self._sayers = {
             slot: Sayer(slot.column, self.formats.get(slot.column, ColumnFormat()), slot.spec)
             for slot in _slots(self._parts)
@@ -75,6 +75,29 @@ class SentenceTemplate(BaseTemplate):
                 f"template {name!r} has a format for column {strangers[0]!r}, which its text does not use; "
                 f"it uses {list(self._columns)}"
             )
+
+    @classmethod
+    def of(
+        cls, name: str, text: str, *, version: str | int = "1", columns: Mapping[str, ColumnFormat | Mapping[str, Any]]
+    ) -> SentenceTemplate:
+        """A sentence with those of these formats that it uses: for the formats of a whole table."""
+        used = {slot.column for slot in _slots(_parsed(name, text))}
+        return cls(name, text, version=version, columns={key: rule for key, rule in columns.items() if key in used})
+
+    def without(self, columns: Collection[str]) -> SentenceTemplate:
+        """The sentence as it reads where these columns are missing: no part in `[...]` that has one of them.
+
+        A column that it does not use is fine; one outside of brackets cannot be left out.
+        """
+        left_out = {columns} if isinstance(columns, str) else set(columns)
+        for part in self._parts:
+            if isinstance(part, Slot) and part.column in left_out:
+                raise ConfigError(
+                    f"template {self.name!r} cannot do without column {part.column!r}, which stands outside of [...]; "
+                    "put what is said of it in brackets, or write another sentence"
+                )
+        text = "".join(_kept(self.text, self._parts, left_out, 0, len(self.text)))
+        return SentenceTemplate.of(self.name, text, version=self.version, columns=self.formats)
 
     def columns(self, available: Sequence[str] = ()) -> tuple[str, ...]:
         return self._columns
@@ -100,8 +123,6 @@ class SentenceTemplate(BaseTemplate):
                     pieces.append(part)
             return join(*pieces)
 
-        if not said:
-            return pa.repeat(pa.scalar("".join(map(str, self._parts)), TEXT), table.num_rows)
         return rendered(self._parts, must=True)
 
     def render_row(self, row: Any) -> str:
@@ -137,6 +158,34 @@ def _slots(parts: Sequence[Part]) -> Iterator[Slot]:
             yield part
         elif isinstance(part, Optional):
             yield from _slots(part.parts)
+
+
+def _parsed(name: str, text: str) -> tuple[Part, ...]:
+    if not isinstance(text, str):
+        raise ConfigError(f"the text of template {name!r} must be a str, got {type(text).__name__}")
+    parts = _Parser(text, f"template {name!r}").parse()
+    if not any(_slots(parts)):
+        raise ConfigError(
+            f"the text of template {name!r} names no column, so every row would read {text!r:.80}; "
+            "write the columns in braces, such as {Age}"
+        )
+    return parts
+
+
+def _kept(text: str, parts: Sequence[Part], left_out: Collection[str], start: int, stop: int) -> Iterator[str]:
+    """What is written from `start` to `stop`, where these parts are, but for the brackets with such a column."""
+    for part in parts:
+        if not isinstance(part, Optional):
+            continue
+        yield text[start : part.start]
+        start = part.stop
+        here = {inner.column for inner in part.parts if isinstance(inner, Slot)}
+        if not here & set(left_out):
+            inside = _kept(text, part.parts, left_out, part.start + 1, part.stop - 1)
+            # With no column left it is always there, and needs no brackets.
+            bare = {slot.column for slot in _slots(part.parts)} <= set(left_out)
+            yield from inside if bare else ("[", *inside, "]")
+    yield text[start:stop]
 
 
 class _Parser:
@@ -197,7 +246,7 @@ class _Parser:
             raise self._error(
                 start, "a part in [...] needs a column that may be missing; write [[ and ]] for the signs"
             )
-        return Optional(parts)
+        return Optional(parts, start, self.at)
 
     def _slot(self) -> Slot:
         start = self.at

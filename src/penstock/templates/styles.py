@@ -14,6 +14,7 @@ from penstock.templates.arrays import TEXT, join, join_parts
 from penstock.templates.base_template import BaseTemplate
 from penstock.templates.columns import ColumnFormat, as_formats
 from penstock.templates.frames import as_row
+from penstock.templates.hiding import hidden
 from penstock.templates.jsons import JsonSayer
 from penstock.templates.saying import Sayer
 from penstock.templates.values import json_text
@@ -41,7 +42,7 @@ class StyleTemplate(BaseTemplate):
         self,
         name: str | None = None,
         *,
-        version: str = "1",
+        version: str | int = "1",
         columns: Mapping[str, ColumnFormat | Mapping[str, Any]] | None = None,
         only: Sequence[str] | None = None,
         exclude: Sequence[str] = (),
@@ -58,7 +59,8 @@ class StyleTemplate(BaseTemplate):
     def columns(self, available: Sequence[str] = ()) -> tuple[str, ...]:
         if self.only is not None:
             return self.only
-        return tuple(name for name in available if name not in self.exclude)
+        left_out = {*self.exclude, *hidden()}
+        return tuple(name for name in available if name not in left_out)
 
     def validate(self, columns: pa.Schema | pa.Table | Sequence[str]) -> None:
         super().validate(columns)

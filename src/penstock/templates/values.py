@@ -22,12 +22,16 @@ __all__ = [
     "json_text",
     "plain_text",
     "whole",
+    "why_unsayable",
 ]
 
 _EXACT = 2**53
 """Whole floats up to here are said as the integers they are: pandas makes floats of integers where it must."""
 
 _MIDNIGHT = time()
+
+_SAYABLE = ("arrow.bool8", "arrow.fixed_shape_tensor", "arrow.json")
+"""The extension types of Arrow whose values are plain ones; of any other what is stored need not be what is meant."""
 
 
 class Unsayable(Exception):  # noqa: N818 - caught where the column and the row are known, never shown by itself
@@ -69,7 +73,7 @@ def as_value(value: Any) -> Any:
     if isinstance(value, float):
         return None if math.isnan(value) else value
     if isinstance(value, Decimal):
-        return None if value.is_nan() else value
+        return None if value.is_nan() else value or abs(value)  # Arrow has no -0 of these
     if isinstance(value, datetime) and hasattr(value, "to_pydatetime"):
         return _from_timestamp(value)
     if isinstance(value, timedelta) and hasattr(value, "to_pytimedelta"):
@@ -79,8 +83,17 @@ def as_value(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.tolist()
     if hasattr(value, "as_py"):  # a scalar of Arrow
+        if (reason := why_unsayable(getattr(value.type, "extension_name", ""))) is not None:
+            raise Unsayable(reason)
         return as_value(value.as_py())
     return value
+
+
+def why_unsayable(extension: str) -> str | None:
+    """Why values of an extension type of Arrow have no text, if they have none."""
+    if not extension or extension in _SAYABLE:
+        return None
+    return f"it holds {extension} values, which have no text; turn them into text, numbers or dates first"
 
 
 def plain_text(value: Any) -> str:
@@ -148,7 +161,8 @@ def _jsonable(value: Any) -> Any:
     if isinstance(value, float) and math.isfinite(value):
         return whole(value)
     if isinstance(value, Mapping):
-        return {str(key): _jsonable(item) for key, item in value.items()}
+        # A column of structs has every key in every row, so a key without a value says nothing.
+        return {str(key): _jsonable(item) for key, item in value.items() if as_value(item) is not None}
     if isinstance(value, (list, tuple)):
         return [_jsonable(item) for item in value]
     return plain_text(value)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock import plugins
+from penstock.cli import catalogue
 from penstock.datasets.generated import make_titanic
 from penstock.datasets.registry import DatasetRegistry
 
@@ -41,6 +45,7 @@ def test_add_guesses_writes_the_file_and_registers(titanic: Path, penstock: Call
     assert ["competition", "titanic"] in lines
     assert ["type", "binary_classification"] in lines
     assert ["target", "Survived"] in lines
+    assert ["class", "penstock.datasets.titanic:TitanicDataset (penstock's own, by its name and columns)"] in lines
     assert "wrote titanic/competition.yaml: look through it, correct it, and run this again" in result.stdout
     assert DatasetRegistry().get_spec("titanic").dataset_path == titanic
 
@@ -98,8 +103,106 @@ def test_a_name_of_other_data_is_refused_unless_that_is_said(titanic: Path, here
     assert result.exit_code == 1
     assert "'titanic' is registered already" in result.stderr
     assert "spec.num_samples is 120 there and 50 here" in result.stderr
-    assert penstock("competitions", "add", "other", "--replace").exit_code == 0
+    assert "pass --replace to put this one in its place" in result.stderr
+    assert not (here / "other" / "competition.yaml").exists()
+    assert penstock("competitions", "add", "other", "--name", "titanic", "--replace").exit_code == 0
     assert DatasetRegistry().get_spec("titanic").num_samples == 50
+
+
+def test_a_name_on_the_command_line_wins_over_that_in_the_file(titanic: Path, penstock: Call) -> None:
+    penstock("competitions", "add", "titanic")
+    result = penstock("competitions", "add", "titanic", "--name", "ships")
+    assert result.exit_code == 0, result.stderr
+    assert (
+        "registered ships; as titanic/competition.yaml says, but for the name, which is titanic there" in result.stdout
+    )
+    assert DatasetRegistry().list_competitions() == ["ships", "titanic"]
+    assert "competition_name: titanic" in (titanic / "competition.yaml").read_text()
+
+
+@pytest.mark.parametrize("target", ["Sex", "Age"])
+def test_what_could_not_be_loaded_is_neither_written_nor_registered(titanic: Path, penstock: Call, target: str) -> None:
+    penstock("competitions", "add", "titanic")
+    before = (titanic / "competition.yaml").read_text()
+    correct(titanic, "target_column: Survived", f"target_column: {target}")
+    result = penstock("competitions", "add", "titanic")
+    assert result.exit_code == 1
+    assert "only the train file has ['Survived']" in result.stderr
+    assert DatasetRegistry().get_spec("titanic").target_column == "Survived"
+    (titanic / "competition.yaml").write_text(before)
+    result = penstock("competitions", "add", "titanic", "--infer", "--target", "Age", "--type", "regression")
+    assert result.exit_code == 1
+    assert "the target 'Age' is missing in" in result.stderr
+    assert (titanic / "competition.yaml").read_text() == before
+
+
+def test_a_class_that_was_registered_from_python_stays(titanic: Path, here: Path, penstock: Call) -> None:
+    penstock("competitions", "add", "titanic")
+    opened = DatasetRegistry()
+    there = opened.get("titanic")
+    named = "penstock.datasets.tabular:TabularDataset"
+    opened.register_competition("titanic", there.metadata, there.spec, dataset_class=named, replace=True)
+    assert penstock("competitions", "add", "titanic").exit_code == 0
+    assert opened.get("titanic").dataset_class == named
+    shown = json.loads(penstock("competitions", "show", "titanic", "--json").stdout)
+    assert (shown["class"], shown["class_reason"]) == (named, "registered with it")
+
+
+def test_a_discovered_class_reads_the_competition_from_then_on(titanic: Path, here: Path, penstock: Call) -> None:
+    penstock("competitions", "add", "titanic")
+    (here / "titanic_dataset.py").write_text(
+        "from penstock.datasets import TabularDataset\nclass TitanicDataset(TabularDataset):\n"
+        "    def default_template(self): return '{Name}!'\n"
+    )
+    assert penstock("competitions", "discover", "titanic_dataset.py").exit_code == 0
+    [listed] = json.loads(penstock("competitions", "list", "--json").stdout)["competitions"]
+    assert listed["class"] == f"{here / 'titanic_dataset.py'}:TitanicDataset"
+    result = penstock("competitions", "show", "titanic", "--rows", "1")
+    assert result.stdout.splitlines()[-1].endswith("!")
+    assert penstock("competitions", "add", "titanic").exit_code == 0
+    (here / "titanic_dataset.py").unlink()
+    result = penstock("competitions", "show", "titanic", "--rows", "1")
+    assert result.exit_code == 1
+    assert "'titanic' is read by a class that was discovered for it, and no other takes its place" in result.stderr
+
+
+def test_rows_are_shown_as_texts_with_their_labels(titanic: Path, penstock: Call) -> None:
+    penstock("competitions", "add", "titanic")
+    result = penstock("competitions", "show", "titanic", "--rows", "2")
+    assert result.exit_code == 0, result.stderr
+    blocks = result.stdout.split("\n\n")
+    assert len(blocks) == 3
+    head, text = blocks[1].splitlines()
+    assert head == f"train row 0: {DatasetRegistry().load('titanic')[0]['labels']}"
+    assert " passenger" in text
+    facts = json.loads(penstock("competitions", "show", "titanic", "--rows", "1", "--split", "test", "--json").stdout)
+    assert [sorted(row) for row in facts["rows"]] == [["text"]]
+
+
+def test_a_type_nobody_knows_is_answered_with_the_short_names(titanic: Path, penstock: Call) -> None:
+    for command in (["add", "titanic"], ["search"]):
+        result = penstock("competitions", *command, "--type", "binari")
+        assert result.exit_code == 1
+        assert result.stderr.startswith("penstock: --type 'binari' is not a competition type; did you mean 'binary'?;")
+        assert "multiclass, multilabel" in result.stderr
+    assert "list[str]" not in penstock("competitions", "add", "--help").stdout
+
+
+def test_a_password_is_refused_before_anything_is_read(titanic: Path, penstock: Call) -> None:
+    result = penstock("competitions", "add", "s3://key:secret@bucket/a", "--spec", "a.yaml")
+    assert result.exit_code == 1
+    assert "'s3://key:***@bucket/a' has a password in it" in result.stderr
+
+
+def test_the_commands_import_nothing_of_datasets_before_they_run() -> None:
+    code = "import sys, penstock.cli.main; print([m for m in sys.modules if m.startswith('penstock.datasets')])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_a_plugin_that_exits_when_it_is_imported_is_listed_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin = plugins.Plugin("sources", "bad", "bad:Bad", "bad-package", "1")
+    monkeypatch.setattr(plugins, "find", lambda group, name: sys.exit(3))
+    assert catalogue._problem(plugin) == ("it calls sys.exit(3) when it is imported; update or uninstall bad-package")
 
 
 @pytest.mark.parametrize(
@@ -174,7 +277,7 @@ def test_list_search_show_and_remove(titanic: Path, here: Path, penstock: Call) 
     assert found("nothing") == []
     result = penstock("competitions", "search", "--type", "binry")
     assert result.exit_code == 1
-    assert "'binry' is not a competition type" in result.stderr
+    assert "--type 'binry' is not a competition type" in result.stderr
     assert "categorical" in penstock("competitions", "show", "titanic").stdout
     assert json.loads(penstock("competitions", "show", "titanic", "--json").stdout)["spec"]["num_samples"] == 120
     assert penstock("competitions", "remove", "ferry").stdout == "removed ferry; its data stays\n"
@@ -194,6 +297,7 @@ def test_a_damaged_entry_is_named_and_the_others_are_listed(titanic: Path, here:
     assert result.exit_code == 0
     assert "titanic" in result.stdout
     assert str(bad) in result.stderr
+    assert "again with --replace" in result.stderr
     assert len(result.stderr.splitlines()) == 1
 
 

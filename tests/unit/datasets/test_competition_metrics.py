@@ -186,6 +186,7 @@ def test_metrics_of_several_targets_average_over_columns(seed: int) -> None:
     truth, predicted = rng.normal(size=(2, 20, 3))
     columns = [np.sqrt(np.mean((truth[:, i] - predicted[:, i]) ** 2)) for i in range(3)]
     assert get_metric("MCRMSE")(truth, predicted) == pytest.approx(np.mean(columns))
+    assert get_metric("rmse")(truth, predicted) == pytest.approx(sk.root_mean_squared_error(truth, predicted))
     assert get_metric("r2")(truth, predicted) == pytest.approx(sk.r2_score(truth, predicted))
     assert get_metric("mae")(truth, predicted) == pytest.approx(sk.mean_absolute_error(truth, predicted))
     assert get_metric("medae")(truth, predicted) == pytest.approx(sk.median_absolute_error(truth, predicted))
@@ -248,6 +249,21 @@ def test_map_of_several_right_labels_counts_each_once() -> None:
     assert get_metric("map@3")([["a", "b"]], [["a", "x", "b"]]) == pytest.approx((1 + 2 / 3) / 2)
     assert get_metric("map@3")([["a", "b"]], [["a", "a", "b"]]) == pytest.approx((1 + 2 / 3) / 2)
     assert get_metric("map@1")([["a", "b"]], [["a"]]) == pytest.approx(1)
+
+
+def test_map_of_scores_is_that_of_the_classes_in_their_order() -> None:
+    rng = np.random.default_rng(0)
+    scores, truth = rng.random((20, 4)), rng.integers(0, 4, 20)
+    order = np.argsort(-scores, axis=1)
+    assert get_metric("map@3")(truth, scores) == pytest.approx(get_metric("map@3")(truth, order))
+    names = np.array(["d", "b", "c", "a"])
+    named = get_metric("map@3")(names[truth], scores, classes=names.tolist())
+    assert named == pytest.approx(get_metric("map@3")(truth, order))
+    several = rng.integers(0, 2, (20, 4)) | np.eye(4, dtype=int)[truth]
+    lists = [np.flatnonzero(row).tolist() for row in several]
+    assert get_metric("map@3")(several, scores) == pytest.approx(get_metric("map@3")(lists, order.tolist()))
+    one_hot = sk.ndcg_score(np.eye(4)[truth], scores, k=2)
+    assert get_metric("ndcg@2")(truth, scores) == pytest.approx(one_hot)
 
 
 @pytest.mark.parametrize(
@@ -321,11 +337,50 @@ def test_no_metric_takes_nan_or_rows_that_do_not_match(name: str) -> None:
         ("rmse", [[1, 2]], [[1, 2, 3]], "they must be equal"),
         ("pearson", [1, 1], [1, 2], "y_true is the same in every row"),
         ("gini", [1, 1], [1, 2], "the same in every row"),
+        ("gini", [[1, 2], [2, 1]], [[1, 2], [2, 1]], "one number for each row"),
+        ("accuracy", [0, 1], [0.2, 0.9], r"probabilities are; pass labels: probabilities >= 0.5, or .*argmax"),
+        ("accuracy", ["a", "b"], [0.2, 0.9], "probabilities are"),
+        ("accuracy", [0, 1], [[0.2, 0.8], [0.6, 0.4]], "argmax"),
+        ("precision", [0, 1], [0.2, 0.9], "probabilities are"),
+        ("kappa", [0, 1], [0.2, 0.9], "probabilities are"),
+        ("hamming", [[0, 1]], [[0.2, 0.9]], "probabilities are"),
+        ("f1_micro", [[0, 1]], [[0.2, 0.9]], "probabilities are"),
+        ("f1_micro", [[0, 2]], [[0, 1]], "a column for each label has 0 or 1"),
+        ("f1_micro", [["0", "1"]], [["1", "0"]], "a column for each label has 0 or 1"),
+        ("mcc", [[0, 1]], [[0, 1]], "mcc needs one label for each row"),
+        ("kappa", [[0, 1]], [[0, 1]], "kappa needs one label for each row"),
+        ("balanced_accuracy", [[0, 1]], [[0, 1]], "balanced_accuracy needs one label for each row"),
+        ("f1_samples", [0, 1], [0, 1], "f1_samples needs a column of 0 and 1 for each label"),
+        ("r2", [1], [2], "two are needed"),
+        ("map@2", [1, 2], [["1", "x"], ["2", "y"]], "so none could be equal"),
+        ("map@2", ["a", "b"], [[0, 1], [1, 0]], "so none could be equal"),
+        ("map@2", [0, 1], np.eye(2), "labels or scores"),
+        ("map@2", [float("nan"), 1], [[1, 2], [1, 2]], "NaN or nothing as a label in row 0"),
     ],
 )
 def test_what_cannot_be_scored_says_why(name: str, truth: Any, predicted: Any, problem: str) -> None:
     with pytest.raises((DataError, SchemaError), match=problem):
         get_metric(name)(truth, predicted)
+
+
+def test_classes_say_which_are_there_and_which_is_positive() -> None:
+    assert get_metric("f1")(["no", "no"], ["no", "no"], classes=["no", "yes"]) == 0.0
+    assert get_metric("f1")([1, 2], [1, 1], classes=[2, 1]) == pytest.approx(2 / 3)
+    with pytest.raises(DataError, match="'zzz' in row 1 of y_pred is none of"):
+        get_metric("f1")(["a", "b"], ["a", "zzz"], classes=["a", "b"])
+    with pytest.raises(SchemaError, match="f1 is for two classes"):
+        get_metric("f1")([0, 1], [0, 1], classes=[0, 1, 2])
+
+
+def test_bytes_are_texts() -> None:
+    assert get_metric("accuracy")(np.array(["a", "bb"]), np.array([b"a", b"bb"])) == 1.0
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e200])
+def test_correlations_do_not_depend_on_the_size_of_numbers(size: float) -> None:
+    truth, predicted = np.array([1.0, 2, 3, 5]), np.array([1.0, 3, 2, 4])
+    for name in ("pearson", "gini"):
+        assert get_metric(name)(truth * size, predicted * size) == pytest.approx(get_metric(name)(truth, predicted))
 
 
 def test_metrics_know_which_way_is_up_and_what_they_need() -> None:

@@ -7,6 +7,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from penstock.datasets import ColumnSpec, CompetitionMetadata, CompetitionType, DatasetSpec
@@ -189,3 +190,42 @@ def test_metadata_that_cannot_be_is_refused(options: dict[str, Any], problem: st
         CompetitionMetadata(**usual | options)
     with pytest.raises(ConfigError, match="metadata needs 'competition_type'"):
         CompetitionMetadata.from_dict({"competition_name": "a"})
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"target_column": 5}, "target_column must be the name of a column, or a list of names, got 5.*in quotes"),
+        ({"target_column": ["a", 5]}, "target_column must be the name of a column"),
+        ({"id_column": 5}, "id_column must be text, got 5; write '5' if that is its name"),
+        ({"group_column": 4}, "group_column must be text, got 4"),
+        ({"time_column": ["day"]}, "time_column must be text"),
+        ({"delimiter": 5}, "delimiter must be text, got 5"),
+        ({"delimiter": ";;"}, "delimiter must be one ASCII character"),
+        ({"encoding": 8}, "encoding must be text"),
+        ({"columns": [1]}, r"columns must be a mapping such as .*, got \[1\]"),
+        ({"columns": {1: "numeric"}}, "columns has 1, which is not text; write '1', in quotes"),
+        ({"files": {"train": 3}}, r"files\['train'\] must be text, got 3"),
+        ({"class_names": "ab"}, "class_names must be a list of the target's values.*got 'ab'"),
+        ({"class_names": True}, "class_names must be a list"),
+        ({"class_names": [[1], [2]]}, r"values such as numbers and texts, got \[1\] among them"),
+    ],
+)
+def test_fields_of_another_type_are_refused(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        DatasetSpec("a", "b", "binary", **options)  # type: ignore[arg-type]
+
+
+def test_values_of_numpy_are_made_plain() -> None:
+    spec = DatasetSpec(
+        "a",
+        "b",  # type: ignore[arg-type]
+        "multilabel",  # type: ignore[arg-type]
+        num_samples=np.int64(3),  # type: ignore[arg-type]
+        target_column=np.array(["x", "y"]),  # type: ignore[arg-type]
+        class_names=np.array([0, 1]),  # type: ignore[arg-type]
+        columns={"z": ColumnSpec(categories=np.array([1, 2]))},  # type: ignore[arg-type]
+    )
+    assert spec == DatasetSpec.from_dict(json.loads(json.dumps(spec.to_dict())))
+    assert (spec.num_samples, spec.targets, spec.class_names) == (3, ("x", "y"), (0, 1))
+    assert [type(value) for value in (spec.num_samples, spec.class_names[0])] == [int, int]  # type: ignore[index]

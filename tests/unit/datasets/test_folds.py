@@ -139,6 +139,22 @@ def test_in_time_validation_is_later_than_training_and_equal_times_stay_together
         assert time[assigned > number].min(initial=99) > time[val].max()
 
 
+@given(seed=seeds, count=st.integers(2, 4))
+@quickly
+def test_in_time_no_group_is_on_both_sides(seed: int, count: int) -> None:
+    data = table(seed, rows=200, groups=120)
+    about, group = spec(time_column="time", group_column="group"), np.asarray(data["group"])
+    for number in range(count):
+        timed = Folds(count).split(data, spec(time_column="time"), number)
+        fold = Folds(count).split(data, about, number)
+        assert fold.val.tolist() == timed.val.tolist()
+        validated = set(group[fold.val].tolist())
+        assert fold.train.tolist() == [row for row in timed.train.tolist() if group[row] not in validated]
+    everywhere = pa.table({"y": [0] * 8, "time": range(8), "group": [1] * 8})
+    with pytest.raises(ConfigError, match=r"group of 'group' that is validated later.*kind='grouped'"):
+        Folds(2).split(everywhere, about, 0)
+
+
 def test_parts_in_time_have_about_as_many_rows() -> None:
     data = pa.table({"y": [0] * 600, "time": np.arange(600)})
     assert np.bincount(Folds(5).assign(data, spec(time_column="time")) + 1).tolist() == [100] * 6
@@ -257,7 +273,9 @@ def test_another_seed_gives_other_folds(kind: FoldKind) -> None:
 def test_classes_with_fewer_rows_than_folds_are_told(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         Folds(5).assign(pa.table({"y": [0] * 20 + [1, 1]}), spec("binary"))
+        Folds(5).assign(pa.table({"y": [0] * 20 + [1] * 2}), spec("binary"))
     assert "1 of 2 classes have fewer rows than the 5 folds, the rarest 2" in caplog.text
+    assert len(caplog.records) == 1  # once, whoever asks
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,13 @@ from __future__ import annotations
 
 import codecs
 import csv
+import dataclasses
+import functools
 import gzip
 import io
+import threading
 from collections.abc import Mapping, Sequence
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,9 @@ import pytest
 from penstock.datasets.base import CompetitionType
 from penstock.datasets.generated import make_house_prices, make_titanic
 from penstock.datasets.inference import infer
+from penstock.datasets.tabular import TabularDataset
 from penstock.errors import ConfigError, DataError, SchemaError
+from penstock.files.remote import path_of
 
 Columns = Mapping[str, Sequence[Any]]
 
@@ -135,6 +141,18 @@ def test_labels_in_one_cell_are_noticed(tmp_path: Path) -> None:
     joined = [" ".join(sorted(names[rng.random(5) < 0.5])) or "none" for _ in NUMBERS]
     found = infer(put(tmp_path / "a", train={"x": FLOATS, "labels": joined}, test={"x": FLOATS}))
     assert "these look like lists of labels joined by ' '" in found.notes["competition_type"]
+
+
+def test_texts_that_are_hardly_ever_the_same_are_no_classes(tmp_path: Path) -> None:
+    words = put(tmp_path / "w", train={"x": FLOATS, "y": [f"word {n // 2}" for n in NUMBERS]}, test={"x": FLOATS})
+    with pytest.raises(
+        ConfigError, match=r"no type can be guessed: the target 'y' has 50 different texts in 100 rows .*with --type"
+    ):
+        infer(words)
+    assert infer(words, competition_type="multiclass").spec.competition_type.has_classes
+    comma = put(tmp_path / "c", train={"x": FLOATS, "y": [f"{n},5" for n in NUMBERS]}, test={"x": FLOATS})
+    with pytest.raises(ConfigError, match="they look like numbers with a decimal comma: write a point"):
+        infer(comma)
 
 
 def days(first: int, count: int) -> list[str]:
@@ -337,3 +355,29 @@ def test_a_directory_behind_a_url_is_read_too(tmp_path: Path, monkeypatch: pytes
         memory.rm("/inferred", recursive=True)
     assert str(spec.dataset_path) == "memory://inferred"
     assert (spec.competition_name, spec.target_column, spec.num_samples) == ("inferred", "y", 100)
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None: ...
+
+
+def test_files_of_a_web_server_are_asked_for_by_their_usual_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    put(tmp_path / "web", train={"x": FLOATS, "y": FLOATS}, test={"x": FLOATS})
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(tmp_path))) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        try:
+            spec = infer(f"{url}/web").spec
+            assert spec.files == {"train": "train.csv", "test": "test.csv"}
+            assert len(TabularDataset(dataclasses.replace(spec, files={}), "test")) == 100
+            with pytest.raises(ConfigError, match=r"there is nothing .a web server lists no directories: it was asked"):
+                infer(f"{url}/nowhere")
+            with pytest.raises(FileNotFoundError, match=r"no train file that can be read .*files=\{'train': \.\.\.\}"):
+                TabularDataset(dataclasses.replace(spec, dataset_path=path_of(f"{url}/nowhere"), files={}), "train")
+        finally:
+            server.shutdown()
+            thread.join()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import threading
 from collections.abc import Callable
@@ -189,6 +190,7 @@ def small(rows: Any, **spec: Any) -> tuple[type[Small], DatasetSpec]:
     return made, DatasetSpec(**{"competition_name": "made", "dataset_path": Path("nowhere")} | usual | spec)
 
 
+NAN = float("nan")
 FRAME = {"Id": [1, 2, 3, 4], "x": [0.5, None, 2.5, 3.5], "y": [0, 1, 0, 1]}
 HOLDERS = {
     "arrow": pa.table,
@@ -225,6 +227,10 @@ def test_rows_may_be_held_by_anything(holder: Any) -> None:
         ({"Id": [1, None, 3, 4]}, {"id_column": "Id"}, "the id 'Id' is missing in row 1"),
         ({"y": [0, 1, None, None]}, {}, "the target 'y' is missing in 2 of the 4 rows .* first in row 2"),
         ({"x": [None] * 4}, {}, r"column 'x' has no value in any of the 4 rows.*kind='ignore'"),
+        ({"Id": [1.0, NAN, 3.0, 4.0]}, {"id_column": "Id"}, "the id 'Id' is missing in row 1"),
+        ({"y": [0.0, 1.0, NAN, 0.0]}, {}, "the target 'y' is missing in 1 of the 4 rows .* first in row 2"),
+        ({"x": [NAN] * 4}, {}, "column 'x' has no value in any of the 4 rows"),
+        ({"y": list("abab")}, {"class_names": (False, True)}, "has False, and the target 'y' holds texts.*in quotes"),
     ],
 )
 def test_rows_that_are_not_what_the_spec_says_are_refused(
@@ -264,7 +270,7 @@ def test_ids_are_row_numbers_where_there_are_none() -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"split": "validation"}, "split must be one of .*'val'.*, got 'validation'"),
+        ({"split": "validation"}, "split must be one of .*'val'.*, got 'validation'; did you mean 'val'"),
         ({"split": "val"}, r"needs a val file or folds: pass the same folds=Folds\(5\)"),
         ({"split": "val", "folds": Folds(2), "fold": 2}, "fold must be from 0 to 1, got 2"),
         ({"folds": 5}, r"folds must be Folds\(...\), such as Folds\(5\), got 5"),
@@ -279,6 +285,9 @@ def test_options_that_cannot_be_are_refused(options: dict[str, Any], problem: st
         _ = cls(spec, **options).encoder
     with pytest.raises(ConfigError, match="made from a DatasetSpec"):
         cls({"competition_name": "made"})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"got 'data/made'; for the files of a directory: infer\(path\)\.spec"):
+        cls("data/made")  # type: ignore[arg-type]
+    assert cls(spec, folds=Folds(2), fold=np.int64(1)).fold == 1  # type: ignore[arg-type]
 
 
 def test_a_directory_that_is_not_there_or_no_dataset_is_told(tmp_path: Path, printed: Any) -> None:
@@ -325,6 +334,39 @@ def test_a_validation_file_is_used_where_there_are_no_folds(tmp_path: Path, prin
     spec = DatasetSpec("houses", tmp_path, CompetitionType.REGRESSION, 4, target_column="SalePrice")
     assert len(printed(spec, "val")) == 2
     assert len(printed(spec, "val", folds=Folds(4))) == 1
+
+
+@pytest.mark.parametrize("given", ["Id", None])
+def test_a_validation_file_with_rows_of_the_training_file_is_told(
+    tmp_path: Path, printed: Any, caplog: pytest.LogCaptureFixture, given: str | None
+) -> None:
+    for split, ids in (("train", ["01", "02", "3"]), ("val", ["3", "02", "4"])):
+        pd.DataFrame({"Id": ids, "a": 1, "SalePrice": 5.0}).to_csv(tmp_path / f"{split}.csv", index=False)
+    spec = DatasetSpec("houses", tmp_path, CompetitionType.REGRESSION, target_column="SalePrice", id_column=given)
+    if given is not None:
+        with pytest.raises(DataError, match=r"1 of the 3 ids of the val file are in the training file too, such as"):
+            printed(spec, "val")
+        return
+    with caplog.at_level("WARNING"):  # files that number their rows from 0 each have no ids
+        printed(spec, "val")
+    assert "1 of the 3 ids of the val file are in the training file too" in caplog.text
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_training_file_says_what_the_ids_are(tmp_path: Path, printed: Any, kept: bool) -> None:
+    stores = range(6) if kept else [0, 1, 2] * 2
+    pd.DataFrame({"store_id": stores, "SalePrice": 5.0}).to_csv(tmp_path / "train.csv", index=False)
+    pd.DataFrame({"store_id": [7, 8]}).to_csv(tmp_path / "test.csv", index=False)
+    spec = DatasetSpec("shops", tmp_path, CompetitionType.REGRESSION, target_column="SalePrice")
+    printed = type("ShopsDataset", (printed,), {"_validate_data": lambda self: None})
+    for split in ("train", "val", "test"):
+        assert printed(spec, split, folds=Folds(2)).id_column == ("store_id" if kept else None)
+    pd.DataFrame({"store_id": [7, 7]}).to_csv(tmp_path / "test.csv", index=False)
+    if kept:
+        with pytest.raises(DataError, match=r"the id 7 .*columns=\{'store_id': 'categorical'\}"):
+            printed(spec, "test")
+    said = dataclasses.replace(spec, columns={"store_id": "categorical"})  # type: ignore[arg-type]
+    assert printed(said, "test").id_column is None
 
 
 def test_a_transform_is_applied_exactly_once() -> None:

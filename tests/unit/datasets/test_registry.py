@@ -12,11 +12,15 @@ from typing import Any
 
 import pytest
 
-from penstock.datasets.base import CompetitionType, DatasetSpec, KaggleDataset
+from penstock.datasets.base import ColumnSpec, CompetitionType, DatasetSpec, KaggleDataset
+from penstock.datasets.generated import make_titanic
+from penstock.datasets.inference import infer
 from penstock.datasets.metadata import CompetitionMetadata
 from penstock.datasets.registry import Competition, DatasetRegistry, default_registry_directory
+from penstock.datasets.titanic import titanic_metadata, titanic_spec
 from penstock.errors import ConfigError, DataError, StalledError
 from penstock.files.locking import FileLock
+from penstock.files.remote import path_of
 
 
 @pytest.fixture(autouse=True)
@@ -284,6 +288,109 @@ def test_a_competition_without_a_class_is_a_table(registry: DatasetRegistry, tmp
     dataset = registry.load("some-table")
     assert type(dataset).__name__ == "TabularDataset"
     assert len(dataset) == 2
+
+
+LAKES = """
+from penstock.datasets.base import KaggleDataset
+class LakesDataset(KaggleDataset):
+    def _load_data(self): self._data = [{'y': 1}]
+    def _validate_data(self): ...
+    def __getitem__(self, index): return self._data[index]
+"""
+
+
+@pytest.mark.parametrize("registered_first", [True, False])
+def test_a_discovered_class_is_remembered_and_nothing_else_takes_its_place(
+    registry: DatasetRegistry, tmp_path: Path, caplog: pytest.LogCaptureFixture, registered_first: bool
+) -> None:
+    file = tmp_path / "code" / "lakes_dataset.py"
+    file.parent.mkdir()
+    file.write_text(LAKES)
+    name, metadata, spec = competition("lakes", samples=1)
+    spec = dataclasses.replace(spec, num_features=0)
+    if not registered_first:
+        registry.discover(file.parent)
+    registry.register_competition(name, metadata, spec)
+    if registered_first:
+        registry.discover(file.parent)
+    other = DatasetRegistry(registry.path)
+    assert other.class_of(name) == (f"{file}:LakesDataset", "discovered for its name")
+    with caplog.at_level(logging.INFO, logger="penstock"):
+        assert type(other.load(name)).__name__ == "LakesDataset"
+    assert f"'lakes' is read by {file}:LakesDataset" in caplog.text
+    other.register_competition(name, metadata, spec)  # a script that runs again
+    DatasetRegistry(registry.path).register_competition(name, metadata, spec, replace=True)
+    assert other.get(name).discovered_class == f"{file}:LakesDataset"
+    file.write_text("raise RuntimeError('boom')")
+    with pytest.raises(ConfigError, match=r"'lakes' is read by a class that was discovered .*RuntimeError: boom"):
+        DatasetRegistry(registry.path).load(name)
+    file.unlink()
+    with pytest.raises(ConfigError, match=r"no other takes its place: .*lakes_dataset\.py:LakesDataset' cannot be"):
+        DatasetRegistry(registry.path).load(name)
+    other.remove(name)
+    other.register_competition(name, metadata, spec)
+    assert other.get(name).discovered_class is None
+
+
+def test_a_class_that_was_given_is_not_displaced_by_one_that_is_discovered(
+    registry: DatasetRegistry, tmp_path: Path
+) -> None:
+    (tmp_path / "lakes_dataset.py").write_text(LAKES)
+    registry.register_competition(*competition("lakes"), dataset_class=MiniDataset)
+    registry.discover(tmp_path / "lakes_dataset.py")
+    assert DatasetRegistry(registry.path).class_of("lakes").name == f"{__name__}:MiniDataset"
+
+
+def own(registry: DatasetRegistry, spec: DatasetSpec) -> tuple[str, str]:
+    registry.register_competition("titanic", titanic_metadata(), spec, replace=True)
+    assert type(registry.load("titanic")).__name__ == registry.class_of("titanic").name.partition(":")[2]
+    return registry.class_of("titanic")
+
+
+def test_a_class_of_penstock_is_taken_for_the_columns_it_knows(registry: DatasetRegistry, tmp_path: Path) -> None:
+    known = titanic_spec(make_titanic(tmp_path / "titanic", rows=60, test_rows=20), num_samples=60)
+    assert own(registry, known)[0] == "penstock.datasets.titanic:TitanicDataset"
+    assert own(registry, infer(known.dataset_path).spec)[0] == "penstock.datasets.titanic:TitanicDataset"
+    table = "penstock.datasets.tabular:TabularDataset"
+    words = dataclasses.replace(known, columns={**known.columns, "Sex": ColumnSpec(name="gender")})
+    assert own(registry, words) == (table, "TitanicDataset is not for it: the spec has its own words for 'Sex'")
+    ignored = dataclasses.replace(known, columns={**known.columns, "Cabin": ColumnSpec(kind="ignore")})
+    assert own(registry, ignored) == (table, "TitanicDataset is not for it: the spec makes 'Cabin' no feature")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "train.csv").write_text("PassengerId,rooms,Survived\n1,2,0\n2,3,1\n")
+    other = DatasetSpec("titanic", tmp_path / "mine", CompetitionType.BINARY_CLASSIFICATION, target_column="Survived")
+    assert own(registry, other) == (
+        table,
+        "TitanicDataset is not for it: the training file has no 'Pclass', 'Name', 'Sex' and 7 more",
+    )
+
+
+def test_what_cannot_be_opened_counts_as_damaged(registry: DatasetRegistry, caplog: pytest.LogCaptureFixture) -> None:
+    registry.register_competition(*competition("good"))
+    (registry.path / "folder.json").mkdir()
+    (registry.path / "loop.json").symlink_to("loop.json")
+    with caplog.at_level(logging.WARNING, logger="penstock"):
+        assert registry.list_competitions() == ["good"]
+    assert "folder.json: the entry cannot be read" in caplog.text
+    assert sorted(file.name for file in registry.damaged()) == ["folder.json", "loop.json"]
+
+
+def test_what_another_process_removed_can_be_registered_again(registry: DatasetRegistry) -> None:
+    registry.register_competition(*competition("a"))
+    DatasetRegistry(registry.path).remove("a")
+    registry.register_competition(*competition("a", samples=11))
+    assert registry.get_spec("a").num_samples == 11
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://key:secret@bucket/a", "https://host/a?token=secret", "s3://b/a?secret_key=secret"]
+)
+def test_a_password_is_not_stored(registry: DatasetRegistry, url: str) -> None:
+    name, metadata, spec = competition("a")
+    with pytest.raises(ConfigError, match=r"\*\*\*.*has a password in it, and the registry is plain text") as error:
+        registry.register_competition(name, metadata, dataclasses.replace(spec, dataset_path=path_of(url)))  # type: ignore[arg-type]
+    assert "secret'" not in str(error.value)
+    assert "a" not in registry
 
 
 # -- many processes --------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from penstock.datasets.generated import make_house_prices, make_titanic
 from penstock.datasets.inference import Inference, infer
 from penstock.datasets.metadata import CompetitionMetadata
 from penstock.datasets.specfile import SPEC_FILE, check_files, read_spec, write_spec
-from penstock.errors import ConfigError, DataError, PenstockError, SchemaError
+from penstock.errors import ConfigError, DataError, SchemaError
 
 
 @pytest.fixture(autouse=True)
@@ -113,11 +113,17 @@ def test_corrections_are_never_written_over_unless_that_is_said(titanic: Path) -
         (
             "Sex: {kind: categorical}",
             "Sex: {kind: categoricl}",
-            r"yaml: kind must be one of .*did you mean 'categorical'",
+            r"yaml: columns: Sex: kind must be one of .*did you mean 'categorical'",
         ),
-        ("Sex: {kind: categorical}", "Sex: {knd: text}", r"yaml: ColumnSpec has no field 'knd'"),
+        ("Sex: {kind: categorical}", "Sex: {knd: text}", r"yaml: columns: Sex: ColumnSpec has no field 'knd'"),
         ("Sex: {kind: categorical}", "No: {kind: categorical}", r"columns has False, which YAML takes for no text"),
-        ("num_samples: 120", "num_samples: many", r"yaml: num_samples must be a count or None, got 'many'"),
+        ("num_samples: 120", "num_samples: many", r"yaml: num_samples must be a count, or empty, got 'many'"),
+        ("tags: []", "tags: [1]", r"yaml: tags is 1, expected a text; if it is one, write it in quotes: '1'"),
+        ("tags: []", "url: 7", r"yaml: url is 7, expected a text"),
+        ("tags: []", "dataset_path: [a]", r"yaml: dataset_path is \['a'\], expected a text"),
+        ("id_column: PassengerId", "id_column: 5", r"yaml: id_column must be text, got 5"),
+        ("Sex: {kind: categorical}", "Sex: {missing: no}", r"yaml: columns: Sex: missing is False, expected a text"),
+        ("Sex: {kind: categorical}", "Sex: {decimals: two}", r"yaml: columns: Sex: decimals is 'two', expected"),
         ("description: ''", "tags: [a]\ndescription: ''", r"competition\.yaml, line \d+.*'tags' is there twice"),
         ("description: ''", "description: 'a", r"competition\.yaml, line \d+"),
         ("train: train.csv", "trian: train.csv", r"yaml: files has 'trian'; .*did you mean 'train'"),
@@ -148,13 +154,14 @@ def test_columns_that_are_no_mapping_are_an_error(tmp_path: Path) -> None:
             SchemaError,
             "target column 'Survivd' is not in the train",
         ),
-        ("target_column: Survived", "target_column: Age", PenstockError, "Age"),
+        ("target_column: Survived", "target_column: Age", SchemaError, r"only the train file has \['Survived'\]"),
+        ("target_column: Survived", "target_column: Sex", SchemaError, "or mark columns with kind: ignore"),
         ("target_column: Survived", "target_column:", ConfigError, "target_column is missing; train.csv has"),
         (
             "num_samples: 120",
             "num_samples: 121",
             SchemaError,
-            "says num_samples=121, and the training file has 120 rows",
+            "says num_samples=121, and the training file has 120 rows; .* or leave num_samples empty",
         ),
         ("num_features: 10", "num_features: 11", SchemaError, "says num_features=11, and the training file has 10"),
         ("id_column: PassengerId", "id_column: Pclass", DataError, "ids in all are there again"),
@@ -186,9 +193,9 @@ def test_a_file_that_disagrees_with_the_data_is_a_clear_error(
 @pytest.mark.parametrize(
     ("kind", "target", "classes", "message"),
     [
-        ("binary", "Embarked", None, "the target 'Embarked' has 3 different values, and binary_classification has two"),
-        ("regression", "Sex", None, "the target 'Sex' is string, and regression needs numbers"),
-        ("multiclass", "Pclass", (1, 2), "the target 'Pclass' has 3, which is not among class_names"),
+        ("binary", "Embarked", None, "needs two values of the target 'Embarked', and the training file has 3"),
+        ("regression", "Sex", None, "the target 'Sex' is string, and numbers are to be predicted"),
+        ("multiclass", "Pclass", (1, 2), "the target 'Pclass' is 3 in row 2, which is none of the classes"),
     ],
 )
 def test_a_target_that_cannot_be_what_the_type_says_is_an_error(
@@ -199,8 +206,42 @@ def test_a_target_that_cannot_be_what_the_type_says_is_an_error(
     metric = "rmse" if kind == "regression" else "accuracy"
     metadata = CompetitionMetadata("a", CompetitionType(kind), evaluation_metric=metric)
     spec = DatasetSpec("a", tmp_path, CompetitionType(kind), target_column=target, class_names=classes)
-    with pytest.raises(DataError, match=message):
+    with pytest.raises((DataError, SchemaError), match=message):
         check_files(metadata, spec)
+
+
+def test_words_that_yaml_takes_for_booleans_are_pointed_out(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("b,ill\nno,no\nyes,yes\nyes,no\n")
+    file = tmp_path / SPEC_FILE
+    lines = "competition_name: a\ncompetition_type: binary\ntarget_column: ill\n"
+    file.write_text(lines + "class_names: [no, yes]\n")
+    with pytest.raises(SchemaError, match="YAML reads no, yes, off and on without quotes as false and true"):
+        check_files(*read_spec(file))
+    file.write_text(lines + "columns: {b: {kind: categorical, categories: {no: bad, yes: good}}}\n")
+    with pytest.raises(DataError, match=r"'b' .* has 'no' in row 0, a category .* YAML reads no and yes as false and"):
+        check_files(*read_spec(file))
+    file.write_text(lines + "class_names: ['no', 'yes']\n")
+    assert check_files(*read_spec(file)) == {"train": 3}
+
+
+def test_a_deadline_that_yaml_takes_for_a_date_is_a_text(titanic: Path) -> None:
+    assert read_spec(correct(titanic, "tags: []", "deadline: 2024-01-31"))[0].deadline == "2024-01-31"
+
+
+def test_a_file_elsewhere_leads_back_to_a_relative_directory(
+    titanic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "specs").mkdir()
+    assert read_spec(write_spec(infer("titanic"), "specs/mine.yaml"))[1].dataset_path == titanic
+
+
+def test_a_password_is_not_written(titanic: Path) -> None:
+    found = infer(titanic)
+    remote = dataclasses.replace(found.spec, dataset_path="s3://key:secret@bucket/a")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"'s3://key:\*\*\*@bucket/a' has a password in it, and a.yaml is plain"):
+        write_spec(found._replace(spec=remote), titanic / "a.yaml")
+    assert not (titanic / "a.yaml").exists()
 
 
 NAMES = st.text(min_size=1, max_size=12).filter(lambda name: name.strip() and name == name.strip())

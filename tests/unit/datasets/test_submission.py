@@ -85,6 +85,80 @@ def test_a_column_for_each_class_takes_a_column_of_probabilities(tmp_path: Path)
     assert lines(path) == ["Id,a,b,c", "3,0.0,1.0,0.0", "5,0.0,0.0,1.0", "7,0.5,0.25,0.25", "9,1.0,0.0,0.0"]
 
 
+@pytest.mark.parametrize(
+    ("classes", "start", "order"),
+    [
+        (("a", "b", "c"), "", ("c", "a", "b")),
+        (("a", "b", "c"), "Class_", ("c", "b", "a")),
+        ((3, 1, 2), "Class_", (1, 2, 3)),
+        (("1", "11", "111"), "1", ("11", "1", "111")),
+    ],
+)
+def test_columns_of_classes_are_put_where_the_sample_has_them(
+    tmp_path: Path, classes: tuple[Any, ...], start: str, order: tuple[Any, ...]
+) -> None:
+    columns = [f"{start}{name}" for name in order]
+    dataset = competition(
+        tmp_path, list(classes), dict.fromkeys(columns, 0.5), "multiclass", class_names=classes, columns={"y": "text"}
+        if isinstance(classes[0], str) else {},
+    )  # fmt: skip
+    given = np.tile([0.25, 0.5, 0.125], (4, 1))
+    path = dataset.submission(given, tmp_path / "submission.csv", metric="log_loss")
+    expected = [float(given[0, classes.index(name)]) for name in order]
+    assert lines(path)[:2] == [",".join(["Id", *columns]), ",".join(["3", *map(str, expected)])]
+
+
+def test_columns_of_targets_are_put_where_the_sample_has_them(tmp_path: Path) -> None:
+    train = {"Id": [1, 2], "x": 1.5, "l1": [0, 1], "l2": [1, 0]}
+    pd.DataFrame(train).to_csv(tmp_path / "train.csv", index=False)
+    pd.DataFrame({"Id": [3, 4], "x": 2.5}).to_csv(tmp_path / "test.csv", index=False)
+    sample = pa.table({"Id": [3, 4], "l2": [0.5, 0.5], "l1": [0.5, 0.5]})
+    spec = DatasetSpec("made", tmp_path, "multilabel", target_column=("l1", "l2"), id_column="Id")  # type: ignore[arg-type]
+    dataset = TabularDataset(spec, "test")
+    given = np.array([[0.1, 0.9], [0.2, 0.8]])
+    assert lines(dataset.submission(given, tmp_path / "s.csv", sample=sample)) == ["Id,l2,l1", "3,0.9,0.1", "4,0.8,0.2"]
+    assert lines(dataset.submission(given, tmp_path / "s.csv")) == ["Id,l1,l2", "3,0.1,0.9", "4,0.2,0.8"]
+    strange = sample.rename_columns(["Id", "first", "second"])
+    with pytest.raises(SchemaError, match=r"these are not the \['l1', 'l2'\] in any order.*pass a mapping"):
+        dataset.submission(given, tmp_path / "s.csv", sample=strange)
+
+
+def test_rows_with_ids_of_their_own_are_found_by_them(tmp_path: Path) -> None:
+    dataset = competition(tmp_path, [0, 1], {"y": 0})
+    given = pd.DataFrame({"y": [0, 1, 0, 1], "Id": [3, 7, 5, 9]})
+    for predictions in (given, given.to_dict("list"), pa.Table.from_pandas(given, preserve_index=False)):
+        assert lines(dataset.submission(predictions, tmp_path / "s.csv"))[1:] == ["3,0", "5,0", "7,1", "9,1"]
+    with pytest.raises(DataError, match=r"the id 3 is there 2 times in the column 'Id' of the predictions"):
+        dataset.submission(given.assign(Id=[3, 3, 5, 9]), tmp_path / "s.csv")
+    with pytest.raises(SchemaError, match=r"'Id' of the predictions is .*, and it should be int64"):
+        dataset.submission(given.assign(Id=list("abcd")), tmp_path / "s.csv")
+
+
+@pytest.mark.parametrize("sample", [{"y": 0}, None])
+@pytest.mark.parametrize(
+    ("predictions", "problem"),
+    [
+        (["yes"] * 4, "'yes' in row 0 is none of the classes"),
+        ({"y": [7] * 4}, "7 in row 0 is the number of none of 2 classes"),
+        ({"foo": [0] * 4}, r"\['foo'\]"),
+        ([0, None, 0, 0], "row 1 is None"),
+        (np.array([0, pd.NA, 0, 0], object), "row 1 is <NA>"),
+        ([1j] * 4, "got complex128"),
+    ],
+)
+def test_what_is_of_no_class_is_refused(
+    tmp_path: Path, predictions: Any, sample: dict[str, Any] | None, problem: str
+) -> None:
+    dataset = competition(tmp_path, [0, 1], sample)
+    with pytest.raises((DataError, SchemaError), match=problem):
+        dataset.submission(predictions, tmp_path / "s.csv")
+
+
+def test_float32_is_written_in_the_digits_it_has(tmp_path: Path) -> None:
+    given = np.array([0.3, 1e20], np.float32)
+    assert lines(write_submission([1, 2], given, tmp_path / "s.csv", target="y"))[1:] == ["1,0.3", "2,1e+20"]
+
+
 def test_numbers_are_written_so_that_they_read_back(tmp_path: Path) -> None:
     dataset = competition(tmp_path, [1.5, 2.5], {"y": 0.5}, "regression")
     given = np.array([0.1, 1 / 3, 2e-9, 3e10])
@@ -134,6 +208,10 @@ def test_the_sample_may_have_another_name(tmp_path: Path) -> None:
         ({"z": [0, 1, 0, 1]}, {"y": 0}, r"has the columns \['y'\] behind 'Id', got \['z'\]"),
         (np.zeros((4, 3)), {"a": 0.5, "b": 0.5}, r"3 columns, and the submission has \['a', 'b'\]"),
         (np.zeros((4, 2, 2)), {"y": 0}, r"shape \(4, 2, 2\)"),
+        (np.array(["2024-01-01", "NaT"] * 2, "M8[D]"), {"y": "a"}, "in row 1 is .*NaT"),
+        (np.array([1j] * 4), {"y": 0}, "are complex128; expected numbers or texts"),
+        (np.array([1, [2], 3, 4], object), {"y": 0}, r"in row 1 is \[2\]"),
+        (np.zeros((4, 2)), {"a": 0.5, "b": 0.5}, "pass a mapping"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_nothing_is_written(
@@ -151,10 +229,39 @@ def test_ids_that_are_not_those_of_the_sample_are_told(tmp_path: Path) -> None:
     problem = r"3 ids and there are 4 predictions: 1 ids have none \(first \[8\]\), 2 predictions are for others"
     with pytest.raises(DataError, match=problem):
         dataset.submission([1, 0, 0, 1], tmp_path / "s.csv", sample=sample)
-    with pytest.raises(DataError, match="the id 3 is there 2 times"):
+    with pytest.raises(DataError, match="the id 3 is there 2 times in the rows"):
         write_submission([3, 3], [0, 1], tmp_path / "s.csv", target="y")
+    with pytest.raises(DataError, match="the id 3 is there 2 times in the column 'Id' of the sample submission"):
+        write_submission([3, 5], [0, 1], tmp_path / "s.csv", sample=pa.table({"Id": [3, 3], "y": [0, 0]}))
+    with pytest.raises(DataError, match=r"4 predictions: 1 predictions are for others \(first \[9\]\); predict"):
+        dataset.submission([1, 0, 0, 1], tmp_path / "s.csv", sample=pa.table({"Id": [3, 5, 7], "y": [0, 0, 0]}))
     with pytest.raises(SchemaError, match="the sample's ids 'Id' are int64, and the given ones string"):
         write_submission(["a"], [0], tmp_path / "s.csv", sample=sample)
+
+
+def test_ids_stand_where_the_sample_has_them(tmp_path: Path) -> None:
+    dataset = competition(tmp_path, [0, 1], None)
+    sample = pa.table({"y": [0, 0, 0, 0], "Id": [3, 5, 7, 9]})
+    path = dataset.submission([1, 0, 0, 1], tmp_path / "s.csv", sample=sample)
+    assert lines(path) == ["y,Id", "0,3", "0,5", "1,7", "1,9"]
+
+
+def test_a_sample_that_is_named_and_not_there_is_looked_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    dataset = competition(tmp_path, [0, 1], {"y": 0}, files={"sample_submission": "gender_submission.csv"})
+    assert lines(dataset.submission([1, 0, 0, 1], tmp_path / "s.csv"))[1:] == ["3,0", "5,0", "7,1", "9,1"]
+    assert "'gender_submission.csv' is not in" in caplog.text
+    assert "'sample_submission.csv' is used instead" in caplog.text
+    (tmp_path / "sample_submission.csv").unlink()
+    assert lines(dataset.submission([1, 0, 0, 1], tmp_path / "s.csv"))[1:] == ["7,1", "3,0", "5,0", "9,1"]
+    assert "not checked against one" in caplog.text
+
+
+def test_lists_of_classes_are_written_as_the_competition_writes_them(tmp_path: Path) -> None:
+    dataset = competition(tmp_path, ["a", "b", "c"], {"y": "a b"}, "multiclass")
+    path = dataset.submission(["b a", "a b", "c a", "a c"], tmp_path / "s.csv", metric="map@2")
+    assert lines(path)[1:] == ["3,a b", "5,c a", "7,b a", "9,a c"]
+    with pytest.raises(SchemaError, match="pass them as one text for each row"):
+        dataset.submission(np.eye(3)[[0, 1, 2, 0]], tmp_path / "s.csv", metric="map@2")
 
 
 def test_an_earlier_file_stays_until_a_whole_one_replaces_it(tmp_path: Path) -> None:

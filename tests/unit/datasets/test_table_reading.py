@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.datasets import DatasetSpec, make_house_prices, make_titanic
+from penstock.datasets._text_files import may_have_codes
 from penstock.datasets.reading import find_file, read_names, read_table, split_file
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.files.compression import open_output
@@ -62,7 +63,7 @@ def test_commas_in_texts_do_not_hide_a_semicolon(tmp_path: Path) -> None:
 def test_commas_in_every_row_but_the_header_are_no_delimiter(tmp_path: Path) -> None:
     table = read_table(written(tmp_path, "a;b\n" + "1,5;2,5\n" * 150))
     assert table.column_names == ["a", "b"]
-    assert table["a"][0].as_py() == "1,5"
+    assert table["a"][0].as_py() == 1.5
 
 
 def test_a_file_with_one_column_is_a_table(tmp_path: Path) -> None:
@@ -73,6 +74,8 @@ def test_a_delimiter_that_is_given_is_used(tmp_path: Path) -> None:
     assert read_table(written(tmp_path, "a^b\n1^2\n"), delimiter="^").to_pydict() == {"a": [1], "b": [2]}
     with pytest.raises(ConfigError, match="one ASCII character"):
         read_table(tmp_path / "train.csv", delimiter="::")
+    with pytest.raises(ConfigError, match="one ASCII character, got 5"):
+        read_table(tmp_path / "train.csv", delimiter=5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst", ".bz2", ".xz"])
@@ -99,6 +102,15 @@ def test_parquet_is_read(tmp_path: Path) -> None:
     assert read_table(tmp_path / "train.parquet").to_pydict() == VALUES
     assert read_table(tmp_path / "train.parquet", columns=["size"]).to_pydict() == {"size": [2.5, None]}
     assert read_names(tmp_path / "train.parquet") == list(VALUES)
+
+
+def test_dictionaries_and_views_of_parquet_are_read_as_values(tmp_path: Path) -> None:
+    texts = pa.array(["x", "y", None, "x"])
+    kinds = {"d": texts.dictionary_encode(), "v": texts.cast(pa.string_view()), "n": pa.array([1, 2, 1, 1])}
+    pq.write_table(pa.table(kinds | {"n": kinds["n"].dictionary_encode()}), tmp_path / "train.parquet")
+    table = read_table(tmp_path / "train.parquet")
+    assert table.schema.types == [pa.string(), pa.string(), pa.int64()]
+    assert table["d"].to_pylist() == table["v"].to_pylist() == texts.to_pylist()
 
 
 def test_one_word_among_numbers_makes_a_column_text(tmp_path: Path) -> None:
@@ -136,6 +148,96 @@ def test_columns_become_what_they_are_said_to_be(
     assert read_table(path, kinds={"a": kind})["a"].to_pylist() == values
 
 
+LATE = [str(number) for number in range(1000, 2100)]
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind"),
+    [
+        ([*LATE, "0042", "42"], None),
+        ([*LATE, "0042"], "categorical"),
+        ([*LATE, "0042"], "id"),
+        (["12345678901234567890", "7"], None),
+        (["12345678901234567890", "12345678901234567891"], "id"),
+        (["12345678901234567890", "1.5"], "categorical"),
+        (["0x1F", "12"], None),
+        (["1e5", "3"], "id"),
+        (["1.0", "2.0"], "id"),
+        (["2024-01-01 00:00", "2024-01-02 00:00"], "id"),
+    ],
+)
+def test_codes_come_back_as_they_are_written(tmp_path: Path, cells: list[str], kind: Any) -> None:
+    path = written(tmp_path, "a,b\n" + "".join(f"{cell},0.5\n" for cell in cells))
+    table = read_table(path, kinds={"a": kind})
+    assert table["a"].to_pylist() == cells
+    assert table["b"].type == pa.float64()
+    assert read_table(path, kinds={"a": kind}, columns=["a"])["a"].to_pylist() == cells
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind", "values"),
+    [
+        (["1", "22"], "id", [1, 22]),
+        (["007", "8"], "numeric", [7, 8]),
+        (["12345678901234567890", "1"], "numeric", [12345678901234567890.0, 1.0]),
+        (["1", "2.0"], "categorical", [1.0, 2.0]),
+        (["0.5", "-0"], None, [0.5, 0.0]),
+        (["9223372036854775807", "1"], None, [9223372036854775807, 1]),
+        (["12:03", " 007 x"], None, ["12:03", " 007 x"]),
+    ],
+)
+def test_what_numbers_give_back_stays_a_number(tmp_path: Path, cells: list[str], kind: Any, values: list[Any]) -> None:
+    path = written(tmp_path, "a,b\n" + "".join(f"{cell},00\n" for cell in cells))
+    assert read_table(path, kinds={"a": kind})["a"].to_pylist() == values
+
+
+@given(
+    before=st.sampled_from([",", "\n", '"', " ", "-", "x", "."]),
+    zero=st.sampled_from(["007", "0x1F", "0.7", "0", "70"]),
+    at=st.integers(0, 60),
+)
+def test_no_code_is_overlooked_wherever_the_scan_is_cut(before: str, zero: str, at: int) -> None:
+    data = ("h" + "a" * at + before + zero + ",\n").encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("penstock.datasets._text_files._SCANNED_BYTES", 16)
+        assert may_have_codes(data, ",") == (before not in "x." and zero in ("007", "0x1F"))
+
+
+@pytest.mark.parametrize("first", ["\n", "\r\n\r\n", "  \n", "sep=;\n", '"sep=;"\r\n\n', "\nSEP=;\n"])
+def test_lines_before_the_header_are_no_header(tmp_path: Path, first: str) -> None:
+    path = written(tmp_path, first + "a;b\n1;x,y\n2;z\n")
+    assert read_table(path).to_pydict() == {"a": [1, 2], "b": ["x,y", "z"]}
+    assert read_names(path) == ["a", "b"]
+    with pytest.raises(DataError, match="the row that begins in line 3") as caught:
+        read_table(written(tmp_path, '\na;b\n1;"x\n'))
+    assert caught.value.row == 0
+
+
+def test_the_delimiter_that_a_first_line_says_is_used(tmp_path: Path) -> None:
+    assert read_table(written(tmp_path, "sep=^\na^b\n1^2\n")).to_pydict() == {"a": [1], "b": [2]}
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_two_bytes_for_a_sign_without_a_mark_are_told(tmp_path: Path, encoding: str) -> None:
+    path = written(tmp_path, ROWS.encode(encoding))
+    with pytest.raises(DataError, match=f"looks like {encoding} without a byte order mark.*encoding='{encoding}'"):
+        read_table(path)
+    assert read_table(path, encoding=encoding).to_pydict() == VALUES
+
+
+def test_decimal_commas_are_read_in_files_of_semicolons(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = written(tmp_path, "a;b;c;d\n1,5;1,000;x,5;0\n;2,500;2,5;-1,25\n")
+    with caplog.at_level("INFO", "penstock.datasets._kinds"):
+        table = read_table(path)
+        assert table.to_pydict() == {"a": [1.5, None], "b": ["1,000", "2,500"], "c": ["x,5", "2,5"], "d": [0.0, -1.25]}
+        assert [record.args[1] for record in caplog.records] == ["a", "d"]  # type: ignore[index]
+        caplog.clear()
+        assert read_table(path, kinds={"b": "numeric", "a": "text"})["b"].to_pylist() == [1.0, 2.5]
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+    with pytest.raises(DataError, match=r"'1,5', which is not a number \(a decimal comma"):
+        read_table(written(tmp_path, 'a,b\n"1,5",2\n'), kinds={"a": "numeric"})
+
+
 def test_dates_are_read_and_others_named(tmp_path: Path) -> None:
     table = read_table(written(tmp_path, "day,b\n2024-05-17,1\n,2\n"), kinds={"day": "date"})
     assert pa.types.is_temporal(table["day"].type)
@@ -170,6 +272,8 @@ def test_headers_that_cannot_be_are_refused(tmp_path: Path) -> None:
         read_table(written(tmp_path, "a,a\n1,2\n"))
     with pytest.raises(DataError, match="the file is empty"):
         read_table(written(tmp_path, "\n"))
+    with pytest.raises(DataError, match="the file is empty"):
+        read_table(written(tmp_path, ""))
     assert read_table(written(tmp_path, ",a\n1,2\n")).column_names == ["Unnamed: 0", "a"]
     assert read_table(written(tmp_path, "a,b\n")).num_rows == 0
 

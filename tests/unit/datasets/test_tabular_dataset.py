@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tokenizers
 from hypothesis import given, settings
@@ -19,9 +21,10 @@ from hypothesis import strategies as st
 from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
 
 from penstock.datasets import ColumnSpec, DatasetSpec, Folds, TabularDataset
+from penstock.datasets._cache import digest_of
 from penstock.datasets._encoding import TextEncoder
 from penstock.errors import ConfigError, DataError, SchemaError
-from penstock.templates import KeyValueTemplate, NaturalTemplate, TabularTextConverter
+from penstock.templates import JinjaTemplate, KeyValueTemplate, NaturalTemplate, TabularTextConverter
 from penstock.transforms.tokenization import ByteTokenizer
 
 TRAIN = {
@@ -70,6 +73,9 @@ def test_a_sample_has_text_tokens_label_and_id(tmp_path: Path) -> None:
     assert sample["metadata"] == {"id": 1}
     assert dataset[-1]["metadata"] == {"id": 12}
     assert "Age" not in dataset[2]["text"]  # a missing value is left out
+    for several in (slice(0, 3), [0, 1], "0"):
+        with pytest.raises(TypeError, match=r"a row is asked for by its number.*for i in range\(0, 3\)"):
+            _ = dataset[several]  # type: ignore[index]
     for index in (12, -13):
         with pytest.raises(IndexError, match=f"row {index} is out of range"):
             _ = dataset[index]
@@ -176,6 +182,30 @@ def test_templates_may_be_styles_sentences_templates_and_converters(tmp_path: Pa
         first(3)
 
 
+@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize(
+    ("template", "options", "text"),
+    [
+        (TabularTextConverter(target=["Survived", "Age"]), {}, "The Sex is male."),
+        (NaturalTemplate(exclude=["Survived", "Id"]), {"exclude": ["Age"]}, "The Sex is male."),
+        (NaturalTemplate(exclude=["Survived", "Age"]), {}, "The Sex is male."),
+        ("key_value", {"exclude": "Age"}, "Sex: male"),
+        ("A {Sex}[ of {Age}].", {"exclude": ["Age"]}, "A male."),
+        (JinjaTemplate("all", "{{ row | list | join(' ') }}"), {"exclude": ["Age"]}, "Sex"),
+    ],
+)
+def test_what_is_left_out_is_left_out_of_every_template(
+    tmp_path: Path, split: str, template: Any, options: dict[str, Any], text: str
+) -> None:
+    assert TabularDataset(spec(written(tmp_path)), split, template=template, **options)[0]["text"] == text
+
+
+@pytest.mark.parametrize("template", ["{Sex}[ of {Age}]", NaturalTemplate(only=["Sex", "Age"])])
+def test_a_template_that_needs_what_is_left_out_is_refused(tmp_path: Path, template: Any) -> None:
+    with pytest.raises(ConfigError, match="'Sex'"):
+        TabularDataset(spec(written(tmp_path)), template=template, exclude=["Sex"]).texts()
+
+
 @pytest.mark.parametrize("template", ["{Sex}: {Survived}", NaturalTemplate(only=["Sex", "Survived"])])
 def test_a_template_that_says_the_target_is_refused(tmp_path: Path, template: Any) -> None:
     with pytest.raises(ConfigError, match="says 'Survived', which is what is to be predicted"):
@@ -202,6 +232,15 @@ def test_few_shot_examples_are_of_the_training_fold_and_never_the_row(tmp_path: 
         for number, example in zip(shown, examples):
             assert example.split("\n")[1] == f"Survived: {TRAIN['Survived'][number - 1]}"  # type: ignore[index]
         assert own.endswith("Survived:")
+
+
+@pytest.mark.parametrize("template", [NaturalTemplate(), TabularTextConverter(), NaturalTemplate(exclude=["Survived"])])
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_few_shot_texts_do_not_say_ids(tmp_path: Path, template: Any, split: str) -> None:
+    about = spec(written(tmp_path))
+    texts = TabularDataset(about, split, template=template, few_shot=2).texts().to_pylist()
+    assert texts == TabularDataset(about, split, few_shot=2).texts().to_pylist()
+    assert not any("Id" in text for text in texts)
 
 
 def test_few_shot_needs_labelled_rows(tmp_path: Path) -> None:
@@ -266,9 +305,9 @@ def test_folds_and_files_have_fingerprints_of_their_own(tmp_path: Path) -> None:
         return TabularDataset(spec(tmp_path), **options).fingerprint
 
     told = [named(), named(split="test"), named(max_length=9), named(template="json")]
-    told += [named(folds=Folds(2), fold=fold, split=split) for fold in (0, 1) for split in ("train", "val")]
+    told += [named(folds=Folds(3), fold=fold, split=split) for fold in (0, 1) for split in ("train", "val")]
     assert len(set(told)) == len(told)
-    assert named(folds=Folds(2)) == told[4]
+    assert named(folds=Folds(3)) == told[4]
 
 
 class Counted(ByteTokenizer):
@@ -298,9 +337,9 @@ def test_tokens_are_kept_and_found_again_until_something_changes(tmp_path: Path)
             {"max_length": 9},
             {"split": "test"},
             {"add_special_tokens": False},
-            {"folds": Folds(2)},
-            {"folds": Folds(2), "fold": 1},
-            {"folds": Folds(2), "split": "val"},
+            {"folds": Folds(3)},
+            {"folds": Folds(3), "fold": 1},
+            {"folds": Folds(3), "split": "val"},
             {"spec": {"class_names": (1, 0)}},
             {"few_shot": 1},
         ),
@@ -313,6 +352,84 @@ def test_tokens_are_kept_and_found_again_until_something_changes(tmp_path: Path)
     written(tmp_path, TRAIN | {"Age": [1] * 12})
     assert not columns().equals(first)
     assert not list((tmp_path / "kept").glob("*.lock"))
+
+
+def test_what_is_kept_is_what_was_encoded(tmp_path: Path) -> None:
+    """Not what the file, the class or the training file are by then."""
+    about, kept = spec(written(tmp_path)), tmp_path / "kept"
+
+    def texts_and_tokens(dataset: TabularDataset) -> tuple[list[str], list[str]]:
+        dataset._tokenizer, dataset.cache_dir = "byte", kept
+        tokens = dataset.encoded()["input_ids"].to_pylist()
+        return dataset.texts().to_pylist(), [bytes(row[1:-1]).decode() for row in tokens]
+
+    before = TabularDataset(about)
+    written(tmp_path, TRAIN | {"Age": 1, "Survived": [1, 0] * 6})  # in between
+    for dataset in (before, TabularDataset(about)):
+        texts, tokens = texts_and_tokens(dataset)
+        assert texts == tokens
+        labels = dataset.labels()
+        assert labels is not None
+        assert dataset.encoded()["labels"].to_pylist() == labels.tolist()
+    for word in ("one", "two"):
+
+        class Edited(TabularDataset):
+            def _load_data(self) -> None:
+                super()._load_data()
+                self._data = self._data.set_column(1, "Sex", pa.array([word] * len(self._data)))  # noqa: B023
+
+        texts, tokens = texts_and_tokens(Edited(about))
+        assert texts == tokens
+        assert word in texts[0]
+    for age in (1.5, "1.5x"):  # the types of the training file are those of the others
+        written(tmp_path, TRAIN | {"Age": [age] * 12}, TEST | {"Age": ["1.50", "2.50"]})
+        texts, tokens = texts_and_tokens(TabularDataset(about, "test"))
+        assert texts == tokens
+        assert texts[0].endswith(f"{1.5 if age == 1.5 else '1.50'}.")
+
+
+def test_the_fingerprint_is_of_what_is_said(tmp_path: Path) -> None:
+    about = spec(written(tmp_path))
+    before = TabularDataset(about)
+    assert TabularDataset(about).fingerprint == before.fingerprint
+    written(tmp_path, TRAIN | {"Age": 1})
+    assert TabularDataset(about).fingerprint != before.fingerprint  # which still has the rows of then
+
+
+@given(texts=st.lists(st.text(max_size=4), max_size=6), cut=st.integers(0, 3))
+@settings(max_examples=50, deadline=None)
+def test_a_digest_is_of_values_and_not_of_arrays(texts: list[str], cut: int) -> None:
+    here = pa.array(texts, pa.string())
+    there = pa.array(["before"] * cut + texts + ["behind"], pa.string())[cut : cut + len(texts)]
+    assert digest_of({"a": here}) == digest_of({"a": there})
+    others = [[*texts, ""], ["x", *texts], [text + "!" for text in texts] or ["!"], [*texts[1:], "z", *texts[:1]]]
+    assert digest_of({"a": here}) not in [digest_of({"a": pa.array(other, pa.string())}) for other in others]
+    numbers = np.arange(len(texts) + 1)
+    assert digest_of({"a": here, "b": numbers}) != digest_of({"a": here, "b": numbers + 1})
+    assert digest_of({"a": here, "b": None}) == digest_of({"a": here}) != digest_of({"b": here})
+
+
+def test_what_killed_writers_left_is_removed(tmp_path: Path) -> None:
+    about, kept = spec(written(tmp_path)), tmp_path / "kept"
+    TabularDataset(about, cache_dir=kept).encoded()
+    (file,) = kept.glob("*.arrow")
+    file.unlink()
+    own, old, other = (
+        kept / name for name in (f".{file.name}.1-ab.tmp", ".encoded-1.arrow.1-ab.tmp", ".encoded-2.tmp")
+    )
+    for stray in (own, old, other):
+        stray.touch()
+    os.utime(old, (1, 1))
+    TabularDataset(about, cache_dir=kept).encoded()
+    assert sorted(kept.iterdir()) == sorted([file, other])  # that of another key may be being written
+
+
+def test_a_slow_tokenizer_is_announced_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    about, tokenizer = spec(written(tmp_path)), bert(["said once and for all", str(tmp_path)])
+    with caplog.at_level(logging.WARNING):
+        for split in ("train", "val", "test"):
+            TabularDataset(about, split, tokenizer=tokenizer, folds=Folds(2)).encoded()
+    assert sum("slower" in record.getMessage() for record in caplog.records) == 1
 
 
 def test_what_was_cut_is_counted_also_when_it_was_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -431,6 +548,39 @@ def test_categories_that_are_numbers_are_the_same_in_every_type(tmp_path: Path) 
     written(tmp_path, train, TEST | {"Class": [4.0, None]})
     with pytest.raises(DataError, match=r"has 4.0 in row 0, a category"):
         TabularDataset(about, "test")
+
+
+def test_ids_and_categories_keep_their_zeros(tmp_path: Path) -> None:
+    codes = {"Zip": ["01234", "20000"] * 6}
+    written(tmp_path, TRAIN | codes, TEST | {"Id": ["007", "0012"], "Zip": ["20000", "20000"]})
+    test = TabularDataset(spec(tmp_path, columns={"Zip": "categorical"}), "test")
+    assert test.ids().to_pylist() == ["007", "0012"]
+    assert test._data["Zip"].to_pylist() == ["20000", "20000"]  # as in the training file
+    assert TabularDataset(spec(tmp_path))[0]["text"].endswith("The Zip is 01234.")
+    written(tmp_path, TRAIN | {"Zip": [1234, 20000] * 6}, TEST | {"Zip": ["01234", "20000"]})
+    with pytest.raises(DataError, match="has '01234' in row 0, a category that the training file does not have"):
+        TabularDataset(spec(tmp_path, columns={"Zip": "categorical"}), "test")
+
+
+def test_features_of_parquet_may_be_dictionaries(tmp_path: Path) -> None:
+    expected = TabularDataset(spec(written(tmp_path)))
+    table = pa.table({name: pa.array(values) for name, values in TRAIN.items()})
+    for kind in (pa.dictionary(pa.int32(), pa.string()), pa.string_view(), pa.large_string()):
+        pq.write_table(table.set_column(1, "Sex", table["Sex"].cast(kind)), tmp_path / "rows.parquet")
+        about = spec(tmp_path, files={"train": "rows.parquet"}, columns={"Sex": "categorical"})
+        assert (
+            TabularDataset(about, folds=Folds(2)).texts().equals(TabularDataset(spec(tmp_path), folds=Folds(2)).texts())
+        )
+        assert TabularDataset(about).fingerprint == expected.fingerprint
+
+
+def test_which_columns_are_said_does_not_depend_on_the_split(tmp_path: Path) -> None:
+    train = {"store_id": [0, 1, 2, 3, 4, 5] * 2, "x": range(12), "Survived": [0, 1] * 6}
+    written(tmp_path, train, {"store_id": [1, 2], "x": [5, 6]})
+    for split in ("train", "val", "test"):
+        dataset = TabularDataset(spec(tmp_path, id_column=None), split, folds=Folds(6))
+        assert dataset.feature_names == ["store_id", "x"]
+        assert "store_id" in dataset[0]["text"]
 
 
 def test_a_word_among_the_numbers_of_the_test_file_is_told(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,7 @@ from penstock.datasets.base import CompetitionType
 from penstock.datasets.house_prices import house_prices_metadata, house_prices_spec, house_prices_template
 from penstock.datasets.reading import read_names
 from penstock.datasets.titanic import titanic_metadata, titanic_spec, titanic_template
-from penstock.errors import SchemaError
+from penstock.errors import ConfigError, SchemaError
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +39,29 @@ def test_a_passenger_is_a_sentence_without_what_is_missing(titanic: Path) -> Non
     ports = pc.sum(pc.match_substring_regex(texts, "embarked at (Cherbourg|Queenstown|Southampton)")).as_py()
     assert ports == len(dataset) - dataset._data["Embarked"].null_count
     assert not pc.any(pc.match_substring(texts, "unknown")).as_py()
+
+
+def test_a_sentence_does_without_what_is_left_out(titanic: Path) -> None:
+    spec = titanic_spec(titanic)
+    full = TitanicDataset(spec).texts().to_pylist()
+    ignoring = dataclasses.replace(spec, columns={**spec.columns, "Fare": "ignore"})  # type: ignore[dict-item]
+    for dataset in (TitanicDataset(spec, exclude=["Fare"]), TitanicDataset(ignoring)):
+        assert dataset.texts().to_pylist() == [re.sub(r", who paid £[0-9.]+", "", text) for text in full]
+    with pytest.raises(ConfigError, match=r"'titanic_v1' cannot do without column 'Name'"):
+        TitanicDataset(spec, exclude=["Name"]).texts()
+    with pytest.raises(SchemaError, match=r"exclude has 'Fair'.*did you mean 'Fare'"):
+        TitanicDataset(spec, exclude=["Fair"])
+
+
+def test_a_sentence_of_some_columns_uses_their_formats(titanic: Path) -> None:
+    dataset = TitanicDataset(titanic_spec(titanic), template="{Name}, {Pclass} class")
+    row = dataset._data.slice(0, 1).to_pylist()[0]
+    assert dataset[0]["text"] == f"{row['Name']}, {['first', 'second', 'third'][row['Pclass'] - 1]} class"
+
+
+def test_a_directory_in_the_place_of_a_spec_says_what_to_do(titanic: Path) -> None:
+    with pytest.raises(ConfigError, match=r"titanic_spec\(path\), or infer\(path\)\.spec"):
+        TitanicDataset(str(titanic))  # type: ignore[arg-type]
 
 
 def test_survival_is_in_the_label_and_nowhere_else(titanic: Path) -> None:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import functools
+import os
 import subprocess
 import sys
 import threading
 import time
 import zipfile
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,17 @@ from penstock.errors import ConfigError, DataError, StalledError
 from penstock.files import remote
 from penstock.files.listing import list_files
 from penstock.files.locking import FileLock
-from penstock.files.remote import RemotePath, fetch, fetch_files, is_remote, open_filesystem, path_of
+from penstock.files.remote import (
+    RemotePath,
+    clear_copies,
+    fetch,
+    fetch_files,
+    has_password,
+    is_remote,
+    open_filesystem,
+    path_of,
+    shown,
+)
 from penstock.sinks import MemorySink
 from penstock.sources import open_source
 
@@ -97,6 +109,21 @@ def test_a_password_is_not_shown() -> None:
     assert "secret" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("s3://key:secret@bucket/a?region=eu", "s3://key:***@bucket/a?region=eu"),
+        ("https://host/a?X-Amz-Signature=ab%3D&x=1&api_key=c", "https://host/a?X-Amz-Signature=***&x=1&api_key=***"),
+        ("s3://user@bucket/a?region=eu-west-1", None),
+        ("data/a?token=1", None),
+    ],
+)
+def test_what_must_not_be_written_down_is_told(url: str, expected: str | None) -> None:
+    assert has_password(url) is (expected is not None)
+    if expected is not None:
+        assert shown(url) == expected
+
+
 def test_what_is_no_url_is_refused_as_a_remote_path() -> None:
     with pytest.raises(ConfigError, match=r"'data/a\.csv' is no URL; expected scheme://"):
         RemotePath("data/a.csv")
@@ -148,6 +175,64 @@ def test_a_copy_that_was_cut_is_fetched_again(memory: Any) -> None:
     copy = fetch("memory://data/train.csv")
     copy.write_text("a")
     assert fetch("memory://data/train.csv").read_text() == "a\n1\n"
+
+
+def test_copies_can_be_cleared(memory: Any, tmp_path: Path) -> None:
+    put(memory, old_csv="12345", new_csv="123")
+    old, new = fetch("memory://data/old.csv", tmp_path / "c"), fetch("memory://data/new.csv", tmp_path / "c")
+    week = time.time() - 7 * 86_400
+    os.utime(old, (week, week))
+    assert clear_copies(older_than_days=6, cache_dir=tmp_path / "c") == 5
+    assert not old.exists()
+    assert new.read_text() == "123"
+    with FileLock(new.parent / ".lock") as lock:
+        assert lock.acquire()
+        assert clear_copies(cache_dir=tmp_path / "c") == 0  # somebody is at it
+    assert clear_copies(cache_dir=tmp_path / "c") == 3
+    assert list((tmp_path / "c").iterdir()) == []
+    assert clear_copies() == 0
+    assert fetch("memory://data/old.csv", tmp_path / "c").read_text() == "12345"
+    with pytest.raises(ConfigError, match="older_than_days must not be negative, got -1"):
+        clear_copies(-1)
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    """A directory, and the URL at which a web server has it."""
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None: ...
+
+    folder = tmp_path / "web"
+    folder.mkdir()
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder))) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield folder, f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_directory_of_a_web_server_holds_the_usual_files(web: tuple[Path, str]) -> None:
+    folder, url = web
+    (folder / "t" / "sub").mkdir(parents=True)
+    for name in ("train.csv", "test.csv.gz", "other.csv"):
+        (folder / "t" / name).write_bytes(b"1")
+    for place in (RemotePath(f"{url}/t"), RemotePath(f"{url}/t/")):
+        assert place.exists()
+        assert place.is_dir()
+        assert not place.is_file()
+        assert not place.can_be_listed
+        assert [path.name for path in place.iterdir()] == ["test.csv.gz", "train.csv"]
+    assert list(RemotePath(f"{url}/v1.0").iterdir()) == []
+    assert (RemotePath(f"{url}/t") / "other.csv").is_file()
+    assert not (RemotePath(f"{url}/t") / "gone.csv").exists()
+    assert fetch(f"{url}/t/train.csv").read_bytes() == b"1"
+
+
+def test_a_web_server_that_does_not_answer_is_an_error() -> None:
+    with pytest.raises(OSError, match=r"'http://127\.0\.0\.1:9/t/gender_submission.csv' cannot be asked for: "):
+        list(RemotePath("http://127.0.0.1:9/t").iterdir())
 
 
 def test_a_cache_of_ones_own_is_used(memory: Any, tmp_path: Path) -> None:
@@ -260,7 +345,7 @@ def test_a_scheme_that_cannot_be_opened_is_an_error_that_says_why(url: str, mess
 
 def test_without_fsspec_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
-    with pytest.raises(ConfigError, match="needs fsspec, which is not installed; install it with: pip install fsspec"):
+    with pytest.raises(ConfigError, match=r"needs fsspec, which is not installed; .*'penstock\[cloud\]' \(for"):
         open_filesystem("memory://a")
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from penstock import MemoryBudget
 from penstock.loaders.mlx_loader import MLXDataLoader
 from penstock.loaders.tuning import LoaderTuner, LoaderTuning, Setting
-from penstock.pipeline.ahead import WorkAhead
+from penstock.pipeline.ahead import ReadAhead, WorkAhead
 
 START = Setting(workers=4, prefetch=4, chunk=1)
 
@@ -95,9 +95,22 @@ def test_a_loop_that_is_left_does_not_spoil_a_trial() -> None:
     tuner = make(clock)
     tuner.saw(0.01)
     clock.now += 3600
-    tuner.pause()
+    tuner.resume()
     assert not tuner.saw(0.01)
     assert not tuner.result.trials
+
+
+def test_trials_go_on_over_epochs_that_are_shorter_than_one() -> None:
+    clock = Clock()
+    tuner = make(clock)
+    for _ in range(100):
+        clock.now += 3600
+        tuner.resume()
+        for _ in range(7):
+            clock.now += 0.02
+            tuner.saw(0.01)
+    assert tuner.done
+    assert all(trial.seconds < 60 for trial in tuner.result.trials)
 
 
 def test_nothing_is_tried_where_there_is_one_choice() -> None:
@@ -142,6 +155,25 @@ def test_a_loader_that_is_not_tuned_says_what_it_uses() -> None:
 
 
 # Work done ahead
+
+
+class Working:
+    """Gives back what it is given, and remembers how many were in work at once."""
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        self.now = self.most = 0
+        self._lock = threading.Lock()
+
+    def __call__(self, number: int) -> int:
+        with self._lock:
+            self.begun.append(number)
+            self.now += 1
+            self.most = max(self.most, self.now)
+        threading.Event().wait(0.002)
+        with self._lock:
+            self.now -= 1
+        return number
 
 
 @settings(max_examples=40, deadline=None)
@@ -195,20 +227,88 @@ def test_an_exception_comes_in_its_place_whether_of_the_work_or_of_the_items() -
 
 
 def test_a_budget_that_is_full_leaves_one_item_in_work() -> None:
-    budget, taken = MemoryBudget(100), []
-
-    def items() -> Iterator[int]:
-        for number in range(9):
-            taken.append(number)
-            yield number
-
-    work = WorkAhead(lambda n: n, items(), 2, 8, budget=budget, size=lambda n: 90)
-    work._largest = 90  # as one that was made before
-    for number in range(9):
-        assert next(work) == number
-        assert taken == list(range(number + 1))
-    assert list(work) == []
+    budget, working = MemoryBudget(100), Working()
+    work = WorkAhead(working, iter(range(9)), 2, 8, budget=budget, size=lambda n: 90)
+    assert list(work) == list(range(9))
+    assert working.most == 1
+    assert budget.peak == 90
     assert budget.used == 0
+
+
+def test_one_item_is_in_work_alone_until_it_is_known_how_large_results_are() -> None:
+    budget, leave = MemoryBudget(1000), threading.Event()
+    begun: list[int] = []
+
+    def work_on(number: int) -> int:
+        begun.append(number)
+        assert leave.wait(5)
+        return number
+
+    work = WorkAhead(work_on, iter(range(40)), 4, 8, budget=budget, size=lambda n: 400, beside=lambda: 50)
+    work._begin_more()
+    work._begin_more()
+    assert len(work._working) == 1
+    leave.set()
+    assert list(work) == sorted(begun) == list(range(40))
+    assert budget.peak <= 1000
+
+
+def test_items_of_several_things_count_for_as_many_and_none_is_lost_when_it_ends() -> None:
+    groups = ([number] * 3 for number in range(20))
+    work = WorkAhead(lambda group: group, groups, 2, 8, weight=len)
+    assert next(work) == [0, 0, 0]
+    work.finish()
+    assert list(work) == [[1, 1, 1], [2, 2, 2]]
+    assert next(groups) == [3, 3, 3]
+
+
+def test_a_result_of_several_things_is_charged_until_the_next_is_asked_for() -> None:
+    budget = MemoryBudget(1000)
+    work = WorkAhead(lambda group: group, iter([[1, 2], [3]]), 1, 2, weight=len, budget=budget, size=lambda _: 100)
+    next(work)
+    assert budget.used == 100
+    next(work)
+    assert budget.used == 0
+    assert list(work) == []
+
+
+def test_a_large_item_is_in_work_alone() -> None:
+    working = Working()
+    work = WorkAhead(working, iter(range(6)), 3, 2, weight=lambda n: 5)
+    assert list(work) == list(range(6))
+    assert working.most == 1
+
+
+def test_a_paused_user_of_a_budget_does_not_keep_another_from_its_first_item() -> None:
+    budget = MemoryBudget(100)
+    paused = WorkAhead(lambda n: n, iter(range(9)), 1, 2, budget=budget, size=lambda n: 90)
+    other = WorkAhead(lambda n: n, iter(range(9)), 1, 2, budget=budget, size=lambda n: 90)
+    reading = ReadAhead(iter(range(9)), 2, budget=budget, size=lambda n: 90)
+    assert next(paused) == 0
+    paused._begin_more()
+    assert list(other) == list(range(9))
+    assert list(reading) == list(range(9))
+    assert list(paused) == list(range(1, 9))
+    assert budget.used == 0
+
+
+def test_stopping_does_not_wait_and_what_is_in_work_is_given_back_when_it_is_done() -> None:
+    budget, entered, leave = MemoryBudget(1000), threading.Event(), threading.Event()
+
+    def work_on(number: int) -> int:
+        entered.set()
+        assert leave.wait(5)
+        return number
+
+    work = WorkAhead(work_on, iter(range(20)), 1, 4, budget=budget, size=lambda n: 10, beside=lambda: 5)
+    work._begin_more()
+    assert entered.wait(5)
+    work.stop()
+    assert budget.used == 5
+    leave.set()
+    work.close()
+    assert budget.used == 0
+    assert list(work) == []
 
 
 def test_closing_waits_for_what_is_in_work_and_gives_the_budget_back() -> None:

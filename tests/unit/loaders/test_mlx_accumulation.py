@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+import pyarrow as pa
 import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import ResumeError
+from penstock.errors import DataError, ResumeError
 from penstock.loaders.masking import MaskedLM
 from penstock.loaders.mlx_loader import MLXDataLoader
 from penstock.transforms.tokenization import load_tokenizer
@@ -96,6 +98,41 @@ def test_micro_batches_add_up_to_the_loss_of_the_whole_step(
     assert all(found[key] == pytest.approx(wanted[key]) for key in wanted)
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("world", [1, 2])
+def test_rows_that_are_not_to_be_learned_are_not_counted(steps: int, world: int) -> None:
+    samples = [{"input_ids": [1, 2], "labels": -100 if row % 3 == 0 else row} for row in range(22)]
+    table = pa.Table.from_pylist(samples)
+    for data in (samples, table, {"input_ids": [[1, 2]] * 22, "labels": [sample["labels"] for sample in samples]}):
+        wanted: Counter[int] = Counter()
+        told: dict[int, set[int | None]] = {}
+        for rank in range(world):
+            for batch in MLXDataLoader(
+                data, batch_size=3, gradient_accumulation_steps=steps, rank=rank, world_size=world
+            ):
+                wanted[batch.metadata["step"]] += int((batch["labels"] != -100).sum())
+                told.setdefault(batch.metadata["step"], set()).add(batch.num_items_in_batch)
+        assert told == {step: {count} for step, count in wanted.items()}
+
+
+def test_rows_that_are_not_to_be_learned_are_counted_of_samples_that_are_fetched() -> None:
+    samples = [{"input_ids": [1, 2], "labels": -100 if row == 4 else row} for row in range(9)]
+    found = {batch.metadata["step"]: batch for batch in MLXDataLoader(Asked(samples), batch_size=3, shuffle=False)}
+    assert [batch.num_items_in_batch for batch in found.values()] == [3, 2, 3]
+    loader = MLXDataLoader(Asked(samples), batch_size=3, shuffle=False, gradient_accumulation_steps=2)
+    with loader, pytest.raises(DataError, match=r"labels of row 4 is -100.*as a list or as columns") as caught:
+        list(loader)
+    assert caught.value.row == 4
+
+
+def test_a_step_without_a_label_is_announced(caplog: pytest.LogCaptureFixture) -> None:
+    samples = [{"input_ids": [1, 2], "labels": -100}] * 8
+    for data in (samples, Asked(samples)):
+        caplog.clear()
+        assert {batch.num_items_in_batch for batch in MLXDataLoader(data, batch_size=2)} == {0}
+        assert caplog.text.count("has no label but -100") == 1
+
+
 def test_gradients_of_micro_batches_add_up_in_mlx() -> None:
     samples = make_samples(22)
     model = nn.Linear(1, 3)
@@ -121,7 +158,7 @@ def test_gradients_of_micro_batches_add_up_in_mlx() -> None:
             MLXDataLoader(samples, batch_size=2, gradient_accumulation_steps=2, rank=rank, world_size=2)
             for rank in range(2)
         ]
-        np.testing.assert_allclose(gradient_of(ranks, step), whole, rtol=1e-5)
+        np.testing.assert_allclose(gradient_of(ranks, step), whole, rtol=1e-5, atol=1e-6)
 
 
 def test_a_step_says_where_it_is_updated_also_the_last_one() -> None:

@@ -8,6 +8,7 @@ import pickle
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from penstock.errors import ConfigError, DataError, ResumeError, SchemaError
 from penstock.loaders._samples.origins import Listed
 from penstock.loaders.masking import MaskedLM
 from penstock.loaders.mlx_loader import MLXDataLoader, MLXLoaderConfig
+from penstock.loaders.streaming import StreamingConfig, StreamingPipeline
 from penstock.pipeline.ahead import ReadAhead
 from penstock.testing import assert_loader_contract
 from token_stores import make_rows, make_store
@@ -370,13 +372,16 @@ def test_rows_longer_than_a_view_of_memory_are_copied_one_by_one() -> None:
             assert not arrays["input_ids"][at, length:].any()
 
 
-def test_empty_samples_are_rows_of_padding() -> None:
-    samples = [{"input_ids": np.zeros(n, np.int32) + 7, "labels": n} for n in (2, 0, 3)]
-    for data in (samples, Asked(samples), table_of(samples)):
-        with make(data, shuffle=False) as loader:
-            (batch,) = loader
-        assert batch["attention_mask"].tolist() == [[1, 1, 0], [0, 0, 0], [1, 1, 1]]
-        assert batch["labels"].tolist() == [2, 0, 3]
+def test_empty_samples_are_refused_by_their_row() -> None:
+    for lengths, row in (((2, 0, 3), 1), ((0, 2, 3), 0)):
+        samples = [{"input_ids": np.zeros(n, np.int32) + 7, "labels": n} for n in lengths]
+        for data in (samples, Asked(samples), table_of(samples)):
+            with (
+                pytest.raises(DataError, match=f"input_ids of row {row} are empty") as caught,
+                make(data, shuffle=False) as loader,
+            ):
+                list(loader)
+            assert caught.value.row == row
 
 
 @pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int16, np.uint16, np.int64, np.uint32])
@@ -561,6 +566,9 @@ def test_states_of_other_data_or_other_steps_are_refused() -> None:
         other.load_state_dict(state)
     with make(gradient_accumulation_steps=2, seed=1) as other, pytest.raises(ResumeError, match="seed"):
         other.load_state_dict(state)
+    told = r"steps of 8 samples, in 2 .*of 6 in 2 .*gradient_accumulation_steps"
+    with make(batch_size=3, gradient_accumulation_steps=2) as other, pytest.raises(ResumeError, match=told):
+        other.load_state_dict(state)
     with make(SAMPLES[:36], gradient_accumulation_steps=2) as other, pytest.raises(ResumeError, match="data"):
         other.load_state_dict(state)
     with make(gradient_accumulation_steps=2) as other:
@@ -601,6 +609,110 @@ def test_columns_are_taken_from_frames_mappings_stores_and_hugging_face(tmp_path
                 arrays = batch.to_numpy()
                 for at, row in enumerate(batch.metadata["row"].tolist()):
                     assert arrays["input_ids"][at][arrays["attention_mask"][at] == 1].tolist() == rows[row]
+
+
+def test_arrays_of_several_dimensions_are_columns_too() -> None:
+    ids, grid = np.arange(1, 41).reshape(10, 4), np.arange(60, dtype=np.float32).reshape(10, 2, 3)
+    with make({"input_ids": ids, "grid": grid, "labels": np.arange(10)}, shuffle=False) as loader:
+        batches = [batch.to_numpy() for batch in loader]
+    assert np.concatenate([batch["input_ids"] for batch in batches]).tolist() == ids.tolist()
+    assert np.concatenate([batch["grid"] for batch in batches]).tolist() == grid.tolist()
+
+
+def test_single_values_of_the_metadata_of_samples_go_under_their_own_names() -> None:
+    samples = [
+        {**sample, "metadata": {"id": f"p{row}", "fold": row % 2, "step": row, "tags": ["a"], "text": "not this"}}
+        for row, sample in enumerate(SAMPLES)
+    ]
+    for data in (samples, Asked(samples), table_of(samples)):
+        with make(data) as loader:
+            for batch in loader:
+                rows, found = batch.metadata["row"].tolist(), batch.metadata
+                assert found["id"] == [f"p{row}" for row in rows]
+                assert found["fold"] == [row % 2 for row in rows]
+                assert found["sample_step"] == rows
+                assert found["text"] == [f"row {row}" for row in rows]
+                assert found["metadata"] == [samples[row]["metadata"] for row in rows]
+                assert "tags" not in found
+
+
+# Samples without tokens
+
+
+def numeric(count: int = 22) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(1)
+    return [
+        {
+            "x": rng.normal(size=3).astype(np.float32),
+            "grid": rng.integers(0, 9, (2, 2)),
+            "labels": row % 3,
+            "id": f"p{row}",
+        }
+        for row in range(count)
+    ]
+
+
+def test_samples_without_tokens_are_stacked() -> None:
+    samples = numeric()
+    columns = {
+        "x": np.stack([sample["x"] for sample in samples]),
+        "grid": np.stack([sample["grid"] for sample in samples]),
+        "labels": np.array([sample["labels"] for sample in samples]),
+        "id": [sample["id"] for sample in samples],
+    }
+    wanted = epochs(make(Asked(samples)))
+    assert sorted(row for batch in wanted[:6] for row in batch["row"]) == list(range(22))
+    for data, more in ((samples, {}), (columns, {}), (table_of(samples), {}), (Asked(samples), {"num_workers": 3})):
+        assert epochs(make(data, **more)) == wanted
+    for batch in make(samples):
+        rows = batch.metadata["row"].tolist()
+        assert isinstance(batch["x"], mx.array)
+        assert batch["x"].tolist() == [samples[row]["x"].tolist() for row in rows]
+        assert batch["grid"].tolist() == [samples[row]["grid"].tolist() for row in rows]
+        assert batch["labels"].tolist() == [samples[row]["labels"] for row in rows]
+        assert list(batch) == ["labels", "x", "grid"]
+        assert (batch.batch_size, batch.num_tokens, batch.num_items_in_batch) == (len(rows), 0, len(rows))
+        assert batch.nbytes >= batch["x"].nbytes
+        assert copy.copy(batch).batch_size == len(rows)
+        assert "x=float32" in repr(batch)
+
+
+def test_samples_without_tokens_are_shared_by_ranks_resumed_and_profiled() -> None:
+    samples = numeric()
+    for data in (samples, Asked(samples)):
+        ranks = [make(data, rank=rank, world_size=3, gradient_accumulation_steps=2) for rank in range(3)]
+        found = [batch for loader in ranks for batch in loader]
+        assert sorted(row for batch in found for row in batch.metadata["row"].tolist()) == list(range(22))
+        blank = [batch for batch in found if batch.metadata.get("blank")]
+        assert [batch["labels"].tolist() for batch in blank] == [[-100]] * len(blank)
+        loader = make(data)
+        loader.enable_profiling()
+        next(iter(loader))
+        state = loader.state_dict()
+        wanted = [content(batch) for batch in loader]
+        results = loader.get_profiling_results()
+        assert (results["samples"], results["tokens"], results["padding_share"]) == (22, 0, 0)
+        other = make(data)
+        other.load_state_dict(state)
+        assert [content(batch) for batch in other] == wanted
+
+
+def test_what_is_about_tokens_is_refused_for_samples_without_them() -> None:
+    samples = numeric()
+    for data in (samples, Asked(samples), table_of(samples)):
+        for wrong, error, message in (
+            ({"bucket_by_length": True}, ConfigError, "no input_ids.*bucket_by_length=False"),
+            ({"max_length": 5}, ConfigError, "max_length=5 is about tokens"),
+            ({"objective": "masked_lm", "mlm": MLM}, SchemaError, "row 0 has no input_ids"),
+        ):
+            with pytest.raises(error, match=message):
+                list(make(data, **wrong))
+    ragged = [{"x": [1] * n, "labels": 0} for n in (2, 3)]
+    with make(ragged) as loader, pytest.raises(DataError, match=r"x of row 1 has shape \(3,\).*called input_ids"):
+        list(loader)
+    masks = [{"attention_mask": [1, 1], "x": 1.0}]
+    with make(masks) as loader, pytest.raises(DataError, match=r"attention_mask of row 0.*there are no input_ids"):
+        list(loader)
 
 
 def test_a_hugging_face_dataset_with_a_function_is_asked_sample_by_sample() -> None:
@@ -647,6 +759,28 @@ def test_samples_are_kept_where_that_is_asked_for() -> None:
     assert max(data.asked[row] for row in range(1, 37)) == 1
 
 
+def test_keeping_samples_changes_nothing_of_what_is_beside_them() -> None:
+    samples = [{**sample, "id": row, "metadata": {"n": row}, "age": [row, 2]} for row, sample in enumerate(SAMPLES)]
+    wanted = epochs(make(Asked(samples), beside=["age"]))
+    batches = list(make(Asked(samples), beside=["age"], cache_mb=4))
+    assert [type(value) for batch in batches for value in batch.metadata["id"]] == [int] * 37
+    assert epochs(make(Asked(samples), beside=["age"], cache_mb=4)) == wanted
+
+
+def test_kept_samples_count_with_everything_in_them() -> None:
+    class Images(Asked):
+        def __getitem__(self, row: int) -> Any:
+            return super().__getitem__(row) | {"image": b"x" * 100_000, "metadata": {"long": ["y" * 50_000] * 2}}
+
+    budget = MemoryBudget("1 GiB")
+    loader = make(Images(SAMPLES), cache_mb=1, beside=["image"], budget=budget)
+    list(loader)
+    held = loader._engine.origin._cache  # type: ignore[attr-defined]
+    assert 0 < len(held._items) <= (1 << 20) // 200_000
+    assert budget.by_owner()["samples"] > 200_000 * len(held._items)
+    loader.close()
+
+
 def test_lengths_of_the_dataset_spare_reading_it_for_buckets(caplog: pytest.LogCaptureFixture) -> None:
     data = Asked(SAMPLES)
     with caplog.at_level(logging.INFO):
@@ -673,12 +807,51 @@ def test_loaders_travel_to_worker_processes() -> None:
         assert [content(there[number]) for number in range(len(there))] == wanted
 
 
+def threads_ahead() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("penstock-ahead")]
+
+
 def test_a_loop_that_is_left_ends_its_threads() -> None:
-    loader = make(Asked(SAMPLES), num_workers=3, prefetch_size=3)
-    for _ in loader:
-        break
+    budget = MemoryBudget("1 MiB")
+    wanted = epochs(make(Asked(SAMPLES)), 1)
+    loader = make(Asked(SAMPLES), num_workers=3, prefetch_size=3, budget=budget)
+    found = []
+    for number in range(3):
+        with suppress(KeyError):
+            for batch in loader:
+                found.append(content(batch))
+                if number == 1:
+                    raise KeyError
+                break
+        for thread in threads_ahead():
+            thread.join(5)
+        assert not threads_ahead()
+        assert budget.used == 0
+    found += [content(batch) for batch in loader]
+    assert found == wanted
     loader.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("penstock-ahead")]
+
+
+def test_leaving_a_loop_does_not_wait_for_samples_but_closing_the_loader_does() -> None:
+    class Held(Asked):
+        def __init__(self, samples: list[Any]) -> None:
+            super().__init__(samples)
+            self.leave, self.held = threading.Event(), threading.Event()
+
+        def __getitem__(self, row: int) -> Any:
+            if row > 8:
+                self.held.set()
+                assert self.leave.wait(5)
+            return super().__getitem__(row)
+
+    data = Held(SAMPLES)
+    with make(data, num_workers=2, prefetch_size=3, shuffle=False) as loader:
+        for _ in loader:
+            assert data.held.wait(5)
+            break
+        assert threads_ahead()
+        data.leave.set()
+    assert not threads_ahead()
 
 
 def test_what_is_made_ahead_is_charged_and_given_back() -> None:
@@ -691,6 +864,29 @@ def test_what_is_made_ahead_is_charged_and_given_back() -> None:
     assert epochs(make(Asked(SAMPLES), num_workers=3, prefetch_size=8, budget=budget)) == wanted
     assert budget.used == 0
     assert budget.peak > 0
+
+
+def test_no_more_batches_are_made_ahead_than_are_asked_for() -> None:
+    data = Asked(make_samples(4000))
+    with make(data, num_workers=2, prefetch_size=6) as loader:
+        batches = iter(loader)
+        for number in range(500):
+            next(batches)
+            # Row 0 is asked for once more, for what samples are like.
+            assert sum(data.asked.values()) - 1 <= 4 * (number + 1 + 8)
+
+
+def test_two_users_of_a_budget_do_not_wait_for_each_other() -> None:
+    budget = MemoryBudget("1 KiB")
+    with make(Asked(SAMPLES), num_workers=2, prefetch_size=4, budget=budget) as paused:
+        batches = iter(paused)
+        next(batches)
+        next(batches)
+        other = StreamingPipeline(
+            [{"i": row} for row in range(200)], StreamingConfig(budget=budget, chunk_size=16, buffer_size=64)
+        )
+        assert [sample["i"] for sample in other] == list(range(200))
+        assert len(list(batches)) == 8
 
 
 # What is wrong
@@ -715,7 +911,7 @@ def broken(row: int, sample: Any) -> list[Any]:
         ({**SAMPLES[5], "input_ids": [[1, 2]]}, DataError, r"input_ids of row 5 has shape \(1, 2\)"),
         ({**SAMPLES[5], "input_ids": [1.5]}, DataError, "input_ids of row 5 .* type float64"),
         ({**SAMPLES[5], "input_ids": "text"}, DataError, "input_ids of row 5 are no numbers"),
-        ({**SAMPLES[5], "input_ids": [2**40]}, DataError, "input_ids has the value 1099511627776"),
+        ({**SAMPLES[5], "input_ids": [2**40]}, DataError, "input_ids of row 5 has the value 1099511627776"),
     ],
 )
 @pytest.mark.parametrize("workers", [0, 3])
@@ -730,6 +926,61 @@ def test_a_nan_label_is_named(objective: Any) -> None:
     samples = [{"input_ids": [1, 2, 3], "labels": value} for value in (1.0, 2.5, float("nan"), 3.0)]
     for data in (samples, Asked(samples), table_of(samples)):
         with pytest.raises(DataError, match="labels of row 2 is nan"), make(data, objective=objective) as loader:
+            list(loader)
+
+
+def test_labels_with_a_fraction_behind_whole_ones_are_named_with_the_remedy() -> None:
+    samples = [{"input_ids": [1, 2], "labels": value} for value in (1, 1.5)]
+    for data in (samples, Asked(samples)):
+        with make(data) as loader, pytest.raises(DataError, match=r"labels of row 1 is 1.5.*objective='regression'"):
+            list(loader)
+
+
+def test_values_by_token_of_another_length_than_the_ids_are_refused_in_row_0_too() -> None:
+    for name in ("attention_mask", "token_type_ids", "position_ids", "special_tokens_mask"):
+        samples = [{"input_ids": [1, 2, 3, 4], name: [1, 1, 1]}] * 4
+        for data in (samples, Asked(samples), table_of(samples)):
+            with pytest.raises(DataError, match=rf"{name} of row 0 has shape \(3,\), and input_ids 4 tokens"):
+                list(make(data))
+
+
+def test_labels_by_token_under_another_objective_are_told_which_it_is() -> None:
+    samples = [{"input_ids": [1] * n, "labels": [2] * n} for n in (3, 4)]
+    for data in (samples, Asked(samples), table_of(samples)):
+        with pytest.raises(DataError, match=r"labels of row 1 has .*pass objective=None"):
+            list(make(data, objective="classification"))
+
+
+def test_zeros_and_ones_as_many_as_tokens_are_announced_as_labels_by_token(caplog: pytest.LogCaptureFixture) -> None:
+    samples = [{"input_ids": [1, 2, 3], "labels": [0, 1, 0]}] * 4
+    for data in (samples, Asked(samples), table_of(samples)):
+        caplog.clear()
+        list(make(data, batch_size=2))
+        assert caplog.text.count("objective='classification'") == 1
+        caplog.clear()
+        (batch,) = make(data, objective="classification")
+        assert batch.num_items_in_batch == 4
+        list(make([{**sample, "labels": [-100, 1, 0]} for sample in samples]))
+        assert not caplog.text
+
+
+def test_a_number_that_does_not_fit_is_named_with_its_row() -> None:
+    samples = [{"input_ids": [1, 2], "user": 2**40 if row == 5 else row, "labels": row} for row in range(9)]
+    for data in (samples, Asked(samples), table_of(samples)):
+        with make(data) as loader, pytest.raises(DataError, match=r"user of row 5 .*beside=\['user'\]") as caught:
+            list(loader)
+        assert caught.value.row == 5
+    kept = [value for batch in make(samples, beside=["user"], shuffle=False) for value in batch.metadata["user"]]
+    assert kept[5] == 2**40
+
+
+def test_rows_of_special_tokens_only_cannot_be_masked_and_are_named() -> None:
+    samples = [{"input_ids": [1, 2]}] * 4
+    for data in (samples, Asked(samples)):
+        with (
+            make(data, batch_size=2, shuffle=False, objective="masked_lm", mlm=MLM) as loader,
+            pytest.raises(DataError, match=r"step 0 \(rows 0, 1\) has no token that could be hidden"),
+        ):
             list(loader)
 
 
@@ -812,7 +1063,7 @@ def test_an_empty_dataset_is_refused(data: Any) -> None:
     [
         (iter([1]), ConfigError, "__len__ and __getitem__.*StreamingPipeline"),
         ("nowhere.store", ConfigError, "no token store"),
-        (pa.table({"text": ["a"]}), SchemaError, "no column input_ids"),
+        (pa.table({"text": ["a"]}), SchemaError, "no input_ids, only text"),
         (pa.table({"input_ids": ["a"]}), DataError, "input_ids of row 0"),
         ({"input_ids": 5}, SchemaError, "taken as columns"),
     ],

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock import PretrainDataLoader
+from penstock import MemoryBudget, PretrainDataLoader
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
 from penstock.loaders.mlx_loader import MLXDataLoader
@@ -133,7 +133,14 @@ def test_stages_add_up() -> None:
         ),
         ({"wait": 0.5, "train": 0.5, "collate": 0.4}, 0.6, {"buckets": False}, "60% of it is padding"),
         ({"wait": 0.5, "train": 0.5, "make": 0.4}, 0, {}, "batches to be made: use larger batches"),
-        ({"wait": 0.5, "train": 0.5}, 0, {}, "larger batches"),
+        ({"wait": 0.5, "train": 0.5}, 0, {}, "larger batches, or let more of them be made ahead"),
+        ({"wait": 0.5, "train": 0.5, "convert": 0.4}, 0, {"fetched": False}, "converted: use larger batches.$"),
+        (
+            {"wait": 0.5, "train": 0.5, "fetch": 0.4},
+            0,
+            {"fetched": True, "workers": 1, "tuned": True},
+            "fetched: make __getitem__ cheaper",
+        ),
     ],
 )
 def test_advice_is_about_what_would_help_most(
@@ -183,6 +190,29 @@ def test_every_loader_can_be_profiled_and_its_batches_stay_the_same(kind: str, t
             "asked": {"order", "fetch", "collate", "convert"},
         }
         assert set(shares) - {"wait", "train"} == due.get("asked" if kind in ("threads", "columns") else kind, {"make"})
+
+
+def test_what_is_done_with_the_last_batch_counts_when_the_loop_is_left_there() -> None:
+    clock = Clock()
+    profile = Profile(clock)
+    profile.asked()
+    clock.now += 1
+    profile.given(next(iter(MLXDataLoader(SAMPLES, batch_size=4))))
+    clock.now += 3
+    profile.left()
+    clock.now += 100
+    results = profile.results()
+    assert results["seconds"] == 4
+    assert results["stages"]["train"] == 0.75
+
+
+def test_results_can_be_read_when_the_loader_is_closed_and_nothing_is_read_again_for_them() -> None:
+    budget = MemoryBudget("1 MiB")
+    with MLXDataLoader(SAMPLES, batch_size=4, budget=budget) as loader:
+        loader.enable_profiling()
+        list(loader)
+    assert loader.get_profiling_results()["samples"] == 30
+    assert budget.used == 0
 
 
 def test_batches_that_are_asked_for_count_too() -> None:

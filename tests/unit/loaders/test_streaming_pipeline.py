@@ -5,6 +5,8 @@ import gc
 import json
 import logging
 import math
+import subprocess
+import sys
 import threading
 import time
 from collections import UserDict
@@ -23,10 +25,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from penstock.errors import ConfigError, DataError, ResumeError, StageError
+from penstock.loaders._samplestream import sources
 from penstock.loaders._samplestream.pacing import Pace
 from penstock.loaders._samplestream.packing import pack, unpack
+from penstock.loaders._samplestream.reasons import why_waiting
+from penstock.loaders._samplestream.sizing import rest_of, rough_bytes
+from penstock.loaders._samplestream.window import Window
 from penstock.loaders.streaming import StreamingConfig, StreamingPipeline
 from penstock.memory import MemoryBudget
+from penstock.pipeline import runner
 from penstock.sources.memory import MemorySource
 
 LONG = 20.0
@@ -210,6 +217,75 @@ def test_a_pipeline_that_is_forgotten_ends_its_threads(caplog: pytest.LogCapture
     assert not caplog.records
 
 
+@pytest.mark.parametrize("left", ["next(it)", "list(islice(it, 3))", "p.start(); del it"])
+def test_a_process_ends_while_a_loop_is_open(left: str) -> None:
+    code = f"""
+from itertools import islice
+from penstock.loaders.streaming import StreamingPipeline
+p = StreamingPipeline([{{"row": row}} for row in range(100_000)])
+it = iter(p)
+{left}
+print("the end")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout, done.stderr) == ("the end\n", "")
+
+
+@pytest.mark.parametrize("leave", ["stop", "break"])
+def test_stopping_waits_for_a_sample_and_not_for_a_chunk(leave: str) -> None:
+    busy, go = threading.Event(), threading.Event()
+
+    def make(row: int) -> dict[str, int]:
+        if row == 20:
+            busy.set()
+            assert go.wait(LONG)
+        return {"row": row}
+
+    dataset = Rows(1000, make)
+    pipeline = StreamingPipeline(dataset, buffer_size=1000, chunk_size=500, num_workers=1)
+
+    def release() -> None:
+        wait_for(lambda: pipeline._pipeline.source.window.stopped)  # type: ignore[attr-defined]
+        go.set()
+
+    releasing = threading.Thread(target=release)
+    loop = iter(pipeline)
+    next(loop)
+    releasing.start()
+    assert busy.wait(LONG)
+    pipeline.stop() if leave == "stop" else loop.close()  # type: ignore[attr-defined]
+    releasing.join()
+    assert dataset.asked == list(range(21))
+
+
+def test_an_iterable_that_hangs_is_left_behind_and_cannot_disturb_the_next_loop(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(runner, "_GRACE", 0.1)
+    hanging, go, loops = threading.Event(), threading.Event(), []
+
+    def items() -> Iterator[dict[str, int]]:
+        loops.append(1)
+        first = len(loops) == 1
+        for row in range(100):
+            if row == 10 and first:
+                hanging.set()
+                assert go.wait(LONG)
+            yield {"row": row}
+
+    pipeline = StreamingPipeline(items, SMALL)
+    for _ in pipeline:
+        assert hanging.wait(LONG)
+        break
+    assert "left behind" in caplog.text
+    loop = iter(pipeline)
+    seen = [next(loop)["row"]]
+    go.set()
+    wait_for(lambda: len([thread for thread in threading.enumerate() if thread.name == "penstock-source"]) < 2)
+    seen.extend(sample["row"] for sample in loop)
+    assert seen == list(range(100))
+
+
 def test_two_loops_at_once_are_an_error() -> None:
     pipeline = StreamingPipeline(Rows(100), SMALL)
     first = iter(pipeline)
@@ -256,6 +332,102 @@ def test_memory_stays_inside_the_budget_with_a_slow_consumer() -> None:
 def test_a_sample_larger_than_the_budget_comes_through() -> None:
     dataset = Rows(5, lambda row: {"row": row, "image": np.zeros(1 << 20, np.uint8)})
     assert rows_of(StreamingPipeline(dataset, StreamingConfig(budget="64 KiB"))) == list(range(5))
+
+
+def growing(row: int) -> dict[str, Any]:
+    return {"row": row, "x": np.full(10 if row < 100 else 60_000, row % 256, np.uint8)}
+
+
+def test_rows_that_grow_stay_inside_the_budget() -> None:
+    budget, dataset = MemoryBudget("4 MiB"), Rows(500, growing)
+    for number, sample in enumerate(StreamingPipeline(dataset, budget=budget, buffer_size=256, chunk_size=64)):
+        assert sample["row"] == number
+        assert sample["x"].tolist() == growing(number)["x"].tolist()
+    assert sorted(dataset.asked) == list(range(500)), "each is made once, also those of a chunk that was cut short"
+    assert budget.peak <= budget.capacity
+    assert budget.used == 0
+
+
+def test_a_chunk_of_rows_that_grow_is_cut_short_and_its_rest_comes_late() -> None:
+    def make(row: int) -> dict[str, Any]:
+        if row in (50, 150):
+            raise ValueError("no such row")
+        return growing(row)
+
+    source = sources.SampleSource(Rows(200, make), 199, on_error="skip")
+    source.window = Window(400)
+    first = source.next_block(100_000)
+    block = source.next_block(100_000)
+    assert first is not None
+    assert block is not None
+    assert source.decode(first).batch.num_rows == 1
+    decoded = source.decode(block)
+    batch = decoded.batch
+    assert 100 < batch.num_rows < 110
+    assert batch.nbytes < 500_000
+    assert [bad.row for bad in decoded.rejected] == [50]
+    assert rest_of(batch) == range(batch.num_rows + 2, 200)
+    rows = [sample["row"] for part in (batch, *source.late(batch)) for sample in unpack(part)]
+    assert rows == [row for row in range(1, 200) if row not in (50, 150)]
+    assert source.skipped == {"ValueError": 2}
+
+
+def test_rows_that_cannot_be_held_take_nothing_else_with_them_when_a_chunk_is_cut_short() -> None:
+    def make(row: int) -> dict[str, Any]:
+        return {"row": row, "x": bytes(10_000_000) if row == 5 else b"", "bad": {1} if row == 5 else 0}
+
+    source = sources.SampleSource(Rows(10, make), 9, on_error="skip")
+    chunk = sources._Chunk(range(5, 10), 1000, source.window)
+    decoded = source._fetch(chunk)
+    assert [bad.row for bad in decoded.rejected] == [5]
+    assert [sample["row"] for sample in unpack(decoded.batch)] == [6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("stop_at", [90, 101, 103, 120, 170])
+def test_a_state_amid_rows_that_grow_goes_on_with_the_next_sample(stop_at: int) -> None:
+    def make() -> StreamingPipeline:
+        return StreamingPipeline(Rows(200, growing), budget="4 MiB", buffer_size=256, chunk_size=64)
+
+    first = make()
+    loop = iter(first)
+    seen = [next(loop)["row"] for _ in range(stop_at)]
+    first.stop()
+    second = make()
+    second.load_state_dict(first.state_dict())
+    assert seen + rows_of(second) == list(range(200))
+
+
+def test_an_iterable_whose_rows_grow_is_taken_a_few_at_a_time() -> None:
+    source = sources.IterableSource(map(growing, range(200)), 199)
+    source.fit_budget(32 * 300_000)
+    batches = []
+    while (batch := source.next_batch(1000)) is not None:
+        batches.append(batch)
+    assert [sample["row"] for batch in batches for sample in unpack(batch)] == list(range(200))
+    assert max(batch.nbytes for batch in batches) < 500_000
+
+
+@pytest.mark.parametrize(
+    ("value", "nbytes"),
+    [
+        (7, 8),
+        ("text", 4),
+        (np.zeros((3, 4)), 96),
+        (mx.zeros((3, 4)), 48),
+        (torch.zeros(5), 20),
+        ({"a": [1, 2, 3], "b": UserDict({"c": b"xyz"})}, 27),
+        (list(range(1000)), 8000),
+        (["word"] * 1000, 4000),
+    ],
+)
+def test_the_rough_size_of_a_sample(value: Any, nbytes: int) -> None:
+    assert rough_bytes(value) == nbytes
+
+
+def test_the_rough_size_of_a_value_that_contains_itself_is_a_number() -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    assert rough_bytes({"x": endless}) == 8
 
 
 # -- errors --------------------------------------------------------------------------------------------------------
@@ -367,6 +539,17 @@ def test_a_config_that_cannot_work_is_refused(wrong: dict[str, Any], words: str)
         StreamingConfig(**wrong)
 
 
+def test_options_may_be_passed_by_name() -> None:
+    assert StreamingPipeline(Rows(9), chunk_size=8).config == StreamingConfig(chunk_size=8)
+    assert StreamingPipeline(Rows(9), SMALL, num_workers=1).config == StreamingConfig(
+        buffer_size=64, chunk_size=16, num_workers=1
+    )
+    with pytest.raises(TypeError, match="no option is called 'num_worker'; did you mean 'num_workers'"):
+        StreamingPipeline(Rows(9), num_worker=3)
+    with pytest.raises(ConfigError, match="config must be a StreamingConfig, got 8"):
+        StreamingPipeline(Rows(9), 8)  # type: ignore[arg-type]
+
+
 def test_what_cannot_be_streamed_is_refused() -> None:
     with pytest.raises(ConfigError, match="cannot stream a int"):
         StreamingPipeline(7)
@@ -411,6 +594,13 @@ def test_an_endless_iterable_is_read_no_further_than_the_buffer() -> None:
             assert len(made) <= number + 21
             if number == 200:
                 break
+
+
+def test_what_an_iterable_makes_slowly_is_passed_on_before_a_chunk_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = sources.IterableSource(range(1000), 16)
+    assert [source.next_batch(100).num_rows for _ in range(3)] == [1, 16, 16]  # type: ignore[union-attr]
+    monkeypatch.setattr(sources, "_PASS_ON_SECONDS", 0.0)  # every sample takes longer than that
+    assert [source.next_batch(100).num_rows for _ in range(3)] == [1, 1, 1]  # type: ignore[union-attr]
 
 
 def test_an_iterator_runs_only_once_and_says_so() -> None:
@@ -636,6 +826,95 @@ def test_after_a_pause_only_a_second_is_caught_up_on() -> None:
     assert fake.now - before == pytest.approx(2, abs=0.05)
 
 
+def test_the_figures_are_of_this_moment_while_a_loop_waits() -> None:
+    fake, told = Time(), []
+    pace = Pace(100, fake.clock, fake.sleep, lambda: told.append(fake.now))
+    fake.now += 10  # nobody asks yet: that is not slowness
+    assert (pace.behind, pace.recent) == (False, None)
+    pace.begin()
+    for _ in range(150):
+        pace.step()
+    assert (pace.behind, told) == (False, [])
+    pace.wait()
+    fake.now += 4
+    assert pace.behind is True
+    assert pace.recent is not None
+    assert pace.recent < 40
+    assert pace.wait_share > 0.8
+    assert pace.waited == pytest.approx(4)
+    pace.look()
+    pace.look()
+    assert told == [fake.now]
+    pace.got()
+    fake.now += 1
+    assert pace.waited == pytest.approx(4)
+    assert pace.wait_share < 0.1
+
+
+def test_a_source_that_stalls_is_reported_while_it_does(caplog: pytest.LogCaptureFixture) -> None:
+    fake, go = Time(), threading.Event()
+    seen: list[Any] = []
+
+    def make(row: int) -> dict[str, int]:
+        if row == 20:
+            assert go.wait(LONG)
+        return {"row": row}
+
+    config = StreamingConfig(buffer_size=8, chunk_size=4, num_workers=1, target_throughput=1000)
+    pipeline = StreamingPipeline(Rows(30, make), config, clock=fake.clock, sleep=fake.sleep)
+
+    def loop() -> None:
+        for sample in pipeline:
+            seen.append(sample)
+
+    looping = threading.Thread(target=loop)
+    with caplog.at_level(logging.WARNING, "penstock.loaders.streaming"):
+        looping.start()
+        wait_for(lambda: len(seen) == 17 and pipeline._last._pace._wait[1] is not None)  # type: ignore[union-attr]
+        assert pipeline.stats()["behind"] is False
+        fake.now += 30
+        wait_for(lambda: "row 20 of Rows has been in the making for" in pipeline.stats()["reason"])
+        stats = pipeline.stats()
+        assert (stats["behind"], stats["samples"]) == (True, 17)
+        assert stats["waited_seconds"] == pytest.approx(30)
+        assert stats["recent_samples_per_sec"] < 1
+        wait_for(lambda: caplog.records)
+        go.set()
+        looping.join(LONG)
+    assert "fewer than the 1000 asked for" in caplog.messages[0]
+    assert len(seen) == 30
+
+
+def test_a_buffer_too_small_for_the_workers_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    def make(row: int) -> dict[str, int]:
+        time.sleep(0.002)
+        return {"row": row}
+
+    list(StreamingPipeline(Rows(1)))
+    with caplog.at_level(logging.WARNING):
+        pipeline = StreamingPipeline(Rows(100, make), buffer_size=8, chunk_size=8, num_workers=4)
+    words = "buffer_size=8 has room for 1 chunk of chunk_size=8, so only 1 of 4 workers can be busy; make buffer_size"
+    assert [message.startswith(words) for message in caplog.messages] == [True]
+    list(pipeline)
+    assert pipeline.stats()["reason"].startswith(words)
+
+
+def test_nobody_who_waits_is_told_that_the_consumer_sets_the_pace() -> None:
+    def stage(name: str, busy: float, room: float = 0.0) -> dict[str, Any]:
+        return {"name": name, "kind": "", "busy_seconds": busy, "threads": 1, "batches": 5, "wait_room_seconds": room}
+
+    memory = {"used": 30 << 20, "limit": 32 << 20}
+    idle = {"seconds": 10.0, "memory": memory, "stages": [stage("rows", 0.1), stage("work", 0.5), stage("loop", 0.0)]}
+    assert why_waiting(idle, None, None) == (
+        "the loop waits for samples, though no stage is busy: work is most, 5% of the time"
+    )
+    full = {**idle, "stages": [stage("rows", 0.1, room=9.0), *idle["stages"][1:]]}  # type: ignore[index]
+    assert why_waiting(full, None, None) == "the budget is full: 30.0 MiB of 32.0 MiB are in use"
+    working = Window(8)
+    working.fetching[1] = (time.monotonic() - 9, time.monotonic(), "rows", 3)  # a chunk that is not done yet
+    assert why_waiting(idle, working, None).startswith("work is the bottleneck: 1 worker busy 9")
+
+
 def test_a_slow_loop_is_reported_once_as_the_reason(caplog: pytest.LogCaptureFixture) -> None:
     fake = Time()
     config = StreamingConfig(buffer_size=64, chunk_size=16, target_throughput=1000)
@@ -724,6 +1003,25 @@ def test_the_state_of_a_second_pass_is_not_that_of_the_first() -> None:
     pipeline.stop()
     pipeline.load_state_dict(state)
     assert rows_of(pipeline) == list(range(1, 100))
+
+
+def test_a_resumed_pipeline_has_a_state_in_its_second_loop_too() -> None:
+    first = StreamingPipeline(Rows(100), SMALL)
+    loop = iter(first)
+    for _ in range(37):
+        next(loop)
+    first.stop()
+    second = StreamingPipeline(Rows(100), SMALL)
+    second.load_state_dict(first.state_dict())
+    assert rows_of(second) == list(range(37, 100))
+    loop = iter(second)
+    next(loop)
+    state = second.state_dict()
+    second.stop()
+    assert state["samples"] == 1
+    third = StreamingPipeline(Rows(100), SMALL)
+    third.load_state_dict(state)
+    assert rows_of(third) == list(range(1, 100))
 
 
 def test_a_state_of_something_else_is_refused() -> None:

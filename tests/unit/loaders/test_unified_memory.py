@@ -315,6 +315,33 @@ def test_a_cached_tensor_from_elsewhere_is_charged_while_it_is_cached() -> None:
         assert budget.by_owner() == {"tensors": 10}
 
 
+def test_a_tensor_from_elsewhere_is_not_cached_where_it_would_be_more_than_the_pool() -> None:
+    budget = MemoryBudget(64 * MIB)
+    with manager_of(10, backend="numpy", budget=budget) as manager:
+        tensor = manager.allocate_tensor((8 * MIB,), "uint8")
+        assert manager.cache_tensor("small", np.zeros(MIB, np.uint8), 1.0)
+        assert not manager.cache_tensor("large", np.zeros(5 * MIB, np.uint8), 100.0), "nothing cached could make room"
+        assert manager.get_tensor("small") is not None
+        assert manager.get_or_build("large", lambda: np.zeros(5 * MIB, np.uint8)).nbytes == 5 * MIB
+        assert manager.get_tensor("large") is None
+        assert manager.get_statistics()["peak_bytes"] <= 10 * MIB
+        manager.cache_tensor("small", np.zeros(MIB, np.uint8), 1.0)
+        assert manager.cache_tensor("dear", np.zeros(2 * MIB, np.uint8), 100.0)
+        assert manager.get_tensor("small") is None, "it gave way"
+        assert not manager.cache_tensor("cheap", np.zeros(2 * MIB, np.uint8), 0.001)
+        assert manager.get_tensor("dear") is not None
+        assert manager.get_statistics()["in_use_bytes"] == manager.get_statistics()["peak_bytes"] == 10 * MIB
+        assert budget.by_owner() == {"tensors": 10 * MIB}
+        del tensor
+        assert manager.cache_tensor("large", np.zeros(3 * MIB, np.uint8), 100.0)
+
+
+def test_half_of_the_smallest_pool_is_a_cache() -> None:
+    with manager_of(1, backend="numpy") as manager:
+        assert manager.get_statistics()["cache_limit_bytes"] == MIB // 2
+        assert manager.cache_tensor("a", np.zeros(1000))
+
+
 def test_get_or_build_builds_once_and_keeps_what_it_made() -> None:
     with manager_of() as manager:
         built = []
@@ -427,6 +454,13 @@ def test_many_threads_share_a_manager() -> None:
 def test_a_config_that_cannot_work_is_refused(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         MemoryConfig(**wrong)
+
+
+def test_options_may_be_passed_by_name() -> None:
+    with UnifiedMemoryManager(pool_size_mb=3, backend="numpy") as manager:
+        assert manager.config == MemoryConfig(pool_size_mb=3, backend="numpy")
+    with pytest.raises(TypeError, match="no option is called 'pool_size'; did you mean 'pool_size_mb'"):
+        UnifiedMemoryManager(pool_size=3)
 
 
 @pytest.mark.parametrize(

@@ -388,3 +388,10 @@ def test_of_equal_seconds_for_each_byte_nothing_is_ever_above_the_limit(accesses
             cache.put(key, key + 1, nbytes, nbytes * 1e-6)
         assert cache.nbytes <= 100
         assert cache.get(key) in (None, key + 1)
+
+
+def test_looking_at_a_value_is_not_using_it() -> None:
+    cache: HotCache[str] = HotCache(100)
+    cache.put("a", "value", 10, 1.0)
+    assert (cache.peek("a"), cache.peek("b")) == ("value", None)
+    assert (cache.stats().hits, cache.stats().misses) == (0, 0)

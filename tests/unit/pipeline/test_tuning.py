@@ -98,3 +98,9 @@ def test_a_given_number_of_workers_is_left_alone(clock: list[float]) -> None:
     clock[0] += 10
     assert one.adjust_workers(10, backlog=100, starving=True, idle=0.0) == 3
     assert one.adjust_workers(10, backlog=0, starving=False, idle=1.0) == 3
+
+
+def test_a_batch_that_took_a_thousand_times_its_size_reserves_no_more_than_the_budget() -> None:
+    one = tuner(limit=32 * MIB)
+    one.saw_need(100, 100 * MIB)
+    assert one.to_reserve(one.batch_bytes) == 32 * MIB

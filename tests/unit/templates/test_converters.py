@@ -29,8 +29,9 @@ from penstock.templates import (
     KeyValueTemplate,
     SentenceTemplate,
     TabularTextConverter,
+    TextTemplateEngine,
 )
-from penstock.templates.converters import hiding
+from penstock.templates.converters import hiding, make_style
 
 STYLES = ["natural", "key_value", "markdown", "json", "list"]
 
@@ -165,48 +166,6 @@ def test_the_columns_of_a_row_that_pandas_made_floats_are_said_as_integers() -> 
     assert converter.convert_row(frame.iloc[1]) == "count: 1000000000000000 | share: 1"
 
 
-@pytest.mark.parametrize(
-    "series",
-    [
-        pd.Series([1, None, 3], dtype="Int64"),
-        pd.Series([1.5, None, 3], dtype="Float64"),
-        pd.Series([True, None, False], dtype="boolean"),
-        pd.Series(["a", None, "b"], dtype="category"),
-        pd.Series(["a", None, "b"], dtype="string"),
-        pd.Series(pd.to_datetime(["2020-01-02", None, "2020-01-02 03:04:05.123456789"], format="ISO8601")),
-        pd.Series(pd.to_datetime(["2020-01-02", None, "2020-07-02 03:04"], format="ISO8601")).dt.tz_localize(
-            "Europe/Berlin"
-        ),
-        pd.Series(pd.to_timedelta(["1 days 02:03:04.5", None, "3ns"])),
-        pd.Series([[1, 2.0], None, ["a"]][:1] * 3),
-        pd.Series([{"a": 1, "b": None}, None, {"a": 2, "b": "x"}]),
-        pd.Series([np.int8(1), np.float32(0.1), None], dtype=object),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("style", STYLES)
-def test_types_of_pandas_read_the_same_in_rows_and_tables(series: pd.Series, style: str) -> None:
-    frame = pd.DataFrame({"x": series, "text": ["p", "q", "r"]})
-    converter = TabularTextConverter(style=style)
-    assert converter.convert_batch(frame) == [converter.convert_row(frame.iloc[row]) for row in range(3)]
-
-
-def test_moments_durations_and_nested_values_have_a_text() -> None:
-    frame = pd.DataFrame(
-        {
-            "when": pd.to_datetime(["2020-01-02", "2020-01-02 03:04:05.123456789"], format="ISO8601"),
-            "zoned": pd.to_datetime(["2020-01-02", "2020-07-02"]).tz_localize("Europe/Berlin"),
-            "took": pd.to_timedelta(["1 days 02:03:04.5", "3ns"]),
-            "many": [["a", None], ["é"]],
-        }
-    )
-    assert TabularTextConverter(style="key_value").convert_batch(frame) == [
-        'when: 2020-01-02 | zoned: 2020-01-02 00:00:00+01:00 | took: 1 day, 2:03:04.5 | many: ["a", null]',
-        "when: 2020-01-02 03:04:05.123456789 | zoned: 2020-07-02 00:00:00+02:00 | took: 0:00:00.000000003 | "
-        'many: ["é"]',
-    ]
-
-
 def test_files_are_read_by_their_suffix(tmp_path: Path, titanic: pd.DataFrame) -> None:
     converter = TabularTextConverter(style="key_value", target="Survived")
     expected = converter.convert_batch(titanic)
@@ -307,29 +266,6 @@ def test_columns_of_one_name_are_refused() -> None:
         TabularTextConverter().convert_batch(pd.DataFrame([[1, 2]], columns=[1, "1"]))
 
 
-def test_mixed_types_are_an_error_that_names_two_or_text_when_asked() -> None:
-    frame = pd.DataFrame({"ok": [1, 2, 3], "x": [None, 1, "a"]}, dtype=object)
-    message = r"column 'x' holds several types: number in row 1 \(1\) and str in row 2 \('a'\).*mixed='text'"
-    for data in (frame, frame.to_dict("records"), {"x": [None, 1, "a"]}):
-        with pytest.raises(SchemaError, match=message):
-            TabularTextConverter().convert_batch(data)
-    converter = TabularTextConverter(style="key_value", mixed="text")
-    assert converter.convert_batch(frame) == ["ok: 1", "ok: 2 | x: 1", "ok: 3 | x: a"]
-    assert converter.convert_batch(frame) == [converter.convert_row(frame.iloc[row]) for row in range(3)]
-    assert converter.convert_batch({"x": [True, 0.5, date(2020, 1, 2)]}) == ["x: yes", "x: 0.5", "x: 2020-01-02"]
-
-
-def test_what_has_no_text_is_refused_with_its_column() -> None:
-    with pytest.raises(DataError, match="column 'x': it holds bytes"):
-        TabularTextConverter().convert_batch({"x": [b"ab"]})
-    with pytest.raises(DataError, match=r"column 'x': .* is a bytes, which has no text"):
-        TabularTextConverter().convert_row({"x": b"ab"})
-    with pytest.raises(SchemaError, match="column 'x' cannot be made an Arrow column"):
-        TabularTextConverter().convert_batch({"x": [object(), object()]})
-    with pytest.raises(DataError, match=r"column 'x', row 0: .* is a object, which has no text"):
-        TabularTextConverter(mixed="text").convert_batch({"x": [object()]})
-
-
 def test_what_is_no_table_or_no_row_is_refused(titanic: pd.DataFrame) -> None:
     converter = TabularTextConverter()
     with pytest.raises(SchemaError, match="expected a table, got one row, a Series; see convert_row"):
@@ -393,9 +329,48 @@ def test_templates_travel_between_processes(template: BaseTemplate) -> None:
 
 def test_hidden_columns_are_not_said_unless_they_are_asked_for() -> None:
     row, table = {"x": 1, "y": 2}, {"x": [1], "y": [2]}
-    every, chosen = TabularTextConverter(style="key_value"), TabularTextConverter(style="key_value", only=["y"])
+    every: list[TabularTextConverter | BaseTemplate] = [
+        TabularTextConverter(style="key_value"),
+        TabularTextConverter(KeyValueTemplate()),
+        TabularTextConverter(style="key_value", columns={"y": ColumnFormat(unit="m")}),
+        KeyValueTemplate(),
+        JinjaTemplate("j", "{% for name in row %}{{ name }}: {{ row[name] }}{% endfor %}"),
+    ]
+    naming = [KeyValueTemplate(only=["y"]), SentenceTemplate("t", "y: {y}"), JinjaTemplate("j", "y: {{ row.y or y }}")]
     with hiding(["y"]):
-        assert every.convert_row(row) == "x: 1"
-        assert every.convert_batch(table) == ["x: 1"]
-        assert chosen.convert_row(row) == "y: 2"
-    assert every.convert_row(row) == "x: 1 | y: 2"
+        for template in every:
+            assert template.convert_row(row) == "x: 1"
+            assert template.convert_batch(table) == ["x: 1"]
+        assert TextTemplateEngine().convert_data(table, "natural") == ["The x is 1."]
+        for template in naming:
+            assert template.convert_row(row) == "y: 2"
+            assert template.convert_batch(table) == ["y: 2"]
+    assert every[0].convert_row(row) == "x: 1 | y: 2"
+
+
+def test_a_string_that_is_a_style_is_that_style(titanic: pd.DataFrame) -> None:
+    for style in STYLES:
+        by_name = TabularTextConverter(style, columns={"Age": ColumnFormat(unit="years")}, exclude=["Name"])
+        assert by_name.template == make_style(style, columns={"Age": ColumnFormat(unit="years")}, exclude=["Name"])
+    assert TabularTextConverter("json", target="Survived").convert_row(titanic.iloc[0]).startswith('{"PassengerId": 1')
+    with pytest.raises(ConfigError, match=r"'jsno' is neither a sentence.*, nor a style; did you mean 'json'\?"):
+        TabularTextConverter("jsno")
+    with pytest.raises(ConfigError, match=r"names columns as in '\{Age\}', nor a style; the styles are natural"):
+        TabularTextConverter("Guess who survived.")
+    with pytest.raises(ConfigError, match="'json' and style='list' are two styles"):
+        TabularTextConverter("json", style="list")
+
+
+@pytest.mark.parametrize("target", ["Survivd", "survived", "Survived "])
+def test_a_misspelt_target_is_not_put_into_the_text(titanic: pd.DataFrame, target: str) -> None:
+    converter = TabularTextConverter(target=target)
+    for convert, data in ((converter.convert_batch, titanic), (converter.convert_row, titanic.iloc[0])):
+        with pytest.raises(SchemaError, match=rf"target '{target}' is not in the data, and 'Survived'.*would be in"):
+            convert(data)
+    unsaid = TabularTextConverter("{Name}", target=target)
+    assert unsaid.convert_batch(titanic) == TabularTextConverter("{Name}").convert_batch(titanic)
+
+
+def test_columns_that_only_look_a_little_like_the_target_are_said() -> None:
+    for target, other in (("SalePrice", "SaleType"), ("sales_29", "sales_28"), ("target", "target_mean"), ("y", "x")):
+        assert TabularTextConverter(style="key_value", target=target).convert_row({other: 1}) == f"{other}: 1"

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.templates import ColumnFormat, FewShot, KeyValueTemplate, SentenceTemplate, TabularTextConverter, as_table
+from penstock.templates.converters import hiding
 
 SAY = SentenceTemplate("t", "value {x}")
 
@@ -117,6 +118,24 @@ def test_a_style_leaves_the_label_out_by_itself() -> None:
     excluding = FewShot(KeyValueTemplate(exclude=["y"]), frame(5), labels="y", count=1)
     assert excluding.render(as_table(frame(5))).to_pylist() == template.render(as_table(frame(5))).to_pylist()
     assert excluding.render_row(frame(5).iloc[0]) == template.render(as_table(frame(5)))[0].as_py()
+
+
+def test_a_converter_is_taken_with_its_template_and_its_target() -> None:
+    converter = TabularTextConverter(style="key_value", exclude=["id"], target="y")
+    template = FewShot(converter, frame(5), labels="y", count=1)
+    assert re.fullmatch(r"x: \d\nAnswer: [01]\n\nx: 9\nAnswer:", template.convert_row({"id": 9, "x": 9, "y": 1}))
+    assert TabularTextConverter(template).convert_batch(frame(5)) == template.convert_batch(frame(5))
+    beside = FewShot(converter, frame(5), labels=[0, 1, 0, 1, 0], count=1)
+    assert beside.convert_batch(frame(5)) == template.convert_batch(frame(5))
+    assert beside.fingerprint == template.fingerprint
+    assert FewShot(converter.template, frame(5), labels=[0, 1, 0, 1, 0], count=1).fingerprint != template.fingerprint
+    with hiding(["y"]):
+        assert FewShot(converter, frame(5), labels="y", count=1).fingerprint == template.fingerprint
+    with pytest.raises(ConfigError, match="must be a template or a TabularTextConverter, got str"):
+        FewShot("{x}", frame(5), labels="y")  # type: ignore[arg-type]
+    labelled = frame(5).rename(columns={"y": "label"})
+    with pytest.raises(SchemaError, match="target 'labl' is not in the data, and 'label', which is"):
+        FewShot(TabularTextConverter(target="labl"), labelled, labels=[0, 1, 0, 1, 0], count=1)
 
 
 def test_labels_may_be_given_beside_the_table() -> None:

@@ -66,8 +66,47 @@ def test_signs_are_written_twice_to_mean_themselves_and_names_can_be_quoted() ->
     weird = SentenceTemplate("t", "{\"a:b\":.1f} {'c}'} { d }")
     assert weird.columns() == ("a:b", "c}", "d")
     assert render(weird, **{"a:b": [1.25], "c}": ["x"], "d": [True]}) == ["1.2 x yes"]
-    assert render(SentenceTemplate("t", "always the same"), a=[1, 2]) == ["always the same"] * 2
-    assert render(SentenceTemplate("t", ""), a=[1]) == [""]
+
+
+@pytest.mark.parametrize("text", ["always the same", "", "{{Age}} [[x]]", "json"])
+def test_a_text_without_columns_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"the text of template 't' names no column.*such as \{Age\}"):
+        SentenceTemplate("t", text)
+
+
+@pytest.mark.parametrize(
+    ("columns", "text"),
+    [
+        (["Age"], "{N} was[ {P}[ in {Q}]][[ and[ {R}]!]]"),
+        (["Q"], "{N} was[ aged {Age:.0f}[, {P}]][ {P}][[ and[ {R}]!]]"),
+        (["P"], "{N} was[ aged {Age:.0f}][[ and[ {R}]!]]"),
+        (["R", "Age"], "{N} was[ {P}[ in {Q}]][[ and!]]"),
+        (["nowhere"], "{N} was[ aged {Age:.0f}[, {P}]][ {P}[ in {Q}]][[ and[ {R}]!]]"),
+    ],
+)
+def test_a_sentence_without_some_columns_reads_as_where_they_are_missing(columns: list[str], text: str) -> None:
+    rules = {name: ColumnFormat(unit="x") for name in ("Age", "P", "R")}
+    whole = SentenceTemplate(
+        "t", "{N} was[ aged {Age:.0f}[, {P}]][ {P}[ in {Q}]][[ and[ {R}]!]]", version="3", columns=rules
+    )
+    less = whole.without(columns)
+    assert (less.name, less.version, less.text) == ("t", "3", text)
+    assert less.formats == {name: rule for name, rule in rules.items() if name not in columns}
+    row = {"N": "Ann", "Age": 22, "P": "p", "Q": "q", "R": "r"}
+    assert less.render_row(row) == whole.render_row(row | dict.fromkeys(columns))
+
+
+def test_what_stands_outside_of_brackets_cannot_be_left_out() -> None:
+    with pytest.raises(ConfigError, match=r"'t' cannot do without column 'a', which stands outside of \[\.\.\.\]"):
+        SentenceTemplate("t", "{a}[ {b}]").without({"a"})
+    with pytest.raises(ConfigError, match="names no column"):
+        SentenceTemplate("t", "x[ {b}]").without("b")
+
+
+def test_a_sentence_can_be_given_the_formats_of_a_whole_table() -> None:
+    formats = {"a": ColumnFormat(unit="m"), "b": ColumnFormat(unit="s")}
+    template = SentenceTemplate.of("t", "{a}", version=2, columns=formats)
+    assert template == SentenceTemplate("t", "{a}", version="2", columns={"a": formats["a"]})
 
 
 def test_formats_of_python_and_of_dates_are_understood() -> None:

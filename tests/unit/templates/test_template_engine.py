@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+import penstock
 from penstock.errors import ConfigError, SchemaError
 from penstock.templates import (
     BaseTemplate,
     ColumnFormat,
+    FewShot,
     JinjaTemplate,
     KeyValueTemplate,
     MarkdownTemplate,
@@ -180,8 +185,90 @@ def test_a_template_of_ones_own_needs_three_methods(tmp_path: Path, df: pd.DataF
         engine.save_templates(tmp_path / "t.yaml")
 
 
+def own(word: str, *, upper: bool = False, kind: str = "x") -> BaseTemplate:
+    """Templates of one class name, each with code of its own."""
+
+    class Own(Shout):
+        mark = kind
+
+        def rules(self) -> dict[str, Any]:
+            return {}
+
+        if upper:
+
+            def render_slice(self, table: pa.Table, first_row: int) -> pa.Array:
+                return pa.array([word.upper()] * table.num_rows)
+
+        else:
+
+            def render_slice(self, table: pa.Table, first_row: int) -> pa.Array:
+                return pa.array([word] * table.num_rows)
+
+    return Own("Name")
+
+
+def test_templates_of_ones_own_differ_where_their_code_does() -> None:
+    prints = [
+        template.fingerprint
+        for template in (own("a"), own("b"), own("a", upper=True), own("a", kind="y"), Shout("Name"), Shout("Age"))
+    ]
+    assert len(set(prints)) == len(prints)
+    assert own("a").fingerprint == own("a").fingerprint
+    examples = {"Name": ["a", "b"], "y": [0, 1]}
+    assert FewShot(own("a"), examples, "y", 1).fingerprint != FewShot(own("a", kind="y"), examples, "y", 1).fingerprint
+
+
+def test_fingerprints_are_the_same_in_another_process(tmp_path: Path) -> None:
+    (tmp_path / "own_templates.py").write_text(OWN)
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", "import own_templates"],
+            env={
+                **os.environ,
+                "PYTHONPATH": f"{tmp_path}:{Path(penstock.__file__).parents[1]}",
+                "PYTHONHASHSEED": seed,
+            },
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(found) == 1
+    assert all(len(line) == 32 for line in found.pop().split())
+
+
+OWN = """
+import pyarrow as pa
+from penstock.templates import BaseTemplate, KeyValueTemplate
+
+class Own(BaseTemplate):
+    words = {"a", "b", "c"}
+    def __init__(self): self.name = "own"
+    def columns(self, available): return tuple(n for n in available if n in {"x", "y", "z"})
+    def rules(self): return {}
+    def render_slice(self, table, first_row): return pa.array([", ".join(sorted(self.words))] * len(table))
+
+print(Own().fingerprint, KeyValueTemplate().fingerprint)
+"""
+
+
+def test_every_template_converts_rows_and_tables(df: pd.DataFrame) -> None:
+    for template in (AGE, KeyValueTemplate(), Shout("Name"), FewShot(AGE, df, [0, 1], count=1)):
+        texts = template.convert_batch(df)
+        assert texts == template.convert_table(df).to_pylist() == [template.convert_row(df.iloc[row]) for row in (0, 1)]
+    assert KeyValueTemplate().convert_batch([{"x": 1}, {"x": "a"}], mixed="text") == ["x: 1", "x: a"]
+
+
 def test_names_and_versions_are_texts() -> None:
     with pytest.raises(ConfigError, match="the name of a template must be text that is not empty, got ''"):
         SentenceTemplate("", "{a}")
-    with pytest.raises(ConfigError, match="the version of a template must be text that is not empty, got 1"):
-        SentenceTemplate("a", "{a}", version=1)  # type: ignore[arg-type]
+    for version in (1.5, True, ""):
+        with pytest.raises(
+            ConfigError, match=f"the version of a template must be text or a whole number, got {version!r}"
+        ):
+            SentenceTemplate("a", "{a}", version=version)  # type: ignore[arg-type]
+    assert SentenceTemplate("a", "{a}", version=2) == SentenceTemplate("a", "{a}", version="2")
+    engine = TextTemplateEngine([KeyValueTemplate("a", version=1), KeyValueTemplate("a", version=2, between="; ")])
+    assert engine.get_template("a", 1).version == "1"
+    assert engine.convert_data([{"x": 1, "y": 2}], "a", version=2) == ["x: 1; y: 2"]

@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.datasets._metrics.arrays import Array, Floats
-from penstock.errors import DataError
+from penstock.errors import DataError, SchemaError
 
 __all__ = [
     "gini",
     "mae",
     "mape",
-    "mcrmse",
     "medae",
     "mse",
     "pearson",
@@ -30,12 +29,7 @@ def mse(truth: Floats, predicted: Floats) -> float:
 
 
 def rmse(truth: Floats, predicted: Floats) -> float:
-    """Of several columns: the root of the mean over all of them."""
-    return float(np.sqrt(mse(truth, predicted)))
-
-
-def mcrmse(truth: Floats, predicted: Floats) -> float:
-    """The root mean squared error of each column, averaged."""
+    """Of several columns: that of each, averaged."""
     return float(np.mean(np.sqrt(np.mean((truth - predicted) ** 2, axis=0))))
 
 
@@ -76,6 +70,8 @@ def smape(truth: Floats, predicted: Floats) -> float:
 
 def r2(truth: Floats, predicted: Floats) -> float:
     """The share of the spread that is explained, averaged over columns; a constant truth gives 1 if met, else 0."""
+    if len(truth) < 2:
+        raise DataError("r2: there is one row, and no spread to explain; two are needed")
     left = np.atleast_1d(((truth - predicted) ** 2).sum(axis=0))
     spread = np.atleast_1d(((truth - truth.mean(axis=0)) ** 2).sum(axis=0))
     each = np.where(left == 0, 1.0, 0.0)
@@ -90,12 +86,18 @@ def pinball(truth: Floats, predicted: Floats, quantile: float) -> float:
 
 
 def pearson(truth: Floats, predicted: Floats, name: str = "pearson") -> float:
-    t, p = truth - truth.mean(), predicted - predicted.mean()
-    spread = np.sqrt((t @ t) * (p @ p))
-    if not spread > 0:
-        which = "y_true" if not t.any() else "y_pred"
-        raise DataError(f"{name}: {which} is the same in every row, and nothing goes with it")
-    return float((t @ p) / spread)
+    for which, values in (("y_true", truth), ("y_pred", predicted)):
+        if values.max() == values.min():
+            raise DataError(f"{name}: {which} is the same in every row, and nothing goes with it")
+    t, p = _centred(truth), _centred(predicted)
+    return float(np.clip((t @ p) / np.sqrt((t @ t) * (p @ p)), -1, 1))
+
+
+def _centred(values: Floats) -> Floats:
+    """Distances from the mean, the largest of them 1: squares of large or small ones would not be numbers any more."""
+    scaled = values / np.abs(values).max()
+    distances = scaled - scaled.mean()
+    return np.asarray(distances / np.abs(distances).max())
 
 
 def spearman(truth: Floats, predicted: Floats) -> float:
@@ -105,11 +107,12 @@ def spearman(truth: Floats, predicted: Floats) -> float:
 
 def gini(truth: Floats, predicted: Floats) -> float:
     """The normalised Gini coefficient: for two classes 2 * AUC - 1, ties at the mean of their places."""
-    t = truth - truth.mean()
-    best = float(t @ ranks(truth))
-    if not best > 0:
+    if truth.ndim != 1:
+        raise SchemaError(f"gini is of one number for each row, got shape {truth.shape}; score each column by itself")
+    if truth.max() == truth.min():
         raise DataError("gini: y_true is the same in every row, and no order is better than another")
-    return float(t @ ranks(predicted)) / best
+    t = _centred(truth)
+    return float((t @ ranks(predicted)) / (t @ ranks(truth)))
 
 
 def ranks(values: Array) -> Floats:

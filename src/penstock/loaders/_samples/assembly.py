@@ -10,13 +10,12 @@ import numpy.typing as npt
 
 from penstock.errors import ConfigError, DataError
 from penstock.loaders._samples.columns import Columns
-from penstock.loaders._samples.kinds import FILLS, Objective
+from penstock.loaders._samples.kinds import FILLS, IGNORE, Objective
 from penstock.loaders._samples.ragged import Ragged, mask_of
 
-__all__ = ["IGNORE", "Corruption", "Cut", "Form", "assemble", "blank", "count_labels"]
+__all__ = ["Corruption", "Cut", "Form", "Picked", "assemble", "blank", "count_labels"]
 
 Ints = npt.NDArray[np.int64]
-IGNORE = -100
 
 
 class Corruption(Protocol):
@@ -76,29 +75,37 @@ class Cut(NamedTuple):
     skips: Ints | None
     """Tokens left out in front; None: of no row."""
 
-    def take(self, numbers: Ints) -> Cut:
-        return Cut(self.lengths[numbers], None if self.skips is None else self.skips[numbers])
-
     def slice(self, low: int, high: int) -> Cut:
         return Cut(self.lengths[low:high], None if self.skips is None else self.skips[low:high])
 
 
-def assemble(
-    columns: Columns, at: Ints, rows: Ints, cut: Cut, width: int, epoch: int, form: Form
-) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of the samples that are rows `at` of the columns, and `rows` of the dataset."""
-    mask = mask_of(cut.lengths, width, form.integer)
-    ids = _grid(columns.ids, at, cut, width, mask, form.pad_id, form.integer, "input_ids")
-    arrays = {"input_ids": ids, "attention_mask": mask}
-    for name, column in columns.by_token.items():
-        dtype = np.dtype(np.float32) if column.dtype.kind == "f" else form.integer
-        arrays[name] = _grid(column, at, cut, width, mask, FILLS.get(name, 0), dtype, name)
+class Picked(NamedTuple):
+    """Samples of a batch: rows `at` of some columns, which are `rows` of the dataset."""
+
+    at: Ints
+    rows: Ints
+    cut: Cut
+    width: int
+    """Tokens of each row of the batch."""
+
+
+def assemble(columns: Columns, picked: Picked, epoch: int, form: Form) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of a batch."""
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    if columns.ids is not None:
+        mask = mask_of(picked.cut.lengths, picked.width, form.integer)
+        ids = _grid("input_ids", columns.ids, picked, mask, form.pad_id, form.integer)
+        arrays = {"input_ids": ids, "attention_mask": mask}
+        for name, column in columns.by_token.items():
+            dtype = np.dtype(np.float32) if column.dtype.kind == "f" else form.integer
+            arrays[name] = _grid(name, column, picked, mask, FILLS.get(name, 0), dtype)
+        if form.corruption is not None:
+            corrupted, labels = form.corruption.corrupt(ids, arrays["attention_mask"], picked.rows, epoch)
+            arrays["input_ids"] = _as("input_ids", corrupted, form.integer, picked.rows)
+            arrays["labels"] = _as("labels", labels, form.integer, picked.rows)
     for name, numbers in columns.fixed.items():
-        arrays[name] = _taken(numbers, at, form.integer, name)
-    if form.corruption is not None:
-        corrupted, labels = form.corruption.corrupt(ids, arrays["attention_mask"], rows, epoch)
-        arrays["input_ids"] = _as(corrupted, form.integer, "input_ids")
-        arrays["labels"] = _as(labels, form.integer, "labels")
+        found = numbers[picked.at]
+        arrays[name] = found if found.dtype.kind == "f" else _as(name, found, form.integer, picked.rows)
     return arrays
 
 
@@ -106,9 +113,11 @@ def blank(columns: Columns, width: int, form: Form) -> dict[str, npt.NDArray[Any
     """The arrays of a batch without samples: one row of padding that attends to its first token, or a softmax over
     nothing would make NaN; `loss_mask` says that nothing is learned from it."""
     shape = (1, width)
-    mask = np.zeros(shape, form.integer)
-    mask[0, 0] = 1
-    arrays = {"input_ids": np.full(shape, form.pad_id, form.integer), "attention_mask": mask}
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    if columns.ids is not None:
+        mask = np.zeros(shape, form.integer)
+        mask[0, 0] = 1
+        arrays = {"input_ids": np.full(shape, form.pad_id, form.integer), "attention_mask": mask}
     for name, column in columns.by_token.items():
         if name != "attention_mask":
             arrays[name] = np.full(shape, FILLS.get(name, 0), np.float32 if column.dtype.kind == "f" else form.integer)
@@ -124,31 +133,25 @@ def blank(columns: Columns, width: int, form: Form) -> dict[str, npt.NDArray[Any
 
 def count_labels(columns: Columns, at: Ints, rows: Ints, epoch: int, form: Form) -> int:
     """Tokens with a label of some samples, however they are put into batches."""
-    cut = form.cut(columns.ids.lengths[at], rows)
-    width = int(cut.lengths.max(initial=1))
-    mask = mask_of(cut.lengths, width, form.integer)
+    assert columns.ids is not None
+    cut = form.cut(columns.lengths[at], rows)
+    picked = Picked(at, rows, cut, int(cut.lengths.max(initial=1)))
+    mask = mask_of(cut.lengths, picked.width, form.integer)
     if form.corruption is not None:
-        ids = _grid(columns.ids, at, cut, width, mask, form.pad_id, form.integer, "input_ids")
+        ids = _grid("input_ids", columns.ids, picked, mask, form.pad_id, form.integer)
         given = columns.by_token.get("attention_mask")
         if given is not None:
-            mask = _grid(given, at, cut, width, mask, 0, form.integer, "attention_mask")
+            mask = _grid("attention_mask", given, picked, mask, 0, form.integer)
         labels = form.corruption.corrupt(ids, mask, rows, epoch)[1]
     else:
-        labels = _grid(columns.by_token["labels"], at, cut, width, mask, IGNORE, form.integer, "labels")
+        labels = _grid("labels", columns.by_token["labels"], picked, mask, IGNORE, form.integer)
     return int(np.count_nonzero(labels != IGNORE))
 
 
 def _grid(
-    column: Ragged,
-    at: Ints,
-    cut: Cut,
-    width: int,
-    mask: npt.NDArray[Any],
-    fill: int,
-    dtype: np.dtype[Any],
-    name: str,
+    name: str, column: Ragged, picked: Picked, mask: npt.NDArray[Any], fill: int, dtype: np.dtype[Any]
 ) -> npt.NDArray[Any]:
-    found = column.grid(at, cut.skips, width)
+    found = column.grid(picked.at, picked.cut.skips, picked.width)
     if dtype.kind == "f":
         return np.where(mask, found, fill).astype(dtype)  # behind a row may be NaN
     if found.dtype == dtype:
@@ -157,24 +160,23 @@ def _grid(
     else:
         # What lies behind a row is anything, so it goes before the values are looked at.
         found = np.multiply(found, mask.astype(found.dtype))
-        grid = _as(found, dtype, name)
+        grid = _as(name, found, dtype, picked.rows)
     if fill:
         np.copyto(grid, fill, where=mask == 0)
     return grid
 
 
-def _taken(numbers: npt.NDArray[Any], at: Ints, integer: np.dtype[Any], name: str) -> npt.NDArray[Any]:
-    found = numbers[at]
-    return found if found.dtype.kind == "f" else _as(found, integer, name)
-
-
-def _as(found: npt.NDArray[Any], dtype: np.dtype[Any], name: str) -> npt.NDArray[Any]:
+def _as(name: str, found: npt.NDArray[Any], dtype: np.dtype[Any], rows: Ints) -> npt.NDArray[Any]:
     """The same values in another type; an error if one does not fit."""
     if found.dtype == dtype:
         return found
     if found.dtype.kind in "iu" and dtype.kind in "iu" and not np.can_cast(found.dtype, dtype, "safe") and found.size:
         limits = np.iinfo(dtype)
         if int(found.max()) > limits.max or int(found.min()) < limits.min:
-            worst = int(found.max()) if int(found.max()) > limits.max else int(found.min())
-            raise DataError(f"{name} has the value {worst}, which {dtype.name} cannot hold")
+            at = np.argwhere((found > limits.max) | (found < limits.min))[0]
+            row = int(rows[at[0]])
+            hint = "" if name in ("input_ids", "labels") else f"; keep it beside the batch with beside=[{name!r}]"
+            raise DataError(
+                f"{name} of row {row} has the value {found[tuple(at)]}, which {dtype.name} cannot hold{hint}", row=row
+            )
     return found.astype(dtype)

@@ -16,6 +16,7 @@ __all__ = ["SampleBatch", "converter_of"]
 
 _EMPTY: dict[str, Any] = dict.fromkeys(
     (
+        "input_ids",
         "attention_mask",
         "labels",
         "loss_mask",
@@ -25,7 +26,7 @@ _EMPTY: dict[str, Any] = dict.fromkeys(
         "document_ids",
     )
 )
-_FIELDS = {"input_ids", *_EMPTY}
+_FIELDS = set(_EMPTY)
 
 
 def converter_of(backend: Backend, arrays: Iterable[npt.NDArray[Any]]) -> Callable[[npt.NDArray[Any]], Any]:
@@ -49,7 +50,8 @@ class SampleBatch(TrainingBatch):
                                                         had beside numbers, as lists
 
     A rank that has no row left of the last batch of an epoch gets one row of padding: `metadata["blank"]` is true, and
-    `loss_mask`, of one number for each row, is 0.
+    `loss_mask`, of one number for each row, is 0. Samples without tokens make batches without `input_ids` and
+    `attention_mask`: `batch["x"]` and what else they have.
     """
 
     @classmethod
@@ -66,8 +68,18 @@ class SampleBatch(TrainingBatch):
             "_num_tokens": tokens,
         }
         if not arrays.keys() <= _FIELDS:
-            batch._others = {key: batch.__dict__.pop(key) for key in arrays.keys() - _FIELDS}
+            batch._others = {key: batch.__dict__.pop(key) for key in arrays if key not in _FIELDS}
         return batch
+
+    @property
+    def batch_size(self) -> int:
+        """Rows."""
+        return int(next(iter(self._arrays().values())).shape[0])
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that are not padding; 0 of samples that have none."""
+        return super().num_tokens if self.input_ids is not None else 0
 
     def __getitem__(self, key: str) -> Any:
         # Rows of samples are never packed, so their mask is given as it is too.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.loaders._samples.kinds import IGNORE
 from penstock.loaders._samples.ragged import Ragged
 
 __all__ = ["ArrowCells", "Columns", "ListCells", "some_of"]
@@ -44,7 +46,8 @@ class Columns:
     """Some samples: row i of every column is of sample i."""
 
     rows: int
-    ids: Ragged
+    ids: Ragged | None = None
+    """None: samples that have no tokens, only numbers of one shape."""
     by_token: Mapping[str, Ragged] = field(default_factory=dict)
     """Of the same lengths as the ids."""
     fixed: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
@@ -53,14 +56,30 @@ class Columns:
 
     @property
     def nbytes(self) -> int:
-        tokens = self.ids.nbytes + sum(column.nbytes for column in self.by_token.values())
-        return tokens + sum(numbers.nbytes for numbers in self.fixed.values())
+        tokens = sum(column.nbytes for column in self.by_token.values())
+        numbers = sum(column.nbytes for column in self.fixed.values())
+        return tokens + numbers + (0 if self.ids is None else self.ids.nbytes)
+
+    @cached_property
+    def lengths(self) -> Ints:
+        """Tokens of each sample."""
+        return np.zeros(self.rows, np.int64) if self.ids is None else self.ids.lengths
+
+    @cached_property
+    def ignored(self) -> npt.NDArray[np.bool_] | None:
+        """Which samples have a label of their own that is not to be learned; None: none has."""
+        labels = self.fixed.get("labels")
+        if labels is None or labels.dtype.kind not in "iu":
+            return None
+        found = (labels == IGNORE).reshape(self.rows, -1).all(axis=1)
+        return found if found.any() else None
 
     def identity(self, digest: Callable[[bytes], object]) -> None:
         """Feed what tells these samples from others: how long they are, the ids of some, their numbers beside."""
-        digest(np.ascontiguousarray(self.ids.lengths).tobytes())
-        for row in some_of(len(self.ids)).tolist():
-            digest(np.ascontiguousarray(self.ids.row(row), np.int64).tobytes())
+        if self.ids is not None:
+            digest(np.ascontiguousarray(self.ids.lengths).tobytes())
+            for row in some_of(len(self.ids)).tolist():
+                digest(np.ascontiguousarray(self.ids.row(row), np.int64).tobytes())
         for name in sorted(self.fixed):
             digest(name.encode())
             digest(np.ascontiguousarray(self.fixed[name]).tobytes())

@@ -5,32 +5,29 @@ plan step (one optimizer step of all ranks) -> micro-batches of all ranks -> the
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
 from penstock.distributed.sharding import share_cuts
 from penstock.errors import ConfigError, PenstockError, ResumeError
 from penstock.loaders._samples.assembly import Form
-from penstock.loaders._samples.columns import Columns
-from penstock.loaders._samples.making import Maker, Micro
+from penstock.loaders._samples.making import Maker
+from penstock.loaders._samples.micro import Micro
 from penstock.loaders._samples.origins import Origin
+from penstock.loaders._samples.production import Made, Production
 from penstock.loaders.batch import TrainingBatch
 from penstock.loaders.options import Options
 from penstock.loaders.tuning import LoaderTuner, Setting
 from penstock.memory.addresses import keep_freed
 from penstock.order.plan import Plan, Position, Step
 from penstock.order.states import from_state, to_state
-from penstock.pipeline.ahead import WorkAhead
 
 __all__ = ["Sampled", "Spot"]
 
 _KEPT_BYTES = 4 << 20
 _STEPS_AT_ONCE = 64
-_QUICK_SECONDS = 0.002
-"""Batches of fetched samples are made several at a time as long as that takes no longer."""
+"""Of the plan, which are read together."""
 
 
 class Spot(NamedTuple):
@@ -46,9 +43,6 @@ class Spot(NamedTuple):
     @property
     def step(self) -> int:
         return self.place.step
-
-
-Made = tuple[TrainingBatch, Spot]
 
 
 class Sampled:
@@ -68,12 +62,19 @@ class Sampled:
         self.origin, self.plan, self.options = origin, plan, options
         self.rank, self.batch_size, self.accumulation = options.find_rank(), options.batch_size, accumulation
         self.global_micro = self.batch_size * self.rank.world
-        self.setting, self.tuner = setting, tuner
         self.maker = Maker(origin, form, options, self.rank)
+        self._production = Production(self.maker, setting, tuner, options.budget)
         self._numbers: tuple[Plan, int, Sequence[int]] | None = None
-        self._batch_seconds = 1.0
-        """What a batch of fetched samples took last."""
         keep_freed(_KEPT_BYTES)
+
+    @property
+    def setting(self) -> Setting:
+        """How batches are made now."""
+        return self._production.setting
+
+    @property
+    def tuner(self) -> LoaderTuner | None:
+        return self._production.tuner
 
     @property
     def names(self) -> str:
@@ -140,7 +141,8 @@ class Sampled:
         if stages is not None:
             stages.add("fetch", stages.clock() - begun)
         micros = self._micros(position)
-        return self._of_columns(micros, columns) if columns is not None else self._fetched(micros)
+        making = self._production
+        return making.of_columns(micros, columns) if columns is not None else making.fetched(micros)
 
     def _micros(self, position: Spot) -> Iterator[Micro]:
         """The micro-batches of the rest of an epoch. Steps are read some at a time, first one and then ever more."""
@@ -182,113 +184,6 @@ class Sampled:
             raise ResumeError(f"step {step.number} has no micro-batch {number}")
         return found
 
-    # Making
-
-    def _of_columns(self, micros: Iterator[Micro], columns: Columns) -> Generator[Made, None, None]:
-        """Some batches at a time: what is looked up for each row is looked up for all of them at once."""
-        chunk, tuner = 1, self.tuner
-        if tuner is not None:
-            tuner.pause()
-        while True:
-            begun = tuner.clock() if tuner is not None else 0.0
-            group = self._next_group(micros, chunk)
-            if not group:
-                return
-            made = self.maker.make_group(group, columns)
-            for micro in group:
-                batch = next(made)
-                if tuner is not None and tuner.saw(tuner.clock() - begun):
-                    self.setting = tuner.setting
-                yield batch, micro.behind
-                del batch
-                if tuner is not None:
-                    begun = tuner.clock()
-            chunk = min(chunk * 2, max(self.setting.chunk, 1))
-
-    def _fetched(self, micros: Iterator[Micro]) -> Generator[Made, None, None]:
-        """Batches of samples that are fetched by threads, in order; or by this one."""
-        self.maker.get_ready()
-        tuner = self.tuner
-        if tuner is not None:
-            tuner.pause()
-        ended = False
-        while not ended:
-            setting = self.setting
-            groups = self._groups(micros, partial(self._paced, setting))
-            made: Iterator[list[Made | Exception]]
-            ahead: WorkAhead[list[Micro], list[Made | Exception]] | None = None
-            if setting.workers:
-                most = setting.workers + -(-setting.prefetch // setting.chunk)
-                made = ahead = WorkAhead(
-                    self._make_all, groups, setting.workers, most, budget=self.options.budget, size=_nbytes
-                )
-            else:
-                made = map(self._make_all, groups)
-            try:
-                ended = yield from self._handed(made)
-                if not ended and ahead is not None:  # another setting is tried; what is in work is handed out first
-                    ahead.finish()
-                    yield from (_made(item) for group in ahead for item in group)
-            finally:
-                if ahead is not None:
-                    ahead.close()
-
-    def _handed(self, made: Iterator[list[Made | Exception]]) -> Generator[Made, None, bool]:
-        """Hand out batches; whether they are all out, or another setting is to be tried first."""
-        tuner = self.tuner
-        begun = tuner.clock() if tuner is not None else 0.0
-        for group in made:
-            changed = False
-            for item in group:
-                if tuner is not None:
-                    changed = tuner.saw(tuner.clock() - begun) or changed
-                yield _made(item)
-                if tuner is not None:
-                    begun = tuner.clock()
-            del group
-            if changed and tuner is not None:
-                self.setting = tuner.setting
-                return False
-        return True
-
-    def _make_all(self, micros: list[Micro]) -> list[Made | Exception]:
-        """Batches, up to the first that cannot be made, and why."""
-        begun = time.perf_counter()
-        try:
-            batches = self.maker.make_fetched(micros)
-        except Exception as error:  # noqa: BLE001 - it is raised where the batch would have been
-            if len(micros) == 1:
-                return [error]
-            made: list[Made | Exception] = []
-            for micro in micros:
-                made += self._make_all([micro])
-                if isinstance(made[-1], Exception):
-                    break
-            return made
-        self._batch_seconds = (time.perf_counter() - begun) / len(micros)
-        return [(batch, micro.behind) for batch, micro in zip(batches, micros, strict=True)]
-
-    def _next_group(self, micros: Iterator[Micro], size: int) -> list[Micro]:
-        stages = self.maker.stages
-        begun = stages.clock() if stages is not None else 0.0
-        group = list(islice(micros, size))
-        if stages is not None:
-            stages.add("order", stages.clock() - begun)
-        return group
-
-    def _paced(self, setting: Setting) -> int:
-        """How many batches to fetch at a time: several if that takes no time, never more than are wanted ahead."""
-        quick = int(_QUICK_SECONDS / max(self._batch_seconds, 1e-6))
-        trying = self.tuner is not None and not self.tuner.done
-        return min(setting.chunk if trying else max(setting.chunk, quick), max(setting.prefetch, 1))
-
-    def _groups(self, micros: Iterator[Micro], size: Callable[[], int]) -> Iterator[list[Micro]]:
-        """So many at a time; those of one step together where its labels are to be counted."""
-        while group := self._next_group(micros, size()):
-            while self.maker.counts_step(group[-1]) and group[-1].number + 1 < group[-1].count:
-                group += islice(micros, 1)
-            yield group
-
     # State
 
     def to_state(self, position: Spot) -> dict[str, Any]:
@@ -297,6 +192,7 @@ class Sampled:
 
     def from_state(self, state: Mapping[str, Any], *, new_batch_size: bool = False) -> Spot:
         """The position that a state stands for; the plan takes on its edits."""
+        self._check_step_size(state, new_batch_size)
         plan, place = from_state(self.plan, state, new_batch_size=new_batch_size)
         micro, there = state.get("micro_step", 0), state.get("accumulation", 1)
         if isinstance(micro, bool) or not isinstance(micro, int) or micro < 0:
@@ -314,6 +210,19 @@ class Sampled:
         self.plan = plan
         return Spot(place, micro)
 
+    def _check_step_size(self, state: Any, new_batch_size: bool) -> None:
+        """Refuse a state of steps of another size by all that they are made of."""
+        if new_batch_size or not isinstance(state, Mapping) or state.get("plan") != self.plan.fingerprint:
+            return
+        there, here = state.get("global_batch"), self.plan.global_batch
+        if there != here:
+            raise ResumeError(
+                f"the state was saved with steps of {there} samples, in {state.get('accumulation', 1)} batches each, "
+                f"and this run has steps of {here} in {self.accumulation} (batch_size times world_size times "
+                "gradient_accumulation_steps); choose them so that the steps agree, or, to go on at the same row with "
+                "steps of another size, load_state_dict(state, new_batch_size=True)"
+            )
+
     def edit(self, plan: Plan, position: Spot) -> Spot:
         """Go on by an edited plan from a position; what was delivered before it cannot change."""
         if plan.fingerprint != self.plan.fingerprint or plan.edits[: self.plan.version] != self.plan.edits:
@@ -329,11 +238,12 @@ class Sampled:
         return position if position.micro else Spot(plan.settle(position.place)[0])
 
     def close(self) -> None:
+        self._production.end()
         self.origin.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For worker processes: without what is being tuned in this one."""
-        return self.__dict__ | {"tuner": None, "_numbers": None}
+        """For worker processes: without what is quickly looked up again."""
+        return self.__dict__ | {"_numbers": None}
 
     def _last_step(self, epoch: int) -> tuple[int, int] | None:
         """The number of the last step of an epoch, and its samples, if it is not a whole one."""
@@ -358,13 +268,3 @@ class Sampled:
             f"an epoch has fewer samples than a step of {count or self.plan.global_batch}, and drop_last=True drops "
             "what does not fill one, so nothing would be delivered; use a smaller batch, or drop_last=False"
         )
-
-
-def _made(item: Made | Exception) -> Made:
-    if isinstance(item, Exception):
-        raise item
-    return item
-
-
-def _nbytes(made: list[Made | Exception]) -> int:
-    return sum(item[0].nbytes for item in made if not isinstance(item, Exception))

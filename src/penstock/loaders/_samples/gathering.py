@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -34,7 +34,7 @@ def columns_of_samples(samples: Sequence[Any], schema: Schema, number_of: Number
         for number, sample in enumerate(samples):
             schema.check_keys(sample, number_of(number))
         columns = {name: [sample[name] for sample in samples] for name in schema.kinds}
-    ids = _tokens("input_ids", columns["input_ids"], None, number_of)
+    ids = _tokens("input_ids", columns["input_ids"], None, number_of) if schema.has_tokens else None
     by_token: dict[str, Ragged] = {}
     fixed: dict[str, npt.NDArray[Any]] = {}
     beside: dict[str, ListCells | ArrowCells] = {}
@@ -47,23 +47,24 @@ def columns_of_samples(samples: Sequence[Any], schema: Schema, number_of: Number
             fixed[name] = _numbers(name, columns[name], kind, number_of)
         else:
             beside[name] = ListCells(columns[name])
+    for name in schema.details:
+        entries = columns["metadata"]
+        beside[name] = ListCells([each.get(name) if isinstance(each, Mapping) else None for each in entries])
     return Columns(len(samples), ids, _without_plain_mask(by_token), fixed, beside)
 
 
 def columns_of_table(table: pa.Table, objective: Objective, keep: frozenset[str] = frozenset()) -> Columns:
     """The columns of a table. Those of numbers are views of it where they can be; no row becomes a Python object."""
-    if "input_ids" not in table.column_names:
-        raise SchemaError(
-            f"the table has no column input_ids, only {', '.join(table.column_names) or 'none'}; tokenize first, or "
-            "name the column of tokens input_ids"
-        )
     if not table.num_rows:
-        return Columns(0, Ragged.of_parts([]))
+        return Columns(0)
     first = {name: _first_cell(table.column(name)) for name in table.column_names}
     schema = read_schema(first, objective, keep)
     for name in schema.kinds:
         _check_no_nulls(name, table.column(name), schema.kinds[name])
-    ids = Ragged.of_column(_lists_of("input_ids", table.column("input_ids")))
+    ids = None
+    if schema.has_tokens:
+        ids = Ragged.of_column(_lists_of("input_ids", table.column("input_ids")))
+        _check_not_empty(ids, int)
     by_token: dict[str, Ragged] = {}
     fixed: dict[str, npt.NDArray[Any]] = {}
     beside: dict[str, ListCells | ArrowCells] = {}
@@ -71,11 +72,13 @@ def columns_of_table(table: pa.Table, objective: Objective, keep: frozenset[str]
         column = table.column(name)
         if kind.role == "meta":
             beside[name] = ArrowCells(column)
-        elif kind.role == "tokens" and name != "input_ids":
+        elif kind.role == "tokens" and ids is not None and name != "input_ids":
             by_token[name] = Ragged.of_column(_lists_of(name, column))
             _check_lengths(name, by_token[name], ids, int)
         elif kind.role == "fixed":
             fixed[name] = _checked_numbers(name, _column_numbers(name, column, kind), kind, int)
+    for name in schema.details:
+        beside[name] = ArrowCells(pc.struct_field(table.column("metadata"), name))
     return Columns(table.num_rows, ids, _without_plain_mask(by_token), fixed, beside)
 
 
@@ -94,7 +97,9 @@ def _tokens(name: str, values: list[Any], ids: Ragged | None, number_of: NumberO
                     row=number_of(number),
                 )
     found = Ragged.of_arrays(arrays)
-    if ids is not None:
+    if ids is None:
+        _check_not_empty(found, number_of)
+    else:
         _check_lengths(name, found, ids, number_of)
     return found
 
@@ -125,7 +130,7 @@ def _numbers(name: str, values: list[Any], kind: Kind, number_of: NumberOf) -> n
         number = next(number for number, array in enumerate(arrays) if array.shape != kind.shape)
         raise DataError(
             f"{name} of row {number_of(number)} has shape {arrays[number].shape}, and that of row 0 {kind.shape}; give "
-            "every sample the same shape",
+            f"every sample the same shape{_if_by_token(name, kind)}",
             row=number_of(number),
         )
     return _checked_numbers(name, np.stack(arrays), kind, number_of)
@@ -172,6 +177,23 @@ def _refuse(wrong: npt.NDArray[np.bool_], name: str, numbers: npt.NDArray[Any], 
         at = tuple(int(place) for place in np.argwhere(wrong)[0])
         row = number_of(at[0])
         raise DataError(f"{name} of row {row} is {numbers[at]}, which is not {why}", row=row)
+
+
+def _if_by_token(name: str, kind: Kind) -> str:
+    """What to do if values are by token, which nothing said."""
+    if name == "labels":
+        return "; for one label for each token, pass objective=None" if len(kind.shape) == 1 else ""
+    return "; rows of tokens are padded if they are called input_ids"
+
+
+def _check_not_empty(ids: Ragged, number_of: NumberOf) -> None:
+    if not ids.lengths.all():
+        row = number_of(int(np.argmin(ids.lengths)))
+        raise DataError(
+            f"input_ids of row {row} are empty: nothing in that row could be attended to, and a softmax over nothing "
+            "is NaN; drop such rows, or give them one token",
+            row=row,
+        )
 
 
 def _check_lengths(name: str, found: Ragged, ids: Ragged, number_of: NumberOf) -> None:
@@ -229,7 +251,7 @@ def _column_numbers(name: str, column: pa.ChunkedArray, kind: Kind) -> npt.NDArr
         row = int(wrong[0])
         raise DataError(
             f"{name} of row {row} has {ragged.lengths[row]} values, and that of row 0 {kind.shape[0]}; give every row "
-            "equally many",
+            f"equally many{_if_by_token(name, kind)}",
             row=row,
         )
     return ragged.grid(np.arange(len(ragged)), None, kind.shape[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -12,12 +13,16 @@ import numpy.typing as npt
 from penstock.backends import backend_of
 from penstock.errors import DataError, SchemaError
 
-__all__ = ["FILLS", "Kind", "Objective", "Schema", "array_of", "as_array", "read_schema"]
+__all__ = ["FILLS", "IGNORE", "Kind", "Objective", "Schema", "array_of", "as_array", "read_schema"]
+
+logger = logging.getLogger(__name__)
 
 Objective = Literal["classification", "regression", "masked_lm"] | None
 Role = Literal["tokens", "fixed", "meta"]
 
-FILLS = {"attention_mask": 0, "labels": -100, "special_tokens_mask": 1}
+IGNORE = -100
+"""The label of what is not to be learned."""
+FILLS = {"attention_mask": 0, "labels": IGNORE, "special_tokens_mask": 1}
 """What the padding of token-wise columns is; 0 for all others."""
 _BY_TOKEN = frozenset({"attention_mask", "position_ids", "special_tokens_mask", "token_type_ids"})
 _BESIDE = frozenset({"id", "metadata", "text"})
@@ -47,6 +52,12 @@ class Schema:
     kinds: Mapping[str, Kind]
     left_out: frozenset[str] = frozenset()
     """Values that samples have and batches do not."""
+    details: tuple[str, ...] = ()
+    """Entries of the samples' `metadata` that are kept under their own names too."""
+
+    @property
+    def has_tokens(self) -> bool:
+        return "input_ids" in self.kinds
 
     def check_keys(self, sample: Any, row: int) -> None:
         """Refuse what is not a sample like the first one."""
@@ -70,14 +81,12 @@ def read_schema(sample: Any, objective: Objective, keep: frozenset[str] = frozen
     """What samples are like, by the sample of row 0. `keep` names values that go beside the batch."""
     if not isinstance(sample, Mapping):
         Schema({}).check_keys(sample, 0)
-    if "input_ids" not in sample:
-        raise SchemaError(
-            f"row 0 has no input_ids, only {', '.join(map(str, sample)) or 'nothing'}; tokenize first, or name the "
-            "column of tokens input_ids"
-        )
-    ids = array_of("input_ids", sample["input_ids"], 0)
-    if ids is None or ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
-        raise DataError(f"input_ids of row 0 are no list of whole numbers: {sample['input_ids']!r:.80}", row=0)
+    length = None
+    if "input_ids" in sample:
+        ids = array_of("input_ids", sample["input_ids"], 0)
+        if ids is None or ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
+            raise DataError(f"input_ids of row 0 are no list of whole numbers: {sample['input_ids']!r:.80}", row=0)
+        length = len(ids)
     kinds: dict[str, Kind] = {}
     left_out = set()
     for name, value in sample.items():
@@ -88,11 +97,31 @@ def read_schema(sample: Any, objective: Objective, keep: frozenset[str] = frozen
         elif name in _BESIDE or name in keep:
             kinds[name] = Kind("meta")
         else:
-            kinds[name] = _kind(name, array_of(name, value, 0), len(ids), objective)
-    return Schema(kinds, frozenset(left_out))
+            kinds[name] = _kind(name, array_of(name, value, 0), length, objective)
+    if length is None and (objective == "masked_lm" or all(kind.role == "meta" for kind in kinds.values())):
+        raise SchemaError(
+            f"row 0 has no input_ids, only {', '.join(map(str, sample)) or 'nothing'}; tokenize first, or name the "
+            "column of tokens input_ids"
+        )
+    return Schema(kinds, frozenset(left_out), _details(sample, kinds))
 
 
-def _kind(name: str, array: npt.NDArray[Any] | None, length: int, objective: Objective) -> Kind:
+def _details(sample: Mapping[str, Any], kinds: Mapping[str, Kind]) -> tuple[str, ...]:
+    """What the metadata of a sample has of its own: single values, under names that are free."""
+    entries = sample.get("metadata")
+    if not isinstance(entries, Mapping):
+        return ()
+    return tuple(
+        name
+        for name, value in entries.items()
+        if isinstance(name, str)
+        and name not in kinds
+        and not isinstance(value, (Mapping, list, tuple, set))
+        and not getattr(value, "shape", ())
+    )
+
+
+def _kind(name: str, array: npt.NDArray[Any] | None, length: int | None, objective: Objective) -> Kind:
     if name == "input_ids":
         return Kind("tokens")
     if array is None:
@@ -100,8 +129,21 @@ def _kind(name: str, array: npt.NDArray[Any] | None, length: int, objective: Obj
             raise DataError("labels of row 0 are no numbers; turn classes into numbers from 0 on", row=0)
         return Kind("meta")
     real = array.dtype.kind == "f"
-    by_token = name in _BY_TOKEN or (name == "labels" and objective is None and length > 1 and not real)
-    if by_token and array.shape == (length,):
+    if name in _BY_TOKEN:
+        if array.shape != (length,):
+            raise DataError(
+                f"{name} of row 0 has shape {array.shape}, and "
+                + ("there are no input_ids" if length is None else f"input_ids {length} tokens")
+                + f"; {name} is one number for each token",
+                row=0,
+            )
+        return Kind("tokens", real)
+    if name == "labels" and objective is None and not real and array.shape == (length,) and array.size > 1:
+        if set(array.tolist()) <= {0, 1}:
+            logger.warning(
+                "labels of row 0 are 0s and 1s, as many as its tokens, and are taken to be one for each token; if they "
+                "are labels of the whole row, pass objective='classification'"
+            )
         return Kind("tokens", real)
     if name == "labels" and objective == "regression":
         real = True

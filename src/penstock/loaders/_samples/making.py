@@ -14,16 +14,18 @@ import numpy.typing as npt
 
 from penstock.backends import Backend, get_backend
 from penstock.distributed.ranks import Rank
-from penstock.errors import DataError
-from penstock.loaders._samples.assembly import IGNORE, Form, assemble, blank, count_labels
+from penstock.errors import ConfigError, DataError
+from penstock.loaders._samples.assembly import Form, Picked, assemble, blank
 from penstock.loaders._samples.batch import SampleBatch, converter_of
 from penstock.loaders._samples.columns import Columns
+from penstock.loaders._samples.counting import LabelCounts
+from penstock.loaders._samples.kinds import IGNORE
+from penstock.loaders._samples.micro import Micro
 from penstock.loaders._samples.origins import Origin
 from penstock.loaders.options import Options
 from penstock.loaders.profiling import Stages
-from penstock.order.plan import Step
 
-__all__ = ["Maker", "Micro"]
+__all__ = ["Maker"]
 
 logger = logging.getLogger(__name__)
 
@@ -41,25 +43,6 @@ _FILLED = 0.75
 """Batches are put together as one if at least this share of it is theirs."""
 
 
-class Micro:
-    """One micro-batch: its rows on all ranks, and which of them are this rank's."""
-
-    __slots__ = ("behind", "count", "high", "low", "number", "rows", "step")
-
-    def __init__(self, step: Step, number: int, count: int, rows: Ints, low: int, high: int, behind: Any) -> None:
-        self.step, self.number, self.count, self.behind = step, number, count, behind
-        self.rows, self.low, self.high = rows, low, high
-
-    @property
-    def mine(self) -> Ints:
-        return self.rows[self.low : self.high]
-
-    @property
-    def size(self) -> int:
-        """Rows of this rank."""
-        return self.high - self.low
-
-
 class Maker:
     """Makes the batches of one rank; any number of threads at once."""
 
@@ -68,8 +51,10 @@ class Maker:
         self.stages: Stages | None = None
         """Where what is spent on making batches is added up, if anybody asks for it."""
         self.truncated = {"rows": 0, "tokens": 0}
+        self.most_fetched = 0
+        """Bytes of the most samples that were fetched at a time, as columns."""
         self._lock = threading.Lock()
-        self._counted: tuple[Step, int] | None = None
+        self.labels = LabelCounts(origin, form, rank)
 
     def make(self, micro: Micro) -> SampleBatch:
         """One batch, of whatever the samples are."""
@@ -92,7 +77,7 @@ class Maker:
         begun = 0
         steps: dict[int, int] = {}
         for micro in micros:
-            counts = self.counts_step(micro)
+            counts = self.labels.counts_step(micro)
             if counts and id(micro.step) in steps:
                 first = steps[id(micro.step)]
             else:
@@ -102,8 +87,8 @@ class Maker:
             places.append(first + (_within(micro.step.samples.rows, micro.mine) if counts else _counted(micro.size)))
         columns = self._fetch(_joined(wanted))
         items = [
-            self._count(micro.step, columns, steps[id(micro.step)] + _counted(len(micro.step.samples.rows)))
-            if self.counts_step(micro)
+            self.labels.by_token(micro.step, columns, steps[id(micro.step)] + _counted(len(micro.step.samples.rows)))
+            if self.labels.counts_step(micro)
             else None
             for micro in micros
         ]
@@ -114,6 +99,7 @@ class Maker:
         stages = self.stages
         begun = stages.clock() if stages is not None else 0.0
         columns = self.origin.fetch(rows if len(rows) else np.zeros(1, np.int64))
+        self.most_fetched = max(self.most_fetched, columns.nbytes)
         if stages is not None:
             stages.add("fetch", stages.clock() - begun)
         return columns
@@ -130,21 +116,23 @@ class Maker:
         Their samples are rows `at` of the columns; None: the columns are all samples of the dataset.
         """
         form = self.form
+        self._check_tokens(columns)
         rows = _joined([micro.mine for micro in micros])
         places = rows if at is None else at
-        lengths = columns.ids.lengths[places]
+        lengths = columns.lengths[places]
         cut = form.cut(lengths, rows)
         sizes = [micro.size for micro in micros]
         begins = [0, *accumulate(sizes)]
         longest = _largest(cut.lengths, begins)
         if self._asks_lengths:
-            longest = self._longest_on_all_ranks(micros, longest, columns.ids.lengths if at is None else None)
+            longest = self._longest_on_all_ranks(micros, longest, columns.lengths if at is None else None)
         widths = [form.width(most) for most in longest]
         reach = np.concatenate([[0], np.cumsum(cut.lengths)])[begins].tolist()
         made = ("input_ids", "attention_mask", *(("labels",) if form.corruption is not None else ()))
         by_token = frozenset((*made, *columns.by_token))
         cuts = form.max_length is not None and form.truncation != "error"
         counting = form.corruption is not None or "labels" in columns.by_token
+        ignored = None if counting else columns.ignored
         for first, last in self._together(sizes, widths):
             low, high = begins[first], begins[last]
             stages = self.stages
@@ -152,9 +140,8 @@ class Maker:
             together = {}
             if high > low:
                 epoch, widest = micros[first].step.epoch, max(widths[first:last])
-                together = assemble(
-                    columns, places[low:high], rows[low:high], cut.slice(low, high), widest, epoch, form
-                )
+                picked = Picked(places[low:high], rows[low:high], cut.slice(low, high), widest)
+                together = assemble(columns, picked, epoch, form)
             if stages is not None:
                 stages.add("collate", stages.clock() - begun)
             convert = converter_of(self._backend, together.values())
@@ -170,11 +157,15 @@ class Maker:
                     }
                 count = None if items is None else items[number]
                 if counting and count is None:
-                    if self.counts_step(micro):
-                        count = self._count(micro.step, columns, micro.step.samples.rows)
+                    if self.labels.counts_step(micro):
+                        count = self.labels.by_token(micro.step, columns, micro.step.samples.rows)
                     else:
                         labels = together["labels"][start - low : stop - low] if arrays is not None else _NONE
                         count = int(np.count_nonzero(labels != IGNORE))
+                elif ignored is not None:
+                    count = self.labels.by_row(micro, ignored, places[start:stop] if at is not None else None)
+                if count == 0 and len(micro.step.samples.rows):
+                    self.labels.tell_none(micro)
                 own = slice(start, stop)
                 lost = lengths[own] - cut.lengths[own] if cuts else None
                 tokens = reach[number + 1] - reach[number]
@@ -250,21 +241,14 @@ class Maker:
     @property
     def _asks_lengths(self) -> bool:
         """Whether the width of a batch depends on samples that this rank does not fetch."""
-        return self.rank.world > 1 and not self.form.to_max_length
+        return self.rank.world > 1 and not self.form.to_max_length and self.origin.has_tokens
 
-    def counts_step(self, micro: Micro) -> bool:
-        """Whether it has to be counted how many labels the other batches of its step have."""
-        return (self.rank.world > 1 or micro.count > 1) and (
-            self.form.corruption is not None or self.origin.labels_by_token
-        )
-
-    def _count(self, step: Step, columns: Columns, at: Ints) -> int:
-        held = self._counted
-        if held is None or held[0] is not step:
-            rows = step.samples.rows
-            labels = count_labels(columns, at, rows, step.epoch, self.form) if len(rows) else 0
-            held = self._counted = step, labels
-        return held[1]
+    def _check_tokens(self, columns: Columns) -> None:
+        if columns.ids is None and self.form.max_length is not None:
+            raise ConfigError(
+                f"max_length={self.form.max_length} is about tokens, and the samples of {self.origin.name} have no "
+                "input_ids; leave it out"
+            )
 
     def _count_truncated(self, cut: Ints) -> int:
         rows, tokens = int(np.count_nonzero(cut)), int(cut.sum())
@@ -286,11 +270,11 @@ class Maker:
 
     def __getstate__(self) -> dict[str, Any]:
         """For worker processes: without what belongs to this one."""
-        left_out = {"_lock", "_counted", "_backend"}
+        left_out = {"_lock", "_backend"}
         return {name: value for name, value in self.__dict__.items() if name not in left_out} | {"stages": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=threading.Lock(), _counted=None)
+        self.__dict__.update(state, _lock=threading.Lock())
 
 
 def _joined(parts: list[Ints]) -> Ints:

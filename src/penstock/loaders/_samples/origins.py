@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,14 +16,12 @@ import xxhash
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.loaders._samples.columns import Columns, some_of
 from penstock.loaders._samples.gathering import columns_of_samples, columns_of_table
-from penstock.loaders._samples.kinds import Objective, Schema, as_array, read_schema
+from penstock.loaders._samples.kinds import Objective, Schema, array_of, read_schema
 from penstock.memory import MemoryBudget, format_bytes
 from penstock.memory.hot import HotCache
 from penstock.pipeline.ahead import map_ahead
-from penstock.store import Store, open_store
-from penstock.store.manifest import is_store
 
-__all__ = ["Columnar", "Fetched", "Listed", "Origin", "open_origin"]
+__all__ = ["Columnar", "Fetched", "Listed", "Origin", "length_of", "name_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +62,26 @@ class Origin:
         """Tokens of every sample."""
         columns = self.columns()
         assert columns is not None
-        return columns.ids.lengths
+        if columns.ids is None:
+            raise self._no_lengths()
+        return columns.lengths
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether samples have `input_ids`, and not only numbers of one shape."""
+        columns = self.columns()
+        return columns is not None and columns.ids is not None
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether samples are asked for one by one, as far as that was decided yet."""
+        return False
+
+    def _no_lengths(self) -> ConfigError:
+        return ConfigError(
+            f"the samples of {self.name} have no input_ids, and so no length that rows could be bucketed by; use "
+            "bucket_by_length=False"
+        )
 
     def check_unchanged(self) -> None:
         """Refuse a dataset that has become longer or shorter."""
@@ -122,14 +138,14 @@ class Fetched(Origin):
     """Samples that are asked for one by one, by any number of threads."""
 
     def __init__(self, dataset: Any, objective: Objective, keep: frozenset[str], cache: HotCache[Any] | None) -> None:
-        self.dataset, self.rows, self.name = dataset, _length(dataset), type(dataset).__name__
+        self.dataset, self.rows, self.name = dataset, length_of(dataset), type(dataset).__name__
         self._objective, self._keep, self._cache = objective, keep, cache
         self._schema: Schema | None = None
         self._lengths: Ints | None = None
 
     @property
     def identity(self) -> str:
-        return _named(self.dataset, self.rows)
+        return name_of(self.dataset, self.rows)
 
     @property
     def schema(self) -> Schema:
@@ -143,6 +159,14 @@ class Fetched(Origin):
         kind = self.schema.kinds.get("labels")
         return kind is not None and kind.role == "tokens"
 
+    @property
+    def has_tokens(self) -> bool:
+        return self.schema.has_tokens
+
+    @property
+    def one_by_one(self) -> bool:
+        return True
+
     def columns(self) -> Columns | None:
         return None
 
@@ -154,6 +178,8 @@ class Fetched(Origin):
     def lengths(self) -> Ints:
         """From `dataset.lengths`, or by reading every sample once, which is announced."""
         if self._lengths is None:
+            if not self.has_tokens:
+                raise self._no_lengths()
             given = getattr(self.dataset, "lengths", None)
             given = given() if callable(given) else given
             if given is not None:
@@ -169,12 +195,12 @@ class Fetched(Origin):
                 )
                 _ = self.schema
                 ranges = (np.arange(low, min(low + _CHUNK, self.rows)) for low in range(0, self.rows, _CHUNK))
-                found = np.concatenate(list(map_ahead(lambda rows: self.fetch(rows).ids.lengths, ranges)))
+                found = np.concatenate(list(map_ahead(lambda rows: self.fetch(rows).lengths, ranges)))
             self._lengths = found
         return self._lengths
 
     def check_unchanged(self) -> None:
-        now = _length(self.dataset)
+        now = length_of(self.dataset)
         if now != self.rows:
             raise DataError(
                 f"{self.name} had {self.rows} samples when the loader was made, and has {now} now; which sample comes "
@@ -184,7 +210,7 @@ class Fetched(Origin):
     def _kept(self, row: int) -> Any:
         if self._cache is None:
             return self._sample(row)
-        return self._cache.get_or_build(row, lambda: _plain(self._sample(row)), _size)
+        return self._cache.get_or_build(row, lambda: _plain(self._sample(row), row, self.schema), _size)
 
     def _sample(self, row: int) -> Any:
         try:
@@ -211,13 +237,13 @@ class Listed(Fetched):
     def __init__(self, dataset: Sequence[Any], objective: Objective, keep: frozenset[str], budget: MemoryBudget | None):
         super().__init__(dataset, objective, keep, None)
         self._budget = budget
-        self._tried = False
+        self._tried = self._too_large = False
         self._columns: Columns | None = None
 
     @cached_property
     def identity(self) -> str:
         """By some of the samples; what is in a list is quickly looked at."""
-        digest, named = xxhash.xxh3_64(), _named(self.dataset, self.rows)
+        digest, named = xxhash.xxh3_64(), name_of(self.dataset, self.rows)
         if not self.rows:
             return named
         try:
@@ -226,12 +252,17 @@ class Listed(Fetched):
             return named  # the batch with that sample will tell
         return f"{named} {digest.hexdigest()}"
 
+    @property
+    def one_by_one(self) -> bool:
+        return self._too_large
+
     def columns(self) -> Columns | None:
         if not self._tried:
             most = _MOST_COLUMN_BYTES if self._budget is None else self._budget.available // 2
             tried = self.fetch(np.arange(min(self.rows, _TRIED)))
             needed = tried.nbytes * self.rows // max(tried.rows, 1)
-            if needed > most:
+            self._too_large = needed > most
+            if self._too_large:
                 logger.info(
                     "a list of %d samples is read one by one: its columns would take about %s, and %s are there",
                     self.rows,
@@ -259,86 +290,7 @@ class Listed(Fetched):
         return super().__getstate__() | {"_budget": None}
 
 
-def open_origin(
-    dataset: Any,
-    objective: Objective,
-    *,
-    keep: frozenset[str] = frozenset(),
-    cache_bytes: int = 0,
-    budget: MemoryBudget | None = None,
-) -> Origin:
-    """What a loader was given, by what it can do."""
-    if isinstance(dataset, (str, os.PathLike)):
-        if not is_store(Path(dataset)):
-            raise ConfigError(
-                f"{os.fspath(dataset)!r} is no token store; make one with penstock.prepare, or pass a dataset, a "
-                "table, or a list of samples"
-            )
-        dataset = open_store(dataset)
-    if isinstance(dataset, Store):
-        return _of_store(dataset, objective, keep)
-    if isinstance(dataset, Mapping) or hasattr(dataset, "__arrow_c_stream__"):
-        table = _table_of(dataset)
-        return Columnar(lambda: table, table.num_rows, "table", objective, keep)
-    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-        raise ConfigError(
-            f"a dataset has __len__ and __getitem__, and {type(dataset).__name__} has not; what can only be iterated "
-            "is for StreamingPipeline"
-        )
-    if getattr(type(dataset), "__getitem__", None) in (list.__getitem__, tuple.__getitem__):
-        return Listed(dataset, objective, keep, budget)
-    read = _columns_of(dataset)
-    if read is not None:
-        rows = _length(dataset)
-        named = _named(dataset, rows)
-        told = named if named != _named(None, rows) else None  # else the columns are looked at
-        return Columnar(read, rows, type(dataset).__name__, objective, keep, identity=told)
-    cache: HotCache[Any] | None = HotCache(cache_bytes, budget=budget, owner="samples") if cache_bytes else None
-    return Fetched(dataset, objective, keep, cache)
-
-
-def _columns_of(dataset: Any) -> Callable[[], pa.Table] | None:
-    """How to read a dataset as columns, if it offers that and they are what its samples are."""
-    if getattr(dataset, "transform", None) is not None:
-        return None  # which is done to samples
-    if callable(getattr(dataset, "to_columns", None)):
-        return cast("Callable[[], pa.Table]", dataset.to_columns)
-    if callable(getattr(dataset, "with_format", None)) and hasattr(dataset, "features"):
-        if getattr(dataset, "format", {}).get("type") == "custom":
-            return None  # a function is applied to what is asked for
-        return lambda: pa.table(dataset.with_format("arrow")[:])
-    return None
-
-
-def _table_of(data: Any) -> pa.Table:
-    if isinstance(data, pa.Table):
-        return data
-    try:
-        return pa.table(dict(data) if isinstance(data, Mapping) else data)
-    except (pa.ArrowException, TypeError, ValueError) as error:
-        raise SchemaError(
-            f"{type(data).__name__} is taken as columns, and cannot be read as such: {error}; pass a list of samples, "
-            "or a mapping of names to columns of one length"
-        ) from None
-
-
-def _of_store(store: Store, objective: Objective, keep: frozenset[str]) -> Columnar:
-    column = store.manifest.tokens_column
-    if column is None:
-        raise SchemaError(f"{store.shown} holds no tokens; prepare it with a tokenizer")
-
-    def read() -> pa.Table:
-        table = pa.Table.from_batches(store.batches(), schema=store.schema)
-        names = ["input_ids" if name == column else name for name in table.column_names]
-        return table.rename_columns(names)
-
-    digest = xxhash.xxh3_64()
-    for shard in store.manifest.shards:
-        digest.update(f"{shard.name} {shard.index_checksum}\n".encode())
-    return Columnar(read, len(store), store.shown, objective, keep, identity=digest.hexdigest())
-
-
-def _named(dataset: Any, rows: int) -> str:
+def name_of(dataset: Any, rows: int) -> str:
     """What names the samples of a dataset without reading them: its own fingerprint, if it has one."""
     for name in ("fingerprint", "_fingerprint"):
         found = getattr(dataset, name, None)
@@ -347,7 +299,7 @@ def _named(dataset: Any, rows: int) -> str:
     return f"{rows} rows"
 
 
-def _length(dataset: Any) -> int:
+def length_of(dataset: Any) -> int:
     try:
         rows = len(dataset)
     except TypeError as error:
@@ -355,16 +307,23 @@ def _length(dataset: Any) -> int:
     return rows
 
 
-def _plain(sample: Any) -> Any:
+def _plain(sample: Any, row: int, schema: Schema) -> Any:
     """A sample whose numbers are NumPy's: those of a lazy framework belong to the thread that made them."""
     if not isinstance(sample, Mapping):
         return sample
-    return {name: value if (array := as_array(value)) is None else array for name, value in sample.items()}
+    kinds = schema.kinds
+    plain = dict(sample)
+    for name, value in sample.items():
+        if name in kinds and kinds[name].role != "meta" and (array := array_of(name, value, row)) is not None:
+            plain[name] = array
+    return plain
 
 
-def _size(sample: Any) -> int:
-    if not isinstance(sample, Mapping):
-        return 64
-    return 64 + sum(
-        int(getattr(value, "nbytes", len(value) if isinstance(value, str) else 64)) for value in sample.values()
-    )
+def _size(value: Any) -> int:
+    """Bytes that a value takes, with everything in it."""
+    own = sys.getsizeof(value)
+    if isinstance(value, Mapping):
+        return own + sum(_size(name) + _size(entry) for name, entry in value.items())
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return own + sum(map(_size, value))
+    return max(own, int(getattr(value, "nbytes", 0)))

@@ -1,0 +1,254 @@
+"""What predictions of classes mean: numbers of classes, their names, or scores; decided here, for everybody.
+
+    numbers       1, 0, 2             the first class is 0
+    names         "yes", "no"         the values of the target, as they are in the file
+    probabilities 0.2, 0.9            of the second of two classes, one for each row
+    scores        (rows, classes)     a column for each class, in their order; the highest is the class
+
+Where class names are whole numbers themselves (1, 2, 3), plain numbers may be either. They are what they can be: 0 is
+no name there, and 3 no number. If both are possible, nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import ConfigError, DataError, SchemaError
+
+__all__ = ["ClassNames", "Meaning", "Predictions", "PredictionsAre", "class_values", "is_missing"]
+
+Array = npt.NDArray[Any]
+Meaning = Literal["numbers", "names", "probabilities", "scores"]
+PredictionsAre = Literal["numbers", "names"]
+
+
+class ClassNames(np.ndarray[Any, np.dtype[Any]]):
+    """Names of classes that are known to be names, as `class_of` gives them, also where they are whole numbers.
+
+    A part of them is known too; what is computed from them (`names == "yes"`) is a plain array.
+    """
+
+    def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
+        plain = np.asarray(array)
+        return plain[()] if return_scalar else plain
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Predictions for rows that are of one class each, as whatever is wanted of them."""
+
+    given: Array
+    """(rows,), or (rows, classes)."""
+    classes: tuple[Any, ...]
+    are: PredictionsAre | None = None
+    """What plain numbers are, where somebody said so."""
+
+    @classmethod
+    def of(cls, predictions: Any, classes: tuple[Any, ...], are: PredictionsAre | None = None) -> Self:
+        if are not in (None, "numbers", "names"):
+            raise ConfigError(f"predictions_are must be 'numbers' or 'names', got {are!r}")
+        if isinstance(predictions, ClassNames):
+            are = "names"
+        given = _plain(np.asarray(predictions))
+        if given.ndim == 2 and given.shape[1] == 1:
+            given = given[:, 0]
+        if given.ndim not in (1, 2) or given.dtype.kind not in "biufUM" or (given.ndim == 2 and not _is_number(given)):
+            raise SchemaError(
+                f"expected class numbers or probabilities, names of classes, or (rows, classes) of scores, got "
+                f"{given.dtype} of shape {given.shape}"
+            )
+        if given.ndim == 2 and given.shape[1] != len(classes):
+            raise SchemaError(f"predictions have {given.shape[1]} columns, and there are {len(classes)} classes")
+        if given.dtype.kind == "f" and np.isnan(given).any():
+            row = int(np.isnan(given).reshape(len(given), -1).any(axis=1).argmax())
+            raise DataError(f"the prediction for row {row} is NaN, and of no class", row=row)
+        return cls(given, tuple(classes), are)
+
+    @functools.cached_property
+    def meaning(self) -> Meaning:
+        """What they are. Raises if they can be nothing, or more than one thing."""
+        if self.given.ndim == 2:
+            return "scores"
+        if not _is_number(self.given):
+            return "names"
+        possible: list[Meaning] = []
+        if self.are != "names" and self._may_be_numbers():
+            possible.append("numbers")
+        if self.are != "numbers" and self._may_be_names() and not (possible and self._numbers_are_names):
+            possible.append("names")
+        if self.are != "names" and self._may_be_probabilities():
+            possible.append("probabilities")
+        if len(possible) > 1:
+            raise self._either(possible[0])
+        return possible[0] if possible else self._nothing()
+
+    @functools.cached_property
+    def fractional(self) -> bool:
+        """Whether they are floats, and some of them no whole numbers."""
+        return self.given.dtype.kind == "f" and not bool((self.given == np.floor(self.given)).all())
+
+    def numbers(self) -> npt.NDArray[np.int64]:
+        """The number of each row's class."""
+        given, meaning = self.given, self.meaning
+        if meaning == "scores":
+            return np.asarray(given.argmax(axis=1))
+        if meaning == "probabilities":
+            return (given >= 0.5).astype(np.int64)
+        if meaning == "numbers":
+            return given.astype(np.int64)
+        found, places = np.unique(given, return_inverse=True)
+        known = {_key(name): number for number, name in enumerate(self.classes)}
+        numbers = np.array([known.get(_key(name), -1) for name in found.tolist()], np.int64)[places]
+        if (numbers < 0).any():
+            row = int((numbers < 0).argmax())
+            raise DataError(
+                f"{given[row].item()!r} in row {row} is none of the classes {list(self.classes)[:10]}; expected class "
+                "numbers or probabilities, or names of classes",
+                row=row,
+            )
+        return numbers
+
+    def names(self) -> ClassNames:
+        """The name of each row's class."""
+        return _array_of(self.classes)[self.numbers()].view(ClassNames)
+
+    def scores(self, wanted_by: str) -> Array:
+        """The probability or score of the second class for each row, or those of all classes; hard ones if whole."""
+        given, second = self.given, "give the probability of the second class as floats, or (rows, classes)"
+        if given.ndim == 2:
+            return given
+        if not _is_number(given) or self.are == "names":
+            raise SchemaError(f"{wanted_by} needs scores, and predictions are names of classes; {second}")
+        if len(self.classes) != 2:
+            raise SchemaError(
+                f"{wanted_by} needs a score for each of the {len(self.classes)} classes, got one number for each row; "
+                f"give (rows, {len(self.classes)})"
+            )
+        if self.are is None and given.dtype.kind != "f" and not self._numbers_are_names and self._may_be_names():
+            raise self._either("scores")
+        return given
+
+    def values(self, wanted_by: str) -> Array:
+        """Predictions on the scale of `class_values`: classes at their values, what lies between them between."""
+        scale = class_values(self.classes)
+        if self.given.ndim == 2 or not _is_number(self.given) or not self.fractional or self._may_be_names():
+            return scale[self.numbers()]
+        if self._numbers_are_names or not _are_numbers(self.classes) or self.are == "names":
+            return self.given
+        steps = np.unique(np.diff(scale))
+        if self.are is None:
+            raise self._either("numbers")
+        if len(steps) != 1:
+            raise SchemaError(
+                f"{wanted_by}: the classes {list(self.classes)[:10]} are not evenly spaced, so {self.given[:3]} are no "
+                "values of that scale; round them to class numbers, or predict values and pass predictions_are='names'"
+            )
+        return np.asarray(scale[0] + steps[0] * self.given)
+
+    # -- what they can be --------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _numbers_are_names(self) -> bool:
+        """Whether it makes no difference: the classes are 0, 1, 2, or False, True."""
+        flags = all(isinstance(name, bool | np.bool_) for name in self.classes)
+        return (flags or _are_numbers(self.classes)) and list(self.classes) == list(range(len(self.classes)))
+
+    def _may_be_names(self) -> bool:
+        flags = self.given.dtype.kind == "b"
+        if not (
+            all(isinstance(name, bool | np.bool_) for name in self.classes) if flags else _are_numbers(self.classes)
+        ):
+            return False
+        return bool(np.isin(self.given, _array_of(self.classes)).all())
+
+    def _may_be_numbers(self) -> bool:
+        if self.given.dtype.kind == "b":
+            return len(self.classes) == 2
+        return not self.fractional and not self._outside.any()
+
+    def _may_be_probabilities(self) -> bool:
+        inside = bool(((self.given >= 0) & (self.given <= 1)).all())
+        return self.fractional and len(self.classes) == 2 and inside
+
+    @property
+    def _outside(self) -> npt.NDArray[np.bool_]:
+        return np.asarray((self.given < 0) | (self.given >= len(self.classes)))
+
+    def _either(self, one: str) -> SchemaError:
+        first = self.classes[0]
+        return SchemaError(
+            f"predictions such as {self.given[:3].tolist()} may be {one} (0 is the class {first!r}) or names of the "
+            f"classes {list(self.classes)[:10]}; say which: predictions_are='numbers' or predictions_are='names'. What "
+            "class_of(...) gives is known to be names"
+        )
+
+    def _nothing(self) -> Meaning:
+        """Raise what is wrong with numbers that are nothing."""
+        given, count = self.given, len(self.classes)
+        if given.dtype.kind == "b":
+            raise SchemaError(f"true or false tell two classes apart, and there are {count}; give class numbers")
+        if self.are == "names":
+            return "names"  # the first that is none is told where they are looked up
+        if self.fractional:
+            raise SchemaError(
+                "one number for each row is the probability of the second of two classes, from 0 to 1; for "
+                f"{count} classes give (rows, {count}), for logits apply a sigmoid first"
+            )
+        row = int(self._outside.argmax())
+        name = f", and no name of one: {list(self.classes)[:10]}" if _are_numbers(self.classes) else ""
+        raise DataError(f"{given[row]} in row {row} is the number of none of {count} classes{name}", row=row)
+
+
+def class_values(classes: tuple[Any, ...]) -> npt.NDArray[np.float64]:
+    """Where each class lies on a scale: at its value if classes are numbers, at its number if not."""
+    if _are_numbers(classes):
+        return np.array(classes, np.float64)
+    return np.arange(len(classes), dtype=np.float64)
+
+
+def is_missing(value: Any) -> bool:
+    """None, NaN, NaT and pandas' NA, which is not even equal to itself or not."""
+    try:
+        return value is None or bool(value != value)
+    except (TypeError, ValueError):
+        return True
+
+
+def _plain(given: Array) -> Array:
+    """Objects as what they all are."""
+    if given.dtype.kind == "S":
+        return np.char.decode(given, "utf-8")
+    if given.dtype.kind != "O":
+        return given
+    missing = np.fromiter((is_missing(value) for value in given.ravel()), np.bool_, given.size)
+    if missing.any():
+        row = int(missing.reshape(len(given), -1).any(axis=1).argmax())
+        raise DataError(f"the prediction for row {row} is {given[row]!r}, and of no class", row=row)
+    if len({isinstance(value, str) for value in given.ravel()}) > 1:
+        raise SchemaError("predictions are texts and other things in one array; make them one kind")
+    return np.array(given.tolist())
+
+
+def _array_of(classes: tuple[Any, ...]) -> Array:
+    mixed = len({(isinstance(name, str), isinstance(name, bool)) for name in classes}) > 1
+    return np.array(classes, object if mixed else None)
+
+
+def _is_number(given: Array) -> bool:
+    return given.dtype.kind in "biuf"
+
+
+def _are_numbers(classes: tuple[Any, ...]) -> bool:
+    return all(
+        isinstance(name, int | float | np.integer | np.floating) and not isinstance(name, bool) for name in classes
+    )
+
+
+def _key(name: Any) -> tuple[bool, Any]:
+    """True and 1 are equal to Python and different classes."""
+    return isinstance(name, bool | np.bool_), name
