@@ -49,6 +49,8 @@ class StreamingConfig:
     """Samples a second: held back when they come faster, reported with the reason when they come slower."""
     on_error: Literal["raise", "skip"] = "raise"
     """A sample that cannot be made stops the stream, or is left out and counted."""
+    stall_seconds: float | None = 300.0
+    """A chunk that takes longer is taken to hang, and is an error; None, as for a feed that pauses, waits for ever."""
     budget: MemoryBudget | int | str | None = None
     """Shared with everything that is given the same one; by default a share of the machine's memory."""
 
@@ -67,9 +69,10 @@ class StreamingConfig:
             raise ConfigError(f"target_throughput must be a positive number of samples a second, got {target!r}")
         if self.on_error not in ("raise", "skip"):
             raise ConfigError(f"on_error must be 'raise' or 'skip', got {self.on_error!r}")
+        self.pipeline_config()
 
     def pipeline_config(self) -> PipelineConfig:
-        return PipelineConfig(workers=self.num_workers, on_error=self.on_error)
+        return PipelineConfig(workers=self.num_workers, on_error=self.on_error, stall_seconds=self.stall_seconds)
 
     def hint(self) -> str | None:
         """What keeps workers idle here, if anything does."""

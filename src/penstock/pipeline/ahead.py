@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -215,7 +216,8 @@ class ReadAhead(Generic[Item]):
             self._thread.join()
 
     def __del__(self) -> None:
-        if hasattr(self, "_line"):
+        # At the end of the interpreter the thread is frozen, maybe with the lock that `stop` takes.
+        if hasattr(self, "_line") and not sys.is_finalizing():
             self._line.stop()
 
 
