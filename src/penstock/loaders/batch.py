@@ -19,7 +19,8 @@ __all__ = ["TrainingBatch"]
 _TOKENWISE = ("input_ids", "attention_mask", "labels", "loss_mask", "position_ids", "document_ids")
 _ARRAYS = (*_TOKENWISE, "cu_seqlens")
 _NUMBERS = ("max_seqlen", "num_items_in_batch")
-_EMPTY = dict.fromkeys((*_ARRAYS, *_NUMBERS))
+NO_FIELDS: dict[str, Any] = dict.fromkeys((*_ARRAYS, *_NUMBERS))
+"""Every array and number of a batch, as it is in one that has none."""
 _AS_THEY_ARE = frozenset({"input_ids", "labels", "position_ids"})
 """Fields that a model is given as they are, whether rows are packed or not."""
 # Hugging Face's names for where documents begin and how long the longest is, of queries and of keys.
@@ -107,7 +108,7 @@ class TrainingBatch(MutableMapping[str, Any]):
         """The same of arrays that `collate` made for this backend, which need no checking."""
         batch = cls.__new__(cls)
         made = vars(batch)
-        made.update(_EMPTY)
+        made.update(NO_FIELDS)
         for key, value in arrays.items():
             made[key] = value if key in _NUMBERS else backend.from_numpy(value)
         made["metadata"], made["_others"], made["_hidden"], made["_num_tokens"] = metadata, {}, set(), tokens

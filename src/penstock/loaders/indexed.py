@@ -14,6 +14,7 @@ from penstock.distributed.sharding import Contiguous, deal, share_cuts
 from penstock.errors import ConfigError, PenstockError
 from penstock.loaders.batch import TrainingBatch
 from penstock.loaders.collation import BatchForm, collate, split_rows, supervised_tokens, width
+from penstock.loaders.numbering import StepNumbers
 from penstock.loaders.options import Options
 from penstock.loaders.stocking import Stock
 from penstock.memory.addresses import keep_freed
@@ -68,7 +69,7 @@ class Indexed:
             stopping=stopping,
         )
         self._looked = time.monotonic()
-        self._numbers: tuple[Plan, int, Sequence[int]] | None = None
+        self._numbers = StepNumbers()
         keep_freed(_KEPT_BYTES)
 
     @property
@@ -108,7 +109,7 @@ class Indexed:
 
     def item(self, epoch: int, number: int) -> TrainingBatch:
         """Batch `number` of an epoch."""
-        step, _ = self.plan.read(self.plan.seek(self._steps_of(epoch)[number]))
+        step, _ = self.plan.read(self.plan.seek(self._numbers.of(self.plan, epoch)[number]))
         assert step is not None
         return self._make_one(step)
 
@@ -270,17 +271,6 @@ class Indexed:
         for stock in self.stocks:
             if stock.inputs.owned:
                 stock.inputs.table.close()
-
-    def _steps_of(self, epoch: int) -> Sequence[int]:
-        """The numbers of the steps of an epoch that are delivered."""
-        plan = self.plan
-        if self._numbers is None or self._numbers[:2] != (plan, epoch):
-            first = sum(plan.steps_in(earlier) for earlier in range(epoch))
-            steps: Sequence[int] = range(first, first + plan.steps_in(epoch))
-            if plan.delivered_in(epoch) < len(steps):
-                steps = [step for step in steps if not plan.skipped(step)]
-            self._numbers = plan, epoch, steps
-        return self._numbers[2]
 
     def _look_at_files(self) -> None:
         """Now and then, whether a shard was changed or removed under us: mapped memory would not say so."""

@@ -10,23 +10,11 @@ import numpy.typing as npt
 
 from penstock.backends import Backend, batch_dtype, get_backend
 from penstock.backends.base import exactly
-from penstock.loaders.batch import TrainingBatch
+from penstock.loaders.batch import NO_FIELDS, TrainingBatch
 
 __all__ = ["SampleBatch", "converter_of"]
 
-_EMPTY: dict[str, Any] = dict.fromkeys(
-    (
-        "input_ids",
-        "attention_mask",
-        "labels",
-        "loss_mask",
-        "position_ids",
-        "cu_seqlens",
-        "max_seqlen",
-        "document_ids",
-    )
-)
-_FIELDS = set(_EMPTY)
+_FIELDS = set(NO_FIELDS)
 
 
 def converter_of(backend: Backend, arrays: Iterable[npt.NDArray[Any]]) -> Callable[[npt.NDArray[Any]], Any]:
@@ -59,7 +47,7 @@ class SampleBatch(TrainingBatch):
         """Of arrays of a framework, which need no checking."""
         batch = cls.__new__(cls)
         batch.__dict__ = {
-            **_EMPTY,
+            **NO_FIELDS,
             **arrays,
             "num_items_in_batch": items,
             "metadata": metadata,

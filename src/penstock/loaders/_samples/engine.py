@@ -5,7 +5,7 @@ plan step (one optimizer step of all ranks) -> micro-batches of all ranks -> the
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from penstock.loaders._samples.micro import Micro
 from penstock.loaders._samples.origins import Origin
 from penstock.loaders._samples.production import Made, Production
 from penstock.loaders.batch import TrainingBatch
+from penstock.loaders.numbering import StepNumbers
 from penstock.loaders.options import Options
 from penstock.loaders.tuning import LoaderTuner, Setting
 from penstock.memory.addresses import keep_freed
@@ -64,7 +65,7 @@ class Sampled:
         self.global_micro = self.batch_size * self.rank.world
         self.maker = Maker(origin, form, options, self.rank)
         self._production = Production(self.maker, setting, tuner, options.budget)
-        self._numbers: tuple[Plan, int, Sequence[int]] | None = None
+        self._numbers = StepNumbers()
         keep_freed(_KEPT_BYTES)
 
     @property
@@ -101,7 +102,7 @@ class Sampled:
 
     def item(self, epoch: int, number: int) -> TrainingBatch:
         step, within = divmod(number, self.accumulation)
-        position = self.plan.seek(self._steps_of(epoch)[step])
+        position = self.plan.seek(self._numbers.of(self.plan, epoch)[step])
         read, behind = self.plan.read(position)
         assert read is not None
         micro = next(islice(self._cut(read, position, Spot(behind), self.global_micro), within, None))
@@ -241,27 +242,12 @@ class Sampled:
         self._production.end()
         self.origin.close()
 
-    def __getstate__(self) -> dict[str, Any]:
-        """For worker processes: without what is quickly looked up again."""
-        return self.__dict__ | {"_numbers": None}
-
     def _last_step(self, epoch: int) -> tuple[int, int] | None:
         """The number of the last step of an epoch, and its samples, if it is not a whole one."""
         left = self.plan.feeds[0].order.count(epoch) % self.plan.global_batch
         if not left or self.plan.drop_last:
             return None
         return sum(self.plan.steps_in(earlier) for earlier in range(epoch + 1)) - 1, left
-
-    def _steps_of(self, epoch: int) -> Sequence[int]:
-        """The numbers of the steps of an epoch that are delivered."""
-        plan = self.plan
-        if self._numbers is None or self._numbers[:2] != (plan, epoch):
-            first = sum(plan.steps_in(earlier) for earlier in range(epoch))
-            steps: Sequence[int] = range(first, first + plan.steps_in(epoch))
-            if plan.delivered_in(epoch) < len(steps):
-                steps = [step for step in steps if not plan.skipped(step)]
-            self._numbers = plan, epoch, steps
-        return self._numbers[2]
 
     def _nothing(self, count: int | None) -> PenstockError:
         return ConfigError(
