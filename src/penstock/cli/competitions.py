@@ -17,6 +17,7 @@ from penstock.cli.consoles import output, print_table
 from penstock.cli.exits import clear_exits
 
 if TYPE_CHECKING:  # what the commands need is imported when one runs: `penstock --version` needs none of it
+    from penstock.datasets.base import KaggleDataset
     from penstock.datasets.registry import Competition, DatasetRegistry
 
 __all__ = ["competitions"]
@@ -219,9 +220,15 @@ def _samples(registry: DatasetRegistry, name: str, split: str, count: int) -> li
         sample = dataset[index]
         told = {"text": sample.get("text", "") if isinstance(sample, dict) else str(sample)}
         if isinstance(sample, dict) and sample.get("labels") is not None:
-            told["label"] = _plain(sample["labels"])
+            told["label"] = _said(_plain(sample["labels"]), dataset)
         samples.append(told)
     return samples
+
+
+def _said(label: Any, dataset: KaggleDataset) -> Any:
+    """The name of the class that a label is the number of; other labels as they are."""
+    names = dataset.class_names if isinstance(label, int) and not isinstance(label, bool) else None
+    return names[label] if names is not None and 0 <= label < len(names) else label
 
 
 def _plain(value: Any) -> Any:

@@ -13,15 +13,27 @@ import pyarrow.compute as pc
 from penstock.datasets._spec import ColumnKind
 from penstock.errors import DataError
 
-__all__ = ["as_kinds", "doubtful_columns", "is_text", "with_codes", "with_decimal_commas"]
+__all__ = [
+    "as_kinds",
+    "check_followed",
+    "doubtful_columns",
+    "first_code",
+    "is_text",
+    "with_codes",
+    "with_decimal_commas",
+    "with_unclear_points",
+]
 
 log = logging.getLogger(__name__)
 
 _TRUE, _FALSE = ("true", "yes", "y", "t", "1"), ("false", "no", "n", "f", "0")
-_CODE = r"^[ \t]*[+-]?0([0-9]+|[xX][0-9a-fA-F]+)[ \t]*$"
-_LONG = r"^[ \t]*[+-]?[0-9]{19,}[ \t]*$"
+_CODE = r"^[ \t]*[+-]?0([0-9]+([.][0-9]*)?([eE][+-]?[0-9]+)?|[xX][0-9a-fA-F]+)[ \t]*$"
+_LONG = r"^[ \t]*[+-]?[0-9]{16,}[ \t]*$"
+_EXACT = 2.0**53
+"""From here on a float64 does not hold every whole number."""
 _COMMAS = r"^[ \t]*[+-]?(0|[1-9][0-9]*)(,[0-9]+)?[ \t]*$"
 _THOUSANDS = r"^[ \t]*[+-]?[1-9][0-9]{0,2},[0-9]{3}[ \t]*$"
+_POINT_THOUSANDS = r"^[ \t]*[+-]?[1-9][0-9]{0,2}([.][0-9]{3})+[ \t]*$"
 
 
 def as_kinds(table: pa.Table, kinds: Mapping[str, ColumnKind | None], file: str) -> pa.Table:
@@ -49,7 +61,7 @@ def doubtful_columns(table: pa.Table, kinds: Mapping[str, ColumnKind | None], *,
             continue
         whole, fraction = pa.types.is_integer(field.type), pa.types.is_floating(field.type)
         odd = has_codes and (whole or fraction)
-        if odd or (kind == "id" and not whole) or (fraction and _reaches(table[field.name], 2.0**63)):
+        if odd or (kind == "id" and not whole) or (fraction and _reaches(table[field.name], _EXACT)):
             doubtful.append(field.name)
     return doubtful
 
@@ -57,13 +69,77 @@ def doubtful_columns(table: pa.Table, kinds: Mapping[str, ColumnKind | None], *,
 def with_codes(table: pa.Table, written: pa.Table, kinds: Mapping[str, ColumnKind | None]) -> pa.Table:
     """The table with those columns as they are written that would not come back so from numbers.
 
-    These are 007 and 0x1F, whole numbers beyond 64 bits, and of ids all that are not whole numbers.
+    These are 007 and 0x1F, whole numbers that are too long for what stands beside them (beyond 64 bits, or from 2**53
+    on beside fractions), and of ids all that are not whole numbers.
     """
     for name in written.column_names:
         place, texts = table.schema.get_field_index(name), written[name]
         whole = pa.types.is_integer(table.schema.field(place).type)
-        kept = (kinds.get(name) == "id" and not whole) or _any(texts, _CODE) or (not whole and _any(texts, _LONG))
+        kept = (kinds.get(name) == "id" and not whole) or _any(texts, _CODE) or (not whole and _long(texts))
         table = table.set_column(place, name, texts) if kept else table
+    return table
+
+
+def first_code(texts: pa.ChunkedArray | pa.Array) -> int | None:
+    """The first cell that would not come back from a number as it is written; None where the cells are no texts."""
+    if not is_text(texts.type):
+        return None
+    row = pc.index(pc.fill_null(pc.match_substring_regex(texts, _CODE), False), True).as_py()
+    if row < 0 and _long(texts):
+        row = pc.index(pc.fill_null(pc.match_substring_regex(texts, _LONG), False), True).as_py()
+    return row if row >= 0 else None
+
+
+def check_followed(table: pa.Table, followed: Mapping[str, pa.DataType], file: str) -> None:
+    """Raise if a column that is of numbers only because training is has a code."""
+    for name in followed:
+        place = table.schema.get_field_index(name)
+        row = first_code(table.column(place)) if place >= 0 else None
+        if row is not None:
+            raise DataError(
+                f"column {name!r} has {table.column(place)[row].as_py()!r}, which is not what a number would be "
+                "written as, and training reads this column as numbers; say kind: text in the spec, or kind: numeric "
+                "if it is a number all the same",
+                file=file,
+                row=row,
+            )
+
+
+def with_unclear_points(
+    table: pa.Table,
+    written: pa.Table,
+    kinds: Mapping[str, ColumnKind | None],
+    followed: Mapping[str, pa.DataType],
+    file: str,
+) -> pa.Table:
+    """The table with those columns as they are written whose points may be thousands, in a file of decimal commas.
+
+    These are columns such as 1.500 and 900. It is announced, and an error where a column is said to be numeric.
+    """
+    for name in written.column_names:
+        place, texts = table.schema.get_field_index(name), written[name]
+        pointed = texts.filter(pc.match_substring(texts, "."))
+        if not len(pointed) or not _all(pointed, _POINT_THOUSANDS):
+            continue
+        if kinds.get(name) == "numeric":
+            if pa.types.is_floating(followed.get(name, pa.null())):
+                continue  # training tells what a point is
+            row = pc.index(pc.fill_null(pc.match_substring(texts, "."), False), True).as_py()
+            raise DataError(
+                f"column {name!r} has {texts[row].as_py()!r}, which may be thousands: other columns of the file have "
+                "decimal commas; write the number without a point (or with a comma if it is a fraction), or say kind: "
+                "text in the spec",
+                file=file,
+                row=row,
+            )
+        log.warning(
+            "%s: column %r stays text: the point in %r may be thousands, as other columns have decimal commas; write "
+            "the numbers without it, or with a comma if they are fractions",
+            file,
+            name,
+            pointed[0].as_py(),
+        )
+        table = table.set_column(place, name, texts)
     return table
 
 
@@ -148,6 +224,12 @@ def _fits(value: object, to: pa.DataType) -> bool:
 
 def _reaches(column: pa.ChunkedArray, size: float) -> bool:
     return bool(pc.any(pc.greater_equal(pc.abs(column), size)).as_py())
+
+
+def _long(texts: pa.ChunkedArray | pa.Array) -> bool:
+    """Whether a whole number is so large that a float64 may not give it back."""
+    found = texts.filter(pc.match_substring_regex(texts, _LONG))
+    return bool(len(found)) and _reaches(pc.utf8_trim(found, " \t+-").cast(pa.float64()), _EXACT)
 
 
 def _any(texts: pa.ChunkedArray, pattern: str) -> bool:

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from penstock._dtypes import did_you_mean
 from penstock.datasets._guesses import Facts, counted, facts_of, guess_kind, is_called_id, plural
+from penstock.datasets._kinds import first_code
 from penstock.datasets.base import ColumnSpec, CompetitionType, DatasetSpec
 from penstock.datasets.metadata import CompetitionMetadata
 from penstock.datasets.reading import find_file, read_table
@@ -280,7 +281,11 @@ def _columns(files: _Files, taken: set[str | None], notes: dict[str, str]) -> di
     for name in files.columns:
         if name in taken:
             continue
-        kind, why = guess_kind(files.facts(name), files.test_facts(name))
+        facts, test = files.facts(name), files.test_facts(name)
+        kind, why = guess_kind(facts, test)
+        if facts.is_number and test is not None and (row := first_code(test.values)) is not None:
+            code = test.values[row].as_py()
+            kind, why = "text", f"{files.names['train']} has numbers, but {files.names['test']} has codes: {code!r}"
         if files.test is not None and name not in files.test.column_names:
             kind, why = "ignore", f"{files.names['test']} does not have it"
         columns[name] = ColumnSpec(kind=kind)

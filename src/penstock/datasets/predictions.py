@@ -18,9 +18,10 @@ from typing import Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
+from penstock.backends import backend_of
 from penstock.errors import ConfigError, DataError, SchemaError
 
-__all__ = ["ClassNames", "Meaning", "Predictions", "PredictionsAre", "class_values", "is_missing"]
+__all__ = ["ClassNames", "Meaning", "Predictions", "PredictionsAre", "as_array", "class_values", "is_missing"]
 
 Array = npt.NDArray[Any]
 Meaning = Literal["numbers", "names", "probabilities", "scores"]
@@ -30,8 +31,15 @@ PredictionsAre = Literal["numbers", "names"]
 class ClassNames(np.ndarray[Any, np.dtype[Any]]):
     """Names of classes that are known to be names, as `class_of` gives them, also where they are whole numbers.
 
-    A part of them is known too; what is computed from them (`names == "yes"`) is a plain array.
+    A part of them is known too; what is computed from them (`names == "yes"`) is a plain array. They are known as the
+    array that they are: a list or a Series of them is plain.
     """
+
+    def argsort(self, *args: Any, **options: Any) -> Any:
+        return np.asarray(self).argsort(*args, **options)
+
+    def argpartition(self, *args: Any, **options: Any) -> Any:
+        return np.asarray(self).argpartition(*args, **options)
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
         plain = np.asarray(array)
@@ -54,7 +62,7 @@ class Predictions:
             raise ConfigError(f"predictions_are must be 'numbers' or 'names', got {are!r}")
         if isinstance(predictions, ClassNames):
             are = "names"
-        given = _plain(np.asarray(predictions))
+        given = _plain(np.asarray(as_array(predictions)))
         if given.ndim == 2 and given.shape[1] == 1:
             given = given[:, 0]
         if given.ndim not in (1, 2) or given.dtype.kind not in "biufUM" or (given.ndim == 2 and not _is_number(given)):
@@ -92,6 +100,11 @@ class Predictions:
         """Whether they are floats, and some of them no whole numbers."""
         return self.given.dtype.kind == "f" and not bool((self.given == np.floor(self.given)).all())
 
+    @property
+    def between(self) -> bool:
+        """Whether they are one number for each row, some of which lie between classes."""
+        return self.given.ndim == 1 and self.fractional and not self._may_be_names()
+
     def numbers(self) -> npt.NDArray[np.int64]:
         """The number of each row's class."""
         given, meaning = self.given, self.meaning
@@ -106,9 +119,10 @@ class Predictions:
         numbers = np.array([known.get(_key(name), -1) for name in found.tolist()], np.int64)[places]
         if (numbers < 0).any():
             row = int((numbers < 0).argmax())
+            wanted = "expected class numbers or probabilities, or names of classes"
             raise DataError(
-                f"{given[row].item()!r} in row {row} is none of the classes {list(self.classes)[:10]}; expected class "
-                "numbers or probabilities, or names of classes",
+                f"{given[row].item()!r} in row {row} is none of the classes {list(self.classes)[:10]}; "
+                + ("round them first" if self.between else wanted),
                 row=row,
             )
         return numbers
@@ -129,7 +143,7 @@ class Predictions:
                 f"{wanted_by} needs a score for each of the {len(self.classes)} classes, got one number for each row; "
                 f"give (rows, {len(self.classes)})"
             )
-        if self.are is None and given.dtype.kind != "f" and not self._numbers_are_names and self._may_be_names():
+        if self.are is None and not self._numbers_are_names and self._may_be_names():
             raise self._either("scores")
         return given
 
@@ -184,7 +198,7 @@ class Predictions:
         return SchemaError(
             f"predictions such as {self.given[:3].tolist()} may be {one} (0 is the class {first!r}) or names of the "
             f"classes {list(self.classes)[:10]}; say which: predictions_are='numbers' or predictions_are='names'. What "
-            "class_of(...) gives is known to be names"
+            "class_of(...) gives is known to be names, as the array it is (a list or a Series of it is not)"
         )
 
     def _nothing(self) -> Meaning:
@@ -194,13 +208,22 @@ class Predictions:
             raise SchemaError(f"true or false tell two classes apart, and there are {count}; give class numbers")
         if self.are == "names":
             return "names"  # the first that is none is told where they are looked up
+        if self.fractional and count > 2:
+            raise SchemaError(
+                f"predictions such as {given[:3].tolist()} are no numbers of {count} classes; round them first, or "
+                f"give the scores of all classes: (rows, {count})"
+            )
         if self.fractional:
             raise SchemaError(
-                "one number for each row is the probability of the second of two classes, from 0 to 1; for "
-                f"{count} classes give (rows, {count}), for logits apply a sigmoid first"
+                "one number for each row is the probability of the second of two classes, from 0 to 1; for logits "
+                "apply a sigmoid first, or give the scores of both: (rows, 2)"
             )
         row = int(self._outside.argmax())
-        name = f", and no name of one: {list(self.classes)[:10]}" if _are_numbers(self.classes) else ""
+        name = ""
+        if _are_numbers(self.classes):
+            one = given[row] in self.classes
+            name = f", {'but the' if one else 'and no'} name of one: {list(self.classes)[:10]}"
+            name += "; if predictions are names, pass predictions_are='names'" if one else ""
         raise DataError(f"{given[row]} in row {row} is the number of none of {count} classes{name}", row=row)
 
 
@@ -209,6 +232,24 @@ def class_values(classes: tuple[Any, ...]) -> npt.NDArray[np.float64]:
     if _are_numbers(classes):
         return np.array(classes, np.float64)
     return np.arange(len(classes), dtype=np.float64)
+
+
+def as_array(given: Any) -> Array:
+    """Whatever has numbers or names, of any library, as an array; bfloat16, which NumPy has not, as float32."""
+    if isinstance(given, np.ndarray):
+        return given
+    if str(getattr(given, "dtype", "")) == "torch.bfloat16":
+        given = given.float()
+    try:
+        array = backend_of(given).to_numpy(given)
+    except ConfigError:  # of no framework: lists, Series, Arrow
+        try:
+            array = np.asarray(given)
+        except ValueError as error:
+            raise SchemaError(f"predictions cannot be made an array, with as many for each row: {error}") from None
+    if array.ndim == 0:
+        raise SchemaError(f"expected a prediction for each row, got {given!r:.60}")
+    return array.astype(np.float32) if array.dtype.kind == "V" and array.dtype.name == "bfloat16" else array
 
 
 def is_missing(value: Any) -> bool:

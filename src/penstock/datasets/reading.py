@@ -19,7 +19,14 @@ import pyarrow.parquet as pq
 
 from penstock._dtypes import did_you_mean
 from penstock.datasets._frames import plain_column
-from penstock.datasets._kinds import as_kinds, doubtful_columns, with_codes, with_decimal_commas
+from penstock.datasets._kinds import (
+    as_kinds,
+    check_followed,
+    doubtful_columns,
+    with_codes,
+    with_decimal_commas,
+    with_unclear_points,
+)
 from penstock.datasets._spec import ColumnKind, DatasetSpec
 from penstock.datasets._text_files import Looked, as_utf8, look, may_have_codes, refuse_open_quote
 from penstock.errors import ConfigError, DataError, SchemaError
@@ -53,17 +60,24 @@ def read_table(
     encoding: str | None = None,
     columns: Sequence[str] | None = None,
     kinds: Mapping[str, ColumnKind | None] | None = None,
+    followed: Mapping[str, pa.DataType] | None = None,
     missing: Sequence[str] = MISSING,
 ) -> pa.Table:
     """The rows of a CSV or Parquet file, local or behind a URL.
 
     Of a CSV file the delimiter (comma, semicolon, tab, bar, or what a first line `sep=;` says) and a byte order mark
     are found by looking. Every cell has a say in the type of its column: it is text with one word among the numbers,
-    and also with one number that would not come back as it is written: a zero in front (007), 0x1F, a whole number
-    that 64 bits do not hold. In a file of semicolons 1,5 is a number.
+    and also with one number that would not come back as it is written: a zero in front (007, 007.10), 0x1F, a whole
+    number that 64 bits do not hold, or from 2**53 on beside fractions. In a file of semicolons 1,5 is a number, and
+    1.500 then no clear one: a column of such stays text, with a warning.
 
     `kinds` says what columns must be; a value that is not is an error that names it. "numeric" reads 007 as 7, "text"
     keeps every cell as it is, and so does "id" unless all are whole numbers; "categorical" is as without a kind.
+    Cells as in `missing` (nothing, NA, null, nan ...) are missing values whatever the kind, in texts too; pass others
+    to keep such words.
+
+    `followed` names columns that are "numeric" in `kinds` only because another file has numbers there, with its types:
+    007 is an error in them.
     """
     file = local_file(path)
     if not file.is_file():
@@ -72,10 +86,11 @@ def read_table(
     if suffix in _PARQUET_SUFFIXES:
         table = _read_parquet(file, columns)
     elif suffix in _TEXT_SUFFIXES:
-        table = _read_text(file, delimiter, encoding, columns, kinds or {}, missing)
+        table = _read_text(file, delimiter, encoding, columns, kinds or {}, followed or {}, missing)
     else:
         known = [*_TEXT_SUFFIXES, *_PARQUET_SUFFIXES]
         raise ConfigError(f"{file.name} is not a table that can be read; expected one of {known}, compressed or not")
+    check_followed(table, followed or {}, file.name)
     return as_kinds(table, kinds or {}, file.name)
 
 
@@ -169,6 +184,7 @@ def _read_text(
     encoding: str | None,
     columns: Sequence[str] | None,
     kinds: Mapping[str, ColumnKind | None],
+    followed: Mapping[str, pa.DataType],
     missing: Sequence[str],
 ) -> pa.Table:
     if delimiter is not None and not isinstance(delimiter, str):
@@ -183,6 +199,7 @@ def _read_text(
     refuse_open_quote(data, looked, file.name)
     _check_columns(columns, looked.names, file.name)
     types = {name: pa.string() for name, kind in kinds.items() if kind == "text"}
+    told = {name: None if name in followed else kind for name, kind in kinds.items()}
 
     def read(types: Mapping[str, pa.DataType], columns: Sequence[str] | None) -> pa.Table:
         convert = pcsv.ConvertOptions(
@@ -200,13 +217,21 @@ def _read_text(
     while True:
         try:
             table = read(types, columns)
-            doubtful = doubtful_columns(table, kinds, has_codes=may_have_codes(data, looked.delimiter))
+            doubtful = doubtful_columns(table, told, has_codes=may_have_codes(data, looked.delimiter))
             if doubtful:
-                table = with_codes(table, read(dict.fromkeys(doubtful, pa.string()), doubtful), kinds)
-            return with_decimal_commas(table, kinds, file.name) if looked.delimiter == ";" else table
+                table = with_codes(table, read(dict.fromkeys(doubtful, pa.string()), doubtful), told)
+            if looked.delimiter != ";":
+                return table
+            plain = with_decimal_commas(table, kinds, file.name)
+            pointed = [field.name for field in table.schema if pa.types.is_floating(field.type)]
+            if plain is table or not pointed:
+                return plain
+            return with_unclear_points(
+                plain, read(dict.fromkeys(pointed, pa.string()), pointed), kinds, followed, file.name
+            )
         except pa.ArrowInvalid as error:
-            told = _CONVERSION.match(str(error))
-            number = int(told[1]) if told else len(looked.names)
+            failed = _CONVERSION.match(str(error))
+            number = int(failed[1]) if failed else len(looked.names)
             if number >= len(looked.names) or looked.names[number] in types:
                 raise _bad_row(data, looked, file.name, error) from error
             types[looked.names[number]] = pa.string()  # the first block had numbers only, and a later one a word

@@ -93,8 +93,8 @@ class DatasetRegistry:
         """Keep a competition. A local path in the spec is made absolute; whether it exists is asked when it is loaded.
 
         `dataset_class` is a class, or `"module:Class"` or `"file.py:Class"`; without one, `load` takes the class that
-        is found by the competition's name, or `TabularDataset`. A URL with a password is refused, since the entry is
-        plain text.
+        is found by the competition's name, or `TabularDataset`. A class of the script that is run is warned of: another
+        process has to run the whole script for it. A URL with a password is refused, since the entry is plain text.
         """
         check_entry(competition_name, metadata, spec)
         named = name_of(dataset_class) if isinstance(dataset_class, type) else dataset_class
@@ -107,6 +107,14 @@ class DatasetRegistry:
                 self._refuse_another(competition_name, new, file)
             write_atomic(file, entry_of(new))
         self._registered.add(competition_name)
+        if isinstance(dataset_class, type) and dataset_class.__module__ == "__main__":
+            log.warning(
+                "%r is read by %s, a class of the script that is run: another process that loads it runs the whole "
+                "script; put the class into a module of its own, or what the script does below "
+                "`if __name__ == '__main__':`",
+                competition_name,
+                named,
+            )
         if isinstance(dataset_class, type):
             self._classes[competition_name] = dataset_class
         else:

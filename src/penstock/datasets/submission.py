@@ -18,16 +18,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.datasets._kinds import is_text
-from penstock.datasets._prediction_columns import (
-    columns_of,
-    in_order,
-    matched,
-    places,
-    refuse_copies,
-    told,
-    without_ids,
-)
-from penstock.datasets.predictions import ClassNames, Predictions, PredictionsAre, is_missing
+from penstock.datasets._prediction_columns import class_places, in_order, in_rows, matched, places, refuse_copies, told
+from penstock.datasets.predictions import Predictions, PredictionsAre, as_array, is_missing
 from penstock.datasets.reading import find_file, read_table
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.files.atomic import write_atomic
@@ -61,17 +53,19 @@ def write_submission(
         dataset.submission(probabilities, "submission.csv", metric="auc")
 
     Predictions are one for each row, a row for each row where there are several columns, or a frame or mapping of
-    columns, which are matched by their ids if they have some. What predictions of classes mean is told in
-    `penstock.datasets.predictions`: class numbers are written as the names of their classes, and where plain numbers
-    may be either, `predictions_are` says "numbers" or "names". `metric` (else the dataset's) is what the competition
-    scores: scores of classes become labels where it needs labels, and where it needs none they stay. Without it they
-    must be what the sample has.
+    columns; rows are found by a column of ids, or by an index that has their name. What predictions of classes mean is
+    told in `penstock.datasets.predictions`: class numbers are written as the names of their classes, and where plain
+    numbers may be either, `predictions_are` says "numbers" or "names". `metric` (else the dataset's) is what the
+    competition scores: scores of classes become labels where it needs labels, lists of the best where it needs these
+    (map@3: "a c b"), and else they stay. Without it they must be what the sample has.
 
     The columns of an array are those of the classes or targets, in their order. `sample` is the sample submission: that
     of the dataset's directory, if there is one. The file then has its columns and ids in its order, columns of classes
     also where the sample calls them `Class_a`; a difference in them, a missing prediction or a type that does not fit
     is an error, and nothing is written. The file appears whole or not at all.
     """
+    from penstock.datasets.metrics import get_metric
+
     spec = getattr(rows, "spec", None)
     ids: Any = rows
     if spec is not None:
@@ -85,13 +79,15 @@ def write_submission(
     ids = ids if isinstance(ids, pa.Array) else pa.array(ids)
     refuse_copies(ids, "the rows")
     form = _Form.of(expected, id_column, target)
-    named = columns_of(predictions)
-    if named is not None:
-        named = without_ids(named, [form.id_name, id_column], ids)
-    asked = _Asked(None if classes is None else tuple(classes), _targets(target), metric, predictions_are)
-    columns = _columns(predictions if named is None else named, form, asked)
+    scored_by = None if metric is None else get_metric(metric)
+    asked = _Asked(None if classes is None else tuple(classes), _targets(target), scored_by, predictions_are)
+    columns = _columns(in_rows(predictions, [form.id_name, id_column], ids), form, asked)
+    if asked.classes is None or len(columns) > 1:  # else they may be names
+        columns = {name: _numbers_of_objects(values) for name, values in columns.items()}
     for name, values in columns.items():
         _check(values, name, len(ids))
+    if scored_by is not None:
+        columns = _as_scored(columns, scored_by, asked)
     if expected is not None:
         ids, columns = _as_sample(expected, form, ids, columns)
     _write(Path(path), form, ids, columns)
@@ -127,8 +123,13 @@ class _Asked:
 
     classes: tuple[Any, ...] | None
     targets: tuple[str, ...]
-    metric: str | Metric | None
+    metric: Metric | None
     are: PredictionsAre | None
+
+    @property
+    def rankings(self) -> bool:
+        """Whether a row has several classes, best first."""
+        return self.classes is not None and self.metric is not None and self.metric.needs == "rankings"
 
 
 def _targets(target: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -152,7 +153,9 @@ def _columns(predictions: Any, form: _Form, asked: _Asked) -> dict[str, Column]:
     """The predictions by the names of the columns of the file, in their order."""
     if isinstance(predictions, dict):
         return _from_names(predictions, form, asked)
-    given = predictions if isinstance(predictions, ClassNames) else np.asarray(predictions)
+    if asked.rankings and form.names is not None and len(form.names) == 1:
+        return {form.names[0]: _ranked_texts(predictions, asked)}
+    given = as_array(predictions)
     if given.ndim == 2 and given.shape[1] == 1:
         given = given[:, 0]
     if given.ndim not in (1, 2):
@@ -165,10 +168,9 @@ def _columns(predictions: Any, form: _Form, asked: _Asked) -> dict[str, Column]:
     count = 1 if given.ndim == 1 else given.shape[1]
     if len(names) != count:
         raise SchemaError(f"predictions have {count} columns, and the submission has {list(names)}")
-    for known in (asked.classes or (), asked.targets):
-        order = matched(known, names)
-        if order is not None:
-            return {name: given[:, place] for name, place in zip(names, order)}
+    order = class_places(asked.classes, names) or matched(asked.targets, names)
+    if order is not None:
+        return {name: given[:, place] for name, place in zip(names, order)}
     known_ones = [*(asked.classes or ()), *asked.targets]
     raise SchemaError(
         f"the submission has the columns {list(names)}, and these are not the {known_ones} in any order, so nobody "
@@ -178,13 +180,16 @@ def _columns(predictions: Any, form: _Form, asked: _Asked) -> dict[str, Column]:
 
 def _from_names(columns: dict[str, Column], form: _Form, asked: _Asked) -> dict[str, Column]:
     names = tuple(columns) if form.names is None else form.names
-    order = matched(list(columns), names)
-    if order is not None:
-        arrays = list(columns.values())
-        columns = {name: arrays[place] for name, place in zip(names, order)}
+    if matched(list(columns), names) is not None:
+        columns = {name: columns[name] for name in names}
         return {names[0]: _one_column(columns[names[0]], form, asked)} if len(names) == 1 else columns
-    if len(names) == 1 and asked.classes is not None and matched(list(columns), [str(one) for one in asked.classes]):
-        return {names[0]: _one_column(in_order(columns, asked.classes, "the classes"), form, asked)}
+    if asked.classes is not None and class_places(asked.classes, list(columns)) is not None:
+        scores = in_order(columns, asked.classes, "the classes", classes=True)
+        order = class_places(asked.classes, names)
+        if order is not None:
+            return {name: scores[:, place] for name, place in zip(names, order)}
+        if len(names) == 1:
+            return {names[0]: _one_column(scores, form, asked)}
     if form.kinds:
         raise SchemaError(
             f"the sample submission has the columns {list(names)} behind {form.id_name!r}, got {list(columns)}"
@@ -196,12 +201,9 @@ def _one_column(given: Column, form: _Form, asked: _Asked) -> Column:
     """The only column: for classes their names, or the probability of the second; else as it is."""
     if asked.classes is None:
         return np.asarray(given)
-    from penstock.datasets.metrics import get_metric
-
-    name = form.names[0] if form.names else "it"
-    metric = None if asked.metric is None else get_metric(asked.metric)
-    if metric is not None and metric.needs == "rankings":
-        return _texts_of_rankings(given, metric)
+    if asked.rankings:
+        return _ranked_texts(given, asked)
+    name, metric = form.names[0] if form.names else "it", asked.metric
     predictions = Predictions.of(given, asked.classes, asked.are)
     if metric is not None and metric.needs in ("scores", "probabilities"):
         scores = predictions.scores(metric.name)
@@ -223,14 +225,45 @@ def _one_column(given: Column, form: _Form, asked: _Asked) -> Column:
     )
 
 
-def _texts_of_rankings(given: Column, metric: Metric) -> Column:
-    texts = np.asarray(given)
-    if texts.ndim != 1 or texts.dtype.kind not in "UO":
-        raise SchemaError(
-            f"{metric.name} scores lists of classes, best first; pass them as one text for each row, as the "
-            f"competition writes them ('a b c'), got {texts.dtype} of shape {texts.shape}"
-        )
-    return texts
+def _ranked_texts(given: Any, asked: _Asked) -> Column:
+    from penstock.datasets._scoring import ranked_texts
+
+    assert asked.classes is not None
+    assert asked.metric is not None
+    return ranked_texts(given, asked.classes, asked.metric, asked.are)
+
+
+def _as_scored(columns: dict[str, Column], metric: Metric, asked: _Asked) -> dict[str, Column]:
+    """True as 1 where scores are meant. Raises for what the metric would not take."""
+    if metric.needs in ("scores", "probabilities"):
+        columns = {name: v.astype(np.int64) if v.dtype.kind == "b" else v for name, v in columns.items()}
+    for name, values in columns.items():
+        if values.dtype.kind not in "iuf":
+            continue
+        if metric.needs == "probabilities":
+            wrong, wanted = (values < 0) | (values > 1), "probabilities from 0 to 1 (sigmoid or softmax)"
+        elif metric.needs == "labels" and asked.classes is None:
+            many = len(columns) > 1
+            wrong = ~np.isin(values, (0, 1)) if many else values != np.floor(values)
+            wanted = "labels, 0 or 1: probabilities >= 0.5" if many else "whole numbers: round them"
+        else:
+            continue
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise SchemaError(
+                f"the prediction for {name!r} in row {row} is {values[row]}; {metric.name} needs {wanted}"
+            )
+    return columns
+
+
+def _numbers_of_objects(values: Column) -> Column:
+    """A column of objects that are all plain numbers, or all true or false, as such a column."""
+    if values.dtype.kind != "O" or values.ndim != 1:
+        return values
+    kinds = {type(value) for value in values}
+    flags = kinds <= {bool, np.bool_}
+    numbers = all(issubclass(kind, int | float | np.integer | np.floating) and kind is not bool for kind in kinds)
+    return np.array(values.tolist()) if flags or numbers else values
 
 
 def _check(values: Column, name: str, rows: int) -> None:
@@ -307,7 +340,9 @@ def _check_type(values: Column, kind: pa.DataType, name: str) -> None:
 
 
 def _as_type(values: Column, kind: pa.DataType) -> Column:
-    """Whole numbers stay whole: 1.0 is written 1 where the sample has 1."""
+    """Whole numbers stay whole: 1.0 is written 1 where the sample has 1; true is written 1 where it has numbers."""
+    if pa.types.is_floating(kind) and values.dtype.kind == "b":
+        return values.astype(np.int64)
     if pa.types.is_integer(kind) and values.dtype.kind in "bf" and bool((values == np.floor(values)).all()):
         return values.astype(np.int64)
     return values.astype(np.int64) if pa.types.is_integer(kind) and values.dtype.kind == "b" else values

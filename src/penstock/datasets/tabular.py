@@ -54,7 +54,8 @@ class TabularDataset(KaggleDataset):
     under a key of the texts, labels and ids themselves, and mapped from there the next time, by any number of
     processes. Tokens are then not made again, texts are.
 
-    The types of columns are those of the training file; ids and categories keep their zeros (see `read_table`).
+    The types of columns are those of the training file; ids and categories keep their zeros (see `read_table`). Where
+    training has numbers and the spec says nothing, a code such as 01234 in another file is an error.
 
     Labels are class numbers (int32) by `class_names`, or float32 numbers; with several targets a row of them. Which
     classes there are is decided by the whole training file, whatever the fold. A value of a categorical column that
@@ -112,15 +113,20 @@ class TabularDataset(KaggleDataset):
         kinds: dict[str, Any] = {name: column.kind for name, column in self.spec.columns.items()}
         if self.spec.id_column is not None and kinds.get(self.spec.id_column) is None:
             kinds[self.spec.id_column] = "id"
-        training = None
+        training, followed = None, {}
         if self.split != "train":
             path = self._other_file("train")
             training = None if path is None else self._read(path, kinds)
             if training is not None:  # a word among the numbers of another file is a mistake, not a new type
                 name = possible_id(training.column_names, self.spec)
                 self._ids_of_training = training.select([] if name is None else [name])
-                kinds = _followed(training, kinds, id_column_of(training, self.spec))
-        self._data = self._read(self.file, kinds)
+                said, kinds = kinds, _followed(training, kinds, id_column_of(training, self.spec))
+                followed = {
+                    field.name: field.type
+                    for field in training.schema
+                    if kinds.get(field.name) == "numeric" and said.get(field.name) != "numeric"
+                }
+        self._data = self._read(self.file, kinds, followed)
         self._whole: pa.Table | None = self._data if training is None else training
         """The training file, until it is known what is needed of it."""
 
@@ -217,8 +223,9 @@ class TabularDataset(KaggleDataset):
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _read(self, path: Any, kinds: dict[str, Any]) -> pa.Table:
-        return read_table(path, delimiter=self.spec.delimiter, encoding=self.spec.encoding, kinds=kinds)
+    def _read(self, path: Any, kinds: dict[str, Any], followed: dict[str, pa.DataType] | None = None) -> pa.Table:
+        delimiter, encoding = self.spec.delimiter, self.spec.encoding
+        return read_table(path, delimiter=delimiter, encoding=encoding, kinds=kinds, followed=followed)
 
     def _other_file(self, split: str) -> Any | None:
         return split_file(self.spec, split) if split in self.spec.files else find_file(self.spec.dataset_path, split)

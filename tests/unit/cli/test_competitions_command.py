@@ -179,6 +179,16 @@ def test_rows_are_shown_as_texts_with_their_labels(titanic: Path, penstock: Call
     assert [sorted(row) for row in facts["rows"]] == [["text"]]
 
 
+def test_labels_are_shown_as_the_names_of_classes(here: Path, penstock: Call) -> None:
+    (here / "iris").mkdir()
+    rows = "".join(f"{row},{row / 3:.2f},{('setosa', 'virginica', 'other')[row % 3]}\n" for row in range(30))
+    (here / "iris" / "train.csv").write_text("id,size,label\n" + rows)
+    assert penstock("competitions", "add", "iris").exit_code == 0
+    assert 'train row 0: "setosa"' in penstock("competitions", "show", "iris", "--rows", "1").stdout
+    shown = json.loads(penstock("competitions", "show", "iris", "--rows", "3", "--json").stdout)
+    assert [row["label"] for row in shown["rows"]] == ["setosa", "virginica", "other"]
+
+
 def test_a_type_nobody_knows_is_answered_with_the_short_names(titanic: Path, penstock: Call) -> None:
     for command in (["add", "titanic"], ["search"]):
         result = penstock("competitions", *command, "--type", "binari")

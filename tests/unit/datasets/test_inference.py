@@ -222,6 +222,15 @@ def test_a_column_whose_test_values_are_new_is_no_category(tmp_path: Path) -> No
     assert "but the test file has others: 'pink'" in infer(directory).notes["columns.colour"]
 
 
+def test_codes_that_only_the_test_file_has_make_a_column_text(tmp_path: Path) -> None:
+    train = {"id": NUMBERS, "zip": [10000 + number for number in NUMBERS], "y": [0, 1] * 50}
+    directory = put(tmp_path / "zips", train=train, test={"id": [100, 101], "zip": ["99999", "01234"]})
+    _, spec, notes = infer(directory)
+    assert spec.columns["zip"].kind == "text"
+    assert notes["columns.zip"] == "train.csv has numbers, but test.csv has codes: '01234'"
+    assert "01234" in TabularDataset(spec, "test")[1]["text"]
+
+
 def test_columns_that_only_the_training_file_has_are_ignored_if_the_sample_says_what_is_asked(tmp_path: Path) -> None:
     train = {"id": NUMBERS, "x": FLOATS, "casual": FLOATS, "count": FLOATS}
     directory = put(

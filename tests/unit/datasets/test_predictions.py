@@ -6,6 +6,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import sklearn.metrics as sk
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -81,6 +83,7 @@ def test_names_are_known_in_part_and_after_a_pickle_and_nothing_computed_from_th
     assert isinstance(pickle.loads(pickle.dumps(names)), ClassNames)  # noqa: S301
     assert type(names == 1) is np.ndarray
     assert type(names + 1) is np.ndarray
+    assert type(np.argsort(names)) is type(names.argsort()) is type(np.argpartition(names, 1)) is np.ndarray
 
 
 def test_what_class_of_gives_is_written_as_it_is(tmp_path: Path) -> None:
@@ -150,6 +153,8 @@ def test_names_are_no_scores(tmp_path: Path) -> None:
     turned = dataset(tmp_path, [0, 1] * 3, "binary", class_names=(1, 0))
     with pytest.raises(SchemaError, match="predictions_are="):
         turned.score(turned.targets(), "auc")
+    with pytest.raises(SchemaError, match=r"\[0.0, 1.0, 0.0\] may be scores.*names, as the array it is"):
+        turned.score(turned.targets().astype(float), "auc")  # type: ignore[union-attr]
     assert turned.score(turned.labels(), "auc", predictions_are="numbers") == 1.0
     with pytest.raises(SchemaError, match="needs a score for each of the 3 classes"):
         dataset(tmp_path, ["a", "b", "c"]).score([0, 1, 2], "auc")
@@ -170,6 +175,70 @@ def test_columns_of_targets_and_rows_are_found_by_name_and_id(tmp_path: Path) ->
         data.score(train.assign(id=[5, 6, 7, 1])[["id", "l1", "l2"]], "rmse")
     with pytest.raises(ConfigError, match="predictions_are='names' is for classes"):
         data.score(train[["l1", "l2"]].to_numpy(), "rmse", predictions_are="names")
+
+
+def test_rows_of_an_index_of_ids_are_found_by_it(tmp_path: Path) -> None:
+    data = dataset(tmp_path, [1.5, 2.5, 3.5], "regression")
+    given = pd.DataFrame({"y": [3.5, 2.5, 1.5]}, index=pd.Index([2, 1, 0], name="id"))
+    assert data.score(given, "rmse") == data.score(given["y"], "rmse") == data.score({"y": given["y"]}, "rmse") == 0.0
+    assert data.score(given.reset_index().set_index("y", drop=False), "rmse") == 0.0
+    for predictions in (given.rename_axis("row"), given["y"].rename_axis("row")):
+        with pytest.raises(SchemaError, match=r"the index 'row', and the ids are in \['id'\].*reset_index"):
+            data.score(predictions, "rmse")
+
+
+def test_columns_of_classes_may_all_begin_alike_and_targets_may_not(tmp_path: Path) -> None:
+    data = dataset(tmp_path, ["lo", "hi", "mid"])
+    scores = np.array([[0.1, 0.7, 0.2], [0.8, 0.1, 0.1], [0.2, 0.3, 0.5]])
+    named = pd.DataFrame(scores[:, [2, 0, 1]], columns=["Class_mid", "Class_hi", "Class_lo"])
+    assert data.score(named, "log_loss") == data.score(scores, "log_loss")
+    numbers = dataset(tmp_path, [1.5, 2.5], "regression")
+    with pytest.raises(SchemaError, match=r"the columns \['log_y'\], and the targets are \['y'\]"):
+        numbers.score({"log_y": [1.5, 2.5]}, "rmse")
+
+
+@pytest.mark.parametrize("target", [["a", "b", "c"], [1, 2, 3]])
+def test_lists_of_classes_are_scored_in_every_form(tmp_path: Path, target: list[Any]) -> None:
+    data = dataset(tmp_path, target)
+    first, second, third = target
+    texts = [f"{first} {second}", f"{third} {second}", f"{third}"]
+    for lists in (texts, pa.array(texts), [[first, second], [third, second], [third]], [[0, 1], [2, 1], [2]]):
+        assert data.score(lists, "map@2") == pytest.approx((1 + 0.5 + 1) / 3)
+    for one in ([0, 2, 2], np.array([[0], [2], [2]]), data.class_of([0, 2, 2])):
+        assert data.score(one, "map@2") == pytest.approx(2 / 3)
+    with pytest.raises(DataError, match="'x' in row 1 is none of the classes"):
+        data.score([texts[0], f"{first} x", texts[2]], "map@2")
+    for metric in ("map@2", "accuracy"):
+        for nothing in (None, "abc", np.float64(1)):
+            with pytest.raises(SchemaError, match="expected a prediction for each row, got"):
+                data.score(nothing, metric)
+    with pytest.raises(SchemaError, match="neither classes nor lists"):
+        data.score([0.5, 0.25, 0.5], "map@2")
+
+
+@pytest.mark.parametrize("library", [mx, torch])
+def test_bfloat16_is_scored_and_written(tmp_path: Path, library: Any) -> None:
+    given = (mx.array if library is mx else torch.tensor)([0.25, 0.75, 0.5], dtype=library.bfloat16)
+    assert dataset(tmp_path, ["no", "yes", "yes"], "binary").score(given, "auc") == 1.0
+    assert dataset(tmp_path, [0.25, 0.75, 0.5], "regression").score(given, "rmse") == 0.0
+    test = dataset(tmp_path, [0.25, 0.75, 0.5], "regression", "test")
+    assert written(test, given) == ["0.25", "0.75", "0.5"]
+    assert dataset(tmp_path, ["no", "yes"], "binary").class_of(given).tolist() == ["no", "yes", "yes"]
+
+
+def test_texts_are_no_numbers_and_objects_may_be(tmp_path: Path) -> None:
+    data = dataset(tmp_path, [1.0, 2.5], "regression")
+    for texts in (["1", "2.5"], np.array(["1", "2.5"], object)):
+        with pytest.raises(SchemaError, match=r"rmse needs numbers, got texts: \['1', '2.5'\]"):
+            data.score(texts, "rmse")
+    assert data.score(np.array([1, 2.5], object), "rmse") == 0.0
+
+
+def test_a_number_of_no_class_is_told_with_what_it_is() -> None:
+    with pytest.raises(DataError, match=r"5 in row 1 is the number of none of 3 classes, but the name of one.*'names'"):
+        Predictions.of([1, 5], (1, 2, 5), "numbers").numbers()
+    with pytest.raises(DataError, match=r"7 in row 1 .* and no name of one: \[1, 2, 5\]$"):
+        Predictions.of([1, 7], (1, 2, 5)).numbers()
 
 
 # -- classes with an order -------------------------------------------------------------------------------------------
@@ -197,6 +266,11 @@ def test_stars_are_compared_by_their_values(tmp_path: Path) -> None:
     assert data.score([0.5, 1, 2, 0, 1, 2], "mae", predictions_are="numbers") == pytest.approx(1 / 6)
     with pytest.raises(SchemaError, match="predictions_are="):
         data.score([1.5, 3, 5, 1, 3, 5], "mae")
+    for are in (None, "numbers", "names"):
+        with pytest.raises(SchemaError, match=r"qwk compares classes.*\[1.5, 3.0, 5.0\] lie between them; round them"):
+            data.score([1.5, 3, 5, 1, 3, 5], "qwk", predictions_are=are)
+        with pytest.raises((DataError, SchemaError), match="round them first"):
+            data.score([1.5, 3, 5, 1, 3, 5], "accuracy", predictions_are=are)
 
 
 # -- targets ---------------------------------------------------------------------------------------------------------

@@ -238,6 +238,19 @@ def test_a_dataset_is_loaded_by_the_class_that_was_given(registry: DatasetRegist
     assert type(DatasetRegistry(registry.path).load("a")) is MiniDataset
 
 
+def test_a_class_of_the_script_that_is_run_is_warned_of(
+    registry: DatasetRegistry, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry.register_competition(*competition("mini"), dataset_class=MiniDataset)
+    assert not caplog.records
+    monkeypatch.setattr(MiniDataset, "__module__", "__main__")
+    monkeypatch.setattr("penstock.datasets.discovery._file_of", lambda dataset: tmp_path / "script.py")
+    registry.register_competition(*competition("tiny"), dataset_class=MiniDataset)
+    [record] = caplog.records
+    assert f"{tmp_path / 'script.py'}:MiniDataset, a class of the script that is run" in record.getMessage()
+    assert "put the class into a module of its own" in record.getMessage()
+
+
 def test_a_class_in_a_file_is_loaded_by_another_process(registry: DatasetRegistry, tmp_path: Path) -> None:
     file = tmp_path / "mini_dataset.py"
     file.write_text(

@@ -130,8 +130,80 @@ def test_rows_with_ids_of_their_own_are_found_by_them(tmp_path: Path) -> None:
         assert lines(dataset.submission(predictions, tmp_path / "s.csv"))[1:] == ["3,0", "5,0", "7,1", "9,1"]
     with pytest.raises(DataError, match=r"the id 3 is there 2 times in the column 'Id' of the predictions"):
         dataset.submission(given.assign(Id=[3, 3, 5, 9]), tmp_path / "s.csv")
+    with pytest.raises(SchemaError, match=r"predictions for 'y' have shape \(3,\), and there are 4 ids"):
+        dataset.submission({"Id": [3, 7, 5, 9], "y": [0, 1, 0]}, tmp_path / "s.csv")
     with pytest.raises(SchemaError, match=r"'Id' of the predictions is .*, and it should be int64"):
         dataset.submission(given.assign(Id=list("abcd")), tmp_path / "s.csv")
+
+
+def test_rows_are_found_by_an_index_with_the_name_of_the_ids(tmp_path: Path) -> None:
+    dataset = competition(tmp_path, [0, 1], {"y": 0})
+    given = pd.DataFrame({"y": [0, 1, 0, 1]}, index=pd.Index([3, 7, 5, 9], name="Id"))
+    for predictions in (
+        given,
+        given["y"],
+        {"y": given["y"]},
+        given.set_index(pd.Index(range(4), name="n"), append=True),
+    ):
+        assert lines(dataset.submission(predictions, tmp_path / "s.csv"))[1:] == ["3,0", "5,0", "7,1", "9,1"]
+    for predictions in (given.rename_axis("row"), given["y"].rename_axis("row")):
+        with pytest.raises(SchemaError, match=r"the index 'row', and the ids are in \['Id'\]; name it so"):
+            dataset.submission(predictions, tmp_path / "s.csv")
+    with pytest.raises(DataError, match=r"the index 'Id' of the predictions has 3 ids, .* \(first \[9\]\)"):
+        dataset.submission(given["y"].iloc[:3], tmp_path / "s.csv")
+    unnamed = pd.Series([1, 0, 0, 1], index=[9, 9, 9, 9])
+    assert lines(dataset.submission(unnamed, tmp_path / "s.csv"))[1:] == ["3,0", "5,0", "7,1", "9,1"]
+
+
+def test_a_column_is_not_told_by_the_end_of_its_name(tmp_path: Path) -> None:
+    dataset = competition(tmp_path, [0.5, 1.5], {"log_y": 0.5}, "regression")
+    with pytest.raises(SchemaError, match=r"the columns \['log_y'\] behind 'Id', got \['y'\]"):
+        dataset.submission({"y": [1.0, 2, 3, 4]}, tmp_path / "s.csv")
+    with pytest.raises(SchemaError, match=r"has the columns \['log_a', 'log_b'\]"):
+        write_submission([1], {"a": [1.0], "b": [2.0]}, tmp_path / "s.csv", target=("log_a", "log_b"))
+
+
+@pytest.mark.parametrize("flags", [np.array([True, False, False, True]), np.array([True, False, False, True], object)])
+def test_booleans_are_numbers_where_scores_are_meant(tmp_path: Path, flags: np.ndarray[Any, Any]) -> None:
+    expected = ["3,0", "5,0", "7,1", "9,1"]
+    for sample in ({"y": 0.5}, None):
+        dataset = competition(tmp_path, [0, 1], sample)
+        assert lines(dataset.submission(flags, tmp_path / "s.csv", metric="auc"))[1:] == expected
+    several = {"a": flags, "b": ~flags.astype(bool)}
+    sample = pa.table({"id": [7, 3, 5, 9], "a": [0.5] * 4, "b": [0.5] * 4})
+    for options in ({"sample": sample}, {"metric": "log_loss"}):
+        path = write_submission([7, 3, 5, 9], several, tmp_path / "t.csv", target=("a", "b"), **options)
+        assert lines(path)[1:3] == ["7,1,0", "3,0,1"]
+
+
+@pytest.mark.parametrize(
+    ("predictions", "metric", "problem"),
+    [
+        ({"a": [0.5, 0.1], "b": [0.5, 1.5]}, "log_loss", "'b' in row 1 is 1.5; log_loss needs probabilities"),
+        ({"a": [0, 1], "b": [0.2, 1]}, "f1_macro", "'b' in row 0 is 0.2; f1_macro needs labels, 0 or 1"),
+        ({"a": [0, 1], "b": [0, 2]}, "accuracy", "'b' in row 1 is 2; accuracy needs labels, 0 or 1"),
+        ({"a": [-0.5, 0.5]}, "brier", "'a' in row 0 is -0.5; brier needs probabilities"),
+        ({"a": [1.0, 2.5]}, "qwk", "'a' in row 1 is 2.5; qwk needs whole numbers: round them"),
+    ],
+)
+def test_what_the_metric_would_refuse_is_not_written(
+    tmp_path: Path, predictions: dict[str, list[float]], metric: str, problem: str
+) -> None:
+    with pytest.raises(SchemaError, match=problem):
+        write_submission([1, 2], predictions, tmp_path / "s.csv", target=tuple(predictions), metric=metric)
+    assert not (tmp_path / "s.csv").exists()
+
+
+def test_logits_are_no_probabilities_of_two_classes(tmp_path: Path) -> None:
+    dataset = competition(tmp_path, ["no", "yes"], None)
+    with pytest.raises(SchemaError, match=r"row 0 is -3\.5; log_loss needs probabilities"):
+        dataset.submission([-3.5, 1, 2, 3], tmp_path / "s.csv", metric="log_loss")
+
+
+def test_objects_that_are_all_numbers_are_numbers(tmp_path: Path) -> None:
+    dataset = competition(tmp_path, [1.5, 2.5], {"y": 0.5}, "regression")
+    given = np.array([1, 2.5, 3, 4], object)
+    assert lines(dataset.submission(given, tmp_path / "s.csv"))[1:] == ["3,2.5", "5,3.0", "7,1.0", "9,4.0"]
 
 
 @pytest.mark.parametrize("sample", [{"y": 0}, None])
@@ -260,8 +332,23 @@ def test_lists_of_classes_are_written_as_the_competition_writes_them(tmp_path: P
     dataset = competition(tmp_path, ["a", "b", "c"], {"y": "a b"}, "multiclass")
     path = dataset.submission(["b a", "a b", "c a", "a c"], tmp_path / "s.csv", metric="map@2")
     assert lines(path)[1:] == ["3,a b", "5,c a", "7,b a", "9,a c"]
-    with pytest.raises(SchemaError, match="pass them as one text for each row"):
+    scores = np.array([[0.3, 0.5, 0.1], [0.6, 0.3, 0.1], [0.2, 0.1, 0.7], [0.6, 0.1, 0.3]])
+    lists = [["b", "a"], ["a", "b"], ["c", "a"], ["a", "c"]]
+    for given in (scores, lists, [[1, 0], [0, 1], [2, 0], [0, 2]], pd.DataFrame(scores, columns=list("abc"))):
+        path = dataset.submission(given, tmp_path / "s.csv", metric="map@2")
+        assert lines(path)[1:] == ["3,a b", "5,c a", "7,b a", "9,a c"]
+    path = dataset.submission([["b", "a"], ["a"], ["c"], ["a", "c"]], tmp_path / "s.csv", metric="map@2")
+    assert lines(path)[1:] == ["3,a", "5,c", "7,b a", "9,a c"]
+    with pytest.raises(SchemaError, match="whole numbers as float64 may be classes or scores"):
         dataset.submission(np.eye(3)[[0, 1, 2, 0]], tmp_path / "s.csv", metric="map@2")
+    with pytest.raises(DataError, match="row 1 is None, and no list"):
+        dataset.submission(["b a", None, "c", "a"], tmp_path / "s.csv", metric="map@2")
+    for nothing in (None, "abca"):
+        with pytest.raises(SchemaError, match="lists of classes, one for each row, got"):
+            dataset.submission(nothing, tmp_path / "s.csv", metric="map@2")
+    blank = competition(tmp_path, ["a b", "c"], {"y": "a"}, "multiclass")
+    with pytest.raises(SchemaError, match="'a b' has blanks in its name; pass them as one text"):
+        blank.submission(scores[:, :2], tmp_path / "s.csv", metric="map@2")
 
 
 def test_an_earlier_file_stays_until_a_whole_one_replaces_it(tmp_path: Path) -> None:

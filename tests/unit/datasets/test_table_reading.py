@@ -60,6 +60,11 @@ def test_commas_in_texts_do_not_hide_a_semicolon(tmp_path: Path) -> None:
     assert table.to_pydict() == {"a": ["x, y", "z, w", "q, r, s"], "b": [1, 2, 3]}
 
 
+def test_of_delimiters_that_fit_equally_well_it_is_the_semicolon(tmp_path: Path) -> None:
+    table = read_table(written(tmp_path, "Preis, EUR;Zimmer\n1,5;3\n2,5;4\n"))
+    assert table.to_pydict() == {"Preis, EUR": [1.5, 2.5], "Zimmer": [3, 4]}
+
+
 def test_commas_in_every_row_but_the_header_are_no_delimiter(tmp_path: Path) -> None:
     table = read_table(written(tmp_path, "a;b\n" + "1,5;2,5\n" * 150))
     assert table.column_names == ["a", "b"]
@@ -161,6 +166,10 @@ LATE = [str(number) for number in range(1000, 2100)]
         (["12345678901234567890", "12345678901234567891"], "id"),
         (["12345678901234567890", "1.5"], "categorical"),
         (["0x1F", "12"], None),
+        (["007.10", "3.5"], None),
+        (["00.5", "3"], None),
+        (["01e5", "3"], None),
+        (["9007199254740993", "1.5"], None),
         (["1e5", "3"], "id"),
         (["1.0", "2.0"], "id"),
         (["2024-01-01 00:00", "2024-01-02 00:00"], "id"),
@@ -183,6 +192,8 @@ def test_codes_come_back_as_they_are_written(tmp_path: Path, cells: list[str], k
         (["1", "2.0"], "categorical", [1.0, 2.0]),
         (["0.5", "-0"], None, [0.5, 0.0]),
         (["9223372036854775807", "1"], None, [9223372036854775807, 1]),
+        (["9007199254740991", "1.5"], None, [9007199254740991.0, 1.5]),
+        (["1e-05", "1e17"], None, [1e-05, 1e17]),
         (["12:03", " 007 x"], None, ["12:03", " 007 x"]),
     ],
 )
@@ -236,6 +247,22 @@ def test_decimal_commas_are_read_in_files_of_semicolons(tmp_path: Path, caplog: 
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
     with pytest.raises(DataError, match=r"'1,5', which is not a number \(a decimal comma"):
         read_table(written(tmp_path, 'a,b\n"1,5",2\n'), kinds={"a": "numeric"})
+
+
+def test_points_beside_decimal_commas_may_be_thousands(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = written(tmp_path, "price;weight;size\n1.500;2,5;1.5\n900;3,75;1.250\n;;\n")
+    with caplog.at_level("WARNING", "penstock.datasets._kinds"):
+        table = read_table(path)
+    assert table["price"].to_pylist() == ["1.500", "900", None]
+    assert (table["weight"].to_pylist(), table["size"].to_pylist()) == ([2.5, 3.75, None], [1.5, 1.25, None])
+    [record] = caplog.records
+    assert "column 'price' stays text: the point in '1.500' may be thousands" in record.getMessage()
+    with pytest.raises(DataError, match=r"'price' has '1\.500', which may be thousands") as caught:
+        read_table(path, kinds={"price": "numeric"})
+    assert caught.value.row == 0
+    told = read_table(path, kinds={"price": "numeric"}, followed={"price": pa.float64()})
+    assert told["price"].to_pylist() == [1.5, 900.0, None]
+    assert read_table(written(tmp_path, "price;weight\n1.500;2\n"))["price"].to_pylist() == [1.5]
 
 
 def test_dates_are_read_and_others_named(tmp_path: Path) -> None:

@@ -589,6 +589,23 @@ def test_a_word_among_the_numbers_of_the_test_file_is_told(tmp_path: Path) -> No
         TabularDataset(spec(tmp_path), "test")
 
 
+@pytest.mark.parametrize("code", ["01234", "9007199254740993"])
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_code_where_training_has_numbers_is_told(tmp_path: Path, code: str, suffix: str) -> None:
+    test = pd.DataFrame(TEST | {"Age": [f"{34.5}", code]})
+    written(tmp_path, test=None)
+    test.to_csv(tmp_path / "test.csv", index=False) if suffix == "csv" else test.to_parquet(tmp_path / "test.parquet")
+    with pytest.raises(
+        DataError, match=f"'Age' has '{code}'.*training reads this column as numbers.*kind: text"
+    ) as told:
+        TabularDataset(spec(tmp_path), "test")
+    assert told.value.row == 1
+    as_text = TabularDataset(spec(tmp_path, columns={"Age": ColumnSpec(kind="text")}), "test", template="key_value")
+    assert as_text.texts()[1].as_py() == f"Sex: female | Age: {code}"
+    as_number = TabularDataset(spec(tmp_path, columns={"Age": ColumnSpec(kind="numeric")}), "test")
+    assert as_number[1]["text"].startswith("The Sex is female. The Age is ")
+
+
 def test_a_column_without_a_value_is_told(tmp_path: Path) -> None:
     written(tmp_path, TRAIN | {"Age": None})
     with pytest.raises(DataError, match="column 'Age' has no value in any of the 12 rows"):

@@ -384,6 +384,73 @@ def test_empty_samples_are_refused_by_their_row() -> None:
             assert caught.value.row == row
 
 
+def held(samples: list[dict[str, Any]]) -> list[Any]:
+    """Samples to be asked for, as a list, and as columns."""
+    return [Asked(samples), samples, pa.Table.from_pylist(samples)]
+
+
+def test_labels_are_by_token_also_if_the_first_rows_have_one_token() -> None:
+    samples = [{"input_ids": [1] * count, "labels": [5] * count} for count in (1, 1, 2, 3)]
+    for dataset in held(samples):
+        found = list(MLXDataLoader(dataset, batch_size=2, shuffle=False, num_workers=0))
+        assert [batch["labels"].tolist() for batch in found] == [[[5], [5]], [[5, 5, -100], [5, 5, 5]]]
+    for dataset in held([{"input_ids": [1] * count, "labels": [5]} for count in (1, 1, 3)]):
+        [batch] = MLXDataLoader(dataset, batch_size=3, shuffle=False, num_workers=0)
+        assert batch["labels"].tolist() == [[5], [5], [5]]
+    for dataset in held([*[{"input_ids": [1], "labels": [5]}] * 65, {"input_ids": [1, 1], "labels": [5, 5]}]):
+        with pytest.raises(DataError, match="labels of row 65") as caught:
+            list(MLXDataLoader(dataset, batch_size=66, shuffle=False, num_workers=0))
+        assert "objective=None" not in str(caught.value)
+        with pytest.raises(DataError, match="for one label for each token, pass objective=None"):
+            list(MLXDataLoader(dataset, batch_size=66, shuffle=False, num_workers=0, objective="classification"))
+
+
+@pytest.mark.parametrize("backend", ["mlx", "numpy"])
+def test_bytes_and_truth_values_stay_what_they_are(backend: str) -> None:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (5, 2, 2, 3)).astype(np.uint8)
+    samples = [
+        {"image": image, "flag": bool(row % 2), "labels": np.uint8(row), "pixel_mask": image[0, 0] > 9}
+        for row, image in enumerate(images)
+    ]
+    columns = {
+        "image": images,
+        "flag": np.arange(5) % 2 == 1,
+        "labels": np.arange(5, dtype=np.uint8),
+        "pixel_mask": images[:, 0, 0] > 9,
+    }
+    whole = "int32" if backend == "mlx" else "int64"
+    for dataset in (Asked(samples), samples, columns):
+        batches = list(MLXDataLoader(dataset, batch_size=3, shuffle=False, num_workers=0, backend=backend))
+        for batch in batches:
+            told = {name: str(value.dtype).removeprefix("mlx.core.").rstrip("_") for name, value in batch.items()}
+            assert {name: told[name] for name in samples[0]} == {
+                **{"image": "uint8", "flag": "bool"},
+                **{"labels": whole, "pixel_mask": whole},
+            }
+        assert np.array_equal(np.concatenate([np.array(batch["image"]) for batch in batches]), images)
+        assert [flag for batch in batches for flag in batch["flag"].tolist()] == [False, True, False, True, False]
+        [blank] = MLXDataLoader(dataset, batch_size=1, shuffle=False, num_workers=0, rank=5, world_size=6)
+        assert blank.metadata["blank"]
+        types = {name: array.dtype for name, array in blank.to_numpy().items() if name in ("image", "flag")}
+        assert types == {"image": np.uint8, "flag": np.bool_}
+
+
+def test_a_number_that_is_no_byte_as_those_of_row_0_is_told() -> None:
+    for first, other, kind in ((np.array([1], np.uint8), np.array([300]), "uint8"), (True, 7, "bool")):
+        loader = MLXDataLoader(Asked([{"x": first}, {"x": other}]), batch_size=1, shuffle=False, num_workers=0)
+        with pytest.raises(DataError, match=f"x of row 1 is (300|7), which is not {kind}, as that of row 0 is"):
+            list(loader)
+    small = MLXDataLoader(Asked([{"x": 7}, {"x": np.uint8(8)}]), batch_size=1, shuffle=False, num_workers=0)
+    assert [batch["x"].dtype for batch in small] == [mx.int32, mx.int32]
+    for cells, problem in (
+        ([[1, 2], [1, None]], "x of row 1 has a null in it"),
+        ([[1, None]], "row 0 has no input_ids"),
+    ):
+        with pytest.raises((DataError, SchemaError), match=problem):
+            list(MLXDataLoader(pa.table({"x": pa.array(cells, pa.list_(pa.uint8()))}), batch_size=1))
+
+
 @pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int16, np.uint16, np.int64, np.uint32])
 def test_ids_of_any_width_are_the_same_ids(kind: Any) -> None:
     samples = [{"input_ids": (s["input_ids"] % 100).astype(kind), "labels": s["labels"]} for s in SAMPLES]
@@ -807,8 +874,18 @@ def test_loaders_travel_to_worker_processes() -> None:
         assert [content(there[number]) for number in range(len(there))] == wanted
 
 
+OTHERS: set[threading.Thread] = set()
+
+
+@pytest.fixture(autouse=True)
+def know_the_threads_of_others() -> None:
+    OTHERS.clear()
+    OTHERS.update(threading.enumerate())
+
+
 def threads_ahead() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("penstock-ahead")]
+    ahead = (thread for thread in threading.enumerate() if thread.name.startswith("penstock-ahead"))
+    return [thread for thread in ahead if thread not in OTHERS]
 
 
 def test_a_loop_that_is_left_ends_its_threads() -> None:

@@ -55,12 +55,20 @@ class Rows:
         return self.make(row)
 
 
+OTHERS: set[threading.Thread] = set()
+"""Threads that were there before a test, such as those of queues that other tests opened."""
+
+
 @pytest.fixture(autouse=True)
 def no_threads_are_left() -> Iterator[None]:
-    before = set(threading.enumerate())
+    OTHERS.clear()
+    OTHERS.update(threading.enumerate())
     yield
-    left = [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("penstock")]
-    assert not left
+    assert not own_threads()
+
+
+def own_threads(name: str = "penstock") -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith(name) and thread not in OTHERS]
 
 
 def rows_of(pipeline: StreamingPipeline) -> list[int]:
@@ -158,7 +166,7 @@ def test_stop_right_after_start_ends_every_thread() -> None:
     for _ in range(20):
         pipeline = StreamingPipeline(Rows(10_000), SMALL).start()
         pipeline.stop()
-        assert not [thread for thread in threading.enumerate() if thread.name.startswith("penstock")]
+        assert not own_threads()
 
 
 def test_stop_in_the_middle_ends_every_thread_and_the_loop() -> None:
@@ -169,7 +177,7 @@ def test_stop_in_the_middle_ends_every_thread_and_the_loop() -> None:
         seen.append(sample["row"])
         if len(seen) == 100:
             pipeline.stop()
-            assert not [thread for thread in threading.enumerate() if thread.name.startswith("penstock")]
+            assert not own_threads()
     assert seen == list(range(100))
     assert len(dataset.asked) < 300
     assert rows_of(pipeline)[:3] == [0, 1, 2], "the next loop begins again"
@@ -213,7 +221,7 @@ def test_a_pipeline_that_is_forgotten_ends_its_threads(caplog: pytest.LogCapture
     del pipeline
     with caplog.at_level(logging.WARNING):
         gc.collect()
-        wait_for(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("penstock")])
+        wait_for(lambda: not own_threads())
     assert not caplog.records
 
 
@@ -281,7 +289,7 @@ def test_an_iterable_that_hangs_is_left_behind_and_cannot_disturb_the_next_loop(
     loop = iter(pipeline)
     seen = [next(loop)["row"]]
     go.set()
-    wait_for(lambda: len([thread for thread in threading.enumerate() if thread.name == "penstock-source"]) < 2)
+    wait_for(lambda: len(own_threads("penstock-source")) < 2)
     seen.extend(sample["row"] for sample in loop)
     assert seen == list(range(100))
 

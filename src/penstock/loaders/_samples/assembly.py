@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from penstock.errors import ConfigError, DataError
 from penstock.loaders._samples.columns import Columns
-from penstock.loaders._samples.kinds import FILLS, IGNORE, Objective
+from penstock.loaders._samples.kinds import FILLS, IGNORE, Objective, keeps_type
 from penstock.loaders._samples.ragged import Ragged, mask_of
 
 __all__ = ["Corruption", "Cut", "Form", "Picked", "assemble", "blank", "count_labels"]
@@ -105,7 +105,7 @@ def assemble(columns: Columns, picked: Picked, epoch: int, form: Form) -> dict[s
             arrays["labels"] = _as("labels", labels, form.integer, picked.rows)
     for name, numbers in columns.fixed.items():
         found = numbers[picked.at]
-        arrays[name] = found if found.dtype.kind == "f" else _as(name, found, form.integer, picked.rows)
+        arrays[name] = _as(name, found, _type_of(name, found.dtype, form), picked.rows)
     return arrays
 
 
@@ -122,9 +122,9 @@ def blank(columns: Columns, width: int, form: Form) -> dict[str, npt.NDArray[Any
         if name != "attention_mask":
             arrays[name] = np.full(shape, FILLS.get(name, 0), np.float32 if column.dtype.kind == "f" else form.integer)
     for name, numbers in columns.fixed.items():
-        whole = numbers.dtype.kind != "f"
-        fill = IGNORE if name == "labels" and whole else 0
-        arrays[name] = np.full((1, *numbers.shape[1:]), fill, form.integer if whole else np.float32)
+        dtype = _type_of(name, numbers.dtype, form)
+        fill = IGNORE if name == "labels" and dtype.kind != "f" else 0
+        arrays[name] = np.full((1, *numbers.shape[1:]), fill, dtype)
     if form.corruption is not None:
         arrays["labels"] = np.full(shape, IGNORE, form.integer)
     arrays["loss_mask"] = np.zeros(1, form.integer)
@@ -146,6 +146,12 @@ def count_labels(columns: Columns, at: Ints, rows: Ints, epoch: int, form: Form)
     else:
         labels = _grid("labels", columns.by_token["labels"], picked, mask, IGNORE, form.integer)
     return int(np.count_nonzero(labels != IGNORE))
+
+
+def _type_of(name: str, given: np.dtype[Any], form: Form) -> np.dtype[Any]:
+    """The type in a batch of numbers that are not by token."""
+    kept = given.kind == "f" or (given in (np.bool_, np.uint8) and keeps_type(name))
+    return given if kept else form.integer
 
 
 def _grid(

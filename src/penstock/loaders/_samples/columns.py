@@ -51,7 +51,7 @@ class Columns:
     by_token: Mapping[str, Ragged] = field(default_factory=dict)
     """Of the same lengths as the ids."""
     fixed: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
-    """Whole numbers as they were given, others as float32."""
+    """Whole numbers as they were given (bytes and truth values only where batches have them), others as float32."""
     beside: Mapping[str, ListCells | ArrowCells] = field(default_factory=dict)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -13,10 +14,13 @@ import pyarrow.compute as pc
 
 from penstock.errors import DataError, SchemaError
 from penstock.loaders._samples.columns import ArrowCells, Columns, ListCells
-from penstock.loaders._samples.kinds import Kind, Objective, Schema, array_of, read_schema
+from penstock.loaders._samples.kinds import Kind, Objective, Schema, array_of, keeps_type, read_schema
 from penstock.loaders._samples.ragged import Ragged, numbers_of
 
-__all__ = ["columns_of_samples", "columns_of_table"]
+__all__ = ["LOOKED_AT", "columns_of_samples", "columns_of_table"]
+
+LOOKED_AT = 64
+"""Rows behind row 0 that are looked at where it does not tell what labels are."""
 
 NumberOf = Callable[[int], int]
 """Which row of the dataset a sample is."""
@@ -58,7 +62,10 @@ def columns_of_table(table: pa.Table, objective: Objective, keep: frozenset[str]
     if not table.num_rows:
         return Columns(0)
     first = {name: _first_cell(table.column(name)) for name in table.column_names}
-    schema = read_schema(first, objective, keep)
+    rows = min(table.num_rows, LOOKED_AT + 1)
+    told = [name for name in ("input_ids", "labels") if name in table.column_names]
+    others = ({name: table.column(name)[row].as_py() for name in told} for row in range(1, rows))
+    schema = read_schema(first, objective, keep, others)
     for name in schema.kinds:
         _check_no_nulls(name, table.column(name), schema.kinds[name])
     ids = None
@@ -148,21 +155,33 @@ def _without_plain_mask(by_token: dict[str, Ragged]) -> dict[str, Ragged]:
 
 
 def _checked_numbers(name: str, numbers: npt.NDArray[Any], kind: Kind, number_of: NumberOf) -> npt.NDArray[Any]:
-    """Numbers as the batch will have them: whole ones as they are, others as float32."""
+    """Numbers as the batch will have them: whole ones as they are or as bytes, others as float32."""
     real = numbers.dtype.kind == "f"
     if real and not kind.real:
         with np.errstate(invalid="ignore"):
             whole = numbers.astype(np.int64)
         _refuse(numbers != whole, name, numbers, number_of, _not_whole(name))
-        return whole
+        numbers = whole
+    if not kind.real and kind.narrow is not None:
+        return _narrowed(name, numbers, np.dtype(kind.narrow), number_of)
     if not kind.real:
-        return numbers.astype(np.int8) if numbers.dtype.kind == "b" else numbers
+        if numbers.dtype.kind == "b":
+            return numbers.astype(np.int8)
+        return numbers.astype(np.int16) if numbers.dtype == np.uint8 and keeps_type(name) else numbers
     if name == "labels" and real:
         _refuse(~np.isfinite(numbers), name, numbers, number_of, "a label to be learned; drop the row, or fill it in")
     with np.errstate(over="ignore"):
         narrow = numbers.astype(np.float32)
     if real and numbers.dtype.itemsize > narrow.dtype.itemsize:
         _refuse(np.isinf(narrow) & np.isfinite(numbers), name, numbers, number_of, "within float32; scale it")
+    return narrow
+
+
+def _narrowed(name: str, numbers: npt.NDArray[Any], dtype: np.dtype[Any], number_of: NumberOf) -> npt.NDArray[Any]:
+    if numbers.dtype == dtype:
+        return numbers
+    narrow = numbers.astype(dtype)
+    _refuse(narrow != numbers, name, numbers, number_of, f"{dtype}, as that of row 0 is; give every sample one type")
     return narrow
 
 
@@ -182,7 +201,7 @@ def _refuse(wrong: npt.NDArray[np.bool_], name: str, numbers: npt.NDArray[Any], 
 def _if_by_token(name: str, kind: Kind) -> str:
     """What to do if values are by token, which nothing said."""
     if name == "labels":
-        return "; for one label for each token, pass objective=None" if len(kind.shape) == 1 else ""
+        return "; for one label for each token, pass objective=None" if kind.by_row and len(kind.shape) == 1 else ""
     return "; rows of tokens are padded if they are called input_ids"
 
 
@@ -216,7 +235,17 @@ def _first_cell(column: pa.ChunkedArray) -> Any:
     cell = chunk[0].as_py()
     if isinstance(cell, list) and not cell and pa.types.is_floating(getattr(column.type, "value_type", pa.null())):
         return np.zeros(0, np.float32)
+    if _leaf(column.type) == pa.uint8():
+        with suppress(TypeError, ValueError):  # of nulls, and of rows of different lengths, which are told later
+            return np.asarray(cell, np.uint8)
     return cell
+
+
+def _leaf(kind: pa.DataType) -> pa.DataType:
+    """What the numbers of a column are, in lists of lists too."""
+    while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        kind = kind.value_type
+    return kind
 
 
 def _check_no_nulls(name: str, column: pa.ChunkedArray, kind: Kind) -> None:

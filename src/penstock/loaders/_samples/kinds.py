@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from penstock.backends import backend_of
 from penstock.errors import DataError, SchemaError
 
-__all__ = ["FILLS", "IGNORE", "Kind", "Objective", "Schema", "array_of", "as_array", "read_schema"]
+__all__ = ["FILLS", "IGNORE", "Kind", "Objective", "Schema", "array_of", "as_array", "keeps_type", "read_schema"]
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +37,10 @@ class Kind:
     real: bool = False
     """Numbers with a fraction, and not whole ones."""
     shape: tuple[int, ...] = ()
+    narrow: Literal["bool", "uint8"] | None = None
+    """What whole numbers stay in batches, too: truth values, or the bytes of an image."""
+    by_row: bool = False
+    """Labels that are of whole rows because the objective says so."""
 
     def __str__(self) -> str:
         numbers = "fractions" if self.real else "whole numbers"
@@ -77,8 +81,19 @@ class Schema:
             )
 
 
-def read_schema(sample: Any, objective: Objective, keep: frozenset[str] = frozenset()) -> Schema:
-    """What samples are like, by the sample of row 0. `keep` names values that go beside the batch."""
+def keeps_type(name: str) -> bool:
+    """Whether bytes and truth values stay such in batches: all but those of ids, labels and masks."""
+    return name != "labels" and not name.endswith(("_ids", "_mask"))
+
+
+def read_schema(
+    sample: Any, objective: Objective, keep: frozenset[str] = frozenset(), others: Iterable[Any] = ()
+) -> Schema:
+    """What samples are like, by the sample of row 0. `keep` names values that go beside the batch.
+
+    `others` are the samples of the next rows. They are looked at if row 0 has one token and a list of one label, up to
+    the first that tells whether labels are by token.
+    """
     if not isinstance(sample, Mapping):
         Schema({}).check_keys(sample, 0)
     length = None
@@ -97,13 +112,28 @@ def read_schema(sample: Any, objective: Objective, keep: frozenset[str] = frozen
         elif name in _BESIDE or name in keep:
             kinds[name] = Kind("meta")
         else:
-            kinds[name] = _kind(name, array_of(name, value, 0), length, objective)
+            array = array_of(name, value, 0)
+            kinds[name] = _kind(name, array, length, objective)
+            single = name == "labels" and objective is None and array is not None and array.shape == (1,) == (length,)
+            if single and not kinds[name].real and _are_by_token(others):
+                kinds[name] = Kind("tokens")
     if length is None and (objective == "masked_lm" or all(kind.role == "meta" for kind in kinds.values())):
         raise SchemaError(
             f"row 0 has no input_ids, only {', '.join(map(str, sample)) or 'nothing'}; tokenize first, or name the "
             "column of tokens input_ids"
         )
     return Schema(kinds, frozenset(left_out), _details(sample, kinds))
+
+
+def _are_by_token(others: Iterable[Any]) -> bool:
+    """Whether the first sample that has not one token and one label has as many labels as tokens."""
+    for row, sample in enumerate(others, 1):
+        if not isinstance(sample, Mapping) or "input_ids" not in sample or "labels" not in sample:
+            return False  # which the batch with it tells
+        ids, labels = (array_of(name, sample[name], row) for name in ("input_ids", "labels"))
+        if ids is None or labels is None or ids.shape != (1,) or labels.shape != (1,):
+            return ids is not None and labels is not None and ids.shape == labels.shape
+    return False
 
 
 def _details(sample: Mapping[str, Any], kinds: Mapping[str, Kind]) -> tuple[str, ...]:
@@ -149,7 +179,10 @@ def _kind(name: str, array: npt.NDArray[Any] | None, length: int | None, objecti
         real = True
     if name == "labels" and objective == "classification" and array.size == 1:
         real = False
-    return Kind("fixed", real, array.shape)
+    narrow: Literal["bool", "uint8"] | None = None
+    if keeps_type(name) and array.dtype in (np.bool_, np.uint8):
+        narrow = "bool" if array.dtype == np.bool_ else "uint8"
+    return Kind("fixed", real, array.shape, narrow, by_row=name == "labels" and objective is not None)
 
 
 def as_array(value: Any) -> npt.NDArray[Any] | None:

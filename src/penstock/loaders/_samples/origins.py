@@ -15,7 +15,7 @@ import xxhash
 
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.loaders._samples.columns import Columns, some_of
-from penstock.loaders._samples.gathering import columns_of_samples, columns_of_table
+from penstock.loaders._samples.gathering import LOOKED_AT, columns_of_samples, columns_of_table
 from penstock.loaders._samples.kinds import Objective, Schema, array_of, read_schema
 from penstock.memory import MemoryBudget, format_bytes
 from penstock.memory.hot import HotCache
@@ -149,9 +149,10 @@ class Fetched(Origin):
 
     @property
     def schema(self) -> Schema:
-        """What samples are like, by that of row 0."""
+        """What samples are like, by that of row 0, and by the next ones where it does not tell."""
         if self._schema is None:
-            self._schema = read_schema(self._sample(0), self._objective, self._keep)
+            others = map(self._sample, range(1, min(self.rows, LOOKED_AT + 1)))
+            self._schema = read_schema(self._sample(0), self._objective, self._keep, others)
         return self._schema
 
     @property
