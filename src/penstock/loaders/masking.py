@@ -20,6 +20,7 @@ import xxhash
 
 from penstock.errors import ConfigError, DataError
 from penstock.loaders._word_borders import Flags, Ids, WordBorders
+from penstock.loaders.collation import IGNORE
 from penstock.order.permutation import derive_key
 from penstock.transforms._hashing import mix64
 from penstock.transforms.tokenization import Tokenizer, load_tokenizer
@@ -27,10 +28,8 @@ from penstock.transforms.tokenization import Tokenizer, load_tokenizer
 if TYPE_CHECKING:
     from penstock.transforms._tokenizers.loading import TokenizerSpec
 
-__all__ = ["IGNORED", "MaskedLM", "WordBorders"]
+__all__ = ["MaskedLM", "WordBorders"]
 
-IGNORED = -100
-"""The label of a token that is not to be predicted."""
 
 MASKS = ("[MASK]", "<mask>", "<|mask|>", "<MASK>", "[mask]")
 
@@ -115,7 +114,7 @@ class MaskedLM:
         chosen = maskable & (drawn <= np.maximum(limit, least))
 
         signed = ids.dtype if ids.dtype.kind == "i" and ids.dtype.itemsize >= 4 else np.dtype(np.int32)
-        labels = np.where(chosen, ids.astype(signed, copy=False), np.array(IGNORED, signed))
+        labels = np.where(chosen, ids.astype(signed, copy=False), np.array(IGNORE, signed))
         corrupted = ids.astype(ids.dtype if self.vocab_size - 1 <= np.iinfo(ids.dtype).max else signed)
         at_row, at = np.nonzero(chosen)
         second = mix64(mix64(of_row[at_row, 0] ^ np.uint64(0x5DEECE66D)) ^ mix64(place[at_row, at].astype(np.uint64)))

@@ -7,8 +7,8 @@ for batch in MLXDataLoader(dataset, config):
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -27,6 +27,7 @@ from penstock.loaders._samples.origins import Columnar, Listed, Origin
 from penstock.loaders.base import DataLoader
 from penstock.loaders.inputs import pad_id_of
 from penstock.loaders.options import Options
+from penstock.loaders.overriding import configured
 from penstock.loaders.profiling import Profile
 from penstock.loaders.stocking import Stock
 from penstock.loaders.tuning import LoaderTuner, LoaderTuning, Setting
@@ -180,7 +181,7 @@ class MLXDataLoader(DataLoader):
     _engine: Sampled
 
     def __init__(self, dataset: Any, config: MLXLoaderConfig | None = None, **overrides: Any) -> None:
-        self.config = chosen = _configured(config, overrides)
+        self.config = chosen = configured(MLXLoaderConfig, config, overrides)
         self.dataset = dataset
         origin = open_origin(
             dataset,
@@ -331,16 +332,6 @@ def _tuner(start: Setting) -> LoaderTuner:
         return LoaderTuner(start, workers=(start.workers,), prefetches=(start.prefetch,), chunks=(16, 64, 256))
     most = max(8, start.workers)
     return LoaderTuner(start, workers=(0, 1, 2, 4, most), prefetches=(2, 4, 8))
-
-
-def _configured(config: MLXLoaderConfig | None, overrides: Mapping[str, Any]) -> MLXLoaderConfig:
-    if config is not None and not isinstance(config, MLXLoaderConfig):
-        raise ConfigError(f"config must be an MLXLoaderConfig, got {config!r}; options can be passed by name")
-    known = [option.name for option in fields(MLXLoaderConfig)]
-    for name in overrides:
-        if name not in known:
-            raise TypeError(f"no option is called {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}")
-    return replace(config or MLXLoaderConfig(), **overrides)
 
 
 def _check_choice(name: str, value: Any, known: Sequence[Any]) -> None:

@@ -17,7 +17,7 @@ Config = TypeVar("Config")
 def configured(kind: type[Config], config: Config | None, overrides: Mapping[str, Any]) -> Config:
     """`config`, or the usual one, with the options that were passed by name."""
     if config is not None and not isinstance(config, kind):
-        raise ConfigError(f"config must be a {kind.__name__}, got {config!r}; options can be passed by name")
+        raise ConfigError(f"config must be of type {kind.__name__}, got {config!r}; options can be passed by name")
     known = [option.name for option in fields(kind)]  # type: ignore[arg-type]
     for name in overrides:
         if name not in known:

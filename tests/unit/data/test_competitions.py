@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from enum import Enum
@@ -18,6 +17,7 @@ from penstock.datasets import CompetitionMetadata, CompetitionType, DatasetRegis
 from penstock.datasets.generated import make_house_prices, make_titanic
 from penstock.datasets.titanic import titanic_metadata, titanic_spec, titanic_template
 from penstock.loaders import MLXDataLoader
+from printed_datasets import HOUSE_PRICES, penstock_of
 
 TYPES = """
     class CompetitionType(Enum):
@@ -84,59 +84,6 @@ TEMPLATES = """
     )
 """
 
-# The print forgets to import Dict and Any.
-STEP_1 = '''
-    # data/datasets/house_prices.py
-    from pathlib import Path
-    import pandas as pd
-    import mlx.core as mx
-
-    from data.core.base import KaggleDataset, DatasetSpec, CompetitionType
-    from data.templates.converters import TabularTextConverter
-
-    class HousePricesDataset(KaggleDataset):
-        """House Prices competition dataset."""
-
-        def __init__(self, spec: DatasetSpec, split: str = "train",
-                     transform=None, cache_dir=None):
-            super().__init__(spec, split, transform, cache_dir)
-            self.converter = TabularTextConverter()
-
-        def _load_data(self):
-            """Load the dataset."""
-            file_path = self.spec.dataset_path / f"{self.split}.csv"
-            self._data = pd.read_csv(file_path)
-
-        def _validate_data(self):
-            """Validate the loaded data."""
-            required_columns = ['Id', 'SalePrice'] if self.split == 'train' else ['Id']
-            for col in required_columns:
-                if col not in self._data.columns:
-                    raise ValueError(f"Missing required column: {col}")
-
-        def __getitem__(self, index: int) -> Dict[str, Any]:
-            """Get a single sample."""
-            row = self._data.iloc[index]
-
-            # Convert to text
-            text = self.converter.convert_row(row)
-
-            # Tokenize (mock for example)
-            tokens = self._tokenize(text)
-
-            sample = {
-                'text': text,
-                'input_ids': mx.array(tokens['input_ids']),
-                'attention_mask': mx.array(tokens['attention_mask']),
-                'metadata': {'id': row['Id']}
-            }
-
-            if self.split == 'train':
-                sample['labels'] = mx.array([row['SalePrice']])
-
-            return sample
-'''
-
 STEP_3 = """
     from data.core.metadata import CompetitionMetadata
 
@@ -163,11 +110,6 @@ STEP_3 = """
     # Register
     registry.register_competition("house-prices", metadata, spec)
 """
-
-
-def penstock_of(block: str, types: str = "penstock.datasets.") -> str:
-    """The block with `data.` read as `penstock.`; there is no `core`, its types are in `penstock.datasets`."""
-    return textwrap.dedent(block).replace("from data.core.", f"from {types}").replace("from data.", "from penstock.")
 
 
 def run(block: str, **names: Any) -> dict[str, Any]:
@@ -213,7 +155,7 @@ def test_the_three_steps_for_house_prices_work_as_printed(tmp_path: Path, monkey
     make_house_prices(tmp_path / "data" / "house-prices")
     (tmp_path / "datasets").mkdir()
     file = tmp_path / "datasets" / "house_prices.py"
-    file.write_text("from typing import Any, Dict\n" + penstock_of(STEP_1), encoding="utf-8")
+    file.write_text(penstock_of(HOUSE_PRICES), encoding="utf-8")
 
     registry = DatasetRegistry(tmp_path / "registry")
     found = registry.discover(tmp_path / "datasets")

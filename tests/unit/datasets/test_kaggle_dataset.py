@@ -20,66 +20,13 @@ from penstock.datasets import ColumnSpec, DatasetSpec, Folds, KaggleDataset, mak
 from penstock.datasets.base import CompetitionType
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.templates import TabularTextConverter
-
-# As the guide prints it, but for the names of the packages, and the import of Any and Dict that it forgets.
-PRINTED = '''
-from typing import Any, Dict
-
-from pathlib import Path
-import pandas as pd
-import mlx.core as mx
-
-from penstock.datasets import KaggleDataset, DatasetSpec, CompetitionType
-from penstock.templates.converters import TabularTextConverter
-
-class HousePricesDataset(KaggleDataset):
-    """House Prices competition dataset."""
-    
-    def __init__(self, spec: DatasetSpec, split: str = "train", 
-                 transform=None, cache_dir=None):
-        super().__init__(spec, split, transform, cache_dir)
-        self.converter = TabularTextConverter()
-        
-    def _load_data(self):
-        """Load the dataset."""
-        file_path = self.spec.dataset_path / f"{self.split}.csv"
-        self._data = pd.read_csv(file_path)
-        
-    def _validate_data(self):
-        """Validate the loaded data."""
-        required_columns = ['Id', 'SalePrice'] if self.split == 'train' else ['Id']
-        for col in required_columns:
-            if col not in self._data.columns:
-                raise ValueError(f"Missing required column: {col}")
-                
-    def __getitem__(self, index: int) -> Dict[str, Any]:
-        """Get a single sample."""
-        row = self._data.iloc[index]
-        
-        # Convert to text
-        text = self.converter.convert_row(row)
-        
-        # Tokenize (mock for example)
-        tokens = self._tokenize(text)
-        
-        sample = {
-            'text': text,
-            'input_ids': mx.array(tokens['input_ids']),
-            'attention_mask': mx.array(tokens['attention_mask']),
-            'metadata': {'id': row['Id']}
-        }
-        
-        if self.split == 'train':
-            sample['labels'] = mx.array([row['SalePrice']])
-            
-        return sample
-'''  # noqa: W291, W293
+from printed_datasets import HOUSE_PRICES, penstock_of
 
 
 @pytest.fixture(scope="module")
 def printed() -> Any:
     names: dict[str, Any] = {"__name__": "printed"}
-    exec(compile(PRINTED, "house_prices.py", "exec"), names)
+    exec(compile(penstock_of(HOUSE_PRICES), "house_prices.py", "exec", dont_inherit=True), names)
     return names["HousePricesDataset"]
 
 

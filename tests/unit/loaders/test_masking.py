@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from penstock.errors import ConfigError, DataError
-from penstock.loaders.masking import IGNORED, MaskedLM, WordBorders
+from penstock.loaders.collation import IGNORE
+from penstock.loaders.masking import MaskedLM, WordBorders
 from penstock.transforms.tokenization import ByteTokenizer, load_tokenizer
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -122,7 +123,7 @@ def test_labels_are_the_hidden_ids_and_everything_else_stays(rows: list[list[int
     ids, mask = framed(rows)
     before = ids.copy()
     corrupted, labels = hide.corrupt(ids, mask, np.arange(len(rows)), 0)
-    chosen = labels != IGNORED
+    chosen = labels != IGNORE
     assert np.array_equal(ids, before), "the batch that was given is left alone"
     assert np.array_equal(labels[chosen], ids[chosen])
     assert np.array_equal(corrupted[~chosen], ids[~chosen])
@@ -142,13 +143,13 @@ def test_epochs_seeds_and_rows_hide_different_tokens() -> None:
     }
     assert len(seen) == 12
     labels = PLAIN.corrupt(ids, mask, [0, 1], 0)[1]
-    both = ((labels[0] != IGNORED) & (labels[1] != IGNORED)).sum()
+    both = ((labels[0] != IGNORE) & (labels[1] != IGNORE)).sum()
     assert both < 30, "two rows with the same text agree by chance alone: 9 of 400 are expected"
 
 
 def rates(hidden: Any, labels: Any, ids: Any) -> Any:
     """Of the tokens, how many are chosen; of those, how many are masked, changed and left."""
-    chosen = labels != IGNORED
+    chosen = labels != IGNORE
     masked = (hidden == MASK) & chosen
     left = (hidden == ids) & chosen
     count = chosen.sum()
@@ -211,7 +212,7 @@ def test_of_a_chosen_word_every_token_is_labelled(kind: str) -> None:
     for epoch in range(20):
         labels = hide.corrupt(ids, mask, np.arange(len(TEXTS)), epoch)[1]
         for row, one in enumerate(encoded):
-            chosen = (labels[row] != IGNORED)[mask[row] == 1][1:-1]
+            chosen = (labels[row] != IGNORE)[mask[row] == 1][1:-1]
             words = np.array(one.word_ids)
             unknown = np.array(one.ids) == 1  # which is special: never chosen, and nothing goes on across it
             for word in np.unique(words[~unknown]):
@@ -329,7 +330,7 @@ def test_narrow_unsigned_ids_keep_their_type_and_labels_are_signed() -> None:
     corrupted, labels = PLAIN.corrupt(np.full((3, 9), 700, np.uint16), None, [0, 1, 2], 0)
     assert corrupted.dtype == np.uint16
     assert labels.dtype == np.int32
-    assert set(np.unique(labels)) == {IGNORED, 700}
+    assert set(np.unique(labels)) == {IGNORE, 700}
     narrow = replace(PLAIN, mask_id=900, mask=1.0, random=0.0).corrupt(np.full((3, 9), 200, np.uint8), None, [0, 1, 2])
     assert set(np.unique(narrow[0])) == {200, 900}, "a mask token beyond the type of the ids is not cut to it"
 
@@ -348,4 +349,4 @@ def test_nothing_and_rows_without_ordinary_tokens_go_through() -> None:
         corrupted, labels = PLAIN.corrupt(np.zeros(shape, np.int64), None, np.arange(shape[0]), 0)
         assert corrupted.shape == labels.shape == shape
     corrupted, labels = PLAIN.corrupt([[CLS, SEP, PAD]], [[1, 1, 0]], [0], 0)
-    assert (corrupted.tolist(), labels.tolist()) == ([[CLS, SEP, PAD]], [[IGNORED] * 3])
+    assert (corrupted.tolist(), labels.tolist()) == ([[CLS, SEP, PAD]], [[IGNORE] * 3])

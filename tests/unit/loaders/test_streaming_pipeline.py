@@ -554,7 +554,7 @@ def test_options_may_be_passed_by_name() -> None:
     )
     with pytest.raises(TypeError, match="no option is called 'num_worker'; did you mean 'num_workers'"):
         StreamingPipeline(Rows(9), num_worker=3)
-    with pytest.raises(ConfigError, match="config must be a StreamingConfig, got 8"):
+    with pytest.raises(ConfigError, match="config must be of type StreamingConfig, got 8"):
         StreamingPipeline(Rows(9), 8)  # type: ignore[arg-type]
 
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from penstock.backends import backend_of
 from penstock.errors import DataError, SchemaError
+from penstock.loaders.collation import IGNORE
 
 __all__ = ["FILLS", "IGNORE", "Kind", "Objective", "Schema", "array_of", "as_array", "keeps_type", "read_schema"]
 
@@ -20,8 +21,6 @@ logger = logging.getLogger(__name__)
 Objective = Literal["classification", "regression", "masked_lm"] | None
 Role = Literal["tokens", "fixed", "meta"]
 
-IGNORE = -100
-"""The label of what is not to be learned."""
 FILLS = {"attention_mask": 0, "labels": IGNORE, "special_tokens_mask": 1}
 """What the padding of token-wise columns is; 0 for all others."""
 _BY_TOKEN = frozenset({"attention_mask", "position_ids", "special_tokens_mask", "token_type_ids"})
