@@ -20,13 +20,15 @@ from penstock.transforms._chat.conversion import ToMessages, checked_format
 from penstock.transforms._chat.cutting import POLICIES, Pieces, cut, gathered, in_all, tally
 from penstock.transforms._chat.formats import conversations, detect_format, sides_of
 from penstock.transforms._chat.gate import Gate
-from penstock.transforms._chat.messages import ROLES
+from penstock.transforms._chat.messages import ROLES, Conversation
+from penstock.transforms._chat.parts import KINDS
 from penstock.transforms._chat.problems import RowProblem, TooLongError, Violation, alone
 from penstock.transforms._chat.proofs import Layouts
 from penstock.transforms._chat.rendering import EVERYTHING
-from penstock.transforms._chat.setup import Asked, fitted, sample
+from penstock.transforms._chat.setup import Asked, fitted
 from penstock.transforms._chat.spans import Tokens
 from penstock.transforms._chat.templates import BUILT_IN, Markers, load_template
+from penstock.transforms._chat.traits import thought_sample
 from penstock.transforms._chat.writing import Written, as_written, written
 from penstock.transforms._counts import Counting
 from penstock.transforms.columns import as_names, column, take_rows
@@ -34,7 +36,7 @@ from penstock.transforms.tokenization import load_tokenizer
 
 __all__ = ["FormatChat", "Gate", "RowProblem", "ToMessages", "Violation", "detect_format"]
 
-VERSION = 2
+VERSION = 3
 """Goes up when the same rows would give other tokens or masks."""
 
 logger = logging.getLogger(__name__)
@@ -86,6 +88,7 @@ class FormatChat(Counting):
         special_tokens: Sequence[str] | None = None,
         variables: Mapping[str, Any] | None = None,
         now: datetime | None = None,
+        allow_lost: Iterable[str] = (),
     ) -> None:
         super().__init__()
         if truncation not in POLICIES:
@@ -103,7 +106,18 @@ class FormatChat(Counting):
         if set(made) & set(self.keep):
             raise ConfigError(f"keep={list(self.keep)} has a name that is made here: {', '.join(made)}")
         self.gate = Gate.of(gate)
-        asked = Asked(self.train_on, include_eot, self.gate, markers, end_of_turn, special_tokens, variables or {}, now)
+        self.allow_lost = _checked_kinds(allow_lost)
+        asked = Asked(
+            self.train_on,
+            include_eot,
+            self.gate,
+            markers,
+            end_of_turn,
+            special_tokens,
+            variables or {},
+            now,
+            frozenset(self.allow_lost),
+        )
         self._renderer, self._checker = fitted(self.tokenizer, self.template, asked)
         self._layouts = Layouts(self._renderer)
         self._try_on_a_sample()
@@ -117,6 +131,7 @@ class FormatChat(Counting):
                 if found:
                     raise found[0]
                 sides.append(tokens)
+                self.count_kept({f"lost: {kind}": n for kind, n in side.lost.items()})
             return self._delivered(batch, sides_of(name), sides)
 
     def check_rows(self, batch: pa.RecordBatch) -> list[Violation]:
@@ -201,6 +216,8 @@ class FormatChat(Counting):
             "max_length": self.max_length,
             "truncation": self.truncation,
             "gate": asdict(self.gate),
+            "allow_lost": list(self.allow_lost),
+            "closing": renderer.closing,
             "format": self.format,
             "columns": self.columns,
             "keep": list(self.keep),
@@ -217,23 +234,30 @@ class FormatChat(Counting):
         return f"FormatChat({self.tokenizer.name}, {name}, train_on={self.train_on!r})"
 
     def _try_on_a_sample(self) -> None:
-        """What goes wrong with an innocent conversation would go wrong with all: better now."""
-        problem = self._tried(turns=1)
-        if problem is not None:
-            raise ConfigError(f"a sample conversation does not pass the gate: {problem.unnumbered()}") from problem
-        problem = self._tried(turns=2)
-        if problem is not None:
-            logger.warning(
-                "%s: conversations of several turns will be refused: %s", self.template.name, problem.unnumbered()
-            )
-        source = "its generation blocks" if self.template.program.has_generation else "rendering up to each turn"
+        """Render sample conversations now, so that a template that fits no row fails at construction."""
+        keys = self._renderer.traits.thought_keys
+        plain = self._renderer.sample(1)
+        samples = {"a sample conversation": plain}
+        if keys:
+            samples["a sample conversation with thoughts"] = thought_sample(keys[0], plain.tools)
+        problems = {name: self._tried(conversation) for name, conversation in samples.items()}
+        refused = {name: problem for name, problem in problems.items() if problem is not None}
+        if len(refused) == len(samples):
+            name, problem = next(iter(refused.items()))
+            raise ConfigError(f"{name} does not pass the gate: {problem.unnumbered()}") from problem
+        longer = self._tried(self._renderer.sample(2))
+        if longer is not None and not refused:
+            refused["a sample conversation of several turns"] = longer
+        for name, problem in refused.items():
+            logger.warning("%s: rows like %s will be refused: %s", self.template.name, name, problem.unnumbered())
+        source = "its generation blocks" if self.template.program.has_generation else "the prompt for each turn"
         logger.info("%s: turns are found by %s", self.template.name, source)
 
-    def _tried(self, turns: int) -> RowProblem | None:
+    def _tried(self, conversation: Conversation) -> RowProblem | None:
         everything = self.train_on == EVERYTHING
         renderer = self._renderer if everything else replace(self._renderer, train_on="assistant")
         try:
-            _, found = self._tokens(as_written([renderer.render(sample(turns))]))
+            _, found = self._tokens(as_written([renderer.render(conversation)]))
         except RowProblem as problem:
             return problem
         except DataError as error:
@@ -292,6 +316,14 @@ def _checked_roles(train_on: str | Iterable[str]) -> str | tuple[str, ...]:
     if not roles or any(role not in ROLES for role in roles):
         raise ConfigError(f"train_on must list roles of {', '.join(ROLES)}, got {list(roles)}")
     return roles
+
+
+def _checked_kinds(given: Iterable[str]) -> tuple[str, ...]:
+    kinds = (given,) if isinstance(given, str) else tuple(given)
+    unknown = [kind for kind in kinds if kind not in KINDS]
+    if unknown:
+        raise ConfigError(f"allow_lost has no kind {unknown[0]!r}; it has {', '.join(KINDS)}")
+    return tuple(sorted(set(kinds)))
 
 
 def _violation(problem: RowProblem, row: int, prefix: str) -> Violation:

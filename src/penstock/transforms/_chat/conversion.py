@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
 import pyarrow as pa
 
 from penstock.errors import ConfigError
+from penstock.files.json_values import dumps
 from penstock.pipeline.stages import Transform
 from penstock.transforms._chat.formats import FORMATS, USED, conversations, detect_format
-from penstock.transforms._chat.messages import ROLES, Conversation
+from penstock.transforms._chat.messages import ROLES, Conversation, thoughts_of
 from penstock.transforms._chat.problems import RowProblem, alone
 
 __all__ = ["MESSAGES", "ToMessages", "checked_format", "good_rows"]
@@ -55,7 +55,7 @@ class ToMessages(Transform):
         for i, side in enumerate(("chosen", "rejected") if name == "preference" else ("messages",)):
             result[pa.field(side, MESSAGES)] = pa.array([_as_struct(row[i]) for row in made], MESSAGES)
         if "tools" in used and "tools" in batch.schema.names:
-            tools = [orjson.dumps(row[0].tools).decode() if row[0].tools else None for row in made]
+            tools = [dumps(row[0].tools) if row[0].tools else None for row in made]
             result[pa.field("tools", pa.string())] = pa.array(tools, pa.string())
         return pa.RecordBatch.from_arrays(list(result.values()), schema=pa.schema(list(result)))
 
@@ -91,7 +91,8 @@ def _as_struct(conversation: Conversation) -> list[dict[str, Any]]:
     return [
         {
             **message,
-            "tool_calls": orjson.dumps(message["tool_calls"]).decode() if "tool_calls" in message else None,
+            "reasoning_content": thoughts_of(message) or None,
+            "tool_calls": dumps(message["tool_calls"]) if "tool_calls" in message else None,
             "train": flag,
         }
         for message, flag in zip(conversation.messages, flags)

@@ -12,7 +12,15 @@ import pyarrow.compute as pc
 
 from penstock.errors import SchemaError
 from penstock.transforms._chat.jsontext import reader
-from penstock.transforms._chat.messages import ROLES, Conversation, Message, as_messages, as_tools, from_json
+from penstock.transforms._chat.messages import (
+    ROLES,
+    Conversation,
+    Message,
+    as_messages,
+    as_tools,
+    from_json,
+    without_nulls,
+)
 from penstock.transforms._chat.pairs import Said, answered, in_common, said
 from penstock.transforms._chat.problems import MalformedChatError, RowProblem
 from penstock.transforms.columns import plain
@@ -77,7 +85,7 @@ def conversations(
     if name == "alpaca":
         convert = partial(_alpaca, input_heading=input_heading)
     readers = {column: read for column in there if (read := reader(batch.schema.field(column))) is not None}
-    values = [python_values(batch.column(column)) for column in there]
+    values = [_values(batch, column) for column in there]
     made: list[tuple[Conversation, ...] | RowProblem] = []
     for i, cells in enumerate(zip(*values)):
         try:
@@ -98,6 +106,20 @@ def _check_columns(there: list[str], name: str, columns: Mapping[str, str] | Non
     elif not any(set(there).issuperset(needed) for needed in NEEDED[name]):
         wanted = " or ".join(str(list(needed)) for needed in NEEDED[name])
         raise SchemaError(f"the format {name!r} needs the columns {wanted}; the batch has {names}")
+
+
+def _values(batch: pa.RecordBatch, column: str) -> list[Any]:
+    """A column as Python values, without the keys that only other rows have."""
+    values = python_values(batch.column(column))
+    kind = batch.schema.field(column).type
+    return [without_nulls(value) for value in values] if pa.types.is_nested(kind) and not _is_flat(kind) else values
+
+
+def _is_flat(kind: pa.DataType) -> bool:
+    """Whether nothing in there is deeper than the keys of messages, whose nulls count as missing anyway."""
+    if hasattr(kind, "value_field"):
+        kind = kind.value_type
+    return pa.types.is_struct(kind) and not any(pa.types.is_nested(field.type) for field in kind)
 
 
 def python_values(array: pa.Array) -> list[Any]:

@@ -51,6 +51,8 @@ class Gate:
     """Role headers are not trained on."""
     content: bool = True
     """Turns that are trained on say something, and no message has the text of a special token in it."""
+    parts: bool = True
+    """Everything the row says is in the text, once, as it is and in order."""
 
     @classmethod
     def of(cls, given: Gate | Mapping[str, bool]) -> Gate:
@@ -76,6 +78,8 @@ class Checker:
     cuts: frozenset[int]
     """Tokens at which a text is cut before anything else happens to it."""
     include_eot: bool
+    inner: frozenset[int] = frozenset()
+    """Tokens that end turns, and that the template writes inside of turns as well."""
     _tails: dict[bytes, bytes] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
@@ -162,8 +166,11 @@ class Checker:
             )
 
     def _unended(self, tokens: Tokens, spans: Spans, prompts: Ints, at: Ints) -> Iterable[RowProblem]:
-        ended = self._closing(tokens, spans) >= 0
-        inside = np.searchsorted(at, tokens.stop) - np.searchsorted(at, tokens.first) > ended
+        closing = self._closing(tokens, spans)
+        ended = closing >= 0
+        if self.inner:
+            at = at[~np.isin(tokens.ids[at], list(self.inner))]
+        inside = np.searchsorted(at, tokens.stop) - np.searchsorted(at, tokens.first) > np.isin(closing, at)
         for span in np.flatnonzero(inside & (prompts >= 0)):
             yield TerminatorInsideError(
                 "a turn to train on has a token that ends turns in its middle; a message has it in its content",

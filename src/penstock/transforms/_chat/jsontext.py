@@ -9,10 +9,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import orjson
 import pyarrow as pa
 
-from penstock.transforms._chat.messages import verbatim
+from penstock.files.json_values import loads
 from penstock.transforms._chat.problems import MalformedChatError
 
 __all__ = ["KEY", "TEXT", "Reader", "is_json_text", "reader"]
@@ -24,7 +23,7 @@ Reader = Callable[[Any], Any]
 
 def is_json_text(field: pa.Field) -> bool:
     """Whether the values of the field are JSON."""
-    return bool((field.metadata or {}).get(KEY) == TEXT)
+    return isinstance(field.type, pa.JsonType) or bool((field.metadata or {}).get(KEY) == TEXT)
 
 
 def reader(field: pa.Field) -> Reader | None:
@@ -48,8 +47,8 @@ def _read(name: str, text: Any) -> Any:
     if text is None:
         return None
     try:
-        return verbatim(orjson.loads(text))
-    except orjson.JSONDecodeError as wrong:
+        return loads(text)
+    except ValueError as wrong:
         raise MalformedChatError(f"{name!r} should be JSON, as its schema says ({wrong}): {text!r:.80}") from None
 
 

@@ -1,16 +1,28 @@
-"""Texts with marks in them, and where their prompts end."""
+"""A rendered conversation: its text, which spans of it are trained on, and where the prompt of each ends."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from penstock.transforms._chat.marks import END, START, unmarked
+from penstock.transforms._chat.marks import END, START
 from penstock.transforms._chat.spans import Ints, Spans
 
-__all__ = ["Marked", "merged_marks", "prompt_ends"]
+__all__ = ["NO_PROMPT", "Marked", "Turn", "prompt_ends"]
+
+NO_PROMPT = -1
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Turn:
+    """A stretch of a text to train on, in characters, and where the prompt that it answers ends."""
+
+    start: int
+    stop: int
+    prompt: int = NO_PROMPT
+    message: int = NO_PROMPT
 
 
 @dataclass(slots=True)
@@ -22,6 +34,20 @@ class Marked:
     """In bytes of the text without marks, -1 for what answers no prompt; None if all end where their turns begin."""
     foreign: str | None = None
     """What a message says that would be read as a special token, and where."""
+    lost: Sequence[str] = field(default=())
+    """Kinds of parts that are not in the text, and were allowed to be lost."""
+
+    @classmethod
+    def of(cls, text: str, turns: Sequence[Turn], *, lost: Sequence[str] = ()) -> Marked:
+        """The text with marks around some turns of it, which do not overlap."""
+        parts, prompts, done = [], [], 0
+        usual = True
+        for turn in sorted(turns):
+            parts += [text[done : turn.start], START, text[turn.start : turn.stop], END]
+            done = turn.stop
+            usual = usual and turn.prompt == turn.start
+            prompts.append(NO_PROMPT if turn.prompt < 0 else len(text[: turn.prompt].encode()))
+        return cls("".join([*parts, text[done:]]), None if usual else prompts, lost=lost)
 
 
 def prompt_ends(marked: Sequence[Marked], spans: Spans) -> Ints:
@@ -35,29 +61,3 @@ def prompt_ends(marked: Sequence[Marked], spans: Spans) -> Ints:
             given = np.array(row.prompts)
             ends[at[i] : at[i + 1]] = np.where(given < 0, -1, given + spans.bounds[i])
     return ends
-
-
-def merged_marks(answers: Marked, said: str) -> Marked:
-    """Both kinds of marks in one text."""
-    text = unmarked(said)
-    spans = [(*span, True) for span in _spans(answers.text)] + [(*span, False) for span in _spans(said)]
-    prompts = iter(answers.prompts or ())
-    ends, parts, done = [], [], 0
-    for start, stop, answer in sorted(spans):
-        parts += [text[done:start], START, text[start:stop], END]
-        done = stop
-        at = next(prompts, None) if answer else -1
-        ends.append(len(text[:start].encode()) if at is None else at)
-    return Marked("".join([*parts, text[done:]]), ends)
-
-
-def _spans(text: str) -> list[tuple[int, int]]:
-    """Where the marks are, in characters of the text without them."""
-    spans, at = [], 0
-    first, *pieces = text.split(START)
-    at = len(first)
-    for piece in pieces:
-        inside, _, rest = piece.partition(END)
-        spans.append((at, at + len(inside)))
-        at += len(inside) + len(rest)
-    return spans

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
+from penstock.files.json_values import loads
 from penstock.transforms._chat.problems import (
     MalformedChatError,
     NullContentError,
@@ -20,6 +20,7 @@ __all__ = [
     "ROLES",
     "SAID",
     "SPEAKER",
+    "THOUGHTS",
     "Conversation",
     "Message",
     "as_messages",
@@ -27,7 +28,7 @@ __all__ = [
     "from_json",
     "function_calls",
     "role_of",
-    "verbatim",
+    "thoughts_of",
     "without_nulls",
 ]
 
@@ -48,9 +49,14 @@ OTHER_NAMES = {
     "tool_response": "tool",
     "ipython": "tool",
 }
-FLAGS = ("training", "train", "weight", "step_loss_mask", "loss_mask")
+FLAGS = ("training", "train", "weight", "step_loss_mask", "loss_mask", "loss_weight")
 """Keys of a message that say whether to train on it; the first that is there counts."""
+LOOKS_LIKE_A_FLAG = re.compile(r"loss|mask|weight|train|supervis", re.IGNORECASE)
 SPEAKER, SAID = ("role", "from"), ("content", "value")
+THOUGHTS = ("reasoning_content", "thinking", "reasoning", "thought", "thoughts")
+"""Keys of a message that hold what the assistant thought."""
+TEXTS = ("text", "value", "content")
+"""Keys of a content part that hold its text."""
 
 
 @dataclass(slots=True)
@@ -96,28 +102,19 @@ def as_tools(given: Any) -> list[Any] | None:
         given = from_json(given, "the tools", ToolCallsError) if given.strip() else None
     if not given:
         return None
+    if isinstance(given, dict):
+        given = [given]
     if not isinstance(given, list):
         raise ToolCallsError(f"tools must be a list or its JSON, got {_brief(given)}")
-    return [
-        from_json(tool, "a tool", ToolCallsError) if isinstance(tool, str) else without_nulls(tool) for tool in given
-    ]
-
-
-class Verbatim(dict[str, Any]):
-    """An object that was JSON in the data: if a key of it is null, somebody wrote that."""
-
-
-def verbatim(value: Any) -> Any:
-    """What was read from JSON, marked as such."""
-    if isinstance(value, dict):
-        return Verbatim({key: verbatim(item) for key, item in value.items()})
-    return [verbatim(item) for item in value] if isinstance(value, list) else value
+    tools = [from_json(tool, "a tool", ToolCallsError) if isinstance(tool, str) else tool for tool in given]
+    for i, tool in enumerate(tools):
+        if not isinstance(tool, dict):
+            raise ToolCallsError(f"tool {i} must be an object with a name and parameters, got {_brief(tool)}")
+    return tools
 
 
 def without_nulls(value: Any) -> Any:
     """The value without keys that are null: Arrow gives every row the keys that any of them has."""
-    if isinstance(value, Verbatim):
-        return value
     if isinstance(value, dict):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
@@ -135,49 +132,68 @@ def _message(message: Message, i: int) -> tuple[Message, bool | None]:
     if not isinstance(speaker, str):
         raise MalformedChatError(f"message {i} has no role: {_brief(message)}; expected one of {', '.join(ROLES)}")
     if speaker == "function_call":
-        content = _first(message, SAID)
-        return {"role": "assistant", "content": None, "tool_calls": function_calls(content)}, _flag(message, i)
+        calls = function_calls(_first(message, SAID))
+        return {"role": "assistant", "content": None, "tool_calls": calls}, _flag(message, i)
     role = role_of(speaker)
     if role not in ROLES:
         raise UnknownRoleError(
             f"message {i} has role {speaker!r}, expected one of {', '.join(ROLES)}; rename it in a Map before"
         )
-    made: Message = {"role": role, "content": _content(_first(message, SAID), i)}
+    content, thoughts = _content(_first(message, SAID), i)
+    made: Message = {"role": role, "content": content}
     for key, value in message.items():
-        if value is not None and key not in SPEAKER and key not in SAID and key not in FLAGS:
-            made[key] = without_nulls(value)
+        if value is None or key in SPEAKER or key in SAID or key in FLAGS:
+            continue
+        if LOOKS_LIKE_A_FLAG.search(key):
+            raise MalformedChatError(
+                f"message {i} has the key {key!r}, which looks as if it said what to train on, and is not known here; "
+                f"rename it to one of {', '.join(FLAGS)} (0 or 1), or remove it"
+            )
+        made[key] = value
+    if thoughts and not any(made.get(key) for key in THOUGHTS):
+        made["reasoning_content"] = thoughts
+    for key in THOUGHTS:
+        if key in made and not isinstance(made[key], str):
+            raise MalformedChatError(f"message {i} has {key} of type {type(made[key]).__name__}, expected text")
     calls = made.pop("tool_calls", None)
+    single = made.pop("function_call", None)
+    if not calls and single:
+        calls = [single]
     if calls:
         made["tool_calls"] = _tool_calls(calls, i)
     elif made["content"] is None:
         raise NullContentError(f"message {i} ({role}) has null content and no tool calls; drop the row, or fill it")
-    _alias_reasoning(made)
     return made, _flag(message, i)
 
 
-def _alias_reasoning(message: Message) -> None:
-    """Templates read `reasoning_content` or `thinking`: what is there goes by both names."""
-    thought = _first(message, ("reasoning_content", "thinking", "reasoning"))
-    if thought:
-        message.setdefault("reasoning_content", thought)
-        message.setdefault("thinking", thought)
+def thoughts_of(message: Message) -> str:
+    """What the assistant thought, by whichever name the message has it."""
+    return str(_first(message, THOUGHTS) or "")
 
 
-def _content(content: Any, i: int) -> str | None:
-    """Text; parts of text are put together."""
+def _content(content: Any, i: int) -> tuple[str | None, str]:
+    """The text, and the thoughts that stand among its parts; parts of text are put together."""
     if content is None or isinstance(content, str):
-        return content
+        return content, ""
     if isinstance(content, dict):
         content = [content]
     if not isinstance(content, list):
         raise MalformedChatError(f"message {i} has content of type {type(content).__name__}, expected text")
-    texts = []
+    texts, thoughts = [], []
     for part in content:
-        text = part if isinstance(part, str) else part.get("text") if isinstance(part, dict) else None
-        if not isinstance(text, str) or (isinstance(part, dict) and part.get("type") not in (None, "text")):
-            raise MalformedChatError(f"message {i} has a content part that is not text: {_brief(part)}")
-        texts.append(text)
-    return "".join(texts)
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(part, str):
+            texts.append(part)
+        elif kind in ("thinking", "reasoning") and isinstance(thought := _first(part, (*THOUGHTS, "text")), str):
+            thoughts.append(thought)
+        elif kind in (None, "text") and isinstance(part, dict) and isinstance(text := _first(part, TEXTS), str):
+            texts.append(text)
+        else:
+            raise MalformedChatError(
+                f"message {i} has a content part that is not text: {_brief(part)}; expected "
+                "{'type': 'text', 'text': ...}"
+            )
+    return "".join(texts), "\n".join(thoughts)
 
 
 def _tool_calls(calls: Any, i: int) -> list[Any]:
@@ -189,17 +205,25 @@ def _tool_calls(calls: Any, i: int) -> list[Any]:
 
 
 def _tool_call(call: Any) -> Any:
-    """A call in the nested form, with its arguments as a dict: what templates of today expect."""
+    """A call in the nested form, otherwise as it is: its keys in their order, its arguments as text or as an object."""
     if isinstance(call, str):
         call = from_json(call, "a tool call", ToolCallsError)
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise ToolCallsError(f"a tool call needs a name and arguments, got {_brief(call)}")
-    arguments = function.get("arguments", function.get("parameters", {}))
-    if isinstance(arguments, str):
-        arguments = from_json(arguments, f"the arguments of {function['name']}", ToolCallsError) if arguments else {}
-    made = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
-    return {**made, "id": call["id"]} if call.get("id") else made
+    arguments = function.get("arguments", function.get("parameters"))
+    name = function["name"]
+    if isinstance(arguments, str) and arguments.strip():
+        parsed = from_json(arguments, f"the arguments of {name}", ToolCallsError)
+    else:
+        parsed = arguments = arguments or {}
+    if not isinstance(parsed, dict):
+        raise ToolCallsError(f"the arguments of {name} must be an object, or its JSON, got {_brief(arguments)}")
+    if function is call:
+        made = {"type": "function", "function": {"name": name, "arguments": arguments}}
+        return {**made, "id": call["id"]} if call.get("id") else made
+    kept = {key: value for key, value in function.items() if key != "parameters" or "arguments" in function}
+    return {"type": "function", **call, "function": {**kept, "arguments": arguments}}
 
 
 def function_calls(content: Any) -> list[Any]:
@@ -213,9 +237,12 @@ def _flag(message: Message, i: int) -> bool | None:
         value = message.get(key)
         if value is None:
             continue
-        if value in (0, 1):
+        if isinstance(value, int | float) and value in (0, 1):
             return bool(value)
-        raise MalformedChatError(f"message {i} has {key}={value!r}, expected 0, 1, false or true")
+        raise MalformedChatError(
+            f"message {i} has {key}={value!r}; a message is trained on (1, true) or not (0, false): token weights "
+            "between 0 and 1 are not carried"
+        )
     return None
 
 
@@ -224,10 +251,10 @@ def _first(message: Message, keys: tuple[str, ...]) -> Any:
 
 
 def from_json(text: str, what: str, error: type[MalformedChatError | ToolCallsError]) -> Any:
-    """What the text says; `what` it is called if it is not JSON."""
+    """What the text says, numbers as they are spelled; `what` it is called if it is not JSON."""
     try:
-        return verbatim(orjson.loads(text))
-    except orjson.JSONDecodeError as wrong:
+        return loads(text)
+    except ValueError as wrong:
         raise error(f"{what}: not JSON ({wrong}): {_brief(text)}") from None
 
 

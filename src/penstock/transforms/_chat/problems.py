@@ -19,6 +19,10 @@ __all__ = [
     "NoAssistantTurnError",
     "NothingSupervisedError",
     "NullContentError",
+    "PartChangedError",
+    "PartLostError",
+    "PartMovedError",
+    "PartRepeatedError",
     "PromptDiffersError",
     "RenderError",
     "RowProblem",
@@ -83,7 +87,23 @@ class ToolCallsError(RowProblem):
     """Tools or tool calls that cannot be read, or that the template would leave out."""
 
 
-class ThoughtsLeftOutError(RowProblem):
+class PartLostError(RowProblem):
+    """Something the row says, which the template does not write."""
+
+
+class PartRepeatedError(RowProblem):
+    """Something the row says once, which the template writes more than once."""
+
+
+class PartMovedError(RowProblem):
+    """Something the row says, which the template writes before what comes first."""
+
+
+class PartChangedError(RowProblem):
+    """Something the row says, which the template writes as something else."""
+
+
+class ThoughtsLeftOutError(PartLostError):
     """What the assistant thought, which the template would leave out."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -125,16 +126,18 @@ class Layouts:
                     raise NotProvenError
                 if renderer.check_content and not watch.ask(Hole(i, SAYS), "filled"):
                     raise NotProvenError
-        messages = renderer.as_the_template_wants(conversation.messages)
+        messages = renderer.traits.present(conversation).messages
         proof = Proof(renderer, self._tracer(), messages)
         if everything:
-            text = proof.rendered(len(messages))
+            text = proof.whole()
             spans: list[tuple[Place, Place]] = [((0, 0), (len(text.holes), len(text.fixed[-1])))]
         elif renderer.template.program.has_generation:
             text, spans = proof.by_generation(list(trained))
         else:
-            text, spans = proof.by_prefixes(list(trained))
+            text, spans = proof.by_prompts(list(trained))
         _check_size(text)
+        if renderer.check_parts:
+            _check_holes(text, len(messages), watch)
         conditions = tuple((*asked, answer) for asked, answer in watch.conditions.items())
         return Layout(text, tuple(spans), conditions, answers=not everything)
 
@@ -153,10 +156,15 @@ class Proof:
     tracer: Any
     messages: list[dict[str, Any]]
 
-    def rendered(self, stop: int, *, prompt: bool = False) -> Text:
+    def rendered(self, stop: int, *, prompt: bool = False, **variables: Any) -> Text:
         """The first messages, without marks."""
-        parts = self._parts(stop, prompt=prompt)
+        parts = self._parts(stop, prompt=prompt, **variables)
         return Text.of([unmarked(part) if isinstance(part, str) else part for part in parts])
+
+    def whole(self) -> Text:
+        """The text of all messages, with what is added behind the last answer."""
+        text = self.rendered(len(self.messages))
+        return self._closed(text)
 
     def by_generation(self, trained: list[int]) -> tuple[Text, list[tuple[Place, Place]]]:
         """The text, and its generation blocks as spans, each seen to begin where the prompt for it ends."""
@@ -171,46 +179,49 @@ class Proof:
                 continue
             if self.renderer.check_prompts and text.begun_by(self.rendered(i, prompt=True)) != start:
                 raise NotProvenError
+            if self.renderer.check_parts and not start[0] <= _hole_of(text, i) < stop[0]:
+                raise NotProvenError
             spans.append((start, stop))
-        return text, spans
+        return self._closed(text), spans
 
-    def by_prefixes(self, trained: list[int]) -> tuple[Text, list[tuple[Place, Place]]]:
-        """The text, and its spans from where prompts end in it to where the text with one turn more ends its turn."""
-        text = self.rendered(len(self.messages))
+    def by_prompts(self, trained: list[int]) -> tuple[Text, list[tuple[Place, Place]]]:
+        """The text, and its spans from where prompts end in it to the token that ends the turn behind the content."""
+        text = self.whole()
         spans: list[tuple[Place, Place]] = []
         done: Place = (0, 0)
         for i in trained:
-            prompt, grown = self.rendered(i, prompt=True), self.rendered(i + 1)
-            start = grown.begun_by(prompt)
-            if start is None or start < done:
+            hole = _hole_of(text, i)
+            start = self._start(text, i, hole)
+            behind = text.fixed[hole + 1]
+            ends = [found + len(end) for end in self.renderer.terminators if (found := behind.find(end)) >= 0]
+            if not ends or start < done:
                 raise NotProvenError
-            written = self._up_to_the_end(grown, start)
-            stop = text.begun_by(written)
-            if stop is None:
-                raise NotProvenError
-            spans.append((start, stop))
-            done = stop
+            done = (hole + 1, min(ends))
+            spans.append((start, done))
         return text, spans
 
-    def _up_to_the_end(self, grown: Text, start: Place) -> Text:
-        """The text without what the template has behind the last token that ends a turn.
-
-        That token must stand behind the last hole, where no content can bring about a later one.
-        """
-        slot, at = start
-        last = len(grown.holes)
-        tail = grown.fixed[last][at if slot == last else 0 :]
-        skipped = len(grown.fixed[last]) - len(tail)
-        terminators = self.renderer.terminators
-        ends = [found + len(text) for text in terminators if (found := tail.rfind(text)) >= 0]
-        end = max(ends, default=0)
-        if slot < last and (not ends or any(len(text) - 1 > end for text in terminators)):
+    def _start(self, text: Text, i: int, hole: int) -> Place:
+        """Where the prompt for message i ends in the text, as `Renderer` finds it."""
+        fits: Place | None = None
+        for variables in self.renderer.settings:
+            prompt = self.rendered(i, prompt=True, **variables)
+            start = text.begun_by(prompt)
+            if start is None or start[0] > hole:
+                continue
+            fits = fits if fits is not None else start
+            before, behind = text.fixed[start[0]][: start[1]], text.fixed[start[0]][start[1] :]
+            if not (before[-1:].isspace() and behind[:1].isspace()):
+                return start
+        if fits is None:
             raise NotProvenError
-        kept = grown.fixed[last][: skipped + end] if ends else grown.fixed[last]
-        return Text((*grown.fixed[:last], kept), grown.holes)
+        return fits
 
-    def _parts(self, stop: int, *, prompt: bool = False) -> list[str | Hole]:
-        given = self.renderer.given(self.messages[:stop], prompt=prompt)
+    def _closed(self, text: Text) -> Text:
+        closing = self.renderer.closing_of(self.messages)
+        return Text((*text.fixed[:-1], text.fixed[-1] + closing), text.holes) if closing else text
+
+    def _parts(self, stop: int, *, prompt: bool = False, **variables: Any) -> list[str | Hole]:
+        given = self.renderer.given(self.messages[:stop], prompt=prompt, **variables)
         parts: list[str | Hole] = self.tracer.render(**given)
         return parts
 
@@ -223,6 +234,26 @@ def _without_marks(text: Text) -> tuple[Text, list[tuple[str, Place]]]:
         marks += [(part[i], (slot, i - before)) for before, i in enumerate(at)]
         fixed.append(unmarked(part))
     return Text(tuple(fixed), text.holes), marks
+
+
+def _hole_of(text: Text, i: int) -> int:
+    """Which hole the content of message i stands in."""
+    found = [number for number, hole in enumerate(text.holes) if hole.message == i]
+    if len(found) != 1:
+        raise NotProvenError
+    return found[0]
+
+
+def _check_holes(text: Text, messages: int, watch: Watch) -> None:
+    """Every content is in the text, once and in order, with nothing but white space gone from its ends."""
+    written = [hole.message for hole in text.holes]
+    if any(one >= other for one, other in pairwise(written)):
+        raise NotProvenError
+    if any(characters is not None and characters.strip() for hole in text.holes for _, characters in hole.strips):
+        raise NotProvenError
+    for i in range(messages):
+        if i not in written and watch.ask(Hole(i, SAYS), "filled"):
+            raise NotProvenError
 
 
 def _check_size(text: Text) -> None:

@@ -1,46 +1,54 @@
 """From a conversation to its text, with marks around what is to be trained on.
 
-Where the turns are is found out in this order: from the template's `{% generation %}` blocks; by rendering the
-conversation up to each turn, with and without it, if these are true beginnings of the whole text; from turn markers.
-Turns of other roles than the assistant's are found by marking their contents before they are rendered.
+Every part of the row is found in the text first (see `placement`): nothing is lost, repeated or out of order. A turn
+begins where the prompt that a model gets for it ends, and ends with the token that ends turns; or it is what the
+template's `{% generation %}` block says. Either way all parts of its message stand in it, and none of another.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
-from penstock.transforms._chat.marked import Marked, merged_marks
+from penstock.files.json_values import dumps
+from penstock.transforms._chat.marked import Marked, Turn
 from penstock.transforms._chat.marks import END, START, unmarked
 from penstock.transforms._chat.messages import Conversation, Message
+from penstock.transforms._chat.placement import Placement, place_parts
 from penstock.transforms._chat.problems import (
     EmptyContentError,
-    HeaderSupervisedError,
     NoAssistantTurnError,
     PromptDiffersError,
     RenderError,
     SpansNotFoundError,
-    TerminatorInsideError,
-    ThoughtsLeftOutError,
-    ToolCallsError,
 )
-from penstock.transforms._chat.shapes import Shape
 from penstock.transforms._chat.templates import Markers, Template, clock
+from penstock.transforms._chat.traits import TOOLS, Traits, sample
 
 if TYPE_CHECKING:
     from penstock.transforms._chat.sandbox import Program
 
-__all__ = ["EVERYTHING", "Renderer", "TrainOn", "foreign_text"]
+__all__ = ["EVERYTHING", "Renderer", "Rendering", "TrainOn", "common_length", "foreign_text"]
 
 TrainOn = str | tuple[str, ...]
 EVERYTHING = "all"
-NO_ANSWER = [-1]
+SWITCHES = ("enable_thinking", "thinking")
+"""Variables by which templates change the prompt: a model is asked with either setting."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """A conversation as a template writes it: where each part stands, and what is trained on."""
+
+    text: str
+    placement: Placement
+    turns: Sequence[Turn]
+    lost: Sequence[str]
+    """Kinds of parts that are not in the text, and were allowed to be lost."""
 
 
 @dataclass(frozen=True)
@@ -52,68 +60,90 @@ class Renderer:
     terminators: tuple[str, ...]
     """Texts of tokens that end a turn: what stands behind one belongs to the template, not to the model."""
     train_on: TrainOn = "assistant"
-    shape: Shape | None = None
     markers: Markers | None = None
     now: datetime | None = None
-    wants_parts: bool = False
-    """Whether the template goes through the parts of a content, and cannot do with a text."""
+    traits: Traits = field(default_factory=Traits)
     check_prompts: bool = True
     check_content: bool = True
     check_headers: bool = True
+    check_parts: bool = True
+    allow_lost: frozenset[str] = frozenset()
+    closing: str = ""
+    """What is written behind the last answer, where the template writes no end of a turn there."""
     specials: tuple[str, ...] = ()
     """Texts of special tokens, which no message may say; none, if that is not to be checked."""
 
     def render(self, conversation: Conversation) -> Marked:
         """Raises a `RowProblem` for a conversation that cannot be rendered as it should."""
-        marked = self._rendered(conversation)
+        made = self.rendering(conversation)
+        marked = Marked.of(made.text, made.turns, lost=made.lost)
         if self.specials:
             marked.foreign = self._foreign(conversation)
         return marked
 
-    def _rendered(self, conversation: Conversation) -> Marked:
+    def rendering(self, conversation: Conversation) -> Rendering:
+        """The text of a conversation, its parts in it, and its turns to train on."""
         trained = self.trained(conversation)
         if self.check_content:
             self._check_content(conversation, trained)
-        if self.shape is not None and conversation.simple:
-            text = self._by_shape(conversation, trained)
-            if text is not None:
-                return Marked(text, NO_ANSWER if self.train_on == EVERYTHING else None)
-        self._check_nothing_lost(conversation)
-        messages = self.as_the_template_wants(conversation.messages)
-        if self.train_on == EVERYTHING:
-            return Marked(START + self.plain(messages, conversation) + END, NO_ANSWER)
-        others = [i for i in trained if messages[i]["role"] != "assistant"]
-        if not others:
-            return self._answers(messages, trained, conversation)
-        said = self._by_contents(messages, others, conversation)
-        if len(others) == len(trained):
-            return Marked(said, [-1] * len(others))
-        answers = self._answers(messages, [i for i in trained if i not in others], conversation)
-        return merged_marks(answers, said)
+        given = self.traits.present(conversation)
+        blocks: list[tuple[int, int]] | None = None
+        if self.template.program.has_generation and self.train_on != EVERYTHING:
+            whole, blocks = self._blocks(given)
+        else:
+            whole = self.text_of(given)
+        if not whole.isascii():
+            self._check_text(whole)
+        placement = place_parts(given, whole, self._unmarked_text)
+        lost = self._check_parts(placement, whole)
+        turns = list(self._turns(given, trained, whole, placement, blocks))
+        return Rendering(whole, placement, turns, lost)
 
-    def _answers(self, messages: list[Message], trained: Collection[int], conversation: Conversation) -> Marked:
-        if self.template.program.has_generation:
-            return self._by_generation(messages, trained, conversation)
-        return self._by_prefixes(messages, trained, conversation)
+    def _check_text(self, whole: str) -> None:
+        try:
+            whole.encode()
+        except UnicodeEncodeError:
+            raise RenderError(f"{self.template.name} wrote a lone surrogate, which is not text") from None
+
+    def sample(self, turns: int) -> Conversation:
+        """A conversation that the template can render."""
+        made = sample(turns)
+        made.tools = TOOLS if self.traits.needs_tools else None
+        return made
 
     def text(self, conversation: Conversation) -> str:
         """The text of a whole conversation without marks."""
-        return self.plain(self.as_the_template_wants(conversation.messages), conversation)
+        return self.text_of(self.traits.present(conversation))
 
-    def plain(self, messages: list[Message], conversation: Conversation, *, prompt: bool = False) -> str:
-        """The text without marks; with `prompt` what a model gets to write the next turn."""
-        return unmarked(self._run(self.template.unmarked, messages, conversation, prompt=prompt))
+    def text_of(self, given: Conversation) -> str:
+        """The text of a conversation in the form that the template takes."""
+        whole = unmarked(self._unmarked_text(given))
+        return whole + self.closing_of(given.messages)
 
-    def _prompt(self, messages: list[Message], i: int, conversation: Conversation) -> str:
-        """What a model gets to write message i."""
-        try:
-            return self.plain(messages[:i], conversation, prompt=True)
-        except RenderError as error:
-            if i:
-                raise
-            raise PromptDiffersError(
-                f"message 0 is an answer, but {self.template.name} has no prompt for it"
-            ) from error
+    def closing_of(self, messages: Sequence[Message]) -> str:
+        """What is added behind a conversation that ends with an answer."""
+        return self.closing if messages and messages[-1]["role"] == "assistant" else ""
+
+    def prompts(self, given: Conversation, i: int) -> Iterator[str]:
+        """What a model may get to write message i: as the variables say, then with thinking switched on or off."""
+        before = Conversation(given.messages[:i], given.tools)
+        for variables in self.settings:
+            try:
+                yield unmarked(self._run(self.template.unmarked, before, prompt=True, variables=variables))
+            except RenderError as error:
+                if not i:
+                    raise PromptDiffersError(
+                        f"message 0 is an answer, but {self.template.name} has no prompt for it"
+                    ) from error
+                if variables is self.settings[0]:
+                    raise
+
+    @cached_property
+    def settings(self) -> tuple[Mapping[str, Any], ...]:
+        """The variables as they were given, and with each switch of the template the other way."""
+        named = [name for name in SWITCHES if self.template.mentions(name)]
+        others = [{name: on} for name in named for on in (False, True) if self.variables.get(name) is not on]
+        return ({}, *others)
 
     def trained(self, conversation: Conversation) -> Collection[int]:
         """Which messages to train on: what their flags say, else what `train_on` says."""
@@ -145,6 +175,17 @@ class Renderer:
                     "check off with Gate(content=False)"
                 )
 
+    def _check_parts(self, placement: Placement, whole: str) -> list[str]:
+        """Kinds of parts that are lost and may be; anything else that is not as it should be is an error."""
+        lost = []
+        for loss in placement.losses(whole):
+            kind = loss.part.kind
+            if kind in self.allow_lost or (kind == "earlier_thoughts" and "thoughts" in self.allow_lost):
+                lost.append(kind)
+            elif self.check_parts:
+                raise loss.problem
+        return lost
+
     @cached_property
     def special_text(self) -> re.Pattern[str]:
         """Finds the text of a special token."""
@@ -155,175 +196,165 @@ class Renderer:
             found = self.special_text.search(_all_text(message))
             if found:
                 return foreign_text(i, message["role"], found[0])
-        found = self.special_text.search(_dumped(conversation.tools)) if conversation.tools else None
+        found = self.special_text.search(dumps(conversation.tools)) if conversation.tools else None
         return f"the tools have {found[0]!r} in them" if found else None
 
-    def _check_nothing_lost(self, conversation: Conversation) -> None:
-        for word, there in (
-            ("tools", conversation.tools is not None),
-            ("tool_calls", any("tool_calls" in message for message in conversation.messages)),
-        ):
-            if there and not self.template.mentions(word):
-                raise ToolCallsError(
-                    f"{self.template.name} does not write {word}: they would be left out; use a template that does, "
-                    "such as 'qwen', or the tokenizer's own"
-                )
-        if not self.template.writes_thoughts:
-            for i, message in enumerate(conversation.messages):
-                if message.get("reasoning_content"):
-                    raise ThoughtsLeftOutError(
-                        f"message {i} ({message['role']}) has thoughts, which {self.template.name} does not write; use "
-                        "a template that does, such as 'qwen', or take reasoning_content out of the messages before"
-                    )
-
-    def as_the_template_wants(self, messages: list[Message]) -> list[Message]:
-        if not self.template.mentions("developer") and any(m["role"] == "developer" for m in messages):
-            messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
-        if self.wants_parts:
-            messages = [{**m, "content": [{"type": "text", "text": m["content"] or ""}]} for m in messages]
-        return messages
-
-    def _by_shape(self, conversation: Conversation, trained: Collection[int]) -> str | None:
-        assert self.shape is not None
-        messages = conversation.messages
-        if self.train_on == EVERYTHING:
-            text = self.shape.render(messages, ())
-            return None if text is None else START + text + END
-        if any(messages[i]["role"] != "assistant" for i in trained):
-            return None
-        return self.shape.render(messages, trained)
-
-    def _by_generation(self, messages: list[Message], trained: Collection[int], conversation: Conversation) -> Marked:
-        text = self._run(self.template.program, messages, conversation)
-        if self.template.program.captures and unmarked(text) != self.plain(messages, conversation):
-            raise SpansNotFoundError(f"{self.template.name} changes its text where its generation blocks are marked")
-        pieces = text.split(START)
-        answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        if len(pieces) - 1 != len(answers):
-            raise SpansNotFoundError(
-                f"{self.template.name} has {len(pieces) - 1} generation blocks for {len(answers)} assistant messages; "
-                "it must write one for each"
-            )
-        prompts = None
-        if self.check_prompts:
-            prompts = self._prompts_of_blocks(pieces, answers, trained, messages, conversation)
-        if len(trained) == len(answers):
-            return Marked(text, prompts)
-        chosen = set(trained)
-        parts = [pieces[0]]
-        for i, piece in zip(answers, pieces[1:]):
-            parts.append(START + piece if i in chosen else piece.replace(END, "", 1))
-        return Marked("".join(parts), prompts)
-
-    def _prompts_of_blocks(
+    def _turns(
         self,
-        pieces: list[str],
-        answers: list[int],
+        given: Conversation,
         trained: Collection[int],
-        messages: list[Message],
-        conversation: Conversation,
-    ) -> list[int] | None:
-        """Where the prompts end, after checking that each is how the text begins; None if all end at their blocks."""
-        ends, usual = [], True
-        whole = None
-        for at, i in enumerate(answers):
-            if i not in trained:
-                continue
-            before = unmarked("".join(pieces[: at + 1]))
-            prompt = self._prompt(messages, i, conversation)
-            ends.append(len(before.encode()))
-            if prompt == before:
-                continue
-            whole = unmarked("".join(pieces)) if whole is None else whole
-            if not whole.startswith(prompt):
-                raise _differing(i, prompt, whole)
-            if len(prompt) > len(before) and self.check_headers:
-                raise HeaderSupervisedError(
-                    f"the generation block of message {i} begins before {prompt[len(before) :]!r}, which is part of "
-                    "the prompt; move the block behind it"
-                )
-            ends[-1], usual = len(prompt.encode()), False
-        return None if usual else ends
-
-    def _by_prefixes(self, messages: list[Message], trained: Collection[int], conversation: Conversation) -> Marked:
-        whole = self.plain(messages, conversation)
-        parts, done = [], 0
+        whole: str,
+        placement: Placement,
+        blocks: list[tuple[int, int]] | None,
+    ) -> Iterator[Turn]:
+        if self.train_on == EVERYTHING:
+            yield Turn(0, len(whole))
+            return
+        answers = [i for i in trained if given.messages[i]["role"] == "assistant"]
+        by_message = self._blocks_by_message(blocks, given, placement) if blocks is not None else {}
+        done = 0
         for i in trained:
-            prompt = self._prompt(messages, i, conversation)
-            grown = self.plain(messages[: i + 1], conversation) if i + 1 < len(messages) else whole
-            stop = len(prompt) + self._length_written(grown[len(prompt) :])
-            if not (grown.startswith(prompt) and whole.startswith(grown[:stop]) and len(prompt) >= done):
-                return self._by_markers(whole, messages, trained, conversation)
-            parts += [whole[done : len(prompt)], START, whole[len(prompt) : stop], END]
-            done = stop
-        return Marked("".join([*parts, whole[done:]]))
-
-    def _length_written(self, turn: str) -> int:
-        """How much of a turn the model writes: up to the token that ends it, not what the template has behind that."""
-        ends = [at + len(text) for text in self.terminators if (at := turn.rfind(text)) >= 0]
-        return max(ends, default=len(turn))
-
-    def _by_markers(
-        self, whole: str, messages: list[Message], trained: Collection[int], conversation: Conversation
-    ) -> Marked:
-        if self.markers is None:
-            raise SpansNotFoundError(
-                f"{self.template.name} has no generation blocks, and the text up to a turn does not begin the whole; "
-                "pass markers=(what opens an assistant turn, what ends it)"
-            )
-        opening, closing = self.markers
-        for i in trained:
-            if closing in _all_text(conversation.messages[i]):
-                raise TerminatorInsideError(
-                    f"message {i} has {closing!r} in its content, so where its turn ends cannot be told from markers"
-                )
-        found = list(re.finditer(f"{re.escape(opening)}(.*?{re.escape(closing)})", whole, re.DOTALL))
-        answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        if len(found) != len(answers) or whole.count(opening) != len(answers):
-            raise SpansNotFoundError(
-                f"{len(found)} turns between the markers {opening!r} and {closing!r} for {len(answers)} assistant "
-                "messages"
-            )
-        parts, done = [], 0
-        for i, match in zip(answers, found):
-            if i not in trained:
+            if i not in answers:
+                yield from (Turn(start, stop, message=i) for start, stop in placement.of_message(i))
                 continue
-            if self.check_prompts:
-                prompt = self._prompt(messages, i, conversation)
-                if prompt != whole[: match.start(1)]:
-                    raise _differing(i, prompt, whole)
-            parts += [whole[done : match.start(1)], START, match[1], END]
-            done = match.end()
-        return Marked("".join([*parts, whole[done:]]))
+            found = self._by_block(by_message[i], given, i, whole) if blocks is not None else None
+            made = found or [self._by_prompt(given, i, whole, placement, done)]
+            if self.check_parts:
+                self._check_turn(made, i, placement)
+            done = made[-1].stop
+            yield from made
 
-    def _by_contents(self, messages: list[Message], chosen: Collection[int], conversation: Conversation) -> str:
-        """The text with marks around the contents of these messages."""
-        whole = self.plain(messages, conversation)
-        for trim in (False, True):  # a template that trims would stop at the marks
-            given = []
-            for i, message in enumerate(messages):
-                content = message["content"]
-                if i in chosen and isinstance(content, str):
-                    message = {**message, "content": START + (content.strip() if trim else content) + END}
-                given.append(message)
-            text = self._run(self.template.compiled(marks=False), given, conversation)
-            if unmarked(text) == whole and text.count(START) == text.count(END) == len(chosen):
-                return text
+    def _by_prompt(self, given: Conversation, i: int, whole: str, placement: Placement, done: int) -> Turn:
+        """From the end of the prompt for message i to the token that ends its turn."""
+        places = placement.of_message(i)
+        first = places[0][0] if places else None
+        start = self._start(given, i, whole, first)
+        last = places[-1][1] if places else start
+        following = [place[0] for n in range(i + 1, len(given.messages)) for place in placement.of_message(n)]
+        stop = self._end(given, i, whole, last, min(following, default=len(whole)))
+        if start < done or (first is not None and start > first):
+            raise SpansNotFoundError(
+                f"the prompt for message {i} ends inside of a turn, so where that turn begins cannot be told"
+            )
+        return Turn(start, stop, start, i)
+
+    def _start(self, given: Conversation, i: int, whole: str, first: int | None) -> int:
+        """Where the prompt for message i ends in the text."""
+        nearest, fits = 0, None
+        differing = ""
+        for prompt in self.prompts(given, i):
+            end = len(prompt)
+            if not whole.startswith(prompt) or (first is not None and end > first):
+                differing = differing or prompt
+                nearest = max(nearest, common_length(prompt, whole))
+                continue
+            if fits is None:
+                fits = end
+            # White space on both sides of a border may be one token: the prompt of another setting ends elsewhere.
+            if not (first is None or end < first) or not (prompt[-1:].isspace() and whole[end : end + 1].isspace()):
+                return end
+        if fits is not None:
+            return fits
+        if self.check_prompts:
+            raise _differing(i, differing, whole)
+        if self.markers is not None:
+            opened = whole.rfind(self.markers[0], 0, first if first is not None else len(whole))
+            if opened >= 0:
+                return opened + len(self.markers[0])
+        return nearest if first is None else min(nearest, first)
+
+    def _end(self, given: Conversation, i: int, whole: str, last: int, following: int) -> int:
+        """Where the turn of message i ends: behind the first token that ends turns, before the next message."""
+        ends = [at + len(text) for text in self.terminators if (at := whole.find(text, last, following)) >= 0]
+        if ends:
+            return min(ends)
+        grown = unmarked(self._unmarked_text(Conversation(given.messages[: i + 1], given.tools)))
+        return len(grown) if len(grown) >= last and whole.startswith(grown) else last
+
+    def _check_turn(self, turns: Sequence[Turn], i: int, placement: Placement) -> None:
+        """All parts of a message stand in its turn, and no others."""
+        for part, places in zip(placement.parts, placement.places):
+            for start, stop in places[:1]:
+                inside = any(turn.start <= start and stop <= turn.stop for turn in turns)
+                if part.message == i and not inside and not part.literal:
+                    raise SpansNotFoundError(f"message {i}: its {part.name} stands outside of the turn to train on")
+                if part.message not in (i, -1) and inside and not part.literal:
+                    raise SpansNotFoundError(f"message {part.message} stands inside of the turn of message {i}")
+
+    def _blocks(self, given: Conversation) -> tuple[str, list[tuple[int, int]]]:
+        """The text, and where its generation blocks are."""
+        text = self._run(self.template.program, given)
+        whole = unmarked(text)
+        if self.template.program.captures and whole != unmarked(self._unmarked_text(given)):
+            raise SpansNotFoundError(f"{self.template.name} changes its text where its generation blocks are marked")
+        blocks, at, opened = [], 0, None
+        for piece in re.split(f"([{START}{END}])", text):
+            if piece == START:
+                opened = at
+            elif piece == END and opened is not None:
+                blocks.append((opened, at))
+                opened = None
+            elif piece != END:
+                at += len(piece)
+        return whole + self.closing_of(given.messages), blocks
+
+    def _blocks_by_message(
+        self, blocks: list[tuple[int, int]], given: Conversation, placement: Placement
+    ) -> dict[int, list[tuple[int, int]]]:
+        """Which blocks each assistant message has: those that its parts stand in."""
+        answers = [i for i, message in enumerate(given.messages) if message["role"] == "assistant"]
+        if len(blocks) == len(answers):
+            return {i: [block] for i, block in zip(answers, blocks)}
+        found: dict[int, list[tuple[int, int]]] = {i: [] for i in answers}
+        for start, stop in blocks:
+            owners = {i for i in answers for place in placement.of_message(i) if start <= place[0] and place[1] <= stop}
+            if len(owners) != 1:
+                break
+            found[owners.pop()].append((start, stop))
+        else:
+            if all(found.values()):
+                return found
         raise SpansNotFoundError(
-            f"{self.template.name} does not write the contents of the messages as they are, so where they stand cannot "
-            f"be told for train_on={self.train_on!r}; train on assistant turns only"
+            f"{self.template.name} has {len(blocks)} generation blocks for {len(answers)} assistant messages; "
+            "each message must have its own"
         )
 
-    def given(self, messages: list[Message], tools: list[Any] | None = None, *, prompt: bool = False) -> dict[str, Any]:
+    def _by_block(self, blocks: list[tuple[int, int]], given: Conversation, i: int, whole: str) -> list[Turn]:
+        """The blocks of message i, after checking that the text begins with the prompt for it."""
+        start, stop = blocks[0]
+        others = [Turn(*block, message=i) for block in blocks[1:]]
+        if not self.check_prompts:
+            return [Turn(start, stop, start, i), *others]
+        differing = None
+        for prompt in self.prompts(given, i):
+            if whole.startswith(prompt) and len(prompt) < stop:
+                # A block that begins before the end of the prompt has a header in it, which nobody writes but the user.
+                return [Turn(max(start, len(prompt)), stop, len(prompt), i), *others]
+            differing = differing if differing is not None else prompt
+        assert differing is not None
+        raise _differing(i, differing, whole)
+
+    def _unmarked_text(self, given: Conversation) -> str:
+        """The text without generation blocks; marks of parts stay."""
+        return unmarked(self._run(self.template.unmarked, given))
+
+    def given(
+        self, messages: list[Message], tools: list[Any] | None = None, *, prompt: bool = False, **variables: Any
+    ) -> dict[str, Any]:
         """The variables of a template."""
-        from_row = {"messages": messages, "tools": tools, "add_generation_prompt": prompt}
-        return {**self.variables, **from_row, "strftime_now": clock(self.now)}
+        from_row = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": prompt}
+        return {**self.variables, **variables, **from_row, "strftime_now": clock(self.now)}
 
     def _run(
-        self, program: Program, messages: list[Message], conversation: Conversation, *, prompt: bool = False
+        self,
+        program: Program,
+        given: Conversation,
+        *,
+        prompt: bool = False,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         try:
-            return program.render(**self.given(messages, conversation.tools, prompt=prompt))
+            return program.render(**self.given(given.messages, given.tools, prompt=prompt, **(variables or {})))
         except Exception as error:  # a template may fail in any way
             raise RenderError(f"{self.template.name}: {error}") from error
 
@@ -338,15 +369,17 @@ def _all_text(message: Message) -> str:
     content = message["content"]
     if len(message) == 2 and isinstance(content, str):
         return content
-    return f"{content or ''}\n{_dumped({key: value for key, value in message.items() if key != 'content'})}"
+    return f"{content or ''}\n{dumps({key: value for key, value in message.items() if key != 'content'})}"
 
 
-def _dumped(value: Any) -> str:
-    return orjson.dumps(value, default=str).decode()
+def common_length(one: str, other: str) -> int:
+    """How many characters both begin with."""
+    most = min(len(one), len(other))
+    return next((n for n in range(most) if one[n] != other[n]), most)
 
 
 def _differing(i: int, prompt: str, whole: str) -> PromptDiffersError:
-    same = next((n for n, (a, b) in enumerate(zip(prompt, whole)) if a != b), min(len(prompt), len(whole)))
+    same = common_length(prompt, whole)
     return PromptDiffersError(
         f"the prompt for message {i} is not how the training text begins: after {prompt[max(0, same - 40) : same]!r} "
         f"the prompt has {prompt[same : same + 40]!r}, the training text {whole[same : same + 40]!r}"

@@ -6,7 +6,6 @@ leave two marks in the text. Jinja takes a while to load, so this module is impo
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable
 from functools import lru_cache
@@ -22,6 +21,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
+from penstock.files.json_values import dumps
 from penstock.transforms._chat.marks import END, START
 
 __all__ = ["Program", "Sandbox", "added", "allowance", "compiled", "joined", "sandboxed"]
@@ -293,7 +293,7 @@ def _to_json(
     """As Hugging Face's templates expect: no HTML escapes, letters as they are."""
     if indent is not None and (not isinstance(indent, int) or indent > 16):
         raise SecurityError(f"tojson may indent by at most 16, got {indent!r}")
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise(message: str) -> None:

@@ -14,24 +14,22 @@ import orjson
 import pyarrow as pa
 
 from penstock.errors import ConfigError, DataError
+from penstock.transforms._chat.ends import ends_of, special_tokens_in_turns
 from penstock.transforms._chat.gate import Checker, Gate
-from penstock.transforms._chat.messages import Conversation
 from penstock.transforms._chat.problems import RenderError
 from penstock.transforms._chat.rendering import EVERYTHING, Renderer, TrainOn
-from penstock.transforms._chat.shapes import shape_of
-from penstock.transforms._chat.templates import BUILT_IN, Markers, Template, specials
+from penstock.transforms._chat.templates import Markers, Template, specials
+from penstock.transforms._chat.traits import traits_of
 from penstock.transforms._tokenizers.base import Tokenizer
 from penstock.transforms._tokenizers.loaded import LoadedTokenizer
 
-__all__ = ["Asked", "check_vocabulary", "fitted", "sample"]
+__all__ = ["Asked", "check_vocabulary", "fitted"]
 
 logger = logging.getLogger(__name__)
 
 MARKUP = re.compile(r"\s*[<\[{(|\uff5c].*[>\]})|\uff5c]\s*", re.DOTALL)
 ROLE_NAMES = re.compile(r"<\|(system|user|assistant|tool)\|>")
 """What Zephyr and its kin write as plain text."""
-# Words that no template writes by itself.
-ASKED, ANSWERED = "Zwölf Boxkämpfer?", "Quokkas jagten Viktor."
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +44,7 @@ class Asked:
     special_tokens: Sequence[str] | None
     variables: Mapping[str, Any]
     now: datetime | None
-
-
-def sample(turns: int = 2) -> Conversation:
-    """A conversation to try templates on."""
-    pair = [{"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWERED}]
-    return Conversation([dict(message) for message in pair * turns])
+    allow_lost: frozenset[str] = frozenset()
 
 
 def special_variables(tokenizer: Tokenizer) -> dict[str, Any]:
@@ -112,14 +105,16 @@ def fitted(tokenizer: Tokenizer, template: Template, asked: Asked) -> tuple[Rend
         given,
         terminators=(),
         train_on=asked.train_on,
-        shape=shape_of(template.name, given["bos_token"], given["eos_token"]) if template.name in BUILT_IN else None,
         markers=asked.markers or template.markers,
         now=asked.now,
         check_prompts=gate.prompt,
         check_content=gate.content,
         check_headers=gate.headers,
+        check_parts=gate.parts,
+        allow_lost=asked.allow_lost,
     )
-    renderer = replace(renderer, wants_parts=_wants_parts(renderer))
+    traits = traits_of(renderer.text_of, developer=template.mentions("developer"))
+    renderer = replace(renderer, traits=traits)
     text = _sample_text(renderer)
     if asked.special_tokens is not None or not template.own:
         check_vocabulary(
@@ -127,32 +122,30 @@ def fitted(tokenizer: Tokenizer, template: Template, asked: Asked) -> tuple[Rend
         )
     else:
         _check_own(tokenizer, template, specials(text))
-    known = _known(tokenizer, text)
-    ends = _terminators(tokenizer, renderer, asked.end_of_turn, known)
-    if asked.include_eot and gate.terminator and not ends and asked.train_on != EVERYTHING:
-        raise ConfigError(
-            f"{template.name} writes no special token behind an answer, so the model would not learn to stop; "
-            "use a tokenizer with an end-of-sequence token, pass end_of_turn=..., or pass include_eot=False"
-        )
+    known = _known(tokenizer, template.source + text)
+    ends = _terminators(tokenizer, renderer, asked, known)
+    renderer = replace(renderer, terminators=tuple(ends.ids), closing=ends.closing)
     symbols = _symbols(tokenizer, known)
-    framing = {tokenizer.special.bos, tokenizer.special.eos, *ends.values()}
+    framing = {tokenizer.special.bos, tokenizer.special.eos, *ends.ids.values()}
+    inside, inner = special_tokens_in_turns(renderer, known)
     headers = _headers(
         tokenizer, text, {name: known[name] for name in known if name not in symbols or _is_markup(name)}
     )
-    headers -= framing
+    headers -= framing | {known[name] for name in inside}
     # What a message may not say: not symbols, which are text, unless the template gives them a meaning.
     forbidden = [name for name, token in known.items() if name not in symbols or token in framing | headers]
     forbidden.sort(key=len, reverse=True)
-    renderer = replace(renderer, terminators=tuple(ends), specials=tuple(forbidden) if gate.content else ())
+    renderer = replace(renderer, specials=tuple(forbidden) if gate.content else ())
     # In any text, symbols are found along with everything else; only special tokens are looked for before.
     cuts = frozenset(token for name, token in tokenizer.special.named.items() if name in known and name not in symbols)
-    ids = frozenset(ends.values())
-    return renderer, Checker(gate, tokenizer, ids, frozenset(headers), cuts, asked.include_eot)
+    allowed = frozenset(ends.ids[name] for name in inner)
+    ids = frozenset(ends.ids.values())
+    return renderer, Checker(gate, tokenizer, ids, frozenset(headers), cuts, asked.include_eot, allowed)
 
 
 def _sample_text(renderer: Renderer) -> str:
     try:
-        text = renderer.text(sample(1))
+        text = renderer.text(renderer.sample(1))
         text.encode()
     except RenderError as error:
         raise ConfigError(f"a sample conversation cannot be rendered: {error}") from error
@@ -196,37 +189,45 @@ def _symbols(tokenizer: Tokenizer, known: Mapping[str, int]) -> set[str]:
     return symbols
 
 
-def _wants_parts(renderer: Renderer) -> bool:
-    """Whether a text as content gets lost in the template, and a list of parts does not."""
+@dataclass(frozen=True, slots=True)
+class _Terminators:
+    """The tokens that end a turn, by their texts, and what has to be written behind the last answer."""
 
-    def writes_contents(candidate: Renderer) -> bool:
-        try:
-            text = candidate.text(sample(1))
-        except RenderError:
-            return False
-        return ASKED in text and ANSWERED in text
-
-    return not writes_contents(renderer) and writes_contents(replace(renderer, wants_parts=True))
+    ids: dict[str, int]
+    closing: str = ""
 
 
-def _terminators(
-    tokenizer: Tokenizer, renderer: Renderer, given: str | Sequence[str] | None, known: Mapping[str, int]
-) -> dict[str, int]:
-    """The tokens that end a turn: those given, or the first special token that the template writes behind an answer."""
-    template = renderer.template
+def _terminators(tokenizer: Tokenizer, renderer: Renderer, asked: Asked, known: Mapping[str, int]) -> _Terminators:
+    """The tokens that end a turn: those given, or those that the template writes behind answers."""
+    template, given = renderer.template, asked.end_of_turn
+    bos, eos = renderer.variables["bos_token"], renderer.variables["eos_token"]
+    special = {*known, eos} - {"", bos if bos != eos else ""}
+    found = ends_of(renderer, special, eos)
+    needed = asked.include_eot and asked.gate.terminator and asked.train_on != EVERYTHING
     if given is not None:
-        texts = [given] if isinstance(given, str) else list(given)
+        texts = (given,) if isinstance(given, str) else tuple(given)
         check_vocabulary(tokenizer, template, texts)
+        if set(texts) <= set(found.texts):  # it says what is missing behind the last answer: the others are still ends
+            texts += tuple(text for text in found.texts if text not in texts)
+        closing = texts[0] if needed and texts and not found.at_the_end else ""
     else:
-        behind = renderer.text(sample(1)).rpartition(ANSWERED)[2]
-        bos, eos = renderer.variables["bos_token"], renderer.variables["eos_token"]
-        special = {*known, eos} - {"", bos if bos != eos else ""}
-        found = [(behind.index(name), -len(name), name) for name in special if name in behind]
-        texts = [min(found)[2]] if found else []
         # Llama's turns end in another token when a tool is to answer.
-        texts += [name for name in ("<|eom_id|>",) if texts and name in special and template.mentions(name)]
+        texts = found.texts
+        texts += tuple(name for name in ("<|eom_id|>",) if texts and name in special and template.mentions(name))
+        closing = ""
+        if needed and not texts:
+            raise ConfigError(
+                f"{template.name} writes no special token behind an answer, so the model would not learn to stop; "
+                "use a tokenizer with an end-of-sequence token, pass end_of_turn=..., or pass include_eot=False"
+            )
+        if needed and not found.at_the_end:
+            raise ConfigError(
+                f"{template.name} writes nothing behind the last answer of a conversation, only {texts[0]!r} between "
+                f"turns, so the model would not learn to stop there; pass end_of_turn={texts[0]!r} (--end-of-turn) to "
+                "have it written behind the last answer, or include_eot=False"
+            )
     ids = {text: known[text] if text in known else token_id(tokenizer, text) for text in texts}
-    return {text: token for text, token in ids.items() if token is not None}
+    return _Terminators({text: token for text, token in ids.items() if token is not None}, closing)
 
 
 def _headers(tokenizer: Tokenizer, text: str, known: Mapping[str, int]) -> set[int]:

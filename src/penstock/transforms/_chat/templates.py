@@ -38,7 +38,6 @@ KNOWN_MARKERS: tuple[Markers, ...] = (
     ("<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>"),
     ("<start_of_turn>model\n", "<end_of_turn>"),
 )
-THOUGHTS = re.compile(r"reasoning_content|\bthinking\b|\breasoning\b")
 SPECIAL = re.compile(r"<[|\uff5c][^|\uff5c<>\s]+[|\uff5c]>|</?(?:start|end)_of_turn>")
 
 
@@ -80,11 +79,6 @@ class Template:
     def mentions(self, word: str) -> bool:
         """Whether the template does anything about, say, `tool_calls`."""
         return word in self.source
-
-    @property
-    def writes_thoughts(self) -> bool:
-        """Whether it does anything about what the assistant thought, by any of its names."""
-        return THOUGHTS.search(self.source) is not None
 
     @property
     def input_heading(self) -> str:

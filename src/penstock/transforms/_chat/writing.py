@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -34,6 +35,8 @@ class Written:
     """For each span where its prompt ends in the column; -1 where there is none."""
     foreign: dict[int, str] = field(default_factory=dict)
     """For rows in which a message has the text of a special token, where that is."""
+    lost: Counter[str] = field(default_factory=Counter)
+    """How many parts of each kind are not in the texts, though they were allowed to be lost."""
 
 
 def written(
@@ -105,14 +108,16 @@ def _rendered(renderer: Renderer, given: Sequence[Conversation], rows: Ints) -> 
         made = as_written(marked)
     except RowProblem as problem:
         raise problem.at(int(rows[problem.row or 0])) from problem
-    return Written(made.spans, made.prompts, {int(rows[row]): where for row, where in made.foreign.items()})
+    foreign = {int(rows[row]): where for row, where in made.foreign.items()}
+    return Written(made.spans, made.prompts, foreign, made.lost)
 
 
 def as_written(marked: Sequence[Marked]) -> Written:
     """Rendered conversations as a column of texts. Raises the problem of the first whose marks cannot be read."""
     spans = read_marks([row.text for row in marked])
     foreign = {i: row.foreign for i, row in enumerate(marked) if row.foreign is not None}
-    return Written(spans, prompt_ends(marked, spans), foreign)
+    lost = Counter(kind for row in marked for kind in row.lost)
+    return Written(spans, prompt_ends(marked, spans), foreign, lost)
 
 
 def _at(row: Side | RowProblem, number: int) -> Side | RowProblem:
@@ -127,6 +132,7 @@ def merged(parts: Sequence[tuple[Ints, Written]]) -> Written:
     texts = pa.concat_arrays([part.spans.texts.cast(pa.large_string()) for _, part in parts]).take(pa.array(order))
     rows, starts, stops, ends = [], [], [], []
     foreign: dict[int, str] = {}
+    lost: Counter[str] = Counter()
     for numbers, part in parts:
         spans, prompts = part.spans, part.prompts
         moved = bounds[numbers] - spans.bounds[:-1]
@@ -136,7 +142,8 @@ def merged(parts: Sequence[tuple[Ints, Written]]) -> Written:
         stops.append(spans.stops + shift)
         ends.append(np.where(prompts < 0, -1, prompts + shift))
         foreign |= part.foreign
+        lost += part.lost
     by_row = np.argsort(np.concatenate(rows), kind="stable")
     data = np.frombuffer(texts.buffers()[2] or b"", np.uint8)[: bounds[-1]]
     found = [np.concatenate(each)[by_row] for each in (rows, starts, stops, ends)]
-    return Written(Spans(as_texts(data, bounds), bounds, found[0], found[1], found[2]), found[3], foreign)
+    return Written(Spans(as_texts(data, bounds), bounds, found[0], found[1], found[2]), found[3], foreign, lost)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.errors import ConfigError, SchemaError
 from penstock.transforms._chat.formats import conversations
 from penstock.transforms._chat.messages import Conversation
-from penstock.transforms.formatting import FormatChat, RowProblem, ToMessages, detect_format
+from penstock.transforms.formatting import FormatChat, Gate, RowProblem, ToMessages, detect_format
 from penstock.transforms.tokenization import ByteTokenizer
 
 USER = {"role": "user", "content": "Hi"}
@@ -381,11 +381,12 @@ def test_keys_that_other_rows_have_are_not_seen_by_the_template() -> None:
         {"messages": [USER, {**ANSWER, "tool_calls": [{"function": {"name": "f", "arguments": {"x": 1}}}]}]},
         {"messages": [{**USER, "name": "Ann"}, ANSWER]},
     ]
-    made = FormatChat(ByteTokenizer(), template).transform(pa.RecordBatch.from_pylist(rows))
+    lenient = FormatChat(ByteTokenizer(), template, gate=Gate(parts=False))
+    made = lenient.transform(pa.RecordBatch.from_pylist(rows))
     texts = [ByteTokenizer().decode(ids.values.to_numpy()) for ids in made["input_ids"]]
     assert texts == ["<bos>Hi.<eos>Yes!<eos>", "<bos>Hi.?<eos>Yes.<eos>"]
     nulls = json.dumps([{**USER, "name": None, "tool_calls": None}, {**ANSWER, "name": None}])
-    made = FormatChat(ByteTokenizer(), template).transform(one_row({"messages": nulls}))
+    made = lenient.transform(one_row({"messages": nulls}))
     assert ByteTokenizer().decode(made["input_ids"].values.to_numpy()) == "<bos>Hi.<eos>Yes.<eos>"
 
 
@@ -420,10 +421,10 @@ def test_calls_tools_and_thoughts_are_written_by_the_qwen_template() -> None:
 
 def test_a_template_that_would_leave_tools_out_is_not_used_for_them() -> None:
     transform = FormatChat(ByteTokenizer(), "plain")
-    with pytest.raises(RowProblem, match="plain does not write tools"):
+    with pytest.raises(RowProblem, match="a tool's name is not in the text"):
         transform.transform(one_row({"messages": [USER, ANSWER], "tools": '[{"name": "f"}]'}))
     calling = {"role": "assistant", "content": "x", "tool_calls": [{"name": "f", "arguments": "{}"}]}
-    with pytest.raises(RowProblem, match="plain does not write tool_calls"):
+    with pytest.raises(RowProblem, match=r"tool_calls\[0\].name is not in the text"):
         transform.transform(one_row({"messages": [USER, calling]}))
     assert transform.transform(one_row({"messages": [USER, ANSWER], "tools": "[]"})).num_rows == 1
 
@@ -431,15 +432,16 @@ def test_a_template_that_would_leave_tools_out_is_not_used_for_them() -> None:
 @pytest.mark.parametrize("key", ["reasoning_content", "thinking", "reasoning"])
 def test_a_template_that_would_leave_thoughts_out_is_not_used_for_them(key: str) -> None:
     row = {"messages": [USER, {**ANSWER, key: "hm"}]}
-    with pytest.raises(RowProblem, match=r"message 1 \(assistant\) has thoughts, which plain does not write") as caught:
+    with pytest.raises(RowProblem, match=rf"message 1: its {key} is not in the text") as caught:
         FormatChat(ByteTokenizer(), "plain").transform(one_row(row))
     assert caught.value.kind == "thoughts left out"
     assert FormatChat(ByteTokenizer(), "plain").transform(one_row({"messages": [USER, {**ANSWER, key: ""}]})).num_rows
     enabling = "{{ bos_token }}{{ enable_thinking }}{% for m in messages %}{{ m.content + eos_token }}{% endfor %}"
-    with pytest.raises(RowProblem, match="has thoughts"):
+    with pytest.raises(RowProblem, match="is not in the text"):
         FormatChat(ByteTokenizer(), enabling).transform(one_row(row))
-    writing = enabling.replace("enable_thinking", "messages[-1].thinking")
-    assert FormatChat(ByteTokenizer(), writing, gate={"prompt": False}).template.writes_thoughts
+    writing = enabling.replace("m.content", "(m.thinking or '') + m.content")
+    made = FormatChat(ByteTokenizer(), writing).transform(one_row(row))
+    assert ByteTokenizer().decode(made["input_ids"].values.to_numpy()) == "<bos>Hi<eos>hmYes<eos>"
 
 
 def test_the_developer_is_the_system_where_a_template_knows_no_developer() -> None:

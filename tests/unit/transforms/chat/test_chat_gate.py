@@ -188,13 +188,14 @@ def test_a_template_that_writes_two_bos_is_refused() -> None:
         FormatChat(BYTES, "{{ bos_token }}" + HEAD + "{{ m.content + eos_token }}" + TAIL)
 
 
-def test_a_block_around_the_header_is_refused() -> None:
+def test_a_header_inside_of_a_block_is_not_trained_on() -> None:
     source = (
         HEAD + "{% if m.role == 'assistant' %}{% generation %}" + TURN + "{{ m.content + '<|im_end|>' }}"
         "{% endgeneration %}{% else %}" + TURN + "{{ m.content + '<|im_end|>' }}{% endif %}{{ '\n' }}" + TAIL + PROMPT
     )
-    with pytest.raises(ConfigError, match=r"begins before '<\|im_start\|>assistant\\n', which is part of the prompt"):
-        FormatChat(BYTES, source)
+    made = FormatChat(BYTES, source).transform(batch_of([HI, YES, HI, YES]))
+    ids, mask = made["input_ids"].values.to_numpy(), made["loss_mask"].values.to_numpy(zero_copy_only=False)
+    assert BYTES.decode(ids[mask]) == "Yes<|im_end|>" * 2
     with pytest.raises(ConfigError, match=r"the token '<\|im_start\|>', which belongs to a role header"):
         FormatChat(BYTES, source, gate=Gate(prompt=False))
 
@@ -347,9 +348,10 @@ def test_an_end_of_turn_inside_an_answer_is_seen_where_turns_are_found_by_marker
     bad = [HI, {"role": "assistant", "content": "<think>t</think>A<|im_end|>more"}, HI, YES]
     good = [HI, {"role": "assistant", "content": "<think>t</think>A"}, HI, YES]
     for gate in (Gate(prompt=False), Gate(prompt=False, content=False)):
-        transform = FormatChat(BYTES, source, gate=gate)
+        transform = FormatChat(BYTES, source, gate=gate, allow_lost=["earlier_thoughts"])
         (found,) = transform.check_rows(batch_of(good, bad, good))
-        assert (found.row, found.kind) == (1, "terminator inside")
+        expected = "special token in content" if gate.content else "terminator inside"
+        assert (found.row, found.kind) == (1, expected)
         made = transform.transform(batch_of(good))
         ids, mask = made["input_ids"].values.to_numpy(), made["loss_mask"].values.to_numpy(zero_copy_only=False)
         assert BYTES.decode(ids[mask]) == "A<|im_end|>Yes<|im_end|>"

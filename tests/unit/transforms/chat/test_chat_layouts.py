@@ -25,7 +25,7 @@ from penstock.transforms.tokenization import ByteTokenizer
 
 SPECIAL = ("<bos>", "<eos>", *dict.fromkeys(token for needed in BUILT_IN.values() for token in needed))
 BYTES = ByteTokenizer(SPECIAL)
-LENIENT = Gate(content=False, terminator=False, supervised=False, bos=False)
+LENIENT = Gate(content=False, terminator=False, supervised=False, bos=False, parts=False)
 
 ANSWER = "{% generation %}{{ content }}<eos>{% endgeneration %}"
 TURN = "{% if m.role == 'assistant' %}A:" + ANSWER + "{% else %}{{ m.role }}:{{ content }}<eos>{% endif %}"

@@ -19,7 +19,6 @@ from penstock.errors import ConfigError
 from penstock.transforms._chat.marks import END, START
 from penstock.transforms._chat.messages import Conversation
 from penstock.transforms._chat.problems import RenderError
-from penstock.transforms._chat.rendering import Renderer
 from penstock.transforms._chat.sandbox import compiled
 from penstock.transforms._chat.spans import read_marks
 from penstock.transforms._chat.templates import BUILT_IN, load_template
@@ -34,12 +33,6 @@ UNCHECKED = Gate(content=False)
 words = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<"), max_size=10) | st.sampled_from(
     ["", " ", "\n", " a ", "한", "😀"]
 )
-any_chat = st.lists(
-    st.fixed_dictionaries(
-        {"role": st.sampled_from(["system", "developer", "user", "assistant", "tool"]), "content": words}
-    ),
-    max_size=6,
-).map(lambda messages: [*messages, {"role": "assistant", "content": "Yes"}])
 turns = st.lists(st.tuples(words, words), min_size=1, max_size=4).map(
     lambda pairs: [{"role": r, "content": c} for pair in pairs for r, c in zip(("user", "assistant"), pair)]
 )
@@ -56,22 +49,11 @@ FORMATTERS = {name: FormatChat(BYTES, name, gate=UNCHECKED) for name in BUILT_IN
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-@given(chat=any_chat, train_on=st.sampled_from(["assistant", "last", "all"]))
-@settings(max_examples=80, deadline=None)
-def test_a_built_in_template_is_the_same_in_jinja_and_in_plain_python(
-    name: str, chat: list[dict[str, Any]], train_on: str
-) -> None:
-    transform = FORMATTERS[name]
-    fast = rendered(transform, chat, train_on=train_on)
-    assert fast == rendered(transform, chat, train_on=train_on, shape=None, check_prompts=False)
-
-
-@pytest.mark.parametrize("name", BUILT_IN)
 @given(chat=turns)
 @settings(max_examples=50, deadline=None)
 def test_in_a_built_in_template_every_prompt_is_how_the_text_begins(name: str, chat: list[dict[str, Any]]) -> None:
     # With the check on, rendering through Jinja raises if it is not.
-    assert rendered(FORMATTERS[name], chat, shape=None, check_prompts=True) is not None
+    assert rendered(FORMATTERS[name], chat, check_prompts=True) is not None
 
 
 def without_blocks(name: str) -> str:
@@ -153,35 +135,16 @@ def test_where_a_prompt_ends_before_the_block_begins_is_told() -> None:
     assert marked.prompts == [len(prompt.encode())]
 
 
-def test_prefixes_are_not_used_where_they_do_not_begin_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    used = []
-    by_markers = Renderer._by_markers
-
-    def noted(self: Renderer, *args: Any) -> Any:
-        used.append(1)
-        return by_markers(self, *args)
-
-    monkeypatch.setattr(Renderer, "_by_markers", noted)
+def test_a_text_whose_turns_are_written_otherwise_when_they_are_last_is_cut_by_its_prompts() -> None:
     chat = [{"role": role, "content": "x"} for role in ("user", "assistant", "user", "assistant")]
-    assert rendered(BY_MARKERS["chatml"], chat, train_on="assistant")
-    assert used
+    text = rendered(FormatChat(BYTES, last_turn_differs(without_blocks("plain"))), chat)
+    assert text == f"<bos>x\n{START}x<eos>{END}\nx\n{START}(last)x<eos>{END}\n"
 
 
-def test_without_markers_a_template_that_is_no_beginning_of_itself_is_refused() -> None:
+def test_a_template_whose_prompts_never_begin_its_text_is_refused() -> None:
     source = without_blocks("plain").replace("{{- bos_token -}}", "{{- bos_token ~ messages | length -}}")
-    with pytest.raises(ConfigError, match=r"has no generation blocks.*pass markers="):
+    with pytest.raises(ConfigError, match="the prompt for message 1 is not how the training text begins"):
         FormatChat(BYTES, source)
-
-
-def test_a_template_for_one_turn_is_taken_and_longer_conversations_are_refused_one_by_one(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    source = last_turn_differs(without_blocks("plain"))
-    transform = FormatChat(BYTES, source)
-    assert "conversations of several turns will be refused" in caplog.text
-    chat = [{"role": role, "content": "x"} for role in ("user", "assistant", "user", "assistant")]
-    found = transform.check_rows(pa.RecordBatch.from_pydict({"messages": [chat[:2], chat, chat[:2]]}))
-    assert [(violation.row, violation.kind) for violation in found] == [(1, "spans not found")]
 
 
 def test_markers_in_the_data_are_not_taken_for_turns() -> None:
@@ -190,8 +153,9 @@ def test_markers_in_the_data_are_not_taken_for_turns() -> None:
         {"role": "assistant", "content": "No"},
     ]
     chat = [*chat, *chat]
-    with pytest.raises(RowProblem, match=r"4 turns between the markers .* for 2 assistant messages"):
-        BY_MARKERS["chatml"].transform(pa.RecordBatch.from_pydict({"messages": [chat]}))
+    made = BY_MARKERS["chatml"].transform(pa.RecordBatch.from_pydict({"messages": [chat]}))
+    ids, mask = made["input_ids"].values.to_numpy(), made["loss_mask"].values.to_numpy(zero_copy_only=False)
+    assert BYTES.decode(ids[mask]) == "No<|im_end|>(last)No<|im_end|>"
 
 
 def test_a_template_that_always_ends_with_a_header_is_understood() -> None:
@@ -350,10 +314,9 @@ requests = st.sampled_from(["a", "\n\n### Input:\n", "x\n\n### Input:\ny", "### 
     )
 )
 @settings(max_examples=60, deadline=None)
-def test_inputs_in_contents_give_the_same_text_in_jinja_and_in_plain_python(chat: list[dict[str, Any]]) -> None:
-    chat = [*chat, {"role": "assistant", "content": "Yes"}]
+def test_inputs_in_contents_give_the_same_text_by_layout_and_by_template(chat: list[dict[str, Any]]) -> None:
+    chat = [{"role": "user", "content": "Hi"}, *chat, {"role": "assistant", "content": "Yes"}]
     transform = FORMATTERS["alpaca"]
-    assert rendered(transform, chat) == rendered(transform, chat, shape=None, check_prompts=False)
     batch = pa.RecordBatch.from_pydict({"messages": [chat]})
     by_template = rendered(transform, chat)
     if by_template is not None:

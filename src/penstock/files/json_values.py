@@ -1,0 +1,133 @@
+"""JSON whose numbers keep their spelling: `1.50` stays `1.50`, and an integer of any length stays one.
+
+What a row says as JSON reaches a template as it stands in the file: keys in their order, nulls, numbers as written.
+Python's own numbers forget how they were written, so a number with an unusual spelling is a `FloatText` or an
+`IntText`, which compares and computes like any other and is written as its text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Protocol
+
+import orjson
+
+__all__ = ["FloatText", "IntText", "NumberText", "dumps", "loads", "spelled"]
+
+# orjson is several times faster, but rounds long integers and forgets spellings: text without such numbers is its.
+_UNUSUAL = re.compile(r"\d[.eE]|\d{16}|-0|NaN|Infinity|\\u[dD][89a-fA-F]")
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_OPEN, _CLOSE = "\udbf0", "\udbf1"
+_QUOTED = re.compile(f'"{_OPEN}([^{_CLOSE}]*){_CLOSE}"')
+
+
+class NumberText(Protocol):
+    """A number that knows how it is written."""
+
+    text: str
+
+
+class FloatText(float):
+    """A float that is written as the text it was read from."""
+
+    text: str
+
+    def __new__(cls, value: float, text: str) -> FloatText:
+        made = super().__new__(cls, value)
+        made.text = text
+        return made
+
+    def __str__(self) -> str:
+        return self.text
+
+    __repr__ = __str__
+
+    def __format__(self, form: str) -> str:
+        return float(self).__format__(form) if form else self.text
+
+    def __getnewargs__(self) -> tuple[float, str]:  # type: ignore[override]
+        return float(self), self.text
+
+
+class IntText(int):
+    """An integer that is written as the text it was read from."""
+
+    text: str
+
+    def __new__(cls, value: int, text: str) -> IntText:
+        made = super().__new__(cls, value)
+        made.text = text
+        return made
+
+    def __str__(self) -> str:
+        return self.text
+
+    __repr__ = __str__
+
+    def __format__(self, form: str) -> str:
+        return int(self).__format__(form) if form else self.text
+
+    def __getnewargs__(self) -> tuple[int, str]:  # type: ignore[override]
+        return int(self), self.text
+
+
+def loads(text: str | bytes) -> Any:
+    """What the JSON says, with every number as it is spelled. Raises ValueError for what is not JSON."""
+    if isinstance(text, bytes):
+        text = text.decode()
+    if _UNUSUAL.search(text) is None:
+        return orjson.loads(text)
+    try:
+        value = json.loads(text, parse_float=_float, parse_int=_int)
+        if _SURROGATE.search(text) is not None:
+            json.dumps(spelled(value), ensure_ascii=False).replace(_OPEN, "").replace(_CLOSE, "").encode()
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    except UnicodeEncodeError:
+        raise ValueError("a lone surrogate, half of a character") from None
+    return value
+
+
+def dumps(
+    value: Any,
+    *,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """The value as JSON text, laid out as Python's `json` does, with numbers spelled as they were read."""
+    text = json.dumps(spelled(value), ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
+    if _OPEN in text:
+        text = _QUOTED.sub(lambda found: found[1], text)
+    return "".join(map(_escaped, text)) if ensure_ascii and not text.isascii() else text
+
+
+def spelled(value: Any) -> Any:
+    """The value with its spelled numbers as marked texts, for an encoder that knows no such numbers."""
+    kind = type(value)
+    if kind is FloatText or kind is IntText:
+        return f"{_OPEN}{value.text}{_CLOSE}"
+    if kind is dict:
+        return {key: spelled(item) for key, item in value.items()}
+    if kind is list or kind is tuple:
+        return [spelled(item) for item in value]
+    return value
+
+
+def _escaped(letter: str) -> str:
+    # A lone surrogate cannot come from a file: it marks a place, and has to be found again.
+    return letter if letter.isascii() or "\ud800" <= letter <= "\udfff" else json.dumps(letter)[1:-1]
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    return value if repr(value) == text else FloatText(value, text)
+
+
+def _int(text: str) -> int:
+    if len(text) > 4300:  # what Python refuses to convert: no template computes with it
+        return IntText(0, text)
+    value = int(text)
+    return value if str(value) == text else IntText(value, text)
