@@ -22,7 +22,7 @@ from penstock.transforms import Select
 from penstock.transforms._tokenizers.loading import TokenizerSpec
 from penstock.transforms.deduplication import Dedup, ExactDedup, MinHashDedup, dedup_stages
 from penstock.transforms.filtering import quality_filters
-from penstock.transforms.formatting import FormatChat, detect_format
+from penstock.transforms.formatting import FormatChat, detect_format, json_columns
 from penstock.transforms.tokenization import Tokenize, Tokenizer, load_tokenizer
 
 __all__ = ["Recipe", "Steps"]
@@ -83,8 +83,9 @@ class Recipe:
             if not self.keep and self._text in names and not self._is_chat(names):
                 text = pa.schema([(self._text, pa.string())])
                 return type(source)(source.files, schema=text, columns=[self._text])
-            # In chats text stands beside lists of parts, and arguments of tools have any type.
-            return type(source)(source.files, mixed="json")
+            # In chats text stands beside lists of parts, and arguments of tools have any type: they stay as they are.
+            named = self.chat.get("columns") or {}
+            return type(source)(source.files, mixed="json", verbatim=json_columns(named.values()))
         elif isinstance(source, ParquetSource) and not self._is_chat(source.schema.names):
             return ParquetSource(source.files, columns=self._wanted(source.schema.names))
         return cast(Source, source)

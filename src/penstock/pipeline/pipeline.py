@@ -60,6 +60,7 @@ class Pipeline:
         self.source: Source = _checked(source, "source", "next_batch")
         steps: Sequence[Any] = transforms if isinstance(transforms, Sequence) else [transforms]
         self.transforms: list[Transform] = _in_parts([as_transform(step) for step in steps])
+        _keep_json(self.source, self.transforms)
         self.sink: Sink | None = _checked(sink, "sink", "consume", "flush") if sink is not None else None
         self.config = config if config is not None else PipelineConfig()
         self.budget = budget if isinstance(budget, MemoryBudget) else MemoryBudget(budget or suggest_limit())
@@ -330,6 +331,25 @@ def _checked(stage: Any, role: str, *methods: str) -> Any:
             hint = "; for data in memory use penstock.sources.MemorySource(...)"
         raise ConfigError(f"{stage!r:.100} cannot be a {role}: it has no method {' or '.join(missing)}{hint}")
     return stage
+
+
+def _keep_json(source: Source, transforms: Sequence[Transform]) -> None:
+    """Have the source keep as JSON what a transform wants so: in one type for all rows, rows would change each other.
+
+    A stage of the user's in between expects values and no text, so that the columns keep their types there; what has
+    lost something on the way is then refused by the transform.
+    """
+    for number, transform in enumerate(transforms):
+        wanted = getattr(transform, "json_columns", None)
+        keep = getattr(source, "keep_json", None)
+        if not wanted or keep is None:
+            continue
+        own = all(type(stage).__module__.startswith("penstock.transforms") for stage in transforms[:number])
+        if own:
+            keep(wanted)
+        else:
+            cast(Any, transform).refuse_typed_json()
+        return
 
 
 def _check_restorable(transforms: Sequence[Transform]) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import orjson
 import pyarrow as pa
+
+from penstock.files.json_values import dumps
 
 __all__ = [
     "JSON_MARK",
@@ -14,10 +16,13 @@ __all__ = [
     "conform",
     "has_json_text",
     "infer",
+    "marked_json",
     "merge",
     "parseable",
     "parsed",
     "storage",
+    "verbatim",
+    "with_json",
     "without_timestamps",
 ]
 
@@ -81,6 +86,45 @@ def infer(value: Any, path: str = "", *, mixed: bool = False) -> pa.DataType:
     raise TypeError(f"not a JSON value: {value!r}")
 
 
+def verbatim(kind: pa.DataType, columns: Mapping[str, Collection[str]]) -> pa.StructType:
+    """The row type with some columns as JSON text, unless one type says all of what every row has there.
+
+    That is text, truth values and whole numbers, alone, in lists, or as the `columns[name]` fields of objects: whatever
+    else there is, numbers lose their spelling in a type, and keys their order, or whether they are there at all.
+    """
+    fields = []
+    for field in kind:
+        allowed = columns.get(field.name)
+        fields.append(field if allowed is None or _says_all(field.type, allowed) else field.with_type(JSON_TEXT))
+    return pa.struct(fields)
+
+
+def _says_all(kind: pa.DataType, allowed: Collection[str]) -> bool:
+    if pa.types.is_list(kind):
+        return _says_all(kind.value_type, allowed)
+    if pa.types.is_struct(kind):
+        return all(field.name in allowed and _is_plain(field.type) for field in kind)
+    return _is_plain(kind)
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    return bool(kind in (pa.string(), pa.bool_(), pa.int64(), pa.null()))
+
+
+def with_json(rows: Sequence[Mapping[str, Any]], columns: Collection[str]) -> list[dict[str, Any]]:
+    """Rows of Python values with some of their columns as JSON text."""
+    return [
+        {name: dumps(value) if name in columns and value is not None else value for name, value in row.items()}
+        for row in rows
+    ]
+
+
+def marked_json(schema: pa.Schema, columns: Collection[str]) -> pa.Schema:
+    """The schema with a note at the columns that `with_json` has made."""
+    fields = [field.with_metadata(JSON_MARK) if field.name in columns else field for field in schema]
+    return pa.schema(fields)
+
+
 def conform(value: Any, kind: pa.DataType) -> Any:
     """A parsed value as the type wants it: whatever stands at a `JSON_TEXT` place becomes JSON text.
 
@@ -89,7 +133,7 @@ def conform(value: Any, kind: pa.DataType) -> Any:
     if value is None:
         return None
     if kind == JSON_TEXT:
-        return orjson.dumps(value).decode()
+        return dumps(value)
     if pa.types.is_list(kind) and isinstance(value, list):
         return [conform(item, kind.value_type) for item in value]
     if pa.types.is_struct(kind) and isinstance(value, dict):

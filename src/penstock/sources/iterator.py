@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +12,7 @@ from penstock.errors import ConfigError, DataError, ResumeError, SchemaError
 from penstock.pipeline.chain import describe_difference
 from penstock.pipeline.functions import arrow_schema
 from penstock.pipeline.stages import Origin, Source, State
+from penstock.sources._json_types import marked_json, with_json
 from penstock.sources._schemas import is_schema, schema_mark, schema_of
 from penstock.types import Schema, from_rows
 
@@ -46,6 +47,15 @@ class IteratorSource(Source):
         """What was taken from the iterator and does not go into one batch with the rows before it."""
         self._pending: pa.RecordBatch | None = None
         self._first_row = self._row = 0
+        self._json: frozenset[str] = frozenset()
+        """Columns that are kept as JSON text."""
+        self._has_types = hasattr(items, "features") and hasattr(items, "column_names")
+        """A Hugging Face dataset: its rows have the keys that any of them has."""
+
+    def keep_json(self, columns: Mapping[str, Collection[str]]) -> None:
+        """Rows that are dicts have these columns as JSON text, for a stage that wants it."""
+        if self._given is None and self._iterator is None:
+            self._json = frozenset(columns)
 
     def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
         batch = self._pending if self._pending is not None else self._make(max_rows)
@@ -145,7 +155,7 @@ class IteratorSource(Source):
         """A batch of rows; only those before the first bad one, which is an error when it is asked for next."""
         schema = Schema.from_arrow(self._schema) if self._schema is not None else None
         try:
-            batch = from_rows(rows, schema)
+            batch = self._batch_of(rows, schema)
         except SchemaError as error:
             bad, reason = self._blame(rows, schema, error)
             self._waiting.extendleft(reversed(rows[bad:]))
@@ -155,11 +165,18 @@ class IteratorSource(Source):
         self._learn(batch.schema)
         return batch
 
+    def _batch_of(self, rows: list[Mapping[str, Any]], schema: Schema | None) -> pa.RecordBatch:
+        if not self._json:
+            return from_rows(rows, schema)
+        given = [_without_nulls(row) for row in rows] if self._has_types else rows
+        batch = from_rows(with_json(given, self._json), schema)
+        return batch.cast(marked_json(batch.schema, self._json))
+
     def _blame(self, rows: list[Mapping[str, Any]], schema: Schema | None, error: SchemaError) -> tuple[int, str]:
         """The first row that does not fit by itself, and why."""
         for number, row in enumerate(rows):
             try:
-                from_rows([row], schema)
+                self._batch_of([row], schema)
             except SchemaError as alone:
                 return number, str(alone)
         # No single row is to blame, so leaving one out, where that is allowed, would be arbitrary.
@@ -198,3 +215,9 @@ class IteratorSource(Source):
 
 def _rows_in(item: Any) -> int:
     return item.num_rows if isinstance(item, (pa.RecordBatch, pa.Table)) else 1
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value

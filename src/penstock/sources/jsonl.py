@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import orjson
 import pyarrow as pa
 import pyarrow.json as pj
 
 from penstock.errors import ConfigError, SchemaError
 from penstock.files.compression import DamagedStreamError, open_input
+from penstock.files.json_values import loads
 from penstock.files.listing import PathLike
 from penstock.files.records import JsonItems, JsonLines
 from penstock.pipeline.ahead import map_ahead
@@ -30,6 +30,7 @@ from penstock.sources._json_types import (
     parseable,
     parsed,
     storage,
+    verbatim,
     without_timestamps,
 )
 from penstock.sources._records import RecordSource, Scan, check_utf8
@@ -51,6 +52,9 @@ class JsonlSource(RecordSource):
     that names the row; `mixed="json"` keeps such fields as JSON text instead, and takes several times as long if there
     are any.
 
+    The columns that `verbatim` names are kept as the JSON they are, key order, nulls and spelling of numbers included,
+    unless there is nothing in them but text, truth values and whole numbers, in lists or as the fields that it names.
+
     Reading goes block by block; parsing happens in the pipeline's workers.
     """
 
@@ -65,6 +69,7 @@ class JsonlSource(RecordSource):
         schema: pa.Schema | Any | None = None,
         columns: Sequence[str] | None = None,
         mixed: Literal["error", "json"] = "error",
+        verbatim: Mapping[str, Collection[str]] | None = None,
         max_row_bytes: int | str = "256 MiB",
         allow_empty: bool = False,
     ) -> None:
@@ -77,8 +82,10 @@ class JsonlSource(RecordSource):
             max_row_bytes=max_row_bytes,
             allow_empty=allow_empty,
             mixed=mixed if mixed != "error" else None,
+            verbatim=sorted(verbatim) if verbatim else None,
         )
         self._mixed = mixed == "json"
+        self._verbatim = dict(verbatim or {})
         self._json_text: pa.StructType | None = None
         """The row type, if some of its places are kept as JSON text."""
         self._by_rows = self._given and not _parses_natively(self._schema)
@@ -91,6 +98,11 @@ class JsonlSource(RecordSource):
         self._json_text = row if has_json_text(row) else None
         self._by_rows = self._json_text is not None
         super()._learn(pa.schema(list(storage(row))))
+
+    def keep_json(self, columns: Mapping[str, Collection[str]]) -> None:
+        """As `verbatim`, said by the pipeline for a stage that wants it, before anything has been read."""
+        if not self._given and self._schema is None and not self._verbatim:
+            self._verbatim, self._mixed = dict(columns), True
 
     # -- parsing -----------------------------------------------------------------------------------------------------
 
@@ -178,11 +190,14 @@ class JsonlSource(RecordSource):
 
     def decode_alone(self, block: Block) -> Decoded:
         """The rows of a block with the types that they have themselves, whatever those of other blocks are."""
-        alone = type(self)(self.files, columns=self._columns, mixed="json" if self._mixed else "error")
+        alone = type(self)(
+            self.files, columns=self._columns, mixed="json" if self._mixed else "error", verbatim=self._verbatim
+        )
         kind = self._try_to_infer(block)[1]
         if kind is None:
             kind = alone._scan_rows(block, pa.struct([]))
-        alone._learn(pa.schema(list(merge(pa.struct([]), kind, "", mixed=self._mixed))))
+        merged = merge(pa.struct([]), kind, "", mixed=self._mixed)
+        alone._learn(pa.schema(list(verbatim(merged, self._verbatim))))
         return alone.decode(block)
 
     # -- the schema --------------------------------------------------------------------------------------------------
@@ -198,7 +213,7 @@ class JsonlSource(RecordSource):
                 except TypeConflictError:
                     known = self._scan_rows(block, known)
                 yield
-        return project(pa.schema(list(known)), self._columns, str(self._list))
+        return project(pa.schema(list(verbatim(known, self._verbatim))), self._columns, str(self._list))
 
     def _try_to_infer(self, block: Block) -> tuple[Block, pa.DataType | None]:
         """A block and the type of its rows; None if something in it is unusual."""
@@ -309,16 +324,8 @@ def _records(data: Any, layout: Layout) -> Iterator[tuple[int, bytes]]:
 
 
 def _loads(record: bytes) -> Any:
-    """A parsed record; like Arrow's parser, and Python's, but unlike orjson, it knows NaN and Infinity."""
-    try:
-        return orjson.loads(record)
-    except orjson.JSONDecodeError:
-        if b"NaN" not in record and b"Infinity" not in record:
-            raise
-    try:
-        return json.loads(record)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
+    """A parsed record, numbers as they are spelled; like Arrow's parser it knows NaN and Infinity."""
+    return loads(record)
 
 
 def _parses_natively(schema: pa.Schema | None) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import pyarrow as pa
 from penstock.errors import ConfigError, ResumeError
 from penstock.pipeline.functions import arrow_schema
 from penstock.pipeline.stages import Origin, Source, State
+from penstock.sources._json_types import marked_json, with_json
 from penstock.types import Schema, from_numpy, from_rows
 
 __all__ = ["MemorySource"]
@@ -25,11 +26,19 @@ class MemorySource(Source):
     def __init__(self, data: Any, *, schema: pa.Schema | Any | None = None) -> None:
         self._table = _as_table(data, arrow_schema(schema)).replace_schema_metadata(None)
         self._kind = type(data).__name__
+        self._rows = data if _is_rows(data) and schema is None else None
         self._first_row = self._row = 0
 
     @property
     def schema(self) -> pa.Schema:
         return self._table.schema
+
+    def keep_json(self, columns: Mapping[str, Collection[str]]) -> None:
+        """Rows given as dicts have these columns as JSON text, for a stage that wants it."""
+        if self._rows is not None and self._row == 0:
+            named = [name for name in columns if name in self._table.schema.names]
+            table = pa.Table.from_batches([from_rows(with_json(self._rows, named), None)])
+            self._table = table.cast(marked_json(table.schema, named))
 
     def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
         if self._row >= self._table.num_rows:
@@ -59,6 +68,10 @@ class MemorySource(Source):
 
     def __repr__(self) -> str:
         return f"MemorySource({self._kind}, {self._table.num_rows} rows)"
+
+
+def _is_rows(data: Any) -> bool:
+    return isinstance(data, (list, tuple)) and bool(data) and isinstance(data[0], Mapping)
 
 
 def _as_table(data: Any, schema: pa.Schema | None) -> pa.Table:

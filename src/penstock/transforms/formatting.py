@@ -18,7 +18,7 @@ from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.pipeline.metrics import TOKENS, tokens_in
 from penstock.transforms._chat.conversion import ToMessages, checked_format
 from penstock.transforms._chat.cutting import POLICIES, Pieces, cut, gathered, in_all, tally
-from penstock.transforms._chat.formats import conversations, detect_format, sides_of
+from penstock.transforms._chat.formats import conversations, detect_format, json_columns, sides_of, typed_json
 from penstock.transforms._chat.gate import Gate
 from penstock.transforms._chat.messages import ROLES, Conversation
 from penstock.transforms._chat.parts import KINDS
@@ -34,7 +34,7 @@ from penstock.transforms._counts import Counting
 from penstock.transforms.columns import as_names, column, take_rows
 from penstock.transforms.tokenization import load_tokenizer
 
-__all__ = ["FormatChat", "Gate", "RowProblem", "ToMessages", "Violation", "detect_format"]
+__all__ = ["FormatChat", "Gate", "RowProblem", "ToMessages", "Violation", "detect_format", "json_columns"]
 
 VERSION = 3
 """Goes up when the same rows would give other tokens or masks."""
@@ -120,7 +120,17 @@ class FormatChat(Counting):
         )
         self._renderer, self._checker = fitted(self.tokenizer, self.template, asked)
         self._layouts = Layouts(self._renderer)
+        self._typed_json = True
         self._try_on_a_sample()
+
+    @property
+    def json_columns(self) -> dict[str, tuple[str, ...]]:
+        """Columns that are to reach it as the JSON they are in the file; see `Pipeline`."""
+        return json_columns((self.columns or {}).values())
+
+    def refuse_typed_json(self) -> None:
+        """Take no objects inside of messages as types: in them rows have changed each other already."""
+        self._typed_json = False
 
     def transform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         name = self._format_of(batch)
@@ -267,6 +277,13 @@ class FormatChat(Counting):
 
     def _format_of(self, batch: pa.RecordBatch) -> str:
         name = self.format if self.format != "auto" else detect_format(batch)
+        typed = None if self._typed_json else typed_json(batch, self.json_columns)
+        if typed is not None:
+            raise SchemaError(
+                f"the column {typed!r} has objects in it, and a stage before has made one type of them for all rows: "
+                "numbers and keys of a row depend on other rows; put FormatChat first, or have the stage before it "
+                "return the column as JSON text"
+            )
         if name == "preference" and self.truncation == "split" and self.max_length is not None:
             raise SchemaError("preference pairs cannot be split; pass truncation='right', 'left', 'drop' or 'error'")
         return name

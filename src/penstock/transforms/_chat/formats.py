@@ -11,9 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import SchemaError
-from penstock.transforms._chat.jsontext import reader
+from penstock.transforms._chat.jsontext import is_json_text, reader
 from penstock.transforms._chat.messages import (
+    FLAGS,
     ROLES,
+    SAID,
+    SPEAKER,
     Conversation,
     Message,
     as_messages,
@@ -25,7 +28,16 @@ from penstock.transforms._chat.pairs import Said, answered, in_common, said
 from penstock.transforms._chat.problems import MalformedChatError, RowProblem
 from penstock.transforms.columns import plain
 
-__all__ = ["FORMATS", "Row", "conversations", "detect_format", "python_values", "sides_of"]
+__all__ = [
+    "FORMATS",
+    "Row",
+    "conversations",
+    "detect_format",
+    "json_columns",
+    "python_values",
+    "sides_of",
+    "typed_json",
+]
 
 Row = dict[str, Any]
 
@@ -45,6 +57,15 @@ USED = {
     "prompt_completion": ("prompt", "completion", "response", "system", "tools"),
     "alpaca": ("instruction", "input", "output", "response", "system", "history"),
 }
+
+
+MESSAGE_FIELDS = (*SPEAKER, *SAID, *FLAGS)
+_OF_MESSAGES = ("messages", "conversations", "conversation", "prompt", "completion", "response", "chosen", "rejected")
+
+
+def json_columns(named: Iterable[str] = ()) -> dict[str, tuple[str, ...]]:
+    """Columns of chats that a source keeps as JSON, and what may stand in them as it is: messages of text alone."""
+    return {**dict.fromkeys((*_OF_MESSAGES, *named), MESSAGE_FIELDS), "tools": (), "history": ()}
 
 
 def detect_format(given: pa.Schema | pa.RecordBatch | pa.Table | Iterable[Mapping[str, Any]]) -> str:
@@ -106,6 +127,19 @@ def _check_columns(there: list[str], name: str, columns: Mapping[str, str] | Non
     elif not any(set(there).issuperset(needed) for needed in NEEDED[name]):
         wanted = " or ".join(str(list(needed)) for needed in NEEDED[name])
         raise SchemaError(f"the format {name!r} needs the columns {wanted}; the batch has {names}")
+
+
+def typed_json(batch: pa.RecordBatch, names: Iterable[str]) -> str | None:
+    """A column of these in which objects have types, and are no JSON."""
+    for field in batch.schema:
+        if (
+            field.name in names
+            and pa.types.is_nested(field.type)
+            and not is_json_text(field)
+            and not _is_flat(field.type)
+        ):
+            return str(field.name)
+    return None
 
 
 def _values(batch: pa.RecordBatch, column: str) -> list[Any]:
