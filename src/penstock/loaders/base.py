@@ -17,6 +17,7 @@ from penstock.loaders.indexed import Indexed
 from penstock.loaders.options import Options
 from penstock.loaders.profiling import Profile
 from penstock.loaders.stocking import Stock
+from penstock.loaders.transfer import DeviceTransfer
 from penstock.order.plan import Plan
 from penstock.pipeline.ahead import ReadAhead
 
@@ -65,6 +66,8 @@ class DataLoader:
     `state_dict()` after a batch stands for everything behind that batch. It is small, the same on every rank, and
     loads on any number of ranks as long as `batch_size` times `world_size` stays the same.
 
+    With `device=`, a batch may be used on the stream that is current where it is taken: see `DeviceTransfer`.
+
     As a sequence, `loader[i]` is batch i of this epoch, which is how `torch.utils.data.DataLoader` can use it with
     workers: `torch.utils.data.DataLoader(loader, batch_size=None, num_workers=2)`.
     """
@@ -88,7 +91,8 @@ class DataLoader:
         profile = self._profile
         if profile is not None:
             profile.asked()
-        batch, behind = self._engine.one(self._position, None if batch_size is None else _whole(batch_size))
+        made, behind = self._engine.one(self._position, None if batch_size is None else _whole(batch_size))
+        batch = DeviceTransfer(self.options).move(made)
         self._move(behind)
         if profile is not None:
             profile.given(batch)
@@ -127,7 +131,7 @@ class DataLoader:
         count = len(self)
         if not -count <= number < count:
             raise IndexError(f"batch {number} of an epoch of {count}")
-        return self._engine.item(self.epoch, number % count)
+        return DeviceTransfer(self.options).move(self._engine.item(self.epoch, number % count))
 
     @property
     def options(self) -> Options:
@@ -263,11 +267,13 @@ class DataLoader:
             profile = self._profile
             if profile is not None:
                 profile.asked()
-            made = self._engine.batches(self._position)
+            transfer = DeviceTransfer(self.options)  # here, in the thread that uses the batches
+            made = transfer.send_all(self._engine.batches(self._position))
             making = self._making = _Making(made if profile is None else profile.making(made), self.options)
             epoch = self.epoch
             try:
                 for batch, behind in making:
+                    transfer.receive(batch)
                     self._position, epoch = behind, batch.metadata["epoch"]
                     if self._profile is not None:
                         self._profile.given(batch)

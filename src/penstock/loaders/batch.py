@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from penstock._dtypes import did_you_mean
 from penstock.backends import Backend, backend_of, batch_dtype, block_diagonal_mask, get_backend
-from penstock.backends.base import Array, Device, exactly
+from penstock.backends.base import Array, Device, PendingCopy, exactly
 from penstock.errors import ConfigError, SchemaError
 
 __all__ = ["TrainingBatch"]
@@ -68,6 +68,8 @@ class TrainingBatch(MutableMapping[str, Any]):
     _others: dict[str, Any] = field(default_factory=dict, init=False)
     _hidden: set[str] = field(default_factory=set, init=False)
     _num_tokens: int | None = field(default=None, init=False)
+    _pending_copy: PendingCopy | None = field(default=None, init=False)
+    """The copies to a device that whoever takes the batch has to be ordered with, until it is taken."""
 
     def __post_init__(self) -> None:
         if isinstance(self.input_ids, (Mapping, Iterator)):
@@ -148,11 +150,18 @@ class TrainingBatch(MutableMapping[str, Any]):
         values = [*self._arrays().values(), *self.metadata.values()]
         return sum(int(value.nbytes) for value in values if _is_array(value))
 
+    def all_arrays(self) -> list[Array]:
+        """Every array that `to` moves; for `array.record_stream(stream)`, say."""
+        return list(self._arrays().values())
+
     def to(self, device: Device, non_blocking: bool = False) -> Self:
         """The batch with its arrays on another device; metadata stays where it is.
 
         torch: any device. JAX: a device, a sharding, or a name such as "gpu:0". MLX arrays are on every device
         already, and NumPy's on "cpu" only: another device is an error there.
+
+        torch copies on the current stream of the calling thread. With `non_blocking` the copy from pinned memory is
+        not waited for; the pinned memory is kept until it is done. A copy to the CPU is always waited for.
         """
         backend = self.backend
         return self._with(lambda array: backend.to(array, device, non_blocking=non_blocking))

@@ -230,9 +230,7 @@ class Indexed:
         }
         options = self.options
         batch = TrainingBatch.of_collated(arrays, metadata, get_backend(options.backend), tokens)
-        if options.pin_memory:
-            batch = batch.pin_memory()
-        return batch if options.device is None else batch.to(options.device, non_blocking=options.pin_memory)
+        return batch.pin_memory() if options.pin_memory else batch
 
     def _share(self, step: Step) -> _Share:
         """What this rank takes of a global batch."""

@@ -123,6 +123,4 @@ class Streamed:
     def _batch(self, step: StreamStep) -> TrainingBatch:
         options = self.options
         batch = TrainingBatch.from_numpy(step.arrays, step.metadata, options.backend)
-        if options.pin_memory:
-            batch = batch.pin_memory()
-        return batch if options.device is None else batch.to(options.device, non_blocking=options.pin_memory)
+        return batch.pin_memory() if options.pin_memory else batch

@@ -276,9 +276,7 @@ class RolloutEngine:
             "minibatch": place.minibatch,
         }
         batch = RolloutBatch.from_numpy(arrays, metadata, options.backend)
-        if options.pin_memory:
-            batch = batch.pin_memory()
-        return batch if options.device is None else batch.to(options.device, non_blocking=options.pin_memory)
+        return batch.pin_memory() if options.pin_memory else batch
 
     def _nothing(self) -> Exception:
         held = self._round(Place())
