@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -112,6 +113,19 @@ class Indexed:
         step, _ = self.plan.read(self.plan.seek(self._numbers.of(self.plan, epoch)[number]))
         assert step is not None
         return self._make_one(step)
+
+    def position_of(self, epoch: int, number: int) -> Position:
+        """In front of a batch of an epoch; behind the last one, the beginning of the next epoch."""
+        steps = self._numbers.of(self.plan, epoch)
+        return (
+            self.plan.seek(steps[number])
+            if number < len(steps)
+            else self.plan.settle(self.plan.seek_epoch(epoch + 1))[0]
+        )
+
+    def number_of(self, position: Position) -> int:
+        """How many batches of its epoch are in front of a position."""
+        return bisect_left(self._numbers.of(self.plan, position.epoch), position.step)
 
     def count(self, epoch: int) -> int:
         return self.plan.delivered_in(epoch)

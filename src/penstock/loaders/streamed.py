@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Streamed"]
 
+_ONE_BY_ONE = (
+    "batches of a stream come one after the other; prepare the data (streaming=False) to get them by number, or from "
+    "worker processes of torch"
+)
+
 
 class Streamed:
     """The batches of one rank of a stream, from any position on.
@@ -92,7 +97,13 @@ class Streamed:
         return self._batch(step), step.position
 
     def item(self, epoch: int, number: int) -> TrainingBatch:
-        raise TypeError("batches of a stream come one after the other; prepare the data to get them by number")
+        raise TypeError(_ONE_BY_ONE)
+
+    def position_of(self, epoch: int, number: int) -> StreamPosition:
+        raise TypeError(_ONE_BY_ONE)
+
+    def number_of(self, position: StreamPosition) -> int:
+        raise TypeError(_ONE_BY_ONE)
 
     def count(self, epoch: int) -> int:
         return self.reader.steps_in(epoch)

@@ -1,4 +1,4 @@
-"""`device="cuda"` without a GPU: a recorder in the place of `torch.cuda` says what was done on which stream, by whom."""
+"""`device="cuda"` without a GPU: a recorder in the place of `torch.cuda` tells what was done on which stream."""
 
 from __future__ import annotations
 
