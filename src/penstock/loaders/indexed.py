@@ -243,7 +243,8 @@ class Indexed:
             "sample": samples.numbers(),
         }
         options = self.options
-        batch = TrainingBatch.of_collated(arrays, metadata, get_backend(options.backend), tokens)
+        packed = self._form.packed or self._form.padding_free
+        batch = TrainingBatch.of_collated(arrays, metadata, get_backend(options.backend), tokens, packed=packed)
         return batch.pin_memory() if options.pin_memory else batch
 
     def _share(self, step: Step) -> _Share:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from penstock.backends import get_backend
 from penstock.errors import ConfigError
 from penstock.loaders.batch import TrainingBatch
 from penstock.loaders.inputs import Paths, check_stores, pad_id_of
@@ -133,5 +134,12 @@ class Streamed:
 
     def _batch(self, step: StreamStep) -> TrainingBatch:
         options = self.options
-        batch = TrainingBatch.from_numpy(step.arrays, step.metadata, options.backend)
+        form = self.reader.form
+        batch = TrainingBatch.of_collated(
+            step.arrays,
+            step.metadata,
+            get_backend(options.backend),
+            step.tokens,
+            packed=form.packed or form.padding_free,
+        )
         return batch.pin_memory() if options.pin_memory else batch
