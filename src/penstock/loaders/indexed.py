@@ -117,11 +117,10 @@ class Indexed:
     def position_of(self, epoch: int, number: int) -> Position:
         """In front of a batch of an epoch; behind the last one, the beginning of the next epoch."""
         steps = self._numbers.of(self.plan, epoch)
-        return (
-            self.plan.seek(steps[number])
-            if number < len(steps)
-            else self.plan.settle(self.plan.seek_epoch(epoch + 1))[0]
-        )
+        if number < len(steps):
+            return self.plan.seek(steps[number])
+        behind = self.plan.seek_epoch(epoch + 1)
+        return behind if self.plan.ended(behind) else self.plan.settle(behind)[0]
 
     def number_of(self, position: Position) -> int:
         """How many batches of its epoch are in front of a position."""

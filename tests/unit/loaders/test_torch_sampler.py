@@ -201,6 +201,27 @@ def test_batches_of_batches_are_refused(home: Path) -> None:
         next(iter(torch.utils.data.DataLoader(loader, sampler=loader.sampler())))
 
 
+def test_a_mixture_that_ends_ends_for_torch_too(home: Path) -> None:
+    sources = {"text": home / "text", "other": home / "other"}
+    options: dict[str, Any] = {"chunk_size": 12, "batch_size": 4, "max_epochs": 1}
+    with MixedDataLoader(sources, [2, 1], **options) as plain, MixedDataLoader(sources, [2, 1], **options) as loader:
+        around = wrapped(loader)
+        for _ in range(4):
+            assert seen(around) == seen(plain)
+            assert loader.state_dict() == plain.state_dict()
+
+
+def test_steps_that_the_plan_skips_are_not_named(home: Path) -> None:
+    with make("rows", home) as plain, make("rows", home) as loader:
+        count = len(loader)
+        for each in (plain, loader):
+            each.edit(each.plan.skip(2, 5).skip(count, count + 2))
+        around = wrapped(loader)
+        for _ in range(2):
+            for _, _ in zip(plain, around, strict=True):
+                assert loader.state_dict() == plain.state_dict()
+
+
 def test_workers_that_persist_notice_an_edited_plan(home: Path) -> None:
     with make("rows", home) as loader:
         worker = pickle.loads(pickle.dumps(loader))  # noqa: S301 - as a worker process has it
