@@ -1,4 +1,4 @@
-"""torch's own DataLoader with worker processes: it takes batch i of a penstock loader as item i of a dataset."""
+"""torch's own DataLoader with worker processes: the loader's sampler tells them which batch of which epoch is next."""
 
 import tempfile
 from pathlib import Path
@@ -17,18 +17,16 @@ def main(folder: Path) -> None:
         expected = [batch.input_ids for _ in range(2) for batch in loader]
         loader.reset()
 
-        seen = []
-        for epoch in range(2):
-            loader.set_epoch(epoch)  # before the workers start, which is when the loop does
-            # Batches are whole already, so batch_size=None; they are shuffled and sharded too, so no sampler.
-            for batch in torch.utils.data.DataLoader(loader, batch_size=None, num_workers=2):
-                seen.append(batch.input_ids)
+        # Batches are complete, shuffled and sharded: no batch_size, no shuffle, and the loader's own sampler.
+        batches = torch.utils.data.DataLoader(loader, batch_size=None, sampler=loader.sampler(), num_workers=2)
+        seen = [batch.input_ids for _ in range(2) for batch in batches]  # a second loop is the next epoch
         print(f"{len(seen)} batches of 2 workers, the same:", all(map(torch.equal, seen, expected)))
 
-        # The position is the caller's here: going on after batch 20 is a range that begins there.
-        loader.set_epoch(0)
-        rest = torch.utils.data.DataLoader(loader, batch_size=None, num_workers=2, sampler=range(20, len(loader)))
-        print("from batch 20 on:", all(torch.equal(a.input_ids, b) for a, b in zip(rest, expected[20:], strict=False)))
+        # Only the training loop knows which batch it used last: save batch.metadata["step"] + 1, and go there.
+        loader.seek(20)
+        print(
+            "from batch 20 on:", all(torch.equal(a.input_ids, b) for a, b in zip(batches, expected[20:], strict=False))
+        )
 
 
 if __name__ == "__main__":

@@ -188,14 +188,15 @@ def test_workers_of_a_torch_dataloader_give_the_batches_of_the_loader(
     with packed() as loader:
         count = len(loader)
         expected = batches(packed, 2 * count)
-        seen = []
-        for epoch in (0, 1) if context != "spawn" else (1,):
-            loader.set_epoch(epoch)
-            seen += list(
-                torch.utils.data.DataLoader(
-                    loader, batch_size=None, num_workers=workers, multiprocessing_context=context
-                )
-            )
+        loader.set_epoch(0 if context != "spawn" else 1)
+        around = torch.utils.data.DataLoader(
+            loader,
+            batch_size=None,
+            sampler=loader.sampler(),
+            num_workers=workers,
+            multiprocessing_context=context,
+        )
+        seen = [batch for _ in range(2 if context != "spawn" else 1) for batch in around]
     expected = expected[-len(seen) :]
     assert [flat(batch.input_ids) for batch in seen] == [flat(batch.input_ids) for batch in expected]
     for got, wanted in zip(seen, expected):
@@ -211,8 +212,9 @@ def test_workers_of_a_torch_dataloader_give_the_batches_of_the_loader(
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 def test_a_torch_dataloader_goes_on_from_a_batch_of_the_epoch(chopped: Make) -> None:
     with chopped() as loader:
+        loader.seek(5)
         rest = torch.utils.data.DataLoader(
-            loader, batch_size=None, sampler=range(5, len(loader)), num_workers=1, multiprocessing_context="fork"
+            loader, batch_size=None, sampler=loader.sampler(), num_workers=1, multiprocessing_context="fork"
         )
         assert [flat(batch.input_ids) for batch in rest] == ids(chopped, len(loader))[5:]
 
@@ -221,9 +223,8 @@ def test_items_of_any_epoch_of_a_mixture_are_the_batches_of_that_epoch(mixed: Ma
     with mixed() as walked, mixed() as loader:
         for epoch in range(5):
             expected = [flat(batch.input_ids) for batch in walked]
-            loader.set_epoch(epoch)
             assert loader.epoch == epoch
-            rest = torch.utils.data.DataLoader(loader, batch_size=None)
+            rest = torch.utils.data.DataLoader(loader, batch_size=None, sampler=loader.sampler())
             assert [flat(batch.input_ids) for batch in rest] == expected
 
 

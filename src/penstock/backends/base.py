@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from penstock.errors import DataError
 
-__all__ = ["ALIGNMENT", "Array", "Backend", "Device", "aligned_empty", "batch_dtype", "exactly"]
+__all__ = ["ALIGNMENT", "Array", "Backend", "Device", "PendingCopy", "aligned_empty", "batch_dtype", "exactly"]
 
 # An array of a framework, and what a framework takes for a device: their types cannot be named without importing them.
 Array = Any
@@ -32,6 +32,14 @@ ALIGNMENT = 64
 
 _WIDE = frozenset({"input_ids", "labels", "position_ids", "attention_mask"})
 _NARROW = frozenset({"document_ids", "cu_seqlens"})
+
+
+class PendingCopy(Protocol):
+    """Copies to a device that were asked for, and may still be under way."""
+
+    def wait(self) -> None:
+        """Order what the calling thread does next with the arrays behind their copies; the thread itself goes on."""
+        ...
 
 
 class Backend(Protocol):
@@ -53,7 +61,17 @@ class Backend(Protocol):
         ...
 
     def to(self, array: Array, device: Device, *, non_blocking: bool = False) -> Array:
-        """The array on another device; itself if it is there already."""
+        """The array on another device; itself if it is there already. Without waiting only if the values are safe so:
+        a copy to main memory is always waited for."""
+        ...
+
+    def resolve_device(self, device: Device) -> Device:
+        """The device that a name stands for in this thread: torch's "cuda" is whichever is current, by its number."""
+        ...
+
+    def pending_copy(self, arrays: Sequence[Array]) -> PendingCopy | None:
+        """What orders the use of these arrays behind the copies that this thread has just made of them; None where the
+        framework does so by itself. To be asked right behind the copies, by the thread that made them."""
         ...
 
     def pin_memory(self, array: Array) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,12 @@ class JaxBackend:
             return array
         moved = self._jax.device_put(array, self._device(device))
         return moved if non_blocking else moved.block_until_ready()
+
+    def resolve_device(self, device: Device) -> Device:
+        return device
+
+    def pending_copy(self, arrays: Sequence[Any]) -> None:
+        return None
 
     def pin_memory(self, array: Any) -> Any:
         return array

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,12 @@ class MlxBackend:
                 f"where to compute with mlx.core.set_default_device"
             )
         return array
+
+    def resolve_device(self, device: Device) -> Device:
+        return device
+
+    def pending_copy(self, arrays: Sequence[Any]) -> None:
+        return None
 
     def pin_memory(self, array: Any) -> Any:
         return array

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,12 @@ class NumpyBackend:
         if device is not None and str(device) != "cpu":
             raise ConfigError(f"NumPy arrays are on 'cpu' only, got device {device!r}; choose backend='torch' or 'jax'")
         return array
+
+    def resolve_device(self, device: Device) -> Device:
+        return device
+
+    def pending_copy(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
+        return None
 
     def pin_memory(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return array

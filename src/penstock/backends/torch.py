@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy.typing as npt
 
 from penstock._optional import require
 from penstock.backends.base import Device
+from penstock.backends.streams import StreamCopy, resolve_device, stream_module
 
 __all__ = ["TorchBackend", "make"]
 
@@ -35,7 +37,18 @@ class TorchBackend:
         return found
 
     def to(self, array: Any, device: Device, *, non_blocking: bool = False) -> Any:
-        return array if device is None else array.to(device, non_blocking=non_blocking)
+        if device is None:
+            return array
+        # What comes to main memory is read without looking at streams: it would be read before it is there.
+        fetched = non_blocking and self._torch.device(device).type == "cpu"
+        return array.to(device, non_blocking=non_blocking and not fetched)
+
+    def resolve_device(self, device: Device) -> Device:
+        return resolve_device(self._torch, device)
+
+    def pending_copy(self, arrays: Sequence[Any]) -> StreamCopy | None:
+        module = stream_module(self._torch, arrays[0].device) if arrays else None
+        return None if module is None else StreamCopy(module, arrays)
 
     def pin_memory(self, array: Any) -> Any:
         return array.pin_memory() if self._can_pin() and array.device.type == "cpu" else array

@@ -6,7 +6,7 @@ import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, NoReturn, Protocol, Self
 
 import numpy as np
 
@@ -16,7 +16,9 @@ from penstock.loaders.batch import TrainingBatch
 from penstock.loaders.indexed import Indexed
 from penstock.loaders.options import Options
 from penstock.loaders.profiling import Profile
+from penstock.loaders.sampler import BatchKey, EpochIterator, EpochSampler, asked_by_torch, named_batch, refuse
 from penstock.loaders.stocking import Stock
+from penstock.loaders.transfer import DeviceTransfer
 from penstock.order.plan import Plan
 from penstock.pipeline.ahead import ReadAhead
 
@@ -45,6 +47,8 @@ class Engine(Protocol):
     def seek_epoch(self, epoch: int, position: Any) -> Any: ...
     def one(self, position: Any, batch_size: int | None) -> Made: ...
     def item(self, epoch: int, number: int) -> TrainingBatch: ...
+    def position_of(self, epoch: int, number: int) -> Any: ...
+    def number_of(self, position: Any) -> int: ...
     def count(self, epoch: int) -> int: ...
     def batches(self, position: Any) -> Generator[Made, None, None]:
         """Closing the generator does not wait for what threads are doing; closing the engine does."""
@@ -65,8 +69,10 @@ class DataLoader:
     `state_dict()` after a batch stands for everything behind that batch. It is small, the same on every rank, and
     loads on any number of ranks as long as `batch_size` times `world_size` stays the same.
 
-    As a sequence, `loader[i]` is batch i of this epoch, which is how `torch.utils.data.DataLoader` can use it with
-    workers: `torch.utils.data.DataLoader(loader, batch_size=None, num_workers=2)`.
+    With `device=`, a batch may be used on the stream that is current where it is taken: see `DeviceTransfer`.
+
+    As a sequence, `loader[i]` is batch i of this epoch. Worker processes of torch get batches by name, epoch after
+    epoch: `torch.utils.data.DataLoader(loader, batch_size=None, sampler=loader.sampler(), num_workers=2)`.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -75,6 +81,8 @@ class DataLoader:
         self._turn = 0
         """Counts loops, so that one notices that it is no longer its turn."""
         self._moves = 0
+        self._loop: EpochIterator | None = None
+        """What gave torch's DataLoader the names of batches last, unless the loader was moved since."""
         self._closed = False
         self._edits = 0
         """How often the plan was edited, so that a loop notices."""
@@ -88,7 +96,9 @@ class DataLoader:
         profile = self._profile
         if profile is not None:
             profile.asked()
-        batch, behind = self._engine.one(self._position, None if batch_size is None else _whole(batch_size))
+        self._leave_loop()
+        made, behind = self._engine.one(self._position, None if batch_size is None else _whole(batch_size))
+        batch = DeviceTransfer(self.options).move(made)
         self._move(behind)
         if profile is not None:
             profile.given(batch)
@@ -111,6 +121,7 @@ class DataLoader:
 
     def __iter__(self) -> Iterator[TrainingBatch]:
         self._check_ready()
+        self._leave_loop()
         self._turn += 1
         self._end_making()
         return self._iterate(self._turn)
@@ -122,12 +133,29 @@ class DataLoader:
         return True  # and not the length, which a stream does not know
 
     def __getitem__(self, number: int) -> TrainingBatch:
-        """Batch `number` of this epoch, wherever the loader is."""
+        """Batch `number` of this epoch, wherever the loader is; or that of a key of `sampler()`."""
         self._check_ready()
+        if isinstance(number, BatchKey):
+            return DeviceTransfer(self.options).move(named_batch(self, number))
+        if asked_by_torch():
+            refuse(
+                f"asked for item {number!r}, which does not say of which epoch: every epoch would be the first again"
+            )
         count = len(self)
         if not -count <= number < count:
             raise IndexError(f"batch {number} of an epoch of {count}")
-        return self._engine.item(self.epoch, number % count)
+        return DeviceTransfer(self.options).move(self._engine.item(self.epoch, number % count))
+
+    def __getitems__(self, keys: Any) -> NoReturn:
+        """What torch's DataLoader calls to make one batch of several items."""
+        refuse("wants to collate batches into larger ones, and they are complete")
+
+    def sampler(self) -> EpochSampler:
+        """What torch's DataLoader goes by: each loop over it is an epoch of this loader, the next loop the next one.
+
+        DataLoader(loader, batch_size=None, sampler=loader.sampler(), num_workers=2)
+        """
+        return EpochSampler(self)
 
     @property
     def options(self) -> Options:
@@ -168,7 +196,7 @@ class DataLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of an epoch; in the middle of that epoch, stay."""
-        if _whole(epoch, least=0) != self.epoch:
+        if _whole(epoch, least=0) != self.epoch or self._loop is not None:
             self._move(self._engine.seek_epoch(epoch, self._position))
 
     def seek(self, step: int) -> None:
@@ -189,7 +217,7 @@ class DataLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader is: behind the batch that was handed out last. JSON-able, below 4 KiB."""
-        return self._engine.to_state(self._position)
+        return self._engine.to_state(self._position if self._loop is None else self._loop.position())
 
     def load_state_dict(self, state: Mapping[str, Any], *, new_batch_size: bool = False) -> None:
         """Go to where another loader of the same plan was. What does not go together is refused, naming both sides."""
@@ -251,7 +279,7 @@ class DataLoader:
 
     def __getstate__(self) -> dict[str, Any]:
         """For worker processes: without what runs."""
-        return self.__dict__ | {"_making": None, "_profile": None}
+        return self.__dict__ | {"_making": None, "_profile": None, "_loop": None}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._engine.names}; {self.batch_size} a batch, {self.rank}, step {self.step})"
@@ -263,11 +291,13 @@ class DataLoader:
             profile = self._profile
             if profile is not None:
                 profile.asked()
-            made = self._engine.batches(self._position)
+            transfer = DeviceTransfer(self.options)  # here, in the thread that uses the batches
+            made = transfer.send_all(self._engine.batches(self._position))
             making = self._making = _Making(made if profile is None else profile.making(made), self.options)
             epoch = self.epoch
             try:
                 for batch, behind in making:
+                    transfer.receive(batch)
                     self._position, epoch = behind, batch.metadata["epoch"]
                     if self._profile is not None:
                         self._profile.given(batch)
@@ -304,7 +334,12 @@ class DataLoader:
         """Go somewhere else; a loop that is running goes on there."""
         self._moves += 1
         self._end_making()
-        self._position = position
+        self._position, self._loop = position, None
+
+    def _leave_loop(self) -> None:
+        """Go to where torch's DataLoader is, if that is known, and on from there without it."""
+        if self._loop is not None:
+            self._position, self._loop = self._loop.position(), None
 
     def _end_making(self) -> None:
         making, self._making = self._making, None

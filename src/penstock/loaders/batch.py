@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
@@ -11,7 +12,7 @@ import numpy.typing as npt
 
 from penstock._dtypes import did_you_mean
 from penstock.backends import Backend, backend_of, batch_dtype, block_diagonal_mask, get_backend
-from penstock.backends.base import Array, Device, exactly
+from penstock.backends.base import Array, Device, PendingCopy, exactly
 from penstock.errors import ConfigError, SchemaError
 
 __all__ = ["TrainingBatch"]
@@ -19,6 +20,8 @@ __all__ = ["TrainingBatch"]
 _TOKENWISE = ("input_ids", "attention_mask", "labels", "loss_mask", "position_ids", "document_ids")
 _ARRAYS = (*_TOKENWISE, "cu_seqlens")
 _NUMBERS = ("max_seqlen", "num_items_in_batch")
+_MASKS = frozenset({"attention_mask", "document_ids"})
+"""Fields that tell tokens from padding."""
 NO_FIELDS: dict[str, Any] = dict.fromkeys((*_ARRAYS, *_NUMBERS))
 """Every array and number of a batch, as it is in one that has none."""
 _AS_THEY_ARE = frozenset({"input_ids", "labels", "position_ids"})
@@ -68,11 +71,20 @@ class TrainingBatch(MutableMapping[str, Any]):
     _others: dict[str, Any] = field(default_factory=dict, init=False)
     _hidden: set[str] = field(default_factory=set, init=False)
     _num_tokens: int | None = field(default=None, init=False)
+    _packed: bool = field(default=False, init=False)
+    """Whether its loader packs documents into rows, which `cu_seqlens` tells too, if it is among the fields."""
+    _mask_lost: bool = field(default=False, init=False)
+    """Whether a mask may have been left out, so that its absence does not say that there is no padding."""
+    _pending_copy: PendingCopy | None = field(default=None, init=False)
+    """The copies to a device that whoever takes the batch has to be ordered with, until it is taken."""
 
     def __post_init__(self) -> None:
         if isinstance(self.input_ids, (Mapping, Iterator)):
-            keywords, self.input_ids = dict(self.input_ids), None
-            self.update(keywords)
+            given, self.input_ids = self.input_ids, None
+            self.update(dict(given))
+            self._mask_lost = True
+            if isinstance(given, TrainingBatch):
+                self._num_tokens, self._packed = given._num_tokens, given._packed
 
     @classmethod
     def from_numpy(
@@ -104,14 +116,26 @@ class TrainingBatch(MutableMapping[str, Any]):
         return batch
 
     @classmethod
-    def of_collated(cls, arrays: Mapping[str, Any], metadata: dict[str, Any], backend: Backend, tokens: int) -> Self:
-        """The same of arrays that `collate` made for this backend, which need no checking."""
+    def of_collated(
+        cls,
+        arrays: Mapping[str, Any],
+        metadata: dict[str, Any],
+        backend: Backend,
+        tokens: int,
+        *,
+        packed: bool = False,
+    ) -> Self:
+        """The same of arrays that `collate` made for this backend, which need no checking; with `tokens` that are not
+        padding, and maybe several documents to a row."""
         batch = cls.__new__(cls)
         made = vars(batch)
         made.update(NO_FIELDS)
         for key, value in arrays.items():
             made[key] = value if key in _NUMBERS else backend.from_numpy(value)
         made["metadata"], made["_others"], made["_hidden"], made["_num_tokens"] = metadata, {}, set(), tokens
+        made["_packed"] = packed
+        if packed and "cu_seqlens" in arrays and "max_seqlen" not in arrays:
+            made["max_seqlen"] = _longest(arrays["cu_seqlens"])  # while it is known without waiting for a device
         return batch
 
     def to_numpy(self) -> dict[str, Any]:
@@ -134,13 +158,20 @@ class TrainingBatch(MutableMapping[str, Any]):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that are not padding. Counted when asked for, unless the loader said: on a GPU that waits for it."""
+        """Tokens that are not padding. Every loader says how many; otherwise they are counted from `attention_mask` or
+        `document_ids` when asked for, and on a GPU that waits for it. An error where neither is there and rows may be
+        padded all the same: packed ones, and those of a batch that was rebuilt from a mapping."""
         if self._num_tokens is not None:
             return self._num_tokens
         for mask in (self.attention_mask, self.document_ids):
             if mask is not None and len(mask.shape) == 2:
                 return int((mask != 0).sum())
-        return int(np.prod(self.input_ids.shape))
+        if self._mask_lost or self._packed or self.cu_seqlens is not None:
+            raise ConfigError(
+                "num_tokens is not known: nothing in this batch tells tokens from padding; ask before the batch is "
+                "rebuilt or its mask removed, or keep attention_mask or document_ids among its fields"
+            )
+        return math.prod(self.input_ids.shape)
 
     @property
     def nbytes(self) -> int:
@@ -148,11 +179,18 @@ class TrainingBatch(MutableMapping[str, Any]):
         values = [*self._arrays().values(), *self.metadata.values()]
         return sum(int(value.nbytes) for value in values if _is_array(value))
 
+    def all_arrays(self) -> list[Array]:
+        """Every array that `to` moves; for `array.record_stream(stream)`, say."""
+        return list(self._arrays().values())
+
     def to(self, device: Device, non_blocking: bool = False) -> Self:
         """The batch with its arrays on another device; metadata stays where it is.
 
         torch: any device. JAX: a device, a sharding, or a name such as "gpu:0". MLX arrays are on every device
         already, and NumPy's on "cpu" only: another device is an error there.
+
+        torch copies on the current stream of the calling thread. With `non_blocking` the copy from pinned memory is
+        not waited for; the pinned memory is kept until it is done. A copy to the CPU is always waited for.
         """
         backend = self.backend
         return self._with(lambda array: backend.to(array, device, non_blocking=non_blocking))
@@ -168,11 +206,12 @@ class TrainingBatch(MutableMapping[str, Any]):
     def block_mask(self, causal: bool = True, *, dtype: str = "bool") -> Array:
         """(rows, 1, tokens, tokens): attention within documents only, see `block_diagonal_mask`."""
         ids = self.document_ids
-        if ids is None and self.cu_seqlens is None:
-            ids = self.attention_mask  # not packed: one document a row
+        if ids is None and self.cu_seqlens is None and not self._packed:
+            ids = self.attention_mask  # one document a row
         if ids is None:
             raise ConfigError(
-                "block_mask needs document_ids, or the attention_mask of rows that are not packed; got none"
+                "block_mask needs document_ids, or the attention_mask of rows that are not packed; got none: let the "
+                "loader's fields name document_ids"
             )
         return block_diagonal_mask(ids, causal, dtype=dtype)
 
@@ -189,10 +228,12 @@ class TrainingBatch(MutableMapping[str, Any]):
         `num_items_in_batch`: adds that, for models that divide their loss by it.
         """
         packed = self.cu_seqlens is not None
-        hidden = packed and self.attention_mask is not None and len(self.attention_mask.shape) == 2
+        # Without cu_seqlens, transformers finds documents by their positions, as long as there is no mask.
+        by_position = not packed and self._packed and self.position_ids is not None
+        hidden = (packed or by_position) and self.attention_mask is not None and len(self.attention_mask.shape) == 2
         mask = None if hidden else self.attention_mask
         if block_mask is not None:
-            mask, packed = self.block_mask(dtype=block_mask), False
+            mask, packed, by_position = self.block_mask(dtype=block_mask), False, False
         found = {
             "input_ids": self.input_ids,
             "attention_mask": mask,
@@ -203,6 +244,7 @@ class TrainingBatch(MutableMapping[str, Any]):
         if packed:
             longest = _longest(self.backend.to_numpy(self.cu_seqlens)) if self.max_seqlen is None else self.max_seqlen
             found |= {name: longest if key == "max_seqlen" else self.cu_seqlens for name, key in _FLASH.items()}
+        if packed or by_position:
             found["use_cache"] = False
         found |= self._others
         return {key: value for key, value in found.items() if value is not None and key not in self._hidden}
@@ -232,8 +274,8 @@ class TrainingBatch(MutableMapping[str, Any]):
         self._hidden.discard(key)
         key = _FLASH.get(key, key)
         if key in _FIELDS:
+            self._before_change(key, value)
             setattr(self, key, value)
-            self._num_tokens = None if key in _TOKENWISE else self._num_tokens
         else:
             self._others[key] = value
 
@@ -241,6 +283,7 @@ class TrainingBatch(MutableMapping[str, Any]):
         if key not in self:
             raise KeyError(key)
         if key in _FIELDS:
+            self._before_change(key, None)
             setattr(self, key, {} if key == "metadata" else None)
         else:
             self._others.pop(key, None)
@@ -265,11 +308,22 @@ class TrainingBatch(MutableMapping[str, Any]):
         own = {key: value for key in _ARRAYS if (value := getattr(self, key)) is not None}
         return own | {key: value for key, value in self._others.items() if _is_array(value)}
 
+    def _before_change(self, key: str, value: Any) -> None:
+        """Forget what is known of padding, if that may not be true of another value of a field."""
+        known, ids = self._num_tokens, self.input_ids
+        if key in _MASKS:
+            self._mask_lost = self._mask_lost or value is None
+            self._num_tokens = known if value is None else None
+        elif key == "input_ids" and ids is not None and _shape(value) != _shape(ids):
+            self._mask_lost = self._mask_lost or (known is not None and known < math.prod(ids.shape))
+            self._num_tokens = None
+
     def _with(self, change: Any) -> Self:
         """A copy whose arrays went through a function."""
         changed = {key: change(value) for key, value in self._arrays().items()}
         batch = type(self)(metadata=dict(self.metadata), max_seqlen=self.max_seqlen)
         batch.num_items_in_batch, batch._num_tokens = self.num_items_in_batch, self._num_tokens
+        batch._packed, batch._mask_lost = self._packed, self._mask_lost
         batch._hidden, batch._others = (
             set(self._hidden),
             self._others | {key: changed.pop(key) for key in self._others if key in changed},
@@ -310,6 +364,10 @@ def _check(given: Mapping[str, Any]) -> None:
 
 def _longest(cu_seqlens: npt.NDArray[Any]) -> int:
     return int(np.diff(cu_seqlens).max(initial=0))
+
+
+def _shape(array: Array) -> tuple[int, ...] | None:
+    return tuple(array.shape) if hasattr(array, "shape") else None
 
 
 def _is_array(value: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -112,6 +113,18 @@ class Indexed:
         step, _ = self.plan.read(self.plan.seek(self._numbers.of(self.plan, epoch)[number]))
         assert step is not None
         return self._make_one(step)
+
+    def position_of(self, epoch: int, number: int) -> Position:
+        """In front of a batch of an epoch; behind the last one, the beginning of the next epoch."""
+        steps = self._numbers.of(self.plan, epoch)
+        if number < len(steps):
+            return self.plan.seek(steps[number])
+        behind = self.plan.seek_epoch(epoch + 1)
+        return behind if self.plan.ended(behind) else self.plan.settle(behind)[0]
+
+    def number_of(self, position: Position) -> int:
+        """How many batches of its epoch are in front of a position."""
+        return bisect_left(self._numbers.of(self.plan, position.epoch), position.step)
 
     def count(self, epoch: int) -> int:
         return self.plan.delivered_in(epoch)
@@ -229,10 +242,9 @@ class Indexed:
             "sample": samples.numbers(),
         }
         options = self.options
-        batch = TrainingBatch.of_collated(arrays, metadata, get_backend(options.backend), tokens)
-        if options.pin_memory:
-            batch = batch.pin_memory()
-        return batch if options.device is None else batch.to(options.device, non_blocking=options.pin_memory)
+        packed = self._form.packed or self._form.padding_free
+        batch = TrainingBatch.of_collated(arrays, metadata, get_backend(options.backend), tokens, packed=packed)
+        return batch.pin_memory() if options.pin_memory else batch
 
     def _share(self, step: Step) -> _Share:
         """What this rank takes of a global batch."""

@@ -22,5 +22,6 @@ def configured(kind: type[Config], config: Config | None, overrides: Mapping[str
     for name in overrides:
         if name not in known:
             raise TypeError(f"no option is called {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}")
-    chosen = config if config is not None else kind()
-    return replace(chosen, **overrides)  # type: ignore[type-var]
+    if config is None:
+        return kind(**overrides)  # the usual one alone may need a framework that is not installed
+    return replace(config, **overrides)  # type: ignore[type-var]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from penstock.backends import get_backend
 from penstock.errors import ConfigError
 from penstock.loaders.batch import TrainingBatch
 from penstock.loaders.inputs import Paths, check_stores, pad_id_of
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
     from penstock.loaders.recipes import Recipe
 
 __all__ = ["Streamed"]
+
+_ONE_BY_ONE = (
+    "batches of a stream come one after the other; prepare the data (streaming=False) to get them by number, or from "
+    "worker processes of torch"
+)
 
 
 class Streamed:
@@ -92,7 +98,13 @@ class Streamed:
         return self._batch(step), step.position
 
     def item(self, epoch: int, number: int) -> TrainingBatch:
-        raise TypeError("batches of a stream come one after the other; prepare the data to get them by number")
+        raise TypeError(_ONE_BY_ONE)
+
+    def position_of(self, epoch: int, number: int) -> StreamPosition:
+        raise TypeError(_ONE_BY_ONE)
+
+    def number_of(self, position: StreamPosition) -> int:
+        raise TypeError(_ONE_BY_ONE)
 
     def count(self, epoch: int) -> int:
         return self.reader.steps_in(epoch)
@@ -122,7 +134,12 @@ class Streamed:
 
     def _batch(self, step: StreamStep) -> TrainingBatch:
         options = self.options
-        batch = TrainingBatch.from_numpy(step.arrays, step.metadata, options.backend)
-        if options.pin_memory:
-            batch = batch.pin_memory()
-        return batch if options.device is None else batch.to(options.device, non_blocking=options.pin_memory)
+        form = self.reader.form
+        batch = TrainingBatch.of_collated(
+            step.arrays,
+            step.metadata,
+            get_backend(options.backend),
+            step.tokens,
+            packed=form.packed or form.padding_free,
+        )
+        return batch.pin_memory() if options.pin_memory else batch

@@ -106,6 +106,8 @@ class StreamStep(NamedTuple):
     arrays: dict[str, Any]
     metadata: dict[str, Any]
     position: StreamPosition
+    tokens: int
+    """That are not padding."""
 
 
 class StreamReader:
@@ -184,10 +186,10 @@ class StreamReader:
             return None
         cursors = {number: stream.cursor for number, stream in streams.items()}
         self._look_ahead(streams, step + 1)
-        arrays, metadata = collated(taken, self.catalog, self.form, masked=self._prepared.mask is not None)
+        arrays, metadata, tokens = collated(taken, self.catalog, self.form, masked=self._prepared.mask is not None)
         metadata |= {"step": position.step, "epoch": epoch}
         self._behind = StreamPosition(epoch, position.step + 1, step + 1, cursors)
-        return StreamStep(arrays, metadata, self._behind)
+        return StreamStep(arrays, metadata, self._behind, tokens)
 
     def next_epoch(self, position: StreamPosition) -> StreamPosition:
         """Behind the end of an epoch, the beginning of the next."""

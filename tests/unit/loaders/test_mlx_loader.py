@@ -21,7 +21,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock import MemoryBudget
+from penstock.backends import get_backend
 from penstock.errors import ConfigError, DataError, ResumeError, SchemaError
+from penstock.loaders import options as options_module
 from penstock.loaders._samples.origins import Listed
 from penstock.loaders.masking import MaskedLM
 from penstock.loaders.mlx_loader import MLXDataLoader, MLXLoaderConfig
@@ -105,6 +107,14 @@ def make(data: Any = None, **more: Any) -> MLXDataLoader:
 
 
 # What a batch is
+
+
+def test_another_backend_by_name_needs_no_mlx(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(options_module, "get_backend", lambda name: asked.append(name) or get_backend(name))
+    with MLXDataLoader([{"input_ids": [1, 2]}], backend="numpy") as loader:
+        assert loader.get_batch().backend.name == "numpy"
+    assert set(asked) == {"numpy"}
 
 
 def test_batches_are_mlx_arrays_padded_to_the_longest_row() -> None:

@@ -255,6 +255,10 @@ class RolloutBatch(TrainingBatch):
         prompts, responses = (self.backend.to_numpy(array) for array in (self.prompt_length, self.response_length))
         return prompts.astype(np.int64), responses.astype(np.int64)
 
+    def all_arrays(self) -> list[Array]:
+        kind = type(self.input_ids)
+        return super().all_arrays() + [value for value in self.metadata.values() if isinstance(value, kind)]
+
     def _with(self, change: Any) -> Self:
         batch, kind = super()._with(change), type(self.input_ids)
         batch.metadata = {

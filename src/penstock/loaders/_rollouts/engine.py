@@ -72,6 +72,8 @@ class RolloutEngine:
         self._unsettled = False
         """Whether the version is that of a state which was taken before it was set."""
         self._held: tuple[Any, Round | None] | None = None
+        self._known: tuple[int, int, Place] | None = None
+        """The batch of an epoch whose place was asked for last: the next one is looked for from there."""
         # A mistake in the aggregation is told now and not with the first batch.
         denominators(np.ones(1, np.int64), self.spec)
 
@@ -92,6 +94,7 @@ class RolloutEngine:
     def set_version(self, version: int | None, position: Place) -> None:
         """Rollout batches that are not begun are judged under this version of the policy."""
         self.version, self._version_of, self._unsettled = version, (position.epoch, position.number), False
+        self._known = None
 
     def seek(self, step: int) -> Place:
         self._countable("go to a step")
@@ -144,14 +147,28 @@ class RolloutEngine:
 
     def item(self, epoch: int, number: int) -> TrainingBatch:
         self._countable("ask for a batch by its number")
-        place = replace(Place(), epoch=epoch)
-        for _ in range(number):
-            found = self._next(place, self.global_batch)
-            assert found is not None
-            place = found[1]
-        found = self._next(place, self.global_batch)
+        found = self._next(self.position_of(epoch, number), self.global_batch)
         assert found is not None
         return self._make(found[0])
+
+    def position_of(self, epoch: int, number: int) -> Place:
+        """In front of a batch of an epoch; behind the last one, the beginning of the next epoch."""
+        self._countable("ask for a batch by its number")
+        known = self._known
+        if known is None or known[0] != epoch or known[1] > number:
+            known = epoch, 0, self.seek_epoch(epoch, Place())
+        _, first, place = known
+        for _ in range(number - first):
+            found = self._next(place, self.global_batch)
+            if found is None:
+                raise self._nothing()
+            place = found[1]
+        self._known = epoch, number, place
+        return place
+
+    def number_of(self, position: Place) -> int:
+        """How many batches of its epoch are in front of a position."""
+        return position.step - self.seek_epoch(position.epoch, Place()).step
 
     def batches(self, position: Place) -> Generator[Made, None, None]:
         """The rest of an epoch. What a live source has to be waited for is waited for here, by whoever calls."""
@@ -276,9 +293,7 @@ class RolloutEngine:
             "minibatch": place.minibatch,
         }
         batch = RolloutBatch.from_numpy(arrays, metadata, options.backend)
-        if options.pin_memory:
-            batch = batch.pin_memory()
-        return batch if options.device is None else batch.to(options.device, non_blocking=options.pin_memory)
+        return batch.pin_memory() if options.pin_memory else batch
 
     def _nothing(self) -> Exception:
         held = self._round(Place())
@@ -318,7 +333,7 @@ class RolloutEngine:
         for told in changed:
             logger.warning("the state is of a loader with %s, from the next rollout batch on", told)
         place = replace(read.position, cursor=self.source.restored(read.position.cursor))
-        self._held = self.over = None
+        self._held = self.over = self._known = None
         if read.policy_version is not None:
             self.version = read.policy_version
             self._version_of = (place.epoch, place.number) if read.settled else None

@@ -5,6 +5,7 @@ plan step (one optimizer step of all ranks) -> micro-batches of all ranks -> the
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Generator, Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
@@ -107,6 +108,18 @@ class Sampled:
         assert read is not None
         micro = next(islice(self._cut(read, position, Spot(behind), self.global_micro), within, None))
         return self.maker.make(micro)
+
+    def position_of(self, epoch: int, number: int) -> Spot:
+        """In front of a micro-batch of an epoch; behind the last one, the beginning of the next epoch."""
+        if number >= self.count(epoch):
+            return Spot(self.plan.settle(self.plan.seek_epoch(epoch + 1))[0])
+        step, micro = divmod(number, self.accumulation)
+        return Spot(self.plan.seek(self._numbers.of(self.plan, epoch)[step]), micro)
+
+    def number_of(self, position: Spot) -> int:
+        """How many micro-batches of its epoch are in front of a position."""
+        steps = self._numbers.of(self.plan, position.epoch)
+        return bisect_left(steps, position.step) * self.accumulation + position.micro
 
     def one(self, position: Spot, batch_size: int | None) -> Made:
         """The batch at a position, over the end of an epoch if there is one."""

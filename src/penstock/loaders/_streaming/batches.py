@@ -52,8 +52,8 @@ class MemoryTokens:
 
 def collated(
     taken: Sequence[tuple[Filled, int]], catalog: Catalog, form: BatchForm, *, masked: bool
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arrays of a batch, and where each part of it came from."""
+) -> tuple[dict[str, Any], dict[str, Any], int]:
+    """The arrays of a batch, where each part of it came from, and how many tokens it has without padding."""
     runs = _runs(taken)
     parts = [filled.samples.slice(low, high) for filled, low, high in runs]
     samples = Samples.concat(parts)
@@ -67,7 +67,7 @@ def collated(
     # Collation is told of parts by their numbers, which say all that is needed to find them.
     numbered = Samples(samples.offsets, np.arange(len(owners)), np.zeros(len(owners), np.int64), samples.lengths)
     arrays = collate(numbered, np.zeros(len(owners), np.int64), [tokens], form, width(numbered, form))
-    return arrays, _provenance(numbered, catalog, form, blocks, places)
+    return arrays, _provenance(numbered, catalog, form, blocks, places), samples.tokens
 
 
 def _runs(taken: Sequence[tuple[Filled, int]]) -> list[tuple[Filled, int, int]]:

@@ -1,0 +1,113 @@
+"""Batches on a GPU, read on a stream of one's own behind other work: the values are those of the host."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import MLXDataLoader, PretrainDataLoader, RolloutDataLoader
+from token_stores import make_rows, make_store
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+BATCHES = 60
+CYCLES = 20_000_000
+"""About 10 ms of a GPU."""
+ROWS, TOKENS = 16, 1024
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import pyarrow as pa
+
+    rows = make_rows(3 * ROWS * BATCHES, TOKENS, shortest=TOKENS // 2)
+    return make_store(tmp_path_factory.mktemp("cuda") / "store", rows, dtype=pa.uint32())
+
+
+def make(kind: str, store: Path, **options: Any) -> Any:
+    if kind == "samples":
+        rows = [{"input_ids": list(range(number, number + 256))} for number in range(ROWS * BATCHES)]
+        chosen = {name: value for name, value in options.items() if name in ("pin_memory", "backend")}
+        return MLXDataLoader(rows, batch_size=ROWS, **chosen)
+    if kind == "rollouts":
+        rollouts = [
+            {"prompt_ids": [1] * 64, "response_ids": [number] * 512, "reward": number % 3, "group": number // 4}
+            for number in range(ROWS * BATCHES)
+        ]
+        return RolloutDataLoader(rollouts, batch_size=ROWS, **options)
+    return PretrainDataLoader(
+        store, chunk_size=TOKENS, batch_size=ROWS, streaming=kind == "streaming", packing="best_fit", **options
+    )
+
+
+def read(batch: Any) -> Any:
+    """One number that depends on every value of the fields, computed where the batch is."""
+    found = batch.input_ids.sum()
+    if batch.labels is not None:
+        found = found + 5 * batch.labels.sum()
+    if batch.document_ids is not None:
+        found = found + 7 * batch.document_ids.long().sum()
+    if "response_mask" in batch.metadata:
+        found = found + 11 * batch.metadata["response_mask"].long().sum()
+    return found
+
+
+def on_host(kind: str, store: Path) -> list[int]:
+    with make(kind, store, backend="torch", prefetch=0) as loader:
+        return [int(read(batch)) for batch in islice(loader, BATCHES)]
+
+
+COMBINATIONS = [
+    *(
+        (kind, options, False)
+        for kind in ("indexed", "streaming", "rollouts")
+        for options in (
+            {},
+            {"pin_memory": True},
+            {"prefetch": 2},
+            {"prefetch": 2, "pin_memory": True},
+            {"prefetch": 0, "pin_memory": True},
+        )
+    ),
+    *((kind, {"pin_memory": True, "prefetch": 2}, True) for kind in ("indexed", "streaming", "rollouts")),
+    ("samples", {"pin_memory": True}, True),
+]
+
+
+@pytest.mark.parametrize(("kind", "options", "by_hand"), COMBINATIONS, ids=str)
+def test_a_stream_of_its_own_reads_what_the_host_has(
+    kind: str, options: dict[str, Any], by_hand: bool, store: Path
+) -> None:
+    expected = on_host(kind, store)
+    assert len(expected) == BATCHES
+    stream, found = torch.cuda.Stream(), []
+    device = {} if by_hand else {"device": "cuda"}
+    with make(kind, store, backend="torch", **options, **device) as loader, torch.cuda.stream(stream):
+        for batch in islice(loader, BATCHES):
+            moved = batch.to("cuda", non_blocking=True) if by_hand else batch
+            assert moved.input_ids.is_cuda
+            torch.cuda._sleep(CYCLES)
+            found.append(read(moved))
+            del batch, moved
+    torch.cuda.synchronize()
+    wrong = [number for number, (got, wanted) in enumerate(zip(found, expected)) if int(got) != wanted]
+    assert not wrong
+
+
+def test_a_loop_that_changes_its_stream_reads_what_the_host_has(store: Path) -> None:
+    expected = on_host("indexed", store)
+    streams, found = [torch.cuda.Stream(), torch.cuda.default_stream(), torch.cuda.Stream()], []
+    with make("indexed", store, device="cuda", pin_memory=True, prefetch=2) as loader:
+        batches = iter(loader)
+        for number in range(BATCHES):
+            with torch.cuda.stream(streams[number % 3]):
+                batch = next(batches)
+                torch.cuda._sleep(CYCLES // 3)
+                found.append(read(batch))
+                del batch
+    torch.cuda.synchronize()
+    assert [int(got) for got in found] == expected
