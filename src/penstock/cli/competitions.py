@@ -248,7 +248,7 @@ def _show_list(registry: DatasetRegistry, names: list[str], *, as_json: bool) ->
         table.add_row(
             Text(one.name),
             one.spec.competition_type.value,
-            Text(one.metadata.evaluation_metric),
+            Text(registry.metric_of(one)),
             _count(one.spec.num_samples),
             _count(one.spec.num_features),
             Text(", ".join(one.spec.targets) or "-"),
@@ -277,7 +277,7 @@ def _drawn(registry: DatasetRegistry, competition: Competition) -> Table:
         ("url", metadata.url),
         ("tags", ", ".join(metadata.tags)),
         ("type", metadata.competition_type.value),
-        ("metric", metadata.evaluation_metric),
+        ("metric", registry.metric_of(competition)),
         ("data", str(spec.dataset_path)),
         ("files", ", ".join(spec.files.values())),
         ("rows", _count(spec.num_samples)),
@@ -301,7 +301,8 @@ def _drawn(registry: DatasetRegistry, competition: Competition) -> Table:
 
 def _facts(registry: DatasetRegistry, competition: Competition) -> dict[str, Any]:
     chosen = registry.class_of(competition)
-    return {"name": competition.name, **competition.to_dict(), "class": chosen.name, "class_reason": chosen.why}
+    reader = {"metric": registry.metric_of(competition), "class": chosen.name, "class_reason": chosen.why}
+    return {"name": competition.name, **competition.to_dict(), **reader}
 
 
 def _count(number: int | None) -> str:

@@ -10,8 +10,9 @@ from typing import Any
 
 import orjson
 
-from penstock.datasets.base import DatasetSpec
+from penstock.datasets.base import DatasetSpec, KaggleDataset
 from penstock.datasets.metadata import CompetitionMetadata
+from penstock.datasets.metrics import Metric, get_metric
 from penstock.errors import ConfigError, DataError
 from penstock.files.remote import has_password, shown
 
@@ -22,6 +23,7 @@ __all__ = [
     "discovered_before",
     "dumped",
     "entry_of",
+    "metric_stated",
     "read_entry",
     "refuse_password",
     "with_files",
@@ -154,6 +156,12 @@ def differences(there: Any, here: Any, place: str = "") -> list[str]:
             for line in differences(there.get(key), here.get(key), f"{place}.{key}" if place else str(key))
         ]
     return [] if there == here else [f"{place} is {there!r:.60} there and {here!r:.60} here"]
+
+
+def metric_stated(dataset: type[KaggleDataset] | KaggleDataset) -> Metric | None:
+    """The metric that a dataset class, or a dataset, states itself; None where it leaves that to the registry."""
+    stated: Any = dataset.metric
+    return get_metric(stated) if isinstance(stated, str | Metric) else None
 
 
 def with_files(competition: Competition) -> DatasetSpec:

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from penstock._dtypes import did_you_mean
 from penstock.datasets._guesses import Facts, facts_of, guess_kind, is_called_id, plural
 from penstock.datasets._kinds import first_code
+from penstock.datasets._metric_guess import guess_metric
 from penstock.datasets._target_types import type_of_many, type_of_one
 from penstock.datasets.base import ColumnSpec, CompetitionType, DatasetSpec
 from penstock.datasets.metadata import CompetitionMetadata
@@ -29,16 +30,6 @@ from penstock.files.remote import RemotePath, path_of, shown
 __all__ = ["Inference", "infer"]
 
 _TARGET_NAMES = ("target", "label", "labels", "y", "class", "outcome", "response")
-_METRICS = {
-    CompetitionType.BINARY_CLASSIFICATION: "accuracy",
-    CompetitionType.MULTICLASS_CLASSIFICATION: "accuracy",
-    CompetitionType.MULTILABEL_CLASSIFICATION: "f1_micro",
-    CompetitionType.ORDINAL_REGRESSION: "qwk",
-    CompetitionType.REGRESSION: "rmse",
-    CompetitionType.MULTI_TARGET_REGRESSION: "mcrmse",
-    CompetitionType.RANKING: "spearman",
-    CompetitionType.TIME_SERIES: "rmse",
-}
 
 
 class Inference(NamedTuple):
@@ -332,19 +323,7 @@ def _type(
 
 
 def _metric(files: _Files, targets: list[str], kind: CompetitionType, notes: dict[str, str]) -> str:
-    sample = files.sample
-    metric, why = _METRICS[kind], f"what is usual for {kind.value}"
-    if sample is not None and kind.has_classes:
-        values = [facts_of(sample.column(name)) for name in sample.column_names[1:]]
-        wide = kind is CompetitionType.MULTICLASS_CLASSIFICATION and len(values) > 2
-        if wide and all(one.is_number for one in values):
-            metric, why = "log_loss", f"{files.names['sample_submission']} has a column of numbers for each class"
-        elif kind is CompetitionType.BINARY_CLASSIFICATION and len(values) == 1:
-            fractions = values[0].is_number and not values[0].is_whole
-            also = pa.types.is_floating(values[0].values.type) and not files.facts(targets[0]).values.type.equals(
-                values[0].values.type
-            )
-            if fractions or also:
-                metric, why = "auc", f"{files.names['sample_submission']} has fractions, so it wants probabilities"
+    facts = {name: files.facts(name) for name in targets}
+    metric, why = guess_metric(kind, facts, sample=files.sample, file=files.names.get("sample_submission", ""))
     notes["evaluation_metric"] = f"{why}; read the competition's page"
     return metric

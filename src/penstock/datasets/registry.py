@@ -8,6 +8,7 @@ train = registry.load("titanic", "train", folds=Folds(5))
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import logging
@@ -15,7 +16,6 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from penstock.datasets._entries import (
     discovered_before,
     dumped,
     entry_of,
+    metric_stated,
     read_entry,
     with_files,
 )
@@ -107,6 +108,12 @@ class DatasetRegistry:
                 self._refuse_another(competition_name, new, file)
             write_atomic(file, entry_of(new))
         self._registered.add(competition_name)
+        if isinstance(dataset_class, type):
+            self._classes[competition_name] = dataset_class
+        else:
+            self._classes.pop(competition_name, None)
+        if isinstance(spec.dataset_path, Path):  # what lies behind a URL is looked at when it is loaded
+            self._say_metric(new, self.metric_of(new))
         if isinstance(dataset_class, type) and dataset_class.__module__ == "__main__":
             log.warning(
                 "%r is read by %s, a class of the script that is run: another process that loads it runs the whole "
@@ -115,10 +122,6 @@ class DatasetRegistry:
                 competition_name,
                 named,
             )
-        if isinstance(dataset_class, type):
-            self._classes[competition_name] = dataset_class
-        else:
-            self._classes.pop(competition_name, None)
         return new
 
     def remove(self, competition_name: str) -> None:
@@ -146,8 +149,9 @@ class DatasetRegistry:
     ) -> list[str]:
         """The names of those that fit all that is given, sorted.
 
-        `metric` is a name or an alias. Bounds are inclusive, and leave out competitions whose size is not known. Every
-        word of `text` must be in the name, the description or a tag; case does not count.
+        `metric` is a name or an alias, compared with what `load` scores by (`metric_of`). Bounds are inclusive, and
+        leave out competitions whose size is not known. Every word of `text` must be in the name, the description or a
+        tag; case does not count.
         """
         if min_samples is not None and max_samples is not None and min_samples > max_samples:
             raise ConfigError(f"min_samples={min_samples} is above max_samples={max_samples}; nothing lies between")
@@ -159,7 +163,7 @@ class DatasetRegistry:
             size = one.spec.num_samples
             return (
                 (kind is None or one.metadata.competition_type is kind)
-                and (wanted is None or one.metadata.metric.name == wanted.name)
+                and (wanted is None or get_metric(self.metric_of(one)).name == wanted.name)
                 and (min_samples is None or (size is not None and size >= min_samples))
                 and (max_samples is None or (size is not None and size <= max_samples))
                 and all(word in _searched(one.metadata) for word in words)
@@ -213,7 +217,8 @@ class DatasetRegistry:
     def load(self, competition_name: str, split: str = "train", **options: Any) -> KaggleDataset:
         """The dataset of a competition, made with `options` (`folds=`, `tokenizer=`, `template=` ...).
 
-        It is scored by the competition's metric.
+        It is scored by the metric that its class states, and else by the registered one; where the two differ, the log
+        has a warning.
         """
         competition = self.get(competition_name)
         if self._places and competition.dataset_class is None:
@@ -223,8 +228,27 @@ class DatasetRegistry:
         chosen = self.class_of(competition)
         log.info("%r is read by %s: %s", competition_name, *chosen)
         dataset = self.load_class(competition, chosen)(with_files(competition), split, **options)
-        dataset.metric = competition.metadata.evaluation_metric
+        stated = metric_stated(dataset)
+        if stated is None:
+            dataset.metric = competition.metadata.evaluation_metric
+        else:
+            self._say_metric(competition, stated.name)
         return dataset
+
+    def metric_of(self, competition: Competition | str) -> str:
+        """The metric that `load` scores by: what the class of a competition states, or else what is registered.
+
+        No file is run to find out: a class that another process discovered, or that is known by its name only, has its
+        say when the competition is loaded.
+        """
+        if isinstance(competition, str):
+            competition = self.get(competition)
+        chosen = self.class_of(competition)
+        stated = None
+        if self._is_at_hand(competition, chosen):
+            with contextlib.suppress(ConfigError):  # a class that cannot be loaded any more; loading says so
+                stated = metric_stated(self.load_class(competition, chosen))
+        return competition.metadata.evaluation_metric if stated is None else stated.name
 
     def class_of(self, competition: Competition | str) -> Chosen:
         """Which class `load` takes for a competition, and why. No file is run to find out."""
@@ -252,6 +276,23 @@ class DatasetRegistry:
                 f"{error}; or discover it where it is now, or remove the competition and register it anew"
             ) from error
 
+    def _is_at_hand(self, competition: Competition, chosen: Chosen) -> bool:
+        """Whether a class is in memory, or installed: loading it runs no file of somebody's."""
+        if competition.name in self._classes or chosen.name.startswith("penstock."):
+            return True
+        found = self._found.get(plain_name(competition.name))
+        named = competition.dataset_class or found or competition.discovered_class
+        return named is None or chosen.name == found
+
+    def _say_metric(self, competition: Competition, used: str) -> None:
+        said = competition.metadata
+        if get_metric(used).name != said.metric.name:
+            log.warning(
+                "%r is registered with the metric %s, and %s, which reads it, states %s: %s is used; register it with "
+                "that, or under another name to score it otherwise",
+                competition.name, said.evaluation_metric, self.class_of(competition).name, used, used,
+            )  # fmt: skip
+
     def _remember(self, competition: Competition) -> None:
         """Write down which class was discovered for a competition, for other processes."""
         where = self._found.get(plain_name(competition.name))
@@ -274,7 +315,7 @@ class DatasetRegistry:
         digest = hashlib.blake2b(name.encode(), digest_size=6).hexdigest()
         return self.path / f"{slug or 'competition'}-{digest}.json"
 
-    @contextmanager
+    @contextlib.contextmanager
     def _alone(self, name: str) -> Iterator[Path]:
         """The file of a name, while nobody else writes it."""
         file = self._file(name)

@@ -51,16 +51,16 @@ def test_add_guesses_writes_the_file_and_registers(titanic: Path, penstock: Call
 
 
 def test_add_again_reads_the_corrected_file_and_registers_it(titanic: Path, penstock: Call) -> None:
-    penstock("competitions", "add", "titanic")
+    penstock("competitions", "add", "titanic", "--name", "ship")
     correct(titanic, "evaluation_metric: accuracy", "evaluation_metric: auc")
     corrected = (titanic / "competition.yaml").read_text()
-    result = penstock("competitions", "add", "titanic")
+    result = penstock("competitions", "add", "titanic", "--name", "ship")
     assert result.exit_code == 0, result.stderr
-    assert result.stdout.endswith("registered titanic; as titanic/competition.yaml says\n")
-    assert DatasetRegistry().get_metadata("titanic").evaluation_metric == "auc"
+    assert result.stdout.endswith("registered ship; as titanic/competition.yaml says\n")
+    assert DatasetRegistry().get_metadata("ship").evaluation_metric == "auc"
     assert (titanic / "competition.yaml").read_text() == corrected
-    assert penstock("competitions", "add", "titanic", "--infer").exit_code == 0
-    assert DatasetRegistry().get_metadata("titanic").evaluation_metric == "accuracy"
+    assert penstock("competitions", "add", "titanic", "--name", "ship", "--infer").exit_code == 0
+    assert DatasetRegistry().get_metadata("ship").evaluation_metric == "accuracy"
 
 
 def test_a_correction_that_does_not_fit_the_data_is_refused_and_nothing_changes(titanic: Path, penstock: Call) -> None:
