@@ -42,6 +42,8 @@ class Added:
     written: bool
     rows: dict[str, int]
     name_in_file: str
+    doubts: dict[str, str]
+    """By column: what somebody should look at, of what was guessed."""
 
 
 def add_data(
@@ -93,7 +95,9 @@ def add_data(
         competition = registry.register_competition(
             metadata.competition_name, metadata, spec, dataset_class=dataset_class, replace=replace or same
         )
-    return Added(competition, file, guessed is not None, rows, in_file)
+    notes = {} if guessed is None else guessed.notes
+    doubts = {key.removeprefix("doubts."): why for key, why in notes.items() if key.startswith("doubts.")}
+    return Added(competition, file, guessed is not None, rows, in_file, doubts)
 
 
 def check_type(given: str | None) -> None:

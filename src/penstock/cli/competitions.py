@@ -88,9 +88,11 @@ def add(
         opened = DatasetRegistry(registry)
         added = add_data(opened, directory, spec, name, options, guess=guess, replace=replace)
     if as_json:
-        facts = {"spec_file": str(added.file), "written": added.written, "rows": added.rows}
+        facts = {"spec_file": str(added.file), "written": added.written, "rows": added.rows, "doubts": added.doubts}
         typer.echo(orjson.dumps(_facts(opened, added.competition) | facts, option=orjson.OPT_INDENT_2))
         return
+    for column, why in added.doubts.items():
+        typer.echo(f"penstock: column {column!r}: {why}", err=True)
     console, name = output(), added.competition.name
     print_table(console, _drawn(opened, added.competition))
     done = f"as {added.file} says"

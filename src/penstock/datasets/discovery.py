@@ -291,7 +291,7 @@ def _unsuited(dataset: type[KaggleDataset], spec: DatasetSpec) -> str:
 
 def _said(column: ColumnSpec) -> dict[str, Any]:
     """What decides how a column is said."""
-    return {key: value for key, value in column.to_dict().items() if key != "kind"}
+    return {key: value for key, value in column.to_dict().items() if key not in ("kind", "date_format")}
 
 
 def _checked(found: Any, name: str) -> type[KaggleDataset]:

@@ -189,6 +189,22 @@ def test_labels_are_shown_as_the_names_of_classes(here: Path, penstock: Call) ->
     assert [row["label"] for row in shown["rows"]] == ["setosa", "virginica", "other"]
 
 
+def test_dates_that_cannot_be_told_apart_are_named(here: Path, titanic: Path, penstock: Call) -> None:
+    (here / "c").mkdir()
+    days = [f"{day:02}/{month:02}/2019" for month in range(1, 13) for day in range(1, 13)]
+    (here / "c" / "train.csv").write_text("day,y\n" + "".join(f"{day},{n / 7}\n" for n, day in enumerate(days)))
+    result = penstock("competitions", "add", "c")
+    assert result.exit_code == 0, result.stderr
+    assert "column 'day': it looks like dates and stays text: '02/01/2019' is 2019-01-02 by %d/%m/%Y" in result.stderr
+    correct(here / "c", "day: {kind: text}", "day: {kind: date}")
+    result = penstock("competitions", "add", "c")
+    assert result.exit_code == 1
+    assert "'day': {kind: date, date_format: '%d/%m/%Y'} below columns, or kind: text" in result.stderr
+    correct(here / "c", "{kind: date}", "{kind: date, date_format: '%d/%m/%Y'}")
+    assert penstock("competitions", "add", "c").exit_code == 0
+    assert "2019-01-02" in DatasetRegistry().load("c").texts()[1].as_py()  # type: ignore[attr-defined]
+
+
 def test_a_type_nobody_knows_is_answered_with_the_short_names(titanic: Path, penstock: Call) -> None:
     for command in (["add", "titanic"], ["search"]):
         result = penstock("competitions", *command, "--type", "binari")
