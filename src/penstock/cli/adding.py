@@ -42,6 +42,8 @@ class Added:
     written: bool
     rows: dict[str, int]
     name_in_file: str
+    versions_before: int
+    """How many versions of the data were known before."""
     doubts: dict[str, str]
     """By column: what somebody should look at, of what was guessed."""
 
@@ -97,7 +99,9 @@ def add_data(
         )
     notes = {} if guessed is None else guessed.notes
     doubts = {key.removeprefix("doubts."): why for key, why in notes.items() if key.startswith("doubts.")}
-    return Added(competition, file, guessed is not None, rows, in_file, doubts)
+    return Added(
+        competition, file, guessed is not None, rows, in_file, 0 if there is None else len(there.versions), doubts
+    )
 
 
 def check_type(given: str | None) -> None:

@@ -100,6 +100,9 @@ def add(
         done = f"wrote {added.file}: look through it, correct it, and run this again"
     if added.name_in_file != name:
         done += f", but for the name, which is {added.name_in_file} there"
+    known = len(added.competition.versions)
+    if 0 < added.versions_before < known:
+        done += f"; the data has changed since it was registered, and is version {known}"
     console.print(f"registered {name}; {done}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -288,6 +291,7 @@ def _drawn(registry: DatasetRegistry, competition: Competition) -> Table:
         ("id", spec.id_column or "none"),
         ("group", spec.group_column or ""),
         ("time", spec.time_column or ""),
+        ("version", _version(competition)),
         ("class", f"{chosen.name} ({chosen.why})"),
     ):
         if value:
@@ -305,6 +309,14 @@ def _facts(registry: DatasetRegistry, competition: Competition) -> dict[str, Any
     chosen = registry.class_of(competition)
     reader = {"metric": registry.metric_of(competition), "class": chosen.name, "class_reason": chosen.why}
     return {"name": competition.name, **competition.to_dict(), **reader}
+
+
+def _version(competition: Competition) -> str:
+    """The last version of the data; nothing if nobody has read it yet."""
+    if not competition.versions:
+        return ""
+    last = competition.versions[-1]
+    return f"{last.number}, of {last.registered}: " + ", ".join(f"{one.name} {one}" for one in last.files.values())
 
 
 def _count(number: int | None) -> str:

@@ -12,9 +12,7 @@ import contextlib
 import dataclasses
 import hashlib
 import logging
-import os
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,13 +23,27 @@ from penstock._dtypes import did_you_mean
 from penstock.datasets._entries import (
     Competition,
     check_entry,
+    default_registry_directory,
     differences,
-    discovered_before,
     dumped,
+    entry_before,
     entry_of,
     metric_stated,
+    now,
     read_entry,
+    warn_of_metric,
+    with_data_version,
     with_files,
+)
+from penstock.datasets._versions import (
+    DataVersion,
+    FileContent,
+    contents,
+    files_of,
+    refuse_changed,
+    refuse_unregistered,
+    version_of,
+    with_version,
 )
 from penstock.datasets.base import CompetitionType, DatasetSpec, KaggleDataset
 from penstock.datasets.discovery import (
@@ -102,8 +114,12 @@ class DatasetRegistry:
         if isinstance(spec.dataset_path, Path):
             spec = dataclasses.replace(spec, dataset_path=spec.dataset_path.absolute())
         with self._alone(competition_name) as file:
-            discovered = self._found.get(plain_name(competition_name)) or discovered_before(file)
+            before = entry_before(file)
+            discovered = self._found.get(plain_name(competition_name)) or (
+                None if before is None else before.discovered_class
+            )
             new = Competition(metadata, spec, named, discovered if named is None else None)
+            new = with_data_version(new, () if before is None else before.versions)
             if not replace:
                 self._refuse_another(competition_name, new, file)
             write_atomic(file, entry_of(new))
@@ -113,7 +129,7 @@ class DatasetRegistry:
         else:
             self._classes.pop(competition_name, None)
         if isinstance(spec.dataset_path, Path):  # what lies behind a URL is looked at when it is loaded
-            self._say_metric(new, self.metric_of(new))
+            warn_of_metric(new, self.metric_of(new), self.class_of(new).name)
         if isinstance(dataset_class, type) and dataset_class.__module__ == "__main__":
             log.warning(
                 "%r is read by %s, a class of the script that is run: another process that loads it runs the whole "
@@ -166,7 +182,7 @@ class DatasetRegistry:
                 and (wanted is None or get_metric(self.metric_of(one)).name == wanted.name)
                 and (min_samples is None or (size is not None and size >= min_samples))
                 and (max_samples is None or (size is not None and size <= max_samples))
-                and all(word in _searched(one.metadata) for word in words)
+                and all(word in one.words for word in words)
             )
 
         return sorted(one.name for one in self._readable() if fits(one))
@@ -217,8 +233,9 @@ class DatasetRegistry:
     def load(self, competition_name: str, split: str = "train", **options: Any) -> KaggleDataset:
         """The dataset of a competition, made with `options` (`folds=`, `tokenizer=`, `template=` ...).
 
-        It is scored by the metric that its class states, and else by the registered one; where the two differ, the log
-        has a warning.
+        Files that are not what they were when the competition was registered, or first loaded, are an error: they are
+        another version of the data, which counts once it is registered again. The dataset is scored by the metric that
+        its class states, and else by the registered one; where the two differ, the log has a warning.
         """
         competition = self.get(competition_name)
         if self._places and competition.dataset_class is None:
@@ -227,12 +244,18 @@ class DatasetRegistry:
             self._remember(competition)
         chosen = self.class_of(competition)
         log.info("%r is read by %s: %s", competition_name, *chosen)
-        dataset = self.load_class(competition, chosen)(with_files(competition), split, **options)
+        spec = with_files(competition)
+        here = contents(spec, files_of(split))
+        refuse_unregistered(competition_name, competition.versions, here)
+        dataset = self.load_class(competition, chosen)(spec, split, **options)
+        refuse_changed(competition_name, here, contents(spec, here))
+        version = self._known_version(competition, here)
+        dataset.data_version = None if version is None else version.number
         stated = metric_stated(dataset)
         if stated is None:
             dataset.metric = competition.metadata.evaluation_metric
         else:
-            self._say_metric(competition, stated.name)
+            warn_of_metric(competition, stated.name, chosen.name)
         return dataset
 
     def metric_of(self, competition: Competition | str) -> str:
@@ -276,6 +299,22 @@ class DatasetRegistry:
                 f"{error}; or discover it where it is now, or remove the competition and register it anew"
             ) from error
 
+    def _known_version(self, competition: Competition, here: dict[str, FileContent]) -> DataVersion | None:
+        """The version of files that were read; written down if nobody has seen them before."""
+        version = version_of(competition.versions, here) if here else None
+        if not here or (version is not None and here.keys() <= version.files.keys()):
+            return version
+        try:
+            with self._alone(competition.name) as file:
+                entry = read_entry(file)
+                refuse_unregistered(competition.name, entry.versions, here)
+                versions, version = with_version(entry.versions, here, now())
+                there = orjson.loads(file.read_bytes())
+                write_atomic(file, dumped(there | {"versions": [one.to_dict() for one in versions]}))
+        except OSError as error:
+            log.warning("%r: the version of its data cannot be written down: %s", competition.name, error)
+        return version
+
     def _is_at_hand(self, competition: Competition, chosen: Chosen) -> bool:
         """Whether a class is in memory, or installed: loading it runs no file of somebody's."""
         if competition.name in self._classes or chosen.name.startswith("penstock."):
@@ -283,15 +322,6 @@ class DatasetRegistry:
         found = self._found.get(plain_name(competition.name))
         named = competition.dataset_class or found or competition.discovered_class
         return named is None or chosen.name == found
-
-    def _say_metric(self, competition: Competition, used: str) -> None:
-        said = competition.metadata
-        if get_metric(used).name != said.metric.name:
-            log.warning(
-                "%r is registered with the metric %s, and %s, which reads it, states %s: %s is used; register it with "
-                "that, or under another name to score it otherwise",
-                competition.name, said.evaluation_metric, self.class_of(competition).name, used, used,
-            )  # fmt: skip
 
     def _remember(self, competition: Competition) -> None:
         """Write down which class was discovered for a competition, for other processes."""
@@ -356,7 +386,7 @@ class DatasetRegistry:
         if name in self._registered:
             raise ConfigError(f"{name!r} is registered already, through this registry; {remedy}")
         here = Competition.from_dict(orjson.loads(entry_of(new)))
-        here = dataclasses.replace(here, discovered_class=there.discovered_class)
+        here = dataclasses.replace(here, discovered_class=there.discovered_class, versions=there.versions)
         differing = differences(there.to_dict(), here.to_dict())
         if differing:
             raise ConfigError(
@@ -367,18 +397,3 @@ class DatasetRegistry:
         names = self.list_competitions()
         hint = did_you_mean(name, names) or f"; there are {names}" if names else "; nothing is registered there"
         return ConfigError(f"no competition {name!r} is registered in {self.path}{hint}")
-
-
-def _searched(metadata: CompetitionMetadata) -> str:
-    return "\n".join([metadata.competition_name, metadata.description, *metadata.tags]).casefold()
-
-
-def default_registry_directory() -> Path:
-    """Where competitions are kept for a user: not with the caches, which may be deleted at any time."""
-    if chosen := os.environ.get("XDG_DATA_HOME"):
-        return Path(chosen).expanduser() / "penstock" / "competitions"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Application Support" / "penstock" / "competitions"
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "penstock" / "competitions"
-    return Path.home() / ".local" / "share" / "penstock" / "competitions"
