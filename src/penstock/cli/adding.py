@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ConfigError, DataError, PenstockError
 
 if TYPE_CHECKING:
-    from penstock.datasets.base import DatasetSpec
+    from penstock.datasets.base import DatasetSpec, KaggleDataset
+    from penstock.datasets.inference import Inference
+    from penstock.datasets.metadata import CompetitionMetadata
     from penstock.datasets.registry import Competition, DatasetRegistry
     from penstock.files.remote import RemotePath
 
@@ -40,6 +42,10 @@ class Added:
     written: bool
     rows: dict[str, int]
     name_in_file: str
+    versions_before: int
+    """How many versions of the data were known before."""
+    doubts: dict[str, str]
+    """By column: what somebody should look at, of what was guessed."""
 
 
 def add_data(
@@ -58,7 +64,7 @@ def add_data(
     """
     from penstock.datasets.inference import infer
     from penstock.datasets.registry import Competition
-    from penstock.datasets.specfile import read_spec, write_spec
+    from penstock.datasets.specfile import check_files, read_spec, write_spec
     from penstock.files.remote import path_of
 
     file = _spec_file(path_of(directory), file)
@@ -78,14 +84,24 @@ def add_data(
     same = _is_same(there, spec)
     dataset_class = there.dataset_class if there is not None and same else None
     discovered = there.discovered_class if there is not None else None
-    rows = _check(registry, Competition(metadata, spec, dataset_class, discovered))
+    wanted = Competition(metadata, spec, dataset_class, discovered)
+    reader = registry.load_class(wanted, registry.class_of(wanted))
+    if guessed is not None and options.get("metric") is None:
+        guessed = _with_metric(guessed, reader)
+        metadata = dataclasses.replace(metadata, evaluation_metric=guessed.metadata.evaluation_metric)
+    _refuse_another_metric(metadata, reader, f"{file}: evaluation_metric" if guessed is None else "--metric")
+    rows = check_files(metadata, spec, reader)
     with _put_back(file):
         if guessed is not None:
             write_spec(guessed, file, overwrite=guess)
         competition = registry.register_competition(
             metadata.competition_name, metadata, spec, dataset_class=dataset_class, replace=replace or same
         )
-    return Added(competition, file, guessed is not None, rows, in_file)
+    notes = {} if guessed is None else guessed.notes
+    doubts = {key.removeprefix("doubts."): why for key, why in notes.items() if key.startswith("doubts.")}
+    return Added(
+        competition, file, guessed is not None, rows, in_file, 0 if there is None else len(there.versions), doubts
+    )
 
 
 def check_type(given: str | None) -> None:
@@ -146,12 +162,28 @@ def _is_same(there: Competition | None, spec: DatasetSpec) -> bool:
     return there is not None and str(there.spec.dataset_path) == str(place)
 
 
-def _check(registry: DatasetRegistry, competition: Competition) -> dict[str, int]:
-    """Make the datasets once, by the class that will read them; the rows of each file."""
-    from penstock.datasets.specfile import check_files
+def _with_metric(guessed: Inference, reader: type[KaggleDataset]) -> Inference:
+    """The guess, with the metric of the class that reads the data where the class states one."""
+    from penstock.datasets.metrics import get_metric
 
-    dataset_class = registry.load_class(competition, registry.class_of(competition))
-    return check_files(competition.metadata, competition.spec, dataset_class)
+    if reader.metric is None:
+        return guessed
+    metadata = dataclasses.replace(guessed.metadata, evaluation_metric=get_metric(reader.metric).name)
+    notes = guessed.notes | {"evaluation_metric": f"{reader.__name__}, which reads the data, states it"}
+    return guessed._replace(metadata=metadata, notes=notes)
+
+
+def _refuse_another_metric(metadata: CompetitionMetadata, reader: type[KaggleDataset], where: str) -> None:
+    """Raise if somebody says another metric than the class that reads the data."""
+    from penstock.datasets.metrics import get_metric
+
+    if reader.metric is not None and get_metric(reader.metric).name != metadata.metric.name:
+        stated = get_metric(reader.metric).name
+        raise ConfigError(
+            f"{where} is {metadata.evaluation_metric}, and {reader.__name__}, which reads "
+            f"{metadata.competition_name!r}, states {stated}; give {stated}, or another name (--name) to have it "
+            "scored otherwise"
+        )
 
 
 @contextlib.contextmanager

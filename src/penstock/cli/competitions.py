@@ -88,9 +88,11 @@ def add(
         opened = DatasetRegistry(registry)
         added = add_data(opened, directory, spec, name, options, guess=guess, replace=replace)
     if as_json:
-        facts = {"spec_file": str(added.file), "written": added.written, "rows": added.rows}
+        facts = {"spec_file": str(added.file), "written": added.written, "rows": added.rows, "doubts": added.doubts}
         typer.echo(orjson.dumps(_facts(opened, added.competition) | facts, option=orjson.OPT_INDENT_2))
         return
+    for column, why in added.doubts.items():
+        typer.echo(f"penstock: column {column!r}: {why}", err=True)
     console, name = output(), added.competition.name
     print_table(console, _drawn(opened, added.competition))
     done = f"as {added.file} says"
@@ -98,6 +100,9 @@ def add(
         done = f"wrote {added.file}: look through it, correct it, and run this again"
     if added.name_in_file != name:
         done += f", but for the name, which is {added.name_in_file} there"
+    known = len(added.competition.versions)
+    if 0 < added.versions_before < known:
+        done += f"; the data has changed since it was registered, and is version {known}"
     console.print(f"registered {name}; {done}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -248,7 +253,7 @@ def _show_list(registry: DatasetRegistry, names: list[str], *, as_json: bool) ->
         table.add_row(
             Text(one.name),
             one.spec.competition_type.value,
-            Text(one.metadata.evaluation_metric),
+            Text(registry.metric_of(one)),
             _count(one.spec.num_samples),
             _count(one.spec.num_features),
             Text(", ".join(one.spec.targets) or "-"),
@@ -277,7 +282,7 @@ def _drawn(registry: DatasetRegistry, competition: Competition) -> Table:
         ("url", metadata.url),
         ("tags", ", ".join(metadata.tags)),
         ("type", metadata.competition_type.value),
-        ("metric", metadata.evaluation_metric),
+        ("metric", registry.metric_of(competition)),
         ("data", str(spec.dataset_path)),
         ("files", ", ".join(spec.files.values())),
         ("rows", _count(spec.num_samples)),
@@ -286,6 +291,7 @@ def _drawn(registry: DatasetRegistry, competition: Competition) -> Table:
         ("id", spec.id_column or "none"),
         ("group", spec.group_column or ""),
         ("time", spec.time_column or ""),
+        ("version", _version(competition)),
         ("class", f"{chosen.name} ({chosen.why})"),
     ):
         if value:
@@ -301,7 +307,16 @@ def _drawn(registry: DatasetRegistry, competition: Competition) -> Table:
 
 def _facts(registry: DatasetRegistry, competition: Competition) -> dict[str, Any]:
     chosen = registry.class_of(competition)
-    return {"name": competition.name, **competition.to_dict(), "class": chosen.name, "class_reason": chosen.why}
+    reader = {"metric": registry.metric_of(competition), "class": chosen.name, "class_reason": chosen.why}
+    return {"name": competition.name, **competition.to_dict(), **reader}
+
+
+def _version(competition: Competition) -> str:
+    """The last version of the data; nothing if nobody has read it yet."""
+    if not competition.versions:
+        return ""
+    last = competition.versions[-1]
+    return f"{last.number}, of {last.registered}: " + ", ".join(f"{one.name} {one}" for one in last.files.values())
 
 
 def _count(number: int | None) -> str:

@@ -15,11 +15,12 @@ import orjson
 import pyarrow as pa
 import xxhash
 
-from penstock.errors import StalledError
+from penstock.datasets._frames import column_names, column_of
+from penstock.errors import DataError, StalledError
 from penstock.files.atomic import AtomicFile
 from penstock.files.locking import FileLock
 
-__all__ = ["digest_of", "kept_table"]
+__all__ = ["content_of", "digest_of", "kept_table"]
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,21 @@ def digest_of(columns: Mapping[str, pa.Array | npt.NDArray[Any] | None]) -> str:
         if wide.null_count:
             digest.update(np.packbits(np.asarray(wide.is_null())).data)
     return digest.hexdigest()
+
+
+def content_of(data: Any) -> str | None:
+    """The digest of rows that are a table, whatever holds them; None for other rows and values that are not plain."""
+    names = column_names(data)
+    try:
+        return digest_of({name: _digestible(column_of(data, name)) for name in names}) if names else None
+    except (DataError, pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
+        return None
+
+
+def _digestible(column: pa.Array) -> pa.Array | npt.NDArray[Any]:
+    """Numbers as they lie in memory: as texts they would take many times as long."""
+    plain = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
+    return column.to_numpy(zero_copy_only=False) if plain and not column.null_count else column
 
 
 def kept_table(

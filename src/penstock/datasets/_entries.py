@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+import os
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,22 +13,31 @@ from typing import Any
 
 import orjson
 
-from penstock.datasets.base import DatasetSpec
+from penstock.datasets._versions import ALL_FILES, DataVersion, changes, contents, with_version
+from penstock.datasets.base import DatasetSpec, KaggleDataset
 from penstock.datasets.metadata import CompetitionMetadata
+from penstock.datasets.metrics import Metric, get_metric
 from penstock.errors import ConfigError, DataError
 from penstock.files.remote import has_password, shown
 
 __all__ = [
     "Competition",
     "check_entry",
+    "default_registry_directory",
     "differences",
-    "discovered_before",
     "dumped",
+    "entry_before",
     "entry_of",
+    "metric_stated",
+    "now",
     "read_entry",
     "refuse_password",
+    "warn_of_metric",
+    "with_data_version",
     "with_files",
 ]
+
+log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 _FILES = {"train": "train_file", "test": "test_file", "sample_submission": "sample_submission_file"}
@@ -41,10 +53,17 @@ class Competition:
     """`module:Class` or `file.py:Class` where one was given; None: the class is found by the competition's name."""
     discovered_class: str | None = None
     """`file.py:Class` where `discover` found one for its name."""
+    versions: tuple[DataVersion, ...] = ()
+    """What its files held: when it was registered, each time that was something else, and when they were first read."""
 
     @property
     def name(self) -> str:
         return self.metadata.competition_name
+
+    @property
+    def words(self) -> str:
+        """What a search looks at: name, description and tags, in lower case."""
+        return "\n".join([self.name, self.metadata.description, *self.metadata.tags]).casefold()
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -52,6 +71,7 @@ class Competition:
             "spec": self.spec.to_dict(),
             "dataset_class": self.dataset_class,
             "discovered_class": self.discovered_class,
+            "versions": [version.to_dict() for version in self.versions],
         }
 
     @classmethod
@@ -61,16 +81,21 @@ class Competition:
             DatasetSpec.from_dict(given["spec"]),
             given["dataset_class"],
             given.get("discovered_class"),
+            tuple(DataVersion.from_dict(version) for version in given.get("versions", ())),
         )
 
 
 def entry_of(competition: Competition) -> bytes:
     """The content of its file."""
-    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     try:
-        return dumped({"format": FORMAT_VERSION, "registered": now, **competition.to_dict()})
+        return dumped({"format": FORMAT_VERSION, "registered": now(), **competition.to_dict()})
     except TypeError as error:
         raise ConfigError(f"{competition.name!r} holds a value that cannot be written as JSON: {error}") from error
+
+
+def now() -> str:
+    """The time, as entries have it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def dumped(entry: dict[str, Any]) -> bytes:
@@ -104,10 +129,10 @@ def read_entry(file: Path) -> Competition:
         raise DataError(f"the entry is damaged: {error}; {remedy}", file=str(file)) from error
 
 
-def discovered_before(file: Path) -> str | None:
-    """The class that was discovered for an entry; none if it cannot be read any more."""
+def entry_before(file: Path) -> Competition | None:
+    """What a file held before it is written; none if it cannot be read any more."""
     try:
-        return read_entry(file).discovered_class
+        return read_entry(file)
     except (FileNotFoundError, DataError):
         return None
 
@@ -154,6 +179,51 @@ def differences(there: Any, here: Any, place: str = "") -> list[str]:
             for line in differences(there.get(key), here.get(key), f"{place}.{key}" if place else str(key))
         ]
     return [] if there == here else [f"{place} is {there!r:.60} there and {here!r:.60} here"]
+
+
+def metric_stated(dataset: type[KaggleDataset] | KaggleDataset) -> Metric | None:
+    """The metric that a dataset class, or a dataset, states itself; None where it leaves that to the registry."""
+    stated: Any = dataset.metric
+    return get_metric(stated) if isinstance(stated, str | Metric) else None
+
+
+def warn_of_metric(competition: Competition, used: str, reader: str) -> None:
+    """Say that a competition is scored by what the class that reads it states, where something else is registered."""
+    said = competition.metadata
+    if get_metric(used).name != said.metric.name:
+        log.warning(
+            "%r is registered with the metric %s, and %s, which reads it, states %s: %s is used; register it with "
+            "that, or under another name to score it otherwise",
+            competition.name, said.evaluation_metric, reader, used, used,
+        )  # fmt: skip
+
+
+def with_data_version(new: Competition, before: tuple[DataVersion, ...]) -> Competition:
+    """What is registered, with the version of its files among those before; a new one is announced.
+
+    Files behind a URL are looked at when they are first loaded.
+    """
+    if not isinstance(new.spec.dataset_path, Path):
+        return dataclasses.replace(new, versions=before)
+    here = contents(with_files(new), ALL_FILES)
+    versions, version = with_version(before, here, now())
+    if before and version is not None and len(versions) > len(before):
+        log.warning(
+            "%r: the data is another version, %d: %s in version %d",
+            new.name, version.number, "; ".join(changes(before[-1].files, here)), before[-1].number,
+        )  # fmt: skip
+    return dataclasses.replace(new, versions=versions)
+
+
+def default_registry_directory() -> Path:
+    """Where competitions are kept for a user: not with the caches, which may be deleted at any time."""
+    if chosen := os.environ.get("XDG_DATA_HOME"):
+        return Path(chosen).expanduser() / "penstock" / "competitions"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support" / "penstock" / "competitions"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "penstock" / "competitions"
+    return Path.home() / ".local" / "share" / "penstock" / "competitions"
 
 
 def with_files(competition: Competition) -> DatasetSpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 from collections.abc import Mapping
@@ -10,6 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.datasets._date_columns import date_remedy, find_dates, one_array
+from penstock.datasets._dates import read_dates
 from penstock.datasets._spec import ColumnKind
 from penstock.errors import DataError
 
@@ -36,14 +39,19 @@ _THOUSANDS = r"^[ \t]*[+-]?[1-9][0-9]{0,2},[0-9]{3}[ \t]*$"
 _POINT_THOUSANDS = r"^[ \t]*[+-]?[1-9][0-9]{0,2}([.][0-9]{3})+[ \t]*$"
 
 
-def as_kinds(table: pa.Table, kinds: Mapping[str, ColumnKind | None], file: str) -> pa.Table:
+def as_kinds(
+    table: pa.Table, kinds: Mapping[str, ColumnKind | None], file: str, date_formats: Mapping[str, str]
+) -> pa.Table:
     """The table with the named columns as numbers, booleans, dates or texts; other kinds leave a column as it is."""
     for name, kind in kinds.items():
         place = table.schema.get_field_index(name)
         if place < 0 or kind in (None, "categorical", "id", "ignore"):
             continue
         column = table.column(place)
-        made = _AS[kind](column, name, file)
+        if kind == "date":
+            made = _date(column, name, file, date_formats.get(name))
+        else:
+            made = _AS[kind](column, name, file)
         if made is not column:
             table = table.set_column(place, name, made)
     return table
@@ -176,10 +184,25 @@ def _numeric(column: pa.ChunkedArray, name: str, file: str) -> pa.ChunkedArray:
     return _cast(column, pa.float64(), name, file, "a number")
 
 
-def _date(column: pa.ChunkedArray, name: str, file: str) -> pa.ChunkedArray:
-    if pa.types.is_temporal(column.type) or pa.types.is_null(column.type):
+def _date(column: pa.ChunkedArray, name: str, file: str, written: str | None) -> pa.ChunkedArray:
+    kind = column.type
+    if pa.types.is_temporal(kind) or pa.types.is_null(kind):
         return column
-    return _cast(column, pa.timestamp("us"), name, file, "an ISO date such as 2024-05-17")
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):  # 20190131; a number alone has no calendar
+        column, written = _plain_texts(column), written or "%Y%m%d"
+    elif not is_text(kind):
+        raise DataError(f"column {name!r} is {kind}, and cannot be read as a date", file=file)
+    if written is None:
+        with contextlib.suppress(pa.ArrowInvalid):
+            return pc.cast(pc.utf8_trim_whitespace(column), pa.timestamp("us"))
+        found = find_dates(one_array(column))
+        written = "%Y-%m-%d" if found is None else found.format or found.nearest
+        if found is not None and written is None:
+            raise DataError(f"column {name!r} cannot be read as dates: {found.doubt}; {date_remedy(name)}", file=file)
+    dates = read_dates(one_array(column), str(written))
+    what = f"a date of the form {written}; give another date_format in the spec"
+    _refuse(column, pa.chunked_array([dates.wrong]), name, file, what)
+    return pa.chunked_array([dates.values])
 
 
 def _boolean(column: pa.ChunkedArray, name: str, file: str) -> pa.ChunkedArray:
@@ -256,4 +279,4 @@ def _refuse(column: pa.ChunkedArray, wrong: pa.ChunkedArray, name: str, file: st
         )
 
 
-_AS = {"numeric": _numeric, "date": _date, "boolean": _boolean, "text": _text}
+_AS = {"numeric": _numeric, "boolean": _boolean, "text": _text}

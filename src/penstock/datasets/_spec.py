@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 import numpy as np
 
 from penstock._dtypes import did_you_mean
+from penstock.datasets._dates import compile_format
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -122,12 +123,20 @@ class ColumnSpec:
     """What is said for a missing value: "omit" says nothing, "error" refuses the row, anything else is the text."""
     decimals: int | None = None
     thousands: bool = False
+    date_format: str = ""
+    """How a "date" is written, such as "%d.%m.%Y"; empty: as ISO has it, or what the values of the column tell."""
 
     def __post_init__(self) -> None:
         if self.kind is not None and self.kind not in get_args(ColumnKind):
             known = get_args(ColumnKind)
             raise ConfigError(f"kind must be one of {list(known)}, got {self.kind!r}{did_you_mean(self.kind, known)}")
         object.__setattr__(self, "categories", _categories(self.categories))
+        if self.date_format:
+            compile_format(self.date_format)
+            if self.kind not in ("date", "id", "ignore"):
+                raise ConfigError(
+                    f"date_format={self.date_format!r} is for kind='date', and the column has kind={self.kind!r}"
+                )
 
     def format(self) -> ColumnFormat:
         """The same for templates; a category that is not among `categories` is said as it is."""
@@ -222,6 +231,11 @@ class DatasetSpec:
     def ignored(self) -> frozenset[str]:
         """The columns that `columns` says to ignore."""
         return frozenset(name for name, column in self.columns.items() if column.kind == "ignore")
+
+    @property
+    def date_formats(self) -> dict[str, str]:
+        """The formats that `columns` says for columns of dates."""
+        return {name: column.date_format for name, column in self.columns.items() if column.date_format}
 
     def to_dict(self) -> dict[str, Any]:
         """What differs from the default, as JSON can say it; `from_dict` gives the value back."""

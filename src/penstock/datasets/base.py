@@ -17,6 +17,7 @@ import pyarrow as pa
 import xxhash
 
 from penstock._dtypes import did_you_mean
+from penstock.datasets._cache import content_of
 from penstock.datasets._checking import check_data, check_ids, id_column_of, possible_id, shared_ids
 from penstock.datasets._frames import column_names, column_of, take_rows, with_plain_targets
 from penstock.datasets._labels import Labels, target_values, training_values
@@ -77,6 +78,9 @@ class KaggleDataset(ABC):
 
     metric: str | Metric | None = None
     """How the competition scores, which `score` and `submission` go by unless they are told otherwise."""
+
+    data_version: int | None = None
+    """Which version of the competition's data this is, by its number in the registry that loaded it."""
 
     _data: Any
 
@@ -195,9 +199,13 @@ class KaggleDataset(ABC):
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits that name the rows, as far as the base knows them: class, spec, split and fold."""
+        """16 hex digits that name the rows, as far as the base knows them: class, spec, split, fold, and their values.
+
+        Rows that are no table (a list of arrays, say) count by the content of their file, if it is called as usual.
+        """
         rows = None if self.rows is None else xxhash.xxh3_128_hexdigest(self.rows.tobytes())
         told = [type(self).__qualname__, self.spec.to_dict(), self._split, rows, len(self), self.max_length]
+        told.append(content_of(self._data) or self._file_checksum())
         return xxhash.xxh3_64_hexdigest(orjson.dumps(told, option=orjson.OPT_SORT_KEYS, default=str))
 
     # -- what is to be predicted -------------------------------------------------------------------------------------
@@ -276,6 +284,12 @@ class KaggleDataset(ABC):
         """Which targets there are, and which classes: those of the whole training file, whatever the fold."""
         whole = self._class_values if self._source == "train" else training_values(self.spec)
         return Labels.of_values(whole, self.spec)
+
+    def _file_checksum(self) -> str | None:
+        from penstock.datasets._versions import contents
+
+        found = contents(self.spec, [self._source]).get(self._source)
+        return None if found is None else found.checksum
 
     def _source_of(self, split: str) -> str:
         """The split whose file has the rows; also a check that folds and split go together."""

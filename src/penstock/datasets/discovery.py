@@ -130,7 +130,8 @@ def installed_class(competition: str, spec: DatasetSpec) -> Chosen:
     """The class of penstock or of a plugin that is called after a competition; without one, that for any table.
 
     One of penstock's own is for the columns it knows, and says them in its own words. It is not taken for data that
-    is only called the same, nor where the spec says something else about how they are said.
+    is only called the same, nor where the spec predicts something else or says something else about how columns are
+    said.
     """
     wanted = plain_name(competition)
     found = next((one for name, one in discover().found.items() if plain_name(name) == wanted), None)
@@ -268,6 +269,10 @@ def _is_generic(dataset: type[KaggleDataset]) -> bool:
 def _unsuited(dataset: type[KaggleDataset], spec: DatasetSpec) -> str:
     """Why one of penstock's own classes is not for the data of a spec; nothing if it is."""
     own: DatasetSpec = getattr(sys.modules[dataset.__module__], f"{dataset.__module__.rpartition('.')[2]}_spec")()
+    if spec.targets and spec.targets != own.targets:
+        return f"the spec predicts {', '.join(map(repr, spec.targets))}, and the class {', '.join(own.targets)!r}"
+    if spec.competition_type is not own.competition_type:
+        return f"the spec says {spec.competition_type.value}, and the class {own.competition_type.value}"
     try:
         there = read_names(split_file(spec, "train"), delimiter=spec.delimiter, encoding=spec.encoding)
     except (OSError, PenstockError):
@@ -286,7 +291,7 @@ def _unsuited(dataset: type[KaggleDataset], spec: DatasetSpec) -> str:
 
 def _said(column: ColumnSpec) -> dict[str, Any]:
     """What decides how a column is said."""
-    return {key: value for key, value in column.to_dict().items() if key != "kind"}
+    return {key: value for key, value in column.to_dict().items() if key not in ("kind", "date_format")}
 
 
 def _checked(found: Any, name: str) -> type[KaggleDataset]:

@@ -13,6 +13,7 @@ time                   validation strictly later than training, which grows from
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -24,6 +25,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock._dtypes import did_you_mean
+from penstock.datasets._date_columns import date_remedy, find_dates
+from penstock.datasets._dates import read_dates
 from penstock.datasets._frames import column_of
 from penstock.datasets._grouping import codes_of, deal_groups, joined_groups
 from penstock.datasets._spec import DatasetSpec, plain
@@ -183,7 +186,7 @@ class Folds:
             raise ConfigError("kind='time' needs a column: give the spec a time_column, or pass by=...")
         column = _filled(column_of(table, name), name, "time")
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-            column = _as_times(column, name)
+            column = _as_times(column, name, spec.date_formats.get(name))
         if pa.types.is_temporal(column.type):
             column = column.cast(pa.int32() if column.type.bit_width == 32 else pa.int64())
         return np.unique(np.asarray(column), return_inverse=True)[1].astype(np.int64)
@@ -260,11 +263,24 @@ def _filled(column: pa.Array, name: str, what: str) -> pa.Array:
     return column
 
 
-def _as_times(column: pa.Array, name: str) -> pa.Array:
-    try:
-        return pc.cast(column, pa.timestamp("us"))
-    except pa.ArrowInvalid as error:
+def _as_times(column: pa.Array, name: str, written: str | None) -> pa.Array:
+    if written is None:
+        with contextlib.suppress(pa.ArrowInvalid):
+            return pc.cast(column, pa.timestamp("us"))
+        found = find_dates(column)
+        if found is None or found.format is None:
+            why = "" if found is None else f": {found.doubt}"
+            raise DataError(
+                f"the time column {name!r} is text that cannot be read as dates, such as {column[0].as_py()!r}{why}; "
+                f"{date_remedy(name)}, or write times as numbers, so that their order is known"
+            )
+        written = found.format
+    dates = read_dates(column, written)
+    if dates.wrong.any():
+        row = int(dates.wrong.argmax())
         raise DataError(
-            f"the time column {name!r} is text that is no ISO date ({error}); write times as 2024-05-17 or "
-            "2024-05-17 12:30:00, or as numbers, so that their order is known"
-        ) from error
+            f"the time column {name!r} has {column[row].as_py()!r} in row {row}, which is no date of the form "
+            f"{written}; mend it, or give another date_format in the spec",
+            row=row,
+        )
+    return dates.values

@@ -6,8 +6,10 @@ notes["target_column"]    # 'it is in train.csv and not in test.csv'
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,8 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock._dtypes import did_you_mean
+from penstock.datasets._file_dates import dates_of_files, later_by
 from penstock.datasets._guesses import Facts, facts_of, guess_kind, is_called_id, plural
 from penstock.datasets._kinds import first_code
+from penstock.datasets._metric_guess import guess_metric
 from penstock.datasets._target_types import type_of_many, type_of_one
 from penstock.datasets.base import ColumnSpec, CompetitionType, DatasetSpec
 from penstock.datasets.metadata import CompetitionMetadata
@@ -28,21 +32,16 @@ from penstock.files.remote import RemotePath, path_of, shown
 
 __all__ = ["Inference", "infer"]
 
+log = logging.getLogger(__name__)
+
 _TARGET_NAMES = ("target", "label", "labels", "y", "class", "outcome", "response")
-_METRICS = {
-    CompetitionType.BINARY_CLASSIFICATION: "accuracy",
-    CompetitionType.MULTICLASS_CLASSIFICATION: "accuracy",
-    CompetitionType.MULTILABEL_CLASSIFICATION: "f1_micro",
-    CompetitionType.ORDINAL_REGRESSION: "qwk",
-    CompetitionType.REGRESSION: "rmse",
-    CompetitionType.MULTI_TARGET_REGRESSION: "mcrmse",
-    CompetitionType.RANKING: "spearman",
-    CompetitionType.TIME_SERIES: "rmse",
-}
 
 
 class Inference(NamedTuple):
-    """What was guessed. `notes` has the reason of each guess, by field; of a column's kind by `columns.<name>`."""
+    """What was guessed. `notes` has the reason of each guess, by field; of a column's kind by `columns.<name>`.
+
+    What somebody should look at, such as dates that cannot be told apart, is in `doubts.<name>` too, and logged.
+    """
 
     metadata: CompetitionMetadata
     spec: DatasetSpec
@@ -93,9 +92,12 @@ def infer(
     targets = _targets(files, target, notes)
     id_column = _id_column(files, targets, id_column, notes)
     _check_test_columns(files, targets)
+    files, formats = _with_dates(files, targets, notes)
     time_column, later = _time_column(files, targets, notes)
     kind = _type(files, targets, competition_type, time_column if later else None, notes)
-    columns = _columns(files, {*targets, id_column}, notes)
+    columns = _columns(files, {*targets, id_column}, formats, notes)
+    if id_column is not None and id_column == time_column and id_column in formats:
+        columns[id_column] = ColumnSpec(kind="id", date_format=formats[id_column])
     metadata = CompetitionMetadata(
         competition_name=name or _name(files.directory, notes),
         competition_type=kind,
@@ -257,26 +259,51 @@ def _group_column(files: _Files, taken: set[str | None], notes: dict[str, str]) 
     return None
 
 
+def _with_dates(files: _Files, targets: list[str], notes: dict[str, str]) -> tuple[_Files, dict[str, str]]:
+    """The files with their dates as such, and the format of each; what looks like dates and cannot be read is noted."""
+    found = dates_of_files(files.train, files.test, [name for name in files.columns if name not in targets])
+    for name, doubt in found.doubts.items():
+        _doubt(
+            notes,
+            name,
+            f"it looks like dates and stays text: {doubt}; say {{kind: date, date_format: '%d/%m/%Y'}}, or leave it",
+        )
+    return dataclasses.replace(files, train=found.train, test=found.test), found.formats
+
+
+def _doubt(notes: dict[str, str], name: str, why: str) -> None:
+    notes[f"doubts.{name}"] = why
+    log.warning("column %r: %s", name, why)
+
+
 def _time_column(files: _Files, targets: list[str], notes: dict[str, str]) -> tuple[str | None, bool]:
-    """A date after whose last the test file begins; and whether it makes this a forecast."""
+    """A time after whose last the test file begins; and whether it makes this a forecast."""
     for name in files.columns:
         facts, test = files.facts(name), files.test_facts(name)
-        if name in targets or not facts.is_date or facts.missing:
+        if name in targets or not len(facts.values):
             continue
-        if test is None and files.test is None:
-            ordered = facts.values.equals(facts.values.take(pc.sort_indices(facts.values)))
-            if ordered and facts.distinct > 1:
+        if files.test is None:
+            ordered = facts.is_date and facts.values.equals(facts.values.take(pc.sort_indices(facts.values)))
+            if ordered and not facts.missing and facts.distinct > 1:
                 notes["time_column"] = "the rows are in its order"
                 return name, True
-        elif test is not None and test.is_date and len(test.values):
-            last, first = pc.max(facts.values).as_py(), pc.min(test.values).as_py()
-            if type(last) is type(first) and first > last:
-                notes["time_column"] = f"the training file ends at {last}, and the test file begins at {first}"
-                return name, True
+        elif test is not None and (later := later_by(name, facts, test)):
+            if facts.missing:
+                _doubt(
+                    notes,
+                    name,
+                    f"{later}, but {plural(facts.missing, 'row')} of the training file have none: folds are not in "
+                    "time; fill it and give it as time_column",
+                )
+                continue
+            notes["time_column"] = later
+            return name, True
     return None, False
 
 
-def _columns(files: _Files, taken: set[str | None], notes: dict[str, str]) -> dict[str, ColumnSpec]:
+def _columns(
+    files: _Files, taken: set[str | None], formats: Mapping[str, str], notes: dict[str, str]
+) -> dict[str, ColumnSpec]:
     columns = {}
     for name in files.columns:
         if name in taken:
@@ -288,8 +315,9 @@ def _columns(files: _Files, taken: set[str | None], notes: dict[str, str]) -> di
             kind, why = "text", f"{files.names['train']} has numbers, but {files.names['test']} has codes: {code!r}"
         if files.test is not None and name not in files.test.column_names:
             kind, why = "ignore", f"{files.names['test']} does not have it"
-        columns[name] = ColumnSpec(kind=kind)
-        notes[f"columns.{name}"] = why
+        columns[name] = ColumnSpec(kind=kind, date_format=formats.get(name, "") if kind == "date" else "")
+        doubt = notes.get(f"doubts.{name}")
+        notes[f"columns.{name}"] = f"{why}; {doubt}" if doubt else why
     return columns
 
 
@@ -332,19 +360,7 @@ def _type(
 
 
 def _metric(files: _Files, targets: list[str], kind: CompetitionType, notes: dict[str, str]) -> str:
-    sample = files.sample
-    metric, why = _METRICS[kind], f"what is usual for {kind.value}"
-    if sample is not None and kind.has_classes:
-        values = [facts_of(sample.column(name)) for name in sample.column_names[1:]]
-        wide = kind is CompetitionType.MULTICLASS_CLASSIFICATION and len(values) > 2
-        if wide and all(one.is_number for one in values):
-            metric, why = "log_loss", f"{files.names['sample_submission']} has a column of numbers for each class"
-        elif kind is CompetitionType.BINARY_CLASSIFICATION and len(values) == 1:
-            fractions = values[0].is_number and not values[0].is_whole
-            also = pa.types.is_floating(values[0].values.type) and not files.facts(targets[0]).values.type.equals(
-                values[0].values.type
-            )
-            if fractions or also:
-                metric, why = "auc", f"{files.names['sample_submission']} has fractions, so it wants probabilities"
+    facts = {name: files.facts(name) for name in targets}
+    metric, why = guess_metric(kind, facts, sample=files.sample, file=files.names.get("sample_submission", ""))
     notes["evaluation_metric"] = f"{why}; read the competition's page"
     return metric

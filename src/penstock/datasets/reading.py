@@ -61,6 +61,7 @@ def read_table(
     columns: Sequence[str] | None = None,
     kinds: Mapping[str, ColumnKind | None] | None = None,
     followed: Mapping[str, pa.DataType] | None = None,
+    date_formats: Mapping[str, str] | None = None,
     missing: Sequence[str] = MISSING,
 ) -> pa.Table:
     """The rows of a CSV or Parquet file, local or behind a URL.
@@ -72,7 +73,8 @@ def read_table(
     1.500 then no clear one: a column of such stays text, with a warning.
 
     `kinds` says what columns must be; a value that is not is an error that names it. "numeric" reads 007 as 7, "text"
-    keeps every cell as it is, and so does "id" unless all are whole numbers; "categorical" is as without a kind.
+    keeps every cell as it is, and so does "id" unless all are whole numbers; "categorical" is as without a kind;
+    "date" reads dates as ISO has them, as `date_formats` says, or as the values of the column tell.
     Cells as in `missing` (nothing, NA, null, nan ...) are missing values whatever the kind, in texts too; pass others
     to keep such words.
 
@@ -91,7 +93,7 @@ def read_table(
         known = [*_TEXT_SUFFIXES, *_PARQUET_SUFFIXES]
         raise ConfigError(f"{file.name} is not a table that can be read; expected one of {known}, compressed or not")
     check_followed(table, followed or {}, file.name)
-    return as_kinds(table, kinds or {}, file.name)
+    return as_kinds(table, kinds or {}, file.name, date_formats or {})
 
 
 def read_names(path: str | os.PathLike[str], *, delimiter: str | None = None, encoding: str | None = None) -> list[str]:

@@ -8,14 +8,12 @@ train = registry.load("titanic", "train", folds=Folds(5))
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import logging
-import os
 import re
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +23,27 @@ from penstock._dtypes import did_you_mean
 from penstock.datasets._entries import (
     Competition,
     check_entry,
+    default_registry_directory,
     differences,
-    discovered_before,
     dumped,
+    entry_before,
     entry_of,
+    metric_stated,
+    now,
     read_entry,
+    warn_of_metric,
+    with_data_version,
     with_files,
+)
+from penstock.datasets._versions import (
+    DataVersion,
+    FileContent,
+    contents,
+    files_of,
+    refuse_changed,
+    refuse_unregistered,
+    version_of,
+    with_version,
 )
 from penstock.datasets.base import CompetitionType, DatasetSpec, KaggleDataset
 from penstock.datasets.discovery import (
@@ -101,12 +114,22 @@ class DatasetRegistry:
         if isinstance(spec.dataset_path, Path):
             spec = dataclasses.replace(spec, dataset_path=spec.dataset_path.absolute())
         with self._alone(competition_name) as file:
-            discovered = self._found.get(plain_name(competition_name)) or discovered_before(file)
+            before = entry_before(file)
+            discovered = self._found.get(plain_name(competition_name)) or (
+                None if before is None else before.discovered_class
+            )
             new = Competition(metadata, spec, named, discovered if named is None else None)
+            new = with_data_version(new, () if before is None else before.versions)
             if not replace:
                 self._refuse_another(competition_name, new, file)
             write_atomic(file, entry_of(new))
         self._registered.add(competition_name)
+        if isinstance(dataset_class, type):
+            self._classes[competition_name] = dataset_class
+        else:
+            self._classes.pop(competition_name, None)
+        if isinstance(spec.dataset_path, Path):  # what lies behind a URL is looked at when it is loaded
+            warn_of_metric(new, self.metric_of(new), self.class_of(new).name)
         if isinstance(dataset_class, type) and dataset_class.__module__ == "__main__":
             log.warning(
                 "%r is read by %s, a class of the script that is run: another process that loads it runs the whole "
@@ -115,10 +138,6 @@ class DatasetRegistry:
                 competition_name,
                 named,
             )
-        if isinstance(dataset_class, type):
-            self._classes[competition_name] = dataset_class
-        else:
-            self._classes.pop(competition_name, None)
         return new
 
     def remove(self, competition_name: str) -> None:
@@ -146,8 +165,9 @@ class DatasetRegistry:
     ) -> list[str]:
         """The names of those that fit all that is given, sorted.
 
-        `metric` is a name or an alias. Bounds are inclusive, and leave out competitions whose size is not known. Every
-        word of `text` must be in the name, the description or a tag; case does not count.
+        `metric` is a name or an alias, compared with what `load` scores by (`metric_of`). Bounds are inclusive, and
+        leave out competitions whose size is not known. Every word of `text` must be in the name, the description or a
+        tag; case does not count.
         """
         if min_samples is not None and max_samples is not None and min_samples > max_samples:
             raise ConfigError(f"min_samples={min_samples} is above max_samples={max_samples}; nothing lies between")
@@ -159,10 +179,10 @@ class DatasetRegistry:
             size = one.spec.num_samples
             return (
                 (kind is None or one.metadata.competition_type is kind)
-                and (wanted is None or one.metadata.metric.name == wanted.name)
+                and (wanted is None or get_metric(self.metric_of(one)).name == wanted.name)
                 and (min_samples is None or (size is not None and size >= min_samples))
                 and (max_samples is None or (size is not None and size <= max_samples))
-                and all(word in _searched(one.metadata) for word in words)
+                and all(word in one.words for word in words)
             )
 
         return sorted(one.name for one in self._readable() if fits(one))
@@ -213,7 +233,9 @@ class DatasetRegistry:
     def load(self, competition_name: str, split: str = "train", **options: Any) -> KaggleDataset:
         """The dataset of a competition, made with `options` (`folds=`, `tokenizer=`, `template=` ...).
 
-        It is scored by the competition's metric.
+        Files that are not what they were when the competition was registered, or first loaded, are an error: they are
+        another version of the data, which counts once it is registered again. The dataset is scored by the metric that
+        its class states, and else by the registered one; where the two differ, the log has a warning.
         """
         competition = self.get(competition_name)
         if self._places and competition.dataset_class is None:
@@ -222,9 +244,34 @@ class DatasetRegistry:
             self._remember(competition)
         chosen = self.class_of(competition)
         log.info("%r is read by %s: %s", competition_name, *chosen)
-        dataset = self.load_class(competition, chosen)(with_files(competition), split, **options)
-        dataset.metric = competition.metadata.evaluation_metric
+        spec = with_files(competition)
+        here = contents(spec, files_of(split))
+        refuse_unregistered(competition_name, competition.versions, here)
+        dataset = self.load_class(competition, chosen)(spec, split, **options)
+        refuse_changed(competition_name, here, contents(spec, here))
+        version = self._known_version(competition, here)
+        dataset.data_version = None if version is None else version.number
+        stated = metric_stated(dataset)
+        if stated is None:
+            dataset.metric = competition.metadata.evaluation_metric
+        else:
+            warn_of_metric(competition, stated.name, chosen.name)
         return dataset
+
+    def metric_of(self, competition: Competition | str) -> str:
+        """The metric that `load` scores by: what the class of a competition states, or else what is registered.
+
+        No file is run to find out: a class that another process discovered, or that is known by its name only, has its
+        say when the competition is loaded.
+        """
+        if isinstance(competition, str):
+            competition = self.get(competition)
+        chosen = self.class_of(competition)
+        stated = None
+        if self._is_at_hand(competition, chosen):
+            with contextlib.suppress(ConfigError):  # a class that cannot be loaded any more; loading says so
+                stated = metric_stated(self.load_class(competition, chosen))
+        return competition.metadata.evaluation_metric if stated is None else stated.name
 
     def class_of(self, competition: Competition | str) -> Chosen:
         """Which class `load` takes for a competition, and why. No file is run to find out."""
@@ -252,6 +299,30 @@ class DatasetRegistry:
                 f"{error}; or discover it where it is now, or remove the competition and register it anew"
             ) from error
 
+    def _known_version(self, competition: Competition, here: dict[str, FileContent]) -> DataVersion | None:
+        """The version of files that were read; written down if nobody has seen them before."""
+        version = version_of(competition.versions, here) if here else None
+        if not here or (version is not None and here.keys() <= version.files.keys()):
+            return version
+        try:
+            with self._alone(competition.name) as file:
+                entry = read_entry(file)
+                refuse_unregistered(competition.name, entry.versions, here)
+                versions, version = with_version(entry.versions, here, now())
+                there = orjson.loads(file.read_bytes())
+                write_atomic(file, dumped(there | {"versions": [one.to_dict() for one in versions]}))
+        except OSError as error:
+            log.warning("%r: the version of its data cannot be written down: %s", competition.name, error)
+        return version
+
+    def _is_at_hand(self, competition: Competition, chosen: Chosen) -> bool:
+        """Whether a class is in memory, or installed: loading it runs no file of somebody's."""
+        if competition.name in self._classes or chosen.name.startswith("penstock."):
+            return True
+        found = self._found.get(plain_name(competition.name))
+        named = competition.dataset_class or found or competition.discovered_class
+        return named is None or chosen.name == found
+
     def _remember(self, competition: Competition) -> None:
         """Write down which class was discovered for a competition, for other processes."""
         where = self._found.get(plain_name(competition.name))
@@ -274,7 +345,7 @@ class DatasetRegistry:
         digest = hashlib.blake2b(name.encode(), digest_size=6).hexdigest()
         return self.path / f"{slug or 'competition'}-{digest}.json"
 
-    @contextmanager
+    @contextlib.contextmanager
     def _alone(self, name: str) -> Iterator[Path]:
         """The file of a name, while nobody else writes it."""
         file = self._file(name)
@@ -315,7 +386,7 @@ class DatasetRegistry:
         if name in self._registered:
             raise ConfigError(f"{name!r} is registered already, through this registry; {remedy}")
         here = Competition.from_dict(orjson.loads(entry_of(new)))
-        here = dataclasses.replace(here, discovered_class=there.discovered_class)
+        here = dataclasses.replace(here, discovered_class=there.discovered_class, versions=there.versions)
         differing = differences(there.to_dict(), here.to_dict())
         if differing:
             raise ConfigError(
@@ -326,18 +397,3 @@ class DatasetRegistry:
         names = self.list_competitions()
         hint = did_you_mean(name, names) or f"; there are {names}" if names else "; nothing is registered there"
         return ConfigError(f"no competition {name!r} is registered in {self.path}{hint}")
-
-
-def _searched(metadata: CompetitionMetadata) -> str:
-    return "\n".join([metadata.competition_name, metadata.description, *metadata.tags]).casefold()
-
-
-def default_registry_directory() -> Path:
-    """Where competitions are kept for a user: not with the caches, which may be deleted at any time."""
-    if chosen := os.environ.get("XDG_DATA_HOME"):
-        return Path(chosen).expanduser() / "penstock" / "competitions"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Application Support" / "penstock" / "competitions"
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "penstock" / "competitions"
-    return Path.home() / ".local" / "share" / "penstock" / "competitions"

@@ -51,6 +51,10 @@ _IN_YAML = (
     (r"columns=\{('[^']+'): '(\w+)'\}", r"\1: {kind: \2} below columns"),
     (r"columns=\{(.+?): ColumnSpec\(kind='ignore'\)\} in the spec", r"\1: {kind: ignore} below columns"),
     (r"ColumnSpec\(kind='ignore'\)", "kind: ignore"),
+    (
+        r"columns=\{(.+?): ColumnSpec\(kind='date', date_format=('[^']+')\)\}, or kind='text'",
+        r"\1: {kind: date, date_format: \2} below columns, or kind: text",
+    ),
     (r"pass unseen='keep'", "make it kind: text"),
     (r"files=\{'(\w+)': \.\.\.\} in the spec", r"\1: ... below files"),
     (r"pass the right (delimiter|encoding)=", r"give the right \1"),

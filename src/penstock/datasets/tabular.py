@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -18,6 +18,7 @@ import xxhash
 from penstock._dtypes import did_you_mean
 from penstock.datasets._cache import digest_of, kept_table
 from penstock.datasets._checking import feature_names, id_column_of, possible_id
+from penstock.datasets._date_columns import with_dates
 from penstock.datasets._kinds import is_text
 from penstock.datasets._labels import Labels
 from penstock.datasets._matching import check_same_columns, check_unseen, seen_values
@@ -113,10 +114,11 @@ class TabularDataset(KaggleDataset):
         kinds: dict[str, Any] = {name: column.kind for name, column in self.spec.columns.items()}
         if self.spec.id_column is not None and kinds.get(self.spec.id_column) is None:
             kinds[self.spec.id_column] = "id"
-        training, followed = None, {}
+        training, followed, formats = None, {}, self.spec.date_formats
         if self.split != "train":
             path = self._other_file("train")
-            training = None if path is None else self._read(path, kinds)
+            if path is not None:
+                training, formats = self._read(path, kinds, formats)
             if training is not None:  # a word among the numbers of another file is a mistake, not a new type
                 name = possible_id(training.column_names, self.spec)
                 self._ids_of_training = training.select([] if name is None else [name])
@@ -126,7 +128,7 @@ class TabularDataset(KaggleDataset):
                     for field in training.schema
                     if kinds.get(field.name) == "numeric" and said.get(field.name) != "numeric"
                 }
-        self._data = self._read(self.file, kinds, followed)
+        self._data, _ = self._read(self.file, kinds, formats, followed)
         self._whole: pa.Table | None = self._data if training is None else training
         """The training file, until it is known what is needed of it."""
 
@@ -223,9 +225,25 @@ class TabularDataset(KaggleDataset):
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _read(self, path: Any, kinds: dict[str, Any], followed: dict[str, pa.DataType] | None = None) -> pa.Table:
-        delimiter, encoding = self.spec.delimiter, self.spec.encoding
-        return read_table(path, delimiter=delimiter, encoding=encoding, kinds=kinds, followed=followed)
+    def _read(
+        self,
+        path: Any,
+        kinds: dict[str, Any],
+        date_formats: Mapping[str, str],
+        followed: dict[str, pa.DataType] | None = None,
+    ) -> tuple[pa.Table, dict[str, str]]:
+        """The rows of a file, and the formats of its dates: those that are given, and those that its values tell."""
+        table = read_table(
+            path,
+            delimiter=self.spec.delimiter,
+            encoding=self.spec.encoding,
+            kinds=kinds,
+            followed=followed,
+            date_formats=date_formats,
+        )
+        taken = {*self.spec.targets, possible_id(table.column_names, self.spec)}
+        free = [name for name in table.column_names if kinds.get(name) is None and name not in taken]
+        return with_dates(table, free, file=path.name, formats=date_formats)
 
     def _other_file(self, split: str) -> Any | None:
         return split_file(self.spec, split) if split in self.spec.files else find_file(self.spec.dataset_path, split)

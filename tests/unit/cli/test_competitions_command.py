@@ -51,16 +51,16 @@ def test_add_guesses_writes_the_file_and_registers(titanic: Path, penstock: Call
 
 
 def test_add_again_reads_the_corrected_file_and_registers_it(titanic: Path, penstock: Call) -> None:
-    penstock("competitions", "add", "titanic")
+    penstock("competitions", "add", "titanic", "--name", "ship")
     correct(titanic, "evaluation_metric: accuracy", "evaluation_metric: auc")
     corrected = (titanic / "competition.yaml").read_text()
-    result = penstock("competitions", "add", "titanic")
+    result = penstock("competitions", "add", "titanic", "--name", "ship")
     assert result.exit_code == 0, result.stderr
-    assert result.stdout.endswith("registered titanic; as titanic/competition.yaml says\n")
-    assert DatasetRegistry().get_metadata("titanic").evaluation_metric == "auc"
+    assert result.stdout.endswith("registered ship; as titanic/competition.yaml says\n")
+    assert DatasetRegistry().get_metadata("ship").evaluation_metric == "auc"
     assert (titanic / "competition.yaml").read_text() == corrected
-    assert penstock("competitions", "add", "titanic", "--infer").exit_code == 0
-    assert DatasetRegistry().get_metadata("titanic").evaluation_metric == "accuracy"
+    assert penstock("competitions", "add", "titanic", "--name", "ship", "--infer").exit_code == 0
+    assert DatasetRegistry().get_metadata("ship").evaluation_metric == "accuracy"
 
 
 def test_a_correction_that_does_not_fit_the_data_is_refused_and_nothing_changes(titanic: Path, penstock: Call) -> None:
@@ -187,6 +187,22 @@ def test_labels_are_shown_as_the_names_of_classes(here: Path, penstock: Call) ->
     assert 'train row 0: "setosa"' in penstock("competitions", "show", "iris", "--rows", "1").stdout
     shown = json.loads(penstock("competitions", "show", "iris", "--rows", "3", "--json").stdout)
     assert [row["label"] for row in shown["rows"]] == ["setosa", "virginica", "other"]
+
+
+def test_dates_that_cannot_be_told_apart_are_named(here: Path, titanic: Path, penstock: Call) -> None:
+    (here / "c").mkdir()
+    days = [f"{day:02}/{month:02}/2019" for month in range(1, 13) for day in range(1, 13)]
+    (here / "c" / "train.csv").write_text("day,y\n" + "".join(f"{day},{n / 7}\n" for n, day in enumerate(days)))
+    result = penstock("competitions", "add", "c")
+    assert result.exit_code == 0, result.stderr
+    assert "column 'day': it looks like dates and stays text: '02/01/2019' is 2019-01-02 by %d/%m/%Y" in result.stderr
+    correct(here / "c", "day: {kind: text}", "day: {kind: date}")
+    result = penstock("competitions", "add", "c")
+    assert result.exit_code == 1
+    assert "'day': {kind: date, date_format: '%d/%m/%Y'} below columns, or kind: text" in result.stderr
+    correct(here / "c", "{kind: date}", "{kind: date, date_format: '%d/%m/%Y'}")
+    assert penstock("competitions", "add", "c").exit_code == 0
+    assert "2019-01-02" in DatasetRegistry().load("c").texts()[1].as_py()  # type: ignore[attr-defined]
 
 
 def test_a_type_nobody_knows_is_answered_with_the_short_names(titanic: Path, penstock: Call) -> None:
