@@ -20,6 +20,7 @@ from penstock.transforms._chat.conversion import ToMessages, checked_format
 from penstock.transforms._chat.cutting import POLICIES, Pieces, cut, gathered, in_all, tally
 from penstock.transforms._chat.formats import conversations, detect_format, sides_of
 from penstock.transforms._chat.gate import Gate
+from penstock.transforms._chat.labels import refuse_labels
 from penstock.transforms._chat.messages import ROLES
 from penstock.transforms._chat.problems import RowProblem, TooLongError, Violation, alone
 from penstock.transforms._chat.proofs import Layouts
@@ -243,6 +244,7 @@ class FormatChat(Counting):
 
     def _format_of(self, batch: pa.RecordBatch) -> str:
         name = self.format if self.format != "auto" else detect_format(batch)
+        refuse_labels(batch.schema, self.keep)
         if name == "preference" and self.truncation == "split" and self.max_length is not None:
             raise SchemaError("preference pairs cannot be split; pass truncation='right', 'left', 'drop' or 'error'")
         return name
