@@ -25,7 +25,7 @@ MakeLoader = Callable[..., DataLoader]
 Digests = dict[str, str]
 _MOST_STATE_BYTES = 4096
 _FIELDS = ("input_ids", "labels", "attention_mask", "loss_mask", "position_ids", "document_ids")
-_PREFERENCE = ("completion_mask", "label", "KL_input_ids", "KL_attention_mask", "KL_completion_mask")
+_PREFERENCE = ("completion_mask", "KL_input_ids", "KL_attention_mask", "KL_completion_mask")
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +253,9 @@ def _fields(batch: TrainingBatch, loader: DataLoader) -> dict[str, list[bytes]]:
     sides = int(told.get("sides", 1))
     owners = [f"{told['sources'][source]}:{row}" for source, row in zip(told["source"].tolist(), told["row"].tolist())]
     found = {"rows": [owner.encode() + b"\n" for owner in owners]}
+    # Of each document, however many are in a row; a rank without any has one for its blank row.
+    labels = arrays["label"] if "label" in arrays and owners else np.zeros(0, np.bool_)
+    found["label"] = [value.tobytes() for value in labels]
     if loader.options.padding_free:
         cuts = arrays["cu_seqlens"] if "cu_seqlens" in arrays else np.array([0, batch.num_tokens])
         ends = [(int(low), int(high)) for low, high in pairwise(cuts) if low < batch.num_tokens]

@@ -36,16 +36,12 @@ def check_plain(manifest: Manifest, shown: object, preference: bool | None = Non
 
 
 def check_preferences(stores: Sequence[Store]) -> str:
-    """`pairs` or `labels`: what all of these stores hold."""
-    kinds = {store.shown: stored_kind(store.manifest) for store in stores}
+    """`pairs` or `labels`: what these stores hold, which were prepared as preferences or are refused."""
     for store in stores:
-        if kinds[store.shown] is None or _PROMPT_LENGTH not in store.schema.names:
+        if stored_kind(store.manifest) is None or _PROMPT_LENGTH not in store.schema.names:
             raise ConfigError(
                 f"{store.shown} was not prepared as preferences: it has the columns {store.schema.names}, and pairs "
                 "have chosen_input_ids, rejected_input_ids and prompt_length, labelled answers input_ids, label and "
                 "prompt_length; prepare the raw files with preference=True (--preference)"
             )
-    found = set(kinds.values())
-    if len(found) > 1:
-        raise ConfigError(f"stores that are read as one hold either pairs or labelled answers, got {kinds}")
-    return str(found.pop())
+    return str(stored_kind(stores[0].manifest))  # columns that differ are refused wherever stores are read as one

@@ -18,6 +18,6 @@ def refuse_labels(schema: pa.Schema, kept: Collection[str]) -> None:
     if name is not None and name not in kept:
         raise SchemaError(
             f"the column {name!r} says which answers are good and which are bad (KTO), and as plain chats both would "
-            "be trained on alike; use PreferenceDataLoader, or FormatPreference in a pipeline; pass preference=False to "
-            f"a loader, or keep={name!r} to FormatChat, to train on all of them; or drop or rename the column"
+            "be trained on alike; use PreferenceDataLoader, or FormatPreference in a pipeline; pass preference=False "
+            f"to a loader, or keep={name!r} to FormatChat, to train on all of them; or drop or rename the column"
         )
