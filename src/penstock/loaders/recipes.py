@@ -18,8 +18,9 @@ from penstock.files.listing import PathLike
 from penstock.pipeline import Source, Transform
 from penstock.sources import JsonlSource, ParquetSource, open_source
 from penstock.store import Lineage
-from penstock.store.labels import LABELS, label_column
+from penstock.store.labels import LABELS, label_column, rejected_column
 from penstock.transforms import Select
+from penstock.transforms._chat.labels import refuse_labels
 from penstock.transforms._tokenizers.loading import TokenizerSpec
 from penstock.transforms.deduplication import Dedup, ExactDedup, MinHashDedup, dedup_stages
 from penstock.transforms.filtering import quality_filters
@@ -157,13 +158,15 @@ class Recipe:
         """The transform of chats with these columns; preferences are refused until it is said what they are for."""
         options: dict[str, Any] = {"max_length": self.max_length, "truncation": self.truncation, **self.chat}
         if self.preference is False:
-            # Labels stay beside the tokens, so that whoever reads the store is told as well.
-            labels = [name for name in LABELS if name in schema.names and name not in self.keep]
+            # Labels and rejected answers stay beside the tokens, so that whoever reads the store is told as well.
+            told = {*LABELS, rejected_column(schema)}
+            labels = [name for name in schema.names if name in told and name not in self.keep]
             return FormatChat(tokenizer, self.template, keep=[*self.keep, *labels], **options)
         kind = preference_kind(schema, self._shape(schema))
         if self.preference is None and kind is not None:
             raise ConfigError(_untold(kind, label_column(schema)))
         if self.preference is None:
+            refuse_labels(schema, self.keep)
             return FormatChat(tokenizer, self.template, keep=list(self.keep), **options)
         if kind is None:
             raise ConfigError(

@@ -82,6 +82,8 @@ REFUSED = {
     "prompt, completion and label": {"prompt": "Is it open?", "completion": "No.", "label": False},
     "messages and label": LABELLED | {"label": False},
     "messages and kto_tag": LABELLED | {"kto_tag": True},
+    "messages and rejected_response": LABELLED | {"rejected_response": "c"},
+    "prompt, completion and rejected": {"prompt": "Is it open?", "completion": "Yes.", "rejected": "No."},
 }
 
 
@@ -103,7 +105,7 @@ def test_preferences_are_refused_as_plain_chats_by_every_way_in(tmp_path: Path, 
     for name, use in ways(file, tmp_path):
         with pytest.raises(PenstockError, match="PreferenceDataLoader") as caught:
             use()
-        column = next((column for column in ("label", "kto_tag") if column in row), "rejected")
+        column = next(column for column in ("label", "kto_tag", "rejected", "rejected_response") if column in row)
         assert repr(column) in str(caught.value), name
 
 
