@@ -296,9 +296,10 @@ def main() -> None:
     if sys.argv[1:2] == ["--case"]:
         run_case(*sys.argv[2:])
         return
-    from corpus import read_through
     from measure import CaseError, Measurement, measure
     from table import table
+
+    from corpus import read_through
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--suite", default="minhash,exact,exact-rows,exact-file")

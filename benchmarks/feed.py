@@ -66,8 +66,9 @@ def run_case(what: str, arguments: str, facts: str) -> None:
 
 
 def run_feed(runner: Runner, options: argparse.Namespace) -> dict[str, Any]:
-    from corpus import read_through
     from feed_peers.inputs import make_tokens
+
+    from corpus import read_through
 
     sequences = int(options.tokens) // SEQUENCE
     data = make_tokens(runner.data, sequences)
@@ -153,9 +154,10 @@ def _feed_figures(runs: Runs) -> dict[str, Any]:
 
 
 def run_start(runner: Runner, options: argparse.Namespace) -> dict[str, Any]:
-    from corpus import read_through
     from feed_peers.inputs import make_small_rows
     from measure import CaseError
+
+    from corpus import read_through
 
     wanted: list[tuple[str, dict[str, Any], Runs]] = []
     for rows in START_ROWS:
@@ -254,9 +256,10 @@ def run_packing(runner: Runner, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_chat(runner: Runner, options: argparse.Namespace) -> dict[str, Any]:
-    from corpus import read_through
     from feed_peers.inputs import make_chats
     from realtext import make_tokenizer
+
+    from corpus import read_through
 
     source, tokenizer = make_chats(runner.data, options.conversations), make_tokenizer()
     cases = runner.choose(CHAT)

@@ -18,12 +18,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from corpus import DATA
 from facts import report_facts
 from measure import CaseError, measure
 from realtext import make_text
 from speed import QUIET
 from table import table
+
+from corpus import DATA
 
 FILTERS = {
     "gopher-quality": ("GopherQuality", "gopher_quality_filter", "GopherQualityFilter"),

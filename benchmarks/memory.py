@@ -16,11 +16,12 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from corpus import DATA, Corpus, read_through, repeat
 from facts import own_peak_bytes, report_facts
 from job import MAX_WORDS, MIN_WORDS, ZSTD
 from measure import CaseError, measure
 from table import table
+
+from corpus import DATA, Corpus, read_through, repeat
 
 BUDGETS = ["64 MiB", "256 MiB", "1 GiB"]
 INPUT_BYTES = 2_000_000_000

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from corpus import make_corpus
 from engines import ENGINES
 from memory import run_memory
 from overhead import run_overhead
 from speed import run_speed
+
+from corpus import make_corpus
 
 SUITES = ("speed", "memory", "overhead")
 

@@ -18,11 +18,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
-from corpus import DATA, Answer, Corpus, checksum, read_through
 from engines import ENGINES, Engine
 from job import COLUMNS
 from measure import CaseError, Measurement, measure
 from table import table
+
+from corpus import DATA, Answer, Corpus, checksum, read_through
 
 VERSIONS = {"vector": "vectorised", "row": "Python function per row"}
 

@@ -20,12 +20,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from corpus import DATA, read_through
 from facts import report_facts
 from measure import CaseError, Measurement, measure
 from realtext import make_chats, make_text, make_tokenizer
 from speed import QUIET
 from table import table
+
+from corpus import DATA, read_through
 
 TARGETS = {
     "text": [("datasets", 30.0), ("bare", 0.6)],

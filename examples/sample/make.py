@@ -1,4 +1,4 @@
-"""Make this sample: documents, chats, and a small tokenizer trained on them.
+"""Make this sample: documents, chats, pairs of answers, and a small tokenizer trained on them.
 
     python examples/sample/make.py
 
@@ -207,10 +207,19 @@ def chats(draw: random.Random) -> list[dict[str, object]]:
     return rows
 
 
+def pairs() -> list[dict[str, object]]:
+    """Questions with their answer, and with that of another question."""
+    others = [*QUESTIONS[1:], QUESTIONS[0]]
+    return [
+        {"prompt": question, "chosen": answer, "rejected": other}
+        for (question, answer), (_, other) in zip(QUESTIONS, others)
+    ]
+
+
 def files() -> dict[str, str]:
     """The data, by file name: the same on every machine."""
     draw = random.Random(20)
-    rows = {"documents.jsonl": documents(draw), "chats.jsonl": chats(draw)}
+    rows = {"documents.jsonl": documents(draw), "chats.jsonl": chats(draw), "pairs.jsonl": pairs()}
     return {name: "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in made) for name, made in rows.items()}
 
 

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         StoppedError,
     )
     from penstock.fsqueue import DataProviderBase, DatasetConsumer
+    from penstock.loaders._preference.batch import PreferenceBatch
     from penstock.loaders._rollouts.advantages_of import AdvantageSpec, KLPenalty, Overlong
     from penstock.loaders._rollouts.batch import RolloutBatch
     from penstock.loaders._rollouts.live import LiveBuffer
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
     from penstock.loaders.mixed import MixedDataLoader
     from penstock.loaders.mlx_loader import MLXDataLoader, MLXLoaderConfig
     from penstock.loaders.options import LoaderOptions
+    from penstock.loaders.preference import PreferenceDataLoader
     from penstock.loaders.preparation import Prepared, prepare
     from penstock.loaders.pretrain import PretrainDataLoader
     from penstock.loaders.recipes import Recipe
@@ -150,6 +152,8 @@ __all__ = [
     "PluginError",
     "PoolFullError",
     "Position",
+    "PreferenceBatch",
+    "PreferenceDataLoader",
     "Prepared",
     "PretrainDataLoader",
     "QueueNotFoundError",
@@ -249,6 +253,8 @@ __getattr__ = lazy(
         "DataLoader": "penstock.loaders.base",
         "TrainingBatch": "penstock.loaders.batch",
         "ConversationDataLoader": "penstock.loaders.conversation",
+        "PreferenceBatch": "penstock.loaders._preference.batch",
+        "PreferenceDataLoader": "penstock.loaders.preference",
         "Endless": "penstock.loaders.integrations",
         "MixedDataLoader": "penstock.loaders.mixed",
         "Prepared": "penstock.loaders.preparation",

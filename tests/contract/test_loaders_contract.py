@@ -17,15 +17,17 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from penstock.distributed.sharding import Strided
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
 from penstock.loaders.conversation import ConversationDataLoader
 from penstock.loaders.mixed import MixedDataLoader
+from penstock.loaders.preference import PreferenceDataLoader
 from penstock.loaders.pretrain import PretrainDataLoader
 from penstock.loaders.rollout import RolloutDataLoader
 from penstock.order.schedules import Schedule
 from penstock.testing import assert_loader_contract
-from token_stores import make_masks, make_rows, make_store
+from token_stores import make_masks, make_preferences, make_rows, make_store
 
 WORLDS = {1: [1], 2: [1, 2], 4: [1, 2, 4], 6: [1, 2, 3, 6], 8: [1, 2, 4, 8], 7: [1, 7], 5: [1, 5]}
 LENGTH = 24
@@ -244,3 +246,24 @@ def test_rollouts_keep_the_contract(tmp_path: Path, kind: str, options: dict[str
         rollouts = path
     fixed: dict[str, Any] = {"backend": "numpy", **options}
     assert_loader_contract(lambda **more: RolloutDataLoader(rollouts, **fixed, **more), steps=16)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"padding_free": True, "drop_last": True},
+        {"packing": "best_fit", "padding_side": "left"},
+        {"max_tokens": 120, "worlds": [1]},
+        {"truncation": "drop", "max_length": 22, "sharding": Strided()},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", ["pairs", "labels"])
+def test_preferences_keep_the_contract(tmp_path: Path, kind: str, options: dict[str, Any]) -> None:
+    store = make_preferences(tmp_path / "store", 23, LENGTH, pairs=kind == "pairs", shard_bytes=800)
+    fixed: dict[str, Any] = {"backend": "numpy", "max_length": LENGTH, **options}
+    worlds = fixed.pop("worlds", [1, 2, 4])
+    if kind == "labels" and not options:
+        fixed["kl"] = True
+    assert_loader_contract(lambda **more: PreferenceDataLoader(store, **fixed, **more), steps=6, worlds=worlds)

@@ -14,10 +14,11 @@ from rich.text import Text
 
 from penstock.cli.consoles import output
 from penstock.cli.exits import clear_exits
-from penstock.cli.prepare import ColumnsOption, TemplateOption, TokenizerOption, chat_options
+from penstock.cli.prepare import ColumnsOption, PreferenceOption, TemplateOption, TokenizerOption, chat_options
 from penstock.errors import DataError
 from penstock.loaders import Recipe
 from penstock.transforms.formatting import FormatChat
+from penstock.transforms.preference import FormatPreference
 
 __all__ = ["lint"]
 
@@ -42,13 +43,15 @@ def lint(
     train_on: Annotated[str, typer.Option(metavar="WHAT", help="As in prepare.")] = "assistant",
     eot: Annotated[bool, typer.Option(help="As in prepare.")] = True,
     columns: ColumnsOption = "",
+    preference: PreferenceOption = None,
     max_length: Annotated[int | None, typer.Option(min=1, help="Longer rows are violations.")] = None,
     most: Annotated[int, typer.Option("--most", help="How many violations to show.")] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each violation.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Check every row of a chat data set: something is supervised, turns end with their token, one BOS, the prompt in
-    training is the prompt in use, no role header is trained on.
+    training is the prompt in use, no role header is trained on. With --preference also: chosen and rejected answers
+    stand behind the same tokens, and labels are true or false.
 
     Exit codes: 0 every row passes; 1 there is a violation, or an error.
     """
@@ -56,10 +59,12 @@ def lint(
     kinds: Counter[str] = Counter()
     with clear_exits(debug=debug):
         options: dict[str, Any] = chat_options(train_on, columns, include_eot=eot)
-        format_chat = FormatChat(tokenizer, template, max_length=max_length, **options)
+        recipe = Recipe(
+            tokenizer=tokenizer, template=template, chat=options, max_length=max_length, preference=preference
+        )
         rows = 0
-        source = Recipe(tokenizer=tokenizer, template=template, chat=options).open([Path(file) for file in files])
-        for finding, rows in _findings(source, format_chat):  # noqa: B007
+        source = recipe.open([Path(file) for file in files])
+        for finding, rows in _findings(source, recipe):  # noqa: B007
             if finding is None:
                 continue
             kinds[finding.kind] += 1
@@ -79,9 +84,10 @@ def lint(
         raise typer.Exit(1)
 
 
-def _findings(source: Any, format_chat: FormatChat) -> Iterator[tuple[Finding | None, int]]:
+def _findings(source: Any, recipe: Recipe) -> Iterator[tuple[Finding | None, int]]:
     """Each finding, and how many rows have been seen; None at the end of a batch without one."""
     rows = 0
+    check: FormatChat | FormatPreference | None = None
     while True:
         try:
             batch = source.next_batch(_BATCH_ROWS)
@@ -92,9 +98,11 @@ def _findings(source: Any, format_chat: FormatChat) -> Iterator[tuple[Finding | 
             continue
         if batch is None:
             return
+        if check is None:
+            check = recipe.format_chat(recipe.load_tokenizer(), batch.schema)
         origin = source.origin()
         rows += batch.num_rows
-        for violation in format_chat.check_rows(batch):
+        for violation in check.check_rows(batch):
             row = origin.row + violation.row
             yield Finding(origin.file, row, violation.kind, violation.message, _bracketed(violation.shown)), rows
         yield None, rows

@@ -48,6 +48,15 @@ ColumnsOption = Annotated[
     ),
 ]
 
+PreferenceOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--preference/--no-preference",
+        help="Take rows with chosen and rejected answers, or with a label (KTO), as preferences; or as plain chats, of "
+        "which chosen, or every answer whatever its label, is trained on. By default they are refused.",
+    ),
+]
+
 
 def prepare(
     inputs: Annotated[list[str], typer.Argument(metavar="IN...", help="Files, directories or globs.")],
@@ -64,6 +73,10 @@ def prepare(
     ] = "assistant",
     eot: Annotated[bool, typer.Option(help="Train on the token that ends an assistant turn.")] = True,
     columns: ColumnsOption = "",
+    preference: PreferenceOption = None,
+    max_prompt_length: Annotated[
+        int | None, typer.Option(min=1, help="Of preferences: a longer prompt loses its beginning.")
+    ] = None,
     max_length: Annotated[int | None, typer.Option(min=1, help="The most tokens a row may have.")] = None,
     truncation: Annotated[
         str, typer.Option(help="What becomes of longer rows: error, drop, left, right, split.")
@@ -92,9 +105,10 @@ def prepare(
     penstock prepare corpus/*.jsonl --tokenizer model/ --out corpus.store --filter gopher,c4 --dedup exact,minhash
     penstock prepare chats.jsonl --tokenizer model/ --out chats.store --template chatml --max-length 4096
 
-    Rows with a column `text` are documents; chats (messages, ShareGPT, Alpaca, prompt/completion, preference pairs) are
-    rendered with the template, and every row passes the supervision gate. The same command, killed or not, never does
-    the same work twice: it goes on where it was, or says that the store is ready.
+    Rows with a column `text` are documents; chats (messages, ShareGPT, Alpaca, prompt/completion) are rendered with the
+    template, and every row passes the supervision gate. Pairs of answers (chosen, rejected) and answers with a label
+    (KTO) need --preference. The same command, killed or not, never does the same work twice: it goes on where it was,
+    or says that the store is ready.
     """
     console = Console(stderr=True)
     stopped = "stopped; the same command goes on where it was"
@@ -113,6 +127,8 @@ def prepare(
             keep=names(keep),
             fast=fast,
             chat=chat_options(train_on, columns, include_eot=eot),
+            preference=preference,
+            max_prompt_length=max_prompt_length,
         )
         prepared = prepare_store(
             inputs,

@@ -16,7 +16,7 @@ from rich.text import Text
 from penstock.cli.consoles import output
 from penstock.cli.exits import clear_exits
 from penstock.cli.loading import SetOption, read_planned
-from penstock.cli.prepare import ColumnsOption, TemplateOption, chat_options
+from penstock.cli.prepare import ColumnsOption, PreferenceOption, TemplateOption, chat_options
 from penstock.cli.show_step import documents_of_step
 from penstock.cli.tokens import STYLES, Pieces, bracketed, coloured, pieces_of, runs_of, tokenizer_of
 from penstock.errors import ConfigError, DataError
@@ -49,6 +49,7 @@ def show(
     train_on: Annotated[str, typer.Option(metavar="WHAT", help="As in prepare; for files.")] = "assistant",
     eot: Annotated[bool, typer.Option(help="As in prepare; for files.")] = True,
     columns: ColumnsOption = "",
+    preference: PreferenceOption = None,
     ids: Annotated[bool, typer.Option("--ids", help="One line for each token: id, text, what it is.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each sequence.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
@@ -64,9 +65,8 @@ def show(
             documents = documents_of_step(read_planned(data, assignments), step, rank=rank, tokenizer=tokenizer)
             sequences = [_Sequence(str(each), each.tokens, each.supervised, each.pieces()) for each in documents]
         else:
-            sequences = _of_row(
-                data, row, tokenizer, template, column, chat_options(train_on, columns, include_eot=eot)
-            )
+            chat = chat_options(train_on, columns, include_eot=eot)
+            sequences = _of_row(data, row, tokenizer, template, column, chat, preference=preference)
     console = output()
     for sequence in sequences:
         if as_json:
@@ -112,7 +112,14 @@ class _Sequence:
 
 
 def _of_row(
-    data: Path, row: int, tokenizer: str | None, template: str | None, column: str | None, chat: dict[str, Any]
+    data: Path,
+    row: int,
+    tokenizer: str | None,
+    template: str | None,
+    column: str | None,
+    chat: dict[str, Any],
+    *,
+    preference: bool | None,
 ) -> list[_Sequence]:
     """One sequence of tokens; of a preference pair, two."""
     if is_store(data):
@@ -120,7 +127,9 @@ def _of_row(
     elif data.suffix in (".yaml", ".yml"):
         raise ConfigError(f"{data}: of a loader one step is shown; pass --step N")
     else:
-        recipe = Recipe(tokenizer=_needed(tokenizer), template=template, column=column, chat=chat)
+        recipe = Recipe(
+            tokenizer=_needed(tokenizer), template=template, column=column, chat=chat, preference=preference
+        )
         loaded, rows = _from_file(data, row, recipe)
     return [_Sequence(name, tokens, mask, list(pieces_of(loaded, tokens, mask))) for name, tokens, mask in rows]
 
@@ -169,6 +178,8 @@ def _sides(row: dict[str, Any], name: str) -> list[Row]:
     sides = [column.removesuffix("input_ids") for column in row if column.endswith("input_ids")]
     if not sides:
         raise ConfigError(f"there are no tokens here, only {', '.join(row)}")
+    if isinstance(row.get("label"), bool | np.bool_):
+        name = f"{name}, label {'true' if row['label'] else 'false'}"
     found: list[Row] = []
     for side in sides:
         mask = row.get(f"{side}loss_mask")

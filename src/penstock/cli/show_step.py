@@ -33,6 +33,8 @@ class Document:
     tokens: Any
     labels: Any
     tokenizer: Tokenizer
+    side: str = ""
+    """Of a preference pair: chosen or rejected."""
 
     @property
     def supervised(self) -> Any:
@@ -45,7 +47,9 @@ class Document:
 
     def __str__(self) -> str:
         where = f"rank {self.rank}, row {self.sample}"
-        return f"{where}: padding" if self.source is None else f"{where}: {self.source} row {self.row}"
+        if self.source is None:
+            return f"{where}: padding"
+        return f"{where}: {self.source} row {self.row}" + (f", {self.side}" if self.side else "")
 
 
 def documents_of_step(
@@ -76,24 +80,27 @@ def _documents(loader: DataLoader, number: int, rank: int, tokenizer: str | None
     for row, low, high, real in _stretches(batch):
         tokens, labels = batch.input_ids[row, low:high], batch.labels[row, low:high]
         if real and row in filled:
-            source, number = next(parts)
-            yield Document(rank, row, names[source], number, tokens, labels, tokenizers[source])
+            source, number, side = next(parts)
+            yield Document(rank, row, names[source], number, tokens, labels, tokenizers[source], side)
         else:
             yield Document(rank, row, None, None, tokens, labels, tokenizers[0])
 
 
-def _parts(loader: DataLoader, batch: Any) -> tuple[Iterator[tuple[int, int]], set[int]]:
-    """(source, row) of every part with tokens, in order; and the rows of the batch that are not blank."""
+def _parts(loader: DataLoader, batch: Any) -> tuple[Iterator[tuple[int, int, str]], set[int]]:
+    """(source, row, side) of every part with tokens, in order; and the rows of the batch that are not blank."""
     sources, rows, samples = (batch.metadata[name] for name in ("source", "row", "sample"))
     lengths = np.zeros(len(rows), np.int64)
     for number, stock in enumerate(loader.stocks):
         which = sources == number
         lengths[which] = stock.inputs.table.lengths(rows[which])
     some = lengths > 0
-    parts = zip(sources[some].tolist(), rows[some].tolist())
+    sides = ("chosen", "rejected") if batch.metadata.get("sides") == 2 else ("",)
+    own = list(zip(sources[some].tolist(), rows[some].tolist()))
+    parts = ((source, row, side) for side in sides for source, row in own)
     if loader.options.padding_free or loader.options.max_tokens is not None:
         return parts, set(range(batch.batch_size)) if some.any() else set()
-    return parts, set(samples[some].tolist())
+    half = batch.batch_size // len(sides)
+    return parts, {sample + half * number for number in range(len(sides)) for sample in samples[some].tolist()}
 
 
 def _stretches(batch: Any) -> Iterator[tuple[int, int, int, bool]]:

@@ -2,6 +2,7 @@
 
     prepare        raw files -> token store, once                    preparation.py, recipes.py
     a loader       token store -> batches, in the order of a plan    base.py, pretrain.py, conversation.py, mixed.py
+    preferences    pairs and labelled answers -> batches of both sides    preference.py
     rollouts       what a policy generated -> batches with advantages    rollout.py
     samples        anything with a length and items -> batches, or a stream    mlx_loader.py, streaming.py, memory.py
 
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 from penstock._lazy import lazy
 
 if TYPE_CHECKING:
+    from penstock.loaders._preference.batch import PreferenceBatch
     from penstock.loaders._rollouts.advantages_of import AdvantageSpec, KLPenalty, Overlong
     from penstock.loaders._rollouts.batch import RolloutBatch
     from penstock.loaders._rollouts.live import LiveBuffer
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from penstock.loaders.memory import MemoryConfig, UnifiedMemoryManager
     from penstock.loaders.mixed import MixedDataLoader
     from penstock.loaders.mlx_loader import MLXDataLoader, MLXLoaderConfig
+    from penstock.loaders.preference import PreferenceDataLoader
     from penstock.loaders.preparation import Prepared, prepare
     from penstock.loaders.pretrain import PretrainDataLoader
     from penstock.loaders.recipes import Recipe
@@ -48,6 +51,8 @@ __all__ = [
     "MemoryConfig",
     "MixedDataLoader",
     "Overlong",
+    "PreferenceBatch",
+    "PreferenceDataLoader",
     "Prepared",
     "PretrainDataLoader",
     "Recipe",
@@ -71,6 +76,8 @@ __getattr__ = lazy(
         "ConversationDataLoader": "penstock.loaders.conversation",
         "DataLoader": "penstock.loaders.base",
         "MixedDataLoader": "penstock.loaders.mixed",
+        "PreferenceBatch": "penstock.loaders._preference.batch",
+        "PreferenceDataLoader": "penstock.loaders.preference",
         "Prepared": "penstock.loaders.preparation",
         "PretrainDataLoader": "penstock.loaders.pretrain",
         "Recipe": "penstock.loaders.recipes",

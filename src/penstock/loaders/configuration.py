@@ -1,6 +1,6 @@
 """A file that describes a loader: the keywords of its constructor, one by one.
 
-    loader: mixed                        # or pretrain, conversation
+    loader: mixed                        # or pretrain, conversation, preference
     sources:
       web: web.store
       chat: {loader: conversation, path: chats.jsonl, tokenizer: model/, chat_template: chatml}
@@ -43,10 +43,12 @@ from penstock.distributed.sharding import Balanced, Contiguous, Strided
 from penstock.errors import ConfigError, PenstockError
 from penstock.files.documents import read_document, set_value
 from penstock.files.listing import PathLike
+from penstock.loaders._preference.stores import stored_kind
 from penstock.loaders.base import DataLoader
 from penstock.loaders.conversation import ConversationDataLoader
 from penstock.loaders.mixed import MixedDataLoader
 from penstock.loaders.options import LoaderOptions
+from penstock.loaders.preference import PreferenceDataLoader
 from penstock.loaders.pretrain import PretrainDataLoader
 from penstock.memory import MemoryBudget
 from penstock.order.plan import Plan
@@ -60,6 +62,7 @@ LOADERS: dict[str, type[DataLoader]] = {
     "pretrain": PretrainDataLoader,
     "conversation": ConversationDataLoader,
     "mixed": MixedDataLoader,
+    "preference": PreferenceDataLoader,
 }
 _OWN = ("loader", "epochs", "edits")
 """Keys that are not arguments of a loader."""
@@ -88,7 +91,7 @@ class LoaderConfig:
     name: str
     """Of the file, for errors."""
     kind: str
-    """`pretrain`, `conversation` or `mixed`."""
+    """`pretrain`, `conversation`, `mixed` or `preference`."""
     tree: Mapping[str, Any]
     """The file, with what was changed in it."""
     epochs: int = 1
@@ -160,6 +163,8 @@ def load_config(path: PathLike, overrides: Iterable[str] = ()) -> LoaderConfig:
     if is_store(file):
         with open_store(file) as store:
             kind = "pretrain" if store.manifest.mask_column is None else "conversation"
+            if stored_kind(store.manifest) is not None:
+                kind = "preference"
         tree: dict[str, Any] = {"loader": kind, "path": str(file)}
     else:
         tree = read_document(file, such_as=_EXAMPLE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from inspect import signature
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import xxhash
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from penstock.loaders.streams import StreamOptions
     from penstock.transforms._tokenizers.loading import TokenizerSpec
 
-__all__ = ["ConversationDataLoader"]
+__all__ = ["ConversationDataLoader", "check_chat_options", "check_template"]
 
 
 class ConversationDataLoader(DataLoader):
@@ -32,6 +32,9 @@ class ConversationDataLoader(DataLoader):
     `path` is raw files in any of the chat formats, or a store made of such. `chat` has more options of `FormatChat`,
     such as `train_on`. A conversation that is too long is an error, unless `truncation` says what to do with it; it is
     cut when the store is made, where a conversation left with nothing to learn is noticed.
+
+    Preferences are for `PreferenceDataLoader` and refused here; `preference=False` takes them as plain chats: of pairs
+    `chosen` alone, of labelled answers (KTO) all, whatever the label.
     """
 
     def __init__(
@@ -45,9 +48,14 @@ class ConversationDataLoader(DataLoader):
         packing: Packing = None,
         truncation: Truncation = "error",
         chat: Mapping[str, Any] | None = None,
+        preference: Literal[False] | None = None,
         name: str = "data",
         **options: Unpack[LoaderOptions],
     ) -> None:
+        if preference:
+            raise ConfigError(
+                f"preference={preference!r}: use PreferenceDataLoader, or preference=False for plain chats"
+            )
         chosen = read_options(options)
         sampling = Sampling(packing=packing, length=max_length, truncation=truncation)
         recipe = None
@@ -56,23 +64,26 @@ class ConversationDataLoader(DataLoader):
         if tokenizer is not None:
             from penstock.loaders.recipes import Recipe
 
-            _check_chat_options(chat or {})
+            check_chat_options(chat or {})
             recipe = Recipe(
                 tokenizer=tokenizer,
                 template=chat_template,
                 chat=dict(chat or {}),
                 max_length=max_length,
                 truncation=truncation,
+                preference=preference,
             )
         if streaming:
             from penstock.loaders.streamed import Streamed
 
-            super().__init__(Streamed(path, recipe, sampling, chosen, streaming))
+            super().__init__(Streamed(path, recipe, sampling, chosen, streaming, preference=preference))
             return
-        inputs = open_inputs(path, recipe, cache=chosen.cache, verify=chosen.verify, budget=chosen.budget)
+        inputs = open_inputs(
+            path, recipe, cache=chosen.cache, verify=chosen.verify, budget=chosen.budget, preference=preference
+        )
         _check_masked(inputs)
         if recipe is not None and chat_template is not None:
-            _check_template(inputs, chat_template)
+            check_template(inputs, chat_template)
         super().__init__(Indexed([stock(inputs, sampling, chosen, name)], chosen))
 
 
@@ -85,7 +96,7 @@ def _check_masked(inputs: Inputs) -> None:
         )
 
 
-def _check_chat_options(chat: Mapping[str, Any]) -> None:
+def check_chat_options(chat: Mapping[str, Any]) -> None:
     from penstock.transforms.formatting import FormatChat
 
     own = ("self", "tokenizer", "template", "max_length", "truncation", "keep")
@@ -96,7 +107,7 @@ def _check_chat_options(chat: Mapping[str, Any]) -> None:
             raise TypeError(f"chat has no option {name!r}{hint}; it has {', '.join(known)}")
 
 
-def _check_template(inputs: Inputs, template: str) -> None:
+def check_template(inputs: Inputs, template: str) -> None:
     """A store says with which template it was made; another one would be left unused in silence."""
     from penstock.transforms.formatting import FormatChat
 

@@ -25,7 +25,7 @@ from penstock.order.schedules import Schedule
 from penstock.order.states import from_state, to_state
 from penstock.store.gather import Placed
 
-__all__ = ["Indexed"]
+__all__ = ["Indexed", "Share"]
 
 _STEPS_AT_ONCE = 64
 _BYTES_AT_ONCE = 2 << 20
@@ -35,7 +35,7 @@ _LOOK_SECONDS = 1.0
 _KEPT_BYTES = 24 << 20
 
 
-class _Share:
+class Share:
     """What a rank takes of a step, and where its tokens are: part j of it is part `first + j` of the tables."""
 
     __slots__ = ("first", "samples", "sources", "step", "tables")
@@ -48,6 +48,8 @@ class _Share:
 
 class Indexed:
     """The batches of one rank of a plan, from any position on."""
+
+    batch_class: type[TrainingBatch] = TrainingBatch
 
     def __init__(
         self,
@@ -156,7 +158,7 @@ class Indexed:
         (share,) = self._placed([self._share(step)])
         return self._build(share)
 
-    def _placed(self, shares: list[_Share]) -> Iterator[_Share]:
+    def _placed(self, shares: list[Share]) -> Iterator[Share]:
         """Shares with the places of their tokens."""
         if not shares:
             return
@@ -177,7 +179,7 @@ class Indexed:
             yield share
             low = high
 
-    def _built(self, shares: list[_Share]) -> Iterator[TrainingBatch]:
+    def _built(self, shares: list[Share]) -> Iterator[TrainingBatch]:
         """Batches; small ones of rows that are all alike some at a time, since those cost by the batch."""
         at_once = self._batches_at_once(shares)
         for start in range(0, len(shares), at_once):
@@ -200,7 +202,7 @@ class Indexed:
             for share, part in zip(group, split_rows(arrays, len(group))):
                 yield self._finish(share, part, tokens)
 
-    def _batches_at_once(self, shares: list[_Share]) -> int:
+    def _batches_at_once(self, shares: list[Share]) -> int:
         form = self._form
         if len(shares) < 2 or len(self._tables) > 1 or form.padding_free or form.split:
             return 1
@@ -214,7 +216,7 @@ class Indexed:
             return 1
         return max(_BYTES_AT_ONCE // (8 * length * max(len(shares[0].samples), 1)), 1)
 
-    def _build(self, share: _Share) -> TrainingBatch:
+    def _build(self, share: Share) -> TrainingBatch:
         step, samples = share.step, share.samples
         numbered = Samples(
             samples.offsets,
@@ -228,7 +230,7 @@ class Indexed:
         arrays = collate(numbered, share.sources, share.tables, self._form, tokens_in_row)
         return self._finish(share, arrays, samples.tokens)
 
-    def _finish(self, share: _Share, arrays: dict[str, Any], tokens: int) -> TrainingBatch:
+    def _finish(self, share: Share, arrays: dict[str, Any], tokens: int) -> TrainingBatch:
         """A batch of the arrays of a share."""
         step, samples = share.step, share.samples
         if "num_items_in_batch" in arrays and self.rank.world > 1:
@@ -243,21 +245,21 @@ class Indexed:
         }
         options = self.options
         packed = self._form.packed or self._form.padding_free
-        batch = TrainingBatch.of_collated(arrays, metadata, get_backend(options.backend), tokens, packed=packed)
+        batch = self.batch_class.of_collated(arrays, metadata, get_backend(options.backend), tokens, packed=packed)
         return batch.pin_memory() if options.pin_memory else batch
 
-    def _share(self, step: Step) -> _Share:
+    def _share(self, step: Step) -> Share:
         """What this rank takes of a global batch."""
         samples, rank = step.samples, self.rank
         if rank.world == 1:
-            return _Share(step, samples, step.sources)
+            return Share(step, samples, step.sources)
         if type(self.options.dealt) is Contiguous:
             low, high = share_cuts(len(samples), rank.world)[rank.rank : rank.rank + 2].tolist()
             first, last = samples.offsets[low], samples.offsets[high]
-            return _Share(step, samples.slice(low, high), step.sources[first:last])
+            return Share(step, samples.slice(low, high), step.sources[first:last])
         mine = deal(self.options.dealt, samples.sizes(), rank.world)[rank.rank]
         sources = Samples(samples.offsets, step.sources, samples.starts, samples.lengths).take(mine).rows
-        return _Share(step, samples.take(mine), sources)
+        return Share(step, samples.take(mine), sources)
 
     def to_state(self, position: Position) -> dict[str, Any]:
         return to_state(self.plan, position)

@@ -14,6 +14,7 @@ import xxhash
 from penstock.errors import ConfigError
 from penstock.files.caching import default_cache_directory
 from penstock.files.listing import PathLike, list_files
+from penstock.loaders._preference.stores import check_plain
 from penstock.memory import MemoryBudget
 from penstock.store import Store, open_store
 from penstock.store.gather import TokenTable
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.loaders.recipes import Recipe
     from penstock.transforms.tokenization import Tokenizer
 
-__all__ = ["Inputs", "Paths", "check_stores", "open_inputs", "pad_id_of"]
+__all__ = ["Inputs", "Paths", "check_stores", "open_inputs", "pad_id_of", "stores_at"]
 
 Paths = PathLike | Iterable[PathLike] | Store
 
@@ -68,10 +69,12 @@ def open_inputs(
     cache: Path | None = None,
     verify: Verify = "fast",
     budget: MemoryBudget | None = None,
+    preference: bool | None = None,
 ) -> Inputs:
     """A store, several stores, a directory of stores, or raw files, which `recipe` makes a store of, once.
 
-    Of several processes that need the same store one makes it, and the others wait.
+    Of several processes that need the same store one makes it, and the others wait. Stores of preferences are refused
+    unless `preference` says what they are for.
     """
     paths = paths if isinstance(paths, Store) else _listed(paths)  # once: it may be an iterator
     stores = _stores(paths, verify)
@@ -87,6 +90,8 @@ def open_inputs(
         made = prepare_cached(_listed(paths), home, recipe, budget=budget)
         stores = [open_store(made.path, verify=verify)]
     tokenizer = None if recipe is None else recipe.load_tokenizer()
+    for store in stores if preference is None else ():
+        check_plain(store.manifest, store.shown)
     table = TokenTable(stores)
     if tokenizer is not None:
         for store in stores:
@@ -96,8 +101,13 @@ def open_inputs(
 
 def check_stores(paths: Paths, tokenizer: Tokenizer) -> None:
     """Refuse stores among some paths that were made with another tokenizer."""
-    for store in _stores(paths if isinstance(paths, Store) else _listed(paths), "fast") or ():
+    for store in stores_at(paths):
         _check_tokenizer(store, tokenizer)
+
+
+def stores_at(paths: Paths) -> list[Store]:
+    """The stores among some paths; none if they are raw files."""
+    return _stores(paths if isinstance(paths, Store) else _listed(paths), "fast") or []
 
 
 def _stores(paths: Paths, verify: Verify) -> list[Store] | None:

@@ -12,6 +12,7 @@ from penstock.loaders.base import DataLoader
 from penstock.loaders.indexed import Indexed
 from penstock.loaders.inputs import Paths, open_inputs
 from penstock.loaders.options import LoaderOptions, Options, read_options
+from penstock.loaders.preference import PreferenceDataLoader
 from penstock.loaders.stocking import Packing, Sampling, Stock, stock
 from penstock.order.fitting import Truncation
 from penstock.order.schedules import Schedule, temperature_weights
@@ -93,6 +94,8 @@ def _taken_over(loader: DataLoader, name: str, options: Options, max_epochs: int
     """The source of another loader under a name of its own, in the order that this one's seed gives."""
     if len(loader.stocks) != 1:
         raise ConfigError(f"{name!r} is a mixture already; give its sources one by one")
+    if isinstance(loader, PreferenceDataLoader):
+        raise ConfigError(f"{name!r} is a loader of preferences, whose batches have another form; it cannot be mixed")
     there = loader.stocks[0]
     return stock(replace(there.inputs, owned=False), there.sampling, options, name, max_epochs)
 

@@ -18,11 +18,14 @@ from penstock.files.listing import PathLike
 from penstock.pipeline import Source, Transform
 from penstock.sources import JsonlSource, ParquetSource, open_source
 from penstock.store import Lineage
+from penstock.store.labels import LABELS, label_column, rejected_column
 from penstock.transforms import Select
+from penstock.transforms._chat.labels import refuse_labels
 from penstock.transforms._tokenizers.loading import TokenizerSpec
 from penstock.transforms.deduplication import Dedup, ExactDedup, MinHashDedup, dedup_stages
 from penstock.transforms.filtering import quality_filters
 from penstock.transforms.formatting import FormatChat, detect_format, json_columns
+from penstock.transforms.preference import FormatPreference, preference_kind
 from penstock.transforms.tokenization import Tokenize, Tokenizer, load_tokenizer
 
 __all__ = ["Recipe", "Steps"]
@@ -54,6 +57,11 @@ class Recipe:
     """Columns to keep beside the tokens."""
     chat: Mapping[str, Any] = field(default_factory=dict)
     """More options of `FormatChat`, such as `train_on`."""
+    preference: bool | None = None
+    """Whether pairs (chosen, rejected) and labelled answers (KTO) are prepared as such; False: as plain chats, of which
+    `chosen` alone, or every answer whatever its label, is trained on. None: such rows are refused."""
+    max_prompt_length: int | None = None
+    """Of preferences: a longer prompt loses its beginning."""
     fast: bool = True
     """Whether the fast tokenizer may be used, where it gives the ids of the reference."""
 
@@ -63,7 +71,9 @@ class Recipe:
         twice = [name for name in self.dedup if list(self.dedup).count(name) > 1]
         if twice:
             raise ConfigError(f"dedup names {twice[0]!r} more than once: {list(self.dedup)}")
-        if self.template is None and not self.chat:
+        if self.max_prompt_length is not None and not self.preference:
+            raise ConfigError(f"max_prompt_length={self.max_prompt_length} is for preferences; pass preference=True")
+        if self.template is None and not self.chat and not self.preference:
             return
         given: dict[str, Any] = {"column": self.column, "add_bos": self.add_bos or None, "add_eos": self.add_eos}
         given |= {"filters": self.filters or None, "dedup": self.dedup or None}
@@ -115,7 +125,7 @@ class Recipe:
         return list(dict.fromkeys([self._text, *self.keep]))
 
     def _is_chat(self, names: Sequence[str]) -> bool:
-        if self.template is not None or self.chat:
+        if self.template is not None or self.chat or self.preference:
             return True
         if self.column is not None:
             return False
@@ -133,16 +143,8 @@ class Recipe:
     def _chat_steps(self, tokenizer: Tokenizer, schema: pa.Schema) -> Steps:
         if self.filters or self.dedup:
             raise ConfigError("filters and deduplication need a column of text, and these rows are chats")
-        given = "columns" in self.chat or self.chat.get("format", "auto") != "auto"
-        shape = self.chat.get("format") if given else _chat_format(schema)
-        last = FormatChat(
-            tokenizer,
-            self.template,
-            max_length=self.max_length,
-            truncation=self.truncation,
-            keep=list(self.keep),
-            **self.chat,
-        )
+        last = self.format_chat(tokenizer, schema)
+        shape = self._shape(schema)
         side = "chosen_" if shape == "preference" else ""
         return Steps(
             [last],
@@ -152,6 +154,33 @@ class Recipe:
             tokens=f"{side}input_ids",
             mask=f"{side}loss_mask",
         )
+
+    def format_chat(self, tokenizer: TokenizerSpec, schema: pa.Schema) -> FormatChat | FormatPreference:
+        """The transform of chats with these columns; preferences are refused until it is said what they are for."""
+        options: dict[str, Any] = {"max_length": self.max_length, "truncation": self.truncation, **self.chat}
+        if self.preference is False:
+            # Labels and rejected answers stay beside the tokens, so that whoever reads the store is told as well.
+            told = {*LABELS, rejected_column(schema)}
+            labels = [name for name in schema.names if name in told and name not in self.keep]
+            return FormatChat(tokenizer, self.template, keep=[*self.keep, *labels], **options)
+        kind = preference_kind(schema, self._shape(schema))
+        if self.preference is None and kind is not None:
+            raise ConfigError(_untold(kind, label_column(schema)))
+        if self.preference is None:
+            refuse_labels(schema, self.keep)
+            return FormatChat(tokenizer, self.template, keep=list(self.keep), **options)
+        if kind is None:
+            raise ConfigError(
+                f"preference=True (--preference), and the columns {schema.names} hold no preferences: pairs have "
+                "'chosen' and 'rejected', labelled answers a chat and a boolean 'label' or 'kto_tag'"
+            )
+        options["max_prompt_length"] = self.max_prompt_length
+        return FormatPreference(tokenizer, self.template, keep=list(self.keep), **options)
+
+    def _shape(self, schema: pa.Schema) -> str:
+        """Which of the forms of chat data the rows have."""
+        given = "columns" in self.chat or self.chat.get("format", "auto") != "auto"
+        return self.chat.get("format", "columns") if given else _chat_format(schema)
 
     def _text_steps(self, tokenizer: Tokenizer, schema: pa.Schema, work: Path | None) -> Steps:
         if self._text not in schema.names:
@@ -230,3 +259,17 @@ def _chat_format(schema: pa.Schema) -> str:
         return detect_format(schema)
     except SchemaError as error:
         raise SchemaError(f"{error}; for documents, name the column with their text") from None
+
+
+def _untold(kind: str, label: str | None) -> str:
+    """Why preferences are not prepared as plain chats unasked."""
+    if kind == "pairs":
+        what = "the rows are preferences (columns 'chosen' and 'rejected')"
+        loss, plain = "would train on 'chosen' and leave 'rejected' out", "to train on 'chosen' alone"
+    else:
+        what = f"the rows are answers with labels (column {label!r}, as for KTO)"
+        loss, plain = "would train on bad answers as on good ones", "to train on all of them whatever the label"
+    return (
+        f"{what}, and as plain chats a model {loss}; use PreferenceDataLoader, or prepare them with preference=True "
+        f"(--preference); pass preference=False (--no-preference) {plain}, or drop or rename the column"
+    )

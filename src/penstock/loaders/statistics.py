@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
 from penstock.loaders.collation import BatchForm
 from penstock.loaders.preparation import losses_of
@@ -21,6 +22,7 @@ from penstock.order.orders import Order
 from penstock.order.plan import Plan
 from penstock.order.samples import Samples
 from penstock.order.statistics import Chunk, capacity_of, chunks_of, passes_of
+from penstock.store.sides import PairTable
 
 __all__ = ["EpochFigures", "PlanFigures", "SourceFigures", "plan_figures"]
 
@@ -107,6 +109,11 @@ def plan_figures(loader: DataLoader, epochs: int = 1, *, steps: int | None = Non
     dealt to ranks is taken to be the default, which changes figures only where a rank rounds up its own padding.
     `backend` is the one that batches are meant for, if not the loader's.
     """
+    if any(isinstance(stock.inputs.table, PairTable) for stock in loader.stocks):
+        raise ConfigError(
+            f"{loader!r} has two sequences a row, chosen and rejected, and a plan is counted by one; there are "
+            f"{loader.plan.steps_in(0)} steps in an epoch"
+        )
     counting = _Counting(loader, backend or loader.options.backend)
     for chunk in chunks_of(loader.plan, epochs, steps):
         counting.add(chunk)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.backends import get_backend
 from penstock.errors import ConfigError
+from penstock.loaders._preference.stores import check_plain
 from penstock.loaders.batch import TrainingBatch
-from penstock.loaders.inputs import Paths, check_stores, pad_id_of
+from penstock.loaders.inputs import Paths, check_stores, pad_id_of, stores_at
 from penstock.loaders.options import Options
 from penstock.loaders.stocking import Sampling, batch_form
 from penstock.loaders.streams import StreamOptions, StreamPosition, StreamReader, StreamStep
@@ -39,6 +40,8 @@ class Streamed:
         sampling: Sampling,
         options: Options,
         streaming: StreamOptions | bool,
+        *,
+        preference: bool | None = None,
     ) -> None:
         if isinstance(paths, Store):
             paths = paths.path
@@ -50,6 +53,8 @@ class Streamed:
         tokenizer = None if recipe is None else recipe.load_tokenizer()
         if tokenizer is not None:
             check_stores(paths, tokenizer)
+        for store in stores_at(paths) if preference is None else ():
+            check_plain(store.manifest, store.shown)
         form = batch_form(sampling, options, pad_id_of(tokenizer))
         self.batch_size = 1 if form.split else options.batch_size
         self.reader = StreamReader(

@@ -25,6 +25,7 @@ MakeLoader = Callable[..., DataLoader]
 Digests = dict[str, str]
 _MOST_STATE_BYTES = 4096
 _FIELDS = ("input_ids", "labels", "attention_mask", "loss_mask", "position_ids", "document_ids")
+_PREFERENCE = ("completion_mask", "KL_input_ids", "KL_attention_mask", "KL_completion_mask")
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,23 +245,38 @@ def _digests(batches: Sequence[TrainingBatch], loader: DataLoader) -> Digests:
 
 
 def _fields(batch: TrainingBatch, loader: DataLoader) -> dict[str, list[bytes]]:
-    """The bytes of each sample, by field; of each document in a batch without padding."""
+    """The bytes of each sample, by field; of each document in a batch without padding.
+
+    A sample with several sides, as a preference pair, has a row for each: those of all samples one behind the other.
+    """
     arrays, told = batch.to_numpy(), batch.metadata
+    sides = int(told.get("sides", 1))
     owners = [f"{told['sources'][source]}:{row}" for source, row in zip(told["source"].tolist(), told["row"].tolist())]
     found = {"rows": [owner.encode() + b"\n" for owner in owners]}
+    # Of each document, however many are in a row; a rank without any has one for its blank row.
+    labels = arrays["label"] if "label" in arrays and owners else np.zeros(0, np.bool_)
+    found["label"] = [value.tobytes() for value in labels]
     if loader.options.padding_free:
         cuts = arrays["cu_seqlens"] if "cu_seqlens" in arrays else np.array([0, batch.num_tokens])
         ends = [(int(low), int(high)) for low, high in pairwise(cuts) if low < batch.num_tokens]
-        for name in _FIELDS:
+        for name in (*_FIELDS, "completion_mask"):
             if name in arrays and name != "document_ids":  # which count through what a rank has
-                found[name] = [arrays[name][0, low:high].tobytes() for low, high in ends]
+                found[name] = _by_sample([arrays[name][0, low:high].tobytes() for low, high in ends], sides)
         return found
     budgeted = loader.options.max_tokens is not None
-    filled = range(batch.batch_size if owners else 0) if budgeted else np.unique(told["sample"]).tolist()
-    for name in _FIELDS:
-        if name in arrays:
-            found[name] = [arrays[name][row].tobytes() for row in filled]
+    count = batch.batch_size // sides
+    filled = range(count if owners else 0) if budgeted else np.unique(told["sample"]).tolist()
+    for name in (*_FIELDS, *_PREFERENCE):
+        if name in arrays and len(arrays[name]) == batch.batch_size:
+            rows = [arrays[name][row + side * count].tobytes() for side in range(sides) for row in filled]
+            found[name] = _by_sample(rows, sides)
     return found
+
+
+def _by_sample(pieces: list[bytes], sides: int) -> list[bytes]:
+    """Pieces of which each side of all samples comes behind the one before, put together for each sample."""
+    count = len(pieces) // sides
+    return [b"".join(pieces[sample::count]) for sample in range(count)]
 
 
 def _compare(wanted: Digests, got: Digests) -> str | None:

@@ -26,6 +26,7 @@ from penstock.transforms.filtering import (
 )
 from penstock.transforms.formatting import FormatChat, Gate, ToMessages, detect_format
 from penstock.transforms.functions import Filter, FlatMap, Map
+from penstock.transforms.preference import FormatPreference
 from penstock.transforms.scaling import MinMaxScaler, StandardScaler
 from penstock.transforms.scrubbing import ScrubPII
 from penstock.transforms.text import CountChars, CountWords, Lower, NormalizeUnicode, NormalizeWhitespace, Strip
@@ -59,6 +60,7 @@ __all__ = [
     "FineWebQuality",
     "FlatMap",
     "FormatChat",
+    "FormatPreference",
     "Gate",
     "GopherQuality",
     "GopherRepetition",

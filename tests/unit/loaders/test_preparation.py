@@ -216,7 +216,8 @@ def test_a_source_given_as_an_object_is_not_taken_for_another(tmp_path: Path) ->
 def test_preference_pairs_have_a_supervised_share(tmp_path: Path) -> None:
     pairs = tmp_path / "pairs.jsonl"
     pairs.write_text(json.dumps({"prompt": "Is it open?", "chosen": "Yes.", "rejected": "No idea."}) + "\n")
-    prepared = prepare(pairs, tmp_path / "a.store", Recipe(tokenizer=TOKENIZER, template="chatml"))
+    recipe = Recipe(tokenizer=TOKENIZER, template="chatml", preference=True)
+    prepared = prepare(pairs, tmp_path / "a.store", recipe)
     assert prepared.manifest.supervised
     assert set(rows_of(tmp_path / "a.store")[0]) >= {"chosen_input_ids", "rejected_input_ids", "rejected_loss_mask"}
 
