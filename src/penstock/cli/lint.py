@@ -10,12 +10,14 @@ from typing import Annotated, Any
 
 import orjson
 import typer
+from rich.table import Table
 from rich.text import Text
 
+from penstock.cli.chat_options import ChatOption, chat_options
 from penstock.cli.consoles import output
 from penstock.cli.exits import clear_exits
-from penstock.cli.prepare import ColumnsOption, PreferenceOption, TemplateOption, TokenizerOption, chat_options
-from penstock.errors import DataError
+from penstock.cli.prepare import ColumnsOption, PreferenceOption, TemplateOption, TokenizerOption
+from penstock.errors import ConfigError, DataError
 from penstock.loaders import Recipe
 from penstock.transforms.formatting import FormatChat
 from penstock.transforms.preference import FormatPreference
@@ -23,6 +25,7 @@ from penstock.transforms.preference import FormatPreference
 __all__ = ["lint"]
 
 _BATCH_ROWS = 1024
+_STYLES = {"prompt": "dim", "supervised": "green", "lost": "red", "changed": "red", "repeated": "red"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +46,12 @@ def lint(
     train_on: Annotated[str, typer.Option(metavar="WHAT", help="As in prepare.")] = "assistant",
     eot: Annotated[bool, typer.Option(help="As in prepare.")] = True,
     columns: ColumnsOption = "",
+    more: ChatOption = None,
     preference: PreferenceOption = None,
     max_length: Annotated[int | None, typer.Option(min=1, help="Longer rows are violations.")] = None,
+    explained: Annotated[
+        int | None, typer.Option("--explain", metavar="ROW", min=0, help="Show where each part of this row went.")
+    ] = None,
     most: Annotated[int, typer.Option("--most", help="How many violations to show.")] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each violation.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
@@ -58,12 +65,15 @@ def lint(
     console = output()
     kinds: Counter[str] = Counter()
     with clear_exits(debug=debug):
-        options: dict[str, Any] = chat_options(train_on, columns, include_eot=eot)
+        options: dict[str, Any] = chat_options(train_on, columns, include_eot=eot, more=more)
         recipe = Recipe(
             tokenizer=tokenizer, template=template, chat=options, max_length=max_length, preference=preference
         )
         rows = 0
         source = recipe.open([Path(file) for file in files])
+        if explained is not None:
+            _explain(source, recipe, explained, as_json=as_json)
+            return
         for finding, rows in _findings(source, recipe):  # noqa: B007
             if finding is None:
                 continue
@@ -82,6 +92,31 @@ def lint(
         console.print(f"{rows:,} rows, {verdict if found else 'no violation'}")
     if kinds:
         raise typer.Exit(1)
+
+
+def _explain(source: Any, recipe: Recipe, number: int, *, as_json: bool) -> None:
+    """Print every part of one row, counted over all files, and where it went."""
+    console, before = output(), 0
+    while (batch := source.next_batch(_BATCH_ROWS)) is not None:
+        if number < before + batch.num_rows:
+            break
+        before += batch.num_rows
+    else:
+        raise ConfigError(f"there are {before} rows, and no row {number}")
+    check: Any = recipe.format_chat(recipe.load_tokenizer(), batch.schema)
+    for side, parts, problem in check.explain(batch.slice(number - before, 1)):
+        if as_json:
+            facts = {"row": number, "side": side, "parts": [asdict(part) for part in parts], "refused": problem}
+            typer.echo(orjson.dumps(facts))
+            continue
+        table = Table("message", "part", "where", "text", box=None, title=side or None, title_justify="left")
+        for part in parts:
+            message = part.role if part.message is None else f"{part.message} {part.role}"
+            text = part.text if len(part.text) <= 100 else f"{part.text[:70]} ... {part.text[-25:]}"
+            table.add_row(message, part.name, Text(part.where, style=_STYLES[part.where]), Text(repr(text)[1:-1]))
+        console.print(table)
+        verdict = "every part is in the text" if problem is None else f"refused: {problem}"
+        console.print(Text(verdict), soft_wrap=True)
 
 
 def _findings(source: Any, recipe: Recipe) -> Iterator[tuple[Finding | None, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from penstock.cli.chat_options import ChatOption, chat_options, names
 from penstock.cli.consoles import log_lines, output, print_table
 from penstock.cli.exits import clear_exits
 from penstock.loaders import Prepared, Recipe
@@ -24,7 +25,7 @@ from penstock.observe import Extent, closing_table, progress_on
 from penstock.pipeline import Pipeline, PipelineConfig
 from penstock.store import describe
 
-__all__ = ["chat_options", "names", "prepare"]
+__all__ = ["prepare"]
 
 TokenizerOption = Annotated[
     str,
@@ -73,6 +74,7 @@ def prepare(
     ] = "assistant",
     eot: Annotated[bool, typer.Option(help="Train on the token that ends an assistant turn.")] = True,
     columns: ColumnsOption = "",
+    chat: ChatOption = None,
     preference: PreferenceOption = None,
     max_prompt_length: Annotated[
         int | None, typer.Option(min=1, help="Of preferences: a longer prompt loses its beginning.")
@@ -126,7 +128,7 @@ def prepare(
             add_eos=eos,
             keep=names(keep),
             fast=fast,
-            chat=chat_options(train_on, columns, include_eot=eot),
+            chat=chat_options(train_on, columns, include_eot=eot, more=chat),
             preference=preference,
             max_prompt_length=max_prompt_length,
         )
@@ -144,26 +146,6 @@ def prepare(
         typer.echo(orjson.dumps(_facts(prepared), str, orjson.OPT_NON_STR_KEYS))
     elif not quiet:
         _print(prepared, MemoryBudget(budget).capacity)
-
-
-def chat_options(train_on: str, columns: str = "", *, include_eot: bool) -> dict[str, Any]:
-    """The options of `FormatChat` that differ from its defaults; none, if none do: then rows decide what they are."""
-    options: dict[str, Any] = {}
-    if columns:
-        pairs = [name.partition("=") for name in names(columns)]
-        if not all(role and equals and column for role, equals, column in pairs):
-            raise typer.BadParameter(f"expected role=column,..., got {columns!r}", param_hint="--columns")
-        options["columns"] = {role.strip(): column.strip() for role, _, column in pairs}
-    if train_on != "assistant":
-        chosen = names(train_on)
-        options["train_on"] = train_on if train_on in ("last", "all", "flags") else chosen
-    if not include_eot:
-        options["include_eot"] = False
-    return options
-
-
-def names(given: str) -> Sequence[str]:
-    return [name.strip() for name in given.split(",") if name.strip()]
 
 
 def _progress(console: Console) -> Any:

@@ -13,10 +13,11 @@ import pyarrow as pa
 import typer
 from rich.text import Text
 
+from penstock.cli.chat_options import ChatOption, chat_options
 from penstock.cli.consoles import output
 from penstock.cli.exits import clear_exits
 from penstock.cli.loading import SetOption, read_planned
-from penstock.cli.prepare import ColumnsOption, PreferenceOption, TemplateOption, chat_options
+from penstock.cli.prepare import ColumnsOption, PreferenceOption, TemplateOption
 from penstock.cli.show_step import documents_of_step
 from penstock.cli.tokens import STYLES, Pieces, bracketed, coloured, pieces_of, runs_of, tokenizer_of
 from penstock.errors import ConfigError, DataError
@@ -49,6 +50,7 @@ def show(
     train_on: Annotated[str, typer.Option(metavar="WHAT", help="As in prepare; for files.")] = "assistant",
     eot: Annotated[bool, typer.Option(help="As in prepare; for files.")] = True,
     columns: ColumnsOption = "",
+    more: ChatOption = None,
     preference: PreferenceOption = None,
     ids: Annotated[bool, typer.Option("--ids", help="One line for each token: id, text, what it is.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each sequence.")] = False,
@@ -65,7 +67,7 @@ def show(
             documents = documents_of_step(read_planned(data, assignments), step, rank=rank, tokenizer=tokenizer)
             sequences = [_Sequence(str(each), each.tokens, each.supervised, each.pieces()) for each in documents]
         else:
-            chat = chat_options(train_on, columns, include_eot=eot)
+            chat = chat_options(train_on, columns, include_eot=eot, more=more)
             sequences = _of_row(data, row, tokenizer, template, column, chat, preference=preference)
     console = output()
     for sequence in sequences:

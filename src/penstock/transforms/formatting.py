@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from datetime import datetime
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.pipeline.metrics import TOKENS, tokens_in
 from penstock.transforms._chat.conversion import ToMessages, checked_format
 from penstock.transforms._chat.cutting import POLICIES, Pieces, cut, gathered, in_all, tally
+from penstock.transforms._chat.explanation import ExplainedPart, explain
 from penstock.transforms._chat.formats import conversations, detect_format, json_columns, sides_of, typed_json
 from penstock.transforms._chat.gate import Gate
 from penstock.transforms._chat.labels import refuse_labels
@@ -63,7 +64,10 @@ class FormatChat(Counting):
     - `gate`: the checks each whole row has to pass; see `Gate`. A row that fails raises an error that shows it. A
       mapping of switches does as well, as in a configuration file.
     - `keep`: columns to keep beside the new ones.
-    - `now`: the time, for templates that ask.
+    - `now`: the time, for templates that ask; a text such as "2026-01-31" does as well.
+    - `allow_lost`: kinds of parts that the template may leave out: "earlier_thoughts", "thoughts",
+      "text_beside_calls", "tools" and others (docs/chat.md). Everything else a row says must be in its text, once, as
+      it is and in order. What is lost is counted in the report.
     - `variables`: more variables for the template, such as `{"enable_thinking": False}`.
     - `special_tokens`: what must be one token of the vocabulary, if not what looks like one in the template.
 
@@ -88,7 +92,7 @@ class FormatChat(Counting):
         end_of_turn: str | Sequence[str] | None = None,
         special_tokens: Sequence[str] | None = None,
         variables: Mapping[str, Any] | None = None,
-        now: datetime | None = None,
+        now: datetime | date | str | None = None,
         allow_lost: Iterable[str] = (),
     ) -> None:
         super().__init__()
@@ -116,7 +120,7 @@ class FormatChat(Counting):
             end_of_turn,
             special_tokens,
             variables or {},
-            now,
+            _checked_time(now),
             frozenset(self.allow_lost),
         )
         self._renderer, self._checker = fitted(self.tokenizer, self.template, asked)
@@ -144,6 +148,17 @@ class FormatChat(Counting):
                 sides.append(tokens)
                 self.count_kept({f"lost: {kind}": n for kind, n in side.lost.items()})
             return self._delivered(batch, sides_of(name), sides)
+
+    def explain(self, row: pa.RecordBatch) -> list[tuple[str, list[ExplainedPart], str | None]]:
+        """For each side of one row: where every part of it went, and what the row is refused for, if it is.
+
+        Most rows have one side, called ""; preferences have "chosen" and "rejected".
+        """
+        name = self._format_of(row)
+        (made,) = conversations(row, name, self.columns, input_heading=self.template.input_heading)
+        if isinstance(made, RowProblem):
+            raise made.unnumbered()
+        return [(prefix.rstrip("_"), *explain(self._renderer, side)) for prefix, side in zip(sides_of(name), made)]
 
     def check_rows(self, batch: pa.RecordBatch) -> list[Violation]:
         """Everything the gate has against the rows of a batch, instead of an error at the first."""
@@ -335,6 +350,15 @@ def _checked_roles(train_on: str | Iterable[str]) -> str | tuple[str, ...]:
     if not roles or any(role not in ROLES for role in roles):
         raise ConfigError(f"train_on must list roles of {', '.join(ROLES)}, got {list(roles)}")
     return roles
+
+
+def _checked_time(given: datetime | date | str | None) -> datetime | None:
+    if given is None or isinstance(given, datetime):
+        return given
+    try:
+        return datetime.fromisoformat(str(given))
+    except ValueError:
+        raise ConfigError(f"now must be a time such as 2026-01-31 or 2026-01-31T12:00, got {given!r}") from None
 
 
 def _checked_kinds(given: Iterable[str]) -> tuple[str, ...]:

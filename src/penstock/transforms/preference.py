@@ -17,6 +17,7 @@ from penstock.errors import ConfigError, SchemaError
 from penstock.pipeline.metrics import TOKENS
 from penstock.store.labels import LABELS, label_column
 from penstock.transforms._chat.cutting import Pieces, gathered
+from penstock.transforms._chat.explanation import ExplainedPart
 from penstock.transforms._chat.problems import RowProblem, TooLongError, Violation, alone
 from penstock.transforms._counts import Counting
 from penstock.transforms.columns import as_names, column, take_rows
@@ -126,6 +127,12 @@ class FormatPreference(Counting):
             if problems:
                 raise problems[0]
         return self._delivered(rows)
+
+    def explain(self, row: pa.RecordBatch) -> list[tuple[str, list[ExplainedPart], str | None]]:
+        """As of `FormatChat`, for the chosen and the rejected answer, or for the labelled one."""
+        kind = self._kind_of(row)
+        chats, _ = self._parted(row, kind)
+        return self._for(chats, kind).explain(chats)
 
     def check_rows(self, batch: pa.RecordBatch) -> list[Violation]:
         """Everything that is wrong with the rows of a batch, instead of an error at the first."""

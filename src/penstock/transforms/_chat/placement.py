@@ -26,6 +26,7 @@ Place = tuple[int, int]
 """Where a part begins and ends, in characters of the text."""
 _LITERALS = {"null": ("null", "None", "none"), "True": ("true", "True"), "False": ("false", "False")}
 _LITERAL_REACH = 80
+_CONTEXT = 400
 Render = Callable[[Conversation], str]
 
 
@@ -59,18 +60,18 @@ class Placement:
                 found.append(Loss(part, _lost(part)))
             elif number in self.changed:
                 found.append(Loss(part, PartChangedError(f"{_named(part)} is not written as it is: {_quoted(part)}")))
-            elif len(places) > 1 and self._repeated(part, places, whole):
+            elif self.is_repeated(part, places, whole):
                 times = f"{_named(part)} is written {len(places)} times: {_quoted(part)}"
                 found.append(Loss(part, PartRepeatedError(times)))
         return found or self._moved()
 
-    def _repeated(self, part: Part, places: Sequence[Place], whole: str) -> bool:
+    def is_repeated(self, part: Part, places: Sequence[Place], whole: str) -> bool:
         """Whether it matters that a part is written more than once.
 
         What a tool is may be said more than once. The name of a called tool may stand again before its result, and a
         name or a key may stand on both sides of what it names; never twice in a row.
         """
-        if part.kind == "tools" or part.literal:
+        if len(places) < 2 or part.kind == "tools" or part.literal:
             return False
         if not part.names:
             return True
@@ -78,6 +79,14 @@ class Placement:
         inside = [place for place in places if place[0] <= reach]
         apart = all(whole[one[1] : other[0]].strip() for one, other in pairwise(inside))
         return len(inside) > 2 or not apart
+
+    def shown(self, part: Part, whole: str) -> str:
+        """The text around the place where a part that is not in it belongs, with its words there."""
+        number = self.parts.index(part)
+        before = [places[0][1] for places in self.places[:number] if places]
+        at = max(before, default=0)
+        lead, rest = whole[max(0, at - _CONTEXT) : at], whole[at : at + _CONTEXT]
+        return f"{lead}⟪{_quoted(part)[1:-1]}⟫{rest}"
 
     def _moved(self) -> list[Loss]:
         done = 0

@@ -22,6 +22,7 @@ from penstock.transforms._chat.placement import Placement, place_parts
 from penstock.transforms._chat.problems import (
     EmptyContentError,
     NoAssistantTurnError,
+    PartLostError,
     PromptDiffersError,
     RenderError,
     SpansNotFoundError,
@@ -183,7 +184,9 @@ class Renderer:
             if kind in self.allow_lost or (kind == "earlier_thoughts" and "thoughts" in self.allow_lost):
                 lost.append(kind)
             elif self.check_parts:
-                raise loss.problem
+                problem = loss.problem
+                lost_text = placement.shown(loss.part, whole) if isinstance(problem, PartLostError) else None
+                raise type(problem)(problem.reason, shown=lost_text)
         return lost
 
     @cached_property

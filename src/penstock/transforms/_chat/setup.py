@@ -223,7 +223,7 @@ def _terminators(tokenizer: Tokenizer, renderer: Renderer, asked: Asked, known: 
         if needed and not found.at_the_end:
             raise ConfigError(
                 f"{template.name} writes nothing behind the last answer of a conversation, only {texts[0]!r} between "
-                f"turns, so the model would not learn to stop there; pass end_of_turn={texts[0]!r} (--end-of-turn) to "
+                f"turns, so the model would not learn to stop there; pass end_of_turn={texts[0]!r} to "
                 "have it written behind the last answer, or include_eot=False"
             )
     ids = {text: known[text] if text in known else token_id(tokenizer, text) for text in texts}
