@@ -182,7 +182,8 @@ class JsonlSource(RecordSource):
         kind = self._try_to_infer(block)[1]
         if kind is None:
             kind = alone._scan_rows(block, pa.struct([]))
-        alone._learn(pa.schema(list(merge(pa.struct([]), kind, "", mixed=self._mixed))))
+        found = pa.schema(list(merge(pa.struct([]), kind, "", mixed=self._mixed)))
+        alone._learn(self._list.partitions.completed(found, None))
         return alone.decode(block)
 
     # -- the schema --------------------------------------------------------------------------------------------------
@@ -198,7 +199,8 @@ class JsonlSource(RecordSource):
                 except TypeConflictError:
                     known = self._scan_rows(block, known)
                 yield
-        return project(pa.schema(list(known)), self._columns, str(self._list))
+        schema = pa.schema(list(known))
+        return project(schema, self._list.partitions.stored(self._columns, schema.names), str(self._list))
 
     def _try_to_infer(self, block: Block) -> tuple[Block, pa.DataType | None]:
         """A block and the type of its rows; None if something in it is unusual."""
