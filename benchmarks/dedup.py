@@ -2,6 +2,7 @@
 
     python benchmarks/dedup.py                                    # everything that is installed, three runs each
     python benchmarks/dedup.py --suite minhash --only penstock,rensa-flat --rows 50000
+    python benchmarks/dedup.py --suite recall --rows 50000        # how many copies are found, in which kind of text
     python benchmarks/dedup.py --peer-python other/bin/python     # peers that live in another environment
 
 Every case runs in a fresh process, in turns. The clock of the MinHash peers starts with their texts in memory, as lists
@@ -11,6 +12,7 @@ Both sides of the exact cases read the same file: Parquet to the ids that stay (
 (`exact-rows`: penstock hands them out batch by batch, and so does `polars-exact-batches`), JSONL to Parquet
 (`exact-file`). Polars is asked for `unique(keep="first", maintain_order=True)`; `-hash` is a shorter way to nearly the
 same rows that compares 64-bit hashes alone. Slow peers get fewer rows; rates are rows of 2 KB a second.
+Words are runs of letters and digits, for all MinHash engines but datatrove.
 `CPU` is the time of all threads of the process (of datatrove, whose work is done in others, almost nothing): it is the
 steadier figure where the machine is busy with something else.
 """
@@ -18,6 +20,7 @@ steadier figure where the machine is busy with something else.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -171,8 +174,12 @@ def _texts(path: Path) -> list[str]:
     return pq.read_table(path, columns=["text"]).column(0).to_pylist()
 
 
+_WORDS = re.compile(r"[^\W_]+").findall
+_IN_WORD = np.array([byte >= 0x80 or chr(byte).isalnum() for byte in range(256)])
+
+
 def _grams(text: str) -> set[str]:
-    words = text.lower().split()
+    words = _WORDS(text.lower())
     return {" ".join(words[i : i + NGRAM]) for i in range(max(1, len(words) - NGRAM + 1))}
 
 
@@ -181,7 +188,7 @@ def _flat_shingles(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     bounds = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
     data = np.frombuffer(column.buffers()[2], np.uint8)[bounds[0] : bounds[-1]]
     bounds = bounds - bounds[0]
-    word = data > 32
+    word = _IN_WORD[data]
     starts = word.copy()
     starts[1:] &= ~word[:-1]
     row_starts = bounds[:-1][bounds[:-1] < len(data)]
@@ -217,7 +224,7 @@ def make_input(rows: int) -> Path:
     import orjson
 
     originals: list[str] = []
-    with make_corpus(520).path.open("rb") as file:
+    with make_corpus(min(520, 20 + 3 * rows // 1000)).path.open("rb") as file:
         for line in file:
             text = orjson.loads(line)["text"]
             if len(text) > 400:
@@ -296,20 +303,25 @@ def main() -> None:
     if sys.argv[1:2] == ["--case"]:
         run_case(*sys.argv[2:])
         return
+    from dedup_recall import recall_tables
     from measure import CaseError, Measurement, measure
     from table import table
 
     from corpus import read_through
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--suite", default="minhash,exact,exact-rows,exact-file")
+    parser.add_argument("--suite", default="minhash,recall,exact,exact-rows,exact-file")
     parser.add_argument("--only", default=",".join(CASES))
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--peer-python", default=sys.executable)
     options = parser.parse_args()
-    whole = make_input(options.rows)
-    for suite in options.suite.split(","):
+    suites = options.suite.split(",")
+    if "recall" in suites:
+        suites.remove("recall")
+        print(f"\n## recall at shares of replaced words\n\n{recall_tables(min(options.rows, 50_000))}")
+    whole = make_input(options.rows) if suites else Path()
+    for suite in suites:
         names = [name for name, case in CASES.items() if case[0] == suite and name in options.only.split(",")]
         inputs = {name: cut(whole, CASES[name][2]) if CASES[name][2] < options.rows else whole for name in names}
         runs: dict[str, list[Measurement]] = {name: [] for name in names}

@@ -13,7 +13,7 @@ import orjson
 import xxhash
 
 from penstock.files.atomic import write_atomic
-from penstock.files.listing import PathLike
+from penstock.files.listing import PathLike, names_of
 
 __all__ = ["FileFingerprint", "fingerprint_files", "hash_file", "is_settled"]
 
@@ -27,6 +27,7 @@ class FileFingerprint:
     """A file by its content: two files with the same bytes have the same `xxh3`, whatever they are called."""
 
     name: str
+    """Without its directories, but for those that are called `name=value` and stand for columns."""
     size: int
     xxh3: str
     """Of all its bytes as they lie on the disk, compressed or not; 128 bits as hex."""
@@ -52,7 +53,8 @@ def fingerprint_files(paths: Iterable[PathLike], *, memo: PathLike | None = None
     remembered = _read_memo(memo)
     fresh: dict[str, list[Any]] = {}
     found = []
-    for path in map(Path, paths):
+    files = paths if isinstance(paths, list) else [*map(Path, paths)]
+    for path, name in zip(files, names_of(files)):
         place, stat = str(path.resolve()), path.stat()
         mark = _mark(stat)
         known = remembered.get(place)
@@ -63,7 +65,7 @@ def fingerprint_files(paths: Iterable[PathLike], *, memo: PathLike | None = None
             after = path.stat()
             if _mark(after) == mark and is_settled(stat):
                 fresh[place] = [*mark, digest]
-        found.append(FileFingerprint(path.name, stat.st_size, digest))
+        found.append(FileFingerprint(name, stat.st_size, digest))
     if memo is not None and fresh:
         _write_memo(Path(memo), fresh)
     return found

@@ -5,17 +5,44 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import NoReturn
 
-__all__ = ["PathLike", "list_files", "split_suffix"]
+__all__ = ["FoundFiles", "PathLike", "list_files", "names_of", "split_suffix"]
 
 PathLike = str | os.PathLike[str]
 
 COMPRESSED = (".gz", ".zst", ".bz2", ".lz4", ".xz")
 
 
-def list_files(paths: PathLike | Iterable[PathLike], suffixes: Sequence[str] = ()) -> list[Path]:
+class FoundFiles(list[Path]):
+    """Files, and where each was found below what was asked for, which may say something about its rows.
+
+    `base` is the directory that was asked for, the part of a glob before its first wildcard, or the directory of a
+    file; of several paths it is what they have in common. `folders` are the directories of each file. Both are in
+    parts, and local copies of remote files have those of the URL.
+    """
+
+    def __init__(self, files: Iterable[Path], base: tuple[str, ...], folders: Iterable[tuple[str, ...]]) -> None:
+        super().__init__(files)
+        self.base, self.folders = base, list(folders)
+
+    @classmethod
+    def joined(cls, groups: Sequence[FoundFiles]) -> FoundFiles:
+        """The files of all groups, from the directory on that the groups have in common."""
+        levels = takewhile(lambda parts: len(set(parts)) == 1, zip(*(group.base for group in groups)))
+        files = [file for group in groups for file in group]
+        return cls(files, tuple(parts[0] for parts in levels), [folder for group in groups for folder in group.folders])
+
+    @property
+    def partitions(self) -> list[tuple[str, ...]]:
+        """For each file the directories below the base that are called `name=value`."""
+        depth = len(self.base)
+        return [tuple(part for part in folder[depth:] if part.find("=") > 0) for folder in self.folders]
+
+
+def list_files(paths: PathLike | Iterable[PathLike], suffixes: Sequence[str] = ()) -> FoundFiles:
     """The files behind `paths`, each group sorted by name so that the order is the same everywhere.
 
     A directory means every file below it with one of `suffixes` (compressed or not), hidden ones left out; a directory
@@ -25,10 +52,19 @@ def list_files(paths: PathLike | Iterable[PathLike], suffixes: Sequence[str] = (
     """
     if isinstance(paths, (str, os.PathLike)):
         return _expand(paths, suffixes)
-    found = [file for path in paths for file in _expand(path, suffixes)]
-    if not found:
+    if isinstance(paths, FoundFiles):
+        return paths
+    groups = [_expand(path, suffixes) for path in paths]
+    if not groups:
         raise FileNotFoundError("no input files: the list of paths is empty")
-    return found
+    return FoundFiles.joined(groups)
+
+
+def names_of(files: Sequence[Path]) -> list[str]:
+    """The names of files without their directories, which may be others after a move; but with those that are called
+    `name=value`, since these are part of the data."""
+    partitions = files.partitions if isinstance(files, FoundFiles) else [()] * len(files)
+    return ["/".join((*folders, file.name)) for folders, file in zip(partitions, files)]
 
 
 def split_suffix(path: PathLike) -> tuple[str, str]:
@@ -40,7 +76,7 @@ def split_suffix(path: PathLike) -> tuple[str, str]:
     return outer, ""
 
 
-def _expand(path: PathLike, suffixes: Sequence[str]) -> list[Path]:
+def _expand(path: PathLike, suffixes: Sequence[str]) -> FoundFiles:
     text = os.fspath(path)
     if "://" in text:
         from penstock.files.remote import RemotePath, fetch_files, path_of  # it imports this module
@@ -51,16 +87,20 @@ def _expand(path: PathLike, suffixes: Sequence[str]) -> list[Path]:
         text = str(place)
     here = Path(text).expanduser()
     if here.is_dir():
-        return _inside(here, suffixes)
+        return _found(_inside(here, suffixes), here)
     if here.exists():
-        return [here]
+        return _found([here], here.parent)
     if glob.has_magic(text):
         names = glob.glob(str(here), recursive=True)  # noqa: PTH207 - Path.glob takes no absolute patterns
         files = sorted((Path(name) for name in names if Path(name).is_file()), key=lambda file: file.parts)
         if not files:
             raise FileNotFoundError(f"no file matches {text!r} (looked from {Path.cwd()})")
-        return files
+        return _found(files, Path(*takewhile(lambda part: not glob.has_magic(part), here.parts)))
     raise FileNotFoundError(f"no such file or directory: {text!r} (looked from {Path.cwd()})")
+
+
+def _found(files: list[Path], base: Path) -> FoundFiles:
+    return FoundFiles(files, base.parts, [file.parent.parts for file in files])
 
 
 def _inside(directory: Path, suffixes: Sequence[str]) -> list[Path]:

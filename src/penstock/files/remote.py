@@ -14,6 +14,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,7 @@ from penstock.files._filesystems import (
 )
 from penstock.files.atomic import AtomicFile
 from penstock.files.caching import default_cache_directory
-from penstock.files.listing import PathLike, split_suffix
+from penstock.files.listing import FoundFiles, PathLike, split_suffix
 from penstock.files.locking import FileLock
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ def fetch(url: PathLike, cache_dir: PathLike | None = None, *, wait_seconds: flo
     return _fetch(filesystem, path, text, _cache(cache_dir), wait_seconds)
 
 
-def fetch_files(url: PathLike, suffixes: Sequence[str] = (), cache_dir: PathLike | None = None) -> list[Path]:
+def fetch_files(url: PathLike, suffixes: Sequence[str] = (), cache_dir: PathLike | None = None) -> FoundFiles:
     """Local copies of what a URL means: a file, the files below a directory, or those that a glob matches, in order.
 
     Hidden files are left out, `suffixes` choose among those of a directory; nothing found is an error. In a glob `*`
@@ -196,9 +197,10 @@ def fetch_files(url: PathLike, suffixes: Sequence[str] = (), cache_dir: PathLike
     folder = _cache(cache_dir)
     with naming_url(text):
         kind = kind_of(filesystem.get_file_info(path))
+    base = path.rstrip("/").split("/")
     if kind == "File":
-        return [_fetch(filesystem, path, text, folder)]
-    if kind == "Directory":
+        chosen, base = [path], base[:-1]
+    elif kind == "Directory":
         files = files_below(filesystem, path, text)
         chosen = [file for file in files if not suffixes or split_suffix(file)[0] in suffixes]
         if not chosen:
@@ -207,7 +209,9 @@ def fetch_files(url: PathLike, suffixes: Sequence[str] = (), cache_dir: PathLike
             raise FileNotFoundError(f"no {wanted} file in directory {shown(text)!r}; it holds: {there}")
     else:
         chosen = files_matching(filesystem, path, text)
-    return [_fetch(filesystem, file, text, folder) for file in chosen]
+        base = list(takewhile(lambda part: not re.search(r"[*\[]", part), base))
+    places = [tuple(file.split("/")[:-1]) for file in chosen]
+    return FoundFiles([_fetch(filesystem, file, text, folder) for file in chosen], tuple(base), places)
 
 
 def clear_copies(older_than_days: float | None = None, cache_dir: PathLike | None = None) -> int:

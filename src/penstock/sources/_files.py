@@ -42,6 +42,7 @@ class FileSource(Source):
     """
 
     suffixes: ClassVar[tuple[str, ...]] = ()
+    _columns: list[str] | None = None
 
     def __init__(self, paths: PathLike | Iterable[PathLike], **shown: object) -> None:
         self._list = FileList(paths, self.suffixes)
@@ -78,8 +79,13 @@ class FileSource(Source):
             self._schema = self._common_schema()
         return self._schema
 
+    def with_partitions(self, batch: pa.RecordBatch, path: Path) -> pa.RecordBatch:
+        """Rows as one file has them, with the columns that its directories stand for."""
+        partitions = self._list.partitions
+        return partitions.filled(batch, path, partitions.completed(pa.schema(batch.schema), self._columns))
+
     def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
-        schema = self.schema
+        _ = self.schema
         while self._file < len(self.files):
             path = self.files[self._file]
             try:
@@ -90,7 +96,7 @@ class FileSource(Source):
             if batch is None:
                 self._advance()
             elif batch.num_rows:
-                shaped = _shaped(batch, schema, path)
+                shaped = self._shaped(batch, path)
                 self._origin = Origin(str(path), self._row)
                 self._row += batch.num_rows
                 return shaped
@@ -166,7 +172,10 @@ class FileSource(Source):
                 schema = here if schema is None else pa.unify_schemas([schema, here], promote_options="permissive")
             except pa.ArrowException as error:
                 raise SchemaError(f"{path} does not go together with the files before it: {error}") from error
-        return schema if schema is not None else pa.schema([])
+        return self._list.partitions.completed(schema if schema is not None else pa.schema([]), self._columns)
+
+    def _shaped(self, batch: pa.RecordBatch, path: Path) -> pa.RecordBatch:
+        return _shaped(self._list.partitions.filled(batch, path, self.schema), self.schema, path)
 
     def _damaged(self, error: Exception, path: Path, row: int) -> Exception:
         if isinstance(error, OSError) and error.errno is not None:

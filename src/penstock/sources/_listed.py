@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 
 import xxhash
 
 from penstock.errors import ResumeError
-from penstock.files.listing import PathLike, list_files
+from penstock.files.listing import FoundFiles, PathLike, list_files, names_of
 from penstock.pipeline.stages import State
+from penstock.sources._partitions import Partitions
 
 __all__ = ["FileList"]
 
@@ -22,6 +24,7 @@ class FileList:
     def __init__(self, paths: PathLike | Iterable[PathLike], suffixes: tuple[str, ...]) -> None:
         single = isinstance(paths, str) or hasattr(paths, "__fspath__")
         self._paths: list[PathLike] = [paths] if single else list(paths)  # type: ignore[arg-type, list-item]
+        self._listed = paths if isinstance(paths, FoundFiles) else None
         self._suffixes = suffixes
         self._found: list[Path] | None = None
         self._heads: dict[int, list[int | str]] = {}
@@ -29,12 +32,21 @@ class FileList:
     @property
     def files(self) -> list[Path]:
         if self._found is None:
-            self._found = list_files(self._paths, self._suffixes)
+            self._found = self._listed if self._listed is not None else list_files(self._paths, self._suffixes)
         return self._found
 
+    @cached_property
+    def partitions(self) -> Partitions:
+        """What the names of directories say about the rows."""
+        return Partitions(self.files)
+
     def name(self, number: int) -> str | None:
-        """The name of a file without its directory, which may be another one after a move; None behind the last."""
-        return self.files[number].name if number < len(self.files) else None
+        """The name of a file, as `names_of` has it; None behind the last."""
+        return self._names[number] if number < len(self.files) else None
+
+    @cached_property
+    def _names(self) -> list[str]:
+        return names_of(self.files)
 
     def state(self, number: int) -> State:
         """What a position in a file has to say about the file."""

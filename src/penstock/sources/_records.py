@@ -12,6 +12,7 @@ header of a CSV file is not counted.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -148,9 +149,14 @@ class RecordSource(Source):
         return self._block(raw) if raw is not None else None
 
     def decode(self, block: Block) -> Decoded:
-        records = block.meta["records"]
-        if records is None:  # the schema is not known yet
+        if block.meta["records"] is None:  # the schema is not known yet
             return Decoded(pa.RecordBatch.from_arrays([], schema=pa.schema([])))
+        decoded = self._decode(block)
+        batch = self._list.partitions.filled(decoded.batch, block.origin.file, self.schema)
+        return decoded if batch is decoded.batch else replace(decoded, batch=batch)
+
+    def _decode(self, block: Block) -> Decoded:
+        records = block.meta["records"]
         if not records:
             return Decoded(self._none())
         try:
@@ -222,7 +228,7 @@ class RecordSource(Source):
         if not self._given and state["schema"] is not None:
             self._mark, self._schema = state["schema"], None
             if is_schema(state["schema"]):
-                self._learn(schema_of(state["schema"]))
+                self._learn(self._list.partitions.completed(schema_of(state["schema"]), self._columns))
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -243,7 +249,7 @@ class RecordSource(Source):
                     "restore the same files, or start without the state"
                 ) from None
             self._mark = mark
-            self._learn(end.value)
+            self._learn(self._list.partitions.completed(end.value, self._columns))
             return True
         except BaseException:
             self._scanning = self._scanned = None

@@ -83,7 +83,9 @@ class CsvSource(RecordSource):
         if names is None:
             begin, names = self._header(number, cutter, delimiter)
         if self._schema is not None and self._given and names:
-            _check_columns(names, self._schema.names, str(path), may_have_more=self._columns is not None)
+            named = self._list.partitions.schema.names  # these stand in directories, and need not be in the file too
+            wanted = [name for name in self._schema.names if name in names or name not in named]
+            _check_columns(names, wanted, str(path), may_have_more=self._columns is not None)
         return CsvLayout(begin, cutter, names, delimiter)
 
     def _header(self, number: int, cutter: CsvRecords, delimiter: str) -> tuple[int, tuple[str, ...]]:
@@ -165,7 +167,8 @@ class CsvSource(RecordSource):
             with contextlib.suppress(DataError):  # reported in its place, when the rows are read
                 for name in self._layout(number).names:  # type: ignore[attr-defined]
                     kinds.setdefault(name, pa.null())  # a header without rows
-        return project(pa.schema(list(kinds.items())), self._columns, str(self._list))
+        asked = self._list.partitions.stored(self._columns, list(kinds))
+        return project(pa.schema(list(kinds.items())), asked, str(self._list))
 
     def _infer(self, block: Block) -> Iterator[tuple[str, pa.DataType]]:
         """The types of the columns in a block, without its bad records, which are reported when the rows are read."""

@@ -196,8 +196,8 @@ class JsonlSource(RecordSource):
         kind = self._try_to_infer(block)[1]
         if kind is None:
             kind = alone._scan_rows(block, pa.struct([]))
-        merged = merge(pa.struct([]), kind, "", mixed=self._mixed)
-        alone._learn(pa.schema(list(verbatim(merged, self._verbatim))))
+        merged = verbatim(merge(pa.struct([]), kind, "", mixed=self._mixed), self._verbatim)
+        alone._learn(self._list.partitions.completed(pa.schema(list(merged)), None))
         return alone.decode(block)
 
     # -- the schema --------------------------------------------------------------------------------------------------
@@ -213,7 +213,8 @@ class JsonlSource(RecordSource):
                 except TypeConflictError:
                     known = self._scan_rows(block, known)
                 yield
-        return project(pa.schema(list(verbatim(known, self._verbatim))), self._columns, str(self._list))
+        schema = pa.schema(list(verbatim(known, self._verbatim)))
+        return project(schema, self._list.partitions.stored(self._columns, schema.names), str(self._list))
 
     def _try_to_infer(self, block: Block) -> tuple[Block, pa.DataType | None]:
         """A block and the type of its rows; None if something in it is unusual."""

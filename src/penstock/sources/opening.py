@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,6 +12,8 @@ from penstock.errors import ConfigError
 from penstock.files.listing import PathLike, list_files, split_suffix
 from penstock.pipeline.stages import Source
 from penstock.plugins import formats
+from penstock.sources._files import FileSource
+from penstock.sources._records import RecordSource
 from penstock.sources.arrow import ArrowSource
 from penstock.sources.csv import CsvSource
 from penstock.sources.jsonl import JsonlSource, JsonSource
@@ -20,6 +23,8 @@ from penstock.sources.text import TextSource
 from penstock.store.manifest import VERSIONS, is_store
 
 __all__ = ["open_source"]
+
+_log = logging.getLogger(__name__)
 
 _BUILT_IN = (JsonlSource, JsonSource, CsvSource, ParquetSource, ArrowSource, TextSource)
 _MAKERS: dict[str, Any] = {suffix: kind for kind in _BUILT_IN for suffix in kind.suffixes}
@@ -48,7 +53,13 @@ def open_source(path: PathLike | Iterable[PathLike], **options: Any) -> Source:
     chosen = {makers[suffix] for suffix in kinds}
     if len(chosen) > 1:
         raise ConfigError(f"{path!r} holds files of several formats ({', '.join(sorted(kinds))}); open them one by one")
-    return chosen.pop()(files, **options)  # type: ignore[no-any-return]
+    source: Source = chosen.pop()(files, **options)
+    left_out = next(filter(None, files.partitions), ())
+    if left_out and not isinstance(source, FileSource | RecordSource):
+        _log.warning(
+            "%r takes no columns from the names of directories, so those of %s are left out", source, "/".join(left_out)
+        )
+    return source
 
 
 def _is_token_store(path: Path) -> bool:

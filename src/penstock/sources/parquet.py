@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from penstock.errors import DataError
 from penstock.files.listing import PathLike
 from penstock.pipeline.stages import Block, Decoded, Origin, Rejected
-from penstock.sources._files import _DAMAGED, FileSource, _shaped
+from penstock.sources._files import _DAMAGED, FileSource
 from penstock.sources._schemas import check_columns, project
 
 __all__ = ["ParquetSource"]
@@ -42,7 +42,8 @@ class ParquetSource(FileSource):
         super().__init__(paths, columns=self._columns)
 
     def _file_schema(self, path: Path) -> pa.Schema:
-        return project(pq.read_schema(path), self._columns, str(path))
+        schema = pq.read_schema(path)
+        return project(schema, self._list.partitions.stored(self._columns, schema.names), str(path))
 
     def _file_rows(self, path: Path) -> int | None:
         return int(pq.read_metadata(path).num_rows)
@@ -59,7 +60,7 @@ class ParquetSource(FileSource):
 
     def next_block(self, max_bytes: int) -> Block | None:
         """Some row groups that are still to be decoded, or some rows of a large one."""
-        schema = self.schema  # known before the first rows are handed out, since decode runs on other threads
+        _ = self.schema  # known before the first rows are handed out, since decode runs on other threads
         while self._file < len(self.files):
             path = self.files[self._file]
             origin = Origin(str(path), self._row)
@@ -78,7 +79,7 @@ class ParquetSource(FileSource):
                 self._advance()
                 continue
             self._row += batch.num_rows
-            return Block(origin, _shaped(batch, schema, path), batch.nbytes)
+            return Block(origin, self._shaped(batch, path), batch.nbytes)
         return None
 
     def decode(self, block: Block) -> Decoded:
@@ -89,7 +90,7 @@ class ParquetSource(FileSource):
             batch = groups.read(self._columns)
         except _DAMAGED:
             return self._rescue(block, groups)
-        return Decoded(_shaped(batch, self.schema, groups.path))
+        return Decoded(self._shaped(batch, groups.path))
 
     def offset_of(self, block: Block, row: int) -> int | None:
         """A row of Parquet is in many places of its file."""
@@ -122,7 +123,7 @@ class ParquetSource(FileSource):
             try:
                 reader.skip(row)
                 while row < first + group.rows and (batch := reader.next(first + group.rows - row)) is not None:
-                    good.append(_shaped(batch, self.schema, groups.path))
+                    good.append(self._shaped(batch, groups.path))
                     numbers += range(row - block.origin.row, row - block.origin.row + batch.num_rows)
                     row += batch.num_rows
             except _DAMAGED as error:

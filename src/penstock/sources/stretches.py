@@ -358,7 +358,10 @@ class _RowReader:
         return Cut(data, wanted - left, nbytes, first)
 
     def decode(self, cut: Cut) -> Rows:
-        return Rows(cut.data, cut.first + np.arange(cut.records, dtype=np.int64))
+        batch = cut.data
+        if isinstance(self._source, FileSource):
+            batch = self._source.with_partitions(batch, self._source.files[self._stretch.file])
+        return Rows(batch, cut.first + np.arange(cut.records, dtype=np.int64))
 
     def skip_bad(self) -> str:
         self.close()

@@ -46,19 +46,24 @@ class TextSource(RecordSource):
         self._layout_of_all = Layout(0, Lines() if per == "line" else WholeFile())
         self._per = per
 
+    @property
+    def schema(self) -> pa.Schema:
+        """The text, and the columns that directories stand for."""
+        return self._list.partitions.completed(super().schema, None)
+
     def _lay_out(self, number: int) -> Layout:
         return self._layout_of_all
 
     def _parse(self, data: pa.Buffer, layout: Layout) -> pa.RecordBatch:
         check_utf8(data)
         if self._per == "file":
-            return pa.RecordBatch.from_arrays([pa.array([data.to_pybytes().decode()])], schema=self.schema)
+            return pa.RecordBatch.from_arrays([pa.array([data.to_pybytes().decode()])], schema=self._schema)
         text = data.to_pybytes()
         if b"\r" in text:
             text = text.replace(b"\r\n", b"\n")
         text = text.removesuffix(b"\n")
         lines = pc.split_pattern(pa.array([text], pa.binary()).cast(pa.string()), "\n").flatten()
-        return pa.RecordBatch.from_arrays([lines], schema=self.schema)
+        return pa.RecordBatch.from_arrays([lines], schema=self._schema)
 
     def _explain(self, record: bytes, layout: Layout, error: Exception) -> tuple[str, str]:
         return "unreadable", str(error)

@@ -66,11 +66,12 @@ def content_key(
 ) -> str:
     """Names a prepared data set by what it is made of: the bytes of its inputs in order, tokenizer, template, steps.
 
-    File names, times, worker counts and machines are no part of it, so the same work is found again anywhere.
+    File names, times, worker counts and machines are no part of it, so the same work is found again anywhere. But the
+    directories that stand for columns are: other names are other values.
     """
     facts = {
         "key": _KEY_VERSION,
-        "inputs": [[file.size, file.xxh3] for file in inputs],
+        "inputs": [[file.size, file.xxh3, *_partitions(file.name)] for file in inputs],
         "tokenizer": tokenizer,
         "template": template,
         "transforms": list(transforms),
@@ -84,6 +85,10 @@ def combined_key(lineage: Sequence[Lineage]) -> str | None:
     if not keys or None in keys:
         return None
     return keys[0] if len(keys) == 1 else _digest(keys)
+
+
+def _partitions(name: str) -> list[str]:
+    return [folder for folder in name.split("/")[:-1] if "=" in folder]
 
 
 def _digest(facts: object) -> str:

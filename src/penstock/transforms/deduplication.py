@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from penstock.errors import ConfigError, SchemaError
+from penstock.errors import ConfigError, ResumeError, SchemaError
 from penstock.pipeline.stages import State, Transform
 from penstock.transforms._counts import Counting
 from penstock.transforms._dedup.fingerprints import fingerprints
@@ -44,7 +44,8 @@ class Dedup(Counting):
 
     reason: ClassVar[str]
     version: ClassVar[int] = 1
-    """Raised when a change of the code drops other rows than before, so that prepared data is made anew."""
+    """Raised when a change of the code drops other rows than before, so that prepared data is made anew, and no run
+    goes on from keys of the other kind."""
 
     def __init__(self, maker: KeyMaker, name: str, directory: str | Path | None) -> None:
         super().__init__()
@@ -56,7 +57,8 @@ class Dedup(Counting):
         if self.directory is not None:
             # Wherever the process goes afterwards, and by whatever path another stage has it: one file, one name.
             directory = Path(os.path.realpath(self.directory))
-            log = directory / f"{type(self).__name__}-{xxhash.xxh3_64_hexdigest(name.encode())}.keys"
+            rule = name if self.version == 1 else self.describe()
+            log = directory / f"{type(self).__name__}-{xxhash.xxh3_64_hexdigest(rule.encode())}.keys"
         self._seen = SeenKeys(maker.width, log, name=name)
 
     @property
@@ -89,9 +91,15 @@ class Dedup(Counting):
         return keep_rows(batch, ~duplicate)
 
     def state_dict(self) -> State:
-        return self._seen.state_dict()
+        return {**self._seen.state_dict(), "rule": self.version}
 
     def load_state_dict(self, state: State) -> None:
+        if (rule := state.get("rule", 1)) != self.version:
+            raise ResumeError(
+                f"the state of {self._name} was saved by a release that has version {rule!r} of its rule, and this "
+                f"release has version {self.version}, which drops other rows; start again without the state, or go on "
+                "with that release"
+            )
         self._seen.load_state_dict(state)
 
     def sync(self) -> None:
@@ -150,10 +158,11 @@ class ExactDedup(Dedup):
 class MinHashDedup(Dedup):
     """Drop rows whose text is nearly that of an earlier row, by MinHash signatures and locality-sensitive hashing.
 
-    Texts are compared as sets of shingles, `ngram` words in a row, without case and punctuation. A signature has
-    `bands * rows` minima; a row goes if all minima of any band are those of an earlier row, whether that one stayed or
-    went. For a share s of common shingles the probability is 1 - (1 - s**rows)**bands: with 14 bands of 8 rows 0.5 at
-    s = 0.68. More bands find more, more rows are stricter.
+    Texts are compared as sets of shingles, `ngram` words in a row, without case and punctuation. Words are runs of
+    letters and digits; in languages without spaces every character is one. A signature has `bands * rows` minima; a
+    row goes if all minima of any band are those of an earlier row, whether that one stayed or went. For a share s of
+    common shingles the probability is 1 - (1 - s**rows)**bands: with 14 bands of 8 rows 0.5 at s = 0.68. More bands
+    find more, more rows are stricter.
 
     A text of fewer than `ngram` words is one shingle: it goes if it has the same words in the same order. Rows without
     any word, and null, always stay: `ExactDedup` removes repeated empty texts. Costs 8 bytes for each band of each
@@ -164,6 +173,7 @@ class MinHashDedup(Dedup):
     """
 
     reason = "near duplicate"
+    version = 2
 
     def __init__(
         self,

@@ -449,6 +449,41 @@ def test_a_run_in_the_directory_of_another_process_is_refused_until_that_one_end
     pipeline.transforms.clear()
 
 
+def test_a_state_of_another_rule_is_refused_by_name_and_its_keys_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = pa.record_batch({"text": ["call(one, two)", "call(three, four)"]})
+    with monkeypatch.context() as patch:
+        patch.setattr(MinHashDedup, "version", 1)
+        before = MinHashDedup(directory=tmp_path)
+        before.transform(batch)
+        state = before.state_dict()
+        described = before.describe()
+        (keys,) = tmp_path.glob("*.keys")
+        written = keys.read_bytes()
+        before.reset()
+    del state["rule"]  # as in states from before there was a second rule
+    now = MinHashDedup(directory=tmp_path)
+    with pytest.raises(ResumeError, match=r"MinHashDedup\('text'.* version 1 of its rule.* has version 2.*start again"):
+        now.load_state_dict(state)
+    now.transform(batch)
+    assert keys.read_bytes() == written
+    assert now.describe() != described
+    again = MinHashDedup(directory=tmp_path)
+    again.load_state_dict(now.state_dict())
+    assert again.transform(batch).num_rows == 0
+
+
+def test_states_of_exact_deduplication_from_before_rules_had_numbers_load(tmp_path: Path) -> None:
+    batch = pa.record_batch({"text": ["a", "b"]})
+    dedup = ExactDedup(directory=tmp_path)
+    dedup.transform(batch)
+    state = {key: value for key, value in dedup.state_dict().items() if key != "rule"}
+    fresh = ExactDedup(directory=tmp_path)
+    fresh.load_state_dict(state)
+    assert fresh.transform(batch).num_rows == 0
+
+
 def test_the_directory_is_free_when_a_dedup_is_reset_or_gone(tmp_path: Path) -> None:
     batch = pa.record_batch({"text": ["a", "b"]})
     dedup = ExactDedup(directory=tmp_path / "seen")

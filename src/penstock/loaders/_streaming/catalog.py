@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from penstock.distributed.sharding import CanonicalStreams, canonical_streams
 from penstock.errors import ConfigError
+from penstock.files.listing import names_of
 from penstock.order.permutation import Permutation, derive_key
 from penstock.sources import StoreSource
 from penstock.sources._records import RecordSource
@@ -116,8 +117,10 @@ class Catalog:
         return [np.array(hand, np.int64) for hand in hands]
 
     def identity(self) -> list[Any]:
-        """What the order of the input depends on: names and sizes, not the directory, nor what is in the files."""
-        return [[Path(name).name, size] for name, size in self.files]
+        """What the order of the input depends on: names and sizes, not what is in the files, nor the directory, unless
+        it stands for a column."""
+        names = names_of(getattr(self.source, "files", [Path(name) for name, _ in self.files]))
+        return [[name, size] for name, (_, size) in zip(names, self.files)]
 
     def check_unchanged(self, block: int) -> None:
         """A file of another size than when it was cut would be read at the wrong places."""

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 import numba
 import numpy as np
 
-from penstock.transforms._dedup.shingles import CHAR_FACTOR, SKIP, SOLO, SPACE, WORD_FACTOR
+from penstock.transforms._dedup.shingles import ALONE, BREAK, CHAR_FACTOR, JOINT, SKIP, SOLO, SPACE, WORD_FACTOR
 
 __all__ = ["add_rows", "insert_all", "minima", "remove_all"]
 
@@ -20,7 +20,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _CHAR = np.uint64(CHAR_FACTOR)
 _WORD = np.uint64(WORD_FACTOR)
-_SKIP, _SPACE, _SOLO = np.uint32(SKIP), np.uint32(SPACE), np.uint32(SOLO)
+_SKIP, _SPACE, _BREAK = np.uint32(SKIP), np.uint32(SPACE), np.uint32(BREAK)
+_JOINT, _ALONE, _SOLO = np.uint32(JOINT), np.uint32(ALONE), np.uint32(SOLO)
 _ZERO = np.uint64(0)
 _ROOM = 2048  # shingles gathered before their minima are taken: two arrays of this many fit the first cache
 _PAD = 64  # rest loops are slow: shingles are filled up to a multiple of this with repetitions, which change no minimum
@@ -69,7 +70,23 @@ def _code_at(data: Any, i: int, stop: int, codes: Any) -> Any:
     code = np.uint32((lead & np.uint32(0x07)) << np.uint32(18) | one << np.uint32(12) | two << np.uint32(6) | three)
     if code < np.uint32(0x10000):
         return codes[code]
-    return np.uint32(code | _SOLO) if code >> np.uint32(17) == np.uint32(1) else code
+    block = code >> np.uint32(12)
+    if code >> np.uint32(17) == np.uint32(1) or block == np.uint32(0x1B) or block == np.uint32(0x1F):
+        return np.uint32(code | _SOLO)
+    return code
+
+
+@compiled
+def _sign_at(data: Any, i: int, start: int, stop: int, code: Any, codes: Any) -> Any:
+    """The sign at i as part of a number, as a word, or as neither. The ends of a row are spaces."""
+    before = data[i - 1] if i > start else np.uint8(0x20)
+    after = data[i + 1] if i + 1 < stop else np.uint8(0x20)
+    char = np.uint32(data[i])
+    if np.uint8(0x30) <= before <= np.uint8(0x39) and np.uint8(0x30) <= after <= np.uint8(0x39):
+        return char
+    if code & _ALONE and before < 0x80 and after < 0x80 and codes[before] == _SPACE and codes[after] == _SPACE:
+        return np.uint32(char | _SOLO)
+    return _BREAK
 
 
 @compiled
@@ -94,13 +111,22 @@ def minima(data: Any, bounds: Any, codes: Any, ngram: int, factors: Any, terms: 
                 byte = data[i]
                 if byte < 0x80:
                     code = codes[byte]
+                    if _BREAK < code < _JOINT:
+                        char_sum = char_sum * _CHAR + np.uint64(code)
+                        inside = True
+                        i += 1
+                        continue
+                    if code >= _JOINT:
+                        code = _sign_at(data, i, bounds[row], stop, code, codes)
                 elif byte < 0xC0:
                     code = _SKIP
                 else:
                     code = _code_at(data, i, stop, codes)
+                    if _JOINT <= code < _SOLO:  # a sign in more bytes than it needs is no sign
+                        code = _BREAK
             i += 1
             alone = code >= _SOLO
-            if code > _SPACE and not alone:
+            if code > _BREAK and not alone:
                 char_sum = char_sum * _CHAR + np.uint64(code)
                 inside = True
                 continue

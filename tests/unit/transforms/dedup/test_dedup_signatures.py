@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
@@ -21,6 +22,7 @@ WORD = (1 << 64) - 1
 texts = st.lists(
     st.text(max_size=40)
     | st.text("ab c.,\n'-Ä ß\u3000日本のคน𠀀😀\u200b\0", max_size=40)
+    | st.text("a1 2.+-=<,;_\n'\u2019→é\ufe0f☀", max_size=40)
     | st.lists(st.sampled_from(["The", "cat", "sat,", "on", "mat.", "日本語", "...", "don't"])).map(" ".join),
     max_size=8,
 )
@@ -40,24 +42,39 @@ def mixed(word: int) -> int:
     return word ^ word >> 31
 
 
-def is_solo(char: str) -> bool:
-    return any(first <= ord(char) <= last for first, last in (*definition.SOLO_RANGES, (0x20000, 0x3FFFF)))
+NO_SPACES = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u1950-\u19ff\u1a20-\u1aaf\u1b00-\u1b7f\u3005-\u312f\u31a0-\u31ff\u3400-\ua4cf"
+    "\ua980-\ua9ff\uaa60-\uaadf\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff\U0001b000-\U0001bfff\U0001f000-\U0001ffff"
+)
+SPACES = {chr(code) for code in range(128) if chr(code).isspace()}
+SOLO_CHARACTER = re.compile(f"[{NO_SPACES}]")
 
 
 def words_of(text: str) -> list[list[int]]:
-    """Each word as the numbers that are hashed."""
+    """Each word as the numbers that are hashed, by Python's own means."""
     words: list[list[int]] = [[]]
-    for char in text:
+    for at, char in enumerate(text):
+        around = text[at - 1 : at] + text[at + 1 : at + 2] if at else " " + text[1:2]
+        before, after = (around + " ")[:2]
+        category = unicodedata.category(char)
+        wide = ord(char) > 0xFFFF  # letters, without case, unless they are words of their own
         if char.isspace():
             words.append([])
-        elif unicodedata.category(char)[0] == "P" or unicodedata.category(char) in ("Cc", "Cf"):
-            if ord(char) > 0xFFFF:
-                words[-1].append(ord(char))  # the table ends there
-        elif is_solo(char):
+        elif SOLO_CHARACTER.match(char) and (wide or category[0] not in "PC"):
             words += [[ord(char) | 1 << 31], []]
+        elif wide:
+            words[-1].append(ord(char))
+        elif category in ("Cc", "Cf") or char in "'\u2018\u2019" or "\ufe00" <= char <= "\ufe0f":
+            continue
+        elif char in "._:/+-*^%=<>" and before in "0123456789" and after in "0123456789":
+            words[-1].append(ord(char))
+        elif category[0] == "S" and (not char.isascii() or (char in "+<=>" and before in SPACES and after in SPACES)):
+            words += [[ord(char) | 1 << 31], []]
+        elif category[0] in "PS":
+            words.append([])
         else:
             lower = char.lower()
-            words[-1].append(ord(lower) if len(lower) == 1 and ord(char) < 1 << 16 else ord(char))
+            words[-1].append(ord(lower) if len(lower) == 1 else ord(char))
     return [word for word in words if word]
 
 
@@ -117,6 +134,7 @@ def test_numpy_keys_are_those_of_the_reference(given_texts: list[str], ngram: in
 
 
 @given(st.lists(st.binary(max_size=30), max_size=6))
+@example([b"5\xc0\xab3", b"5 \xc0\xab 3", b"\xe0\x80\xae"])  # signs in more bytes than they need
 @settings(deadline=None)
 def test_bytes_that_are_no_utf8_give_the_same_keys_on_both_paths(rows: list[bytes]) -> None:
     text = utf8(pa.array(rows, pa.binary()))
@@ -136,10 +154,66 @@ def test_a_text_with_more_shingles_than_are_gathered_at_once(compiled: None) -> 
     assert_as_reference([long, "short text", long + " end", ""], MinHash(5, 2, 2, seed=3), False, 0)
 
 
+def same_keys(one: str, two: str) -> bool:
+    keys, _ = MinHash(5, 14, 8, seed=0).keys(utf8(pa.array([one, two])))
+    return bool((keys[0] == keys[1]).all())
+
+
 @ways
-def test_case_punctuation_and_spacing_make_no_difference(compiled: None) -> None:
-    keys, _ = MinHash(5, 14, 8, seed=0).keys(utf8(pa.array(["The cat's on; the MAT.", "the  cats on\tthe mat"])))
-    assert (keys[0] == keys[1]).all()
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        ("The cat's on; the MAT.", "the  cats on\tthe mat"),
+        ("don\u2019t", "DON'T"),
+        ("call(one,two)[three]", "call ( one, two ) [ three ]"),
+        ("<p>one</p><p>two</p>", "<p> one </p>\n<p> two </p>"),
+        ("snake_case-name", "snake case name"),
+        ("co\u00adoperate", "cooperate"),  # a soft hyphen
+        ("good ☀\ufe0f", "good ☀"),
+    ],
+)
+def test_case_punctuation_and_spacing_make_no_difference(compiled: None, one: str, two: str) -> None:
+    assert same_keys(one, two)
+
+
+@ways
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        ("callonetwo", "call(one, two)"),
+        ("what is 5 + 3?", "what is 5 = 3?"),
+        ("what is 5+3?", "what is 5-3?"),
+        ("at 3.14", "at 3 14"),
+        ("at 12:30", "at 1230"),
+        ("good😀", "good😡"),
+        ("5 → 6", "5 ≤ 6"),
+    ],
+)
+def test_words_and_numbers_that_differ_are_told_apart(compiled: None, one: str, two: str) -> None:
+    assert not same_keys(one, two)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("total=sum(price*count for price,count in items)", 9),
+        ('<td class="name">Ada</td><td>36</td>', 8),
+        ("今天天气很好。我们去公园", 11),
+        ("ภาษาไทย", 7),
+        ("1,2,3,4", 4),
+        ("།བོད་སྐད་ཡིན།", 3),
+    ],
+)
+def test_words_need_no_spaces_between_them(text: str, words: int) -> None:
+    assert definition.shingles(utf8(pa.array([text])), 1).counts.tolist() == [words]
+
+
+@ways
+def test_a_changed_argument_leaves_most_shingles_of_a_line_of_code(compiled: None) -> None:
+    """A band of two rows agrees as often as the share of common shingles, squared."""
+    line = "model.fit(train[features],train[target],epochs=40,batch_size=64,callbacks=[stop,save],verbose=False)"
+    keys, _ = MinHash(2, 1000, 2, seed=1).keys(utf8(pa.array([line, line.replace("target", "label")])))
+    assert (keys[0] == keys[1]).mean() > 0.5
 
 
 def test_a_word_of_ten_megabytes_and_nothing_but_punctuation() -> None:
