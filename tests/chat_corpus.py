@@ -6,6 +6,8 @@ import re
 from datetime import datetime
 from typing import Any
 
+from penstock.errors import ConfigError
+from penstock.transforms.formatting import FormatChat
 from penstock.transforms.tokenization import load_tokenizer
 
 NOW = datetime(2026, 1, 2)
@@ -15,28 +17,13 @@ SPECIAL = re.compile(
     r"|</?seed:[a-z_:]+>|\]~b\]|\]~!b\[|\[e~\[|</?assistant>|<sep>|<sop>|</?(?:beginning|end)_of_sentence>|<SPECIAL_\d+>"
 )
 SYMBOL = re.compile(r"</?(?:think|tool_call|tool_response)>")
-ENDS = [
-    "<|im_end|>",
-    "<|eot_id|>",
-    "<｜end▁of▁sentence｜>",
-    "<|END_OF_TURN_TOKEN|>",
-    "<end_of_turn>",
-    "<turn|>",
-    "<|return|>",
-    "<|role_end|>",
-    "[e~[",
-    "<|assistant_end|>",
-    "<seed:eos>",
-    "<|message_sep|>",
-    "<|end_of_text|>",
-    "<|end_of_msg|>",
-    "<|eot|>",
-    "<|end|>",
-    "<sep>",
-    "</assistant>",
-    "<end_of_sentence>",
-    "<｜hy_eos:opensource｜>",
-]
+BAR = "\uff5c"
+ENDS = (
+    *("<|im_end|>", "<|eot_id|>", f"<{BAR}end\u2581of\u2581sentence{BAR}>", "<|END_OF_TURN_TOKEN|>", "<end_of_turn>"),
+    *("<turn|>", "<|return|>", "<|role_end|>", "[e~[", "<|assistant_end|>", "<seed:eos>", "<|message_sep|>"),
+    *("<|end_of_text|>", "<|end_of_msg|>", "<|eot|>", "<|end|>", "<sep>", "</assistant>", "<end_of_sentence>"),
+    f"<{BAR}hy_eos:opensource{BAR}>",
+)
 TENCENT = ("hy_eos", "hy_begin_of_sentence", "hy_pad", "hy_User", "hy_Assistant", "reasoning_mode")
 
 
@@ -50,7 +37,10 @@ def tokenizer_for(source: str) -> Any:
     split = pre_tokenizers.Split(Regex(words), "isolated")
     bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     made.pre_tokenizer, made.decoder = pre_tokenizers.Sequence([split, bytes_]), decoders.ByteLevel()
-    special = [*SPECIAL.findall(source), *(f"<｜{name}:opensource｜>" for name in TENCENT if ":opensource" in source)]
+    special = [
+        *SPECIAL.findall(source),
+        *(f"<{BAR}{name}:opensource{BAR}>" for name in TENCENT if ":opensource" in source),
+    ]
     special += ["<s>"] if "bos_token" in source else []
     special += ["</s>"] if "eos_token" in source else []
     made.add_special_tokens([AddedToken(text, special=True) for text in dict.fromkeys([*special, "<|endoftext|>"])])
@@ -61,30 +51,46 @@ def tokenizer_for(source: str) -> Any:
 
 
 def rendered_by_transformers(
-    source: str, row: dict[str, Any], tokenizer: Any, *, prompt: bool = False, **variables: Any
-) -> str:
-    """What `apply_chat_template` writes, by transformers' own environment."""
+    source: str, row: dict[str, Any], tokenizer: Any, *, prompt: bool = False, blocks: bool = False, **variables: Any
+) -> tuple[str, list[tuple[int, int]]]:
+    """What `apply_chat_template` writes, by transformers' own environment, and with `blocks` its generation blocks."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     names = {token: text for text, token in tokenizer.special.named.items()}
     special = tokenizer.special
     known = {"bos_token": names.get(special.bos, ""), "eos_token": names.get(special.eos, "")}
-    texts, _ = render_jinja_template(
+    texts, spans = render_jinja_template(
         [row["messages"]],
         tools=row.get("tools"),
         chat_template=source,
         add_generation_prompt=prompt,
+        return_assistant_tokens_mask=blocks,
         **known,
         **variables,
     )
-    text: str = texts[0]
-    return text
+    return texts[0], spans[0] if blocks else []
 
 
-def needs_of(source: str) -> tuple[dict[str, Any], ...]:
-    """What to give a template that does not load by itself, in the order in which it is tried."""
+def loaded(source: str, tokenizer: Any, **options: Any) -> tuple[FormatChat | None, dict[str, Any]]:
+    """The template in use, with what it needs, found by trying: what the refusal names first."""
     ways: list[dict[str, Any]] = [{}]
+    first = _refusal(source, tokenizer, {}, options)
+    named = re.search(r"pass end_of_turn='(.*?)'", first)
+    if named:
+        ways += [{"end_of_turn": named[1]}, {"end_of_turn": named[1], "gate": {"prompt": False}}]
+        ways += [{"end_of_turn": named[1], "variables": {"enable_thinking": True}}]
     ways += [{"variables": {name: on}} for name in ("enable_thinking", "thinking") for on in (True, False)]
     ways += [{"variables": {"functions": "[]", "datetime": "today"}}, {"gate": {"prompt": False}}]
-    ways += [{"gate": {"bos": False}}, {"gate": {"prompt": False}, "end_of_turn": "\n\n"}]
-    return tuple(ways)
+    ways += [{"gate": {"bos": False}}, {"end_of_turn": "\n\n", "gate": {"prompt": False}}]
+    for way in ways:
+        if not _refusal(source, tokenizer, way, options):
+            return FormatChat(tokenizer, now=NOW, **way, **options), way
+    return None, {}
+
+
+def _refusal(source: str, tokenizer: Any, way: dict[str, Any], options: dict[str, Any]) -> str:
+    try:
+        FormatChat(tokenizer, now=NOW, **way, **options)
+    except ConfigError as error:
+        return str(error) or "refused"
+    return ""
