@@ -17,6 +17,7 @@ from penstock.cli.exits import clear_exits
 from penstock.cli.fitting import fit_transforms
 from penstock.cli.spec import KEYS, Plan, read_plan, spelled_out
 from penstock.files.documents import read_document, set_value
+from penstock.files.places import require_local
 from penstock.memory.budget import format_bytes
 from penstock.observe import Extent, closing_table, progress_on
 from penstock.pipeline import Report
@@ -77,7 +78,7 @@ def run(
             tree = spelled_out(tree)
         plan = read_plan(tree, pipeline)
         if checkpoint is not None:
-            plan = dataclasses.replace(plan, checkpoint=checkpoint)
+            plan = dataclasses.replace(plan, checkpoint=require_local(checkpoint, "checkpoint"))
         extent = Extent.of(plan.pipeline.source)
     if dry_run:
         typer.echo(orjson.dumps(_facts(plan, extent), str) if as_json else "\n".join(_described(plan, extent)))

@@ -34,6 +34,7 @@ from penstock.cli.arguments import Problems, make
 from penstock.cli.catalogue import resolve
 from penstock.cli.values import import_function
 from penstock.errors import PenstockError
+from penstock.files.places import require_local
 from penstock.fsqueue import QueueSource
 from penstock.memory.budget import MemoryBudget
 from penstock.pipeline import Pipeline, PipelineConfig
@@ -90,6 +91,11 @@ class _Builder:
         checkpoint = tree.get("checkpoint")
         if checkpoint is not None and not isinstance(checkpoint, str):
             self.problems.add("checkpoint", f"expected a directory, got {checkpoint!r}")
+        elif checkpoint is not None:
+            try:
+                require_local(checkpoint, "checkpoint")
+            except PenstockError as error:
+                self.problems.add("checkpoint", str(error))
         self._check_target(sink)
         self._check_passes(source, [fit for _, fit in steps])
         if self.problems:
@@ -100,7 +106,7 @@ class _Builder:
             self.problems.add("pipeline", str(error))
             return None
         to_fit = tuple(number for number, (_, fit) in enumerate(steps) if fit)
-        return Plan(pipeline, to_fit, Path(checkpoint) if checkpoint is not None else None)
+        return Plan(pipeline, to_fit, None if checkpoint is None else require_local(checkpoint, "checkpoint"))
 
     # -- the two ends ----------------------------------------------------------------------------------------------
 

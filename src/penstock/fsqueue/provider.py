@@ -21,7 +21,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -37,6 +36,7 @@ from penstock.config.validator import validate
 from penstock.config.values import thaw
 from penstock.errors import ConfigError, SchemaError
 from penstock.files.listing import PathLike
+from penstock.files.places import require_local
 from penstock.fsqueue.caretaking import Caretaker
 from penstock.fsqueue.columns import Columns
 from penstock.fsqueue.members import Membership, Watch
@@ -99,8 +99,9 @@ class DataProviderBase(ABC):
         self.batch_size: int = self._config["batch_size"]
         self.block_size: int = self._config["block_size"]
         self.seed: int = self._config["seed"]
-        self.data_dir = Path(self._config["data_root"] / self.dataset if data_dir is None else data_dir)
-        self.queue_dir = Path(queue_dir or self._config["queue_dir"] or self.data_dir / "queue")
+        home = self._config["data_root"] / self.dataset if data_dir is None else data_dir
+        self.data_dir = require_local(home, "data_root" if data_dir is None else "data_dir")
+        self.queue_dir = require_local(queue_dir or self._config["queue_dir"] or self.data_dir / "queue", "queue_dir")
         self.proportions: Mapping[str, float] = self._config["split_proportions"]
         self.lease_seconds, self.durable = lease_seconds, durable
         self.batch_index = 0

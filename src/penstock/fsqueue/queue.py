@@ -22,6 +22,7 @@ from penstock._dtypes import did_you_mean
 from penstock.errors import ConfigError, QueueNotFoundError, StaleQueueError
 from penstock.files.atomic import write_atomic
 from penstock.files.listing import PathLike
+from penstock.files.places import require_local
 from penstock.fsqueue.lanes import lay_out
 from penstock.fsqueue.layout import SplitDirectory
 from penstock.types import Field, Schema
@@ -86,7 +87,7 @@ class Queue:
     @classmethod
     def open(cls, path: PathLike) -> Self:
         """The queue at a path; raises, with what to do, if there is none or it cannot be read."""
-        path = Path(path)
+        path = require_local(path, "a queue")
         if not path.is_dir():
             raise QueueNotFoundError(
                 f"Queue directory not found: {path}; run `python prepare.py <config>` first (same config), "
@@ -125,7 +126,7 @@ class Queue:
 
         Whoever comes first makes it, whole, under another name, and then gives it its own.
         """
-        path = Path(path)
+        path = require_local(path, "a queue")
         if not path.exists() or not any(path.iterdir()):
             _make(path, description)
         queue = cls.open(path)
@@ -188,7 +189,7 @@ def purge(path: PathLike, *, force: bool = False) -> int:
 
     A directory that has no queue's metadata in it is not touched, unless `force` is given.
     """
-    path = Path(path)
+    path = require_local(path, "a queue")
     if not path.is_dir():
         raise QueueNotFoundError(f"Queue directory not found: {path}; there is nothing to purge")
     if not force and not (path / _FILE).exists():

@@ -15,6 +15,7 @@ from penstock.distributed.ranks import Rank, find_rank
 from penstock.distributed.sharding import Contiguous, Sharding
 from penstock.errors import ConfigError
 from penstock.files.listing import PathLike
+from penstock.files.places import require_local
 from penstock.loaders.collation import FIELDS
 from penstock.memory import MemoryBudget
 from penstock.store.shards import Verify
@@ -96,6 +97,8 @@ class Options:
         for name, least in {"max_tokens": 1, "pad_to_multiple_of": 1, "prefetch": 0, "pad_id": 0}.items():
             if getattr(self, name) is not None:
                 _check_whole(name, getattr(self, name), least)
+        if self.cache_dir is not None:
+            require_local(self.cache_dir, "cache_dir")
         for name in ("shuffle", "drop_last", "padding_free", "pin_memory"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} is True or False, got {getattr(self, name)!r}")
@@ -130,7 +133,7 @@ class Options:
 
     @property
     def cache(self) -> Path | None:
-        return None if self.cache_dir is None else Path(self.cache_dir).expanduser()
+        return None if self.cache_dir is None else require_local(self.cache_dir, "cache_dir")
 
 
 def read_options(given: Mapping[str, Any]) -> Options:

@@ -7,7 +7,6 @@ nothing that anybody reads. All ranks read all of it, in the order in which it w
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -17,6 +16,7 @@ from penstock.distributed.ranks import Rank
 from penstock.errors import ConfigError, StalledError
 from penstock.files.atomic import write_atomic
 from penstock.files.listing import PathLike
+from penstock.files.places import require_local
 from penstock.fsqueue.caretaking import Caretaker
 from penstock.fsqueue.members import Membership, Watch
 from penstock.fsqueue.publisher import Limits, Publisher
@@ -85,7 +85,8 @@ class RolloutQueue:
             raise ConfigError(f"on_bad is 'raise' or 'skip', got {on_bad!r}")
         if timeout_seconds is not None and not timeout_seconds > 0:
             raise ConfigError(f"timeout_seconds must be positive, or None, got {timeout_seconds!r}")
-        self.directory, self.limits, self.durable = Path(directory), Limits(max_waiting), durable
+        self.directory = require_local(directory, "the directory of a RolloutQueue")
+        self.limits, self.durable = Limits(max_waiting), durable
         self.timeout_seconds, self.lease_seconds = timeout_seconds, lease_seconds
         self.tokenizer, self.columns, self.on_bad = tokenizer, columns, on_bad
         check_group_rule(group_prompts)
