@@ -54,6 +54,8 @@ class Plan:
     to_fit: tuple[int, ...] = ()
     """Which transforms have to learn from the data first, by their position."""
     checkpoint: Path | None = None
+    steps: tuple[Any, ...] = ()
+    """The transforms as the file lists them."""
 
 
 def spelled_out(tree: dict[str, Any]) -> dict[str, Any]:
@@ -105,8 +107,11 @@ class _Builder:
         except PenstockError as error:
             self.problems.add("pipeline", str(error))
             return None
-        to_fit = tuple(number for number, (_, fit) in enumerate(steps) if fit)
-        return Plan(pipeline, to_fit, None if checkpoint is None else require_local(checkpoint, "checkpoint"))
+        # A step may have become several transforms, so positions in the file are not those in the pipeline.
+        positions = {id(stage): position for position, stage in enumerate(pipeline.transforms)}
+        to_fit = tuple(positions[id(step)] for step, fit in steps if fit)
+        place = None if checkpoint is None else require_local(checkpoint, "checkpoint")
+        return Plan(pipeline, to_fit, place, tuple(step for step, _ in steps))
 
     # -- the two ends ----------------------------------------------------------------------------------------------
 
