@@ -97,8 +97,6 @@ class Options:
         for name, least in {"max_tokens": 1, "pad_to_multiple_of": 1, "prefetch": 0, "pad_id": 0}.items():
             if getattr(self, name) is not None:
                 _check_whole(name, getattr(self, name), least)
-        if self.cache_dir is not None:
-            require_local(self.cache_dir, "cache_dir")
         for name in ("shuffle", "drop_last", "padding_free", "pin_memory"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} is True or False, got {getattr(self, name)!r}")
@@ -114,6 +112,8 @@ class Options:
             raise ConfigError(f"budget must be a MemoryBudget, got {self.budget!r}; pass MemoryBudget({self.budget!r})")
         if self.cache_dir is not None and not isinstance(self.cache_dir, (str, os.PathLike)):
             raise ConfigError(f"cache_dir must be a path, got {self.cache_dir!r}")
+        if self.cache_dir is not None:
+            require_local(self.cache_dir, "cache_dir")
         get_backend(self.backend)
 
     def __getstate__(self) -> dict[str, Any]:
