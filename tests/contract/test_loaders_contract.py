@@ -232,7 +232,7 @@ def test_rollouts_keep_the_contract(tmp_path: Path, kind: str, options: dict[str
     rng = np.random.default_rng(0)
     rollouts: Any = [
         {
-            "prompt_ids": rng.integers(1, 50, rng.integers(1, 6)).tolist(),
+            "prompt_ids": [1 + group] * (1 + group % 5),
             "response_ids": rng.integers(1, 50, rng.integers(1, 9)).tolist(),
             "reward": float(rng.integers(0, 3)),
             "group": f"g{group}",

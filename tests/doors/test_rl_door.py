@@ -24,14 +24,16 @@ RL = """
 """
 
 
-def sampled(prompts: int, *, text: bool) -> list[dict[str, Any]]:
-    """Four answers to each prompt, as a rollout engine hands them over."""
+def sampled(prompts: int, *, text: bool, named: bool) -> list[dict[str, Any]]:
+    """Four answers to each prompt, as a rollout engine hands them over; with the name of the prompt, or without."""
     rng = np.random.default_rng(3)
     found: list[dict[str, Any]] = []
     for number in range(prompts):
         for answer in range(4):
-            told = {"group": number, "reward": float(answer == number % 4) + float(rng.random()) / 8}
-            prompt, response = f"{number} + {answer} =", f" {number + answer}"
+            told = {"reward": float(answer == number % 4) + float(rng.random()) / 8}
+            if named:
+                told["group"] = number
+            prompt, response = f"{number} + {number} =", f" {number + answer}"
             if text:
                 found.append({"prompt": prompt, "response": response, **told})
             else:
@@ -39,9 +41,10 @@ def sampled(prompts: int, *, text: bool) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize("text", [False, True])
-def test_the_rl_example_runs_as_printed(text: bool) -> None:
-    rollouts = sampled(8, text=text)
+def test_the_rl_example_runs_as_printed(text: bool, named: bool, caplog: pytest.LogCaptureFixture) -> None:
+    rollouts = sampled(8, text=text, named=named)
     names: dict[str, Any] = {
         "RolloutDataLoader": RolloutDataLoader,
         "rollout_samples": rollouts,
@@ -54,7 +57,8 @@ def test_the_rl_example_runs_as_printed(text: bool) -> None:
     assert batch.batch_size == 16
     assert batch.metadata["rewards"].shape == (16,)
     assert batch.metadata["tokenized"].tolist() == [text] * 16
-    wanted = grpo([r["reward"] for r in rollouts], [r["group"] for r in rollouts])
+    assert ("rollouts with equal prompts are a group: 8 groups of 4" in caplog.text) == (not named)
+    wanted = grpo([r["reward"] for r in rollouts], 4)
     for row, name in enumerate(batch.metadata["ids"]):
         rollout, advantage = rollouts[int(name)], wanted[int(name)]
         assert float(batch.metadata["rewards"][row]) == pytest.approx(rollout["reward"])

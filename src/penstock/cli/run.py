@@ -12,11 +12,14 @@ import orjson
 import typer
 from rich.console import Console
 
+from penstock.cli.arguments import Problems
+from penstock.cli.columns import ColumnCheck, check_columns
 from penstock.cli.consoles import log_lines, output, print_table
 from penstock.cli.exits import clear_exits
 from penstock.cli.fitting import fit_transforms
 from penstock.cli.spec import KEYS, Plan, read_plan, spelled_out
 from penstock.files.documents import read_document, set_value
+from penstock.files.places import require_local
 from penstock.memory.budget import format_bytes
 from penstock.observe import Extent, closing_table, progress_on
 from penstock.pipeline import Report
@@ -37,7 +40,11 @@ def run(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Build and check everything; read no rows and write nothing.")
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Build and check everything, the columns that steps name too; send no rows, write nothing.",
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object on stdout.")] = False,
     checkpoint: Annotated[
@@ -77,11 +84,15 @@ def run(
             tree = spelled_out(tree)
         plan = read_plan(tree, pipeline)
         if checkpoint is not None:
-            plan = dataclasses.replace(plan, checkpoint=checkpoint)
+            plan = dataclasses.replace(plan, checkpoint=require_local(checkpoint, "checkpoint"))
         extent = Extent.of(plan.pipeline.source)
-    if dry_run:
-        typer.echo(orjson.dumps(_facts(plan, extent), str) if as_json else "\n".join(_described(plan, extent)))
-        return
+        if dry_run:
+            problems = Problems()
+            columns = check_columns(plan, problems)
+            problems.check(str(pipeline))
+            facts = _facts(plan, extent) | {"columns": columns.columns, "columns_unknown_behind": columns.unknown}
+            typer.echo(orjson.dumps(facts, str) if as_json else "\n".join(_described(plan, extent, columns)))
+            return
     kept = f"the same command goes on from {plan.checkpoint}" if plan.checkpoint else "unfinished output was dropped"
     with clear_exits(debug=debug, stopped=f"stopped; {kept}"):
         report = _run(plan, extent, quiet=quiet)
@@ -125,7 +136,7 @@ def _facts(plan: Plan, extent: Extent) -> dict[str, Any]:
     }
 
 
-def _described(plan: Plan, extent: Extent) -> Iterator[str]:
+def _described(plan: Plan, extent: Extent, columns: ColumnCheck) -> Iterator[str]:
     """What a dry run tells people."""
     facts, config = _facts(plan, extent), plan.pipeline.config
     yield facts["pipeline"]
@@ -133,6 +144,10 @@ def _described(plan: Plan, extent: Extent) -> Iterator[str]:
         yield f"input       {extent.files:,} file{'s' * (extent.files != 1)}, {format_bytes(extent.file_bytes or 0)}"
     if extent.rows is not None:
         yield f"rows        {extent.rows:,}"
+    if columns.unknown is None:
+        yield f"columns     {', '.join(columns.columns)}"
+    else:
+        yield f"columns     not checked from here on: {columns.unknown}"
     if (target := facts["output"]) is not None:
         yield f"output      {target}{' (there already: it will be replaced)' if Path(target).exists() else ''}"
     yield f"budget      {format_bytes(facts['budget_bytes'])}"

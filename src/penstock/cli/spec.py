@@ -34,6 +34,7 @@ from penstock.cli.arguments import Problems, make
 from penstock.cli.catalogue import resolve
 from penstock.cli.values import import_function
 from penstock.errors import PenstockError
+from penstock.files.places import require_local
 from penstock.fsqueue import QueueSource
 from penstock.memory.budget import MemoryBudget
 from penstock.pipeline import Pipeline, PipelineConfig
@@ -53,6 +54,8 @@ class Plan:
     to_fit: tuple[int, ...] = ()
     """Which transforms have to learn from the data first, by their position."""
     checkpoint: Path | None = None
+    steps: tuple[Any, ...] = ()
+    """The transforms as the file lists them."""
 
 
 def spelled_out(tree: dict[str, Any]) -> dict[str, Any]:
@@ -90,6 +93,11 @@ class _Builder:
         checkpoint = tree.get("checkpoint")
         if checkpoint is not None and not isinstance(checkpoint, str):
             self.problems.add("checkpoint", f"expected a directory, got {checkpoint!r}")
+        elif checkpoint is not None:
+            try:
+                require_local(checkpoint, "checkpoint")
+            except PenstockError as error:
+                self.problems.add("checkpoint", str(error))
         self._check_target(sink)
         self._check_passes(source, [fit for _, fit in steps])
         if self.problems:
@@ -99,8 +107,11 @@ class _Builder:
         except PenstockError as error:
             self.problems.add("pipeline", str(error))
             return None
-        to_fit = tuple(number for number, (_, fit) in enumerate(steps) if fit)
-        return Plan(pipeline, to_fit, Path(checkpoint) if checkpoint is not None else None)
+        # A step may have become several transforms, so positions in the file are not those in the pipeline.
+        positions = {id(stage): position for position, stage in enumerate(pipeline.transforms)}
+        to_fit = tuple(positions[id(step)] for step, fit in steps if fit)
+        place = None if checkpoint is None else require_local(checkpoint, "checkpoint")
+        return Plan(pipeline, to_fit, place, tuple(step for step, _ in steps))
 
     # -- the two ends ----------------------------------------------------------------------------------------------
 

@@ -218,7 +218,7 @@ def with_data_version(new: Competition, before: tuple[DataVersion, ...]) -> Comp
 def default_registry_directory() -> Path:
     """Where competitions are kept for a user: not with the caches, which may be deleted at any time."""
     if chosen := os.environ.get("XDG_DATA_HOME"):
-        return Path(chosen).expanduser() / "penstock" / "competitions"
+        return require_local(chosen, "XDG_DATA_HOME") / "penstock" / "competitions"
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Application Support" / "penstock" / "competitions"
     if sys.platform == "win32":

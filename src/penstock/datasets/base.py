@@ -24,6 +24,7 @@ from penstock.datasets._labels import Labels, target_values, training_values
 from penstock.datasets._spec import SPLITS, ColumnKind, ColumnSpec, CompetitionType, DatasetSpec, plain
 from penstock.datasets._wrapping import Inside, is_inside, transformed, with_options
 from penstock.errors import ConfigError, DataError, PenstockError, SchemaError
+from penstock.files.places import require_local
 
 if TYPE_CHECKING:
     from penstock.datasets._encoding import TextEncoder
@@ -105,7 +106,7 @@ class KaggleDataset(ABC):
             raise ConfigError(f"transform must be a function of a sample, got {transform!r}")
         self.spec, self.transform = spec, transform
         self._may_leak = self.says_whole_rows
-        self.cache_dir = Path(cache_dir).expanduser() if cache_dir is not None else None
+        self.cache_dir = require_local(cache_dir, "cache_dir") if cache_dir is not None else None
         self.folds: Folds | None = given.get("folds", folds)
         self.fold: int = plain(given.get("fold", fold))
         self._tokenizer: Any = given.get("tokenizer", tokenizer)

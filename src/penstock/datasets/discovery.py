@@ -30,6 +30,7 @@ from penstock.datasets.base import ColumnSpec, DatasetSpec, KaggleDataset
 from penstock.datasets.reading import read_names, split_file
 from penstock.errors import ConfigError, PenstockError, PluginError
 from penstock.files.listing import PathLike
+from penstock.files.places import require_local
 
 __all__ = [
     "Chosen",
@@ -118,7 +119,7 @@ def discover(*paths: PathLike, installed: bool = True) -> Discovery:
                 )
     seen: set[Path] = set()
     for path in paths:
-        for file in _files(Path(path).expanduser()):
+        for file in _files(require_local(path, "a place of dataset classes")):
             real = file.resolve()
             if real not in seen:
                 seen.add(real)

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import ConfigError
 from penstock.files.atomic import write_atomic
+from penstock.files.places import require_local
 
 __all__ = ["house_prices_table", "make_house_prices", "make_titanic", "titanic_table"]
 
@@ -256,7 +257,7 @@ def _known(test: pa.Table, train: pa.Table) -> pa.Table:
 
 
 def _write(directory: str | Path, train: pa.Table, test: pa.Table, sample: pa.Table, *, missing: str) -> Path:
-    folder = Path(directory)
+    folder = require_local(directory, "the directory of generated files")
     folder.mkdir(parents=True, exist_ok=True)
     files = {"train.csv": train, "test.csv": test, "sample_submission.csv": sample}
     texts = {folder / name: _text(table, missing).encode() for name, table in files.items()}

@@ -61,6 +61,7 @@ from penstock.errors import ConfigError, DataError, StalledError
 from penstock.files.atomic import write_atomic
 from penstock.files.listing import PathLike
 from penstock.files.locking import FileLock
+from penstock.files.places import require_local
 
 __all__ = ["Competition", "DatasetRegistry", "default_registry_directory"]
 
@@ -85,7 +86,7 @@ class DatasetRegistry:
     """
 
     def __init__(self, path: PathLike | None = None) -> None:
-        self.path = Path(path).expanduser() if path is not None else default_registry_directory()
+        self.path = require_local(path, "the registry") if path is not None else default_registry_directory()
         self._registered: set[str] = set()
         self._classes: dict[str, type[KaggleDataset]] = {}
         self._places: list[PathLike] = []
@@ -224,7 +225,7 @@ class DatasetRegistry:
         """
         result = discover(*self._places, *([path] if path is not None else []))
         if path is not None:
-            self._places.append(Path(path).expanduser().absolute())
+            self._places.append(require_local(path, "a place of dataset classes").absolute())
         self._found |= {plain_name(name): where for name, where in result.files.items()}
         for competition in self._readable() if self._found else ():
             self._remember(competition)

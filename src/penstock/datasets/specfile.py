@@ -28,6 +28,7 @@ from penstock.errors import ConfigError, DataError, PenstockError, SchemaError
 from penstock.files.atomic import write_atomic
 from penstock.files.documents import read_document
 from penstock.files.listing import PathLike
+from penstock.files.places import require_local
 from penstock.files.remote import is_remote
 
 __all__ = ["SPEC_FILE", "check_files", "read_spec", "spec_text", "write_spec"]
@@ -67,7 +68,7 @@ _KINDS = "# numeric, categorical, text, boolean, date, id, or ignore, which leav
 
 def write_spec(inference: Inference, path: PathLike, *, overwrite: bool = False) -> Path:
     """Write the file; one that is there, and may hold corrections, only with `overwrite`."""
-    file = Path(path).expanduser()
+    file = require_local(path, "the file of a competition")
     if file.exists() and not overwrite:
         raise ConfigError(f"{file} is there already and may hold corrections; it is kept unless you say otherwise")
     write_atomic(file, spec_text(inference, file).encode())

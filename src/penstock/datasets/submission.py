@@ -23,6 +23,7 @@ from penstock.datasets.predictions import Predictions, PredictionsAre, as_array,
 from penstock.datasets.reading import find_file, read_table
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.files.atomic import write_atomic
+from penstock.files.places import require_local
 
 if TYPE_CHECKING:
     from penstock.datasets.base import KaggleDataset
@@ -66,6 +67,7 @@ def write_submission(
     """
     from penstock.datasets.metrics import get_metric
 
+    file = require_local(path, "the file of a submission")
     spec = getattr(rows, "spec", None)
     ids: Any = rows
     if spec is not None:
@@ -90,8 +92,8 @@ def write_submission(
         columns = _as_scored(columns, scored_by, asked)
     if expected is not None:
         ids, columns = _as_sample(expected, form, ids, columns)
-    _write(Path(path), form, ids, columns)
-    return Path(path)
+    _write(file, form, ids, columns)
+    return file
 
 
 @dataclass(frozen=True)

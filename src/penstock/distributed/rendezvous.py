@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 from penstock.distributed.ranks import Rank, running_torch
 from penstock.errors import ConfigError, StalledError
 from penstock.files.listing import PathLike
+from penstock.files.places import require_local
 
 __all__ = ["DirectoryRendezvous", "Rendezvous", "find_rendezvous"]
 
@@ -53,7 +54,7 @@ class DirectoryRendezvous:
     """
 
     def __init__(self, path: PathLike) -> None:
-        self.path = Path(path)
+        self.path = require_local(path, "the directory of a rendezvous")
 
     def set(self, key: str, value: bytes) -> None:
         target = self._file(key)

@@ -21,6 +21,7 @@ from penstock.files.atomic import AtomicFile
 from penstock.files.fingerprints import hash_file
 from penstock.files.listing import PathLike
 from penstock.files.locking import FileLock
+from penstock.files.places import require_local
 
 __all__ = ["CacheBackend", "CacheEntry", "DiskCache", "default_cache_directory"]
 
@@ -85,7 +86,7 @@ class DiskCache:
     def __init__(self, directory: PathLike, limit_bytes: int = 10 << 30) -> None:
         if limit_bytes <= 0:
             raise ConfigError(f"limit_bytes must be positive, got {limit_bytes}")
-        self.directory, self.limit_bytes = Path(directory).expanduser(), limit_bytes
+        self.directory, self.limit_bytes = require_local(directory, "the directory of a DiskCache"), limit_bytes
         self._unseen: int | None = None
         """Bytes that may lie above fifteen sixteenths of the limit; None if nobody has looked yet."""
 
@@ -276,7 +277,7 @@ class DiskCache:
 def default_cache_directory() -> Path:
     """Where caches go on this system: `$XDG_CACHE_HOME`, or the usual place, with `penstock` behind it."""
     if chosen := os.environ.get("XDG_CACHE_HOME"):
-        return Path(chosen).expanduser() / "penstock"
+        return require_local(chosen, "XDG_CACHE_HOME") / "penstock"
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "penstock"
     if sys.platform == "win32":

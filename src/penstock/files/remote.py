@@ -39,6 +39,7 @@ from penstock.files.atomic import AtomicFile
 from penstock.files.caching import default_cache_directory
 from penstock.files.listing import FoundFiles, PathLike, split_suffix
 from penstock.files.locking import FileLock
+from penstock.files.places import require_local
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
@@ -257,7 +258,7 @@ def _look(url: str) -> FileInfo:
 
 
 def _cache(directory: PathLike | None) -> Path:
-    return Path(directory).expanduser() if directory is not None else default_cache_directory() / "remote"
+    return require_local(directory, "cache_dir") if directory is not None else default_cache_directory() / "remote"
 
 
 def _fetch(filesystem: FileSystem, path: str, url: str, cache: Path, wait_seconds: float = 3600.0) -> Path:

@@ -18,6 +18,7 @@ from penstock.fsqueue.findings import Finding
 from penstock.fsqueue.lanes import Lanes
 from penstock.fsqueue.layout import Published, SplitDirectory
 from penstock.fsqueue.queue import Queue, how_to_purge
+from penstock.fsqueue.rank_claims import is_claim
 
 __all__ = ["Examination", "check_split", "strangers"]
 
@@ -42,11 +43,15 @@ class Examination:
     bytes: int = 0
 
 
+def _belongs_to_cursors(name: str) -> bool:
+    return Cursor.parse(name) is not None or is_claim(name)
+
+
 def check_split(exam: Examination, name: str) -> Iterator[Finding]:
     """Everything about a split but who lives."""
     directory = exam.queue.split(name)
     yield from strangers(directory.path, directory.strangers())
-    yield from strangers(directory.cursors, _others(directory.cursors, lambda name: Cursor.parse(name) is not None))
+    yield from strangers(directory.cursors, _others(directory.cursors, _belongs_to_cursors))
     yield from _files(exam, name, directory)
     yield from _numbers(exam, directory)
     yield from _lanes(exam.queue, directory)

@@ -9,10 +9,10 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 from penstock.errors import StaleQueueError
 from penstock.files.listing import PathLike
+from penstock.files.places import require_local
 from penstock.fsqueue.caretaking import Caretaker
 from penstock.fsqueue.checking import Examination, check_split, strangers
 from penstock.fsqueue.findings import Diagnosis, Finding
@@ -39,7 +39,7 @@ def examine(
     moves lives, who does not is dead, or if the wait was too short, in doubt. `on_wait(seconds, members)` is told.
     Raises QueueNotFoundError if there is no queue.
     """
-    path = Path(path)
+    path = require_local(path, "a queue")
     try:
         queue = Queue.open(path)
     except StaleQueueError as error:

@@ -16,6 +16,7 @@ from penstock._dtypes import did_you_mean
 from penstock.config.running import broken
 from penstock.errors import ConfigError
 from penstock.files.listing import PathLike
+from penstock.files.places import require_local
 from penstock.fsqueue.provider import DataProviderBase
 
 __all__ = ["DatasetNotFoundError", "find_provider", "load_provider"]
@@ -30,7 +31,7 @@ class DatasetNotFoundError(ConfigError):
 
 def find_provider(dataset: str, data_root: PathLike = "data") -> type[DataProviderBase]:
     """The provider class of a dataset; raises ConfigError, saying what is there, if there is none."""
-    root = Path(data_root)
+    root = require_local(data_root, "data_root")
     if Path(dataset).name != dataset or dataset in ("", ".."):
         raise ConfigError(f"dataset is the name of a directory in {root}, without slashes, got {dataset!r}")
     if not root.is_dir():

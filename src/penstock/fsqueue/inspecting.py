@@ -15,6 +15,7 @@ from typing import Any
 from penstock.config.shared import load_shared_config
 from penstock.errors import QueueNotFoundError
 from penstock.files.listing import PathLike
+from penstock.files.places import require_local
 from penstock.fsqueue.cursors import Cursor, all_cursors
 from penstock.fsqueue.lanes import Lanes
 from penstock.fsqueue.layout import Published
@@ -171,7 +172,7 @@ def look(queue: Queue) -> Status:
 
 def find_queue(place: PathLike) -> Path:
     """The queue that a path means: a queue, the directory of a dataset that has one, or a config file."""
-    place = Path(place)
+    place = require_local(place, "a queue")
     if place.is_file():
         config = load_shared_config(place)
         named = config.get("queue_dir")

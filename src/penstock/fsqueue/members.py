@@ -30,7 +30,7 @@ from penstock.files.atomic import naming
 from penstock.fsqueue.layout import rename
 from penstock.pipeline.ticking import Ticker
 
-__all__ = ["Member", "Membership", "Watch", "living"]
+__all__ = ["Member", "Membership", "Watch", "facts_of", "is_running", "living"]
 
 logger = logging.getLogger(__name__)
 
@@ -159,6 +159,7 @@ class Membership:
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "since": time.strftime("%Y-%m-%d %H:%M:%S"),
+            **_process_facts(),
         }
         now = self.clock()
         name = Member(self.id, self.lease_seconds, self._beat, self.done).name
@@ -233,6 +234,38 @@ def living(directory: Path) -> dict[str, Member]:
         if member is not None and (member.id not in found or found[member.id].beat < member.beat):
             found[member.id] = member
     return found
+
+
+def is_running(facts: Mapping[str, Any]) -> bool | None:
+    """Whether the process of a member runs, as its facts tell; None if that cannot be seen from here.
+
+    Only Linux tells a machine, its process numbers and the start of a process apart from all others; on others, and of
+    processes on other machines or in other containers, the lease alone says it.
+    """
+    here = _process_facts()
+    if not here or facts.get("machine") != here["machine"]:
+        return None
+    return _started(int(facts["pid"])) == facts.get("started")
+
+
+def _process_facts() -> dict[str, Any]:
+    """What tells this process from all others that ever were; nothing where the system does not say."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        machine = f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return {}
+    started = _started(os.getpid())
+    return {} if started is None else {"machine": machine, "started": started}
+
+
+def _started(pid: int) -> str | None:
+    """When a process was started, in ticks since the machine was; None if there is none."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else fields[19]
 
 
 def facts_of(directory: Path, member: Member) -> dict[str, Any]:

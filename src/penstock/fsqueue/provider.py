@@ -21,7 +21,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -37,9 +36,11 @@ from penstock.config.validator import validate
 from penstock.config.values import thaw
 from penstock.errors import ConfigError, SchemaError
 from penstock.files.listing import PathLike
+from penstock.files.places import require_local
 from penstock.fsqueue.caretaking import Caretaker
 from penstock.fsqueue.columns import Columns
 from penstock.fsqueue.members import Membership, Watch
+from penstock.fsqueue.provider_code import code_of
 from penstock.fsqueue.publisher import Limits, Publisher
 from penstock.fsqueue.queue import Description, Queue, schema_of
 from penstock.fsqueue.waiting import Patience
@@ -86,7 +87,9 @@ class DataProviderBase(ABC):
         lease_seconds: float = 30.0,
         durable: bool = False,
     ) -> None:
-        if taken := sorted(self.settings.keys() & {"lanes", "batches_per_file", "batch_size", "block_size", "seed"}):
+        if taken := sorted(
+            self.settings.keys() & {"lanes", "batches_per_file", "batch_size", "block_size", "seed", "provider_code"}
+        ):
             raise ConfigError(
                 f"{type(self).__name__}.settings: {taken[0]!r} is a setting of every queue; it is checked"
             )
@@ -99,8 +102,9 @@ class DataProviderBase(ABC):
         self.batch_size: int = self._config["batch_size"]
         self.block_size: int = self._config["block_size"]
         self.seed: int = self._config["seed"]
-        self.data_dir = Path(self._config["data_root"] / self.dataset if data_dir is None else data_dir)
-        self.queue_dir = Path(queue_dir or self._config["queue_dir"] or self.data_dir / "queue")
+        home = self._config["data_root"] / self.dataset if data_dir is None else data_dir
+        self.data_dir = require_local(home, "data_root" if data_dir is None else "data_dir")
+        self.queue_dir = require_local(queue_dir or self._config["queue_dir"] or self.data_dir / "queue", "queue_dir")
         self.proportions: Mapping[str, float] = self._config["split_proportions"]
         self.lease_seconds, self.durable = lease_seconds, durable
         self.batch_index = 0
@@ -172,7 +176,8 @@ class DataProviderBase(ABC):
         self._stopping = True
 
     def description(self) -> Description:
-        """What the queue's files will depend on: the metadata, the seed, the sizes, and what was declared or read."""
+        """What the queue's files will depend on: the metadata, the seed, the sizes, what was declared or read, and the
+        provider's code."""
         meta = self.build_meta()
         self._described = {*self.settings, *self._read()}
         schema_of(meta)
@@ -183,6 +188,7 @@ class DataProviderBase(ABC):
             "batches_per_file": self._config["batches_per_file"],
             "lanes": _LANES,
             **{name: thaw(self._config[name]) for name in sorted(self._described)},
+            "provider_code": code_of(type(self)),
         }
         return Description(meta, settings, list(self.proportions))
 

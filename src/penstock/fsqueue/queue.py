@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import math
 import os
 import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
@@ -22,14 +23,19 @@ from penstock._dtypes import did_you_mean
 from penstock.errors import ConfigError, QueueNotFoundError, StaleQueueError
 from penstock.files.atomic import write_atomic
 from penstock.files.listing import PathLike
+from penstock.files.places import require_local
 from penstock.fsqueue.lanes import lay_out
 from penstock.fsqueue.layout import SplitDirectory
 from penstock.types import Field, Schema
 
 __all__ = ["Description", "Queue", "differences", "purge"]
 
+logger = logging.getLogger(__name__)
+
 _VERSION = 1
 _FILE = "queue.json"
+_CODE = "provider_code"
+"""The setting that a provider's code is in."""
 _TOLD = 5
 _SPLIT = re.compile(r"[A-Za-z0-9][\w.-]*")
 _TAKEN = ("members", _FILE)
@@ -86,7 +92,7 @@ class Queue:
     @classmethod
     def open(cls, path: PathLike) -> Self:
         """The queue at a path; raises, with what to do, if there is none or it cannot be read."""
-        path = Path(path)
+        path = require_local(path, "a queue")
         if not path.is_dir():
             raise QueueNotFoundError(
                 f"Queue directory not found: {path}; run `python prepare.py <config>` first (same config), "
@@ -125,11 +131,11 @@ class Queue:
 
         Whoever comes first makes it, whole, under another name, and then gives it its own.
         """
-        path = Path(path)
+        path = require_local(path, "a queue")
         if not path.exists() or not any(path.iterdir()):
             _make(path, description)
         queue = cls.open(path)
-        if queue.fingerprint != description.fingerprint:
+        if queue.fingerprint != description.fingerprint and not queue._is_older(description):
             raise StaleQueueError(
                 f"{path} holds batches that were made otherwise: {_differences(queue.description, description)}; "
                 f"{how_to_purge(path)}"
@@ -140,6 +146,19 @@ class Queue:
                 f"{how_to_purge(path)}"
             )
         return queue
+
+    def _is_older(self, description: Description) -> bool:
+        """Whether it was made before a queue knew the code of its provider, and is the same otherwise."""
+        if _CODE in self.description.settings or _CODE not in description.settings:
+            return False
+        rest = {name: value for name, value in description.settings.items() if name != _CODE}
+        same = replace(description, settings=rest).fingerprint == self.fingerprint
+        if same:
+            logger.warning(
+                "%s was made before queues knew the code of their provider: whether it was edited since is not known",
+                self.path,
+            )
+        return same
 
     @property
     def meta(self) -> Mapping[str, Any]:
@@ -188,7 +207,7 @@ def purge(path: PathLike, *, force: bool = False) -> int:
 
     A directory that has no queue's metadata in it is not touched, unless `force` is given.
     """
-    path = Path(path)
+    path = require_local(path, "a queue")
     if not path.is_dir():
         raise QueueNotFoundError(f"Queue directory not found: {path}; there is nothing to purge")
     if not force and not (path / _FILE).exists():
@@ -274,7 +293,12 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 def _differences(old: Description, new: Description) -> str:
     """`meta vocab_size was 65, is 70; ...`, for messages."""
     found = []
-    for title, before, now in (("meta", old.meta, new.meta), ("setting", old.settings, new.settings)):
+    codes = [dict(each.settings.get(_CODE) or {}) for each in (old, new)]
+    edited = [name for name in dict.fromkeys([*codes[0], *codes[1]]) if codes[0].get(name) != codes[1].get(name)]
+    if edited:
+        found.append(f"the code of the provider was edited ({', '.join(edited)})")
+    was, is_ = ({name: value for name, value in each.settings.items() if name != _CODE} for each in (old, new))
+    for title, before, now in (("meta", old.meta, new.meta), ("setting", was, is_)):
         found += [f"{title} {told}" for told in differences(before, orjson.loads(_to_json(now, 0)))]
     told = found[:_TOLD] + ([f"and {len(found) - _TOLD} more"] if len(found) > _TOLD else [])
     return "; ".join(told) or "the fingerprints differ"

@@ -96,10 +96,19 @@ class Split:
             logger.warning("%s; put aside as %s, %d batches are skipped", error, aside.name, file.batches - file.start)
             return None
 
-    def wait_for(self, look: Callable[[], Published | None], *, others: bool = False) -> Published | None:
+    def wait_for(
+        self,
+        look: Callable[[], Published | None],
+        *,
+        others: bool = False,
+        at_end: Callable[[], bool] | None = None,
+        missing: Callable[[], str] | None = None,
+    ) -> Published | None:
         """What `look` finds, as soon as it finds something; None at the end of the split.
 
         With `others` that is not before everybody who has files is seen to live: what the dead had taken comes back.
+        With `at_end` that is not before it says so: a file before the end is waited for, whoever has it. `missing` says
+        what it is waited for.
         """
         patience: Patience | None = None
         beats: dict[str, int | None] = {}
@@ -110,12 +119,14 @@ class Split:
                 found = look()
                 if found is None and self.lanes.ended(self.queue.description.batches_per_file):
                     found = look()  # what was published between the two
-                    if found is None and not (others and self._may_come_back(beats)):
+                    waits = at_end is not None and not at_end()
+                    if found is None and not waits and not (others and self._may_come_back(beats)):
                         break
             if found is not None:
                 break
             if patience is None:
-                patience = Patience(self.timeout_seconds, self._what_is_missing, poll_seconds=self.poll_seconds)
+                describe = missing or self.what_is_missing
+                patience = Patience(self.timeout_seconds, describe, poll_seconds=self.poll_seconds)
             patience.pause()
         if patience is not None:
             self.counts.waited_seconds += patience.waited
@@ -131,7 +142,7 @@ class Split:
     def lanes(self) -> Lanes:
         return Lanes(self.queue.split(self.name).lanes, self.queue.description.lanes)
 
-    def _what_is_missing(self) -> str:
+    def what_is_missing(self) -> str:
         """`a batch of split 'train' in ...: ...`, for the message at the deadline."""
         directory = self.queue.split(self.name)
         read = read_floor(directory.cursors) // self.queue.description.batches_per_file

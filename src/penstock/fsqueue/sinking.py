@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,6 +12,7 @@ import pyarrow as pa
 
 from penstock.errors import ConfigError, SchemaError
 from penstock.files.listing import PathLike
+from penstock.files.places import require_local
 from penstock.fsqueue.caretaking import Caretaker
 from penstock.fsqueue.members import Membership, Watch
 from penstock.fsqueue.publisher import Limits, Publisher
@@ -65,7 +65,8 @@ class QueueSink(Sink):
                 raise ConfigError(f"{name} must be a positive whole number, got {value!r}")
         if timeout_seconds is not None and not timeout_seconds > 0:
             raise ConfigError(f"timeout_seconds must be positive, or None, got {timeout_seconds!r}")
-        self.path, self.split, self.splits = Path(queue_dir), split, list(splits or [split])
+        self.path, self.split = require_local(queue_dir, "queue_dir"), split
+        self.splits = list(splits or [split])
         if split not in self.splits:
             raise ConfigError(f"splits are all that the queue will have: {split!r} is not in {self.splits}")
         self.meta = dict(meta or {})

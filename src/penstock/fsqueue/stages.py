@@ -13,7 +13,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -22,6 +21,7 @@ import pyarrow as pa
 from penstock.distributed.ranks import find_rank
 from penstock.errors import ConfigError, DataError, QueueNotFoundError, ResumeError, StalledError
 from penstock.files.listing import PathLike
+from penstock.files.places import require_local
 from penstock.fsqueue.caretaking import Caretaker
 from penstock.fsqueue.members import Membership, Watch
 from penstock.fsqueue.queue import Queue
@@ -83,7 +83,7 @@ class QueueSource(Source):
                 raise ConfigError(f"{name} is one of {', '.join(map(repr, allowed))}, got {value!r}")
         if timeout_seconds is not None and not timeout_seconds > 0:
             raise ConfigError(f"timeout_seconds must be positive, or None, got {timeout_seconds!r}")
-        self.queue_dir, self.split = Path(queue_dir), split
+        self.queue_dir, self.split = require_local(queue_dir, "queue_dir"), split
         self.order, self.acknowledge, self.on_bad = order, acknowledge, on_bad
         self.timeout_seconds, self.lease_seconds = timeout_seconds, lease_seconds
         self.wait_for_queue_seconds = wait_for_queue_seconds

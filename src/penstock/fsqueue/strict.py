@@ -1,6 +1,6 @@
 """Reading a split in the order it was made, on one rank or many: a run can be repeated, and resumed to the batch.
 
-Nobody claims anything. The world's step s is the batches `start + s * world` to `start + (s + 1) * world - 1`, and rank
+Nobody claims files. The world's step s is the batches `start + s * world` to `start + (s + 1) * world - 1`, and rank
 r takes the r-th of them. Each rank says in its cursor how far it is; a file is deleted once all ranks are done with it.
 So the state is one number, the same on every rank, and another world size goes on from it.
 """
@@ -19,6 +19,7 @@ from penstock.fsqueue.cursors import Cursors, done_floor
 from penstock.fsqueue.filing import BatchFile
 from penstock.fsqueue.layout import Published
 from penstock.fsqueue.queue import how_to_purge
+from penstock.fsqueue.rank_claims import RankClaim
 from penstock.fsqueue.reading import Delivered, Split
 from penstock.fsqueue.waiting import Patience
 
@@ -51,10 +52,12 @@ class StrictReader:
         self._acknowledger = Acknowledger(split.queue, split.name)
         self._deleted = 0
         self._next_look = -math.inf
+        self._claim = RankClaim(split, rank)
 
     def next(self) -> Delivered | None:
         if self._position is None:
-            self._start(self._low())
+            self._start()
+        self._claim.check()
         while self._position is not None:
             number, index = divmod(self._position + self._offset, self._per_file)
             if self._opened is None or self._opened[0] != number:
@@ -77,6 +80,7 @@ class StrictReader:
         return {"position": position}
 
     def load(self, state: Mapping[str, Any], *, same_queue: bool = True) -> None:
+        self._claim.take()  # one that may be dead is waited for, no longer than its lease
         position = int(state["position"])
         low = min([self._low(), *(file.number * self._per_file for file in self._directory.rejected()[:1])])
         if position < low:
@@ -93,7 +97,7 @@ class StrictReader:
     def commit(self, state: Mapping[str, Any]) -> None:
         position = int(state["position"])
         if self._position is None:
-            self._start(self._low())
+            self._start()
         assert self._position is not None
         if position > self._position:
             raise ResumeError(
@@ -105,7 +109,7 @@ class StrictReader:
         self._sweep()
 
     def close(self) -> None:
-        if self._position is not None:
+        if self._position is not None and self._claim.held:  # else another reader goes on from where we were
             if not self.on_commit:
                 self._done = self._position
             self._cursors.move(self._position, self._done)
@@ -114,8 +118,12 @@ class StrictReader:
             if self.rank.world == 1 and self._done == self._position:
                 self._cursors.end()  # nothing is to come again: the files say it all
         self._opened = None
+        self._claim.release()
 
-    def _start(self, position: int, done: int | None = None) -> None:
+    def _start(self, position: int | None = None, done: int | None = None) -> None:
+        """Begin at a position, or with the first batch that is not done with."""
+        self._claim.take(self.split.timeout_seconds)
+        position = self._low() if position is None else position
         self._position = position
         self._done = position if done is None else min(done, position)
         self._cursors.begin(position, self._done)
@@ -137,7 +145,9 @@ class StrictReader:
         """Wait for a file and open it; False at the end. One that was put aside is passed over, if that was asked."""
         patience = Patience(self.split.timeout_seconds, lambda: f"file {number} to be where it is listed")
         while True:
-            file = self.split.wait_for(partial(self._find, number))
+            file = self.split.wait_for(
+                partial(self._find, number), at_end=self._at_end, missing=partial(self._what_is_missing, number)
+            )
             if file is None:
                 return False
             try:
@@ -154,6 +164,24 @@ class StrictReader:
             )
         self._opened, self._end = (number, opened), self.split.lanes.end()
         return True
+
+    def _at_end(self) -> bool:
+        """Whether the split ends in front of us. A file before the end comes: whoever has it gives it back, or dies."""
+        self._end = self.split.lanes.end()
+        return self._position is not None and self._is_behind_the_end(self._position)
+
+    def _what_is_missing(self, number: int) -> str:
+        """For the message at the deadline."""
+        owner = next((file.owner for file in self._directory.files() if file.number == number and file.owner), None)
+        if owner is None:
+            return self.split.what_is_missing()
+        member = self.split.caretaker.watch.look(fresh=True).get(owner)
+        lease = self.split.caretaker.watch.lease_seconds if member is None else member.lease_seconds
+        return (
+            f"file {number} of split {self.split.name!r} in {self.split.queue.path}, which consumer {owner} with "
+            f'order="any" has taken: if it is dead, the file comes back {lease:g} s after its last sign of life, so '
+            "pass a longer timeout_seconds; if it lives, close it, and let all consumers of a split have the same order"
+        )
 
     def _find(self, number: int) -> Published | None:
         if number not in self._known:

@@ -14,11 +14,13 @@ import xxhash
 from penstock.errors import ConfigError
 from penstock.files.caching import default_cache_directory
 from penstock.files.listing import PathLike, list_files
+from penstock.files.places import local_or_none
 from penstock.loaders._preference.stores import check_plain
 from penstock.memory import MemoryBudget
 from penstock.store import Store, open_store
 from penstock.store.gather import TokenTable
 from penstock.store.manifest import is_store
+from penstock.store.remote import refuse_remote_store
 from penstock.store.shards import Verify
 
 if TYPE_CHECKING:
@@ -115,7 +117,9 @@ def _stores(paths: Paths, verify: Verify) -> list[Store] | None:
     if isinstance(paths, Store):
         return [paths]
     listed = _listed(paths)
-    homes = [_stores_at(Path(path).expanduser()) for path in listed]
+    for path in listed:
+        refuse_remote_store(path)
+    homes = [[] if (local := local_or_none(path)) is None else _stores_at(local) for path in listed]
     if not any(homes):
         return None
     for path, there in zip(listed, homes):

@@ -15,6 +15,7 @@ from penstock.distributed.ranks import Rank, find_rank
 from penstock.distributed.sharding import Contiguous, Sharding
 from penstock.errors import ConfigError
 from penstock.files.listing import PathLike
+from penstock.files.places import require_local
 from penstock.loaders.collation import FIELDS
 from penstock.memory import MemoryBudget
 from penstock.store.shards import Verify
@@ -111,6 +112,8 @@ class Options:
             raise ConfigError(f"budget must be a MemoryBudget, got {self.budget!r}; pass MemoryBudget({self.budget!r})")
         if self.cache_dir is not None and not isinstance(self.cache_dir, (str, os.PathLike)):
             raise ConfigError(f"cache_dir must be a path, got {self.cache_dir!r}")
+        if self.cache_dir is not None:
+            require_local(self.cache_dir, "cache_dir")
         get_backend(self.backend)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -130,7 +133,7 @@ class Options:
 
     @property
     def cache(self) -> Path | None:
-        return None if self.cache_dir is None else Path(self.cache_dir).expanduser()
+        return None if self.cache_dir is None else require_local(self.cache_dir, "cache_dir")
 
 
 def read_options(given: Mapping[str, Any]) -> Options:

@@ -18,6 +18,7 @@ from penstock.files.caching import default_cache_directory
 from penstock.files.fingerprints import fingerprint_files
 from penstock.files.listing import PathLike
 from penstock.files.locking import FileLock
+from penstock.files.places import require_local
 from penstock.loaders.recipes import Recipe, Steps
 from penstock.memory import MemoryBudget
 from penstock.pipeline import Pipeline, PipelineConfig, Report, Source
@@ -108,12 +109,13 @@ def prepare(
     it; the others wait up to `wait_seconds` for it, or are refused. What was made of a source given as an object is not
     recognised again. `progress`, given the pipeline, returns a context manager whose value is called with snapshots.
     """
+    target = require_local(out, "out")
     given = hasattr(inputs, "next_batch")
     source = cast(Source, inputs) if given else recipe.open(cast(Any, inputs))
     job = _Job(
         source=source,
         recipe=recipe,
-        out=Path(out).expanduser(),
+        out=target,
         mode=mode,
         config=config or PipelineConfig(),
         budget=budget,

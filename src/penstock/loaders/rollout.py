@@ -11,6 +11,7 @@ from penstock.backends import get_backend
 from penstock.errors import ConfigError, DataError
 from penstock.loaders._rollouts.advantages_of import AdvantageSpec, Estimator
 from penstock.loaders._rollouts.engine import RolloutEngine
+from penstock.loaders._rollouts.groups import group_by_prompt, log_prompt_groups
 from penstock.loaders._rollouts.live import LiveBuffer
 from penstock.loaders._rollouts.options import RolloutKeywords, RolloutOptions, read_rollout_options
 from penstock.loaders._rollouts.queueing import RolloutQueue
@@ -79,6 +80,7 @@ class RolloutDataLoader(DataLoader):
             spec = estimator
         else:
             spec = AdvantageSpec(estimator=estimator, preset="penstock" if preset is None else preset)
+        needs_groups = rollout.drop_zero_variance or (compute_advantages and spec.needs_groups)
         loaded = None
         if tokenizer is not None:
             from penstock.transforms.tokenization import load_tokenizer
@@ -90,13 +92,22 @@ class RolloutDataLoader(DataLoader):
                 raise ConfigError("columns are named where rollouts are read: pass columns= to the buffer or the queue")
             rank = chosen.find_rank()
             entries = rollout_data.entries(rank, loaded)
-            source = Live(entries, rollout.rollout_batch_size, rollout.group_size, rollout.max_pending_appends)
+            source = Live(
+                entries,
+                rollout.rollout_batch_size,
+                rollout.group_size,
+                rollout.max_pending_appends,
+                by_prompt=needs_groups,
+            )
         else:
             for name in ("group_size", "max_pending_appends"):
                 if getattr(rollout, name) is not None:
                     raise ConfigError(f"{name} is for live sources; of a list or a file every group is whole")
             table = _read(rollout_data, loaded, columns, rollout, spec)
             named = str(rollout_data) if isinstance(rollout_data, str | os.PathLike) else None
+            if needs_groups and (grouped := group_by_prompt(table)) is not table:
+                table = grouped
+                log_prompt_groups(table, named or f"{len(table)} rollouts")
             source = Fixed(table, rollout.rollout_batch_size, named)
         form = rollout.form(chosen, pad_id_of(loaded), get_backend(chosen.backend).integer)
         super().__init__(RolloutEngine(source, chosen, rollout, spec, compute_advantages=compute_advantages, form=form))
@@ -165,6 +176,7 @@ def _read(
             missing_rewards="error" if options.on_missing(spec.rules) == "error" else "keep",
             empty_responses=empty,
             all_masked=empty,
+            group_prompts=options.group_prompts,
         )
     except DataError as error:
         reason = error.reason

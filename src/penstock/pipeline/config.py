@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from penstock.errors import ConfigError
+from penstock.files.places import require_local
 
 __all__ = ["PipelineConfig", "available_cores"]
 
@@ -52,6 +53,8 @@ class PipelineConfig:
             raise ConfigError(f"max_failure_ratio must lie between 0 and 1, got {self.max_failure_ratio}")
         if self.stall_seconds is not None and self.stall_seconds <= 0:
             raise ConfigError(f"stall_seconds must be positive or None, got {self.stall_seconds}")
+        if self.quarantine is not None:
+            require_local(self.quarantine, "quarantine")
         if self.checkpoint_seconds < 0:
             raise ConfigError(f"checkpoint_seconds cannot be negative, got {self.checkpoint_seconds}")
 

@@ -109,6 +109,11 @@ class FunctionStage(Transform):
         self._rows = RowSchema(arrow_schema(schema))
 
     @property
+    def calls_function(self) -> bool:
+        """Whether it calls a function of somebody else, and is no expression."""
+        return self._kind != "expression"
+
+    @property
     def learning(self) -> bool:
         return self._kind == "row" and self._rows.known is None
 

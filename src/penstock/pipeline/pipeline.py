@@ -12,6 +12,7 @@ from typing import Any, Self, cast
 import pyarrow as pa
 
 from penstock.errors import ConfigError, ResumeError
+from penstock.files.places import require_local
 from penstock.memory.budget import MemoryBudget, format_bytes
 from penstock.memory.pressure import suggest_limit
 from penstock.pipeline.chain import Inferring, stage_name
@@ -93,9 +94,8 @@ class Pipeline:
             raise ConfigError("this pipeline has no sink: iterate it (`for batch in pipeline`), or give it one")
         keeper = None
         if checkpoint is not None:
-            keeper = Checkpoint(
-                Path(checkpoint), self.source, self.transforms, self.sink, self.config.checkpoint_seconds
-            )
+            place = require_local(checkpoint, "checkpoint")
+            keeper = Checkpoint(place, self.source, self.transforms, self.sink, self.config.checkpoint_seconds)
             if keeper.state is not None:
                 check_state(keeper.state, self._mark(), str(self))
             if keeper.report is not None:
@@ -280,7 +280,7 @@ class Pipeline:
         if self.config.on_error != "quarantine":
             return None
         if self.config.quarantine is not None:
-            return Path(self.config.quarantine)
+            return require_local(self.config.quarantine, "quarantine")
         target = getattr(self.sink, "path", None)
         if target is None:
             raise ConfigError("on_error='quarantine' needs PipelineConfig(quarantine='bad-rows.jsonl') with this sink")

@@ -21,6 +21,7 @@ import pyarrow as pa
 from penstock.errors import ConfigError, ResumeError, SchemaError
 from penstock.files.atomic import AtomicFile, sync_directory
 from penstock.files.listing import PathLike, split_suffix
+from penstock.files.places import require_local
 from penstock.pipeline.chain import describe_difference
 from penstock.pipeline.stages import Sink, State
 from penstock.pipeline.state import schema_from_text, schema_to_text
@@ -50,9 +51,7 @@ class FileSink(Sink):
     suffix: ClassVar[str] = ""
 
     def __init__(self, path: PathLike, *, rows_per_file: int | None = None) -> None:
-        if "://" in os.fspath(path):
-            raise ConfigError(f"{os.fspath(path)!r} is a URL; file sinks write local paths")
-        self.path = Path(path).expanduser()
+        self.path = require_local(path, "the output of a file sink")
         self._is_directory = not self.path.suffix or self.path.is_dir()
         if rows_per_file is not None and not self._is_directory:
             raise ConfigError(f"rows_per_file needs a directory to write to, and {self.path} is a file name")

@@ -133,7 +133,7 @@ def conform(value: Any, kind: pa.DataType) -> Any:
     if value is None:
         return None
     if kind == JSON_TEXT:
-        return dumps(value)
+        return dumps(value, separators=(",", ":"))
     if pa.types.is_list(kind) and isinstance(value, list):
         return [conform(item, kind.value_type) for item in value]
     if pa.types.is_struct(kind) and isinstance(value, dict):

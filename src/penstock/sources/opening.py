@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.files.listing import PathLike, list_files, split_suffix
+from penstock.files.places import local_or_none
 from penstock.pipeline.stages import Source
 from penstock.plugins import formats
 from penstock.sources._files import FileSource
@@ -21,6 +22,7 @@ from penstock.sources.parquet import ParquetSource
 from penstock.sources.store import StoreSource
 from penstock.sources.text import TextSource
 from penstock.store.manifest import VERSIONS, is_store
+from penstock.store.remote import refuse_remote_store
 
 __all__ = ["open_source"]
 
@@ -36,7 +38,9 @@ def open_source(path: PathLike | Iterable[PathLike], **options: Any) -> Source:
     The directory of a token store is a `StoreSource`; it is opened by itself.
     """
     paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
-    stores = [each for each in paths if _is_token_store(Path(each).expanduser())]
+    for each in paths:
+        refuse_remote_store(each)
+    stores = [each for each in paths if (local := local_or_none(each)) is not None and _is_token_store(local)]
     if stores:
         if len(paths) > 1:
             raise ConfigError(f"{os.fspath(stores[0])!r} is a token store, and a store is opened alone; got {paths!r}")

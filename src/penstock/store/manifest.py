@@ -17,6 +17,7 @@ import xxhash
 from penstock.errors import DataError
 from penstock.files.atomic import write_atomic
 from penstock.files.listing import PathLike
+from penstock.files.places import require_local
 from penstock.store.lineage import Lineage
 
 __all__ = [
@@ -156,7 +157,7 @@ def is_store(path: Path) -> bool:
 
 def store_path(path: PathLike) -> Path:
     """Where a store is, whatever directory becomes the current one later."""
-    home = Path(path).expanduser().absolute()
+    home = require_local(path, "a store").absolute()
     return home if home.name not in ("", "..") else home.resolve()
 
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from penstock.errors import DataError, SchemaError
 from penstock.files.listing import PathLike
+from penstock.files.places import require_local
 from penstock.store.manifest import Manifest, ShardEntry, is_store, read_manifest, store_path
 from penstock.store.shards import (
     Piece,
@@ -263,7 +264,7 @@ def is_complete(path: PathLike, key: str | None = None) -> bool:
 
 def find_store(directory: PathLike, key: str) -> Path | None:
     """The store directly in `directory` that was made of exactly this (see `content_key`), if there is one."""
-    home = Path(directory).expanduser()
+    home = require_local(directory, "the directory of stores")
     for path in sorted(home.iterdir()) if home.is_dir() else ():
         if path.name[0] != "." and is_complete(path, key):
             return path

@@ -17,6 +17,7 @@ from penstock.errors import ConfigError, ResumeError, SchemaError
 from penstock.files.atomic import naming, sync_directory
 from penstock.files.listing import PathLike
 from penstock.files.locking import FileLock
+from penstock.files.places import require_local
 from penstock.memory.budget import parse_bytes
 from penstock.pipeline.chain import describe_difference
 from penstock.pipeline.stages import State
@@ -69,11 +70,10 @@ class StoreWriter:
         lineage: Lineage | None = None,
         wait_seconds: float = 0.0,
     ) -> None:
-        if "://" in os.fspath(path):
-            raise ConfigError(f"{os.fspath(path)!r} is a URL; a store is written to a local path")
+        local = require_local(path, "the directory of a store")
         if mode not in _MODES:
             raise ConfigError(f"mode must be one of {', '.join(_MODES)}, got {mode!r}")
-        self.path, self.shown = store_path(path), str(Path(path).expanduser())
+        self.path, self.shown = store_path(local), str(local)
         if not self.path.name:
             raise ConfigError(f"{self.shown!r} cannot be a store; name a directory in it")
         self.lineage = lineage if lineage is not None else Lineage()

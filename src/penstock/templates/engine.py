@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from penstock._dtypes import did_you_mean
 from penstock.errors import ConfigError
+from penstock.files.places import require_local
 from penstock.templates.base_template import BaseTemplate, version_text
 from penstock.templates.frames import MixedTypes, as_table
 from penstock.templates.library import read_templates, write_templates
@@ -102,7 +103,7 @@ class TextTemplateEngine:
             for version in self.versions(name)
             if self._templates[name][version] not in built_in
         ]
-        write_templates(Path(path), chosen)
+        write_templates(require_local(path, "the file of saved templates"), chosen)
 
     def __repr__(self) -> str:
         return f"TextTemplateEngine({', '.join(self.list_templates())})"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import ConfigError
+from penstock.files.places import require_local
 
 __all__ = ["TrainSettings", "learning_rate_at"]
 
@@ -63,7 +64,7 @@ class TrainSettings:
         missing = [name for name in ("dataset", "batch_size", "block_size") if name not in known]
         if missing:
             raise ConfigError(f"the config lacks {', '.join(missing)}; set them in the file that was given")
-        known["out_dir"] = Path(known.get("out_dir", Path("out") / str(known["dataset"])))
+        known["out_dir"] = require_local(known.get("out_dir", Path("out") / str(known["dataset"])), "out_dir")
         return cls(**known)
 
     @property

@@ -18,6 +18,7 @@ import pyarrow as pa
 import xxhash
 
 from penstock.errors import ConfigError, ResumeError, SchemaError
+from penstock.files.places import require_local
 from penstock.pipeline.stages import State, Transform
 from penstock.transforms._counts import Counting
 from penstock.transforms._dedup.fingerprints import fingerprints
@@ -49,7 +50,7 @@ class Dedup(Counting):
 
     def __init__(self, maker: KeyMaker, name: str, directory: str | Path | None) -> None:
         super().__init__()
-        self.directory = Path(directory) if directory is not None else None
+        self.directory = None if directory is None else require_local(directory, "directory")
         if self.directory is not None and self.directory.exists() and not self.directory.is_dir():
             raise ConfigError(f"directory= must be a directory, and {self.directory} is a file")
         self._maker, self._name = maker, name

@@ -50,6 +50,11 @@ class Filter(Counting):
         self._kind = kind_of(self._condition, batch)
         self._reason = reason
 
+    @property
+    def calls_function(self) -> bool:
+        """Whether it calls a function of somebody else, and is no expression."""
+        return self._kind != "expression"
+
     def transform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         kept = keep_rows(batch, self._mask(batch).fill_null(False).to_numpy(zero_copy_only=False))
         self.count({self._reason or repr(self): batch.num_rows - kept.num_rows})

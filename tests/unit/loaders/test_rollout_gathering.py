@@ -145,8 +145,8 @@ def test_groups_that_would_be_stale_are_not_waited_for(tmp_path: Path) -> None:
 def test_a_group_that_is_waited_for_very_long_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
     buffer = LiveBuffer()
     buffer.append(one("orphan"))
-    for _ in range(1100):
-        buffer.append(one("a"))
+    for number in range(1100):
+        buffer.append(one("a", number))
     loader = make(buffer, rollout_batch_size=1100, batch_size=1100)
     list(loader)
     assert "while 1101 appends came" in caplog.text

@@ -155,7 +155,7 @@ def test_a_group_is_whole_when_group_size_rollouts_of_it_came() -> None:
 def test_without_group_size_the_rollouts_of_an_append_belong_together() -> None:
     buffer = LiveBuffer()
     buffer.append([*group("a", 3), *group("b", 2)])
-    buffer.append(group("a", 2))
+    buffer.append(group("a", 2, first=3))
     buffer.close()
     loader = make(buffer, rollout_batch_size=7, batch_size=7)
     (batch,) = loader
@@ -240,7 +240,7 @@ def test_one_rollout_may_be_a_dict_and_several_a_dict_of_columns() -> None:
         ({"prompt_ids": [1], "response_ids": [2], "metadata": {"x": [[1]]}}, 1),
         ({"prompt_ids": np.array([1]), "response_ids": np.array([2])}, 1),
         ({"turns": [{"role": "user", "ids": [1]}, {"role": "assistant", "ids": [2]}], "reward": 1.0}, 1),
-        ({name: [value, value] for name, value in one.items()}, 2),
+        ({name: [value, value] for name, value in one.items()} | {"id": ["two", "three"]}, 2),
         ({"prompt_ids": np.ones((3, 1), int), "response_ids": np.ones((3, 2), int)}, 3),
     ):
         before = len(buffer)
@@ -317,7 +317,7 @@ def test_rollouts_go_through_the_directory_unchanged(home: Path) -> None:
     rng = np.random.default_rng(0)
     given_ = [
         Rollout(
-            prompt_ids=rng.integers(0, 99, 3),
+            prompt_ids=[5, number % 2, 7],
             response_ids=rng.integers(0, 99, 4),
             reward=float(number),
             logprobs=-rng.random(4).astype(np.float32),
@@ -534,9 +534,9 @@ def test_rollouts_without_an_id_are_called_by_their_append(home: Path) -> None:
         for number in range(2):
             queue.append({"prompt_ids": [1], "response_ids": [2], "reward": float(n), "group": number} for n in (0, 1))
         queue.append([{"prompt_ids": [1], "response_ids": [2], "reward": 1.0, "group": 3, "id": n} for n in ("0", "x")])
-        queue.append([Rollout(prompt_ids=[1], response_ids=[2], reward=1.0, group=3, id=n) for n in ("0", None)])
+        queue.append([Rollout(prompt_ids=[1], response_ids=[2], reward=1.0, group=3, id=n) for n in ("1", None)])
     with make(opened(home), rollout_batch_size=8, batch_size=8) as loader:
-        assert next(iter(loader)).ids == ["0:0", "0:1", "1:0", "1:1", "0", "x", "0", "3:1"]
+        assert next(iter(loader)).ids == ["0:0", "0:1", "1:0", "1:1", "0", "x", "1", "3:1"]
 
 
 @pytest.mark.parametrize("last", [False, True])

@@ -28,6 +28,7 @@ def make_rollouts(sizes: tuple[int, ...] = SIZES, seed: int = 0, **columns: Any)
     """Groups of these sizes; rollouts of all groups in turns, so that none lies together."""
     rng = np.random.default_rng(seed)
     found = []
+    prompts: dict[int, list[int]] = {}
     for group, size in enumerate(sizes):
         for number in range(size):
             length = int(rng.integers(1, 9))
@@ -36,7 +37,7 @@ def make_rollouts(sizes: tuple[int, ...] = SIZES, seed: int = 0, **columns: Any)
             rollout = {
                 "id": f"{group}.{number}",
                 "group": f"g{group}",
-                "prompt_ids": rng.integers(1, 90, rng.integers(1, 6)).tolist(),
+                "prompt_ids": prompts.setdefault(group, rng.integers(1, 90, rng.integers(1, 6)).tolist()),
                 "response_ids": rng.integers(1, 90, length).tolist(),
                 "loss_mask": mask.astype(int).tolist(),
                 "reward": float(rng.integers(0, 4)) / 2 + number / 8,

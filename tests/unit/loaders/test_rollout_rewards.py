@@ -84,7 +84,7 @@ BOTH = [
 def test_a_reward_beside_others_of_its_tokens_is_refused_or_added(estimator: str) -> None:
     with pytest.raises(DataError, match=r"'a' of group 'g' has a reward of 10, .* sum to 0\.25; .*both_rewards='add'"):
         one(BOTH, estimator=estimator)
-    alike = one([BOTH[1]] * 2, estimator=estimator)  # says the same twice
+    alike = one([BOTH[1], BOTH[1] | {"id": "c"}], estimator=estimator)  # says the same twice
     assert alike.rewards.tolist() == [0.5, 0.5]
     batch = one(BOTH, estimator=AdvantageSpec(estimator=estimator, both_rewards="add"))
     assert batch.rewards.tolist() == [10.25, 1.0]
@@ -157,7 +157,7 @@ def test_micro_batches_of_uneven_ranks_are_equally_many_and_add_up(padding: Any,
         {
             "id": str(number),
             "group": f"g{number // 5}",
-            "prompt_ids": [1] * int(rng.integers(1, 6)),
+            "prompt_ids": [1] * (2 + number // 5),
             "response_ids": rng.integers(1, 90, int(rng.integers(5, 9))).tolist(),
             "reward": float(rng.random()),
         }

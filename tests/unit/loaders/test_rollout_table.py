@@ -50,22 +50,29 @@ floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
 @st.composite
 def rollouts(draw: st.DrawFn) -> list[dict[str, Any]]:
     given_numbers = draw(st.sets(st.sampled_from(NUMBERS)))
-    rows = []
+    rows: list[dict[str, Any]] = []
+    names = st.text() | st.integers() if draw(st.booleans()) else st.none()
+    prompts: dict[Any, list[int]] = {}
     for _ in range(draw(st.integers(1, 5))):
+        group = draw(names)
+        drawn = draw(st.lists(st.integers(0, 2**63 - 1), max_size=3))
         length = draw(st.integers(1, 4))
         per_token = st.lists(floats, min_size=length, max_size=length)
         row = {
-            "prompt_ids": draw(st.lists(st.integers(0, 2**63 - 1), max_size=3)),
+            "prompt_ids": drawn if group is None else prompts.setdefault(group, drawn),
             "response_ids": draw(st.lists(st.integers(0, 2**40), min_size=length, max_size=length)),
             "loss_mask": draw(st.lists(st.booleans(), min_size=length, max_size=length)),
             "reward": draw(st.none() | st.floats(allow_infinity=False)),
-            "group": draw(st.none() | st.text() | st.integers()),
+            "group": group,
             "policy_version": draw(st.none() | st.integers(0, 2**50)),
             "finish_reason": draw(st.none() | st.text()),
-            "id": draw(st.none() | st.text(min_size=1)),
+            "id": draw(st.none() | st.text(min_size=1).filter(lambda name: name not in [row["id"] for row in rows])),
             "metadata": draw(st.dictionaries(st.text(), json_values, max_size=3)),
         }
-        rows.append(row | {name: draw(per_token) for name in given_numbers})
+        numbers = {name: draw(per_token) for name in sorted(given_numbers)}
+        for name in given_numbers & {"logprobs", "ref_logprobs"}:
+            numbers[name] = [-abs(number) for number in numbers[name]]
+        rows.append(row | numbers)
     return rows
 
 
@@ -123,18 +130,18 @@ def test_a_rollout_of_a_table_has_none_where_nothing_is_known() -> None:
 
 
 def test_tables_are_joined_in_order_and_empty_ones_do_not_matter() -> None:
-    first = read([{"prompt_ids": [1], "response_ids": [2**40], "reward": 1.0, "logprobs": [0.5]}])
-    second = read([{"prompt_ids": [], "response_ids": [3, 4], "reward": 2.0, "logprobs": [1.0, 2.0]}])
+    first = read([{"prompt_ids": [1], "response_ids": [2**40], "reward": 1.0, "logprobs": [-0.5]}])
+    second = read([{"prompt_ids": [], "response_ids": [3, 4], "reward": 2.0, "logprobs": [-1.0, -2.0]}])
     nothing = replace(read([{"prompt_ids": [1], "response_ids": [2], "reward": 1.0}]).take([]))
     joined = RolloutTable.joined([nothing, first, second])
     assert [joined.response_ids[row].tolist() for row in range(2)] == [[2**40], [3, 4]]
     assert joined.logprobs is not None
-    assert joined.logprobs[1].tolist() == [1.0, 2.0]
+    assert joined.logprobs[1].tolist() == [-1.0, -2.0]
     assert_same(joined.take([1]), replace(second, response_ids=replace(second.response_ids, values=np.array([3, 4]))))
 
 
 def test_tables_of_which_some_lack_a_column_are_not_joined() -> None:
-    first = read([{"prompt_ids": [1], "response_ids": [2], "reward": 1.0, "logprobs": [0.5]}])
+    first = read([{"prompt_ids": [1], "response_ids": [2], "reward": 1.0, "logprobs": [-0.5]}])
     second = read([{"prompt_ids": [1], "response_ids": [2], "reward": 1.0, "id": "b"}])
     with pytest.raises(DataError, match="1 rollouts, the first of them 'b', have no logprobs, and 1 have"):
         RolloutTable.joined([first, second])
@@ -159,8 +166,8 @@ def test_arrays_in_metadata_travel_as_lists() -> None:
 def test_a_batch_that_holds_no_rollouts_is_refused() -> None:
     with pytest.raises(SchemaError, match="it lacks"):
         from_record_batch(pa.record_batch({"prompt_ids": [[1]]}))
-    batch = to_record_batch(read([{"prompt_ids": [1], "response_ids": [2], "reward": 1.0, "logprobs": [0.5]}] * 2))
+    batch = to_record_batch(read([{"prompt_ids": [1], "response_ids": [2], "reward": 1.0, "logprobs": [-0.5]}] * 2))
     column = batch.schema.get_field_index("logprobs")
-    holed = batch.set_column(column, batch.schema.field(column), pa.array([[0.5], None], pa.list_(pa.float32())))
+    holed = batch.set_column(column, batch.schema.field(column), pa.array([[-0.5], None], pa.list_(pa.float32())))
     with pytest.raises(SchemaError, match="'logprobs' has null in some rows"):
         from_record_batch(holed)

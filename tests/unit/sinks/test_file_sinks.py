@@ -319,7 +319,7 @@ def test_wrong_arguments_are_refused_when_the_sink_is_made(tmp_path: Path) -> No
         CsvSink(tmp_path / "out.csv", rows_per_file=3)
     with pytest.raises(ConfigError, match="rows_per_file must be positive, got 0"):
         CsvSink(tmp_path / "out", rows_per_file=0)
-    with pytest.raises(ConfigError, match="is a URL; file sinks write local paths"):
+    with pytest.raises(ConfigError, match="is a URL, and the output of a file sink must be a local path"):
         JsonlSink("s3://bucket/out.jsonl")
     for kind in (ParquetSink, ArrowSink):
         with pytest.raises(ConfigError, match=r"compresses inside; leave '\.gz' out and pass compression="):

@@ -74,6 +74,7 @@ class RolloutEngine:
         self._held: tuple[Any, Round | None] | None = None
         self._known: tuple[int, int, Place] | None = None
         """The batch of an epoch whose place was asked for last: the next one is looked for from there."""
+        self._told_lone = False
         # A mistake in the aggregation is told now and not with the first batch.
         denominators(np.ones(1, np.int64), self.spec)
 
@@ -283,6 +284,9 @@ class RolloutEngine:
             if _LONE not in error.reason:
                 raise
             raise DataError(error.reason.replace(_LONE, _LONE_HERE), row=error.row) from None
+        if (lone := step.minibatch.round.lone) is not None and not self._told_lone:
+            self._told_lone = True
+            logger.warning("%s: %s", self.source.name, lone)
         place, options = step.place, self.options
         metadata |= {
             "step": place.step,
@@ -315,7 +319,8 @@ class RolloutEngine:
             "seed": chosen.seed,
             "shuffle": chosen.shuffle,
             "drop_last": chosen.drop_last,
-            "rules": {name: getattr(rollout, name) for name in _RULES if getattr(rollout, name) is not None},
+            "rules": {name: getattr(rollout, name) for name in _RULES if getattr(rollout, name) is not None}
+            | ({} if rollout.duplicate_ids == "error" else {"duplicate_ids": rollout.duplicate_ids}),
             "advantages": self.spec.described() if self.compute_advantages else "none",
         }
 

@@ -12,13 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import DataError
+from penstock.loaders._rollouts.groups import check_group_prompts, is_unnamed
 from penstock.loaders._rollouts.rules import Rules
 from penstock.loaders._rollouts.table import Ragged, RolloutTable
 
 __all__ = ["Gathering", "Taking", "empty_table", "from_text", "to_text"]
 
-_UNNAMED = re.compile(r"~+\d+")
-"""How `read_rollouts` calls the group of a rollout that has none."""
 _RUN = re.compile(r"(\d+)(?:x(\d+))?(?::([\d,-]+))?")
 Ints = npt.NDArray[np.int64]
 Place = tuple[int, int]
@@ -45,7 +44,7 @@ class Gathering:
         self.tables[number] = table
         for row in rows:
             name = table.groups[row]
-            if self.size not in (None, 1) and isinstance(name, str) and _UNNAMED.fullmatch(name):
+            if self.size not in (None, 1) and is_unnamed(name):
                 raise DataError(
                     f"rollout {table.ids[row]!r} names no group, so nobody knows to which group_size={self.size} "
                     "rollouts it belongs; give it one"
@@ -95,6 +94,7 @@ class Taking:
         self._tables: list[RolloutTable] = []
         self._keys: list[Ints] = []
         self._groups = 0
+        self._ids: set[Any] = set()
 
     def take(self, gathering: Gathering, wanted: int) -> bool:
         """Take groups until there are enough; whether there are."""
@@ -104,7 +104,10 @@ class Taking:
             keys = self._groups + np.repeat(np.arange(len(groups)), [len(group) for group in groups])
             self._groups += len(groups)
             table = self.rules.scored(_rows_of(gathering.tables, places))
+            if self.rules.options.group_prompts == "equal":
+                check_group_prompts(table, keys.tolist())
             reasons = self.rules.judge(table, keys)
+            self._mark_duplicates(table, reasons)
             self.dropped.update(reason for reason in reasons.tolist() if reason is not None)
             kept = np.flatnonzero(reasons == None)  # noqa: E711 - entry by entry
             if len(kept):
@@ -112,6 +115,21 @@ class Taking:
                 self._keys.append(keys[kept])
                 self.count += len(kept)
         return self.count >= wanted
+
+    def _mark_duplicates(self, table: RolloutTable, reasons: npt.NDArray[np.object_]) -> None:
+        """A rollout that is in the rollout batch already, by its id: an error, or dropped."""
+        for row, name in enumerate(table.ids.tolist()):
+            if reasons[row] is not None:
+                continue
+            if name in self._ids:
+                if self.rules.options.duplicate_ids == "error":
+                    raise DataError(
+                        f"id {name!r} came twice, the second time in group {table.groups[row]!r}, and an id names one "
+                        "rollout; append each rollout once, or pass duplicate_ids='drop' to leave out the second",
+                        row=row,
+                    )
+                reasons[row] = "duplicate id"
+            self._ids.add(name)
 
     def drop(self, reason: str, rollouts: int) -> None:
         if rollouts:

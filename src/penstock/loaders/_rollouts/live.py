@@ -10,13 +10,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+import numpy as np
+import numpy.typing as npt
+
 from penstock.distributed.ranks import Rank
 from penstock.errors import ConfigError, DataError, ResumeError, StalledError
+from penstock.loaders._rollouts.dialects import meaning_of
 from penstock.loaders._rollouts.reading import read_rollouts
+from penstock.loaders._rollouts.reading_columns import as_objects, is_listed
+from penstock.loaders._rollouts.reading_intake import take_in
 from penstock.loaders._rollouts.rollout import Rollout
 from penstock.loaders._rollouts.sources import Entries
 from penstock.loaders._rollouts.table import RolloutTable
@@ -24,7 +31,17 @@ from penstock.loaders._rollouts.table import RolloutTable
 if TYPE_CHECKING:
     from penstock.transforms.tokenization import Tokenizer
 
-__all__ = ["LiveBuffer", "check_alike", "columns_of", "is_single", "read_entry"]
+__all__ = [
+    "LiveBuffer",
+    "check_alike",
+    "check_group_rule",
+    "columns_of",
+    "is_single",
+    "listed",
+    "read_entry",
+    "rows_without_id",
+    "with_ids",
+]
 
 _OPTIONAL = ("token_rewards", "logprobs", "ref_logprobs", "values")
 
@@ -50,6 +67,7 @@ class LiveBuffer:
         tokenizer: Tokenizer | None = None,
         columns: Mapping[str, Any] | None = None,
         replicated: bool = False,
+        group_prompts: Literal["equal", "any"] = "equal",
     ) -> None:
         if capacity is not None and (isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1):
             raise ConfigError(f"capacity must be a whole number of rollouts from 1 on, or None, got {capacity!r}")
@@ -57,11 +75,14 @@ class LiveBuffer:
             raise ConfigError(f"on_full is 'wait' or 'raise', got {on_full!r}")
         if timeout_seconds is not None and not timeout_seconds > 0:
             raise ConfigError(f"timeout_seconds must be positive, or None, got {timeout_seconds!r}")
+        check_group_rule(group_prompts)
         self.capacity, self.on_full, self.timeout_seconds = capacity, on_full, timeout_seconds
         self.tokenizer, self.columns, self.replicated = tokenizer, columns, replicated
+        self.group_prompts: Literal["equal", "any"] = group_prompts
         self._tables: dict[int, RolloutTable] = {}
         self._first = self._next = 0
-        self._appended = 0
+        self._append_of: dict[Any, int] = {}
+        """The append of each rollout that is held, by its id."""
         self._columns: list[str] | None = None
         """Those of the first append, which all others have to have."""
         self._read = 0
@@ -72,9 +93,12 @@ class LiveBuffer:
     def append(self, rollouts: Any) -> None:
         """One rollout, or several; all of them, or none if something is wrong with one.
 
-        A dict whose values are those of one rollout is one; a dict of columns is several.
+        A dict whose values are those of one rollout is one; a dict of columns is several. Rollouts without an id are
+        called by their append and their row in it, `"17:0"`. The id of a rollout that waits here already is refused.
         """
-        table = read_entry(rollouts, self.tokenizer, self.columns, self._appended)
+        rollouts = listed(rollouts)
+        table = read_entry(rollouts, self.tokenizer, self.columns, group_prompts=self.group_prompts)
+        unnamed = rows_without_id(rollouts, table, self.columns)
         until = None if self.timeout_seconds is None else time.monotonic() + self.timeout_seconds
         with self._changed:
             while not self._closed and not self._has_room():
@@ -94,10 +118,22 @@ class LiveBuffer:
             if self._columns is None:
                 self._columns = columns_of(table)
             check_alike(self._columns, table)
+            table = with_ids(table, unnamed, self._next)
+            self._check_new(table)
             self._tables[self._next] = table
             self._next += 1
-            self._appended += len(table)
             self._changed.notify_all()
+
+    def _check_new(self, table: RolloutTable) -> None:
+        """Raises if a rollout that waits has the id of one in the table."""
+        for name in table.ids.tolist():
+            number = self._append_of.get(name)
+            if number is not None and number >= self._read:
+                raise DataError(
+                    f"id {name!r} is that of a rollout of append {number}, which is not used yet, and an id names one "
+                    "rollout; append each rollout once"
+                )
+        self._append_of.update(dict.fromkeys(table.ids.tolist(), self._next))
 
     def close(self) -> None:
         """No more rollouts will come; those that are there are still used. A second call does nothing."""
@@ -157,7 +193,9 @@ class LiveBuffer:
     def _release(self, number: int, needed: Set[int]) -> None:
         with self._changed:
             for old in [held for held in self._tables if held < number and held not in needed]:
-                del self._tables[old]
+                for name in self._tables.pop(old).ids.tolist():
+                    if self._append_of.get(name) == old:
+                        del self._append_of[name]
             self._first = max(self._first, min([number, *needed]))
             self._changed.notify_all()
 
@@ -201,7 +239,11 @@ class _BufferEntries:
 
 
 def read_entry(
-    rollouts: Any, tokenizer: Tokenizer | None, columns: Mapping[str, Any] | None, first_row: int = 0
+    rollouts: Any,
+    tokenizer: Tokenizer | None,
+    columns: Mapping[str, Any] | None,
+    *,
+    group_prompts: Literal["equal", "any"] = "equal",
 ) -> RolloutTable:
     """What was appended at once, as a table. Whether it is trained on, others decide."""
     return read_rollouts(
@@ -211,8 +253,41 @@ def read_entry(
         missing_rewards="keep",
         empty_responses="keep",
         all_masked="keep",
-        first_row=first_row,
+        group_prompts=group_prompts,
     )
+
+
+def listed(rollouts: Any) -> Any:
+    """What may be looked at twice."""
+    return rollouts if hasattr(rollouts, "__len__") or not isinstance(rollouts, Iterable) else list(rollouts)
+
+
+def check_group_rule(group_prompts: str) -> None:
+    if group_prompts not in ("equal", "any"):
+        raise ConfigError(f"group_prompts is 'equal' or 'any', got {group_prompts!r}")
+
+
+def rows_without_id(rollouts: Any, table: RolloutTable, columns: Mapping[str, Any] | None) -> npt.NDArray[np.bool_]:
+    """Which rollouts were given without an id, and so are called by their row."""
+    by_row = np.array([name.lstrip("~") == str(row) for row, name in enumerate(table.ids.tolist())], np.bool_)
+    if table is rollouts or not by_row.any():
+        return np.zeros(len(table), np.bool_)
+    intake = take_in([rollouts] if is_single(rollouts) else rollouts)
+    held = {name: is_listed(column) for name, column in intake.columns.items()}
+    name = meaning_of(list(intake.columns), columns, held).fields.get("id")
+    if name is None:
+        return by_row
+    return np.array([cell is None for cell in as_objects(intake.columns[name])], np.bool_)
+
+
+def with_ids(table: RolloutTable, unnamed: npt.NDArray[np.bool_], number: int) -> RolloutTable:
+    """The table, its rollouts without an id called by the append and their row in it."""
+    if not unnamed.any():
+        return table
+    ids = table.ids.copy()
+    for row in np.flatnonzero(unnamed).tolist():
+        ids[row] = f"{number}:{row}"
+    return replace(table, ids=ids)
 
 
 def is_single(rollouts: Any) -> bool:

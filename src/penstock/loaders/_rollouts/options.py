@@ -40,6 +40,8 @@ class RolloutKeywords(LoaderOptions, total=False):
     max_staleness: int | None
     on_stale: OnStale
     drop_zero_variance: bool
+    group_prompts: Literal["equal", "any"]
+    duplicate_ids: Literal["error", "drop"]
     missing_rewards: MissingRewards | None
     all_masked: Literal["error", "drop", "keep"] | None
     padding: Literal["sides", "free"]
@@ -77,6 +79,11 @@ class RolloutOptions:
     drop_zero_variance: bool = False
     """DAPO's dynamic sampling: groups whose rewards are all alike are dropped and counted. Of a live source more are
     taken until the rollout batch is full."""
+    group_prompts: Literal["equal", "any"] = "equal"
+    """Rollouts of one group with different prompts: an error, or passed on: turns of one episode, say."""
+    duplicate_ids: Literal["error", "drop"] = "error"
+    """Of a live source: a rollout whose id came before in the same rollout batch, as an append that was sent twice
+    makes it, is an error, or dropped and counted. In a list or a file it is always an error."""
     missing_rewards: MissingRewards | None = None
     """A rollout without a reward (None or NaN): an error; a reward of 0; kept, outside of all statistics and with an
     advantage of 0 ("exclude"); or dropped and counted. None: an error, or excluded where the preset does so."""
@@ -111,6 +118,8 @@ class RolloutOptions:
                 raise ConfigError(f"{name} is True or False, got {getattr(self, name)!r}")
         choices: dict[str, tuple[Any, ...]] = {
             "on_stale": ("drop", "keep", "flag"),
+            "group_prompts": ("equal", "any"),
+            "duplicate_ids": ("error", "drop"),
             "missing_rewards": ("error", "zero", "exclude", "drop", None),
             "all_masked": ("error", "drop", "keep", None),
             "gradients": ("summed", "averaged"),

@@ -6,20 +6,17 @@ nothing that anybody reads. All ranks read all of it, in the order in which it w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Set
-from pathlib import Path
+from collections.abc import Callable, Mapping, Set
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-import numpy as np
-import numpy.typing as npt
 import orjson
-import pyarrow as pa
 
 from penstock.distributed.ranks import Rank
 from penstock.errors import ConfigError, StalledError
 from penstock.files.atomic import write_atomic
 from penstock.files.listing import PathLike
+from penstock.files.places import require_local
 from penstock.fsqueue.caretaking import Caretaker
 from penstock.fsqueue.members import Membership, Watch
 from penstock.fsqueue.publisher import Limits, Publisher
@@ -28,11 +25,16 @@ from penstock.fsqueue.reading import Split
 from penstock.fsqueue.sinking import description_for
 from penstock.fsqueue.strict import StrictReader
 from penstock.fsqueue.waiting import Patience
-from penstock.loaders._rollouts.dialects import meaning_of
 from penstock.loaders._rollouts.gathering import empty_table
-from penstock.loaders._rollouts.live import check_alike, columns_of, is_single, read_entry
-from penstock.loaders._rollouts.reading_columns import as_objects, is_listed
-from penstock.loaders._rollouts.reading_intake import take_in
+from penstock.loaders._rollouts.live import (
+    check_alike,
+    check_group_rule,
+    columns_of,
+    listed,
+    read_entry,
+    rows_without_id,
+    with_ids,
+)
 from penstock.loaders._rollouts.sources import Entries
 from penstock.loaders._rollouts.table import RolloutTable
 from penstock.loaders._rollouts.travelling import ROLLOUT_SCHEMA, from_record_batch, to_record_batch
@@ -77,28 +79,34 @@ class RolloutQueue:
         tokenizer: Tokenizer | None = None,
         columns: Mapping[str, Any] | None = None,
         on_bad: Literal["raise", "skip"] = "raise",
+        group_prompts: Literal["equal", "any"] = "equal",
     ) -> None:
         if on_bad not in ("raise", "skip"):
             raise ConfigError(f"on_bad is 'raise' or 'skip', got {on_bad!r}")
         if timeout_seconds is not None and not timeout_seconds > 0:
             raise ConfigError(f"timeout_seconds must be positive, or None, got {timeout_seconds!r}")
-        self.directory, self.limits, self.durable = Path(directory), Limits(max_waiting), durable
+        self.directory = require_local(directory, "the directory of a RolloutQueue")
+        self.limits, self.durable = Limits(max_waiting), durable
         self.timeout_seconds, self.lease_seconds = timeout_seconds, lease_seconds
         self.tokenizer, self.columns, self.on_bad = tokenizer, columns, on_bad
+        check_group_rule(group_prompts)
+        self.group_prompts: Literal["equal", "any"] = group_prompts
         self._producing: _Producing | None = None
 
     def append(self, rollouts: Any) -> None:
         """One rollout, or several, of which groups are whole unless the loader was told a `group_size`."""
-        rollouts = rollouts if hasattr(rollouts, "__len__") or not isinstance(rollouts, Iterable) else list(rollouts)
-        table = read_entry(rollouts, self.tokenizer, self.columns)
-        batch, unnamed = to_record_batch(table), _unnamed(rollouts, table, self.columns)
+        rollouts = listed(rollouts)
+        table = read_entry(rollouts, self.tokenizer, self.columns, group_prompts=self.group_prompts)
+        unnamed = rows_without_id(rollouts, table, self.columns)
+        batch = to_record_batch(table)
         producing = self._join()
         while True:
             number = self._reserve(producing)
             try:
                 with producing.queue.guarded():
                     producing.check_columns(table)
-                    if producing.publisher.publish(number, [_named(batch, unnamed, number)]):
+                    named = to_record_batch(with_ids(table, unnamed, number)) if unnamed.any() else batch
+                    if producing.publisher.publish(number, [named]):
                         return
             except BaseException:
                 producing.publisher.give_up(number)
@@ -304,26 +312,3 @@ class _QueueEntries:
             split = Split(queue, _SPLIT, member, caretaker, owner.timeout_seconds, None, owner.on_bad)
             self._reading = queue, member, StrictReader(split, rank, on_commit=True, every_rank=True)
         return self._reading[2]
-
-
-def _unnamed(rollouts: Any, table: RolloutTable, columns: Mapping[str, Any] | None) -> npt.NDArray[np.bool_]:
-    """Which rollouts were given without an id, and so are called by their row."""
-    by_row = np.array([name == str(row) for row, name in enumerate(table.ids.tolist())], np.bool_)
-    if table is rollouts or not by_row.any():
-        return np.zeros(len(table), np.bool_)
-    intake = take_in([rollouts] if is_single(rollouts) else rollouts)
-    listed = {name: is_listed(column) for name, column in intake.columns.items()}
-    name = meaning_of(list(intake.columns), columns, listed).fields.get("id")
-    if name is None:
-        return by_row
-    return np.array([cell is None for cell in as_objects(intake.columns[name])], np.bool_)
-
-
-def _named(batch: pa.RecordBatch, unnamed: npt.NDArray[np.bool_], number: int) -> pa.RecordBatch:
-    """The batch, its rollouts without an id called by the append and their row in it."""
-    if not unnamed.any():
-        return batch
-    names = batch["id"].to_pylist()
-    for row in np.flatnonzero(unnamed).tolist():
-        names[row] = f"{number}:{row}"
-    return batch.set_column(batch.schema.get_field_index("id"), batch.schema.field("id"), pa.array(names, pa.string()))

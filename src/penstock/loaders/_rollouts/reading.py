@@ -24,11 +24,19 @@ import numpy.typing as npt
 
 from penstock.errors import DataError
 from penstock.loaders._rollouts.dialects import OPENRLHF, Meaning, meaning_of
-from penstock.loaders._rollouts.reading_checks import Rules, check_ids, checked_mask, checked_numbers, rows_to_keep
+from penstock.loaders._rollouts.groups import check_group_prompts, check_unique_ids
+from penstock.loaders._rollouts.reading_checks import (
+    Rules,
+    check_ids,
+    check_logprobs,
+    checked_mask,
+    checked_numbers,
+    rows_to_keep,
+)
 from penstock.loaders._rollouts.reading_columns import is_listed, narrow
 from penstock.loaders._rollouts.reading_intake import Intake, take_in
 from penstock.loaders._rollouts.reading_names import read_whole
-from penstock.loaders._rollouts.reading_problems import Problems
+from penstock.loaders._rollouts.reading_problems import Places, Problems
 from penstock.loaders._rollouts.reading_shapes import read_parts
 from penstock.loaders._rollouts.reading_text import TextRule, Texts, fill_from_text
 from penstock.loaders._rollouts.reading_turns import read_turns
@@ -41,6 +49,8 @@ __all__ = ["TextRule", "read_rollouts"]
 
 logger = logging.getLogger(__name__)
 
+LOGPROBS = ("logprobs", "ref_logprobs")
+
 
 def read_rollouts(
     data: Any,
@@ -50,6 +60,7 @@ def read_rollouts(
     missing_rewards: Literal["error", "zero", "drop", "keep"] = "error",
     empty_responses: Literal["error", "drop", "keep"] = "error",
     all_masked: Literal["error", "drop", "keep"] = "error",
+    group_prompts: Literal["equal", "any"] = "equal",
     text: TextRule = TextRule(),  # noqa: B008 - a frozen value
     counts: MutableMapping[str, int] | None = None,
     first_row: int = 0,
@@ -58,7 +69,7 @@ def read_rollouts(
 
     - `data`: `Rollout`s, dicts, dataclasses; paths, directories or globs of JSON Lines, Parquet or Arrow files,
       compressed or not; Arrow tables and what can be read as one; a dict of columns, padded or ragged; a DataProto.
-      A `RolloutTable` is returned as it is.
+      A `RolloutTable` is returned as it is, if nothing is wrong with it.
     - `columns`: which column is which field, where the names do not say it: `{"reward": "score"}`. The names of TRL,
       verl, OpenRLHF, slime and inference engines are known. `{"metadata": ["a", "b"]}` keeps columns as metadata that
       would be taken for something else. Columns that nobody knows are metadata anyway.
@@ -67,6 +78,7 @@ def read_rollouts(
     - `empty_responses`, `all_masked`: responses without tokens, and those with no token to learn, are an "error", are
       "drop"ped, or are "keep"t. The defaults are errors since a producer that loses rewards or tokens is broken, and a
       run that goes on without them looks like one that works.
+    - `group_prompts`: rollouts of one group with different prompts are an error, unless "any" is passed.
     - `text`: how text becomes ids in rows that have none, with `tokenizer`; `tokenized` says which rows. With a
       tokenizer, ids beyond its vocabulary are an error.
     - `counts` is added to: rows dropped and values set, by reason. Without it they are logged.
@@ -74,10 +86,13 @@ def read_rollouts(
       called by their numbers, so that those of two calls differ.
 
     Numbers per token are kept as float32. Those of tokens that are masked need not be there, or be numbers: NaN, null
-    and infinity become 0 there. Everything that is wrong is told in one `DataError`, with files and rows.
+    and infinity become 0 there. An id that two rollouts have, a group that some rollouts name and others do not, and
+    log-probs above 0 by more than rounding are errors. Everything that is wrong is told in one `DataError`, with files
+    and rows.
     """
-    rules = Rules(missing_rewards, empty_responses, all_masked)
+    rules = Rules(missing_rewards, empty_responses, all_masked, group_prompts)
     if isinstance(data, RolloutTable):
+        _check_table(data, rules)
         return data
     intake = take_in(data, first_row)
     if not intake.rows:
@@ -143,6 +158,8 @@ class _Reading:
             name: checked_numbers(lists, response, mask, self._called(name), problems, changed)
             for name, lists in self.parts.per_token.items()
         }
+        for name in LOGPROBS:
+            check_logprobs(numbers.get(name), mask, self._called(name), problems)
         keep = rows_to_keep(rules, response, mask, whole.rewards, numbers, problems, changed)
         problems.refuse()
         table = RolloutTable(
@@ -158,10 +175,24 @@ class _Reading:
             metadata=whole.metadata,
             **numbers,
         )
+        if rules.group_prompts == "equal":
+            check_group_prompts(table, table.groups.tolist(), problems)
+            problems.refuse()
         return table, keep, changed
 
     def _called(self, field: str) -> str:
         return self.meaning.fields.get(field, field)
+
+
+def _check_table(table: RolloutTable, rules: Rules) -> None:
+    """What must hold of a table that somebody made, as of all others."""
+    problems = Problems(Places(ids=table.ids.tolist()))
+    check_unique_ids(table.ids.tolist(), np.ones(len(table), np.bool_), "id", problems)
+    for name in LOGPROBS:
+        check_logprobs(getattr(table, name), table.loss_mask, name, problems)
+    if rules.group_prompts == "equal":
+        check_group_prompts(table, table.groups.tolist(), problems)
+    problems.refuse()
 
 
 def _settled(meaning: Meaning, listed: Mapping[str, bool]) -> Meaning:

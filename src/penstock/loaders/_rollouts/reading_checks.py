@@ -18,9 +18,19 @@ from penstock.loaders._rollouts.table import Ragged
 if TYPE_CHECKING:
     from penstock.transforms.tokenization import Tokenizer
 
-__all__ = ["Rules", "check_ids", "checked_mask", "checked_numbers", "rows_to_keep"]
+__all__ = [
+    "LOGPROB_ROUNDING",
+    "Rules",
+    "check_ids",
+    "check_logprobs",
+    "checked_mask",
+    "checked_numbers",
+    "rows_to_keep",
+]
 
 Flags = npt.NDArray[np.bool_]
+LOGPROB_ROUNDING = 0.01
+"""What a log-probability may be above 0 by: those of bfloat16 logits are, by rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +40,14 @@ class Rules:
     missing_rewards: str
     empty_responses: str
     all_masked: str
+    group_prompts: str = "equal"
 
     def __post_init__(self) -> None:
         for name, known in {
             "missing_rewards": ("error", "zero", "drop", "keep"),
             "empty_responses": ("error", "drop", "keep"),
             "all_masked": ("error", "drop", "keep"),
+            "group_prompts": ("equal", "any"),
         }.items():
             given = getattr(self, name)
             if given not in known:
@@ -98,6 +110,23 @@ def checked_numbers(
     )
     changed[f"{name} of masked tokens set to 0"] = int(endless.sum())
     return Ragged(np.where(endless, np.float32(0), values), lists.ragged.offsets)
+
+
+def check_logprobs(column: Ragged | None, mask: Ragged, name: str, problems: Problems) -> None:
+    """Refuse log-probs of learned tokens that are clearly above 0."""
+    if column is None or not (column.values > LOGPROB_ROUNDING).any():
+        return
+    values, offsets = column.flat, column.offsets - column.offsets[0]
+    rows, at = _first_of_each(Ragged(values, offsets), (values > LOGPROB_ROUNDING) & mask.flat.astype(np.bool_))
+    shown = dict(zip(rows.tolist(), at.tolist()))
+    problems.add(
+        rows,
+        lambda row: (
+            f"{name} has {values[shown[row]]:g} at token {shown[row] - offsets[row]} of the response, expected "
+            f"log-probabilities, which are at most 0 (up to {LOGPROB_ROUNDING:g} passes as rounding); if these are "
+            "probabilities, give their logarithms"
+        ),
+    )
 
 
 def rows_to_keep(

@@ -14,6 +14,7 @@ import orjson
 import pyarrow as pa
 
 from penstock.loaders._rollouts.dialects import Meaning
+from penstock.loaders._rollouts.groups import check_unique_ids
 from penstock.loaders._rollouts.reading_columns import Column, as_numbers, as_objects
 from penstock.loaders._rollouts.reading_intake import Intake
 from penstock.loaders._rollouts.reading_problems import Problems
@@ -51,8 +52,13 @@ class Whole:
         if any(cell is not None for cell in cells):
             cells = [None if cell is None else str(cell) for cell in cells]
             self._problems.places.ids = cells
-        first = self._problems.places.first_row
-        return _objects([str(first + row) if cell is None else cell for row, cell in enumerate(cells)])
+        given = np.array([cell is not None for cell in cells], np.bool_)
+        if given.any():
+            check_unique_ids(cells, given, self._meaning.fields["id"], self._problems)
+        first, known, mark = self._problems.places.first_row, set(cells), ""
+        while given.any() and any(f"{mark}{first + row}" in known for row in np.flatnonzero(~given).tolist()):
+            mark += "~"
+        return _objects([f"{mark}{first + row}" if cell is None else cell for row, cell in enumerate(cells)])
 
     def _finish_reasons(self) -> Objects:
         cells = [_reason(cell) for cell in self.cells("finish_reason")]
@@ -93,15 +99,18 @@ class Whole:
         return np.where(known & ~wrong, np.nan_to_num(found.values, posinf=0.0), -1).astype(np.int64)
 
     def _groups(self) -> Objects:
-        """Names; those who gave none have a group of their own, called by their number."""
+        """Names; if nobody gave one, each rollout has a group of its own, called by its number."""
         cells = [_name(cell) for cell in self.cells("group")]
         wrong = [row for row, cell in enumerate(cells) if not isinstance(cell, str | int | None)]
         self._problems.add(wrong, lambda row: f"group is {reprlib.repr(cells[row])}, expected text or a whole number")
+        named = sum(isinstance(cell, str | int) for cell in cells)
+        if named:
+            lacking = [row for row, cell in enumerate(cells) if cell is None]
+            self._problems.add(
+                lacking, f"group is missing, and {named} other rows have one; give it for all rows, or for none"
+            )
         first = self._problems.places.first_row
-        mark = "~"
-        while any(isinstance(cell, str) and cell.startswith(mark) for cell in cells):
-            mark += "~"
-        return _objects([f"{mark}{first + row}" if cell is None else cell for row, cell in enumerate(cells)])
+        return _objects([f"~{first + row}" if cell is None else cell for row, cell in enumerate(cells)])
 
     def _metadata(self) -> Objects:
         cells = [self._mapping(row, cell) for row, cell in enumerate(self.cells("metadata"))]

@@ -39,7 +39,7 @@ class Rollout:
     """0 for tokens that the policy did not write: tool results, observations. None: all are its own."""
     policy_version: int | None = None
     group: str | int | None = None
-    """Rollouts of one prompt have the same; None: a group of its own."""
+    """Rollouts of one prompt have the same. Where no rollout has one, equal prompts are a group."""
     finish_reason: str | None = None
     id: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)

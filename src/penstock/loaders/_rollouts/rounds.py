@@ -14,6 +14,7 @@ from penstock.distributed.ranks import Rank
 from penstock.loaders._rollouts.advantages_of import Columns, compute, denominators
 from penstock.loaders._rollouts.assembly import assemble, truncate
 from penstock.loaders._rollouts.dealing import deal_rows, micro_batches_of
+from penstock.loaders._rollouts.groups import check_whole_groups, describe_lone_groups
 from penstock.loaders._rollouts.placing import RolloutForm
 from penstock.loaders._rollouts.rewards import check_rewards
 from penstock.loaders._rollouts.rules import Rules, labels_of, learned_tokens, staleness
@@ -44,6 +45,8 @@ class Round:
         _, self.sizes = np.unique(units, return_counts=True)
         self._ends = np.cumsum(self.sizes)
         self._drawn: tuple[int | None, tuple[Ints, Ints]] | None = None
+        self.lone: str | None = None
+        """What the preset does to groups of one, if that was not asked for; known with the columns."""
 
     def __len__(self) -> int:
         """Groups, or rollouts where groups are not kept whole."""
@@ -74,7 +77,10 @@ class Round:
         spec = self.rules.spec
         found = Columns({}, {})
         if self._compute:
-            found = compute(table, labels_of(table, self.keys), spec, lengths=self._lengths)
+            labels = labels_of(table, self.keys)
+            check_whole_groups(table, labels, spec)
+            self.lone = describe_lone_groups(table, labels, spec)
+            found = compute(table, labels, spec, lengths=self._lengths)
         told: dict[str, Any] = {"stale": self.rules.flags(table), "staleness": staleness(table, self.version)}
         return Columns(found.per_token, {**found.per_row, **told})
 

@@ -19,6 +19,7 @@ import xxhash
 
 from penstock.errors import ConfigError, ResumeError
 from penstock.loaders._rollouts.gathering import Gathering, Taking, from_text, to_text
+from penstock.loaders._rollouts.groups import group_by_prompt, log_prompt_groups
 from penstock.loaders._rollouts.rules import Rules
 from penstock.loaders._rollouts.table import Ragged, RolloutTable
 
@@ -161,14 +162,22 @@ class Live:
     live = True
 
     def __init__(
-        self, entries: Entries, rows: int | None, group_size: int | None, max_pending: int | None = None
+        self,
+        entries: Entries,
+        rows: int | None,
+        group_size: int | None,
+        max_pending: int | None = None,
+        *,
+        by_prompt: bool = False,
     ) -> None:
         if rows is None:
             raise ConfigError("a live source has no end to wait for; pass rollout_batch_size=")
         if max_pending is not None and group_size is None:
             raise ConfigError("max_pending_appends is for groups that come in several appends; pass group_size= too")
         self.entries, self.rows, self.group_size, self.max_pending = entries, rows, group_size, max_pending
-        self._said = False
+        self._by_prompt = by_prompt and group_size is None
+        """Whether rollouts of one append that name no group are grouped by equal prompts."""
+        self._said = self._told_groups = False
 
     @property
     def name(self) -> str:
@@ -187,7 +196,7 @@ class Live:
                 ended = True
                 break
             taken.drop("unreadable append", not len(entry))
-            gathering.feed(following, entry, range(len(entry)))
+            gathering.feed(following, self._grouped(entry), range(len(entry)))
             following += 1
         self._give_up(gathering, taken, ended)
         if ended and not taken.count and not taken.dropped:
@@ -216,7 +225,15 @@ class Live:
         entry = self.entries.get(number, lambda: self._missing(gathering, taken))
         if entry is None:
             raise ResumeError(f"{self.name} ends before entry {number}, of which the state has rollouts still to use")
-        return entry
+        return self._grouped(entry)
+
+    def _grouped(self, entry: RolloutTable) -> RolloutTable:
+        """The append with equal prompts grouped, if that is wanted and no rollout of it names a group."""
+        found = group_by_prompt(entry) if self._by_prompt and len(entry) else entry
+        if found is not entry and not self._told_groups:
+            self._told_groups = True
+            log_prompt_groups(found, f"{self.name}, first append")
+        return found
 
     def _give_up(self, gathering: Gathering, taken: Taking, ended: bool) -> None:
         """Drop what is not whole, and will not be or need not be."""

@@ -122,6 +122,19 @@ class AdvantageSpec:
         return next((name for name in ESTIMATORS if getattr(known, name) is self.estimator), None)
 
     @property
+    def needs_groups(self) -> bool:
+        """Whether rewards are compared within groups; of a function of your own it is taken for granted."""
+        return self.name is None or self.name in PER_ROW or self.name == "reinforce_plus_plus_baseline"
+
+    @property
+    def lone_rule(self) -> str | None:
+        """What the preset does with groups of one; None where groups do not matter, or nobody knows."""
+        if self.name is None or not self.needs_groups or self.name == "pass_at_k":
+            return None
+        scaled = self.name == "rloo" or (self.name == "grpo" and self.options.get("scale", "group") == "group")
+        return self.rules.lone_scaled if scaled else self.rules.lone
+
+    @property
     def divided_by(self) -> str | None:
         """The aggregation of the loss; None: the preset's."""
         if self.aggregation is None and self.name == "dr_grpo":

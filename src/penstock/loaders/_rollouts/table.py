@@ -79,7 +79,7 @@ class RolloutTable:
     rewards: npt.NDArray[np.float64]
     """(N,) of the whole responses; NaN where there is none."""
     groups: npt.NDArray[np.object_]
-    """(N,) names: str or int. Rollouts that named no group have one of their own."""
+    """(N,) names: str or int. Rollouts without a group have one of their own, `~17`, before a loader groups prompts."""
     versions: Ints
     """(N,) of the policy; -1 where it is not known."""
     tokenized: npt.NDArray[np.bool_]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -12,12 +11,14 @@ import pyarrow as pa
 import xxhash
 
 from penstock.errors import ConfigError, SchemaError
+from penstock.files.places import local_or_none
 from penstock.loaders._samples.kinds import Objective
 from penstock.loaders._samples.origins import Columnar, Fetched, Listed, Origin, length_of, name_of
 from penstock.memory import MemoryBudget
 from penstock.memory.hot import HotCache
 from penstock.store import Store, open_store
 from penstock.store.manifest import is_store
+from penstock.store.remote import refuse_remote_store
 
 __all__ = ["open_origin"]
 
@@ -32,7 +33,9 @@ def open_origin(
 ) -> Origin:
     """What a loader was given, by what it can do."""
     if isinstance(dataset, (str, os.PathLike)):
-        if not is_store(Path(dataset)):
+        refuse_remote_store(dataset)
+        local = local_or_none(dataset)
+        if local is None or not is_store(local):
             raise ConfigError(
                 f"{os.fspath(dataset)!r} is no token store; make one with penstock.prepare, or pass a dataset, a "
                 "table, or a list of samples"

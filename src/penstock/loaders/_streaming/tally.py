@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
 from penstock.distributed.ranks import Rank
 from penstock.files.listing import PathLike
+from penstock.files.places import require_local
 from penstock.loaders._streaming.windows import Window
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.metrics import tokens_in
@@ -19,7 +19,7 @@ class Tally:
     """Counts of one rank, of this process. Each rank has a quarantine file of its own."""
 
     def __init__(self, on_error: str, quarantine: PathLike | None, rank: Rank) -> None:
-        path = None if quarantine is None else Path(quarantine)
+        path = None if quarantine is None else require_local(quarantine, "quarantine")
         if path is not None and rank.world > 1:
             path = path.with_name(f"{path.stem}-{rank.rank}{path.suffix}")
         self._bad = BadRows(PipelineConfig(on_error=on_error), path)  # type: ignore[arg-type]

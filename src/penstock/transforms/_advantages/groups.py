@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,8 @@ from penstock.transforms._advantages.inputs import more
 from penstock.transforms._advantages.presets import Lone
 
 __all__ = ["Deviations", "Groups", "deviations", "lone_rows"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +149,18 @@ def deviations(rewards: Array, groups: Groups, valid: Array | None, *, weights: 
 
 
 def lone_rows(
-    advantages: Array, rewards: Array, deviations: Deviations, lone: Lone, *, valid: Array | None = None
+    advantages: Array,
+    rewards: Array,
+    deviations: Deviations,
+    lone: Lone,
+    *,
+    valid: Array | None = None,
+    of_preset: str | None = None,
 ) -> Array:
-    """The rule for groups of one applied: `rewards` is what such a row gets where the rule is its reward."""
+    """The rule for groups of one applied: `rewards` is what such a row gets where the rule is its reward.
+
+    `of_preset` is the preset whose rule it is, if nobody asked for it: that all groups are of one is then logged.
+    """
     groups = deviations.groups
     xp = groups.arrays.xp
     alone_in = deviations.counts == 1
@@ -161,8 +174,22 @@ def lone_rows(
             f"compared with; leave it out, or pass lone='zero', 'reward' or 'nan'",
             row=int(rows[0]),
         )
+    if of_preset is not None and groups.count == len(groups.index) > 1:
+        _tell_all_alone(of_preset, lone)
     value = {"zero": 0.0, "reward": rewards, "nan": float("nan")}[lone]
     return xp.where(alone, value, advantages)
+
+
+@lru_cache(maxsize=32)
+def _tell_all_alone(preset: str, lone: Lone) -> None:
+    """Once in a process for each preset."""
+    logger.warning(
+        "every row is alone in its group, and preset=%r then gives %s as advantage; give the rows of one prompt the "
+        "same group, or pass lone=%r to say that it is meant",
+        preset,
+        {"zero": "0", "reward": "the reward", "nan": "NaN"}.get(lone, lone),
+        lone,
+    )
 
 
 def _ids(groups: Any) -> Any:

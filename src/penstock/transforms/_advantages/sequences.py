@@ -54,7 +54,8 @@ def grpo(
         std = (variance * count / max(count - ddof, 1)) ** 0.5
         advantages, alone = apart.values / (std + epsilon), rows / (std + epsilon)
     rule = choice("lone", lone, rules.lone_scaled if scale == "group" else rules.lone)
-    return _finished(arrays, lone_rows(advantages, alone, apart, rule, valid=valid), given, mask)
+    own = rules.name if lone is None else None
+    return _finished(arrays, lone_rows(advantages, alone, apart, rule, valid=valid, of_preset=own), given, mask)
 
 
 def dr_grpo(
@@ -89,7 +90,8 @@ def rloo(
     factor = apart.counts / arrays.xp.clip(apart.counts - 1, 1, None)
     advantages = apart.groups.combine(operator.mul, apart.values, factor)
     rule = choice("lone", lone, rules.lone_scaled)
-    return _finished(arrays, lone_rows(advantages, rows, apart, rule, valid=valid), given, mask)
+    own = rules.name if lone is None else None
+    return _finished(arrays, lone_rows(advantages, rows, apart, rule, valid=valid, of_preset=own), given, mask)
 
 
 def opo(
@@ -116,7 +118,8 @@ def opo(
         raise DataError(f"the response of row {row} has no tokens; leave it out", row=row)
     apart = deviations(rows, _groups(arrays, groups, rules, len(given), unequal="group"), valid, weights=weights)
     rule = choice("lone", lone, rules.lone)
-    return _finished(arrays, lone_rows(apart.values, rows, apart, rule, valid=valid), given, mask)
+    own = rules.name if lone is None else None
+    return _finished(arrays, lone_rows(apart.values, rows, apart, rule, valid=valid, of_preset=own), given, mask)
 
 
 def gpg(
@@ -135,7 +138,9 @@ def gpg(
     arrays, given, rows, valid = _rewards(rewards, mask, nan, rules)
     xp = arrays.xp
     apart = deviations(rows, _groups(arrays, groups, rules, len(given), unequal="group"), valid)
-    advantages = lone_rows(apart.values, rows, apart, choice("lone", lone, rules.lone), valid=valid)
+    own = rules.name if lone is None else None
+    rule = choice("lone", lone, rules.lone)
+    advantages = lone_rows(apart.values, rows, apart, rule, valid=valid, of_preset=own)
     ones = xp.ones_like(rows) if valid is None else arrays.like(valid, rows)
     nonzero = xp.where(ones > 0, rows, 0.0) != 0
     total, scoring = reduced(arrays, xp.stack([xp.sum(ones), xp.sum(arrays.like(nonzero, rows))]), reduce)

@@ -15,6 +15,7 @@ import pyarrow as pa
 import xxhash
 
 from penstock.errors import ConfigError, DataError
+from penstock.files.places import require_local
 from penstock.transforms._tokenizers.base import Encoded, SpecialTokens, narrowest
 from penstock.transforms._tokenizers.ragged import Flags, Ints, Ragged, checked_text, list_array, row_offsets, spliced
 from penstock.transforms.text import utf8
@@ -147,7 +148,7 @@ class CharTokenizer(Simple):
     def save(self, path: str | Path) -> None:
         """Write the alphabet and the special tokens as JSON."""
         saved = {"type": "CharTokenizer", "alphabet": self.alphabet, "special": list(self.special.named)}
-        Path(path).write_bytes(orjson.dumps(saved))
+        require_local(path, "the file of a saved tokenizer").write_bytes(orjson.dumps(saved))
 
     @property
     def fingerprint(self) -> str:

@@ -231,17 +231,7 @@ def test_real_templates_take_what_they_should() -> None:
     call = {"type": "function", "id": "a1b2c3d4e", "function": function}
     called = [
         {"role": "user", "content": "wort0end"},
-        {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": [
-                {
-                    "type": "function",
-                    "id": "a1b2c3d4e",
-                    "function": {"name": "weather", "arguments": {"city": "wort1end"}},
-                }
-            ],
-        },
+        {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": "wort2end", "tool_call_id": "a1b2c3d4e", "name": "weather"},
         {"role": "assistant", "content": "wort3end"},
     ]
