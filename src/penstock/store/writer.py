@@ -163,6 +163,13 @@ class StoreWriter:
             self._mode = "overwrite"
         self._forget()
 
+    def claim(self) -> None:
+        """Take the store for this run alone; while another run writes it, that one is named in an error.
+
+        `restore` would take it over from a writer that this process has abandoned.
+        """
+        self._take_lock(take_over=False)
+
     # -- surviving kill -9 -------------------------------------------------------------------------------------------
 
     def checkpoint(self) -> State:
@@ -255,14 +262,7 @@ class StoreWriter:
         if self._began:
             self._check_still_ours()
             return
-        parent = self.path.parent
-        if not parent.is_dir():
-            raise FileNotFoundError(f"no such directory: {str(parent)!r}; make it before writing {self.path.name}")
-        if not self._lock.acquire(self._wait_seconds, take_over=take_over):
-            raise ConfigError(
-                f"{self.path} is being written by {self._lock.owner()}; wait for it to end (wait_seconds=...), "
-                "or write elsewhere"
-            )
+        self._take_lock(take_over=take_over)
         try:
             self._look(token)
             for file in half_written(self._home):
@@ -275,6 +275,16 @@ class StoreWriter:
             self._lock.release()
             raise
         self._began = True
+
+    def _take_lock(self, *, take_over: bool) -> None:
+        parent = self.path.parent
+        if not parent.is_dir():
+            raise FileNotFoundError(f"no such directory: {str(parent)!r}; make it before writing {self.path.name}")
+        if not self._lock.acquire(self._wait_seconds, take_over=take_over):
+            raise ConfigError(
+                f"{self.path} is being written by {self._lock.owner()}; wait for it to end (wait_seconds=...), "
+                "or write elsewhere"
+            )
 
     def _make_build(self) -> None:
         self._clear()  # of a run that was killed
