@@ -15,7 +15,7 @@ from pathlib import Path
 
 from penstock.errors import ConfigError
 
-__all__ = ["make_own_directory", "open_own", "refuse_link", "remove_own_directory", "strangers"]
+__all__ = ["check_own_directory", "open_own", "refuse_link", "remove_own_directory", "strangers"]
 
 _LINK_ERRNOS = (errno.ELOOP, errno.EMLINK, getattr(errno, "EFTYPE", errno.ELOOP))
 """What systems say of a link that was not to be followed."""
@@ -61,25 +61,20 @@ def strangers(directory: Path, own: re.Pattern[str]) -> list[str]:
         ) from None
 
 
-def make_own_directory(directory: Path, own: re.Pattern[str]) -> None:
-    """Make it, or make sure that it is a directory with nothing in it but what penstock put there."""
-    _refuse_strangers(directory, strangers(directory, own))
-    directory.mkdir(exist_ok=True)
-    refuse_link(directory)
-
-
-def remove_own_directory(directory: Path, own: re.Pattern[str]) -> None:
-    """Delete a directory of penstock and all in it; one that holds anything else is refused as a whole."""
-    _refuse_strangers(directory, strangers(directory, own))
-    shutil.rmtree(directory, ignore_errors=True)
-
-
-def _refuse_strangers(directory: Path, names: list[str]) -> None:
+def check_own_directory(directory: Path, own: re.Pattern[str]) -> None:
+    """Make sure that it is not there, or is a directory with nothing in it but what penstock put there."""
+    names = strangers(directory, own)
     if names:
         raise ConfigError(
             f"{directory} is where penstock keeps unfinished output, and it holds {names[0]!r}, which penstock did not "
             "write; move it elsewhere, then try again"
         )
+
+
+def remove_own_directory(directory: Path, own: re.Pattern[str]) -> None:
+    """Delete a directory of penstock and all in it; one that holds anything else is refused as a whole."""
+    check_own_directory(directory, own)
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def _is_link(path: Path) -> ConfigError:

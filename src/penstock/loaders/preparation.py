@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import shutil
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +18,7 @@ from penstock.files.caching import default_cache_directory
 from penstock.files.fingerprints import fingerprint_files
 from penstock.files.listing import PathLike
 from penstock.files.locking import FileLock
+from penstock.files.ownership import check_own_directory, remove_own_directory
 from penstock.loaders.recipes import Recipe, Steps
 from penstock.memory import MemoryBudget
 from penstock.pipeline import Pipeline, PipelineConfig, Report, Source
@@ -30,6 +31,8 @@ __all__ = ["Prepared", "losses_of", "prepare", "prepare_cached"]
 
 LOSSES_NAME = "losses.json"
 _log = logging.getLogger(__name__)
+_OWN = re.compile(r"\w+-(create|append|overwrite)|seen")
+"""The names of all that is ever put into the directory of an unfinished run."""
 _LONGEST_WAIT = 24 * 3600.0
 """Seconds to wait for another process that makes the same store."""
 
@@ -87,6 +90,10 @@ class _Job:
     def work(self) -> Path:
         """What is kept for going on after a kill."""
         return self.out.parent / f".{self.out.name}.preparing"
+
+    def forget(self) -> None:
+        """Remove what is kept for going on."""
+        remove_own_directory(self.work, _OWN)
 
 
 def prepare(
@@ -156,6 +163,7 @@ def prepare_cached(
 
 
 def _prepare(job: _Job, progress: Shown | None) -> Prepared:
+    check_own_directory(job.work, _OWN)
     inputs = fingerprint_files(job.files, memo=default_cache_directory() / "fingerprints.json")
     schema = getattr(job.source, "schema", None)
     if schema is None:
@@ -164,14 +172,14 @@ def _prepare(job: _Job, progress: Shown | None) -> Prepared:
     lineage = steps.lineage(inputs, job.config.on_error)
     there = open_store(job.out).manifest if is_store(job.out) else None
     if there is not None and _has(job, there, lineage.key):
-        shutil.rmtree(job.work, ignore_errors=True)
+        job.forget()
         return Prepared(job.out, there, None)
     if there is not None:
         _check_goes_with(job, there, steps)
     kept = job.work / f"{lineage.key or 'run'}-{job.mode}"
     if not kept.exists():
         # Perhaps of a run with another input or recipe: it cannot go on, since this one writes to the same place.
-        shutil.rmtree(job.work, ignore_errors=True)
+        job.forget()
     sink = StoreSink(job.out, mode=job.mode, tokens=steps.tokens, mask=steps.mask, lineage=lineage)
     before = there.tokens or 0 if there is not None and job.mode == "append" else 0
     pipeline = Pipeline(job.source, steps.transforms, sink, config=job.config, budget=job.budget)
@@ -182,11 +190,9 @@ def _prepare(job: _Job, progress: Shown | None) -> Prepared:
             with progress(pipeline) as shown:
                 report = pipeline.run(kept, progress=shown)
     except BrokenStageError:
-        shutil.rmtree(
-            job.work, ignore_errors=True
-        )  # what a broken stage made before it was found out is not to be kept
+        job.forget()  # what a broken stage made before it was found out is not to be kept
         raise
-    shutil.rmtree(job.work, ignore_errors=True)
+    job.forget()
     _note_losses(job.out, lineage.key, report)
     with open_store(job.out) as store:
         made = (store.manifest.tokens or 0) - before if not report.resumed else None

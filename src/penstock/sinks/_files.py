@@ -27,7 +27,7 @@ from penstock.errors import ConfigError, ResumeError, SchemaError
 from penstock.files.atomic import AtomicFile, sync_directory, write_atomic
 from penstock.files.listing import PathLike, split_suffix
 from penstock.files.locking import FileLock
-from penstock.files.ownership import make_own_directory, refuse_link, remove_own_directory, strangers
+from penstock.files.ownership import check_own_directory, refuse_link, remove_own_directory, strangers
 from penstock.pipeline.chain import describe_difference
 from penstock.pipeline.stages import Sink, State
 from penstock.pipeline.state import schema_from_text, schema_to_text
@@ -206,7 +206,8 @@ class FileSink(Sink):
                 "gone; delete the checkpoint to start again"
             )
         self._check_target()
-        make_own_directory(self._staging, _OWN)
+        check_own_directory(self._staging, _OWN)
+        self._staging.mkdir(exist_ok=True)
         self._began = True
         self._sweep(segments)  # what was written after the checkpoint: its rows come again
         write_atomic(self._staging / _RUN, self._run.encode())
@@ -254,6 +255,8 @@ class FileSink(Sink):
 
     def _check_target(self) -> None:
         self._check_parent()
+        if self._durable or self._is_directory:
+            check_own_directory(self._leftovers, _OWN)
         if not self._is_directory:
             return
         if self.path.is_symlink():
@@ -298,7 +301,7 @@ class FileSink(Sink):
 
     def _publish_directory(self) -> None:
         self._check_target()
-        make_own_directory(self._staging, _OWN)
+        check_own_directory(self._staging, _OWN)
         remove_own_directory(self._leftovers, _OWN)
         self._sweep([self._segment(number) for number in range(self._segments)])
         if self.path.is_dir():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
@@ -26,7 +25,6 @@ from penstock.store._pieces import Pieces, plain_batch, plain_schema
 from penstock.store._shard_writer import ShardWriter
 from penstock.store.lineage import Lineage, combined_key
 from penstock.store.manifest import (
-    BUILD,
     Manifest,
     is_store,
     read_manifest,
@@ -255,7 +253,10 @@ class StoreWriter:
         return Build(self._home)
 
     def _clear(self) -> None:
-        shutil.rmtree(self._build.path if self._base is not None else self._home, ignore_errors=True)
+        if self._base is not None:
+            self._build.remove()
+        else:
+            self._build.remove_home()
 
     def _begin(self, token: State | None = None, *, take_over: bool = False) -> None:
         """Take the lock and look at what is there, once."""
@@ -265,6 +266,7 @@ class StoreWriter:
         self._take_lock(take_over=take_over)
         try:
             self._look(token)
+            self._build.check_place(shown=self._base is not None)
             for file in half_written(self._home):
                 file.unlink(missing_ok=True)
             if token is not None:
@@ -424,7 +426,7 @@ class StoreWriter:
                 self.path.rmdir()  # an empty directory, or `_look` would have refused
             home.rename(self.path)
             sync_directory(self.path.parent)
-        shutil.rmtree(self.path / BUILD, ignore_errors=True)
+        Build(self.path).remove()
 
     def _was_published(self, number: int) -> bool:
         """Whether this run had published before it was killed; if so, do what little was left to do."""
@@ -436,7 +438,7 @@ class StoreWriter:
         self.manifest = manifest
         if self._lock.acquire():  # or another run is writing now, and what is there is its own
             if Build(self.path).is_complete(self._run):
-                shutil.rmtree(self.path / BUILD, ignore_errors=True)
+                Build(self.path).remove()
             self._lock.release()
         return True
 
