@@ -9,6 +9,7 @@ import xxhash
 
 from penstock.errors import ResumeError
 from penstock.files.listing import PathLike, list_files
+from penstock.files.stamps import FileStamps
 from penstock.pipeline.stages import State
 
 __all__ = ["FileList"]
@@ -25,6 +26,8 @@ class FileList:
         self._suffixes = suffixes
         self._found: list[Path] | None = None
         self._heads: dict[int, list[int | str]] = {}
+        self.stamps = FileStamps()
+        """Of the files that were opened since the source began at its first row."""
 
     @property
     def files(self) -> list[Path]:

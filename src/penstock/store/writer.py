@@ -99,6 +99,8 @@ class StoreWriter:
         self._shard: ShardWriter | None = None
         self._shards: list[Staged] = []
         self._made = self._checkpoints = 0
+        self._ended: State | None = None
+        """The last token, if the run turns out to have been published."""
         self._needed: set[str] = set()
         """Files that the last checkpoint counts on."""
 
@@ -174,6 +176,8 @@ class StoreWriter:
         """Make all rows so far durable, without ending a shard."""
         if not self._durable:
             raise ConfigError("checkpoint() without restore(): a plain run cannot be resumed; call restore({}) first")
+        if self._ended is not None:
+            return self._ended  # published before the process was killed: nothing has come behind it
         self._check_still_ours()
         with naming(str(self.path)):
             return self._checkpoint()
@@ -215,6 +219,7 @@ class StoreWriter:
             return
         self._run, finishing = token["run"], bool(token.get("finishing"))
         if finishing and self._was_published(token["number"]):
+            self._ended = {name: value for name, value in token.items() if name != "finishing"}
             return
         self._begin(token, take_over=True)
         try:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from penstock.distributed.sharding import CanonicalStreams, canonical_streams
 from penstock.errors import ConfigError
+from penstock.files.stamps import FileStamps
 from penstock.order.permutation import Permutation, derive_key
 from penstock.sources import StoreSource
 from penstock.sources._records import RecordSource
@@ -44,7 +45,16 @@ class Catalog:
     @cached_property
     def files(self) -> list[tuple[str, int]]:
         """(name, bytes) of every file."""
-        return input_files(self.source)
+        found = input_files(self.source)
+        for name, _ in found:
+            if Path(name).exists():  # or it is reported when it is opened
+                self.stamps.note(name)
+        return found
+
+    @cached_property
+    def stamps(self) -> FileStamps:
+        """What the files were like when they were cut."""
+        return FileStamps()
 
     @cached_property
     def blocks(self) -> list[Stretch]:
@@ -120,7 +130,7 @@ class Catalog:
         return [[Path(name).name, size] for name, size in self.files]
 
     def check_unchanged(self, block: int) -> None:
-        """A file of another size than when it was cut would be read at the wrong places."""
+        """Raise if a file is not what it was when it was cut: one of another size is read at the wrong places."""
         name, size = self.files[self.blocks[block].file]
         now = Path(name).stat().st_size
         if now != size:
@@ -128,3 +138,4 @@ class Catalog:
                 f"{name} has {now} bytes and had {size} when it was cut into blocks; files must not change while they "
                 "are streamed: add new ones under other names, and open the stream anew"
             )
+        self.stamps.check(name)
