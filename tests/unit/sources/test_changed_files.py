@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock import Pipeline, PipelineConfig
-from penstock.errors import ChangedFileError, DataError
+from penstock.errors import ChangedFileError, DataError, ResumeError
 from penstock.files.compression import DamagedStreamError, open_input
 from penstock.files.fingerprints import fingerprint_files
 from penstock.files.stamps import FileStamps
@@ -243,3 +243,18 @@ def test_a_file_that_changes_while_it_is_hashed_has_no_fingerprint(
     monkeypatch.setattr("penstock.files.fingerprints.hash_file", changing)
     with pytest.raises(ChangedFileError, match=r"in.jsonl changed while it was read: it had"):
         fingerprint_files([path])
+
+
+@pytest.mark.parametrize("name", ["in.jsonl", "in.txt"])
+def test_a_file_that_was_cut_behind_a_saved_place_is_not_gone_on_with(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    FORMATS[name](path)
+    source = open_source(path)
+    assert source.next_batch(100) is not None
+    state = source.state_dict()
+    source.close()
+    grow(path)
+    open_source(path).load_state_dict(state)  # lines may be added between two runs
+    os.truncate(path, path.stat().st_size // 2)
+    with pytest.raises(ResumeError, match=r"in\..* bytes and had \d+ when the state was saved, so rows of it are gone"):
+        open_source(path).load_state_dict(state)
