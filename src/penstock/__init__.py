@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         worker_rank,
     )
     from penstock.errors import (
+        ChangedFileError,
         ConfigError,
         DataError,
         FailureBudgetError,
@@ -110,6 +111,7 @@ __all__ = [
     "Bins",
     "BufferPool",
     "CanonicalStreams",
+    "ChangedFileError",
     "CompetitionMetadata",
     "CompetitionType",
     "ConfigError",
@@ -241,6 +243,7 @@ __getattr__ = lazy(
         "merge_states": "penstock.distributed",
         "micro_batches": "penstock.distributed",
         "ConfigError": "penstock.errors",
+        "ChangedFileError": "penstock.errors",
         "DataError": "penstock.errors",
         "FailureBudgetError": "penstock.errors",
         "PenstockError": "penstock.errors",

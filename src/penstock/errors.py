@@ -4,6 +4,7 @@
     ├── ConfigError      (ValueError)       an option, a key or a combination that cannot work
     ├── SchemaError      (ValueError)       data whose columns or types are not the promised ones
     ├── DataError        (ValueError)       a row or a file that cannot be read; knows where
+    ├── ChangedFileError (ValueError)       a file that was changed while it was read
     ├── StageError       (RuntimeError)     a stage raised; knows the stage, the file and the row
     ├── FailureBudgetError (RuntimeError)   more bad rows than the run was allowed
     ├── StalledError     (TimeoutError)     a stage, or a wait for memory, outlived its deadline
@@ -22,6 +23,7 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
+    "ChangedFileError",
     "ConfigError",
     "DataError",
     "FailureBudgetError",
@@ -68,6 +70,19 @@ class DataError(PenstockError, ValueError):
     ) -> None:
         self.reason, self.file, self.row, self.offset, self.data = reason, file, row, offset, data
         super().__init__(f"{place(file, row, offset)}: {reason}" if file is not None else reason)
+
+
+class ChangedFileError(PenstockError, ValueError):
+    """A file that was changed, cut or replaced while it was read, so that its rows are of no state it ever had.
+
+    It is about all rows of the file, so it stops a run whatever `on_error` says.
+    """
+
+    def __init__(self, reason: str, *, file: str) -> None:
+        self.reason, self.file = reason, file
+        super().__init__(
+            f"{file} changed while it was read: {reason}; read it when nobody writes to it, or read a copy"
+        )
 
 
 class StageError(PenstockError, RuntimeError):

@@ -28,7 +28,7 @@ class AtomicFile:
     def __init__(self, path: PathLike) -> None:
         self.path = Path(path)
         self.temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-        self.file = _Target(io.FileIO(str(self.temporary), "w"), str(self.path))
+        self.file = _Target(io.FileIO(str(self.temporary), "x"), str(self.path))
 
     def commit(self) -> None:
         """Make it durable, then visible. The rename replaces an older file in one step."""

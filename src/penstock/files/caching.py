@@ -30,6 +30,10 @@ log = logging.getLogger(__name__)
 _KEY = re.compile(r"[0-9a-z][0-9a-z._-]{0,127}")
 _STRAY_SECONDS = 3600.0
 _LOCKS = "locks"
+_FOLDER = re.compile(r"[0-9a-f]{2}")
+_FILE = re.compile(r"_[0-9a-z][0-9a-z._-]{0,127}~[0-9a-f]{32}")
+_HALF = re.compile(rf"\.{_FILE.pattern}\.\d+-[0-9a-f]{{8}}\.tmp")
+"""Directories, entries and unfinished entries of a cache; nothing else in its directory is ever deleted."""
 _MARK = "_"
 """Before each key in the name of its file: on Windows `con` and `nul.txt` are devices, in whatever directory."""
 
@@ -260,12 +264,12 @@ class DiskCache:
         if not self.directory.is_dir():
             return
         for folder in self.directory.iterdir():
-            if len(folder.name) != 2 or not folder.is_dir():
+            if not _FOLDER.fullmatch(folder.name) or folder.is_symlink() or not folder.is_dir():
                 continue
             for file in folder.iterdir():
-                if file.name[0] != ".":
+                if _FILE.fullmatch(file.name):
                     yield file
-                elif file.suffix == ".tmp":
+                elif _HALF.fullmatch(file.name):
                     with contextlib.suppress(FileNotFoundError):
                         if time.time() - file.stat().st_mtime > _STRAY_SECONDS:
                             _unlink(file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import contextlib
 import gzip
 import io
 import lzma
@@ -142,9 +143,13 @@ class _Decompressed(io.RawIOBase):
         self._raw.close()
         self._open()
         scratch = memoryview(bytearray(_PIECE_BYTES))
-        left = self._position
-        while left:
-            left -= self._stream.readinto(scratch[:left])
+        left, got = self._position, 1
+        with contextlib.suppress(OSError, EOFError, lzma.LZMAError, pa.ArrowException):
+            while left and got:
+                got = self._stream.readinto(scratch[:left])
+                left -= got
+        if left:
+            self._damage = error  # somebody has cut the file meanwhile
         self._piece_bytes = 1
 
 

@@ -14,6 +14,7 @@ import xxhash
 
 from penstock.files.atomic import write_atomic
 from penstock.files.listing import PathLike, names_of
+from penstock.files.stamps import FileStamps
 
 __all__ = ["FileFingerprint", "fingerprint_files", "hash_file", "is_settled"]
 
@@ -48,7 +49,7 @@ def fingerprint_files(paths: Iterable[PathLike], *, memo: PathLike | None = None
 
     `memo` is a small file that remembers what was hashed: a file of the same size, times and inode as then is not read
     again. A file that changed within the last two seconds is hashed but not remembered, because it could change once
-    more without its time showing it. A damaged memo is made anew.
+    more without its time showing it. A damaged memo is made anew. A file that changes while it is hashed is an error.
     """
     remembered = _read_memo(memo)
     fresh: dict[str, list[Any]] = {}
@@ -61,9 +62,11 @@ def fingerprint_files(paths: Iterable[PathLike], *, memo: PathLike | None = None
         if known is not None and known[:-1] == mark:
             digest = known[-1]
         else:
+            stamps = FileStamps()
+            stamps.note(path)
             digest = hash_file(path)
-            after = path.stat()
-            if _mark(after) == mark and is_settled(stat):
+            stamps.check(path)
+            if _mark(path.stat()) == mark and is_settled(stat):
                 fresh[place] = [*mark, digest]
         found.append(FileFingerprint(name, stat.st_size, digest))
     if memo is not None and fresh:

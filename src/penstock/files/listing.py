@@ -46,9 +46,9 @@ def list_files(paths: PathLike | Iterable[PathLike], suffixes: Sequence[str] = (
     """The files behind `paths`, each group sorted by name so that the order is the same everywhere.
 
     A directory means every file below it with one of `suffixes` (compressed or not), hidden ones left out; a directory
-    in it that may not be read is an error. Nothing found is one too: a typing mistake must not look like an empty data
-    set. What a URL means (`s3://bucket/part-*.csv`, see `files/remote.py`) is downloaded once, all of it, and the local
-    copies are the files.
+    in it that may not be read is an error, and so is a link in it that leads nowhere. Nothing found is one too: a
+    typing mistake must not look like an empty data set. What a URL means (`s3://bucket/part-*.csv`, see
+    `files/remote.py`) is downloaded once, all of it, and the local copies are the files.
     """
     if isinstance(paths, (str, os.PathLike)):
         return _expand(paths, suffixes)
@@ -92,7 +92,7 @@ def _expand(path: PathLike, suffixes: Sequence[str]) -> FoundFiles:
         return _found([here], here.parent)
     if glob.has_magic(text):
         names = glob.glob(str(here), recursive=True)  # noqa: PTH207 - Path.glob takes no absolute patterns
-        files = sorted((Path(name) for name in names if Path(name).is_file()), key=lambda file: file.parts)
+        files = sorted((Path(name) for name in names if _is_file(Path(name))), key=lambda file: file.parts)
         if not files:
             raise FileNotFoundError(f"no file matches {text!r} (looked from {Path.cwd()})")
         return _found(files, Path(*takewhile(lambda part: not glob.has_magic(part), here.parts)))
@@ -123,7 +123,16 @@ def _walk(directory: Path) -> Iterator[Path]:
             continue
         seen.add(here)
         folders[:] = sorted(name for name in folders if name[0] != ".")
-        yield from (path for name in names if name[0] != "." and (path := Path(root, name)).is_file())
+        yield from (path for name in names if name[0] != "." and _is_file(path := Path(root, name)))
+
+
+def _is_file(path: Path) -> bool:
+    """A link that leads nowhere stands for rows that are not there, so it is not passed over."""
+    if path.is_symlink() and not path.exists():
+        raise FileNotFoundError(
+            f"{path} is a symbolic link that leads nowhere, to {path.readlink()}; mend or remove it"
+        )
+    return path.is_file()
 
 
 def _refuse(error: OSError) -> NoReturn:

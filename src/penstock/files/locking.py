@@ -7,6 +7,8 @@ find after kill -9 and no clock to trust. The text in the file only says who hol
 from __future__ import annotations
 
 import contextlib
+import errno
+import logging
 import os
 import socket
 import sys
@@ -18,10 +20,15 @@ from typing import Self
 
 import orjson
 
+from penstock.errors import ConfigError
 from penstock.files.listing import PathLike
+from penstock.files.ownership import open_own
 
 __all__ = ["FileLock"]
 
+log = logging.getLogger(__name__)
+
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.1
 _LOCKED_BYTE = 1 << 30  # far behind the text: on Windows a locked byte cannot be read by others
 
@@ -31,7 +38,7 @@ _registry: dict[str, FileLock] = {}
 
 
 class FileLock:
-    """A lock at a path; the file is removed when the lock is released.
+    """A lock at a path; the file is removed when the lock is released. A link at the path is refused.
 
     `take_over=True` takes it from another holder within this process, which then holds it no more: a stage made anew
     goes on where an abandoned one stopped. Between processes a lock is never taken from a holder that lives.
@@ -60,6 +67,24 @@ class FileLock:
             pause = min(2 * pause, _LONGEST_PAUSE)
         return True
 
+    def hold(self, what: str, *, take_over: bool = False) -> bool:
+        """Take the lock of `what` now, or raise an error that names who has it; whether there are locks at all.
+
+        A file system without locks (some network drives) is no obstacle, but the log says that nothing is watched.
+        """
+        try:
+            if self.acquire(take_over=take_over):
+                return True
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            self.path.unlink(missing_ok=True)
+            log.warning("%s: its file system has no locks, so a second run that uses it is not noticed", what)
+            return False
+        raise ConfigError(
+            f"{what} is in use by {self.owner()}; wait until that run has ended, or stop it, or choose another place"
+        )
+
     def release(self) -> None:
         """Give it back; without holding it, do nothing."""
         with _registry_guard:
@@ -67,9 +92,11 @@ class FileLock:
             if handle is None:
                 return
             _registry.pop(str(self.path), None)
-            with contextlib.suppress(OSError):  # Windows does not remove a file that is open; then it stays, unlocked
-                self.path.unlink()
-            os.close(handle)
+            try:
+                with contextlib.suppress(OSError):  # Windows does not remove a file that is open
+                    self.path.unlink()
+            finally:
+                os.close(handle)
             if os.name == "nt":
                 with contextlib.suppress(OSError):
                     self.path.unlink()
@@ -99,7 +126,7 @@ class FileLock:
 
     def _try(self) -> bool:
         while True:
-            handle = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+            handle = open_own(self.path, os.O_RDWR | os.O_CREAT)
             try:
                 locked = _lock(handle)
                 ours = locked and self._has_the_name(handle)
@@ -121,7 +148,7 @@ class FileLock:
     def _has_the_name(self, handle: int) -> bool:
         """Whether the file that was locked is still the one at the path: its last owner may just have removed it."""
         try:
-            return os.path.samestat(os.fstat(handle), self.path.stat())
+            return os.path.samestat(os.fstat(handle), self.path.lstat())
         except FileNotFoundError:
             return False
 

@@ -79,7 +79,8 @@ class Encoder:
 
 def write(path: Path, data: pa.Buffer, *, durable: bool, shown: Path) -> None:
     """Put bytes into a new file; a failure (a full disk) leaves none and names `shown`."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0), 0o666)
+    path.unlink(missing_ok=True)  # whatever is there, a link or what a failed call left, is not written to
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
     try:
         with naming(str(shown)):
             view = memoryview(data)

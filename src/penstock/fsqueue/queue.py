@@ -210,6 +210,8 @@ def purge(path: PathLike, *, force: bool = False) -> int:
     path = require_local(path, "a queue")
     if not path.is_dir():
         raise QueueNotFoundError(f"Queue directory not found: {path}; there is nothing to purge")
+    if path.is_symlink():
+        raise ConfigError(f"{path} is a symbolic link; purge the directory that it leads to, {path.resolve()}")
     if not force and not (path / _FILE).exists():
         raise ConfigError(
             f"{path} is no queue: it has no {_FILE}; nothing was removed (--force removes it all the same)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import shutil
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,17 +12,20 @@ from typing import Any, cast
 import numpy as np
 import orjson
 
-from penstock.errors import ConfigError
+from penstock.errors import ChangedFileError, ConfigError, ResumeError
 from penstock.files.atomic import write_atomic
 from penstock.files.caching import default_cache_directory
-from penstock.files.fingerprints import fingerprint_files
+from penstock.files.fingerprints import FileFingerprint, fingerprint_files, hash_file, is_settled
 from penstock.files.listing import PathLike
 from penstock.files.locking import FileLock
+from penstock.files.ownership import check_own_directory, remove_own_directory
 from penstock.files.places import require_local
+from penstock.files.stamps import FileStamps
 from penstock.loaders.recipes import Recipe, Steps
 from penstock.memory import MemoryBudget
 from penstock.pipeline import Pipeline, PipelineConfig, Report, Source
 from penstock.pipeline.chain import BrokenStageError
+from penstock.pipeline.state import load_checkpoint
 from penstock.sinks import StoreSink
 from penstock.store import Manifest, Store, is_complete, open_store
 from penstock.store.manifest import is_store
@@ -31,6 +34,8 @@ __all__ = ["Prepared", "losses_of", "prepare", "prepare_cached"]
 
 LOSSES_NAME = "losses.json"
 _log = logging.getLogger(__name__)
+_OWN = re.compile(r"\w+-(create|append|overwrite)|seen")
+"""The names of all that is ever put into the directory of an unfinished run."""
 _LONGEST_WAIT = 24 * 3600.0
 """Seconds to wait for another process that makes the same store."""
 
@@ -83,11 +88,17 @@ class _Job:
     budget: MemoryBudget | None
     files: Sequence[Path] = field(default=())
     """What the key is made of; none if the source may have options that are not known here."""
+    key: str | None = None
+    """What it has to come out as, if the place is named after it."""
 
     @property
     def work(self) -> Path:
         """What is kept for going on after a kill."""
         return self.out.parent / f".{self.out.name}.preparing"
+
+    def forget(self) -> None:
+        """Remove what is kept for going on."""
+        remove_own_directory(self.work, _OWN)
 
 
 def prepare(
@@ -121,11 +132,7 @@ def prepare(
         budget=budget,
         files=() if given else getattr(source, "files", ()),
     )
-    job.out.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(job.work.with_name(f"{job.work.name}.lock")) as lock:
-        if not lock.acquire(wait_seconds):
-            raise ConfigError(f"{job.out} is being prepared by {lock.owner()}; wait for it, or choose another place")
-        return _prepare(job, progress)
+    return _make(job, wait_seconds, progress)
 
 
 def prepare_cached(
@@ -150,31 +157,54 @@ def prepare_cached(
     key = recipe.steps(schema, home / "unused").lineage(files, chosen.on_error).key
     if key is None:
         raise ConfigError("the recipe cannot be named by its content, so its store cannot be kept; use prepare(...)")
-    made = prepare(inputs, home / key, recipe, config=chosen, budget=budget, wait_seconds=wait_seconds)
+    job = _Job(
+        source=source,
+        recipe=recipe,
+        out=home / key,
+        mode="create",
+        config=chosen,
+        budget=budget,
+        files=getattr(source, "files", ()),
+        key=key,
+    )
+    made = _make(job, wait_seconds, None)
     if made.dropped_tokens:
         told = ", ".join(f"{tokens:,} ({reason})" for reason, tokens in made.dropped_tokens.items())
         _log.warning("%s: tokens left out when it was prepared: %s", ", ".join(map(str, inputs)), told)
     return made
 
 
+def _make(job: _Job, wait_seconds: float, progress: Shown | None) -> Prepared:
+    job.out.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(job.work.with_name(f"{job.work.name}.lock")) as lock:
+        if not lock.acquire(wait_seconds):
+            raise ConfigError(f"{job.out} is being prepared by {lock.owner()}; wait for it, or choose another place")
+        return _prepare(job, progress)
+
+
 def _prepare(job: _Job, progress: Shown | None) -> Prepared:
-    inputs = fingerprint_files(job.files, memo=default_cache_directory() / "fingerprints.json")
+    check_own_directory(job.work, _OWN)
+    inputs = _Inputs(job.files)
     schema = getattr(job.source, "schema", None)
     if schema is None:
         raise ConfigError(f"{job.source!r} does not say which columns it has; prepare needs a source with a schema")
     steps = job.recipe.steps(schema, job.work / "seen")
-    lineage = steps.lineage(inputs, job.config.on_error)
+    lineage = steps.lineage(inputs.fingerprints, job.config.on_error)
+    if job.key is not None and lineage.key != job.key:
+        raise ChangedFileError("it holds other bytes than when it was hashed", file=str(job.files[0]))
     there = open_store(job.out).manifest if is_store(job.out) else None
-    if there is not None and _has(job, there, lineage.key):
-        shutil.rmtree(job.work, ignore_errors=True)
-        return Prepared(job.out, there, None)
-    if there is not None:
-        _check_goes_with(job, there, steps)
     kept = job.work / f"{lineage.key or 'run'}-{job.mode}"
+    if there is not None and _has(job, there, lineage.key):
+        if not _was_cut_short(kept, there):
+            job.forget()
+            return Prepared(job.out, there, None)
+    elif there is not None:
+        _check_goes_with(job, there, steps)
     if not kept.exists():
         # Perhaps of a run with another input or recipe: it cannot go on, since this one writes to the same place.
-        shutil.rmtree(job.work, ignore_errors=True)
-    sink = StoreSink(job.out, mode=job.mode, tokens=steps.tokens, mask=steps.mask, lineage=lineage)
+        job.forget()
+    options = {"mode": job.mode, "tokens": steps.tokens, "mask": steps.mask, "lineage": lineage}
+    sink = _CheckedSink(job.out, check=inputs.check, **options)
     before = there.tokens or 0 if there is not None and job.mode == "append" else 0
     pipeline = Pipeline(job.source, steps.transforms, sink, config=job.config, budget=job.budget)
     try:
@@ -183,16 +213,56 @@ def _prepare(job: _Job, progress: Shown | None) -> Prepared:
         else:
             with progress(pipeline) as shown:
                 report = pipeline.run(kept, progress=shown)
-    except BrokenStageError:
-        shutil.rmtree(
-            job.work, ignore_errors=True
-        )  # what a broken stage made before it was found out is not to be kept
+    except (BrokenStageError, ChangedFileError):
+        job.forget()  # rows of a broken stage, or of a file in no state that it ever had, are not to be kept
         raise
-    shutil.rmtree(job.work, ignore_errors=True)
     _note_losses(job.out, lineage.key, report)
+    job.forget()  # last: what was not done when the process is killed before, the next call does
     with open_store(job.out) as store:
         made = (store.manifest.tokens or 0) - before if not report.resumed else None
         return Prepared(job.out, store.manifest, report, made)
+
+
+class _Inputs:
+    """The files that a store is made of, as they were hashed: the store must not hold other rows under that name."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._files, self._stamps = files, FileStamps()
+        for file in files:
+            self._stamps.note(file)
+        self._young = [not is_settled(file.stat()) for file in files]
+        """Which could have changed without their time showing it."""
+        memo = default_cache_directory() / "fingerprints.json"
+        self.fingerprints: list[FileFingerprint] = fingerprint_files(files, memo=memo)
+
+    def check(self) -> None:
+        """Raise if any of them has changed since."""
+        self._stamps.check_all()
+        for file, young, known in zip(self._files, self._young, self.fingerprints, strict=True):
+            if young and hash_file(file) != known.xxh3:
+                raise ChangedFileError("it holds other bytes than when it was hashed", file=str(file))
+
+
+class _CheckedSink(StoreSink):
+    """A store that appears only if its input is still what its key says."""
+
+    def __init__(self, path: Path, *, check: Callable[[], None], **options: Any) -> None:
+        super().__init__(path, **options)
+        self._check = check
+
+    def flush(self) -> None:
+        self._check()
+        super().flush()
+
+
+def _was_cut_short(kept: Path, there: Manifest) -> bool:
+    """Whether the run that published the store was killed before it had done all that comes behind that."""
+    try:
+        saved = load_checkpoint(kept)
+    except ResumeError:
+        return False
+    token = saved.get("sink") if saved is not None else None
+    return isinstance(token, dict) and bool(token.get("finishing")) and token.get("run") == there.run
 
 
 def _has(job: _Job, there: Manifest, key: str | None) -> bool:

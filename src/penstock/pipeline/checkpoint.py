@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import cast
 
 from penstock.errors import ConfigError, ResumeError
+from penstock.files.locking import FileLock
 from penstock.pipeline.chain import stage_name
 from penstock.pipeline.delivery import Delivery
 from penstock.pipeline.metrics import Report
@@ -17,12 +18,16 @@ from penstock.pipeline.state import load_checkpoint, save_checkpoint
 
 __all__ = ["Checkpoint"]
 
+_LOCK = "checkpoint.lock"
+
 
 class Checkpoint:
     """Keeps the progress of one run in a directory.
 
     Each save makes the sink durable first and then replaces the checkpoint, which names what the sink made durable.
     A crash between the two leaves the older checkpoint, and the sink goes back to that one when it is restored.
+
+    One run at a time: the directory is locked until `close`.
     """
 
     def __init__(
@@ -47,8 +52,19 @@ class Checkpoint:
         self._sink = cast(Durable, sink)
         self._every = every_seconds
         self._saved_at = time.monotonic()
-        self.saved = load_checkpoint(directory)
-        self._check_target(stage_name(sink), getattr(sink, "path", None))
+        directory.mkdir(parents=True, exist_ok=True)
+        self._lock = FileLock(directory / _LOCK)
+        self._lock.hold(f"the checkpoint in {directory}")
+        try:
+            self.saved = load_checkpoint(directory)
+            self._check_target(stage_name(sink), getattr(sink, "path", None))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let another run use the directory. Idempotent."""
+        self._lock.release()
 
     def _check_target(self, name: str, path: Path | None) -> None:
         if self.saved is None:
@@ -64,6 +80,11 @@ class Checkpoint:
                 "delete the checkpoint to make it again"
             )
 
+    def give_up(self) -> None:
+        """Let go of the output too, before anything was written."""
+        self._sink.abort()
+        self.close()
+
     @property
     def state(self) -> State | None:
         """The pipeline's state at the last save, or None for a run that begins."""
@@ -76,7 +97,9 @@ class Checkpoint:
 
     def restore(self, delivery: Delivery) -> None:
         """Take the sink, the quarantine file and the counters back to the last save."""
-        self._directory.mkdir(parents=True, exist_ok=True)
+        claim = getattr(self._sink, "claim", None)
+        if callable(claim):
+            claim()  # before `restore`, which takes an output over from a sink that this process has abandoned
         if self.saved is None:
             self._sink.restore({})
             delivery.bad_rows.restore({"bytes": 0, "counts": {}})

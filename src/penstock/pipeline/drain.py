@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -66,7 +67,12 @@ class Drain:
             self._give_up()
         finally:
             self._runner.halt()
-            self._runner.delivery.bad_rows.close()
+            with contextlib.suppress(
+                OSError
+            ):  # a full disk, of which the error of the run has told; else all is synced
+                self._runner.delivery.bad_rows.close()
+            if self._checkpoint is not None:
+                self._checkpoint.close()
             self._budget.hold("sink", 0, by=self)
             self.done.set()
 

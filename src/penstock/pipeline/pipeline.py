@@ -96,19 +96,26 @@ class Pipeline:
         if checkpoint is not None:
             place = require_local(checkpoint, "checkpoint")
             keeper = Checkpoint(place, self.source, self.transforms, self.sink, self.config.checkpoint_seconds)
-            if keeper.state is not None:
+        try:
+            if keeper is not None and keeper.state is not None:
                 check_state(keeper.state, self._mark(), str(self))
-            if keeper.report is not None:
+            if keeper is not None and keeper.report is not None:
                 log.info("the run kept in %s is complete; nothing to do", checkpoint)
                 self._finished = keeper.report
+                keeper.close()
                 return self
-        runner = self._begin(keeper.state if keeper is not None else None)
-        try:
-            if keeper is not None:
-                keeper.restore(runner.delivery)
+            runner = self._begin(keeper.state if keeper is not None else None)
         except BaseException:
-            runner.close()
+            if keeper is not None:
+                keeper.close()
             raise
+        if keeper is not None:
+            try:
+                keeper.restore(runner.delivery)
+            except BaseException:
+                runner.close()
+                keeper.give_up()
+                raise
         resumed = keeper is not None and keeper.state is not None
         self._drain = Drain(
             runner,

@@ -11,6 +11,9 @@ from typing import Any, BinaryIO
 import orjson
 
 from penstock.errors import FailureBudgetError
+from penstock.files.atomic import naming
+from penstock.files.locking import FileLock
+from penstock.files.ownership import open_own
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.stages import Rejected, State
 
@@ -28,6 +31,7 @@ class BadRows:
         self.counts: Counter[str] = Counter()
         self._last: Rejected | None = None
         self._file: BinaryIO | None = None
+        self._lock = FileLock(path.with_name(f".{path.name}.penstock-lock")) if path is not None else None
         self._length = 0
 
     def add(self, rejected: tuple[Rejected, ...], rows_read: int) -> None:
@@ -52,24 +56,27 @@ class BadRows:
     def sync(self) -> State:
         """Make what was written durable, and mark it."""
         if self._file is not None:
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            with naming(str(self.path)):
+                self._file.flush()
+                os.fsync(self._file.fileno())
         return self.mark()
 
     def restore(self, token: State) -> None:
         """Go back to a token: rows written after it come again, so they are cut off."""
         self.counts = Counter(token["counts"])
         if self.path is not None and (token["bytes"] or self.path.exists()):
-            self._open("r+b" if self.path.exists() else "wb")
-            assert self._file is not None
-            self._file.truncate(token["bytes"])
-            self._file.seek(token["bytes"])
+            self._open(token["bytes"])
         self._length = token["bytes"]
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        file, self._file = self._file, None
+        try:
+            if file is not None:
+                with naming(str(self.path)):
+                    file.close()
+        finally:
+            if self._lock is not None:
+                self._lock.release()
 
     def _check(self, rows_read: int, look_at_ratio: bool) -> None:
         bad, most, ratio = self.counts.total(), self._config.max_failures, self._config.max_failure_ratio
@@ -86,7 +93,7 @@ class BadRows:
 
     def _write(self, row: Rejected) -> None:
         if self._file is None:
-            self._open("wb")
+            self._open(0)
         assert self._file is not None
         line: dict[str, Any] = {
             "file": row.file,
@@ -102,14 +109,20 @@ class BadRows:
                 line["raw_base64"] = base64.b64encode(row.data).decode()
         else:
             line["data"] = row.data
-        self._length += self._file.write(
-            orjson.dumps(line, default=_plain, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS)
-        )
+        data = orjson.dumps(line, default=_plain, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS)
+        with naming(str(self.path)):
+            self._length += self._file.write(data)
 
-    def _open(self, mode: str) -> None:
+    def _open(self, length: int) -> None:
+        """Open the file, alone, with as much of it as counts; never one that a link leads to."""
         assert self.path is not None
+        assert self._lock is not None
+        self.close()
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(self.path, mode)  # type: ignore[assignment]  # noqa: SIM115 - closed by `close`
+        self._lock.hold(f"the quarantine file {self.path}", take_over=True)
+        self._file = os.fdopen(open_own(self.path, os.O_WRONLY | os.O_CREAT), "wb")
+        self._file.truncate(length)
+        self._file.seek(length)
 
 
 def _plain(value: object) -> object:

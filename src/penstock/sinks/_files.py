@@ -5,12 +5,17 @@ it is a directory of part files, written into a hidden directory beside it and r
 
 After `restore` a sink writes durably: each checkpoint finishes a segment in the hidden directory, and `flush` joins the
 segments into the one file, or makes them the part files of the directory.
+
+The hidden directory belongs to one run at a time: a lock beside it keeps out a second one that lives, and the name of
+the run in it one whose checkpoint is older.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
+import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,14 +24,21 @@ from typing import BinaryIO, ClassVar, Protocol
 import pyarrow as pa
 
 from penstock.errors import ConfigError, ResumeError, SchemaError
-from penstock.files.atomic import AtomicFile, sync_directory
+from penstock.files.atomic import AtomicFile, sync_directory, write_atomic
 from penstock.files.listing import PathLike, split_suffix
+from penstock.files.locking import FileLock
+from penstock.files.ownership import check_own_directory, refuse_link, remove_own_directory, strangers
 from penstock.files.places import require_local
 from penstock.pipeline.chain import describe_difference
 from penstock.pipeline.stages import Sink, State
 from penstock.pipeline.state import schema_from_text, schema_to_text
 
 __all__ = ["FileSink", "Writer"]
+
+_RUN = ".penstock-run"
+"""In the hidden directory: which run its files are from."""
+_OWN = re.compile(r"part-\d{6,}[\w.]*|\.(part-\d{6,}[\w.]*|\.penstock-run)\.\d+-[0-9a-f]{8}\.tmp|\.penstock-run")
+"""The names of all that is ever written into it."""
 
 
 class Writer(Protocol):
@@ -58,6 +70,10 @@ class FileSink(Sink):
         if rows_per_file is not None and rows_per_file <= 0:
             raise ConfigError(f"rows_per_file must be positive, got {rows_per_file}")
         self._rows_per_file = rows_per_file
+        self._lock = FileLock(self.path.with_name(f".{self.path.name}.penstock-lock"))
+        self._watched = False
+        """Whether the file system has locks, so that losing this one can be noticed."""
+        self._run = secrets.token_hex(8)
         self._schema: pa.Schema | None = None
         self._file: AtomicFile | None = None
         self._writer: Writer | None = None
@@ -86,6 +102,7 @@ class FileSink(Sink):
     def consume(self, batch: pa.RecordBatch) -> None:
         if self._published:
             raise ConfigError(f"{self!r} has published its output; call reset() before writing again")
+        self._check_still_ours()
         if self._schema is None:
             self._schema = batch.schema
         elif not batch.schema.equals(self._schema):
@@ -109,6 +126,7 @@ class FileSink(Sink):
         """Publish. Doing it again, or after a crash in the middle of it, is safe."""
         if self._published:
             return
+        self._check_still_ours()
         if self._writer is None and not self._segments:
             self._begin()  # nothing came, not even columns: an empty file all the same
         self._end()
@@ -117,6 +135,7 @@ class FileSink(Sink):
         elif self._durable:
             self._publish_joined()
         self._published = self._replaces = True
+        self._lock.release()
 
     def memory_usage(self) -> int:
         writer = self._writer
@@ -125,8 +144,10 @@ class FileSink(Sink):
     def abort(self) -> None:
         """Leave nothing behind that was not published, but for what a checkpoint counts on."""
         self._drop_open_file()
-        if not self._durable and self._began:
-            shutil.rmtree(self._staging, ignore_errors=True)
+        ours = self._lock.held or not self._watched
+        if ours and self._began and self._is_directory and not (self._durable or self._published):
+            remove_own_directory(self._staging, _OWN)
+        self._lock.release()
 
     close = abort
 
@@ -135,37 +156,60 @@ class FileSink(Sink):
         self.abort()
         self._schema, self._segments = None, 0
         self._began = self._published = self._durable = False
+        self._run = secrets.token_hex(8)
+
+    def claim(self) -> None:
+        """Take the output for this run alone; while another run writes it, that one is named in an error."""
+        self._take_lock(take_over=False)
 
     def checkpoint(self) -> State:
         if not self._durable:
             raise ConfigError("checkpoint() without restore(): a plain run cannot be resumed; call restore({}) first")
+        self._check_still_ours()
         self._end()
         schema = schema_to_text(self._schema) if self._schema is not None else None
-        return {"segments": self._segments, "schema": schema}
+        return {"segments": self._segments, "schema": schema, "run": self._run}
 
     def restore(self, token: State) -> None:
         self._drop_open_file()
+        self._take_lock(take_over=True)
+        try:
+            self._restore(token)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _restore(self, token: State) -> None:
         self._durable, self._segments = True, int(token.get("segments", 0))
         self._schema = schema_from_text(token["schema"]) if token.get("schema") else None
+        self._run = token.get("run") or self._run
+        foreign = strangers(self._staging, _OWN)
         segments = [self._segment(number) for number in range(self._segments)]
         missing = [segment for segment in segments if not segment.exists()]
         # Taking the hidden directory away is the last thing that flush does; of one segment, it takes that away before.
         taken = not self._staging.exists() or (bool(segments) and missing == segments)
         self._published = bool(token.get("finishing")) and taken and self.path.exists()
         if self._published:
-            shutil.rmtree(self._staging, ignore_errors=True)
-            shutil.rmtree(self._leftovers, ignore_errors=True)
+            if self._owner() in (self._run, None) and not foreign:
+                remove_own_directory(self._staging, _OWN)
+            remove_own_directory(self._leftovers, _OWN)
+            self._lock.release()
             return
         if missing:
             raise ResumeError(
                 f"the checkpoint counts on {missing[0]}, which is gone; delete the checkpoint to start again"
             )
+        if segments and self._owner() not in (self._run, None):
+            raise ResumeError(
+                f"another run has begun to write {self.path} since this checkpoint was made, and what it counts on is "
+                "gone; delete the checkpoint to start again"
+            )
         self._check_target()
+        check_own_directory(self._staging, _OWN)
         self._staging.mkdir(exist_ok=True)
         self._began = True
-        for stray in self._staging.iterdir():
-            if stray not in segments:
-                stray.unlink()  # written after the checkpoint: its rows come again
+        self._sweep(segments)  # what was written after the checkpoint: its rows come again
+        write_atomic(self._staging / _RUN, self._run.encode())
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -183,25 +227,53 @@ class FileSink(Sink):
         suffix = self.suffix if self._is_directory else "".join(split_suffix(self.path))
         return self._staging / f"part-{number:06d}{suffix}"
 
-    def _check_target(self) -> None:
+    def _owner(self) -> str | None:
+        """The run whose files are in the hidden directory; None if it does not say."""
+        with contextlib.suppress(FileNotFoundError):
+            return (self._staging / _RUN).read_text(errors="replace")
+        return None
+
+    def _sweep(self, segments: list[Path]) -> None:
+        """Remove from the hidden directory what is no segment."""
+        for stray in self._staging.iterdir():
+            if stray not in segments:
+                stray.unlink()
+
+    def _take_lock(self, *, take_over: bool) -> None:
+        self._check_parent()
+        self._watched = self._lock.hold(str(self.path), take_over=take_over)
+
+    def _check_still_ours(self) -> None:
+        if self._watched and not self._lock.held and self._began and (self._durable or self._is_directory):
+            raise ConfigError(f"{self!r} was aborted, or another run into it has taken its place; use the newest one")
+
+    def _check_parent(self) -> None:
         parent = self.path.parent
         if not parent.is_dir():
             raise FileNotFoundError(f"no such directory: {str(parent)!r}; make it before writing {self.path.name}")
+
+    def _check_target(self) -> None:
+        self._check_parent()
+        if self._durable or self._is_directory:
+            check_own_directory(self._leftovers, _OWN)
         if not self._is_directory:
             return
+        if self.path.is_symlink():
+            raise ConfigError(f"{self.path} is a symbolic link to a directory; write to the directory that it leads to")
         if self.path.is_file():
             raise ConfigError(f"{self.path} is a file, and a path without a suffix is written as a directory")
-        if self.path.is_dir() and any(self.path.iterdir()) and not self._replaces:
+        if self.path.is_dir() and (strangers(self.path, _OWN) if self._replaces else any(self.path.iterdir())):
             raise ConfigError(f"directory {self.path} is not empty; delete it or write elsewhere")
 
     def _begin(self) -> None:
         in_parts = self._durable or self._is_directory
         if not self._began:
             self._check_target()
-            self._began = True
             if in_parts:
-                shutil.rmtree(self._staging, ignore_errors=True)  # of a run that was killed
+                self._take_lock(take_over=False)
+                remove_own_directory(self._staging, _OWN)  # of a run that was killed
                 self._staging.mkdir()
+            self._began = True
         self._file = AtomicFile(self._segment(self._segments) if in_parts else self.path)
         schema = self._schema if self._schema is not None else pa.schema([])
         with self._refusing():
@@ -227,6 +299,10 @@ class FileSink(Sink):
         self._writer = self._file = None
 
     def _publish_directory(self) -> None:
+        self._check_target()
+        check_own_directory(self._staging, _OWN)
+        remove_own_directory(self._leftovers, _OWN)
+        self._sweep([self._segment(number) for number in range(self._segments)])
         if self.path.is_dir():
             if any(self.path.iterdir()):
                 self.path.rename(self._leftovers)  # our own of the run before, or `_check_target` would have refused
@@ -234,19 +310,20 @@ class FileSink(Sink):
                 self.path.rmdir()
         self._staging.rename(self.path)
         sync_directory(self.path.parent)
-        shutil.rmtree(self._leftovers, ignore_errors=True)
+        remove_own_directory(self._leftovers, _OWN)
 
     def _publish_joined(self) -> None:
+        refuse_link(self._staging)
+        remove_own_directory(self._leftovers, _OWN)
         segments = [self._segment(number) for number in range(self._segments)]
         if len(segments) == 1:
             segments[0].replace(self.path)
         else:
             with AtomicFile(self.path) as target:
                 self._join(segments, target.file)
-        shutil.rmtree(self._leftovers, ignore_errors=True)
         self._staging.rename(self._leftovers)
         sync_directory(self.path.parent)
-        shutil.rmtree(self._leftovers, ignore_errors=True)
+        remove_own_directory(self._leftovers, _OWN)
 
     @contextlib.contextmanager
     def _refusing(self) -> Iterator[None]:

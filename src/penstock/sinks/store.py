@@ -67,6 +67,10 @@ class StoreSink(Sink):
         with self._refusing():
             return self._writer.checkpoint()
 
+    def claim(self) -> None:
+        """Take the store for this run alone; while another run writes it, that one is named in an error."""
+        self._writer.claim()
+
     def restore(self, token: State) -> None:
         self._writer.restore(token)
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 from penstock.errors import DataError
 from penstock.files.compression import ByteReader, DamagedStreamError, open_input
 from penstock.files.records import Cutter, first_newline
+from penstock.files.stamps import FileStamps
 from penstock.memory.budget import format_bytes
 from penstock.memory.pool import BufferPool, PooledBuffer
 
@@ -68,8 +69,10 @@ class BlockReader:
         max_row_bytes: int,
         allow_empty: bool,
         place: Place,
+        stamps: FileStamps | None = None,
     ) -> None:
         self._files, self._layout, self._pool = files, layout, pool
+        self._stamps = stamps if stamps is not None else FileStamps()
         self._max_row_bytes, self._allow_empty = max_row_bytes, allow_empty
         self.place = place
         self._reader: ByteReader | None = None
@@ -112,6 +115,7 @@ class BlockReader:
 
     def _open(self) -> None:
         number = self.place.file
+        self._stamps.note(self._files[number])
         layout = self._layout(number)
         self._cutter = layout.cutter
         if self.place.offset < layout.begin:
@@ -207,7 +211,17 @@ class BlockReader:
                 raise OSError(error.errno, error.strerror, str(self._files[self.place.file])) from error
             self._ended = not got
             filled += got or 0
+        if self._ended:
+            self._check_unchanged()
         return buffer, data[:filled]
+
+    def _check_unchanged(self) -> None:
+        """At the end of a file, which may be where somebody has just cut it."""
+        try:
+            self._stamps.check(self._files[self.place.file])
+        except BaseException:
+            self.close()
+            raise
 
     def _skip_line(self) -> None:
         self.close()

@@ -89,12 +89,14 @@ class FileSource(Source):
         while self._file < len(self.files):
             path = self.files[self._file]
             try:
-                batch = self._here(path).next(max_rows)
+                opened = self._here(path)
+                self._list.stamps.check(path)  # before each piece: what is mapped must not have become shorter
+                batch = opened.next(max_rows)
             except _DAMAGED as error:
                 self.close()
                 raise self._damaged(error, path, self._row) from error
             if batch is None:
-                self._advance()
+                self._finish(path)
             elif batch.num_rows:
                 shaped = self._shaped(batch, path)
                 self._origin = Origin(str(path), self._row)
@@ -124,6 +126,7 @@ class FileSource(Source):
     def reset(self) -> None:
         """Back to the first row."""
         self.close()
+        self._list.stamps.forget()
         self._file = self._row = 0
 
     def close(self) -> None:
@@ -144,6 +147,7 @@ class FileSource(Source):
 
     def _here(self, path: Path) -> Opened:
         if self._opened is None:
+            self._list.stamps.note(path)
             opened = self._open(path)
             self._opened = opened
             passed = opened.skip(self._row) if self._row else 0
@@ -154,6 +158,11 @@ class FileSource(Source):
                 )
         return self._opened
 
+    def _finish(self, path: Path) -> None:
+        """The end of a file: it has to be the one whose beginning was read."""
+        self._list.stamps.check(path)
+        self._advance()
+
     def _advance(self) -> None:
         self.close()
         self._file, self._row = self._file + 1, 0
@@ -162,6 +171,7 @@ class FileSource(Source):
         schema: pa.Schema | None = None
         for path in self.files:
             try:
+                self._list.stamps.note(path)
                 here = self._file_schema(path).remove_metadata()
             except _DAMAGED as error:
                 failure = self._damaged(error, path, 0)
@@ -180,6 +190,7 @@ class FileSource(Source):
     def _damaged(self, error: Exception, path: Path, row: int) -> Exception:
         if isinstance(error, OSError) and error.errno is not None:
             return error  # missing, permission denied: the system's own message says it
+        self._list.stamps.check(path)
         if not path.stat().st_size:
             return DataError("the file is empty (0 bytes); remove it", file=str(path))
         return DataError(f"the file is damaged or cut short: {error}", file=str(path), row=row)

@@ -10,6 +10,7 @@ import xxhash
 
 from penstock.errors import ResumeError
 from penstock.files.listing import FoundFiles, PathLike, list_files, names_of
+from penstock.files.stamps import FileStamps
 from penstock.pipeline.stages import State
 from penstock.sources._partitions import Partitions
 
@@ -28,6 +29,9 @@ class FileList:
         self._suffixes = suffixes
         self._found: list[Path] | None = None
         self._heads: dict[int, list[int | str]] = {}
+        self._sizes: dict[int, int] = {}
+        self.stamps = FileStamps()
+        """Of the files that were opened since the source began at its first row."""
 
     @property
     def files(self) -> list[Path]:
@@ -50,7 +54,13 @@ class FileList:
 
     def state(self, number: int) -> State:
         """What a position in a file has to say about the file."""
-        return {"files": len(self.files), "file": number, "path": self.name(number), "head": self._head(number)}
+        return {
+            "files": len(self.files),
+            "file": number,
+            "path": self.name(number),
+            "head": self._head(number),
+            "size": self._size(number),
+        }
 
     def _head(self, number: int) -> list[int | str] | None:
         """How many first bytes a file has (4096 at most) and their hash: a rewritten file differs, a grown one not."""
@@ -61,6 +71,14 @@ class FileList:
                 data = file.read(_HEAD_BYTES)
             self._heads[number] = [len(data), xxhash.xxh3_64_hexdigest(data)]
         return self._heads[number]
+
+    def _size(self, number: int) -> int | None:
+        """The size of a file when it was first asked for: one that has less by the time of resuming lacks rows."""
+        if number >= len(self.files):
+            return None
+        if number not in self._sizes:
+            self._sizes[number] = self.files[number].stat().st_size
+        return self._sizes[number]
 
     def check(self, state: State) -> None:
         """Refuse a position in files that are not these."""
@@ -84,6 +102,11 @@ class FileList:
                     f"{self.files[number]} is not the file the state was saved in: it begins with other bytes now; "
                     "restore it, or start without the state"
                 )
+        if state.get("size") is not None and (now := self.files[number].stat().st_size) < state["size"]:
+            raise ResumeError(
+                f"{self.files[number]} has {now} bytes and had {state['size']} when the state was saved, so rows of it "
+                "are gone; restore it, or start without the state"
+            )
 
     def __str__(self) -> str:
         if len(self._paths) > 2:

@@ -137,6 +137,7 @@ class RecordSource(Source):
             max_row_bytes=self._max_row_bytes,
             allow_empty=True,
             place=place,
+            stamps=self._list.stamps,
         )
 
     def next_block(self, max_bytes: int) -> Block | None:
@@ -206,6 +207,7 @@ class RecordSource(Source):
     def reset(self) -> None:
         """Back to the first record."""
         self.close()
+        self._list.stamps.forget()
         self._start = Place()
 
     def close(self) -> None:
@@ -275,6 +277,7 @@ class RecordSource(Source):
             max_row_bytes=self._max_row_bytes,
             allow_empty=self._allow_empty,
             place=place,
+            stamps=self._list.stamps,
         )
 
     def _layout(self, number: int) -> Layout:

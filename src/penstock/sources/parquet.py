@@ -66,6 +66,7 @@ class ParquetSource(FileSource):
             origin = Origin(str(path), self._row)
             try:
                 reader = self._here(path)
+                self._list.stamps.check(path)
                 assert isinstance(reader, _Reader)
                 groups = reader.take_groups(max_bytes, self._whole_bytes)
                 batch = reader.next(reader.rows_in(max_bytes)) if groups is None else None
@@ -76,7 +77,7 @@ class ParquetSource(FileSource):
                 self._row += groups.rows
                 return Block(origin, groups, groups.nbytes)
             if batch is None:
-                self._advance()
+                self._finish(path)
                 continue
             self._row += batch.num_rows
             return Block(origin, self._shaped(batch, path), batch.nbytes)
@@ -89,7 +90,9 @@ class ParquetSource(FileSource):
         try:
             batch = groups.read(self._columns)
         except _DAMAGED:
+            self._list.stamps.check(groups.path)
             return self._rescue(block, groups)
+        self._list.stamps.check(groups.path)
         return Decoded(self._shaped(batch, groups.path))
 
     def offset_of(self, block: Block, row: int) -> int | None:
@@ -198,6 +201,10 @@ class _Reader:
         while self._pending is None:
             piece = next(self._pieces, None)
             if piece is None:
+                if self._left:
+                    raise pa.ArrowInvalid(
+                        f"row group {self._group - 1} lacks {self._left} of the rows that the footer counts"
+                    )
                 if self._group == self._file.metadata.num_row_groups:
                     return None
                 self._pieces = self._begin(self._group)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -15,14 +16,21 @@ from pathlib import Path
 import orjson
 import pyarrow as pa
 
-from penstock.errors import ResumeError
+from penstock.errors import ConfigError, ResumeError
 from penstock.files.atomic import sync_directory, write_atomic
-from penstock.store.manifest import BUILD, SHARDS, ShardEntry
+from penstock.files.ownership import check_own_directory, remove_own_directory, strangers
+from penstock.store.manifest import BUILD, MANIFEST_NAME, SHARDS, VERSIONS, ShardEntry
 
 __all__ = ["Build", "Staged"]
 
 _JOURNAL, _COMPLETE, _OWNER = "journal.jsonl", "complete", "run"
 _PLAIN = b" without a checkpoint"
+_TEMPORARY = r"\.\d+-[0-9a-f]{8}\.tmp"
+_OWN = re.compile(
+    rf"shard-\d{{6,}}(\.index)?|tail-\d{{6,}}|{_JOURNAL}|{_COMPLETE}|{_OWNER}|\.({_COMPLETE}|{_OWNER}){_TEMPORARY}"
+)
+"""The names of all that is ever written into the directory of a build, and into a store that is not shown yet."""
+_OWN_HOME = re.compile(rf"\{BUILD}|{SHARDS}|{VERSIONS}|{MANIFEST_NAME}|\.{MANIFEST_NAME}{_TEMPORARY}")
 _MAGIC_BYTES = 8
 """An Arrow file is an Arrow stream with this many bytes before it and a footer behind."""
 
@@ -36,6 +44,23 @@ class Build:
     def __init__(self, home: Path) -> None:
         self._home = home
         self.path = home / BUILD
+
+    def check_place(self, *, shown: bool) -> None:
+        """Refuse a link where the files are to lie, and a hidden store with something in it that was not made here."""
+        if not shown:
+            check_own_directory(self._home, _OWN_HOME)
+        check_own_directory(self.path, _OWN)
+
+    def remove(self) -> None:
+        """Delete it with all that is in it; if somebody has put something else there, leave all of it."""
+        with contextlib.suppress(ConfigError):
+            remove_own_directory(self.path, _OWN)
+
+    def remove_home(self) -> None:
+        """Delete a store that was never shown, in the same way."""
+        with contextlib.suppress(ConfigError):
+            if not strangers(self.path, _OWN):
+                remove_own_directory(self._home, _OWN_HOME)
 
     def shard_path(self, number: int) -> Path:
         return self.path / f"shard-{number:06d}"
@@ -91,10 +116,10 @@ class Build:
         return list(pa.ipc.open_stream(pa.BufferReader(data.slice(_MAGIC_BYTES, length - _MAGIC_BYTES))))
 
     def sweep(self, needed: Iterable[str]) -> None:
-        """Remove everything but the journal and the shards `needed`, with their indexes, and tails."""
+        """Remove everything of ours but the journal and the shards `needed`, with their indexes, and tails."""
         keep = {_JOURNAL, _OWNER} | {name + suffix for name in needed for suffix in ("", ".index")}
         for file in self.path.iterdir():
-            if file.name not in keep:
+            if file.name not in keep and _OWN.fullmatch(file.name):
                 file.unlink()
 
     def own(self, run: str, *, durable: bool) -> None:

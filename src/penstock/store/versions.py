@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator
@@ -29,6 +30,9 @@ from penstock.store.manifest import (
 )
 
 __all__ = ["Difference", "Pruned", "checkout", "diff", "prune", "versions"]
+
+_OWN = re.compile(r"[0-9a-f]{32}(\.arrow|-[0-9a-f]{16}\.index)")
+"""The names of all that is ever put among the shards."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +121,8 @@ def prune(path: PathLike, *, keep_versions: int | None = None) -> Pruned:
         for number in going:
             manifest_path(home, number).unlink()
         shards = (home / SHARDS).iterdir() if (home / SHARDS).is_dir() else ()
-        strays = [file for file in shards if f"{SHARDS}/{file.name}" not in names] + half_written(home)
+        strays = [file for file in shards if _OWN.fullmatch(file.name) and f"{SHARDS}/{file.name}" not in names]
+        strays += half_written(home)
         freed = sum(file.stat().st_size for file in strays)
         for file in strays:
             file.unlink()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +26,6 @@ from penstock.store._pieces import Pieces, plain_batch, plain_schema
 from penstock.store._shard_writer import ShardWriter
 from penstock.store.lineage import Lineage, combined_key
 from penstock.store.manifest import (
-    BUILD,
     Manifest,
     is_store,
     read_manifest,
@@ -101,6 +99,8 @@ class StoreWriter:
         self._shard: ShardWriter | None = None
         self._shards: list[Staged] = []
         self._made = self._checkpoints = 0
+        self._ended: State | None = None
+        """The last token, if the run turns out to have been published."""
         self._needed: set[str] = set()
         """Files that the last checkpoint counts on."""
 
@@ -163,12 +163,21 @@ class StoreWriter:
             self._mode = "overwrite"
         self._forget()
 
+    def claim(self) -> None:
+        """Take the store for this run alone; while another run writes it, that one is named in an error.
+
+        `restore` would take it over from a writer that this process has abandoned.
+        """
+        self._take_lock(take_over=False)
+
     # -- surviving kill -9 -------------------------------------------------------------------------------------------
 
     def checkpoint(self) -> State:
         """Make all rows so far durable, without ending a shard."""
         if not self._durable:
             raise ConfigError("checkpoint() without restore(): a plain run cannot be resumed; call restore({}) first")
+        if self._ended is not None:
+            return self._ended  # published before the process was killed: nothing has come behind it
         self._check_still_ours()
         with naming(str(self.path)):
             return self._checkpoint()
@@ -210,6 +219,7 @@ class StoreWriter:
             return
         self._run, finishing = token["run"], bool(token.get("finishing"))
         if finishing and self._was_published(token["number"]):
+            self._ended = {name: value for name, value in token.items() if name != "finishing"}
             return
         self._begin(token, take_over=True)
         try:
@@ -248,23 +258,20 @@ class StoreWriter:
         return Build(self._home)
 
     def _clear(self) -> None:
-        shutil.rmtree(self._build.path if self._base is not None else self._home, ignore_errors=True)
+        if self._base is not None:
+            self._build.remove()
+        else:
+            self._build.remove_home()
 
     def _begin(self, token: State | None = None, *, take_over: bool = False) -> None:
         """Take the lock and look at what is there, once."""
         if self._began:
             self._check_still_ours()
             return
-        parent = self.path.parent
-        if not parent.is_dir():
-            raise FileNotFoundError(f"no such directory: {str(parent)!r}; make it before writing {self.path.name}")
-        if not self._lock.acquire(self._wait_seconds, take_over=take_over):
-            raise ConfigError(
-                f"{self.path} is being written by {self._lock.owner()}; wait for it to end (wait_seconds=...), "
-                "or write elsewhere"
-            )
+        self._take_lock(take_over=take_over)
         try:
             self._look(token)
+            self._build.check_place(shown=self._base is not None)
             for file in half_written(self._home):
                 file.unlink(missing_ok=True)
             if token is not None:
@@ -275,6 +282,16 @@ class StoreWriter:
             self._lock.release()
             raise
         self._began = True
+
+    def _take_lock(self, *, take_over: bool) -> None:
+        parent = self.path.parent
+        if not parent.is_dir():
+            raise FileNotFoundError(f"no such directory: {str(parent)!r}; make it before writing {self.path.name}")
+        if not self._lock.acquire(self._wait_seconds, take_over=take_over):
+            raise ConfigError(
+                f"{self.path} is being written by {self._lock.owner()}; wait for it to end (wait_seconds=...), "
+                "or write elsewhere"
+            )
 
     def _make_build(self) -> None:
         self._clear()  # of a run that was killed
@@ -414,7 +431,7 @@ class StoreWriter:
                 self.path.rmdir()  # an empty directory, or `_look` would have refused
             home.rename(self.path)
             sync_directory(self.path.parent)
-        shutil.rmtree(self.path / BUILD, ignore_errors=True)
+        Build(self.path).remove()
 
     def _was_published(self, number: int) -> bool:
         """Whether this run had published before it was killed; if so, do what little was left to do."""
@@ -426,7 +443,7 @@ class StoreWriter:
         self.manifest = manifest
         if self._lock.acquire():  # or another run is writing now, and what is there is its own
             if Build(self.path).is_complete(self._run):
-                shutil.rmtree(self.path / BUILD, ignore_errors=True)
+                Build(self.path).remove()
             self._lock.release()
         return True
 

@@ -190,11 +190,12 @@ def test_what_is_larger_than_the_cache_is_refused_or_returned_without_being_kept
 def test_what_killed_writers_left_behind_goes_when_it_is_old(cache: DiskCache) -> None:
     cache.put("a", b"1")
     folder = only_file(cache).parent
-    for name, age in ((".a~1.99-x.tmp", 7200), (".b~1.99-y.tmp", 10)):
+    old, young = (f"._{key}~{'0' * 32}.99-0123abcd.tmp" for key in "bc")
+    for name, age in ((old, 7200), (young, 10)):
         (folder / name).write_bytes(b"half")
         os.utime(folder / name, (time.time() - age, time.time() - age))
     assert cache.size() == 1
-    assert sorted(file.name for file in folder.glob(".*")) == [".b~1.99-y.tmp"]
+    assert sorted(file.name for file in folder.glob(".*")) == [young]
 
 
 # -- damage ----------------------------------------------------------------------------------------------------------
@@ -328,3 +329,21 @@ def test_caches_go_where_the_system_wants_them(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert "penstock" in default_cache_directory().parts
     assert default_cache_directory().is_relative_to(Path.home())
+
+
+def test_what_is_no_entry_of_the_cache_is_never_deleted(cache: DiskCache, tmp_path: Path) -> None:
+    cache.put("a", b"1")
+    theirs = [only_file(cache).parent / "notes.txt", cache.directory / "my" / "thesis.md", tmp_path / "far" / "away"]
+    for file in theirs:
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("mine")
+    (tmp_path / "far" / ("_a~" + "0" * 32)).write_text("mine")
+    taken = {file.parent.name for file in theirs}
+    link = next(cache.directory / name for name in ("00", "01") if name not in taken)
+    link.symlink_to(tmp_path / "far", target_is_directory=True)
+    cache.limit_bytes = 1
+    cache.evict()
+    cache.clear()
+    assert cache.size() == 0
+    assert [file.read_text() for file in theirs] == ["mine"] * 3
+    assert sorted(file.name for file in (tmp_path / "far").iterdir()) == ["_a~" + "0" * 32, "away"]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -148,3 +149,19 @@ def test_a_directory_below_that_may_not_be_read_is_an_error(open_to_all: Path) -
 def test_a_suffix_is_the_format_and_the_compression(path: str, parts: tuple[str, str]) -> None:
     assert split_suffix(path) == parts
     assert split_suffix(Path(path)) == parts
+
+
+@pytest.mark.skipif(os.name == "nt", reason="making links takes a privilege on Windows")
+@pytest.mark.parametrize("how", ["directory", "below", "glob"])
+def test_a_link_that_leads_nowhere_is_an_error_that_names_it(tmp_path: Path, how: str) -> None:
+    folder = tmp_path / "in" if how != "below" else tmp_path / "in" / "deeper"
+    folder.mkdir(parents=True)
+    (folder / "a.jsonl").touch()
+    (folder / ".b.jsonl").symlink_to("gone")
+    asked = str(tmp_path / "in") if how != "glob" else str(folder / "*.jsonl")
+    assert list_files(asked, [".jsonl"]) == [folder / "a.jsonl"], "hidden ones are left out, wherever they lead"
+    (folder / "c.jsonl").symlink_to("gone.jsonl")
+    with pytest.raises(FileNotFoundError, match=r"c.jsonl is a symbolic link that leads nowhere, to gone.jsonl; mend"):
+        list_files(asked, [".jsonl"])
+    (folder / "gone.jsonl").touch()
+    assert len(list_files(asked, [".jsonl"])) == 3

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import ConfigError, DataError, ResumeError, SchemaError
+from penstock.errors import ChangedFileError, ConfigError, DataError, ResumeError, SchemaError
 from penstock.memory.budget import MemoryBudget
 from penstock.pipeline import Pipeline, PipelineConfig
 from penstock.sinks import MemorySink
@@ -168,7 +168,7 @@ def test_a_state_from_other_files_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ResumeError, match=r"a\.parquet is not the file the state was saved in"):
         ParquetSource(tmp_path).load_state_dict(state)
     shorter = ParquetSource(tmp_path)
-    shorter.load_state_dict(state | {"head": None})
+    shorter.load_state_dict(state | {"head": None, "size": None})
     with pytest.raises(ResumeError, match=r"a\.parquet has 10 rows now, and row 50 of it was asked for"):
         shorter.next_batch(1)
     shorter.close()
@@ -291,5 +291,5 @@ def test_a_file_that_is_gone_when_its_rows_are_decoded_is_no_damage(tmp_path: Pa
     source.close()
     (tmp_path / "a.parquet").unlink()
     assert block is not None
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(ChangedFileError, match="it was removed"):
         source.decode(block)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from penstock.distributed.sharding import CanonicalStreams, canonical_streams
 from penstock.errors import ConfigError
 from penstock.files.listing import names_of
+from penstock.files.stamps import FileStamps
 from penstock.order.permutation import Permutation, derive_key
 from penstock.sources import StoreSource
 from penstock.sources._records import RecordSource
@@ -45,7 +46,16 @@ class Catalog:
     @cached_property
     def files(self) -> list[tuple[str, int]]:
         """(name, bytes) of every file."""
-        return input_files(self.source)
+        found = input_files(self.source)
+        for name, _ in found:
+            if Path(name).exists():  # or it is reported when it is opened
+                self.stamps.note(name)
+        return found
+
+    @cached_property
+    def stamps(self) -> FileStamps:
+        """What the files were like when they were cut."""
+        return FileStamps()
 
     @cached_property
     def blocks(self) -> list[Stretch]:
@@ -123,7 +133,7 @@ class Catalog:
         return [[name, size] for name, (_, size) in zip(names, self.files)]
 
     def check_unchanged(self, block: int) -> None:
-        """A file of another size than when it was cut would be read at the wrong places."""
+        """Raise if a file is not what it was when it was cut: one of another size is read at the wrong places."""
         name, size = self.files[self.blocks[block].file]
         now = Path(name).stat().st_size
         if now != size:
@@ -131,3 +141,4 @@ class Catalog:
                 f"{name} has {now} bytes and had {size} when it was cut into blocks; files must not change while they "
                 "are streamed: add new ones under other names, and open the stream anew"
             )
+        self.stamps.check(name)

@@ -137,6 +137,7 @@ class Maker:
                 rejected.append(Rejected(error.file, error.row, error.offset, "reading", kind, error.reason))
                 continue
             if cut is None:
+                self.catalog.check_unchanged(number)
                 held.close()
                 block, at = block + 1, 0
                 continue

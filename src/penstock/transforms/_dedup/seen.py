@@ -12,6 +12,7 @@ import xxhash
 
 from penstock.errors import ConfigError, ResumeError
 from penstock.files.locking import FileLock
+from penstock.files.ownership import open_own
 from penstock.pipeline.chain import BrokenStageError
 from penstock.pipeline.stages import State
 from penstock.transforms._dedup.runs import KeyRuns
@@ -174,7 +175,8 @@ class SeenKeys:
         if self._log is None or not len(keys):
             return
         self.claim()
-        with open(self._log, "rb+" if self._begun else "wb", buffering=0) as log:
+        handle = open_own(self._log, os.O_RDWR if self._begun else os.O_RDWR | os.O_CREAT)
+        with os.fdopen(handle, "rb+", buffering=0) as log:
             # Behind our end may lie what was undone, or written by a run that was killed.
             log.truncate(self._count * 8 * self._width)
             log.seek(0, os.SEEK_END)
