@@ -18,6 +18,7 @@ from penstock.datasets.base import DatasetSpec, KaggleDataset
 from penstock.datasets.metadata import CompetitionMetadata
 from penstock.datasets.metrics import Metric, get_metric
 from penstock.errors import ConfigError, DataError
+from penstock.files.places import require_local
 from penstock.files.remote import has_password, shown
 
 __all__ = [
