@@ -15,8 +15,9 @@ import xxhash
 
 from penstock.errors import ConfigError
 from penstock.transforms._tokenizers.base import SpecialTokens
+from penstock.transforms._tokenizers.contexts import BYTE_PAIRS
 from penstock.transforms._tokenizers.ragged import Ints
-from penstock.transforms._tokenizers.reference import FastModel, Offsets, TokenTable, as_token_table
+from penstock.transforms._tokenizers.reference import FastModel, Offsets, Reference, TokenTable, as_token_table
 
 if TYPE_CHECKING:
     import tokenizers
@@ -51,7 +52,9 @@ class HuggingFaceReference:
         self._hash = xxhash.xxh3_128_hexdigest(orjson.dumps(decisive, option=orjson.OPT_SORT_KEYS))
         # All but the vocabulary and the merges, which as Python objects are large.
         self._model = {key: value for key, value in config["model"].items() if key not in ("vocab", "merges")}
+        self._steps = {part: config.get(part) for part in ("normalizer", "pre_tokenizer")}
         self._normalizing = list(_parts(config.get("normalizer"), "normalizers"))
+        self.normalises = any(step["type"] not in ("Replace", "Prepend") for step in self._normalizing)
         self._splitting = list(_parts(config.get("pre_tokenizer"), "pretokenizers"))
         self._added: list[dict[str, Any]] = config.get("added_tokens") or []
         del config, decisive
@@ -134,6 +137,16 @@ class HuggingFaceReference:
             config["added_tokens"] = [token for token in self._added if not token["special"]]
             document = orjson.dumps(config)
         return FastModel(lambda: gigatoken.Tokenizer.from_json(document).backend)
+
+    def splitter(self) -> Reference:
+        if not self._byte_level:
+            return self
+        letters = {byte[0]: letter for letter, byte in _BYTE_OF.items()}
+        merges = [(letters[first], letters[second]) for first, second in BYTE_PAIRS]
+        tokens = [*(letters[byte] for byte in range(256)), *(first + second for first, second in merges)]
+        model = {"type": "BPE", "vocab": {token: number for number, token in enumerate(tokens)}, "merges": merges}
+        document = {"version": "1.0", "added_tokens": [], "model": model} | self._steps
+        return HuggingFaceReference(orjson.dumps(document).decode(), self.name)
 
     def probes(self) -> list[str]:
         texts = [token["content"] for token in self._added[:64]]

@@ -13,8 +13,9 @@ import xxhash
 
 from penstock.errors import ConfigError
 from penstock.transforms._tokenizers.base import SpecialTokens
+from penstock.transforms._tokenizers.contexts import BYTE_PAIRS
 from penstock.transforms._tokenizers.ragged import Ints
-from penstock.transforms._tokenizers.reference import FastModel, Offsets, TokenTable, as_token_table
+from penstock.transforms._tokenizers.reference import FastModel, Offsets, Reference, TokenTable, as_token_table
 
 __all__ = ["TiktokenReference", "named_encoding"]
 
@@ -49,6 +50,8 @@ SCHEMES = {
 
 class TiktokenReference:
     """Ids as a `tiktoken.Encoding` gives them."""
+
+    normalises = False
 
     def __init__(self, encoding: Any) -> None:
         self._encoding = encoding
@@ -121,6 +124,11 @@ class TiktokenReference:
                 return gigatoken.Tokenizer.from_tiktoken(file, scheme, special).backend
 
         return FastModel(load)
+
+    def splitter(self) -> Reference:
+        tokens = [*(bytes([byte]) for byte in range(256)), *BYTE_PAIRS]
+        ranks = {token: rank for rank, token in enumerate(tokens)}
+        return _rebuilt(self.name, self._encoding._pat_str, ranks, {})
 
     def probes(self) -> list[str]:
         return [probe for text in self._named for probe in (text, f"a{text}b", f" {text} {text}\n")]
