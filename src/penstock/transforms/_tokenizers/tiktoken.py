@@ -12,7 +12,7 @@ import orjson
 import xxhash
 
 from penstock.errors import ConfigError
-from penstock.transforms._tokenizers.base import SpecialTokens
+from penstock.transforms._tokenizers.base import SpecialTokens, check_largest_id
 from penstock.transforms._tokenizers.contexts import BYTE_PAIRS
 from penstock.transforms._tokenizers.ragged import Ints
 from penstock.transforms._tokenizers.reference import FastModel, Offsets, Reference, TokenTable, as_token_table
@@ -59,6 +59,7 @@ class TiktokenReference:
         self.vocab_size = int(encoding.max_token_value) + 1
         self._ranks: dict[bytes, int] = encoding._mergeable_ranks
         self._named: dict[str, int] = dict(encoding._special_tokens)
+        check_largest_id(self._named, self.name)
         self.special = SpecialTokens(eos=self._named.get("<|endoftext|>"), named=self._named)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -95,6 +96,8 @@ class TiktokenReference:
         try:
             return bytes(self._encoding.decode_single_token_bytes(token))
         except KeyError:
+            if 0 <= token < self.vocab_size:
+                return b""  # a hole between the ids
             raise ConfigError(f"{self.name} has no token {token}; its ids are below {self.vocab_size}") from None
 
     def table(self) -> TokenTable:
