@@ -47,8 +47,7 @@ def compared_rows(data: Utf8, one_in: int = ONE_IN) -> Flags:
         parts = np.arange(PLACES)
         room = lengths[usable, None] - 8
         places = data.bounds[:-1].astype(np.int64)[usable, None] + room * parts // (PLACES - 1)
-        eights = np.lib.stride_tricks.sliding_window_view(data.data, 8)[places]
-        there = np.ascontiguousarray(eights).view("<u8")[:, :, 0]
+        there = np.ndarray(data.data.size - 7, "<u8", data.data, strides=(1,))[places]
         words[usable] = mix64(words[usable] ^ np.bitwise_xor.reduce(mix64(there + parts.astype(np.uint64)), axis=1))
     often = np.where(is_long(data), np.uint64(min(LONG_ONE_IN, one_in)), np.uint64(one_in))
     chosen: Flags = words % often == 0

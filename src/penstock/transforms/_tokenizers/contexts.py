@@ -22,6 +22,7 @@ ALL = "A{0}a 1{0}1!{0}!\t  {0}a\n{0}{0}{0}{0}\n{0}\r\n/{0}/\u0301{0}\u0301\n一{
 SYLLABLES = "\u1100{0}\u11a8가{0}\n{0}\u1161\n"
 PLAIN = "a{0}b {0} {0}1{0}{0}A{0}"
 ONE_IN, TOGETHER = 16, 32
+EAST_ASIAN = (range(0x3000, 0x3400), range(0xFE00, 0x10000))
 ASCII = "aAbe1!/' \t\r\n"
 
 _ENDS, _BEGINNINGS = range(0x80, 0xC0), range(0xC2, 0xF5)
@@ -62,7 +63,7 @@ class Contexts:
             text += ALL.format(character)
         if self.normalised:
             text += "".join(f"a{part}b" for part in _compositions(character))
-            if unicodedata.category(character)[0] == "M":
+            if unicodedata.category(character) in ("Mn", "Mc", "Me", "Cn"):
                 text += "".join(f"a{other}{character}a{character}{other}" for other in _neighbours(character)) + "\n"
             if 0x1100 <= point < 0x1200:
                 text += SYLLABLES.format(character)
@@ -75,10 +76,13 @@ class Contexts:
     def can_show(self, point: int) -> bool:
         """Whether these texts show all there is to a character.
 
-        Of one that Python's tables do not have, nobody here knows what it combines with.
+        Of one that Python's tables do not have, nobody here knows what it combines with; between ideographs, Kana and
+        forms of other width there is nothing to combine with.
         """
         kind = unicodedata.category(chr(point))
-        return kind != "Cs" and not (self.normalised and kind == "Cn") and not _is_unused(point)
+        if self.normalised and kind == "Cn" and not any(point in block for block in EAST_ASIAN):
+            return False
+        return kind != "Cs" and not _is_unused(point)
 
 
 def ascii_pairs(length: int = 512) -> list[str]:
