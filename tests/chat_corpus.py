@@ -10,7 +10,8 @@ from penstock.errors import ConfigError
 from penstock.transforms.formatting import FormatChat
 from penstock.transforms.tokenization import load_tokenizer
 
-NOW = datetime(2026, 1, 2)
+NOW = datetime.now()
+"""The clock of transformers cannot be set, so that ours is set by it. Templates write dates at most."""
 SPECIAL = re.compile(
     r"<[|\uff5c][^|\uff5c<>\s'\"{}]+[|\uff5c]>|<\|[a-z_]+>|<[a-z_]+\|>|<\|\"\|>|</?(?:start|end)_of_turn>|</?s>"
     r"|\[/?(?:INST|TOOL_CALLS|AVAILABLE_TOOLS|TOOL_RESULTS|SYSTEM_PROMPT|TOOL_CONTENT|ARGS|CALL_ID|THINK|gMASK)\]"

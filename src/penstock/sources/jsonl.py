@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -40,6 +41,7 @@ from penstock.types import Schema, from_rows
 __all__ = ["JsonSource", "JsonlSource"]
 
 _SCAN_CHUNK_BYTES = 1 << 20
+_ESCAPE = re.compile(rb"\\(?:u([0-9a-fA-F]{4})|.)", re.DOTALL)
 
 
 class JsonlSource(RecordSource):
@@ -146,6 +148,13 @@ class JsonlSource(RecordSource):
         try:
             row = _loads(record)
         except ValueError as problem:
+            half = _lone_surrogate(record)
+            if half is not None:
+                return "invalid JSON", (
+                    f"not valid JSON: the escape {half} is half of a surrogate pair and stands for no character; write "
+                    "the whole pair, or \\ufffd in its place, or leave the row out with on_error='skip': "
+                    f"{record[:80]!r}"
+                )
             return "invalid JSON", f"not valid JSON: {problem}: {record[:80]!r}"
         if not isinstance(row, dict):
             kind = "null" if row is None else type(row).__name__
@@ -184,7 +193,7 @@ class JsonlSource(RecordSource):
         names: dict[str, None] = {}
         for _, record in _records(np.frombuffer(block.data, np.uint8), block.meta["layout"]):
             with contextlib.suppress(ValueError):  # a bad row, which is reported when it is read
-                row = _loads(record)
+                row = _loads_halves(record)
                 names.update(dict.fromkeys(row if isinstance(row, dict) else ()))
         return list(names)
 
@@ -213,8 +222,21 @@ class JsonlSource(RecordSource):
                 except TypeConflictError:
                     known = self._scan_rows(block, known)
                 yield
+        if not known.num_fields:
+            known = self._types_of_a_refused_row()
         schema = pa.schema(list(verbatim(known, self._verbatim)))
         return project(schema, self._list.partitions.stored(self._columns, schema.names), str(self._list))
+
+    def _types_of_a_refused_row(self) -> pa.DataType:
+        """If no row can be read: of the first with half a surrogate pair, so that columns are known and it is named."""
+        with contextlib.closing(self._all_blocks()) as blocks:
+            block = next(blocks, None)
+        if block is not None:
+            for _, record in _records(np.frombuffer(block.data, np.uint8), block.meta["layout"]):
+                with contextlib.suppress(ValueError):
+                    if isinstance(row := _loads_halves(record), dict):
+                        return infer(row, mixed=self._mixed)
+        return pa.struct([])
 
     def _try_to_infer(self, block: Block) -> tuple[Block, pa.DataType | None]:
         """A block and the type of its rows; None if something in it is unusual."""
@@ -327,6 +349,29 @@ def _records(data: Any, layout: Layout) -> Iterator[tuple[int, bytes]]:
 def _loads(record: bytes) -> Any:
     """A parsed record, numbers as they are spelled; like Arrow's parser it knows NaN and Infinity."""
     return loads(record)
+
+
+def _loads_halves(record: bytes) -> Any:
+    """As `_loads`, with halves of surrogate pairs: such a row is refused when it is read, but its fields are known."""
+    return _loads(record) if _lone_surrogate(record) is None else json.loads(record)
+
+
+def _lone_surrogate(record: bytes) -> str | None:
+    """The first escape of a record that is half of a surrogate pair without the other half."""
+    if b"\\u" not in record:
+        return None
+    high: re.Match[bytes] | None = None
+    for escape in _ESCAPE.finditer(record):
+        code = int(escape[1], 16) if escape[1] else 0
+        if high is not None:
+            if 0xDC00 <= code < 0xE000 and escape.start() == high.end():
+                high = None
+                continue
+            return high[0].decode()
+        if 0xDC00 <= code < 0xE000:
+            return escape[0].decode()
+        high = escape if 0xD800 <= code < 0xDC00 else None
+    return high[0].decode() if high is not None else None
 
 
 def _parses_natively(schema: pa.Schema | None) -> bool:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = ["Encoded", "SpecialTokens", "Tokenizer", "narrowest"]
+from penstock.errors import ConfigError
+
+__all__ = ["Encoded", "SpecialTokens", "Tokenizer", "check_largest_id", "narrowest"]
+
+MOST_UNUSED = 1 << 24
+"""Ids without a token that a vocabulary may have: tables by id have a place for each."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +90,16 @@ class Tokenizer(Protocol):
     def token_bytes(self, token: int) -> bytes:
         """What one token stands for."""
         ...
+
+
+def check_largest_id(vocab: Mapping[Any, int], name: str) -> None:
+    """Refuse an id far beyond the size of the vocabulary: tables with a place for each id would not fit in memory."""
+    token, number = max(vocab.items(), key=lambda item: item[1], default=("", 0))
+    if number >= len(vocab) + MOST_UNUSED:
+        raise ConfigError(
+            f"token {token!r} of {name} has id {number:,}, but the vocabulary has {len(vocab):,} tokens; expected ids "
+            f"below {len(vocab) + MOST_UNUSED:,}; correct the id in the tokenizer's file"
+        )
 
 
 def narrowest(vocab_size: int) -> pa.DataType:

@@ -1,6 +1,7 @@
 """The fast path: gigatoken where it gives the reference's ids, checked before the first row and all along the way.
 
-A difference that is found before any of its ids were delivered costs nothing but speed; found later, it ends the run.
+Rows with characters that the two were not shown to treat alike go to the reference (`characters.py`). Another
+difference that is found before any of its ids were delivered costs nothing but speed; found later, it ends the run.
 What it keeps for speed is a cache of words that only grows, so a backend is thrown away and loaded anew once the
 process has grown by more than it is allowed to.
 """
@@ -20,9 +21,11 @@ import pyarrow.compute as pc
 from penstock.memory.resident import resident_bytes
 from penstock.pipeline.chain import BrokenStageError
 from penstock.pipeline.config import available_cores
-from penstock.transforms._tokenizers.comparing import compared_rows, first_difference, is_long
-from penstock.transforms._tokenizers.ragged import Flags, Ints, Ragged, ragged, spliced
-from penstock.transforms._tokenizers.reference import FastModel, Reference
+from penstock.transforms._tokenizers.characters import Characters
+from penstock.transforms._tokenizers.comparing import CharacterComparison, compared_rows, first_difference, is_long
+from penstock.transforms._tokenizers.contexts import ascii_pairs
+from penstock.transforms._tokenizers.ragged import Flags, Ints, Ragged, spliced
+from penstock.transforms._tokenizers.reference import FastModel, Reference, reference_ids
 from penstock.transforms.columns import flags
 from penstock.transforms.text import Utf8, utf8
 
@@ -72,6 +75,8 @@ class FastPath:
         self._setup, self._verdict = threading.Lock(), threading.Lock()
         self._backends: Backends | None = None
         self._traps: str | None = None
+        self._characters: Characters | None = None
+        self._reference_rows = 0
         self._refusal: str | None = None
         self._delivered, self._wrong = not alone, ""
         self._unseen_rows, self._unseen_long = FIRST_ROWS, FIRST_LONG_ROWS
@@ -81,6 +86,11 @@ class FastPath:
     def refusal(self) -> str | None:
         """Why it is not used, once that is known."""
         return self._refusal
+
+    @property
+    def reference_rows(self) -> int:
+        """Rows that went to the reference because of their characters."""
+        return self._reference_rows
 
     def fit(self, nbytes: int) -> None:
         """Let what is kept between calls grow by so much, and load what is needed for the first call."""
@@ -96,9 +106,9 @@ class FastPath:
         """The ids of a column of texts without nulls. They may not be used before `deliver` was called."""
         backends = self._ready()
         data = utf8(texts)
-        other = self._trapped(texts)
+        other = self._for_reference(texts, data)
         if other is not None and other.any():
-            marked = self._by_reference(texts.filter(pa.array(other)))
+            marked = reference_ids(self._reference, texts.filter(pa.array(other)), parse_special=self._parse_special)
             return spliced(other, marked, self._checked(backends, texts.filter(pa.array(~other))))
         return self._checked(backends, texts, data)
 
@@ -170,13 +180,21 @@ class FastPath:
             backends = Backends(model, self._cache_bytes, self._reference.vocab_size)
         except BaseException as error:  # noqa: BLE001 - whatever it cannot load, the reference can
             self._refuse(f"it does not support this model: {_told(error)}")
-        probes = pa.array([*PROBES, *self._reference.probes()], pa.string())
+        probes = pa.array([*PROBES, *ascii_pairs(), *self._reference.probes()], pa.string())
         other = self._trapped(probes)
         if other is not None:
             probes = probes.filter(pa.array(~other))
         _, difference = self._compared(backends, probes, utf8(probes), np.arange(len(probes)))
         if difference is not None:
             self._refuse(difference)
+        characters = CharacterComparison(
+            self._reference,
+            encode=backends.encode,
+            load=lambda small, size: Backends(small, self._cache_bytes, size).encode,
+            traps=model.traps,
+            parse_special=self._parse_special,
+        )
+        self._characters = Characters(characters.different, characters.key, characters.contexts)
         self._backends = backends
         log.info("%s: tokenizing with gigatoken, checked against the reference", self._reference.name)
 
@@ -202,11 +220,32 @@ class FastPath:
         if self._refusal is not None:
             raise Refused(self._refusal)
 
+    def _for_reference(self, texts: pa.Array, data: Utf8) -> Flags | None:
+        """The rows on which the two are not known to agree."""
+        trapped = self._trapped(texts)
+        assert self._characters is not None
+        try:
+            outside = self._characters.outside(data if trapped is None else utf8(texts.filter(pa.array(~trapped))))
+        except BaseException as error:  # noqa: BLE001 - a panic in Rust is not an Exception
+            self._refuse(f"it failed: {_told(error)}")
+        if outside is None:
+            return trapped
+        if trapped is None:
+            trapped = np.zeros(len(texts), np.bool_)
+        trapped[np.flatnonzero(~trapped)[outside]] = True
+        if not self._reference_rows:
+            row = texts[int(np.flatnonzero(trapped)[0])].as_py()
+            log.info(
+                "%s: rows with characters that gigatoken is not proven to treat as the reference does, such as %.80r, "
+                "take the slower reference",
+                self._reference.name,
+                row,
+            )
+        self._reference_rows += int(outside.sum())
+        return trapped
+
     def _trapped(self, texts: pa.Array) -> Flags | None:
         return None if self._traps is None else flags(pc.match_substring_regex(texts, pattern=self._traps))
-
-    def _by_reference(self, texts: pa.Array) -> Ragged:
-        return ragged(self._reference.ids(texts.to_pylist(), parse_special=self._parse_special))
 
 
 class Backends:

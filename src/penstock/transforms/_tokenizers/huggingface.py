@@ -14,9 +14,10 @@ import orjson
 import xxhash
 
 from penstock.errors import ConfigError
-from penstock.transforms._tokenizers.base import SpecialTokens
+from penstock.transforms._tokenizers.base import SpecialTokens, check_largest_id
+from penstock.transforms._tokenizers.contexts import BYTE_PAIRS
 from penstock.transforms._tokenizers.ragged import Ints
-from penstock.transforms._tokenizers.reference import FastModel, Offsets, TokenTable, as_token_table
+from penstock.transforms._tokenizers.reference import FastModel, Offsets, Reference, TokenTable, as_token_table
 
 if TYPE_CHECKING:
     import tokenizers
@@ -44,26 +45,28 @@ class HuggingFaceReference:
     def __init__(self, document: str, name: str, *, named: Mapping[str, str] | None = None) -> None:
         self.name, self._named = name, dict(named or {})
         config = _checked(document, name)
-        around = _around(config.get("post_processor"))
         _switch_off(config, name)
-        self._document = orjson.dumps(config)
-        decisive = {part: config.get(part) for part in ("added_tokens", "normalizer", "pre_tokenizer", "model")}
-        self._hash = xxhash.xxh3_128_hexdigest(orjson.dumps(decisive, option=orjson.OPT_SORT_KEYS))
+        around = config.pop("post_processor", None)
+        self._document, self._hash = orjson.dumps(config | {"post_processor": None}), _hash(config)
         # All but the vocabulary and the merges, which as Python objects are large.
         self._model = {key: value for key, value in config["model"].items() if key not in ("vocab", "merges")}
+        self._steps = {part: config.get(part) for part in ("normalizer", "pre_tokenizer")}
         self._normalizing = list(_parts(config.get("normalizer"), "normalizers"))
+        self.normalises = any(step["type"] not in ("Replace", "Prepend") for step in self._normalizing)
         self._splitting = list(_parts(config.get("pre_tokenizer"), "pretokenizers"))
         self._added: list[dict[str, Any]] = config.get("added_tokens") or []
-        del config, decisive
+        del config
         self._modes: dict[bool, tokenizers.Tokenizer] = {}
         self._loading = threading.Lock()
         self._unused: tokenizers.Tokenizer | None = self._load()
         vocab = self._unused.get_vocab(with_added_tokens=True)
+        check_largest_id(vocab, name)
+        self._renumber(vocab)
         self.vocab_size = max(vocab.values(), default=-1) + 1
         self._tokens: list[str] = [""] * self.vocab_size
         for token, number in vocab.items():
             self._tokens[number] = token
-        self.special = self._special(vocab, *around)
+        self.special = self._special(vocab, *_around(around, vocab))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (self._document.decode(), self.name, self._named, self.special)
@@ -135,6 +138,16 @@ class HuggingFaceReference:
             document = orjson.dumps(config)
         return FastModel(lambda: gigatoken.Tokenizer.from_json(document).backend)
 
+    def splitter(self) -> Reference:
+        if not self._byte_level:
+            return self
+        letters = {byte[0]: letter for letter, byte in _BYTE_OF.items()}
+        merges = [(letters[first], letters[second]) for first, second in BYTE_PAIRS]
+        tokens = [*(letters[byte] for byte in range(256)), *(first + second for first, second in merges)]
+        model = {"type": "BPE", "vocab": {token: number for number, token in enumerate(tokens)}, "merges": merges}
+        document = {"version": "1.0", "added_tokens": [], "model": model} | self._steps
+        return HuggingFaceReference(orjson.dumps(document).decode(), self.name)
+
     def probes(self) -> list[str]:
         texts = [token["content"] for token in self._added[:64]]
         return [probe for text in texts for probe in (text, f"a{text}b", f" {text} {text}\n")]
@@ -171,6 +184,39 @@ class HuggingFaceReference:
                     self._modes[parse_special] = made
         return self._modes[parse_special]
 
+    def _renumber(self, vocab: Mapping[str, int]) -> None:
+        """Give added tokens the ids that `tokenizers` gives them.
+
+        It does not read the ids of added tokens that are not in the model's own vocabulary, but counts on from the
+        number of tokens: where ids have holes, that is another id, or even that of another token.
+        """
+        wrong = [token for token in self._added if vocab.get(token["content"], token["id"]) != token["id"]]
+        if not wrong:
+            return
+        added = {token["content"] for token in wrong}
+        others = {number: text for text, number in vocab.items() if text not in added}
+        for token in wrong:
+            if vocab[token["content"]] in others:
+                raise ConfigError(
+                    f"added token {token['content']!r} of {self.name} has id {token['id']} in the file, but "
+                    f"`tokenizers`, which defines the ids, gives it {vocab[token['content']]}, the id of "
+                    f"{others[vocab[token['content']]]!r}; put it into the model's vocabulary with its id"
+                )
+        log.warning(
+            "%s: %d added tokens have other ids in the file than `tokenizers`, which defines the ids, gives them; the "
+            "first is %r, %d in the file and %d in use",
+            self.name,
+            len(wrong),
+            wrong[0]["content"],
+            wrong[0]["id"],
+            vocab[wrong[0]["content"]],
+        )
+        config = orjson.loads(self._document)
+        for token in config["added_tokens"]:
+            token["id"] = vocab.get(token["content"], token["id"])
+        self._added = config["added_tokens"]
+        self._document, self._hash = orjson.dumps(config), _hash(config)
+
     def _special(self, vocab: Mapping[str, int], first: int | None, last: int | None) -> SpecialTokens:
         """From the configuration if there is one, else from what the post-processor adds, else by well-known names."""
         special = {token["content"]: int(token["id"]) for token in self._added if token["special"]}
@@ -205,7 +251,7 @@ def _checked(document: str, name: str) -> dict[str, Any]:
 
 
 def _switch_off(config: dict[str, Any], name: str) -> None:
-    """What would pad, cut, vary or surround the ids."""
+    """What would pad, cut or vary the ids. What would surround them, and trim offsets, is left out by the caller."""
     for setting in ("padding", "truncation"):
         if config.get(setting):
             log.warning("%s: its %s setting %s is switched off", name, setting, config[setting])
@@ -213,7 +259,12 @@ def _switch_off(config: dict[str, Any], name: str) -> None:
     if config["model"].get("dropout"):
         log.warning("%s: its dropout of %s is switched off", name, config["model"]["dropout"])
         config["model"]["dropout"] = None
-    config["post_processor"] = None  # adds tokens around the text and trims offsets: both are decided elsewhere
+
+
+def _hash(config: dict[str, Any]) -> str:
+    """Of all that decides the ids."""
+    decisive = {part: config.get(part) for part in ("added_tokens", "normalizer", "pre_tokenizer", "model")}
+    return str(xxhash.xxh3_128_hexdigest(orjson.dumps(decisive, option=orjson.OPT_SORT_KEYS)))
 
 
 def _parts(step: dict[str, Any] | None, key: str) -> Iterator[dict[str, Any]]:
@@ -225,19 +276,19 @@ def _parts(step: dict[str, Any] | None, key: str) -> Iterator[dict[str, Any]]:
         yield step
 
 
-def _around(step: dict[str, Any] | None) -> tuple[int | None, int | None]:
+def _around(step: dict[str, Any] | None, vocab: Mapping[str, int]) -> tuple[int | None, int | None]:
     """The ids that a post-processor puts before and behind a text."""
     first = last = None
     for part in _parts(step, "processors"):
         if part["type"] == "TemplateProcessing":
             names = [next(iter(item.values()))["id"] if "SpecialToken" in item else None for item in part["single"]]
-            ids = {name: token["ids"][0] for name, token in part["special_tokens"].items()}
+            ids = {name: vocab.get(name, token["ids"][0]) for name, token in part["special_tokens"].items()}
             if names and names[0] is not None:
                 first = ids.get(names[0])
             if names and names[-1] is not None:
                 last = ids.get(names[-1])
         elif part["type"] in ("BertProcessing", "RobertaProcessing"):
-            first, last = part["cls"][1], part["sep"][1]
+            first, last = (vocab.get(text, number) for text, number in (part["cls"], part["sep"]))
     return first, last
 
 

@@ -26,12 +26,12 @@ from penstock.transforms._tokenizers.ragged import (
     row_offsets,
     spliced,
 )
-from penstock.transforms._tokenizers.reference import Offsets, Reference, TokenTable
+from penstock.transforms._tokenizers.reference import REFERENCE_BYTES, Offsets, Reference, TokenTable, reference_ids
 from penstock.transforms.text import utf8
 
 __all__ = ["LoadedTokenizer"]
 
-FAST_BYTES, REFERENCE_BYTES = 4 << 20, 1 << 18
+FAST_BYTES = 4 << 20
 
 Made = TypeVar("Made")
 Encode: TypeAlias = Callable[[pa.Array], Ragged]
@@ -137,6 +137,10 @@ class LoadedTokenizer:
         """Why the fast path is not used; None while it is, or before it was tried."""
         return self._fast[parse_special].refusal
 
+    def reference_rows(self, *, parse_special: bool = False) -> int:
+        """Rows that took the reference for their characters, beside the fast path."""
+        return self._fast[parse_special].reference_rows
+
     def with_special(self, **tokens: str | None) -> LoadedTokenizer:
         """The same tokenizer with another `bos`, `eos`, `pad` or `unk` token, given by its text."""
         ids = {}
@@ -188,15 +192,8 @@ class LoadedTokenizer:
             if len(texts):
                 fast.deliver()
         except Refused:
-            return work(lambda some: self._reference_ids(some, parse_special))
+            return work(lambda some: reference_ids(self._reference, some, parse_special=parse_special))
         return made
-
-    def _reference_ids(self, texts: pa.Array, parse_special: bool) -> Ragged:
-        parts = [
-            ragged(self._reference.ids(part.to_pylist(), parse_special=parse_special))
-            for part in pieces(texts, REFERENCE_BYTES)
-        ]
-        return joined(parts or [ragged([])])
 
     def _only_id(self, text: str) -> int | None:
         ids = self._reference.ids([text], parse_special=True)[0]

@@ -8,11 +8,14 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from penstock.transforms._tokenizers.base import SpecialTokens
-from penstock.transforms._tokenizers.ragged import Ints
+from penstock.transforms._tokenizers.ragged import Ints, Ragged, joined, pieces, ragged
 
-__all__ = ["FastModel", "Offsets", "Reference", "TokenTable", "as_token_table", "literal"]
+__all__ = ["FastModel", "Offsets", "Reference", "TokenTable", "as_token_table", "literal", "reference_ids"]
+
+REFERENCE_BYTES = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,8 @@ class Reference(Protocol):
     name: str
     vocab_size: int
     special: SpecialTokens
+    normalises: bool
+    """Whether text is brought to a Unicode form, or changed in another way that depends on Unicode's tables."""
 
     def fingerprint(self) -> str: ...
 
@@ -77,9 +82,24 @@ class Reference(Protocol):
         """How to make the fast form, or why there is none."""
         ...
 
+    def splitter(self) -> Reference:
+        """A small tokenizer that normalises and splits text as this one does, with ids that show every split.
+
+        Itself, if there is none: whether two tokenizers split alike then shows only where its tokens do.
+        """
+        ...
+
     def probes(self) -> list[str]:
         """Texts that are difficult for this very tokenizer."""
         ...
+
+
+def reference_ids(reference: Reference, texts: pa.Array, *, parse_special: bool) -> Ragged:
+    """The ids of a column of texts without nulls, in pieces: of each token the libraries make some hundred bytes."""
+    parts = [
+        ragged(reference.ids(part.to_pylist(), parse_special=parse_special)) for part in pieces(texts, REFERENCE_BYTES)
+    ]
+    return joined(parts or [ragged([])])
 
 
 def literal(text: str) -> str:

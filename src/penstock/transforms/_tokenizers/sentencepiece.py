@@ -12,7 +12,7 @@ from penstock.errors import ConfigError
 from penstock.transforms._tokenizers.base import SpecialTokens
 from penstock.transforms._tokenizers.modelproto import BYTE, CONTROL, NORMAL, UNUSED, USER_DEFINED, model_facts
 from penstock.transforms._tokenizers.ragged import Ints
-from penstock.transforms._tokenizers.reference import FastModel, Offsets, TokenTable
+from penstock.transforms._tokenizers.reference import FastModel, Offsets, Reference, TokenTable
 from penstock.transforms._tokenizers.segments import encode_segments
 from penstock.transforms._tokenizers.traps import trap_pattern
 
@@ -30,6 +30,9 @@ class SentencePieceReference:
     that whoever trained the model defined, such as `<|im_start|>`, are special tokens too, unless they are white space;
     SentencePiece reads them from any text, asked or not.
     """
+
+    normalises = False
+    """Rows with characters that depend on their neighbours go to the reference anyway (`traps.py`)."""
 
     def __init__(self, model: bytes, name: str) -> None:
         import sentencepiece
@@ -100,6 +103,9 @@ class SentencePieceReference:
             return f"it does not support rules of normalisation of one's own ({self._rule})"
         model = self._model
         return FastModel(lambda: gigatoken.Tokenizer.from_sentencepiece(model).backend, traps=self._traps())
+
+    def splitter(self) -> Reference:
+        return self
 
     def probes(self) -> list[str]:
         return [probe for text in self.special.named for probe in (text, f"a{text}b", f" {text} {text}\n")]

@@ -12,9 +12,10 @@ import orjson
 import xxhash
 
 from penstock.errors import ConfigError
-from penstock.transforms._tokenizers.base import SpecialTokens
+from penstock.transforms._tokenizers.base import SpecialTokens, check_largest_id
+from penstock.transforms._tokenizers.contexts import BYTE_PAIRS
 from penstock.transforms._tokenizers.ragged import Ints
-from penstock.transforms._tokenizers.reference import FastModel, Offsets, TokenTable, as_token_table
+from penstock.transforms._tokenizers.reference import FastModel, Offsets, Reference, TokenTable, as_token_table
 
 __all__ = ["TiktokenReference", "named_encoding"]
 
@@ -50,12 +51,15 @@ SCHEMES = {
 class TiktokenReference:
     """Ids as a `tiktoken.Encoding` gives them."""
 
+    normalises = False
+
     def __init__(self, encoding: Any) -> None:
         self._encoding = encoding
         self.name = str(encoding.name)
         self.vocab_size = int(encoding.max_token_value) + 1
         self._ranks: dict[bytes, int] = encoding._mergeable_ranks
         self._named: dict[str, int] = dict(encoding._special_tokens)
+        check_largest_id(self._named, self.name)
         self.special = SpecialTokens(eos=self._named.get("<|endoftext|>"), named=self._named)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -92,6 +96,8 @@ class TiktokenReference:
         try:
             return bytes(self._encoding.decode_single_token_bytes(token))
         except KeyError:
+            if 0 <= token < self.vocab_size:
+                return b""  # a hole between the ids
             raise ConfigError(f"{self.name} has no token {token}; its ids are below {self.vocab_size}") from None
 
     def table(self) -> TokenTable:
@@ -121,6 +127,11 @@ class TiktokenReference:
                 return gigatoken.Tokenizer.from_tiktoken(file, scheme, special).backend
 
         return FastModel(load)
+
+    def splitter(self) -> Reference:
+        tokens = [*(bytes([byte]) for byte in range(256)), *BYTE_PAIRS]
+        ranks = {token: rank for rank, token in enumerate(tokens)}
+        return _rebuilt(self.name, self._encoding._pat_str, ranks, {})
 
     def probes(self) -> list[str]:
         return [probe for text in self._named for probe in (text, f"a{text}b", f" {text} {text}\n")]

@@ -20,8 +20,8 @@ from penstock.transforms._chat.problems import RenderError, RowProblem
 from penstock.transforms._chat.rendering import Renderer
 from penstock.transforms._chat.templates import Template
 
-ENOUGH = 500
-LONGEST = 5000
+ENOUGH, MOST = 500, 700
+LONGEST = 4500
 """Characters of a template: longer ones take long to compile, once for each mutant."""
 OUTPUT = re.compile(r"\{\{-?(?:[^{}'\"]|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|\{[^{}]*\})*?-?\}\}", re.DOTALL)
 LOOP = re.compile(r"(\{%-?\s*for\s+\w+\s+in\s+)(messages|loop_messages)(\s*-?%\})")
@@ -38,19 +38,23 @@ TOOLS = [
 ]
 CALL = {"type": "function", "id": "a1b2c3d4e", "function": {"name": "quokkatool", "arguments": {"isle": "quokkavalue"}}}
 CHAT = [
-    {"role": "system", "content": "quokkasystem rules"},
-    {"role": "user", "content": "quokkaask first"},
-    {"role": "assistant", "content": "quokkasay first"},
-    {"role": "user", "content": "quokkaaskmore then"},
+    {"role": "system", "content": "quokkasystem rules quokkasystemz"},
+    {"role": "user", "content": "quokkaask first quokkaaskz"},
+    {"role": "assistant", "content": "quokkasay first quokkasayz"},
+    {"role": "user", "content": "quokkaaskmore then quokkaaskmorez"},
     {"role": "assistant", "content": "", "tool_calls": [CALL]},
-    {"role": "tool", "content": "quokkaresult found", "tool_call_id": "a1b2c3d4e", "name": "quokkatool"},
-    {"role": "assistant", "content": "quokkasaymore last", "reasoning_content": "quokkathought deep"},
+    {"role": "tool", "content": "quokkaresult found quokkaresultz", "tool_call_id": "a1b2c3d4e", "name": "quokkatool"},
+    {
+        "role": "assistant",
+        "content": "quokkasaymore last quokkasaymorez",
+        "reasoning_content": "quokkathought deep quokkathoughtz",
+    },
 ]
 PROBES = [
     Conversation(CHAT[:3]),
-    Conversation([*CHAT[1:4], {"role": "assistant", "content": "quokkalast done"}]),
+    Conversation([*CHAT[1:4], {"role": "assistant", "content": "quokkalast done quokkalastz"}]),
     Conversation([CHAT[1], CHAT[6]]),
-    Conversation([*CHAT[3:6], {"role": "assistant", "content": "quokkalast done"}], TOOLS),
+    Conversation([*CHAT[3:6], {"role": "assistant", "content": "quokkalast done quokkalastz"}], TOOLS),
 ]
 
 
@@ -122,9 +126,9 @@ def test_every_mutant_that_spoils_a_row_is_refused(in_use: dict[str, Any]) -> No
     killed: Counter[str] = Counter()
     survivors = []
     for name, (source, renderer, probes) in in_use.items():
-        for number, (kind, changed) in enumerate(mutants(source)):
-            if number % 2:  # half of them is enough, and the same half each time
-                continue
+        if sum(killed.values()) > MOST:
+            break
+        for kind, changed in mutants(source):
             try:
                 mutant = replace(renderer, template=Template("a mutant", changed))
                 assert mutant.template.program

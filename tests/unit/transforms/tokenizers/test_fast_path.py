@@ -7,6 +7,7 @@ import pickle
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,6 +33,12 @@ from penstock.transforms.text import utf8
 from penstock.transforms.tokenization import Tokenize, load_tokenizer
 
 LOGGER = "penstock.transforms.tokenization"
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What a spoiled gigatoken is found to do is not kept for other tests."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
 def fresh(name: str = "gpt2") -> LoadedTokenizer:
