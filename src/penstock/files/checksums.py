@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import struct
+import threading
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ __all__ = [
 PARQUET_TAIL, ARROW_TAIL = b"PAR1", b"ARROW1"
 _MARK = b"penstock"
 _SEGMENT, _END, _LENGTH = struct.Struct("<QQ"), struct.Struct("<QQ8s"), struct.Struct("<I")
-_SEGMENT_BYTES, _READ_BYTES = 1 << 17, 1 << 20
+_SEGMENT_BYTES = 1 << 17
 
 Readable = io.RawIOBase | io.BufferedIOBase
 Segment = tuple[int, int]
@@ -59,23 +60,28 @@ class Checksums:
 
     def check_data(self, number: int, data: Any) -> None:
         """Raise ArrowInvalid unless these are the bytes of a segment as they were written."""
-        if xxhash.xxh3_64_intdigest(data) != self.digests[number]:
-            low, high = self.segment(number)
-            raise pa.ArrowInvalid(f"bytes {low} to {high} are not those that were written: their checksum differs")
+        self._compare(number, xxhash.xxh3_64_intdigest(data))
 
     def check(self, file: Readable, start: int, stop: int) -> None:
         """Read the segments that hold these bytes and compare them; raises ArrowInvalid where they differ."""
-        number, last = bisect_right(self.ends, start), bisect_right(self.ends, stop - 1)
-        while number <= last:
+        first, last = bisect_right(self.ends, start), bisect_right(self.ends, stop - 1)
+        at, _ = self.segment(first)
+        file.seek(at)
+        scratch = _scratch()
+        for number in range(first, last + 1):
+            digest = xxhash.xxh3_64()
+            while at < self.ends[number]:
+                got = file.readinto(scratch[: self.ends[number] - at])
+                if not got:
+                    raise pa.ArrowInvalid(f"the file ends at byte {at}, {self.ends[-1] - at} bytes too early")
+                digest.update(scratch[:got])
+                at += got
+            self._compare(number, digest.intdigest())
+
+    def _compare(self, number: int, digest: int) -> None:
+        if digest != self.digests[number]:
             low, high = self.segment(number)
-            after = number + 1
-            while after <= last and self.ends[after] - low <= _READ_BYTES:
-                high, after = self.ends[after], after + 1
-            data = memoryview(_read(file, low, high - low))
-            for each in range(number, after):
-                begin, end = self.segment(each)
-                self.check_data(each, data[begin - low : end - low])
-            number = after
+            raise pa.ArrowInvalid(f"bytes {low} to {high} are not those that were written: their checksum differs")
 
 
 def read_checksums(path: Path, tail: bytes) -> Checksums | None:
@@ -92,12 +98,12 @@ def read_checksums(path: Path, tail: bytes) -> Checksums | None:
         start = size - ending - length - _END.size
         if start < 0:
             return None
-        rest = _read(file, start, size - start)
+        rest = bytes(_read(file, start, size - start))
         count, digest, mark = _END.unpack_from(rest)
         if mark != _MARK or not rest.endswith(tail):
             return None
         first = start - count * _SEGMENT.size
-        listed = _read(file, first, start - first) if first >= 0 else b""
+        listed = bytes(_read(file, first, start - first)) if first >= 0 else b""
     if first < 0 or _digest(listed, count, rest[_END.size :]) != digest:
         raise pa.ArrowInvalid("the footer is not the one that was written: its checksum differs")
     segments = list(_SEGMENT.iter_unpack(listed))
@@ -125,7 +131,7 @@ def add_checksums(file: io.BufferedRandom, segments: list[Segment], tail: bytes)
     ending = len(tail) + _LENGTH.size
     (length,) = _LENGTH.unpack(_read(file, size - ending, _LENGTH.size))
     start = size - ending - length
-    footer = _read(file, start, size - start)
+    footer = bytes(_read(file, start, size - start))
     segments = [*segments, *hash_segments(file, segments[-1][0] if segments else 0, start)]
     file.seek(start)
     file.write(_block(segments, footer) + footer)
@@ -135,7 +141,7 @@ def hash_segments(file: Readable, start: int, stop: int) -> Iterator[Segment]:
     """The bytes from `start` to `stop` in segments of 128 KiB."""
     for low in range(start, stop, _SEGMENT_BYTES):
         high = min(stop, low + _SEGMENT_BYTES)
-        yield high, xxhash.xxh3_64_intdigest(_read(file, low, high - low))
+        yield high, xxhash.xxh3_64_intdigest(_read(file, low, high - low, _scratch()))
 
 
 class HashedFile(io.RawIOBase):
@@ -182,23 +188,33 @@ class HashedFile(io.RawIOBase):
         self._file.write(held[:at] + _block(self._segments, held[at:]) + held[at:])
 
 
-def _block(segments: list[Segment], footer: bytes | bytearray) -> bytes:
+def _block(segments: list[Segment], footer: bytes) -> bytes:
     listed = b"".join(_SEGMENT.pack(*segment) for segment in segments)
     return listed + _END.pack(len(segments), _digest(listed, len(segments), footer), _MARK)
 
 
-def _digest(listed: bytes | bytearray, count: int, footer: bytes | bytearray) -> int:
+def _digest(listed: bytes, count: int, footer: bytes) -> int:
     return xxhash.xxh3_64_intdigest(listed + count.to_bytes(8, "little") + footer)
 
 
-def _read(file: Readable, start: int, size: int) -> bytearray:
+_local = threading.local()
+
+
+def _scratch() -> memoryview:
+    """Memory of this thread to read into: new memory would cost more than reading and hashing do."""
+    if not hasattr(_local, "scratch"):
+        _local.scratch = memoryview(bytearray(_SEGMENT_BYTES))
+    scratch: memoryview = _local.scratch
+    return scratch
+
+
+def _read(file: Readable, start: int, size: int, into: memoryview | None = None) -> memoryview:
     """Exactly these bytes."""
-    data = bytearray(size)
-    view, filled = memoryview(data), 0
+    view, filled = memoryview(bytearray(size)) if into is None else into[:size], 0
     file.seek(start)
     while filled < size:
         got = file.readinto(view[filled:])
         if not got:
             raise pa.ArrowInvalid(f"the file ends at byte {start + filled}, {size - filled} bytes too early")
         filled += got
-    return data
+    return view
