@@ -152,8 +152,6 @@ def test_a_state_that_lost_or_changed_anything_is_refused_and_the_loader_stays_w
     for key in state:
         for change in ({key: ...}, {key: -7}, {key: "x"}, {key: {}}, {key: [None]}):
             damaged = {name: value for name, value in (state | change).items() if value is not ...}
-            if damaged.get("edits_digest") == state["edits_digest"] and key == "edits" and key in damaged:
-                continue  # the digest says that there are none, whatever stands there
             with pytest.raises(ResumeError):
                 loader.load_state_dict(damaged)
             assert loader.state_dict() == state

@@ -18,6 +18,7 @@ import xxhash
 from penstock.datasets._frames import column_names, column_of
 from penstock.errors import DataError, StalledError
 from penstock.files.atomic import AtomicFile
+from penstock.files.checksums import ARROW_TAIL, HashedFile, check_file
 from penstock.files.locking import FileLock
 
 __all__ = ["content_of", "digest_of", "kept_table"]
@@ -87,8 +88,13 @@ def kept_table(
         if found is None:
             _remove_strays(directory, file)
             table = make()
-            with AtomicFile(file) as target, pa.ipc.new_file(target.file, table.schema) as writer:
-                writer.write_table(table)
+            with AtomicFile(file) as target:
+                hashed = HashedFile(target.file)
+                with pa.ipc.new_file(hashed, table.schema) as writer:
+                    writer.write_table(table)
+                    hashed.cut()
+                    hashed.hold()
+                hashed.finish(ARROW_TAIL)
             found = _read(file, rows)
             assert found is not None
     return found
@@ -107,9 +113,10 @@ def _read(file: Path, rows: int) -> pa.Table | None:
     if not file.is_file():
         return None
     try:
+        check_file(file, ARROW_TAIL)
         table = pa.ipc.open_file(pa.memory_map(str(file))).read_all()
         table.validate()
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowInvalid, DataError, OSError) as error:
         log.warning("%s is damaged (%s) and is made anew", file, error)
         return None
     if table.num_rows != rows:

@@ -30,6 +30,7 @@ from penstock.datasets._kinds import (
 from penstock.datasets._spec import ColumnKind, DatasetSpec
 from penstock.datasets._text_files import Looked, as_utf8, look, may_have_codes, refuse_open_quote
 from penstock.errors import ConfigError, DataError, SchemaError
+from penstock.files.checksums import PARQUET_TAIL, check_file
 from penstock.files.compression import DamagedStreamError, open_input
 from penstock.files.listing import split_suffix
 from penstock.files.remote import RemotePath, fetch, is_remote
@@ -169,6 +170,7 @@ def _listed(directory: Any) -> str:
 
 
 def _read_parquet(file: Path, columns: Sequence[str] | None) -> pa.Table:
+    check_file(file, PARQUET_TAIL)
     try:
         names = pq.read_schema(file).names
         _check_columns(columns, names, file.name)

@@ -14,6 +14,7 @@ import orjson
 from penstock.distributed.ranks import Rank, find_rank
 from penstock.distributed.rendezvous import Rendezvous, find_rendezvous, forget, meeting, reaching, wait_until
 from penstock.errors import ConfigError, ResumeError, StalledError
+from penstock.files.states import CHECKSUM, check_state, is_state, with_checksum
 
 __all__ = ["EndOfEpoch", "barrier", "gather_states", "merge_states"]
 
@@ -232,6 +233,11 @@ def _tidy(rendezvous: Rendezvous, rank: Rank, base: str, number: int) -> None:
 
 def _merged(states: Sequence[Mapping[str, Any]], path: str, streams: int | None) -> dict[str, Any]:
     result: dict[str, Any] = {}
+    checked = all(map(is_state, states))
+    if checked:
+        for number, state in enumerate(states):
+            check_state(state, f"number {number} of the states to merge")
+        states = [{key: value for key, value in state.items() if key != CHECKSUM} for state in states]
     for key in dict.fromkeys(key for state in states for key in state):
         where = f"{path}.{key}" if path else str(key)
         for number, state in enumerate(states):
@@ -248,7 +254,7 @@ def _merged(states: Sequence[Mapping[str, Any]], path: str, streams: int | None)
                     f"{number}; take them from all ranks at the same step of the same run"
                 )
         result[key] = values[0]
-    return result
+    return with_checksum(result) if checked else result
 
 
 def _cursors(parts: Sequence[Mapping[Any, Any]], where: str, streams: int | None) -> dict[str, Any]:

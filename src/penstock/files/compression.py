@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
 import pyarrow as pa
+import xxhash
 
 from penstock.errors import ConfigError, ResumeError
 from penstock.files.listing import PathLike, split_suffix
@@ -81,9 +82,8 @@ def open_output(file: BinaryIO, codec: str, level: int | None = None) -> Any:
             return bz2.BZ2File(file, "wb", compresslevel=9 if level is None else level)
         case ".xz":
             return lzma.LZMAFile(file, "wb", preset=level)
-        case ".zst" if level is not None:
-            return _ZstdFrames(file, level)
-    return pa.CompressedOutputStream(pa.PythonFile(_Uncloseable(file), mode="w"), _ARROW_CODECS[codec])
+        case _:
+            return _CheckedFrames(file, codec, level)
 
 
 class _Decompressed(io.RawIOBase):
@@ -162,12 +162,14 @@ def _skip(reader: ByteReader, count: int) -> int:
     return count - left
 
 
-class _ZstdFrames(io.RawIOBase):
-    """Zstandard with a level, which Arrow's streams do not take: a frame of its own for every few megabytes."""
+class _CheckedFrames(io.RawIOBase):
+    """Zstandard or LZ4 with a checksum of the content, which Arrow's streams leave out, and with a level, which they do
+    not take: a frame of its own for every few megabytes. Any reader of the format compares the checksum."""
 
-    def __init__(self, file: BinaryIO, level: int) -> None:
+    def __init__(self, file: BinaryIO, codec: str, level: int | None) -> None:
         self._file = file
-        self._codec = pa.Codec("zstd", compression_level=level)
+        self._codec = pa.Codec(_ARROW_CODECS[codec], compression_level=level)
+        self._checked = _checked_zstd if codec == ".zst" else _checked_lz4
         self._waiting = bytearray()
 
     def writable(self) -> bool:
@@ -185,18 +187,24 @@ class _ZstdFrames(io.RawIOBase):
         super().close()
 
     def _write_frame(self) -> None:
-        self._file.write(self._codec.compress(pa.py_buffer(bytes(self._waiting)), asbytes=True))
+        content = bytes(self._waiting)
+        self._file.write(self._checked(self._codec.compress(pa.py_buffer(content), asbytes=True), content))
         self._waiting.clear()
 
 
-class _Uncloseable(io.RawIOBase):
-    """Passes writes on and keeps the file open: whoever opened it still has to sync and rename it."""
+def _checked_zstd(frame: bytes, content: bytes) -> bytes:
+    """A frame with the flag that says that a checksum follows it, and the checksum (RFC 8878, 3.1.1)."""
+    flags = frame[4] | 0b100
+    checksum = xxhash.xxh64_intdigest(content) & 0xFFFFFFFF
+    return frame[:4] + bytes([flags]) + frame[5:] + checksum.to_bytes(4, "little")
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
 
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        return self._file.write(data)
+def _checked_lz4(frame: bytes, content: bytes) -> bytes:
+    """The same for LZ4, whose header has a checksum too: a byte behind two bytes of flags and the size, if it is there
+    (LZ4 Frame Format 1.6)."""
+    flags = frame[4] | 0b100
+    end = 6 + (8 if flags & 0b1000 else 0)
+    descriptor = bytes([flags]) + frame[5:end]
+    checked = bytes([xxhash.xxh32_intdigest(descriptor) >> 8 & 0xFF])
+    checksum = xxhash.xxh32_intdigest(content)
+    return frame[:4] + descriptor + checked + frame[end + 1 :] + checksum.to_bytes(4, "little")

@@ -23,6 +23,7 @@ from penstock.backends.choosing import get_backend
 from penstock.distributed.ranks import find_rank
 from penstock.errors import ConfigError, ResumeError
 from penstock.files.listing import PathLike
+from penstock.files.states import StateFormat
 from penstock.fsqueue.caretaking import Caretaker
 from penstock.fsqueue.columns import Arrays, Columns
 from penstock.fsqueue.members import Membership, Watch
@@ -33,7 +34,7 @@ from penstock.fsqueue.strict import StrictReader
 
 __all__ = ["DatasetConsumer"]
 
-_VERSION = 1
+_STATE = StateFormat("queue splits", "a DatasetConsumer")
 
 
 class DatasetConsumer:
@@ -170,13 +171,13 @@ class DatasetConsumer:
         In strict order it is the same on every rank, and loads on any number of them. In any order it belongs to this
         consumer: it names the files that it has.
         """
-        return {
-            "version": _VERSION,
+        facts = {
             "order": self.order,
             "fingerprint": self.fingerprint,
             "queue": self._queue.id,
             "splits": {split: reader.state() for split, reader in self._readers.items()},
         }
+        return _STATE.write(facts)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken, with the batch that would have come next.
@@ -271,10 +272,7 @@ class DatasetConsumer:
         return self._backend.to(moved, self.device, non_blocking=cuda)
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
-        if not isinstance(state, Mapping) or not {"version", "order", "fingerprint", "splits"} <= state.keys():
-            raise ResumeError(f"not a state of a DatasetConsumer: {state!r:.200}")
-        if state["version"] != _VERSION:
-            raise ResumeError(f"the state has version {state['version']!r}, this penstock reads version {_VERSION}")
+        _STATE.read(state)
         if state["order"] != self.order:
             raise ResumeError(
                 f"the state is of a consumer with order={state['order']!r}, this one has order={self.order!r}"

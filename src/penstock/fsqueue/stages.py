@@ -22,6 +22,7 @@ from penstock.distributed.ranks import find_rank
 from penstock.errors import ConfigError, DataError, QueueNotFoundError, ResumeError, StalledError
 from penstock.files.listing import PathLike
 from penstock.files.places import require_local
+from penstock.files.states import StateFormat
 from penstock.fsqueue.caretaking import Caretaker
 from penstock.fsqueue.members import Membership, Watch
 from penstock.fsqueue.queue import Queue
@@ -35,7 +36,7 @@ __all__ = ["QueueSink", "QueueSource"]
 
 logger = logging.getLogger(__name__)
 
-_VERSION = 1
+_STATE = StateFormat("queue", "a QueueSource")
 _LOOK_SECONDS = 0.5
 _A_WHILE, _LONG_POLL = 30.0, 0.025
 _FIRST_WORD = 15.0
@@ -167,8 +168,7 @@ class QueueSource(Source):
     def state_dict(self) -> State:
         """Where this reader is. In strict order it is the same on every rank, and loads on any number of them."""
         begun = self._pending is not None
-        return {
-            "version": _VERSION,
+        facts = {
             "order": self.order,
             "split": self.split,
             "fingerprint": None if self._place is None else self._place.queue.fingerprint,
@@ -177,6 +177,7 @@ class QueueSource(Source):
             "batch": self._batch,
             "row": self._row,
         }
+        return _STATE.write(facts)
 
     def load_state_dict(self, state: State) -> None:
         """Go on with the row that would have come next."""
@@ -338,11 +339,7 @@ class QueueSource(Source):
         self._pending = whole.slice(self._row)
 
     def _check(self, state: Mapping[str, Any]) -> None:
-        wanted = {"version", "order", "split", "fingerprint", "reader", "batch", "row"}
-        if not isinstance(state, Mapping) or not wanted <= state.keys():
-            raise ResumeError(f"not a state of a QueueSource: {state!r:.200}")
-        if state["version"] != _VERSION:
-            raise ResumeError(f"the state has version {state['version']!r}, this penstock reads version {_VERSION}")
+        _STATE.read(state)
         for name in ("order", "split"):
             if state[name] != getattr(self, name):
                 raise ResumeError(f"the state is of {name}={state[name]!r}, this source has {getattr(self, name)!r}")

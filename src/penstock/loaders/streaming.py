@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from penstock.errors import ConfigError, ResumeError
+from penstock.files.states import StateFormat
 from penstock.loaders._samplestream.reasons import buffer_hint
 from penstock.loaders._samplestream.running import Run, engine_state
 from penstock.loaders._samplestream.sources import SampleSource, source_of
@@ -30,7 +31,7 @@ __all__ = ["StreamingConfig", "StreamingPipeline"]
 
 log = logging.getLogger(__name__)
 
-_VERSION = 1
+_STATE = StateFormat("stream of samples", "a StreamingPipeline")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,20 +182,18 @@ class StreamingPipeline:
         if self._start_from is not None:
             return self._start_from
         position = self._last.position() if self._last is not None else self._beginning()
-        state = {"version": _VERSION, **position}
-        if state["pipeline"] is None:
+        if position["pipeline"] is None:
             raise ResumeError(f"{self._pipeline.source!r} has no state_dict, so this pipeline cannot be resumed")
-        return state
+        return _STATE.write(position)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state with the next loop, or `start`."""
         if self._run is not None:
             raise ResumeError("stop the running pipeline before loading a state into it")
-        if state.get("version") != _VERSION or not {"pipeline", "skip", "samples"} <= state.keys():
-            raise ResumeError(f"not a state of a StreamingPipeline of version {_VERSION}: {state!r:.200}")
+        state = _STATE.read(state)
         self._beginning()
         self._pipeline.load_state_dict(state["pipeline"])  # refuses what is not of this dataset, here and not later
-        self._start_from = dict(state)
+        self._start_from = state
 
     def _check_alone(self) -> None:
         if self._run is not None and self._looping is self._run:

@@ -31,6 +31,7 @@ from penstock.distributed.ranks import Rank
 from penstock.distributed.rendezvous import Rendezvous
 from penstock.errors import ConfigError, ResumeError
 from penstock.files.listing import PathLike
+from penstock.files.states import StateFormat
 from penstock.loaders._streaming.batches import collated
 from penstock.loaders._streaming.catalog import Catalog
 from penstock.loaders._streaming.cursors import Cursor
@@ -50,6 +51,7 @@ from penstock.pipeline.stages import Fitting
 __all__ = ["StreamOptions", "StreamPosition", "StreamReader", "StreamStep"]
 
 VERSION = 1
+_STATE = StateFormat("streams", "a loader with streaming=True")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,9 +244,7 @@ class StreamReader:
         The state of a single rank loads too, on any number of ranks; what is missing in it is then read again from the
         beginning of the epoch.
         """
-        return {
-            "version": VERSION,
-            "kind": "streams",
+        facts = {
             "plan": self.fingerprint,
             "global_batch": self.global_batch,
             "epoch": position.epoch,
@@ -252,19 +252,11 @@ class StreamReader:
             "epoch_step": position.epoch_step,
             "streams": {str(number): cursor.to_text() for number, cursor in sorted(position.cursors.items())},
         }
+        return _STATE.write(facts)
 
     def from_state(self, state: Mapping[str, Any]) -> StreamPosition:
         """The position that a state stands for. What does not go together is refused."""
-        if state.get("kind") != "streams":
-            raise ResumeError(
-                f"the state is not one of a stream (kind {state.get('kind')!r}); it was saved with streaming=False: "
-                "resume it in the same way"
-            )
-        if state.get("version") != VERSION:
-            raise ResumeError(
-                f"the state has version {state.get('version')!r} and this release reads {VERSION}; "
-                "resume it with the release that wrote it"
-            )
+        _STATE.read(state)
         if state.get("global_batch") != self.global_batch:
             raise ResumeError(
                 f"the state was saved with a global batch of {state.get('global_batch')}, and it is "

@@ -9,6 +9,7 @@ import orjson
 import xxhash
 
 from penstock.errors import ConfigError, ResumeError
+from penstock.files.states import StateFormat
 from penstock.order.edits import edit_from_json, edits_digest
 from penstock.order.mixing import Drawn
 from penstock.order.orders import Place
@@ -17,16 +18,15 @@ from penstock.order.positions import Position
 
 __all__ = ["check_state", "from_state", "to_state"]
 
-VERSION = 1
+STATE = StateFormat("plan", "a loader of prepared data")
 _MOST_EDIT_BYTES = 2048
 """Edits that take more are not kept in the state, which stays small; they have to be made again before it is loaded."""
 
 
-def to_state(plan: Plan, position: Position) -> dict[str, Any]:
-    """A position as a small plain dict, the same on every rank."""
+def to_state(plan: Plan, position: Position, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A position as a small plain dict, the same on every rank, with `more` that a loader has to say."""
     edits = [edit.to_json() for edit in plan.edits]
-    return {
-        "version": VERSION,
+    facts = {
         "plan": plan.fingerprint,
         "parts": _parts(plan),
         "global_batch": plan.global_batch,
@@ -39,6 +39,7 @@ def to_state(plan: Plan, position: Position) -> dict[str, Any]:
         "edits": edits if len(orjson.dumps(edits)) <= _MOST_EDIT_BYTES else None,
         "edits_digest": edits_digest(plan.edits),
     }
+    return STATE.write({**facts, **(more or {})})
 
 
 def from_state(plan: Plan, state: Mapping[str, Any], *, new_batch_size: bool = False) -> tuple[Plan, Position]:
@@ -94,16 +95,10 @@ def _damaged(why: str) -> ResumeError:
 
 def check_state(plan: Plan, state: Mapping[str, Any], *, new_batch_size: bool = False) -> None:
     """Refuse a state of another release, another plan or another size of batches."""
-    if not isinstance(state, Mapping) or "version" not in state or "plan" not in state:
-        raise ResumeError(f"this is not the state of a loader: {state!r:.200}; state_dict() makes one")
-    version = state["version"]
-    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
-        raise _damaged(f"its version is {version!r}, this release reads versions 1 to {VERSION}")
-    if version > VERSION:
-        raise ResumeError(f"the state has version {version}, this release reads up to {VERSION}; update penstock")
-    if state["plan"] != plan.fingerprint:
+    STATE.read(state)
+    if state.get("plan") != plan.fingerprint:
         raise ResumeError(
-            f"the state belongs to the plan {state['plan']}, this loader has {plan.fingerprint}: "
+            f"the state belongs to the plan {state.get('plan')}, this loader has {plan.fingerprint}: "
             f"{_difference(plan, state)}"
         )
     if state.get("parts") != _parts(plan):

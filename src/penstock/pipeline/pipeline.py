@@ -26,7 +26,7 @@ from penstock.pipeline.metrics import Report
 from penstock.pipeline.quarantine import BadRows
 from penstock.pipeline.runner import Runner
 from penstock.pipeline.stages import Finishing, Fitting, Sink, Source, State, Stateful, Transform, TwoPart
-from penstock.pipeline.state import STATE_VERSION, check_state, fingerprint, schema_from_text, schema_to_text
+from penstock.pipeline.state import STATE, check_state, fingerprint, schema_from_text, schema_to_text
 
 __all__ = ["Pipeline"]
 
@@ -272,8 +272,7 @@ class Pipeline:
             for i, t in enumerate(self.transforms)
             if isinstance(t, Inferring) and t.output_schema is not None
         }
-        return {
-            "version": STATE_VERSION,
+        facts = {
             "pipeline": self._mark(),
             "stages": " -> ".join(stage_name(stage) for stage in (self.source, *self.transforms)),
             "source": position.source,
@@ -282,6 +281,7 @@ class Pipeline:
             "skip_rows": position.skip_rows,
             "bad_rows": position.bad_rows,
         }
+        return STATE.write(facts)
 
     def _quarantine_path(self) -> Path | None:
         if self.config.on_error != "quarantine":

@@ -9,17 +9,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pyarrow as pa
 
 from penstock.errors import ResumeError
 from penstock.files.atomic import write_atomic
+from penstock.files.states import StateFormat, parse_json, to_json
 from penstock.pipeline.chain import stage_name
 from penstock.pipeline.stages import State
 
-__all__ = ["CHECKPOINT_NAME", "STATE_VERSION", "check_state", "fingerprint", "load_checkpoint", "save_checkpoint"]
+__all__ = ["CHECKPOINT_NAME", "STATE", "check_state", "fingerprint", "load_checkpoint", "save_checkpoint"]
 
-STATE_VERSION = 1
+STATE = StateFormat("pipeline", "a pipeline")
+_CHECKPOINT = StateFormat("checkpoint", "run(checkpoint=...)")
 CHECKPOINT_NAME = "checkpoint.json"
 
 
@@ -35,11 +36,7 @@ def fingerprint(source: object, transforms: Sequence[object]) -> str:
 
 def check_state(state: Mapping[str, Any], mark: str, described: str) -> None:
     """Refuse a state that is damaged, newer than this release, or from another pipeline."""
-    version = state.get("version")
-    if not isinstance(version, int):
-        raise ResumeError(f"not a pipeline state: it has no version (keys: {sorted(state)})")
-    if version > STATE_VERSION:
-        raise ResumeError(f"the state has version {version}, this release reads up to {STATE_VERSION}; update penstock")
+    STATE.read(state)
     if state.get("pipeline") != mark:
         raise ResumeError(
             f"the state was saved by another pipeline ({state.get('stages')}), this one is {described}; "
@@ -49,7 +46,7 @@ def check_state(state: Mapping[str, Any], mark: str, described: str) -> None:
 
 def save_checkpoint(directory: Path, state: State) -> None:
     """Replace the checkpoint in one durable step."""
-    write_atomic(directory / CHECKPOINT_NAME, orjson.dumps(state, option=orjson.OPT_INDENT_2))
+    write_atomic(directory / CHECKPOINT_NAME, to_json(_CHECKPOINT.write(state), indent=True))
 
 
 def load_checkpoint(directory: Path) -> State | None:
@@ -60,12 +57,11 @@ def load_checkpoint(directory: Path) -> State | None:
     except FileNotFoundError:
         return None
     try:
-        state = orjson.loads(data)
-    except orjson.JSONDecodeError as error:
+        return _CHECKPOINT.read(parse_json(data))
+    except ResumeError as error:
+        raise ResumeError(f"{path}: {error}; delete the file to start again from the beginning") from error
+    except ValueError as error:
         raise ResumeError(f"{path} is damaged ({error}); delete it to start again from the beginning") from error
-    if not isinstance(state, dict):
-        raise ResumeError(f"{path} does not hold a checkpoint; delete it to start again from the beginning")
-    return state
 
 
 def schema_to_text(schema: pa.Schema) -> str:

@@ -11,6 +11,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.errors import ConfigError
+from penstock.files.checksums import (
+    ARROW_TAIL,
+    PARQUET_TAIL,
+    HashedFile,
+    Segment,
+    add_checksums,
+    check_file,
+    hash_segments,
+)
 from penstock.files.listing import PathLike, split_suffix
 from penstock.memory.budget import parse_bytes
 from penstock.sinks._files import FileSink, Writer
@@ -26,6 +35,9 @@ class ParquetSink(FileSink):
     A row group is closed when its rows take `row_group_bytes` in memory, which is also what the sink holds; a pipeline
     with a small budget makes that a sixteenth of it. Text that hardly repeats is written without a dictionary
     (`dictionary=None` decides by the first row group).
+
+    Pages have the checksums of the format. Checksums of all bytes, footer included, stand in front of the footer, where
+    only `ParquetSource` looks for them.
     """
 
     suffix: ClassVar[str] = ".parquet"
@@ -59,6 +71,7 @@ class ParquetSink(FileSink):
         writer: Writer | None = None
         for segment in segments:
             with pq.ParquetFile(segment, buffer_size=1 << 18, pre_buffer=False) as piece:
+                check_file(segment, PARQUET_TAIL)
                 writer = writer or self._new_writer(target, piece.schema_arrow, first=True)
                 for batch in piece.iter_batches(1 << 12):
                     writer.write(batch)
@@ -69,7 +82,8 @@ class ParquetSink(FileSink):
 class ArrowSink(FileSink):
     """One Arrow IPC file (or a directory of them) that readers can memory-map.
 
-    `compression` ("lz4" or "zstd") makes it smaller; without it batches are views of the file when read.
+    `compression` ("lz4" or "zstd") makes it smaller; without it batches are views of the file when read. A checksum of
+    each batch stands in front of the footer, where only `ArrowSource` looks for it.
     """
 
     suffix: ClassVar[str] = ".arrow"
@@ -87,6 +101,7 @@ class ArrowSink(FileSink):
     def _join(self, segments: list[Path], target: BinaryIO) -> None:
         writer: Writer | None = None
         for segment in segments:
+            check_file(segment, ARROW_TAIL)
             with pa.memory_map(str(segment)) as piece:
                 reader = pa.ipc.open_file(piece)
                 writer = writer or self._new_writer(target, reader.schema, first=True)
@@ -114,6 +129,7 @@ class _ParquetWriter:
         self._writer: pq.ParquetWriter | None = None
         # A handle of Arrow's own on the same file: through a Python file every page would wait for the interpreter.
         self._native: pa.OSFile | None = None
+        self._segments: list[Segment] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
         self._pending.append(batch)
@@ -128,6 +144,8 @@ class _ParquetWriter:
         self._writer.close()
         assert self._native is not None
         self._native.close()
+        with open(self._file.name, "rb+") as file:
+            add_checksums(file, self._segments, PARQUET_TAIL)
 
     def abort(self) -> None:
         self._pending, self._held = [], 0
@@ -151,24 +169,37 @@ class _ParquetWriter:
                 compression=self._compression,
                 compression_level=self._level,
                 use_dictionary=self._dictionary if self._dictionary is not None else _worth_a_dictionary(table),
+                write_page_checksum=True,
             )
         self._writer.write_table(table, row_group_size=max(1, table.num_rows))
+        self._hash_written()
         self._pending, self._held = [], 0
+
+    def _hash_written(self) -> None:
+        """While the system still has it in memory."""
+        assert self._native is not None
+        before = self._segments[-1][0] if self._segments else 0
+        with open(self._file.name, "rb", buffering=0) as file:
+            self._segments += hash_segments(file, before, self._native.tell())
 
 
 class _ArrowWriter:
     def __init__(self, file: BinaryIO, schema: pa.Schema, compression: str | None) -> None:
         options = pa.ipc.IpcWriteOptions(compression=compression, emit_dictionary_deltas=True)
-        self._writer = pa.ipc.new_file(file, schema, options=options)
+        self._file = HashedFile(file)
+        self._writer = pa.ipc.new_file(self._file, schema, options=options)
         self._known: dict[int, pa.Array] = {}
         """For each column with a dictionary, an empty array with all the values so far."""
 
     def write(self, batch: pa.RecordBatch) -> None:
         columns = [self._grown(i, column) for i, column in enumerate(batch.columns)]
         self._writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=batch.schema))
+        self._file.cut()
 
     def close(self) -> None:
+        self._file.hold()
         self._writer.close()
+        self._file.finish(ARROW_TAIL)
 
     def abort(self) -> None:
         with contextlib.suppress(Exception):

@@ -10,11 +10,13 @@ import pyarrow as pa
 
 from penstock.errors import DataError, ResumeError, SchemaError
 from penstock.files.listing import PathLike
+from penstock.files.states import StateFormat
 from penstock.pipeline.stages import Origin, Source, State
 from penstock.sources._listed import FileList
 
 __all__ = ["FileSource", "Opened"]
 
+_STATE = StateFormat("rows of files", "a source of columnar files")
 _DAMAGED = (pa.ArrowException, OSError, EOFError)
 
 
@@ -136,9 +138,10 @@ class FileSource(Source):
         self._opened = None
 
     def state_dict(self) -> State:
-        return self._list.state(self._file) | {"row": self._row}
+        return _STATE.write(self._list.state(self._file) | {"row": self._row})
 
     def load_state_dict(self, state: State) -> None:
+        state = _STATE.read(state)
         self._list.check(state)
         self.close()
         self._file, self._row = state["file"], state["row"]

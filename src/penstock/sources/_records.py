@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from penstock.errors import ConfigError, DataError, ResumeError
 from penstock.files.listing import PathLike
+from penstock.files.states import StateFormat
 from penstock.memory.budget import parse_bytes
 from penstock.memory.pool import BufferPool
 from penstock.pipeline.stages import Block, Decoded, Origin, Rejected, Source, State
@@ -31,6 +32,7 @@ from penstock.sources._schemas import check_columns, is_schema, project, schema_
 
 __all__ = ["RecordSource", "Scan", "check_utf8"]
 
+_STATE = StateFormat("records of files", "a source of text files")
 _SCAN_BYTES = 4 << 20
 _SCAN_BLOCKS = 16
 _POOL_BYTES = 32 << 20
@@ -221,9 +223,11 @@ class RecordSource(Source):
 
     def state_dict(self) -> State:
         place = self._place()
-        return self._list.state(place.file) | {"offset": place.offset, "row": place.row, "schema": self._mark}
+        facts = {"offset": place.offset, "row": place.row, "schema": self._mark}
+        return _STATE.write(self._list.state(place.file) | facts)
 
     def load_state_dict(self, state: State) -> None:
+        state = _STATE.read(state)
         self._list.check(state)
         self.close()
         self._start = Place(state["file"], state["offset"], state["row"])

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from penstock.files.checksums import ARROW_TAIL, Checksums, read_checksums
 from penstock.files.compression import open_input
 from penstock.files.listing import PathLike, split_suffix
 from penstock.memory.views import MappedFile
@@ -23,33 +24,39 @@ class ArrowSource(FileSource):
 
     Which of the two a file is stands in its first bytes, whatever its suffix. A compressed file is read from its
     beginning to its end, so resuming in it decompresses what comes before.
+
+    Batches of `ArrowSink` are compared with their checksums before they are handed out; those of other writers are
+    validated (offsets, text, dictionary indices), so that a damaged one is an error and no crash. `verify=False`
+    leaves both out: for files that are known to be whole.
     """
 
     suffixes: ClassVar[tuple[str, ...]] = (".arrow", ".feather", ".ipc", ".arrows")
 
-    def __init__(self, paths: PathLike | Iterable[PathLike]) -> None:
+    def __init__(self, paths: PathLike | Iterable[PathLike], *, verify: bool = True) -> None:
         super().__init__(paths)
+        self._verify = verify
 
     def _file_schema(self, path: Path) -> pa.Schema:
-        reader = _Reader(path)
+        reader = _Reader(path, verify=self._verify)
         reader.close()
         return reader.schema
 
     def _file_rows(self, path: Path) -> int | None:
-        reader = _Reader(path)
+        reader = _Reader(path, verify=self._verify)
         try:
             return reader.rows()
         finally:
             reader.close()
 
     def _open(self, path: Path) -> Opened:
-        return _Reader(path)
+        return _Reader(path, verify=self._verify)
 
 
 class _Reader:
     """One open file of either kind."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, verify: bool) -> None:
+        self._verify, self._checksums = verify, None
         self._pending: pa.RecordBatch | None = None
         self._file: Any = None
         """What to close: a mapping, or a stream of decompressed bytes."""
@@ -60,6 +67,8 @@ class _Reader:
             head = mapped.buffer(0, min(len(mapped), len(_FILE_MAGIC))).to_pybytes()
             self._random = head == _FILE_MAGIC
             data = pa.BufferReader(mapped.buffer())
+            if verify and self._random:
+                self._checksums = read_checksums(path, ARROW_TAIL)
             self._ipc = pa.ipc.open_file(data) if self._random else pa.ipc.open_stream(data)
         self.schema = self._ipc.schema
         self._batches = self._all_batches()
@@ -115,8 +124,36 @@ class _Reader:
             raise
 
     def _all_batches(self) -> Iterator[pa.RecordBatch]:
+        checksums = self._checksums
         if not self._random:
-            yield from self._ipc
+            for batch in self._ipc:
+                yield self._validated(batch)
             return
+        if checksums is not None and any(pa.types.is_dictionary(field.type) for field in _leaves(self.schema)):
+            # With the first batch Arrow reads all dictionaries, wherever in the file they are.
+            for number in range(len(checksums.ends)):
+                self._check_segment(checksums, number)
+            checksums = None
         for number in range(self._ipc.num_record_batches):
-            yield self._ipc.get_batch(number)
+            if checksums is not None:
+                self._check_segment(checksums, number)
+            batch = self._ipc.get_batch(number)
+            yield batch if self._checksums is not None else self._validated(batch)
+
+    def _check_segment(self, checksums: Checksums, number: int) -> None:
+        """Segment n is batch n, with what stands between it and the batch before."""
+        low, high = checksums.segment(number)
+        checksums.check_data(number, self._file.buffer(low, high - low))
+
+    def _validated(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if self._verify:
+            batch.validate(full=True)
+        return batch
+
+
+def _leaves(fields: Iterable[pa.Field]) -> Iterator[pa.Field]:
+    """Fields, and those inside them."""
+    for field in fields:
+        yield field
+        kind = field.type.storage_type if isinstance(field.type, pa.BaseExtensionType) else field.type
+        yield from _leaves(kind.field(number) for number in range(kind.num_fields))

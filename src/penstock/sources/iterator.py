@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import ConfigError, DataError, ResumeError, SchemaError
+from penstock.files.states import StateFormat
 from penstock.pipeline.chain import describe_difference
 from penstock.pipeline.functions import arrow_schema
 from penstock.pipeline.stages import Origin, Source, State
@@ -18,6 +19,7 @@ from penstock.types import Schema, from_rows
 
 __all__ = ["IteratorSource"]
 
+_STATE = StateFormat("rows of an iterator", "an IteratorSource")
 _NAME = "<iterator>"
 _LEARN_ROWS = 256
 _END = object()
@@ -90,11 +92,12 @@ class IteratorSource(Source):
         self._schema = self._given
 
     def state_dict(self) -> State:
-        return {"row": self._row, "schema": self._mark}
+        return _STATE.write({"row": self._row, "schema": self._mark})
 
     def load_state_dict(self, state: State) -> None:
         if self._iterator is not None and not self._repeatable():
             raise ResumeError("an iterator cannot be resumed: give IteratorSource a function that makes it, or a list")
+        state = _STATE.read(state)
         self.reset()
         mark, rows = state["schema"], state["row"]
         if mark is not None and is_schema(mark):

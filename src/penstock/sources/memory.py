@@ -9,12 +9,15 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.errors import ConfigError, ResumeError
+from penstock.files.states import StateFormat
 from penstock.pipeline.functions import arrow_schema
 from penstock.pipeline.stages import Origin, Source, State
 from penstock.sources._json_types import marked_json, with_json
 from penstock.types import Schema, from_numpy, from_rows
 
 __all__ = ["MemorySource"]
+
+_STATE = StateFormat("rows in memory", "a MemorySource")
 
 
 class MemorySource(Source):
@@ -59,9 +62,10 @@ class MemorySource(Source):
         self._first_row = self._row = 0
 
     def state_dict(self) -> State:
-        return {"row": self._row, "rows": self._table.num_rows}
+        return _STATE.write({"row": self._row, "rows": self._table.num_rows})
 
     def load_state_dict(self, state: State) -> None:
+        state = _STATE.read(state)
         if state["rows"] != self._table.num_rows:
             raise ResumeError(f"the state was saved over {state['rows']} rows, there are {self._table.num_rows} now")
         self._row = state["row"]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.errors import DataError
+from penstock.errors import ConfigError, DataError
+from penstock.files.checksums import PARQUET_TAIL, Checksums, read_checksums
 from penstock.files.listing import PathLike
 from penstock.pipeline.stages import Block, Decoded, Origin, Rejected
 from penstock.sources._files import _DAMAGED, FileSource
@@ -32,18 +33,34 @@ class ParquetSource(FileSource):
     whole, in the pipeline's workers. Others are read in pieces of about two megabytes, one after the other, so a row
     group may be larger than memory. Resuming begins at the row group that holds the row and passes over the rows
     before it. Damage costs the rest of the row group it is in; the next one can be read without it.
+
+    `verify="own"` compares what is read with the checksums that `ParquetSink` writes; files of other writers have none,
+    and are read as they are. `"pages"` has Arrow compare the page checksums of those too. `"none"` compares nothing.
     """
 
     suffixes: ClassVar[tuple[str, ...]] = (".parquet", ".pq")
 
-    def __init__(self, paths: PathLike | Iterable[PathLike], *, columns: Sequence[str] | None = None) -> None:
-        self._columns = check_columns(columns)
+    def __init__(
+        self,
+        paths: PathLike | Iterable[PathLike],
+        *,
+        columns: Sequence[str] | None = None,
+        verify: Literal["own", "pages", "none"] = "own",
+    ) -> None:
+        if verify not in ("own", "pages", "none"):
+            raise ConfigError(f"verify is 'own', 'pages' or 'none', got {verify!r}")
+        self._columns, self._verify = check_columns(columns), verify
         self._piece_bytes, self._whole_bytes = _PIECE_BYTES, _WHOLE_BYTES
         super().__init__(paths, columns=self._columns)
 
     def _file_schema(self, path: Path) -> pa.Schema:
+        self._checksums(path)
         schema = pq.read_schema(path)
         return project(schema, self._list.partitions.stored(self._columns, schema.names), str(path))
+
+    def _checksums(self, path: Path) -> Checksums | None:
+        """Those of the file, if it has any; what its footer says can be relied on then."""
+        return read_checksums(path, PARQUET_TAIL) if self._verify != "none" else None
 
     def _file_rows(self, path: Path) -> int | None:
         return int(pq.read_metadata(path).num_rows)
@@ -54,7 +71,7 @@ class ParquetSource(FileSource):
         self._whole_bytes = min(_MOST_WHOLE_BYTES, nbytes // 64)
 
     def _open(self, path: Path) -> _Reader:
-        return _Reader(path, self._columns, self._piece_bytes)
+        return _Reader(path, self._columns, self._piece_bytes, self._checksums(path), pages=self._verify == "pages")
 
     # -- in blocks, decoded elsewhere --------------------------------------------------------------------------------
 
@@ -152,9 +169,15 @@ class _Groups:
     rows: int
     nbytes: int
     """What they take in memory, as far as that can be told."""
+    checksums: Checksums | None
+    pages: bool
+    """Whether to compare the page checksums."""
 
     def read(self, columns: list[str] | None) -> pa.RecordBatch:
-        with pq.ParquetFile(self.path, metadata=self.metadata, pre_buffer=False) as file:
+        _check_groups(self.path, self.metadata, self.numbers, columns, self.checksums)
+        with pq.ParquetFile(
+            self.path, metadata=self.metadata, pre_buffer=False, page_checksum_verification=self.pages
+        ) as file:
             pieces = list(
                 file.iter_batches(self.skip + self.rows, row_groups=self.numbers, columns=columns, use_threads=False)
             )
@@ -170,15 +193,20 @@ class _Groups:
         skip = self.skip
         for number in self.numbers:
             rows = self.metadata.row_group(number).num_rows
-            yield _Groups(self.path, self.metadata, (number,), skip, rows - skip, self.nbytes)
+            yield replace(self, numbers=(number,), skip=skip, rows=rows - skip)
             skip = 0
 
 
 class _Reader:
     """One open file. How many rows make up a piece is fixed when a row group is begun, so they are cut afterwards."""
 
-    def __init__(self, path: Path, columns: list[str] | None, piece_bytes: int) -> None:
-        self._file = pq.ParquetFile(path, buffer_size=_READ_AHEAD_BYTES, pre_buffer=False)
+    def __init__(
+        self, path: Path, columns: list[str] | None, piece_bytes: int, checksums: Checksums | None, *, pages: bool
+    ) -> None:
+        self._checksums, self._pages = checksums, pages and checksums is None
+        self._file = pq.ParquetFile(
+            path, buffer_size=_READ_AHEAD_BYTES, pre_buffer=False, page_checksum_verification=self._pages
+        )
         self._path, self._columns, self._piece_bytes = path, columns, piece_bytes
         self._group = 0
         self._skip = 0
@@ -241,7 +269,10 @@ class _Reader:
             self._group = first  # there may be empty ones, and reading in pieces passes over them
             return None
         self._skip = 0
-        return _Groups(self._path, metadata, tuple(range(first, self._group)), skip, rows - skip, nbytes)
+        numbers = tuple(range(first, self._group))
+        return _Groups(
+            self._path, metadata, numbers, skip, rows - skip, nbytes, checksums=self._checksums, pages=self._pages
+        )
 
     def held_bytes(self) -> int:
         pending = self._pending
@@ -256,9 +287,7 @@ class _Reader:
         if self._columns is None:
             encoded = metadata.total_byte_size
         else:
-            tops = tuple(f"{name}." for name in self._columns)
-            chunks = map(metadata.column, range(metadata.num_columns))
-            encoded = sum(c.total_uncompressed_size for c in chunks if f"{c.path_in_schema}.".startswith(tops))
+            encoded = sum(chunk.total_uncompressed_size for chunk in _chunks(metadata, self._columns))
         if not self._row_bytes:
             self._probe(group)
         return max(int(encoded), int(self._row_bytes * metadata.num_rows))
@@ -269,6 +298,7 @@ class _Reader:
         self._row_bytes = probe.nbytes / probe.num_rows if probe is not None and probe.num_rows else 0.0
 
     def _begin(self, group: int) -> Iterator[pa.RecordBatch]:
+        _check_groups(self._path, self._file.metadata, (group,), self._columns, self._checksums)
         if not self._row_bytes:
             self._probe(group)
         rows = int(self._piece_bytes / max(1.0, self._row_bytes))
@@ -278,3 +308,24 @@ class _Reader:
 
     def _iterate(self, group: int, rows: int) -> Iterator[Any]:
         return iter(self._file.iter_batches(rows, row_groups=[group], columns=self._columns, use_threads=True))
+
+
+def _chunks(group: Any, columns: list[str] | None) -> Iterator[Any]:
+    """The column chunks of a row group that hold these columns, or all."""
+    tops = None if columns is None else tuple(f"{name}." for name in columns)
+    for chunk in map(group.column, range(group.num_columns)):
+        if tops is None or f"{chunk.path_in_schema}.".startswith(tops):
+            yield chunk
+
+
+def _check_groups(
+    path: Path, metadata: Any, numbers: Sequence[int], columns: list[str] | None, checksums: Checksums | None
+) -> None:
+    """Compare the bytes of row groups with their checksums before anything is made of them."""
+    if checksums is None:
+        return
+    with open(path, "rb", buffering=0) as file:
+        for number in numbers:
+            for chunk in _chunks(metadata.row_group(number), columns):
+                first = chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset
+                checksums.check(file, first, first + chunk.total_compressed_size)

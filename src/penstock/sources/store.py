@@ -11,12 +11,15 @@ import pyarrow as pa
 
 from penstock.errors import ResumeError
 from penstock.files.listing import PathLike
+from penstock.files.states import StateFormat
 from penstock.pipeline.stages import Origin, Source, State
 from penstock.sources._schemas import check_columns, project
 from penstock.store.manifest import Manifest, read_manifest, store_path
 from penstock.store.shards import ShardReader, Verify, check_content, check_touched, check_verify
 
 __all__ = ["StoreSource"]
+
+_STATE = StateFormat("rows of a store", "a StoreSource")
 
 
 class StoreSource(Source):
@@ -98,13 +101,16 @@ class StoreSource(Source):
         self._opened = self._pending = None
 
     def state_dict(self) -> State:
-        return {"version": self.manifest.version, "store": self.manifest.checksum, "row": self._row}
+        manifest = self.manifest
+        return _STATE.write({"store_version": manifest.version, "store": manifest.checksum, "row": self._row})
 
     def load_state_dict(self, state: State) -> None:
+        state = _STATE.read(state)
         if state["store"] != self.manifest.checksum:
             raise ResumeError(
-                f"the state was saved in version {state['version']} of a store, and {self.path} is at version "
-                f"{self.manifest.version}, with other content; pass version={state['version']}, or start without it"
+                f"the state was saved in version {state['store_version']} of a store, and {self.path} is at version "
+                f"{self.manifest.version}, with other content; pass version={state['store_version']}, or start "
+                "without it"
             )
         self.close()
         self._row = state["row"]

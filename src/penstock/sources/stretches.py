@@ -184,7 +184,9 @@ def _record_batches(path: Path) -> list[tuple[int, int]] | None:
     try:
         with pa.memory_map(str(path)) as file:
             reader = pa.ipc.open_file(file)
-            batches = (reader.get_batch(number) for number in range(reader.num_record_batches))
+            batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+            for batch in batches:
+                batch.validate()  # or a damaged one could be counted beyond its end
             return [(batch.num_rows, batch.nbytes) for batch in batches]
     except _DAMAGED:
         return None  # a stream, or damaged, which is reported when it is read

@@ -12,18 +12,21 @@ import re
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-import orjson
 import pyarrow as pa
+import xxhash
 
 from penstock.errors import ConfigError, ResumeError
 from penstock.files.atomic import sync_directory, write_atomic
 from penstock.files.ownership import check_own_directory, remove_own_directory, strangers
+from penstock.files.states import StateFormat, parse_json, to_json
 from penstock.store.manifest import BUILD, MANIFEST_NAME, SHARDS, VERSIONS, ShardEntry
 
 __all__ = ["Build", "Staged"]
 
 _JOURNAL, _COMPLETE, _OWNER = "journal.jsonl", "complete", "run"
+_SHARD = StateFormat("shard", "a line of the journal")
 _PLAIN = b" without a checkpoint"
 _TEMPORARY = r"\.\d+-[0-9a-f]{8}\.tmp"
 _OWN = re.compile(
@@ -70,7 +73,9 @@ class Build:
         with open(self.path / _JOURNAL, "ab+") as file:
             file.seek(0)
             known = sum(1 for _ in file)
-            file.writelines(orjson.dumps([name, asdict(entry)]) + b"\n" for name, entry in shards[known:])
+            file.writelines(
+                to_json(_SHARD.write({"name": name, "entry": asdict(entry)})) + b"\n" for name, entry in shards[known:]
+            )
             file.flush()
             os.fsync(file.fileno())
 
@@ -84,34 +89,45 @@ class Build:
             if len(lines) > count:
                 lines = lines[:count]
                 os.truncate(path, sum(map(len, lines)))
-        shards = [(name, ShardEntry(**entry)) for name, entry in map(orjson.loads, lines)]
+        try:
+            read = [_SHARD.read(parse_json(line)) for line in lines]
+        except ValueError as error:
+            raise self._damaged(_JOURNAL, str(error)) from error
+        shards = [(line["name"], ShardEntry(**line["entry"])) for line in read]
         for name, entry in shards:
             if not (self.path / name).exists() and not (self._home / entry.file).exists():
                 raise self.lost(name)
         return shards
 
-    def write_tail(self, name: str, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> None:
-        """Rows that wait to fill a piece."""
+    def write_tail(self, name: str, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> str:
+        """Rows that wait to fill a piece; returns the hash of the file."""
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, schema) as stream:
+            for batch in batches:
+                stream.write_batch(batch)
+        data = sink.getvalue()
         with open(self.path / name, "wb") as file:
-            with pa.ipc.new_stream(file, schema) as stream:
-                for batch in batches:
-                    stream.write_batch(batch)
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        return xxhash.xxh3_128_hexdigest(data)
 
-    def read_tail(self, name: str) -> list[pa.RecordBatch]:
+    def read_tail(self, name: str, digest: str) -> list[pa.RecordBatch]:
         try:
-            return list(pa.ipc.open_stream((self.path / name).read_bytes()))
+            data = (self.path / name).read_bytes()
         except FileNotFoundError:
             raise self.lost(name) from None
+        self._check(name, data, digest)
+        return list(pa.ipc.open_stream(data))
 
-    def pieces_within(self, name: str, length: int) -> list[pa.RecordBatch]:
+    def pieces_within(self, name: str, length: int, digest: str) -> list[pa.RecordBatch]:
         """The pieces in the first `length` bytes of a shard that was not finished, as views of the file."""
         path = self.path / name
         if not path.is_file() or path.stat().st_size < length:
             raise self.lost(name)
         with pa.memory_map(str(path)) as file:
             data = file.read_buffer()
+        self._check(name, data.slice(0, length), digest)
         # Without an end mark the stream simply stops where the bytes do.
         return list(pa.ipc.open_stream(pa.BufferReader(data.slice(_MAGIC_BYTES, length - _MAGIC_BYTES))))
 
@@ -164,6 +180,17 @@ class Build:
     def lost(self, name: str) -> ResumeError:
         return ResumeError(
             f"the checkpoint counts on {self.path / name}, which is gone; delete the checkpoint to start again"
+        )
+
+    def _check(self, name: str, data: Any, digest: str) -> None:
+        """Or rows that a disk has changed would be copied, and get a checksum that says they are right."""
+        if xxhash.xxh3_128_hexdigest(data) != digest:
+            raise self._damaged(name, "its checksum differs")
+
+    def _damaged(self, name: str, why: str) -> ResumeError:
+        return ResumeError(
+            f"the checkpoint counts on {self.path / name}, which is damaged ({why}); delete the checkpoint to start "
+            "again"
         )
 
     def _place(self, name: str, target: Path) -> None:

@@ -24,7 +24,7 @@ class ShardWriter:
     """Writes pieces to `path`, and to `path` with `.index` behind it one int32 for each row (how many tokens it has, if
     the store has tokens) followed by one for each piece (how many rows).
 
-    Holds nothing but the index of its pieces. `sync` makes what is there durable and says how long it is; another
+    Holds nothing but the index of its pieces. `sync` makes what is there durable and says which bytes it is; another
     writer can later take over the pieces within that length.
     """
 
@@ -52,10 +52,10 @@ class ShardWriter:
         self.rows += piece.num_rows
         self.size += size
 
-    def sync(self) -> int:
-        """Make the pieces so far durable, and say how many bytes of the file they take."""
+    def sync(self) -> tuple[int, str]:
+        """Make the pieces so far durable, and say how many bytes of the file they take, and their hash."""
         self._data.sync()
-        return self._data.length
+        return self._data.length, self._data.digest.hexdigest()
 
     def finish(self) -> ShardEntry:
         """Complete and durable; the entry names the content, the files still have their own names."""

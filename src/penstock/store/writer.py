@@ -186,12 +186,12 @@ class StoreWriter:
         self._checkpoints += 1
         opened, tail, needed = None, None, set()
         if self._shard is not None:
-            opened = [self._shard.path.name, self._shard.sync(), self._shard.size]
+            opened = [self._shard.path.name, *self._shard.sync(), self._shard.size]
             needed.add(self._shard.path.name)
         if pending := self._pieces.pending():
-            tail = f"tail-{self._checkpoints:06d}"
-            self._build.write_tail(tail, pending, self._schema)
-            needed.add(tail)
+            name = f"tail-{self._checkpoints:06d}"
+            tail = [name, self._build.write_tail(name, pending, self._schema)]
+            needed.add(name)
         self._build.save_journal(self._shards)
         sync_directory(self._build.path)
         # What the checkpoint before counts on stays too: this one is in force only when it has been saved.
@@ -237,12 +237,12 @@ class StoreWriter:
             self._shards = self._build.read_journal()
             return
         self._shards = self._build.read_journal(token["shards"])
-        self._needed = {name for name in (token["tail"], token["open"] and token["open"][0]) if name}
+        self._needed = {part[0] for part in (token["tail"], token["open"]) if part}
         self._sweep(self._needed)
         if token["open"]:
             self._reopen(*token["open"])
         if token["tail"]:
-            for batch in self._build.read_tail(token["tail"]):
+            for batch in self._build.read_tail(*token["tail"]):
                 for piece, size in self._pieces.add(batch):  # less than a piece, so none is completed
                     self._write_piece(piece, size)
 
@@ -388,10 +388,10 @@ class StoreWriter:
             self._shard.abort()
             self._shard = None
 
-    def _reopen(self, name: str, length: int, size: int) -> None:
+    def _reopen(self, name: str, length: int, digest: str, size: int) -> None:
         """Go on with a shard that was not finished. An Arrow file cannot be continued, so its pieces are copied."""
         self._shard = self._new_shard()
-        for piece in self._build.pieces_within(name, length):
+        for piece in self._build.pieces_within(name, length, digest):
             self._shard.write(piece, 0)
         self._shard.size = size
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from penstock.files.states import with_checksum
 from penstock.loaders.configuration import load_config
 from penstock.loaders.conversation import ConversationDataLoader
 
@@ -214,7 +215,7 @@ def test_verify_resume_ends_with_an_error_if_anything_differs(
     load = ConversationDataLoader.load_state_dict
 
     def forgetful(self: Any, state: Any, **more: Any) -> None:
-        load(self, {**state, "step": state["step"] + 1}, **more)
+        load(self, with_checksum({**state, "step": state["step"] + 1}), **more)
 
     monkeypatch.setattr(ConversationDataLoader, "load_state_dict", forgetful)
     text = said(penstock("verify-resume", chats, "--steps", "8"), 1)

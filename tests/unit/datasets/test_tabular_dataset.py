@@ -450,7 +450,9 @@ def test_a_damaged_cache_file_is_made_anew(tmp_path: Path, caplog: pytest.LogCap
     first = TabularDataset(about, cache_dir=tmp_path / "kept").to_columns()
     (file,) = (tmp_path / "kept").glob("*.arrow")
     whole = file.read_bytes()
-    for damage in (b"", whole[: len(whole) // 2], b"x" * len(whole)):
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 1
+    for damage in (b"", whole[: len(whole) // 2], b"x" * len(whole), bytes(flipped)):
         file.unlink()
         file.write_bytes(damage)
         with caplog.at_level(logging.WARNING):

@@ -26,6 +26,7 @@ from penstock.distributed import (
     merge_states,
 )
 from penstock.errors import ConfigError, ResumeError, StalledError
+from penstock.files.states import StateFormat
 
 PATIENCE = 30.0
 
@@ -403,3 +404,12 @@ def test_rank_0_does_not_wait_long_for_ranks_that_never_take_their_leave(monkeyp
     for end in ends:
         end.ended(1)
     assert not ends[0].more(1)
+
+
+def test_merged_states_have_a_checksum_of_their_own_and_damaged_ones_are_not_merged() -> None:
+    form = StateFormat("streams", "a stream")
+    states = [form.write({"step": 3, "streams": {str(rank): "abc"}}) for rank in range(2)]
+    merged = form.read(merge_states([{"loader": state} for state in states])["loader"])
+    assert merged["streams"] == {"0": "abc", "1": "abc"}
+    with pytest.raises(ResumeError, match="number 1 of the states to merge is damaged"):
+        merge_states([states[0], states[1] | {"streams": {"1": "abd"}}])

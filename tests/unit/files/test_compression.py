@@ -5,6 +5,7 @@ import contextlib
 import gzip
 import io
 import lzma
+import os
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError, ResumeError
-from penstock.files.compression import DamagedStreamError, open_input, open_output
+from penstock.files.compression import ByteReader, DamagedStreamError, open_input, open_output
 
 CODECS = [".gz", ".zst", ".bz2", ".lz4", ".xz"]
 REFERENCE: dict[str, Callable[[bytes], bytes]] = {
@@ -186,3 +187,38 @@ def test_no_codec_is_the_file_itself() -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"missing\.txt"):
         open_input(tmp_path / "missing.txt")
+
+
+def read_out(reader: ByteReader) -> None:
+    while reader.readinto(bytearray(1 << 16)):
+        pass
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst", ".lz4"])
+def test_a_file_that_is_emptied_while_it_is_read_is_damaged_and_does_not_hang(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"big{suffix}"
+    with open(path, "wb") as file, open_output(file, suffix) as out:
+        out.write(os.urandom(2 << 20))
+    reader = open_input(path)
+    reader.readinto(bytearray(100))
+    os.truncate(path, 0)
+    with pytest.raises(DamagedStreamError):
+        read_out(reader)
+    reader.close()
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst", ".lz4", ".bz2", ".xz"])
+@pytest.mark.parametrize("level", [None, 1])
+def test_content_that_was_changed_is_noticed_by_every_codec(tmp_path: Path, suffix: str, level: int | None) -> None:
+    path = tmp_path / f"noise{suffix}"
+    if suffix == ".lz4" and level is not None:
+        pytest.skip("lz4 has no levels")
+    with open(path, "wb") as file, open_output(file, suffix, level) as out:
+        out.write(os.urandom(5000))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1  # noise is stored as it is, so that nothing but a checksum can tell
+    path.write_bytes(data)
+    reader = open_input(path)
+    with pytest.raises(DamagedStreamError):
+        read_out(reader)
+    reader.close()

@@ -16,6 +16,7 @@ import pytest
 from queues import PAIR, ROWS, Maker, consumer, fill, given, k_of, ks, names, provider, take
 
 from penstock.errors import ConfigError, DataError, QueueNotFoundError, ResumeError, StalledError
+from penstock.files.states import with_checksum
 from penstock.fsqueue import DatasetConsumer, Queue, purge
 from penstock.fsqueue.waiting import Patience
 
@@ -206,8 +207,9 @@ def test_a_state_of_another_queue_order_or_version_is_refused(tmp_path: Path) ->
         assert json.loads(json.dumps(state)) == state
         for wrong, words in (
             ({**state, "version": 2}, "version 2"),
-            ({**state, "order": "strict"}, "order='strict', this one has order='any'"),
-            ({**state, "fingerprint": "0"}, "fingerprint 0"),
+            ({**state, "order": "strict"}, "the state is damaged"),
+            (with_checksum({**state, "order": "strict"}), "order='strict', this one has order='any'"),
+            (with_checksum({**state, "fingerprint": "0"}), "fingerprint 0"),
             ({}, "not a state of a DatasetConsumer"),
             (None, "not a state"),
         ):

@@ -31,6 +31,7 @@ from penstock.errors import (
     StaleQueueError,
     StalledError,
 )
+from penstock.files.states import with_checksum
 from penstock.fsqueue.consumer import DatasetConsumer
 from penstock.fsqueue.publisher import Limits
 from penstock.fsqueue.queue import Queue
@@ -555,7 +556,7 @@ def test_a_state_of_something_else_is_refused(tmp_path: Path, change: dict[str, 
     fill(tmp_path / "q", batches_of(ROWS))
     with QueueSource(tmp_path / "q") as source:
         source.next_batch(1)
-        state = source.state_dict() | change
+        state = with_checksum(source.state_dict() | change)
         with pytest.raises(ResumeError, match=said):
             source.load_state_dict(state)
         with pytest.raises(ResumeError, match="not a state"):

@@ -14,6 +14,7 @@ from queues import PER_FILE, Maker, consumer, fill, ks, names, numbers, provider
 
 from penstock.distributed.ranks import Rank
 from penstock.errors import DataError, ResumeError, StalledError
+from penstock.files.states import with_checksum
 from penstock.fsqueue import DatasetConsumer, Queue, purge
 from penstock.fsqueue.cursors import Cursor, Cursors, all_cursors, done_floor, read_floor
 
@@ -168,7 +169,7 @@ def test_files_stay_until_every_rank_has_committed(tmp_path: Path) -> None:
     readers[1].commit(state)
     assert numbers(path) == [4, 5]
     with pytest.raises(ResumeError, match="a state of the past"):
-        readers[0].commit({**state, "splits": {"train": {"position": 18}}})
+        readers[0].commit(with_checksum({**state, "splits": {"train": {"position": 18}}}))
     close(readers)
 
 
@@ -298,7 +299,7 @@ def test_a_state_far_ahead_of_a_new_queue_has_only_what_it_needs_made(tmp_path: 
         maker = provider(path, backlog_files=4)
         Queue.create(path, maker.description())
     with consumer(path, order="strict", acknowledge="committed") as reader:
-        reader.load_state_dict(state)
+        reader.load_state_dict(with_checksum(state))
         at_work = threading.Thread(target=maker.run)
         at_work.start()
         assert take(reader, 2) == [4001, 4002]

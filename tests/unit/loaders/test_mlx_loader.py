@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from penstock import MemoryBudget
 from penstock.backends import get_backend
 from penstock.errors import ConfigError, DataError, ResumeError, SchemaError
+from penstock.files.states import with_checksum
 from penstock.loaders import options as options_module
 from penstock.loaders._samples.origins import Listed
 from penstock.loaders.masking import MaskedLM
@@ -651,7 +652,7 @@ def test_states_of_other_data_or_other_steps_are_refused() -> None:
     with make(gradient_accumulation_steps=2) as other:
         for damaged in ({"micro_step": -1}, {"micro_step": 2}, {"micro_step": "1"}):
             with pytest.raises(ResumeError, match="micro"):
-                other.load_state_dict(state | damaged)
+                other.load_state_dict(with_checksum(state | damaged))
 
 
 def test_columns_are_made_ahead_by_a_thread_where_that_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError, DataError, ResumeError
+from penstock.files.states import with_checksum
 from penstock.loaders._rollouts.advantages_of import ESTIMATORS, AdvantageSpec, KLPenalty, Overlong
 from penstock.loaders._rollouts.options import RolloutKeywords, RolloutOptions
 from penstock.loaders.options import LoaderOptions
@@ -576,8 +577,9 @@ def test_a_state_refuses_what_it_was_not_made_for() -> None:
         loader.load_state_dict({"version": 1})
     with pytest.raises(ResumeError, match="version 99"):
         loader.load_state_dict(state | {"version": 99})
-    with pytest.raises(ResumeError, match="the state is damaged"):
-        loader.load_state_dict(state | {"position": {"step": 1}})
+    for damaged in (state | {"position": {"step": 1}}, with_checksum(state | {"position": {"step": 1}})):
+        with pytest.raises(ResumeError, match="the state is damaged"):
+            loader.load_state_dict(damaged)
     with pytest.raises(ResumeError, match="not a state of a RolloutDataLoader"):
         loader.commit({"position": 3})
     loader.commit()

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from penstock.distributed.ranks import Rank
 from penstock.distributed.synchronization import merge_states
 from penstock.errors import ConfigError, DataError, PenstockError, ResumeError, StageError
+from penstock.files.states import with_checksum
 from penstock.loaders._streaming.cursors import Cursor, Start
 from penstock.loaders.collation import BatchForm
 from penstock.loaders.preparation import prepare
@@ -312,7 +313,10 @@ def test_rows_that_filters_leave_out_are_counted_once() -> None:
     assert texts_in(steps).total() == 62
     # A process that only finds its place again counts nothing of what was read before.
     resumed = reader_of(paths, recipe=recipe, length=512)
-    assert steps_from(resumed, resumed.from_state(resumed.to_state(steps[-1].position) | {"streams": {}})) == []
+    assert (
+        steps_from(resumed, resumed.from_state(with_checksum(resumed.to_state(steps[-1].position) | {"streams": {}})))
+        == []
+    )
     assert resumed.tally.rows == 0
     reader.close()
     resumed.close()
@@ -558,8 +562,8 @@ def test_a_state_that_belongs_elsewhere_is_refused(tmp_path: Path) -> None:
     reader = reader_of(paths)
     state = reader.to_state(steps_from(reader, reader.start(), 3)[-1].position)
     changes: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-        ({"version": 2}, {}, "version 2 and this release reads 1"),
-        ({"kind": None}, {}, "streaming=False"),
+        ({"version": 2}, {}, "version 2, this release reads up to 1"),
+        ({"kind": "plan"}, {}, "not one of a loader with streaming=True: its kind is 'plan'"),
         ({}, {"global_batch": 8}, "a global batch of 4, and it is 8"),
         ({}, {"seed": 1}, f"the plan {state['plan']}, and this is"),
         ({}, {"shuffle_window": 6}, f"the plan {state['plan']}, and this is"),
@@ -569,7 +573,7 @@ def test_a_state_that_belongs_elsewhere_is_refused(tmp_path: Path) -> None:
     ]
     for change, options, message in changes:
         with pytest.raises(ResumeError, match=message):
-            reader_of(paths, **options).from_state(state | change)
+            reader_of(paths, **options).from_state(with_checksum(state | change))
     paths[0].write_text(paths[0].read_text("utf-8") + "\n", "utf-8")
     with pytest.raises(ResumeError, match="the files"):
         reader_of(paths).from_state(state)

@@ -12,6 +12,7 @@ import pytest
 
 from penstock.distributed.sharding import Strided
 from penstock.errors import ConfigError, ResumeError
+from penstock.files.states import with_checksum
 from penstock.loaders.base import DataLoader
 from penstock.loaders.batch import TrainingBatch
 from penstock.loaders.mixed import MixedDataLoader
@@ -131,7 +132,7 @@ class _Huge(PretrainDataLoader):
 
 class _RankState(PretrainDataLoader):
     def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"rank": self.rank.rank}
+        return with_checksum(super().state_dict() | {"rank": self.rank.rank})
 
 
 @pytest.mark.parametrize(

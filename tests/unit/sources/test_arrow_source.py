@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import DataError, ResumeError, SchemaError
+from penstock.files.states import with_checksum
 from penstock.sources import ArrowSource
 from penstock.testing import assert_source_contract
 
@@ -117,7 +118,7 @@ def test_something_else_is_damaged_and_nothing_is_empty(tmp_path: Path, suffix: 
 def test_a_state_behind_the_end_of_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.arrow").write_bytes(ipc(TABLE.slice(0, 10)))
     source = ArrowSource(tmp_path)
-    source.load_state_dict({"files": 1, "file": 0, "path": "a.arrow", "row": 30})
+    source.load_state_dict(with_checksum(source.state_dict() | {"row": 30}))
     with pytest.raises(ResumeError, match="has 10 rows now, and row 30 of it was asked for"):
         source.next_batch(1)
     source.close()

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ChangedFileError, ConfigError, DataError, ResumeError, SchemaError
+from penstock.files.states import with_checksum
 from penstock.memory.budget import MemoryBudget
 from penstock.pipeline import Pipeline, PipelineConfig
 from penstock.sinks import MemorySink
@@ -55,7 +56,7 @@ def test_resuming_begins_at_the_row_group_that_holds_the_row(tmp_path: Path, mon
 
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", spy)
     source = ParquetSource(tmp_path / "a.parquet")
-    source.load_state_dict({"files": 1, "file": 0, "path": "a.parquet", "row": 73})
+    source.load_state_dict(with_checksum(source.state_dict() | {"row": 73}))
     assert read(source).equals(TABLE.slice(73))
     assert set(groups) == {7, 8, 9}
 
@@ -168,7 +169,7 @@ def test_a_state_from_other_files_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ResumeError, match=r"a\.parquet is not the file the state was saved in"):
         ParquetSource(tmp_path).load_state_dict(state)
     shorter = ParquetSource(tmp_path)
-    shorter.load_state_dict(state | {"head": None, "size": None})
+    shorter.load_state_dict(with_checksum(state | {"head": None, "size": None}))
     with pytest.raises(ResumeError, match=r"a\.parquet has 10 rows now, and row 50 of it was asked for"):
         shorter.next_batch(1)
     shorter.close()
@@ -205,7 +206,7 @@ def test_blocks_hold_the_rows_wherever_reading_begins_and_however_it_goes_on(dat
         source = ParquetSource(path, columns=data.draw(st.sampled_from([None, ["s", "n"]])))
         source.fit_budget(data.draw(st.sampled_from([1 << 10, 1 << 14, 1 << 16, 1 << 30])))
         begin = data.draw(st.integers(0, len(table)))
-        source.load_state_dict(source.state_dict() | {"row": begin})
+        source.load_state_dict(with_checksum(source.state_dict() | {"row": begin}))
         batches: list[pa.RecordBatch] = []
         while True:
             if data.draw(st.booleans()):

@@ -710,3 +710,36 @@ def test_a_checkpoint_does_not_take_the_files_of_another_run_for_its_own(tmp_pat
         writer.publish()
     with open_store(tmp_path / "a.store") as store:
         assert {int(store[i]["input_ids"][0]) for i in (0, 1999)} == {2}
+
+
+def test_what_a_checkpoint_counts_on_is_refused_if_it_was_damaged_meanwhile(tmp_path: Path) -> None:
+    def writer() -> StoreWriter:
+        return StoreWriter(tmp_path / "s", shard_bytes=4096)
+
+    def rows(first: int) -> pa.RecordBatch:
+        ids = [list(range(number, number + 90)) for number in range(first, first + 80)]
+        return pa.RecordBatch.from_pydict({"input_ids": pa.array(ids, pa.list_(pa.uint16()))})
+
+    begun = writer()
+    begun.restore({})
+    begun.write(rows(0))
+    token = json.loads(json.dumps(begun.checkpoint()))
+    assert token["shards"]
+    assert token["open"]
+    assert token["tail"]
+    begun.abort()
+    build = tmp_path / ".s.penstock-store" / ".build"
+    for name in ("journal.jsonl", token["tail"][0], token["open"][0]):
+        whole = (build / name).read_bytes()
+        damaged = bytearray(whole)
+        damaged[len(damaged) // 2] ^= 1
+        (build / name).write_bytes(damaged)
+        with pytest.raises(ResumeError, match=rf"{name}, which is damaged"):
+            writer().restore(token)
+        (build / name).write_bytes(whole)
+    resumed = writer()
+    resumed.restore(token)
+    resumed.write(rows(80))
+    resumed.publish()
+    with open_store(tmp_path / "s", verify="full") as store:
+        assert len(store) == 160

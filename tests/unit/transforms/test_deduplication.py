@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 from penstock import MemoryBudget, Pipeline, PipelineConfig
 from penstock.errors import ConfigError, ResumeError, SchemaError, StageError
+from penstock.files.states import with_checksum
 from penstock.pipeline.chain import BrokenStageError
 from penstock.sinks import JsonlSink, MemorySink
 from penstock.sources import JsonlSource, MemorySource
@@ -441,7 +442,7 @@ def test_a_run_in_the_directory_of_another_process_is_refused_until_that_one_end
         with pytest.raises(ConfigError, match=rf"is being written by process {other.pid} .*another directory="):
             pipeline.run()
         dedup = ExactDedup(directory=tmp_path / "seen")
-        state = {"version": 1, "keys": 2, "digest": "0"}
+        state = with_checksum(dedup.state_dict() | {"keys": 2, "digest": "0"})
         with pytest.raises(ConfigError, match="is being written by process"):
             dedup.load_state_dict(state)
         other.kill()

@@ -8,11 +8,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from penstock.errors import ResumeError
+from penstock.files.states import StateFormat
 from penstock.loaders._rollouts.sources import Cursor
 
 __all__ = ["Place", "State", "read_state"]
 
-_VERSION = 1
+_STATE = StateFormat("rollouts", "a RolloutDataLoader")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +67,14 @@ class State:
     position: Place
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "version": _VERSION,
-            "kind": "rollouts",
+        told = {
             "facts": dict(self.facts),
             "global_batch": self.global_batch,
             "policy_version": self.policy_version,
             "version_settled": self.settled,
             "position": self.position.to_dict(),
         }
+        return _STATE.write(told)
 
     def check(self, facts: Mapping[str, Any], global_batch: int | None, *, live: bool) -> list[str]:
         """Raises if a loader of these facts would not go on with what was to come. None: any size of batch will do.
@@ -111,10 +111,7 @@ class State:
 
 def read_state(state: Mapping[str, Any]) -> State:
     """The state that `State.to_dict` wrote."""
-    if not isinstance(state, Mapping) or state.get("kind") != "rollouts":
-        raise ResumeError(f"not a state of a RolloutDataLoader: {state!r:.200}")
-    if state.get("version") != _VERSION:
-        raise ResumeError(f"the state has version {state.get('version')!r}, this penstock reads {_VERSION}")
+    _STATE.read(state)
     try:
         position = Place.from_dict(state["position"])
         settled = bool(state["version_settled"])

@@ -23,7 +23,7 @@ from penstock.loaders.options import Options
 from penstock.loaders.tuning import LoaderTuner, Setting
 from penstock.memory.addresses import keep_freed
 from penstock.order.plan import Plan, Position, Step
-from penstock.order.states import from_state, to_state
+from penstock.order.states import STATE, from_state, to_state
 
 __all__ = ["Sampled", "Spot"]
 
@@ -201,11 +201,11 @@ class Sampled:
     # State
 
     def to_state(self, position: Spot) -> dict[str, Any]:
-        state = to_state(self.plan, position.place)
-        return state | {"micro_step": position.micro, "accumulation": self.accumulation}
+        return to_state(self.plan, position.place, {"micro_step": position.micro, "accumulation": self.accumulation})
 
     def from_state(self, state: Mapping[str, Any], *, new_batch_size: bool = False) -> Spot:
         """The position that a state stands for; the plan takes on its edits."""
+        STATE.read(state)
         self._check_step_size(state, new_batch_size)
         plan, place = from_state(self.plan, state, new_batch_size=new_batch_size)
         micro, there = state.get("micro_step", 0), state.get("accumulation", 1)

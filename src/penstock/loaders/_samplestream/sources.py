@@ -14,6 +14,7 @@ from typing import Any, Literal, cast
 import pyarrow as pa
 
 from penstock.errors import ConfigError, DataError, PenstockError, ResumeError, StageError, StoppedError
+from penstock.files.states import StateFormat
 from penstock.loaders._samplestream.packing import pack
 from penstock.loaders._samplestream.sizing import rest_of, rough_bytes, with_rest
 from penstock.loaders._samplestream.window import Window
@@ -25,6 +26,8 @@ __all__ = ["IterableSource", "SampleSource", "source_of"]
 
 log = logging.getLogger(__name__)
 
+_SAMPLES_STATE = StateFormat("samples", "a dataset of samples")
+_ITERABLE_STATE = StateFormat("samples of an iterable", "an iterable of samples")
 _SIGN_OF_LIFE_SECONDS = 20.0
 """How long a source waits for room before it shows the engine, which takes silence for a hang, that it is alive."""
 _SURPRISE = 4
@@ -143,9 +146,10 @@ class SampleSource(Source):
         self.skipped.clear()
 
     def state_dict(self) -> State:
-        return {"row": self._row, "rows": self._rows}
+        return _SAMPLES_STATE.write({"row": self._row, "rows": self._rows})
 
     def load_state_dict(self, state: State) -> None:
+        state = _SAMPLES_STATE.read(state)
         if state["rows"] != self._rows:
             raise ResumeError(
                 f"the state was saved over {state['rows']} rows of {self._name}, there are {self._rows} now"
@@ -291,9 +295,10 @@ class IterableSource(Source):
         self._iterator, self._row, self._ended = None, 0, False
 
     def state_dict(self) -> State:
-        return {"row": self._row}
+        return _ITERABLE_STATE.write({"row": self._row})
 
     def load_state_dict(self, state: State) -> None:
+        state = _ITERABLE_STATE.read(state)
         self.reset()
         for _ in range(state["row"]):
             if self.window.stopped:

@@ -13,6 +13,7 @@ import xxhash
 from penstock.errors import ConfigError, ResumeError
 from penstock.files.locking import FileLock
 from penstock.files.ownership import open_own
+from penstock.files.states import StateFormat
 from penstock.pipeline.chain import BrokenStageError
 from penstock.pipeline.stages import State
 from penstock.transforms._dedup.runs import KeyRuns
@@ -22,7 +23,7 @@ from penstock.transforms._hashing import Words
 __all__ = ["DEFAULT_BYTES", "SeenKeys"]
 
 DEFAULT_BYTES = 64 << 20
-VERSION = 1
+_STATE = StateFormat("keys seen", "a deduplication")
 _AT_ONCE = 1 << 16
 
 
@@ -126,11 +127,12 @@ class SeenKeys:
         return duplicate
 
     def state_dict(self) -> State:
-        return {"version": VERSION, "keys": self._count, "digest": self._digest.hexdigest()}
+        return _STATE.write({"keys": self._count, "digest": self._digest.hexdigest()})
 
     def load_state_dict(self, state: State) -> None:
         """Go back, or in a new process forward, to where the state was taken."""
-        count, digest = _checked(state)
+        state = _STATE.read(state)
+        count, digest = state["keys"], state["digest"]
         if (count, digest) == (self._count, self._digest.hexdigest()):
             return
         if self._last is not None:
@@ -215,12 +217,3 @@ class SeenKeys:
 def _release(lock: FileLock, process: int) -> None:
     if os.getpid() == process:  # a fork has the file open as well, and must not remove it
         lock.release()
-
-
-def _checked(state: State) -> tuple[int, str]:
-    if state.get("version") != VERSION:
-        raise ResumeError(f"expected a deduplication state, version {VERSION}, got {state!r:.200}")
-    count, digest = state.get("keys"), state.get("digest")
-    if not isinstance(count, int) or count < 0 or not isinstance(digest, str):
-        raise ResumeError(f"a damaged deduplication state: {state!r:.200}")
-    return count, digest

@@ -277,7 +277,6 @@ def test_masks_are_those_of_the_training_templates_that_trl_writes(family: str) 
     supervised = tokenizer.decode(ids[mask])
     # TRL supervises what stands behind the end of a turn too; a thought that the prompt begins is not the model's.
     assert supervised.rstrip("\n") in expected
-    assert not expected[expected.index(supervised.rstrip("\n")) :].removeprefix(supervised).strip("\n<|end|>")
     assert "assistant says 1" in supervised
 
 

@@ -157,7 +157,7 @@ def test_a_log_that_does_not_fit_the_state_is_refused(tmp_path: Path, damage: st
 
 @pytest.mark.parametrize("state", [{}, {"version": 2}, {"version": 1, "keys": -1, "digest": ""}, {"version": 1}])
 def test_a_state_of_something_else_is_refused(state: dict[str, object]) -> None:
-    with pytest.raises(ResumeError, match="deduplication state"):
+    with pytest.raises(ResumeError, match="not a state of a deduplication"):
         SeenKeys(1).load_state_dict(state)
 
 

@@ -1,0 +1,220 @@
+"""Checksums of the bytes of a file that ends in a footer, kept in front of the footer, where other readers do not look.
+
+    data                          Parquet or Arrow IPC, as any reader expects it
+    (end, xxh3) of each segment   segments follow one another from the first byte on
+    segments, xxh3 of all that is not data, b"penstock"
+    footer, its length, the magic bytes of the format
+
+A file without this block is one of another writer, and is read without it.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import threading
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import xxhash
+
+from penstock.errors import DataError
+
+__all__ = [
+    "ARROW_TAIL",
+    "PARQUET_TAIL",
+    "Checksums",
+    "HashedFile",
+    "Segment",
+    "add_checksums",
+    "check_file",
+    "hash_segments",
+    "read_checksums",
+]
+
+PARQUET_TAIL, ARROW_TAIL = b"PAR1", b"ARROW1"
+_MARK = b"penstock"
+_SEGMENT, _END, _LENGTH = struct.Struct("<QQ"), struct.Struct("<QQ8s"), struct.Struct("<I")
+_SEGMENT_BYTES = 1 << 17
+
+Readable = io.RawIOBase | io.BufferedIOBase
+Segment = tuple[int, int]
+"""Where it ends, and the xxh3 of its bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checksums:
+    """The segments of one file."""
+
+    ends: list[int]
+    digests: list[int]
+
+    def segment(self, number: int) -> tuple[int, int]:
+        """The bytes it is about: from, to."""
+        return (self.ends[number - 1] if number else 0), self.ends[number]
+
+    def check_data(self, number: int, data: Any) -> None:
+        """Raise ArrowInvalid unless these are the bytes of a segment as they were written."""
+        self._compare(number, xxhash.xxh3_64_intdigest(data))
+
+    def check(self, file: Readable, start: int, stop: int) -> None:
+        """Read the segments that hold these bytes and compare them; raises ArrowInvalid where they differ."""
+        first, last = bisect_right(self.ends, start), bisect_right(self.ends, stop - 1)
+        at, _ = self.segment(first)
+        file.seek(at)
+        scratch = _scratch()
+        for number in range(first, last + 1):
+            digest = xxhash.xxh3_64()
+            while at < self.ends[number]:
+                got = file.readinto(scratch[: self.ends[number] - at])
+                if not got:
+                    raise pa.ArrowInvalid(f"the file ends at byte {at}, {self.ends[-1] - at} bytes too early")
+                digest.update(scratch[:got])
+                at += got
+            self._compare(number, digest.intdigest())
+
+    def _compare(self, number: int, digest: int) -> None:
+        if digest != self.digests[number]:
+            low, high = self.segment(number)
+            raise pa.ArrowInvalid(f"bytes {low} to {high} are not those that were written: their checksum differs")
+
+
+def read_checksums(path: Path, tail: bytes) -> Checksums | None:
+    """The checksums of a file, whose footer is compared with its own; None if it has none.
+
+    Raises ArrowInvalid if the footer or the checksums were changed.
+    """
+    with open(path, "rb", buffering=0) as file:
+        size = file.seek(0, io.SEEK_END)
+        ending = len(tail) + _LENGTH.size
+        if size < ending:
+            return None
+        (length,) = _LENGTH.unpack(_read(file, size - ending, _LENGTH.size))
+        start = size - ending - length - _END.size
+        if start < 0:
+            return None
+        rest = bytes(_read(file, start, size - start))
+        count, digest, mark = _END.unpack_from(rest)
+        if mark != _MARK or not rest.endswith(tail):
+            return None
+        first = start - count * _SEGMENT.size
+        listed = bytes(_read(file, first, start - first)) if first >= 0 else b""
+    if first < 0 or _digest(listed, count, rest[_END.size :]) != digest:
+        raise pa.ArrowInvalid("the footer is not the one that was written: its checksum differs")
+    segments = list(_SEGMENT.iter_unpack(listed))
+    if any(low > high for (low, _), (high, _) in pairwise([(0, 0), *segments])) or (
+        segments and segments[-1][0] != first
+    ):
+        raise pa.ArrowInvalid("the checksums of the file do not go with its size")
+    return Checksums([end for end, _ in segments], [digest for _, digest in segments])
+
+
+def check_file(path: Path, tail: bytes) -> None:
+    """Compare all of a file with its checksums, if it has any; a DataError where they differ."""
+    try:
+        checksums = read_checksums(path, tail)
+        if checksums is not None and checksums.ends:
+            with open(path, "rb", buffering=0) as file:
+                checksums.check(file, 0, checksums.ends[-1])
+    except pa.ArrowInvalid as error:
+        raise DataError(f"the file is damaged: {error}", file=str(path)) from error
+
+
+def add_checksums(file: io.BufferedRandom, segments: list[Segment], tail: bytes) -> None:
+    """Put the checksums of a finished file in front of its footer; what no segment covers yet is hashed here."""
+    size = file.seek(0, io.SEEK_END)
+    ending = len(tail) + _LENGTH.size
+    (length,) = _LENGTH.unpack(_read(file, size - ending, _LENGTH.size))
+    start = size - ending - length
+    footer = bytes(_read(file, start, size - start))
+    segments = [*segments, *hash_segments(file, segments[-1][0] if segments else 0, start)]
+    file.seek(start)
+    file.write(_block(segments, footer) + footer)
+
+
+def hash_segments(file: Readable, start: int, stop: int) -> Iterator[Segment]:
+    """The bytes from `start` to `stop` in segments of 128 KiB."""
+    for low in range(start, stop, _SEGMENT_BYTES):
+        high = min(stop, low + _SEGMENT_BYTES)
+        yield high, xxhash.xxh3_64_intdigest(_read(file, low, high - low, _scratch()))
+
+
+class HashedFile(io.RawIOBase):
+    """A file that is written from front to back, hashed on the way: a segment ends where `cut` is called."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._digest, self._position = file, xxhash.xxh3_64(), 0
+        self._segments: list[Segment] = []
+        self._held: bytearray | None = None
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def write(self, data: Any) -> int:
+        size = memoryview(data).nbytes
+        self._position += size
+        if self._held is not None:
+            self._held += data
+        else:
+            self._digest.update(data)
+            self._file.write(data)
+        return size
+
+    def cut(self) -> None:
+        """End a segment here."""
+        self._segments.append((self._position, self._digest.intdigest()))
+        self._digest.reset()
+
+    def hold(self) -> None:
+        """What is written from here on ends with the footer, and waits for the checksums."""
+        self._held = bytearray()
+
+    def finish(self, tail: bytes) -> None:
+        """Write what was held, with the checksums in front of the footer."""
+        held = bytes(self._held or b"")
+        (length,) = _LENGTH.unpack_from(held, len(held) - len(tail) - _LENGTH.size)
+        at = len(held) - len(tail) - _LENGTH.size - length
+        self._digest.update(held[:at])
+        self._position -= len(held) - at
+        self.cut()
+        self._file.write(held[:at] + _block(self._segments, held[at:]) + held[at:])
+
+
+def _block(segments: list[Segment], footer: bytes) -> bytes:
+    listed = b"".join(_SEGMENT.pack(*segment) for segment in segments)
+    return listed + _END.pack(len(segments), _digest(listed, len(segments), footer), _MARK)
+
+
+def _digest(listed: bytes, count: int, footer: bytes) -> int:
+    return xxhash.xxh3_64_intdigest(listed + count.to_bytes(8, "little") + footer)
+
+
+_local = threading.local()
+
+
+def _scratch() -> memoryview:
+    """Memory of this thread to read into: new memory would cost more than reading and hashing do."""
+    if not hasattr(_local, "scratch"):
+        _local.scratch = memoryview(bytearray(_SEGMENT_BYTES))
+    scratch: memoryview = _local.scratch
+    return scratch
+
+
+def _read(file: Readable, start: int, size: int, into: memoryview | None = None) -> memoryview:
+    """Exactly these bytes."""
+    view, filled = memoryview(bytearray(size)) if into is None else into[:size], 0
+    file.seek(start)
+    while filled < size:
+        got = file.readinto(view[filled:])
+        if not got:
+            raise pa.ArrowInvalid(f"the file ends at byte {start + filled}, {size - filled} bytes too early")
+        filled += got
+    return view
