@@ -94,6 +94,11 @@ class _Collector:
             marked = self._text(made[said[0]], Part(i, thoughts, said[0], made[said[0]]))
             for key in said:  # the same thought by several names is one part
                 made[key] = marked if made[key] == message[said[0]] else made[key]
+            if isinstance(made["content"], list):
+                made["content"] = [
+                    {**part, "thinking": marked} if part.get("thinking") == message[said[0]] else part
+                    for part in made["content"]
+                ]
             self._group(number)
         content = made["content"]
         if isinstance(content, str):

@@ -34,6 +34,7 @@ TOOLS = [
     }
 ]
 ARGUMENTS = {"insel": VALUE}
+PYTHON_PARTS = ("{'type': 'text'", "{'type': 'thinking'")
 
 Render = Callable[[Conversation], str]
 
@@ -155,7 +156,7 @@ def traits_of(render: Render, *, developer: bool) -> Traits:
         except RenderError:
             return False
         # A list that is written as Python writes it is not what a template means to do with parts.
-        return all(word in text for word in words) and "{'type': '" not in text
+        return all(word in text for word in words) and not any(part in text for part in PYTHON_PARTS)
 
     plain = sample(1)
     needs_tools = not writes(plain) and writes(Conversation(plain.messages, TOOLS))
@@ -169,15 +170,14 @@ def traits_of(render: Render, *, developer: bool) -> Traits:
             conversation.messages = [_in_parts(message) for message in conversation.messages]
         return writes(conversation, *words)
 
-    calls = []
-    for null in (True, False):
-        for text in (False, True):
-            for stop in (4, 2):
-                made = call_sample(null=null, text=text, stop=stop)
-                words = (TOOL, dumps(ARGUMENTS)) if text else (TOOL, "insel", VALUE)
-                if shown(made, *words):
-                    calls.append((null, text))
-                    break
+    calls: list[tuple[bool, bool]] = []
+    for stop in (4, 2):  # some templates have no place for what tools answer
+        for null, text in ((True, False), (True, True), (False, False), (False, True)):
+            words = (TOOL, dumps(ARGUMENTS)) if text else (TOOL, "insel", VALUE)
+            if shown(call_sample(null=null, text=text, stop=stop), *words):
+                calls.append((null, text))
+        if calls:
+            break
     keys = tuple(key for key in THOUGHTS if shown(thought_sample(key, plain.tools), THOUGHT))
     blocks = Traits(content_parts=content_parts, thought_parts=True)
     thought_parts = not keys and writes(blocks.present(thought_sample(tools=plain.tools)), THOUGHT, ANSWERED)

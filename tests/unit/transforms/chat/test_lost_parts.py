@@ -181,3 +181,13 @@ def test_the_command_line_takes_what_a_template_needs(files: tuple[Path, Path], 
     assert made.exit_code == 0, made.output
     wrong = CliRunner().invoke(app, ["lint", *given, "--chat", "nowhere=1"])
     assert wrong.exit_code != 0
+
+
+def test_thoughts_are_given_as_parts_of_the_content_where_only_those_are_read() -> None:
+    source = HEAD + (
+        "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{% if p.type == 'thinking' %}"
+        "[THINK]{{ p.thinking }}[/THINK]{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}"
+    )
+    made = FormatChat(BYTES, source + TAIL)
+    expected = "[THINK]Two and two.[/THINK]4<|im_end|>[THINK]Three and three.[/THINK]6<|im_end|>"
+    assert supervised(made, THINKING) == expected
