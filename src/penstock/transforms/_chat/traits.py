@@ -6,6 +6,7 @@ template writes it so; otherwise in the form that the template writes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +35,8 @@ TOOLS = [
     }
 ]
 ARGUMENTS = {"insel": VALUE}
-PYTHON_PARTS = ("{'type': 'text'", "{'type': 'thinking'")
+RAW_PARTS = re.compile(r"""["']thinking["']:|["']type["']: ?["']text["']""")
+"""What is left of parts that a template writes as Python or JSON would, and does not go through."""
 
 Render = Callable[[Conversation], str]
 
@@ -155,8 +157,7 @@ def traits_of(render: Render, *, developer: bool) -> Traits:
             text = render(conversation)
         except RenderError:
             return False
-        # A list that is written as Python writes it is not what a template means to do with parts.
-        return all(word in text for word in words) and not any(part in text for part in PYTHON_PARTS)
+        return all(word in text for word in words) and RAW_PARTS.search(text) is None
 
     plain = sample(1)
     needs_tools = not writes(plain) and writes(Conversation(plain.messages, TOOLS))

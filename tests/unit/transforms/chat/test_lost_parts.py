@@ -191,3 +191,9 @@ def test_thoughts_are_given_as_parts_of_the_content_where_only_those_are_read() 
     made = FormatChat(BYTES, source + TAIL)
     expected = "[THINK]Two and two.[/THINK]4<|im_end|>[THINK]Three and three.[/THINK]6<|im_end|>"
     assert supervised(made, THINKING) == expected
+
+
+def test_a_template_that_writes_parts_as_json_is_not_given_thoughts_as_parts() -> None:
+    source = HEAD + "{{ m.content if m.content is string else m.content | tojson }}" + TAIL
+    with pytest.raises(RowProblem, match="Two and two"):
+        FormatChat(BYTES, source).transform(rows(THINKING))
