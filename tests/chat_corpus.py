@@ -47,7 +47,8 @@ def tokenizer_for(source: str) -> Any:
     made.add_special_tokens([AddedToken(text, special=True) for text in dict.fromkeys([*special, "<|endoftext|>"])])
     made.add_tokens([AddedToken(text, special=False) for text in dict.fromkeys(SYMBOL.findall(source))])
     eos = next((text for text in ENDS if text in special), "</s>" if "eos_token" in source else "<|endoftext|>")
-    bos = "<s>" if "bos_token" in source else None
+    own = f"<{BAR}hy_begin_of_sentence:opensource{BAR}>"  # what this template calls its BOS
+    bos = own if own in special else "<s>" if "bos_token" in source else None
     return load_tokenizer(made, bos=bos, eos=eos, chat_template=source)
 
 

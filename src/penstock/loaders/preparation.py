@@ -287,7 +287,12 @@ def _check_goes_with(job: _Job, there: Manifest, steps: Steps) -> None:
 
 def _note_losses(store: Path, key: str | None, report: Report) -> None:
     """Keep what was left out on the way, so that whoever plans with the store later can be told."""
-    losses = {"key": key, "rows": dict(report.dropped), "tokens": dict(report.dropped_tokens)}
+    losses = {
+        "key": key,
+        "rows": dict(report.dropped),
+        "tokens": dict(report.dropped_tokens),
+        "changed": dict(report.changed),
+    }
     write_atomic(store / LOSSES_NAME, orjson.dumps(losses))
 
 
