@@ -19,6 +19,7 @@ import xxhash
 
 from penstock.errors import ConfigError, ResumeError, SchemaError
 from penstock.files.places import require_local
+from penstock.files.states import with_checksum
 from penstock.pipeline.stages import State, Transform
 from penstock.transforms._counts import Counting
 from penstock.transforms._dedup.fingerprints import fingerprints
@@ -92,7 +93,7 @@ class Dedup(Counting):
         return keep_rows(batch, ~duplicate)
 
     def state_dict(self) -> State:
-        return {**self._seen.state_dict(), "rule": self.version}
+        return with_checksum({**self._seen.state_dict(), "rule": self.version})
 
     def load_state_dict(self, state: State) -> None:
         if (rule := state.get("rule", 1)) != self.version:

@@ -28,15 +28,15 @@ def make_loader(source: Path, cache: Path, **options: Any) -> ConversationDataLo
 def note_preparing() -> list[str]:
     """For every store that a loader asks for: made, made from where another stopped, or found."""
     notes: list[str] = []
-    prepare = preparation.prepare
+    make = preparation._make
 
     def noted(*given: Any, **options: Any) -> preparation.Prepared:
-        prepared = prepare(*given, **options)
+        prepared = make(*given, **options)
         report = prepared.report
         notes.append("found" if report is None else "resumed" if report.resumed else "made")
         return prepared
 
-    preparation.prepare = noted
+    preparation._make = noted
     return notes
 
 

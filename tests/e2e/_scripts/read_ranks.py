@@ -82,14 +82,14 @@ def save(path: Path, state: Any, *, die: bool = False) -> None:
 def counted_preparing() -> list[bool]:
     """For every store that a loader asks for, whether this process made it."""
     made: list[bool] = []
-    prepare = preparation.prepare
+    make = preparation._make
 
     def noted(*given: Any, **options: Any) -> preparation.Prepared:
-        prepared = prepare(*given, **options)
+        prepared = make(*given, **options)
         made.append(prepared.report is not None)
         return prepared
 
-    preparation.prepare = noted
+    preparation._make = noted
     return made
 
 

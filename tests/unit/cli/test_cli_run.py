@@ -339,7 +339,7 @@ def interrupted(here: Path, *options: str) -> subprocess.CompletedProcess[str]:
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     ) as process:
         deadline = time.monotonic() + 60
-        while not [*here.glob(".out.jsonl*.tmp"), *here.glob(".out.jsonl*/*")]:
+        while not [*here.glob(".out.jsonl*.tmp"), *here.glob(".out.jsonl*/[!.]*")]:
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline, "no output appeared"
             time.sleep(0.02)

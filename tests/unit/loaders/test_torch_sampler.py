@@ -21,6 +21,7 @@ Batches = list[tuple[int, int, list[list[int]]]]
 KINDS = ("rows", "packed", "mixed", "samples", "rollouts")
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning"),  # Python 3.12 says so of any fork
+    pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning"),  # JAX, started by another test
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),  # torchdata calls it
     pytest.mark.skipif(not hasattr(os, "fork"), reason="the workers here are forked"),
 ]

@@ -215,7 +215,8 @@ def test_a_segment_damaged_before_it_is_joined_is_not_published(name: str, tmp_p
     for first in (0, 100):
         sink.consume(pa.RecordBatch.from_pylist(ROWS[first : first + 100]))
         sink.checkpoint()
-    segment = sorted((tmp_path / f".{name}.penstock-parts").iterdir())[0]
+    parts = (tmp_path / f".{name}.penstock-parts").iterdir()
+    segment = min(part for part in parts if part.suffix == Path(name).suffix)
     data = bytearray(segment.read_bytes())
     data[len(data) // 3] ^= 1
     segment.write_bytes(data)

@@ -475,16 +475,6 @@ def test_a_state_of_another_rule_is_refused_by_name_and_its_keys_stay(
     assert again.transform(batch).num_rows == 0
 
 
-def test_states_of_exact_deduplication_from_before_rules_had_numbers_load(tmp_path: Path) -> None:
-    batch = pa.record_batch({"text": ["a", "b"]})
-    dedup = ExactDedup(directory=tmp_path)
-    dedup.transform(batch)
-    state = {key: value for key, value in dedup.state_dict().items() if key != "rule"}
-    fresh = ExactDedup(directory=tmp_path)
-    fresh.load_state_dict(state)
-    assert fresh.transform(batch).num_rows == 0
-
-
 def test_the_directory_is_free_when_a_dedup_is_reset_or_gone(tmp_path: Path) -> None:
     batch = pa.record_batch({"text": ["a", "b"]})
     dedup = ExactDedup(directory=tmp_path / "seen")

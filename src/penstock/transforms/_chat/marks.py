@@ -19,6 +19,19 @@ MAX_PARTS = _BASE * _BASE
 _ANY_MARK = re.compile(f"[{_OPEN}{_CLOSE}][\udc00-\uddff]{{2}}|[{START}{END}]")
 
 
+class MarkedText(str):
+    """A text with marks, whose `repr` has them too: templates write objects as Python does."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        plain, marks = part_marks(self)
+        quoted = repr(plain)
+        first = next(mark for mark in marks if mark.opens)
+        opening, closing = _pair(first.part)
+        return f"{quoted[0]}{opening}{quoted[1:-1]}{closing}{quoted[-1]}"
+
+
 @dataclass(frozen=True, slots=True)
 class PartMark:
     """A mark found in a text: of which part, whether it opens it, and where it stands in the text without marks."""
@@ -34,8 +47,8 @@ def within_marks(text: str, number: int) -> str:
     if not core:
         return text
     before = text[: len(text) - len(text.lstrip())]
-    digits = chr(_DIGIT + number // _BASE) + chr(_DIGIT + number % _BASE)
-    return f"{before}{_OPEN}{digits}{core}{_CLOSE}{digits}{text[len(before) + len(core) :]}"
+    opening, closing = _pair(number)
+    return MarkedText(f"{before}{opening}{core}{closing}{text[len(before) + len(core) :]}")
 
 
 def part_marks(text: str) -> tuple[str, list[PartMark]]:
@@ -56,3 +69,8 @@ def part_marks(text: str) -> tuple[str, list[PartMark]]:
 def unmarked(text: str) -> str:
     """The text without the marks of spans."""
     return text.replace(START, "").replace(END, "")
+
+
+def _pair(number: int) -> tuple[str, str]:
+    digits = chr(_DIGIT + number // _BASE) + chr(_DIGIT + number % _BASE)
+    return _OPEN + digits, _CLOSE + digits

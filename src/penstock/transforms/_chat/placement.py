@@ -185,8 +185,9 @@ def _forms(part: Part) -> list[str]:
     core = part.text.strip()
     if not part.escaped:
         return [core]
-    escaped = [json.dumps(text, ensure_ascii=ascii)[1:-1] for text in (core,) for ascii in (False, True)]
-    return list(dict.fromkeys([core, *escaped]))
+    escaped = [json.dumps(core, ensure_ascii=ascii)[1:-1] for ascii in (False, True)]
+    as_python = [repr(text)[1:-1] for text in (core, part.text)]
+    return list(dict.fromkeys([core, *escaped, *as_python]))
 
 
 def _lost(part: Part) -> RowProblem:

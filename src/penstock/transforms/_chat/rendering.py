@@ -95,7 +95,7 @@ class Renderer:
             whole = self.text_of(given)
         if not whole.isascii():
             self._check_text(whole)
-        placement = place_parts(given, whole, self._unmarked_text)
+        placement = place_parts(given, whole, self._marked_text)
         lost = self._check_parts(placement, whole)
         turns = list(self._turns(given, trained, whole, placement, blocks))
         return Rendering(whole, placement, turns, lost)
@@ -340,6 +340,10 @@ class Renderer:
     def _unmarked_text(self, given: Conversation) -> str:
         """The text without generation blocks; marks of parts stay."""
         return unmarked(self._run(self.template.unmarked, given))
+
+    def _marked_text(self, given: Conversation) -> str:
+        """The whole text of a conversation with marks around its parts."""
+        return self._unmarked_text(given) + self.closing_of(given.messages)
 
     def given(
         self, messages: list[Message], tools: list[Any] | None = None, *, prompt: bool = False, **variables: Any

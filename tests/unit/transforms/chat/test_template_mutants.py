@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import jinja2
 import pytest
@@ -20,12 +19,12 @@ from penstock.transforms._chat.problems import RenderError, RowProblem
 from penstock.transforms._chat.rendering import Renderer
 from penstock.transforms._chat.templates import Template
 
-ENOUGH, MOST = 500, 700
-LONGEST = 4500
-"""Characters of a template: longer ones take long to compile, once for each mutant."""
+PARTS = 3
+ENOUGH, MOST = 170, 180
+"""Mutants in each part: over 500 in all."""
 OUTPUT = re.compile(r"\{\{-?(?:[^{}'\"]|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|\{[^{}]*\})*?-?\}\}", re.DOTALL)
+LITERAL = re.compile(r"""\{\{-?\s*('[^']*'|"[^"]*")\s*-?\}\}|'[^']*'|"[^"]*\"""")
 LOOP = re.compile(r"(\{%-?\s*for\s+\w+\s+in\s+)(messages|loop_messages)(\s*-?%\})")
-WORD = re.compile(r"quokka[a-z]+")
 TOOLS = [
     {
         "type": "function",
@@ -58,11 +57,17 @@ PROBES = [
 ]
 
 
+KNOWN = sorted(set(re.findall(r"quokka[a-z]+", f"{TOOLS}{CHAT}{PROBES}")), key=len, reverse=True)
+WORD = re.compile("|".join(KNOWN))
+
+
 def mutants(source: str) -> Iterator[tuple[str, str]]:
     """The template with one of its outputs changed, and what was done to it."""
     found = list(OUTPUT.finditer(source))
     for match in found:
         expression = match[0].strip("{}").strip("-").strip()
+        if LITERAL.fullmatch(expression):
+            continue
         before, behind = source[: match.start()], source[match.end() :]
         yield "dropped", before + behind
         yield "repeated", before + match[0] + match[0] + behind
@@ -70,7 +75,7 @@ def mutants(source: str) -> Iterator[tuple[str, str]]:
         yield "begun late", f"{before}{{{{- (({expression}) ~ '')[4:] -}}}}{behind}"
     for one, other in pairwise(found):
         between = source[one.end() : other.start()]
-        if len(between) < 200:
+        if len(between) < 200 and not all(LITERAL.fullmatch(output[0]) for output in (one, other)):
             yield "reordered", source[: one.start()] + other[0] + between + one[0] + source[other.end() :]
     for match in LOOP.finditer(source):
         reverse = f"{match[1]}{match[2]} | reverse{match[3]}"
@@ -93,25 +98,17 @@ def spoils(before: list[str], after: list[str]) -> bool:
     return said[0] != said[1] or any(word in before and word not in after for word in names)
 
 
-@pytest.fixture(scope="module")
-def in_use() -> dict[str, tuple[str, Renderer, list[Conversation]]]:
-    """Templates, each with the probes that it takes as it is."""
-    logging.disable(logging.CRITICAL)
-    try:
-        chosen: dict[str, Any] = {}
-        for name, source in sorted(templates().items()):
-            if not name.startswith("llama.cpp/") or len(source) > LONGEST:
-                continue
-            format_chat, _ = loaded(source, tokenizer_for(source))
-            if format_chat is None or format_chat.template.program.captures:
-                continue
-            renderer = format_chat._renderer
-            taken = [probe for probe in PROBES if _taken(renderer, probe)]
-            if taken:
-                chosen[name] = source, renderer, taken
-        return chosen
-    finally:
-        logging.disable(logging.NOTSET)
+def in_use(part: int) -> Iterator[tuple[str, str, Renderer, list[Conversation]]]:
+    """Templates, each with the probes that it takes as it is; short ones first, which compile fast."""
+    collected = [(len(source), name, source) for name, source in templates().items() if name.startswith("llama.cpp/")]
+    for _, name, source in sorted(collected)[part::PARTS]:
+        format_chat, _ = loaded(source, tokenizer_for(source))
+        if format_chat is None or format_chat.template.program.captures:
+            continue
+        renderer = format_chat._renderer
+        taken = [probe for probe in PROBES if _taken(renderer, probe)]
+        if taken:
+            yield name, source, renderer, taken
 
 
 def _taken(renderer: Renderer, conversation: Conversation) -> bool:
@@ -122,10 +119,12 @@ def _taken(renderer: Renderer, conversation: Conversation) -> bool:
     return True
 
 
-def test_every_mutant_that_spoils_a_row_is_refused(in_use: dict[str, Any]) -> None:
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_mutant_that_spoils_a_row_is_refused(part: int, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL)
     killed: Counter[str] = Counter()
     survivors = []
-    for name, (source, renderer, probes) in in_use.items():
+    for name, source, renderer, probes in in_use(part):
         if sum(killed.values()) > MOST:
             break
         for kind, changed in mutants(source):
@@ -145,4 +144,4 @@ def test_every_mutant_that_spoils_a_row_is_refused(in_use: dict[str, Any]) -> No
                 break
     assert not survivors, survivors[:3]
     assert sum(killed.values()) >= ENOUGH, killed
-    assert min(killed[kind] for kind in ("dropped", "repeated", "cut off", "begun late", "reordered")) >= 20, killed
+    assert min(killed[kind] for kind in ("dropped", "repeated", "cut off", "begun late", "reordered")) >= 5, killed
