@@ -64,7 +64,7 @@ def _add(options: dict[str, Any], given: str) -> None:
     elif name in _TEXTS:
         options[name] = text if not isinstance(value, list) else value
     elif name in _LISTS:
-        options[name] = value if isinstance(value, list) else list(names(text))
+        options[name] = value if isinstance(value, list) else [each.strip("[]'\" ") for each in names(text)]
     elif isinstance(value, list) and len(value) == 2 and all(isinstance(each, str) for each in value):
         options[name] = tuple(value)
     else:

@@ -65,6 +65,9 @@ class Recipe:
     fast: bool = True
     """Whether the fast tokenizer may be used, where it gives the ids of the reference."""
 
+    _opened: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What is dear to make, and the same each time."""
+
     def __post_init__(self) -> None:
         if self.truncation != "error" and self.max_length is None:
             raise ConfigError(f"truncation={self.truncation!r} needs a max_length")
@@ -101,7 +104,10 @@ class Recipe:
         return cast(Source, source)
 
     def load_tokenizer(self) -> Tokenizer:
-        return load_tokenizer(self.tokenizer, fast=self.fast)
+        """The tokenizer, loaded once."""
+        if "tokenizer" not in self._opened:
+            self._opened["tokenizer"] = load_tokenizer(self.tokenizer, fast=self.fast)
+        return cast(Tokenizer, self._opened["tokenizer"])
 
     def steps(self, schema: pa.Schema, work: Path | None = None) -> Steps:
         """The transforms for rows of this schema; `work` is where deduplication keeps what it has seen."""
@@ -143,7 +149,7 @@ class Recipe:
     def _chat_steps(self, tokenizer: Tokenizer, schema: pa.Schema) -> Steps:
         if self.filters or self.dedup:
             raise ConfigError("filters and deduplication need a column of text, and these rows are chats")
-        last = self.format_chat(tokenizer, schema)
+        last = self._format_chat_once(tokenizer, schema)
         shape = self._shape(schema)
         side = "chosen_" if shape == "preference" else ""
         return Steps(
@@ -154,6 +160,14 @@ class Recipe:
             tokens=f"{side}input_ids",
             mask=f"{side}loss_mask",
         )
+
+    def _format_chat_once(self, tokenizer: TokenizerSpec, schema: pa.Schema) -> FormatChat | FormatPreference:
+        """The transform for these columns, made once and handed out once more: for a key, and for the run behind it."""
+        key = f"chat {schema.names} {tokenizer is self._opened.get('tokenizer')}"
+        made = self._opened.pop(key, None)
+        if made is None:
+            made = self._opened[key] = self.format_chat(tokenizer, schema)
+        return cast("FormatChat | FormatPreference", made)
 
     def format_chat(self, tokenizer: TokenizerSpec, schema: pa.Schema) -> FormatChat | FormatPreference:
         """The transform of chats with these columns; preferences are refused until it is said what they are for."""

@@ -340,21 +340,24 @@ def _checked(stage: Any, role: str, *methods: str) -> Any:
     return stage
 
 
+_PASS_BY = frozenset({"Select", "Drop", "DropNulls", "DropColumns", "Limit"})
+"""Transforms of penstock that leave the columns they do not drop as they are."""
+
+
 def _keep_json(source: Source, transforms: Sequence[Transform]) -> None:
     """Have the source keep as JSON what a transform wants so: in one type for all rows, rows would change each other.
 
-    A stage of the user's in between expects values and no text, so that the columns keep their types there; what has
-    lost something on the way is then refused by the transform.
+    A stage in between may look at the columns, or call them by other names. So they keep their types there, and a
+    source that has given them types already keeps those; what has lost something on the way is then refused by the
+    transform.
     """
     for number, transform in enumerate(transforms):
         wanted = getattr(transform, "json_columns", None)
         keep = getattr(source, "keep_json", None)
         if not wanted or keep is None:
             continue
-        own = all(type(stage).__module__.startswith("penstock.transforms") for stage in transforms[:number])
-        if own:
-            keep(wanted)
-        else:
+        untouched = all(type(stage).__name__ in _PASS_BY for stage in transforms[:number])
+        if not untouched or not keep(wanted):
             cast(Any, transform).refuse_typed_json()
         return
 

@@ -16,6 +16,7 @@ __all__ = [
     "conform",
     "has_json_text",
     "infer",
+    "json_texts",
     "marked_json",
     "merge",
     "parseable",
@@ -117,6 +118,11 @@ def with_json(rows: Sequence[Mapping[str, Any]], columns: Collection[str]) -> li
         {name: dumps(value) if name in columns and value is not None else value for name, value in row.items()}
         for row in rows
     ]
+
+
+def json_texts(values: Sequence[Any]) -> list[str | None]:
+    """Python values as JSON text, null where there is none."""
+    return [None if value is None else dumps(value) for value in values]
 
 
 def marked_json(schema: pa.Schema, columns: Collection[str]) -> pa.Schema:

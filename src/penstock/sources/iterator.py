@@ -54,10 +54,15 @@ class IteratorSource(Source):
         self._has_types = hasattr(items, "features") and hasattr(items, "column_names")
         """A Hugging Face dataset: its rows have the keys that any of them has."""
 
-    def keep_json(self, columns: Mapping[str, Collection[str]]) -> None:
-        """Rows that are dicts have these columns as JSON text, for a stage that wants it."""
-        if self._given is None and self._iterator is None:
-            self._json = frozenset(columns)
+    def keep_json(self, columns: Mapping[str, Collection[str]]) -> bool:
+        """Rows that are dicts have these columns as JSON text, for a stage that wants it; whether they are kept so.
+
+        Tables have the types that they have.
+        """
+        if self._json or self._given is not None or self._iterator is not None:
+            return bool(self._json >= columns.keys())
+        self._json = frozenset(columns)
+        return True
 
     def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
         batch = self._pending if self._pending is not None else self._make(max_rows)

@@ -101,10 +101,15 @@ class JsonlSource(RecordSource):
         self._by_rows = self._json_text is not None
         super()._learn(pa.schema(list(storage(row))))
 
-    def keep_json(self, columns: Mapping[str, Collection[str]]) -> None:
-        """As `verbatim`, said by the pipeline for a stage that wants it, before anything has been read."""
-        if not self._given and self._schema is None and not self._verbatim:
-            self._verbatim, self._mixed = dict(columns), True
+    def keep_json(self, columns: Mapping[str, Collection[str]]) -> bool:
+        """As `verbatim`, said by a pipeline for a stage that wants it, before anything is read; whether it is kept."""
+        if self._verbatim or self._given:
+            return self._verbatim.keys() >= columns.keys()
+        if self._reader is not None or self._pending is not None:
+            return False
+        self._verbatim, self._mixed = dict(columns), True
+        self._schema = self._mark = None  # what was learned by a look at the schema is learned again
+        return True
 
     # -- parsing -----------------------------------------------------------------------------------------------------
 

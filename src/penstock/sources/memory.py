@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from penstock.errors import ConfigError, ResumeError
+from penstock.errors import ConfigError, ResumeError, SchemaError
 from penstock.files.states import StateFormat
 from penstock.pipeline.functions import arrow_schema
 from penstock.pipeline.stages import Origin, Source, State
-from penstock.sources._json_types import marked_json, with_json
+from penstock.sources._json_types import json_texts, marked_json, with_json
 from penstock.types import Schema, from_numpy, from_rows
 
 __all__ = ["MemorySource"]
@@ -27,21 +27,37 @@ class MemorySource(Source):
     """
 
     def __init__(self, data: Any, *, schema: pa.Schema | Any | None = None) -> None:
-        self._table = _as_table(data, arrow_schema(schema)).replace_schema_metadata(None)
         self._kind = type(data).__name__
-        self._rows = data if _is_rows(data) and schema is None else None
+        self._values = data if schema is None and _is_untyped(data) else None
+        """What has no types of its own, as it was given."""
+        self._kept = False
+        self._made: pa.Table | None = None
+        try:
+            self._made = _as_table(data, arrow_schema(schema)).replace_schema_metadata(None)
+        except SchemaError:
+            if self._values is None:
+                raise
+            # No one type fits: a stage may want the columns as JSON, and otherwise it is told at the first look.
         self._first_row = self._row = 0
 
     @property
     def schema(self) -> pa.Schema:
         return self._table.schema
 
-    def keep_json(self, columns: Mapping[str, Collection[str]]) -> None:
-        """Rows given as dicts have these columns as JSON text, for a stage that wants it."""
-        if self._rows is not None and self._row == 0:
-            named = [name for name in columns if name in self._table.schema.names]
-            table = pa.Table.from_batches([from_rows(with_json(self._rows, named), None)])
-            self._table = table.cast(marked_json(table.schema, named))
+    @property
+    def _table(self) -> pa.Table:
+        if self._made is None:
+            self._made = _as_table(self._values, None).replace_schema_metadata(None)
+        return self._made
+
+    def keep_json(self, columns: Mapping[str, Collection[str]]) -> bool:
+        """Values that are no Arrow data have these columns as JSON text, for a stage that wants it; whether they do."""
+        if self._kept or self._values is None or self._row:
+            return self._kept or self._values is None
+        named = [name for name in columns if name in _names(self._values)]
+        table = _as_table(_with_json(self._values, named), None).replace_schema_metadata(None)
+        self._made, self._kept = table.cast(marked_json(table.schema, named)), True
+        return True
 
     def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
         if self._row >= self._table.num_rows:
@@ -74,8 +90,27 @@ class MemorySource(Source):
         return f"MemorySource({self._kind}, {self._table.num_rows} rows)"
 
 
-def _is_rows(data: Any) -> bool:
-    return isinstance(data, (list, tuple)) and bool(data) and isinstance(data[0], Mapping)
+def _is_untyped(data: Any) -> bool:
+    """Rows that are dicts, a dict of lists, or a DataFrame: Python values, which have no one type for all rows."""
+    if isinstance(data, (list, tuple)):
+        return bool(data) and isinstance(data[0], Mapping)
+    if isinstance(data, Mapping):
+        return any(isinstance(column, (list, tuple)) for column in data.values())
+    return type(data).__module__.partition(".")[0] == "pandas"
+
+
+def _names(data: Any) -> list[str]:
+    rows = isinstance(data, (list, tuple))
+    return list(dict.fromkeys(name for row in data for name in row) if rows else data)
+
+
+def _with_json(data: Any, named: Sequence[str]) -> Any:
+    """The values with some columns as JSON text."""
+    if isinstance(data, (list, tuple)):
+        return with_json(data, named)
+    if isinstance(data, Mapping):
+        return {name: json_texts(column) if name in named else column for name, column in data.items()}
+    return data.assign(**{name: json_texts(data[name].tolist()) for name in named})
 
 
 def _as_table(data: Any, schema: pa.Schema | None) -> pa.Table:

@@ -243,7 +243,7 @@ class FormatChat(Counting):
             "truncation": self.truncation,
             "gate": asdict(self.gate),
             "allow_lost": list(self.allow_lost),
-            "closing": renderer.closing,
+            "closing": [renderer.closing, renderer.call_closing],
             "format": self.format,
             "columns": self.columns,
             "keep": list(self.keep),

@@ -21,8 +21,10 @@ class Ends:
     """The texts of tokens that end turns."""
 
     texts: tuple[str, ...]
-    at_the_end: bool
+    at_the_end: bool = True
     """Whether the last answer of a conversation has one."""
+    of_calls: str = ""
+    """What ends a turn that calls tools, where the template writes nothing behind the last turn."""
 
 
 def ends_of(renderer: Renderer, known: Iterable[str], eos: str) -> Ends:
@@ -34,24 +36,50 @@ def ends_of(renderer: Renderer, known: Iterable[str], eos: str) -> Ends:
     and that of the others.
     """
     specials = _pattern({*known, eos} - {""})
-    samples = ((renderer.sample(1), renderer.sample(2)), (call_sample(stop=2), call_sample(stop=4)))
     openers = set(specials.findall(_opening(renderer))) - {eos}
     texts: dict[str, None] = {}
-    at_the_end = True
-    for shorter, longer in samples:
+    at_the_end, of_calls = True, ""
+    for called in (False, True):
+        shorter = call_sample(stop=2) if called else renderer.sample(1)
+        longer = call_sample(stop=4) if called else renderer.sample(2)
         behind, between = _behind(renderer, shorter, 1), _behind(renderer, longer, 1)
         if behind is None:
             continue
-        if between is None:
-            between = behind
-        found = _in_common(behind, between, specials, openers, eos)
+        between = behind if between is None else between
+        # What stands between two calls ends a call, not the turn.
+        inside = set(specials.findall(_between_calls(renderer))) - {eos} if called else set()
+        found = _in_common(behind, between, specials, openers | inside, eos)
         if found is not None:
             texts[found] = None
             continue
-        firsts = [match[0] for text in (behind, between) if (match := specials.search(text))]
-        texts.update(dict.fromkeys(firsts))
-        at_the_end = at_the_end and specials.search(behind) is not None
-    return Ends(tuple(texts), at_the_end)
+        firsts = [_first(text, specials, inside) for text in (behind, between)]
+        if called and at_the_end:  # answers have an end of their own, so what opens the answer of a tool is none
+            firsts[1] = ""
+        texts.update(dict.fromkeys(text for text in firsts if text))
+        if called and not firsts[0]:
+            of_calls = firsts[1]
+        elif not firsts[0]:
+            at_the_end = False
+    return Ends(tuple(texts), at_the_end, of_calls)
+
+
+def _first(text: str, specials: re.Pattern[str], inside: set[str]) -> str:
+    return next((match[0] for match in specials.finditer(text) if match[0] not in inside), "")
+
+
+def _between_calls(renderer: Renderer) -> str:
+    """What the template writes between two calls of one turn; nothing if it cannot write two."""
+    given = renderer.traits.present(call_sample(stop=2, calls=2))
+    try:
+        whole = renderer.text_of(given)
+        placement = place_parts(given, whole, renderer.text_of)
+    except RowProblem:
+        return ""
+    names = [places[0] for part, places in zip(placement.parts, placement.places) if part.kind == "calls" and places]
+    if len(names) != 2:
+        return ""
+    last = max(place[1] for place in placement.of_message(1) if place[0] < names[1][0])
+    return whole[last : names[1][0]]
 
 
 def special_tokens_in_turns(renderer: Renderer, known: Mapping[str, int]) -> tuple[set[str], set[str]]:

@@ -173,7 +173,7 @@ class Checker:
         inside = np.searchsorted(at, tokens.stop) - np.searchsorted(at, tokens.first) > np.isin(closing, at)
         for span in np.flatnonzero(inside & (prompts >= 0)):
             yield TerminatorInsideError(
-                "a turn to train on has a token that ends turns in its middle; a message has it in its content",
+                "a turn to train on has a token that ends turns in its middle, written by a message or by the template",
                 row=int(spans.rows[span]),
             )
         for span in np.flatnonzero(~ended & (prompts >= 0) & self.include_eot):

@@ -51,7 +51,7 @@ OTHER_NAMES = {
 }
 FLAGS = ("training", "train", "weight", "step_loss_mask", "loss_mask", "loss_weight")
 """Keys of a message that say whether to train on it; the first that is there counts."""
-LOOKS_LIKE_A_FLAG = re.compile(r"loss|mask|weight|train|supervis", re.IGNORECASE)
+LOOKS_LIKE_A_FLAG = re.compile(r"(?:^|_|(?<=[a-z])(?=[A-Z]))(?:loss|mask|weight|train|supervis)", re.IGNORECASE)
 SPEAKER, SAID = ("role", "from"), ("content", "value")
 THOUGHTS = ("reasoning_content", "thinking", "reasoning", "thought", "thoughts")
 """Keys of a message that hold what the assistant thought."""
@@ -128,18 +128,17 @@ def role_of(speaker: str) -> str:
 
 
 def _message(message: Message, i: int) -> tuple[Message, bool | None]:
-    speaker = _first(message, SPEAKER)
+    speaker = _only(message, SPEAKER, i)
     if not isinstance(speaker, str):
         raise MalformedChatError(f"message {i} has no role: {_brief(message)}; expected one of {', '.join(ROLES)}")
-    if speaker == "function_call":
-        calls = function_calls(_first(message, SAID))
-        return {"role": "assistant", "content": None, "tool_calls": calls}, _flag(message, i)
-    role = role_of(speaker)
+    said = _only(message, SAID, i)
+    called = function_calls(said) if speaker == "function_call" else None
+    role = "assistant" if called is not None else role_of(speaker)
     if role not in ROLES:
         raise UnknownRoleError(
             f"message {i} has role {speaker!r}, expected one of {', '.join(ROLES)}; rename it in a Map before"
         )
-    content, thoughts = _content(_first(message, SAID), i)
+    content, thoughts = (None, "") if called is not None else _content(said, i)
     made: Message = {"role": role, "content": content}
     for key, value in message.items():
         if value is None or key in SPEAKER or key in SAID or key in FLAGS:
@@ -150,15 +149,21 @@ def _message(message: Message, i: int) -> tuple[Message, bool | None]:
                 f"rename it to one of {', '.join(FLAGS)} (0 or 1), or remove it"
             )
         made[key] = value
-    if thoughts and not any(made.get(key) for key in THOUGHTS):
-        made["reasoning_content"] = thoughts
     for key in THOUGHTS:
         if key in made and not isinstance(made[key], str):
             raise MalformedChatError(f"message {i} has {key} of type {type(made[key]).__name__}, expected text")
+    different = {text for text in (thoughts, *(made.get(key) for key in THOUGHTS)) if text}
+    if len(different) > 1:
+        raise MalformedChatError(f"message {i} has different thoughts by several names; keep one of them")
+    if thoughts and not any(made.get(key) for key in THOUGHTS):
+        made["reasoning_content"] = thoughts
     calls = made.pop("tool_calls", None)
     single = made.pop("function_call", None)
-    if not calls and single:
+    if sum(map(bool, (calls, single, called))) > 1:
+        raise ToolCallsError(f"message {i} has tool calls by several names; keep one of them")
+    if single:
         calls = [single]
+    calls = called or calls
     if calls:
         made["tool_calls"] = _tool_calls(calls, i)
     elif made["content"] is None:
@@ -185,6 +190,8 @@ def _content(content: Any, i: int) -> tuple[str | None, str]:
         if isinstance(part, str):
             texts.append(part)
         elif kind in ("thinking", "reasoning") and isinstance(thought := _first(part, (*THOUGHTS, "text")), str):
+            if any(text.strip() for text in texts):
+                raise MalformedChatError(f"message {i} has a thought behind text; thoughts come first")
             thoughts.append(thought)
         elif kind in (None, "text") and isinstance(part, dict) and isinstance(text := _first(part, TEXTS), str):
             texts.append(text)
@@ -211,8 +218,10 @@ def _tool_call(call: Any) -> Any:
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise ToolCallsError(f"a tool call needs a name and arguments, got {_brief(call)}")
-    arguments = function.get("arguments", function.get("parameters"))
     name = function["name"]
+    if function.get("arguments") is not None and function.get("parameters") is not None:
+        raise ToolCallsError(f"the call of {name} has both arguments and parameters; keep one of them")
+    arguments = function.get("arguments") if function.get("arguments") is not None else function.get("parameters")
     if isinstance(arguments, str) and arguments.strip():
         parsed = from_json(arguments, f"the arguments of {name}", ToolCallsError)
     else:
@@ -222,8 +231,11 @@ def _tool_call(call: Any) -> Any:
     if function is call:
         made = {"type": "function", "function": {"name": name, "arguments": arguments}}
         return {**made, "id": call["id"]} if call.get("id") else made
-    kept = {key: value for key, value in function.items() if key != "parameters" or "arguments" in function}
-    return {"type": "function", **call, "function": {**kept, "arguments": arguments}}
+    renamed = "parameters" if function.get("arguments") is None and "parameters" in function else "arguments"
+    kept = {"arguments" if key == renamed else key: value for key, value in function.items()}
+    made = {**call, "function": {**kept, "arguments": arguments}}
+    made.setdefault("type", "function")
+    return made
 
 
 def function_calls(content: Any) -> list[Any]:
@@ -244,6 +256,14 @@ def _flag(message: Message, i: int) -> bool | None:
             "between 0 and 1 are not carried"
         )
     return None
+
+
+def _only(message: Message, keys: tuple[str, ...], i: int) -> Any:
+    """What the message has by one of these names; an error if it has different things by several."""
+    found = [message[key] for key in keys if message.get(key) is not None]
+    if any(value != found[0] for value in found[1:]):
+        raise MalformedChatError(f"message {i} has different values for {' and '.join(keys)}; keep one of them")
+    return found[0] if found else None
 
 
 def _first(message: Message, keys: tuple[str, ...]) -> Any:

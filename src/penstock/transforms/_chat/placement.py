@@ -63,7 +63,7 @@ class Placement:
             elif self.is_repeated(part, places, whole):
                 times = f"{_named(part)} is written {len(places)} times: {_quoted(part)}"
                 found.append(Loss(part, PartRepeatedError(times)))
-        return found or self._moved()
+        return found + self._moved()
 
     def is_repeated(self, part: Part, places: Sequence[Place], whole: str) -> bool:
         """Whether it matters that a part is written more than once.
@@ -83,8 +83,9 @@ class Placement:
     def shown(self, part: Part, whole: str) -> str:
         """The text around the place where a part that is not in it belongs, with its words there."""
         number = self.parts.index(part)
+        behind = [places[0][0] for places in self.places[number + 1 :] if places]
         before = [places[0][1] for places in self.places[:number] if places]
-        at = max(before, default=0)
+        at = behind[0] if behind and part.message != TOOLS else max(before, default=0)
         lead, rest = whole[max(0, at - _CONTEXT) : at], whole[at : at + _CONTEXT]
         return f"{lead}⟪{_quoted(part)[1:-1]}⟫{rest}"
 
@@ -95,10 +96,12 @@ class Placement:
             for chain in group:
                 at = done
                 for number in chain:
+                    if not self.places[number]:
+                        continue
                     start, stop = self.places[number][0]
                     if start < at:
                         part = self.parts[number]
-                        moved = f"{_named(part)} stands before what comes first in the row: {_quoted(part)}"
+                        moved = f"{_named(part)} is missing where it belongs, and stands earlier: {_quoted(part)}"
                         return [Loss(part, PartMovedError(moved))]
                     at = stop
                 reach = max(reach, at)

@@ -71,6 +71,8 @@ class Renderer:
     allow_lost: frozenset[str] = frozenset()
     closing: str = ""
     """What is written behind the last answer, where the template writes no end of a turn there."""
+    call_closing: str = ""
+    """The same behind a turn that calls tools."""
     specials: tuple[str, ...] = ()
     """Texts of special tokens, which no message may say; none, if that is not to be checked."""
 
@@ -123,7 +125,10 @@ class Renderer:
 
     def closing_of(self, messages: Sequence[Message]) -> str:
         """What is added behind a conversation that ends with an answer."""
-        return self.closing if messages and messages[-1]["role"] == "assistant" else ""
+        last = messages[-1] if messages else {"role": None}
+        if last["role"] != "assistant":
+            return ""
+        return self.call_closing if last.get("tool_calls") else self.closing
 
     def prompts(self, given: Conversation, i: int) -> Iterator[str]:
         """What a model may get to write message i: as the variables say, then with thinking switched on or off."""
@@ -181,7 +186,8 @@ class Renderer:
         lost = []
         for loss in placement.losses(whole):
             kind = loss.part.kind
-            if kind in self.allow_lost or (kind == "earlier_thoughts" and "thoughts" in self.allow_lost):
+            allowed = kind in self.allow_lost or (kind == "earlier_thoughts" and "thoughts" in self.allow_lost)
+            if allowed and isinstance(loss.problem, PartLostError):
                 lost.append(kind)
             elif self.check_parts:
                 problem = loss.problem
@@ -363,6 +369,8 @@ class Renderer:
         try:
             return program.render(**self.given(given.messages, given.tools, prompt=prompt, **(variables or {})))
         except Exception as error:  # a template may fail in any way
+            if self.traits.needs_tools and not given.tools:
+                raise RenderError(f"{self.template.name} needs tools, and the row has none") from error
             raise RenderError(f"{self.template.name}: {error}") from error
 
 

@@ -124,7 +124,7 @@ def fitted(tokenizer: Tokenizer, template: Template, asked: Asked) -> tuple[Rend
         _check_own(tokenizer, template, specials(text))
     known = _known(tokenizer, template.source + text)
     ends = _terminators(tokenizer, renderer, asked, known)
-    renderer = replace(renderer, terminators=tuple(ends.ids), closing=ends.closing)
+    renderer = replace(renderer, terminators=tuple(ends.ids), closing=ends.closing, call_closing=ends.call_closing)
     symbols = _symbols(tokenizer, known)
     framing = {tokenizer.special.bos, tokenizer.special.eos, *ends.ids.values()}
     inside, inner = special_tokens_in_turns(renderer, known)
@@ -195,6 +195,7 @@ class _Terminators:
 
     ids: dict[str, int]
     closing: str = ""
+    call_closing: str = ""
 
 
 def _terminators(tokenizer: Tokenizer, renderer: Renderer, asked: Asked, known: Mapping[str, int]) -> _Terminators:
@@ -210,11 +211,12 @@ def _terminators(tokenizer: Tokenizer, renderer: Renderer, asked: Asked, known: 
         if set(texts) <= set(found.texts):  # it says what is missing behind the last answer: the others are still ends
             texts += tuple(text for text in found.texts if text not in texts)
         closing = texts[0] if needed and texts and not found.at_the_end else ""
+        call_closing = found.of_calls if needed else ""
     else:
         # Llama's turns end in another token when a tool is to answer.
         texts = found.texts
         texts += tuple(name for name in ("<|eom_id|>",) if texts and name in special and template.mentions(name))
-        closing = ""
+        closing = call_closing = ""
         if needed and not texts:
             raise ConfigError(
                 f"{template.name} writes no special token behind an answer, so the model would not learn to stop; "
@@ -227,7 +229,7 @@ def _terminators(tokenizer: Tokenizer, renderer: Renderer, asked: Asked, known: 
                 "have it written behind the last answer, or include_eot=False"
             )
     ids = {text: known[text] if text in known else token_id(tokenizer, text) for text in texts}
-    return _Terminators({text: token for text, token in ids.items() if token is not None}, closing)
+    return _Terminators({text: token for text, token in ids.items() if token is not None}, closing, call_closing)
 
 
 def _headers(tokenizer: Tokenizer, text: str, known: Mapping[str, int]) -> set[int]:

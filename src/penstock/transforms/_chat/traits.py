@@ -82,7 +82,7 @@ class Traits:
         forms = self.call_forms
         if not forms:  # the template leaves calls out: let it say so of the call, and not stumble over the content
             return {**message, "content": message["content"] or ""}
-        empty = not (message["content"] or "").strip()
+        empty = not message["content"]
         is_null = message["content"] is None
         textual = all(isinstance(call["function"]["arguments"], str) for call in message["tool_calls"])
         allowed = [form for form in forms if not empty or form[0] == is_null] or list(forms)
@@ -135,13 +135,15 @@ def thought_sample(key: str = "reasoning_content", tools: list[Any] | None = Non
     return made
 
 
-def call_sample(*, null: bool = True, text: bool = False, bare: bool = False, stop: int = 4) -> Conversation:
-    """A conversation with a tool call, its result and an answer; the first `stop` messages of it."""
+def call_sample(
+    *, null: bool = True, text: bool = False, bare: bool = False, stop: int = 4, calls: int = 1
+) -> Conversation:
+    """A conversation with tool calls, their result and an answer; the first `stop` messages of it."""
     arguments: Any = dumps(ARGUMENTS) if text else ARGUMENTS
     call = {"type": "function", "id": "q1w2e3r4t", "function": {"name": TOOL, "arguments": arguments}}
     messages: list[Message] = [
         {"role": "user", "content": ASKED},
-        {"role": "assistant", "content": None if null else "", "tool_calls": [call]},
+        {"role": "assistant", "content": None if null else "", "tool_calls": [call] * calls},
         {"role": "tool", "content": RESULT, "tool_call_id": "q1w2e3r4t", "name": TOOL},
         {"role": "assistant", "content": ANSWERED},
     ]
