@@ -20,6 +20,9 @@ __all__ = ["check_own_directory", "open_own", "refuse_link", "remove_own_directo
 _LINK_ERRNOS = (errno.ELOOP, errno.EMLINK, getattr(errno, "EFTYPE", errno.ELOOP))
 """What systems say of a link that was not to be followed."""
 
+MARKERS = ("complete", "run")
+"""Files that say that a build is whole, and whose it is: they are deleted last."""
+
 
 def refuse_link(path: Path) -> None:
     """Raise if there is a symbolic link at a path under which penstock keeps something of its own."""
@@ -74,6 +77,12 @@ def check_own_directory(directory: Path, own: re.Pattern[str]) -> None:
 def remove_own_directory(directory: Path, own: re.Pattern[str]) -> None:
     """Delete a directory of penstock and all in it; one that holds anything else is refused as a whole."""
     check_own_directory(directory, own)
+    # Shards, journals and the like before what says whose they are: killed in between, they are still known as ours.
+    for path in sorted(directory.iterdir() if directory.is_dir() else (), key=lambda path: path.name in MARKERS):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
     shutil.rmtree(directory, ignore_errors=True)
 
 

@@ -11,6 +11,7 @@ What was delivered and is done with is deleted from the queue, which makes room 
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -100,6 +101,9 @@ class DatasetConsumer:
         self._member = Membership(self._queue.members, "c", lease_seconds=lease_seconds, facts=facts)
         self._caretaker = Caretaker(self._queue, Watch(self._queue.members, lease_seconds=lease_seconds))
         self._readers: dict[str, Reader] = {}
+        # One that is dropped without close(), as in a notebook, must not hold its rank for the life of the process.
+        self._let_go = weakref.finalize(self, _let_go, self._queue.path, self._readers, self._member)
+        self._let_go.atexit = False
         self._closed = False
         self._check_device()
 
@@ -206,13 +210,7 @@ class DatasetConsumer:
     def close(self) -> None:
         """Give back what was not delivered; a second call does nothing."""
         self._closed = True
-        readers, self._readers = self._readers, {}
-        try:
-            if self._queue.path.is_dir():
-                for reader in readers.values():
-                    reader.close()
-        finally:
-            self._member.leave()
+        self._let_go()
 
     def __enter__(self) -> Self:
         return self
@@ -311,3 +309,15 @@ def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
 def _positive(name: str, value: float | None) -> None:
     if value is not None and not (value > 0 and math.isfinite(value)):
         raise ConfigError(f"{name} must be positive, or None, got {value!r}")
+
+
+def _let_go(queue: Path, readers: dict[str, Reader], member: Membership) -> None:
+    """Give back what was not delivered, and leave the queue."""
+    closing = list(readers.values())
+    readers.clear()
+    try:
+        if queue.is_dir():
+            for reader in closing:
+                reader.close()
+    finally:
+        member.leave()

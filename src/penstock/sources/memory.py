@@ -34,7 +34,7 @@ class MemorySource(Source):
         self._made: pa.Table | None = None
         try:
             self._made = _as_table(data, arrow_schema(schema)).replace_schema_metadata(None)
-        except SchemaError:
+        except (SchemaError, pa.ArrowInvalid, pa.ArrowTypeError):
             if self._values is None:
                 raise
             # No one type fits: a stage may want the columns as JSON, and otherwise it is told at the first look.

@@ -21,7 +21,7 @@ from penstock.transforms._chat.cutting import POLICIES, Pieces, cut, gathered, i
 from penstock.transforms._chat.explanation import ExplainedPart, explain
 from penstock.transforms._chat.formats import conversations, detect_format, json_columns, sides_of, typed_json
 from penstock.transforms._chat.gate import Gate
-from penstock.transforms._chat.labels import refuse_labels
+from penstock.transforms._chat.labels import refuse_flags, refuse_label_values, refuse_labels
 from penstock.transforms._chat.messages import ROLES, Conversation
 from penstock.transforms._chat.parts import KINDS
 from penstock.transforms._chat.problems import RowProblem, TooLongError, Violation, alone
@@ -294,6 +294,8 @@ class FormatChat(Counting):
     def _format_of(self, batch: pa.RecordBatch) -> str:
         name = self.format if self.format != "auto" else detect_format(batch)
         refuse_labels(batch.schema, self.keep)
+        refuse_label_values(batch, self.keep)
+        refuse_flags(batch.schema, self.keep)
         typed = None if self._typed_json else typed_json(batch, self.json_columns)
         if typed is not None:
             raise SchemaError(

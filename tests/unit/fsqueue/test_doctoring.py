@@ -46,6 +46,7 @@ def file_of(path: Path, number: int) -> Path:
 def abandon(reader: Any) -> None:
     """Let a consumer die: it beats no more, and gives nothing back."""
     reader._member._ticker.stop()
+    reader._let_go.detach()
 
 
 @pytest.fixture

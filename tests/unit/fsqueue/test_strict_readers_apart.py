@@ -203,3 +203,12 @@ def test_a_process_is_told_by_its_machine_its_number_and_its_start(tmp_path: Pat
     assert is_running(facts | {"started": "1"}) is False, "another process has its number now"
     assert is_running(facts | {"machine": "another"}) is None
     assert is_running({"pid": os.getpid()}) is None, "written by an earlier version"
+
+
+def test_a_strict_reader_that_is_dropped_lets_its_rank_go(tmp_path: Path) -> None:
+    path = fill(tmp_path / "q", 8)
+    reader = consumer(path, order="strict")
+    first = take(reader, 1)
+    reader = consumer(path, order="strict")  # a cell of a notebook that is run again: nobody can close the first one
+    assert take(reader, 1) == first
+    reader.close()

@@ -11,7 +11,7 @@ from penstock.transforms._chat.messages import Conversation
 from penstock.transforms._chat.placement import place_parts
 from penstock.transforms._chat.problems import RowProblem
 from penstock.transforms._chat.rendering import Renderer, Rendering, common_length
-from penstock.transforms._chat.traits import call_sample, thought_sample
+from penstock.transforms._chat.traits import TOOL, call_sample, thought_sample
 
 __all__ = ["Ends", "ends_of", "special_tokens_in_turns"]
 
@@ -75,11 +75,12 @@ def _between_calls(renderer: Renderer) -> str:
         placement = place_parts(given, whole, renderer.text_of)
     except RowProblem:
         return ""
-    names = [places[0] for part, places in zip(placement.parts, placement.places) if part.kind == "calls" and places]
-    if len(names) != 2:
+    names = sorted(places[0] for part, places in zip(placement.parts, placement.places) if part.names and places)
+    called = [place for place in names if whole[slice(*place)] == TOOL]
+    if len(called) != 2:
         return ""
-    last = max(place[1] for place in placement.of_message(1) if place[0] < names[1][0])
-    return whole[last : names[1][0]]
+    last = max(place[1] for place in placement.of_message(1) if place[0] < called[1][0])
+    return whole[last : called[1][0]]
 
 
 def special_tokens_in_turns(renderer: Renderer, known: Mapping[str, int]) -> tuple[set[str], set[str]]:

@@ -20,6 +20,7 @@ from penstock.loaders import Recipe, prepare
 from penstock.pipeline import PipelineConfig
 from penstock.sources import ArrowSource, IteratorSource, JsonlSource, JsonSource, MemorySource, ParquetSource
 from penstock.store import open_store
+from penstock.transforms import Filter, Rename
 from penstock.transforms.formatting import FormatChat, RowProblem
 from penstock.transforms.tokenization import ByteTokenizer
 
@@ -195,3 +196,34 @@ def test_text_parts_may_have_their_text_by_other_names() -> None:
     row = [{"role": "user", "content": [{"type": "text", "value": "q"}]}, {"role": "assistant", "content": "a"}]
     made = FormatChat(BYTES, "chatml").transform(pa.RecordBatch.from_pydict({"messages": [json.dumps(row)]}))
     assert "user\nq<|im_end|>" in BYTES.decode(made["input_ids"].values.to_numpy())
+
+
+def test_a_source_whose_types_are_known_already_is_asked_again_or_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("\n".join(LINES) + "\n")
+    looked_at = JsonlSource(tmp_path / "a.jsonl", mixed="json")
+    assert "messages" in looked_at.schema.names
+    assert written(Pipeline(looked_at, [FormatChat(BYTES, "qwen")])) == ARGUMENTS
+    (tmp_path / "b.jsonl").write_text("\n".join(LINES[:2]).replace('"messages"', '"dialog"') + "\n")
+    renamed = Pipeline(JsonlSource(tmp_path / "b.jsonl"), [Rename({"dialog": "messages"}), FormatChat(BYTES, "qwen")])
+    with pytest.raises(StageError, match="put FormatChat first"):
+        list(renamed)
+
+
+def test_a_filter_before_chats_sees_lists_and_not_text(tmp_path: Path) -> None:
+    plain = json.dumps({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]})
+    (tmp_path / "a.jsonl").write_text(plain + "\n" + plain + "\n")
+    kept = Pipeline(
+        JsonlSource(tmp_path / "a.jsonl"), [Filter(lambda row: len(row["messages"]) == 2), FormatChat(BYTES, "qwen")]
+    )
+    assert sum(batch.num_rows for batch in kept) == 2
+
+
+@pytest.mark.parametrize("form", ["rows", "columns", "pandas"])
+def test_python_values_in_memory_keep_their_spelling(form: str) -> None:
+    rows = [json.loads(line) for line in LINES[:6]]
+    data: Any = rows
+    if form == "columns":
+        data = {name: [row[name] for row in rows] for name in rows[0]}
+    elif form == "pandas":
+        data = pytest.importorskip("pandas").DataFrame(rows)
+    assert written(Pipeline(MemorySource(data), [FormatChat(BYTES, "qwen")])) == ARGUMENTS[:6]

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from penstock import Pipeline
 from penstock.cli.main import app
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, SchemaError
 from penstock.sources import JsonlSource
 from penstock.transforms.formatting import FormatChat, RowProblem
 from penstock.transforms.tokenization import ByteTokenizer
@@ -20,6 +20,7 @@ from penstock.transforms.tokenization import ByteTokenizer
 HEAD = "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role }}\n"
 TAIL = "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 BYTES = ByteTokenizer(("<bos>", "<eos>", "<|im_start|>", "<|im_end|>", "<|end_response|>", "<|user|>", "<|assistant|>"))
+CALLS = "{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments }}{% endfor %}"
 CALL = {"type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
 ASKED = {"role": "user", "content": "Weather in Rome?"}
 CALLING = [ASKED, {"role": "assistant", "content": "", "tool_calls": [CALL]}]
@@ -197,3 +198,79 @@ def test_a_template_that_writes_parts_as_json_is_not_given_thoughts_as_parts() -
     source = HEAD + "{{ m.content if m.content is string else m.content | tojson }}" + TAIL
     with pytest.raises(RowProblem, match="Two and two"):
         FormatChat(BYTES, source).transform(rows(THINKING))
+
+
+def test_an_allowed_loss_allows_no_other_order_and_no_change() -> None:
+    calls = [{**CALL, "function": {"name": name, "arguments": "{}"}} for name in ("first", "second")]
+    chat = [*THINKING[:2], ASKED, {"role": "assistant", "content": "", "tool_calls": calls}]
+    source = HEAD + "{{ m.content }}" + CALLS
+    assert supervised(FormatChat(BYTES, source + TAIL, allow_lost=["earlier_thoughts"]), chat).endswith("{}<|im_end|>")
+    turned = source.replace("m.tool_calls or []", "(m.tool_calls or []) | reverse")
+    with pytest.raises(RowProblem, match="stands earlier"):
+        FormatChat(BYTES, turned + TAIL, allow_lost=["earlier_thoughts"]).transform(rows(chat))
+    shouted = HEAD + "{{ (m.reasoning_content or '') | upper }}{{ m.content }}" + TAIL
+    with pytest.raises(RowProblem, match=r"not written as it is|is not in the text"):
+        FormatChat(BYTES, shouted, allow_lost=["text_beside_calls"]).transform(rows(THINKING))
+
+
+def test_white_space_beside_a_call_stays() -> None:
+    source = HEAD + "{{ m.content or '' }}" + CALLS
+    chat = [ASKED, {"role": "assistant", "content": "\n\n", "tool_calls": [CALL]}]
+    assert supervised(FormatChat(BYTES, source + TAIL), chat) == '\n\nweather{"city": "Rome"}<|im_end|>'
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "assistant", "content": "a", "reasoning_content": "AAA", "thinking": "BBB"},
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "BBB"}], "reasoning_content": "AAA"},
+        {"role": "assistant", "content": [{"type": "text", "text": "a"}, {"type": "thinking", "thinking": "BBB"}]},
+        {"role": "assistant", "content": "a", "value": "b"},
+        {"role": "assistant", "content": "", "tool_calls": [CALL], "function_call": {"name": "g", "arguments": "{}"}},
+        {"role": "assistant", "content": "", "tool_calls": [{"name": "f", "arguments": {}, "parameters": {"y": 5}}]},
+    ],
+)
+def test_two_values_for_one_thing_are_refused(message: dict[str, Any]) -> None:
+    with pytest.raises(RowProblem):
+        FormatChat(BYTES, "qwen").transform(rows([ASKED, message]))
+
+
+def test_thoughts_of_a_function_call_turn_are_kept() -> None:
+    chat = [
+        {"from": "human", "value": "q"},
+        {"from": "function_call", "value": '{"name": "f", "arguments": {"x": 1}}', "reasoning_content": "hm"},
+    ]
+    batch = pa.RecordBatch.from_pydict({"conversations": [json.dumps(chat)]})
+    made = FormatChat(BYTES, "qwen").transform(batch)
+    assert "<think>\nhm\n</think>" in BYTES.decode(made["input_ids"].values.to_numpy())
+
+
+@pytest.mark.parametrize("column", ["weight", "train", "loss_weight"])
+def test_columns_that_say_what_to_train_on_are_refused(column: str) -> None:
+    batch = rows([ASKED, {"role": "assistant", "content": "a"}]).append_column(column, pa.array([0]))
+    with pytest.raises(SchemaError, match=column):
+        FormatChat(BYTES, "chatml").transform(batch)
+    assert FormatChat(BYTES, "chatml", keep=column).transform(batch).num_rows == 1
+
+
+@pytest.mark.parametrize("labels", [[0, 1], ["true", "false"], ["desirable", "desirable"]])
+def test_labels_that_are_no_booleans_are_refused_too(labels: list[Any]) -> None:
+    chat = [ASKED, {"role": "assistant", "content": "a"}]
+    batch = rows(chat, chat).append_column("label", pa.array(labels))
+    with pytest.raises(SchemaError, match="label"):
+        FormatChat(BYTES, "chatml").transform(batch)
+    sports = rows(chat, chat).append_column("label", pa.array(["sports", "news"]))
+    assert FormatChat(BYTES, "chatml").transform(sports).num_rows == 2
+
+
+def test_a_token_between_calls_does_not_end_the_turn() -> None:
+    ending = ByteTokenizer(("<bos>", "<eos>", "<|im_start|>", "<|im_end|>", "<|call_end|>"))
+    source = HEAD + (
+        "{{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments }}"
+        "<|call_end|>{% endfor %}{% if not m.tool_calls %}<|im_end|>{% endif %}\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    made = FormatChat(ending, source)
+    assert supervised(made, [ASKED, {"role": "assistant", "content": "a"}]) == "a<|im_end|>"
+    with pytest.raises(RowProblem, match="without the token that ends it"):
+        made.transform(rows([*CALLING, {"role": "tool", "content": "sunny"}, {"role": "assistant", "content": "a"}]))
