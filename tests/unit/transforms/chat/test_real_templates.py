@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chat_corpus import loaded, rendered_by_transformers, tokenizer_for
-from corpus_files import templates
+from corpus_files import templates, tokenizer_dir
 from penstock.errors import ConfigError
 from penstock.transforms._chat.templates import BUILT_IN, load_template
 from penstock.transforms.formatting import FormatChat, RowProblem
@@ -280,6 +280,34 @@ def test_masks_are_those_of_the_training_templates_that_trl_writes(family: str) 
     # TRL supervises what stands behind the end of a turn too; a thought that the prompt begins is not the model's.
     assert supervised.rstrip("\n") in expected
     assert "assistant says 1" in supervised
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama3", "deepseek_v3"])
+def test_ids_of_published_tokenizers_are_those_of_apply_chat_template(name: str) -> None:
+    from transformers import AutoTokenizer
+
+    theirs, ours = AutoTokenizer.from_pretrained(tokenizer_dir(name)), FormatChat(tokenizer_dir(name))
+    plain = [
+        {"role": "user", "content": "What is 2 + 2? 한국어 e\u0301"},
+        {"role": "assistant", "content": " Four. 😀\n"},
+    ]
+    call = {
+        "type": "function",
+        "function": {"name": "weather", "arguments": {"city": "Rome", "days": 1.5, "now": None}},
+    }
+    called = [
+        plain[0],
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "sunny"},
+    ]
+    rows: list[dict[str, Any]] = [{"messages": plain * 2, "tools": None}]
+    rows += [{"messages": [*called, plain[1]], "tools": TOOLS}] if name == "qwen3" else []
+    for row in rows:
+        made = ours.transform(batch_of(row))
+        expected = theirs.apply_chat_template(row["messages"], tools=row["tools"], return_dict=True)["input_ids"]
+        assert made["input_ids"][0].as_py() == expected
+        mask = made["loss_mask"][0].values.to_numpy(zero_copy_only=False)
+        assert "Four." in ours.tokenizer.decode(made["input_ids"][0].values.to_numpy()[mask])
 
 
 def test_a_template_that_is_not_jinja_is_told_so() -> None:
