@@ -90,6 +90,8 @@ class _Job:
     """What the key is made of; none if the source may have options that are not known here."""
     key: str | None = None
     """What it has to come out as, if the place is named after it."""
+    steps: Steps | None = None
+    """The transforms, where they were made for the key already."""
 
     @property
     def work(self) -> Path:
@@ -154,7 +156,8 @@ def prepare_cached(
     schema = getattr(source, "schema", None)
     if schema is None:
         raise ConfigError(f"{source!r} does not say which columns it has; prepare needs a source with a schema")
-    key = recipe.steps(schema, home / "unused").lineage(files, chosen.on_error).key
+    steps = recipe.steps(schema, home / "unused")
+    key = steps.lineage(files, chosen.on_error).key
     if key is None:
         raise ConfigError("the recipe cannot be named by its content, so its store cannot be kept; use prepare(...)")
     job = _Job(
@@ -166,6 +169,7 @@ def prepare_cached(
         budget=budget,
         files=getattr(source, "files", ()),
         key=key,
+        steps=steps if steps.template is not None else None,  # those of documents keep what they have seen elsewhere
     )
     made = _make(job, wait_seconds, None)
     if made.dropped_tokens:
@@ -188,7 +192,7 @@ def _prepare(job: _Job, progress: Shown | None) -> Prepared:
     schema = getattr(job.source, "schema", None)
     if schema is None:
         raise ConfigError(f"{job.source!r} does not say which columns it has; prepare needs a source with a schema")
-    steps = job.recipe.steps(schema, job.work / "seen")
+    steps = job.steps or job.recipe.steps(schema, job.work / "seen")
     lineage = steps.lineage(inputs.fingerprints, job.config.on_error)
     if job.key is not None and lineage.key != job.key:
         raise ChangedFileError("it holds other bytes than when it was hashed", file=str(job.files[0]))

@@ -149,7 +149,7 @@ class Recipe:
     def _chat_steps(self, tokenizer: Tokenizer, schema: pa.Schema) -> Steps:
         if self.filters or self.dedup:
             raise ConfigError("filters and deduplication need a column of text, and these rows are chats")
-        last = self._format_chat_once(tokenizer, schema)
+        last = self.format_chat(tokenizer, schema)
         shape = self._shape(schema)
         side = "chosen_" if shape == "preference" else ""
         return Steps(
@@ -160,14 +160,6 @@ class Recipe:
             tokens=f"{side}input_ids",
             mask=f"{side}loss_mask",
         )
-
-    def _format_chat_once(self, tokenizer: TokenizerSpec, schema: pa.Schema) -> FormatChat | FormatPreference:
-        """The transform for these columns, made once and handed out once more: for a key, and for the run behind it."""
-        key = f"chat {schema.names} {tokenizer is self._opened.get('tokenizer')}"
-        made = self._opened.pop(key, None)
-        if made is None:
-            made = self._opened[key] = self.format_chat(tokenizer, schema)
-        return cast("FormatChat | FormatPreference", made)
 
     def format_chat(self, tokenizer: TokenizerSpec, schema: pa.Schema) -> FormatChat | FormatPreference:
         """The transform of chats with these columns; preferences are refused until it is said what they are for."""
