@@ -78,10 +78,8 @@ def remove_own_directory(directory: Path, own: re.Pattern[str]) -> None:
     """Delete a directory of penstock and all in it; one that holds anything else is refused as a whole."""
     check_own_directory(directory, own)
     # Shards, journals and the like before what says whose they are: killed in between, they are still known as ours.
-    for path in sorted(directory.iterdir() if directory.is_dir() else (), key=lambda path: path.name in MARKERS):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
+    for path in directory.iterdir() if directory.is_dir() else ():
+        if path.name not in MARKERS and not path.is_dir():
             path.unlink(missing_ok=True)
     shutil.rmtree(directory, ignore_errors=True)
 
