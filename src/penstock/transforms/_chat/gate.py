@@ -167,10 +167,11 @@ class Checker:
 
     def _unended(self, tokens: Tokens, spans: Spans, prompts: Ints, at: Ints) -> Iterable[RowProblem]:
         closing = self._closing(tokens, spans)
-        ended = closing >= 0
+        counted = ended = closing >= 0
         if self.inner:
             at = at[~np.isin(tokens.ids[at], list(self.inner))]
-        inside = np.searchsorted(at, tokens.stop) - np.searchsorted(at, tokens.first) > np.isin(closing, at)
+            counted = np.isin(closing, at)
+        inside = np.searchsorted(at, tokens.stop) - np.searchsorted(at, tokens.first) > counted
         for span in np.flatnonzero(inside & (prompts >= 0)):
             yield TerminatorInsideError(
                 "a turn to train on has a token that ends turns in its middle, written by a message or by the template",
