@@ -43,6 +43,8 @@ class Part:
     """Whether it may be written as a JSON string writes it."""
     names: bool = False
     """A name or a key, which may stand on both sides of what it names."""
+    searched: bool = False
+    """A name that the template may look up, so that marks would be in its way: it is looked for in the whole text."""
     literal: bool = False
     """A value that cannot be marked (true, false, null): it is looked for behind the part before it."""
 
@@ -195,12 +197,16 @@ class _Collector:
                 yield name, self._text(text, Part(TOOLS, "tools", name, text))
 
     def _described(self, value: Any) -> Any:
-        """A schema with the descriptions in it marked."""
+        """A schema with the descriptions in it marked, and the names of its parameters noted."""
         if isinstance(value, list):
             return [self._described(item) for item in value]
         if not isinstance(value, dict):
             return value
         made = {}
+        properties = value.get("properties")
+        for name in properties if isinstance(properties, dict) else ():
+            if name.strip():
+                self.parts.append(Part(TOOLS, "tools", "parameter", name, searched=True))
         for key, item in value.items():
             if key == "description" and isinstance(item, str):
                 item = self._text(item, Part(TOOLS, "tools", "description", item))

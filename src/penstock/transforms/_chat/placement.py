@@ -125,7 +125,7 @@ def place_parts(conversation: Conversation, whole: str, render: Render) -> Place
         pairs = [[] for _ in parts.all]
         uncertain = []
         for number, part in enumerate(parts.all):
-            alone = None if part.literal else _marks(parts_of(conversation, number), whole, render)
+            alone = None if part.literal or part.searched else _marks(parts_of(conversation, number), whole, render)
             if alone is None:
                 uncertain.append(number)
             else:
@@ -166,7 +166,7 @@ def _resolve(parts: Parts, pairs: list[list[Place]], uncertain: Collection[int],
             if found:
                 at, text = min(found)
                 pairs[number] = [(done + at, done + at + len(text))]
-        elif number in unknown:
+        elif number in unknown or part.searched:
             begin = 0 if part.message == TOOLS else done
             for form in _forms(part):
                 at = whole.find(form, begin)

@@ -274,3 +274,15 @@ def test_a_token_between_calls_does_not_end_the_turn() -> None:
     assert supervised(made, [ASKED, {"role": "assistant", "content": "a"}]) == "a<|im_end|>"
     with pytest.raises(RowProblem, match="without the token that ends it"):
         made.transform(rows([*CALLING, {"role": "tool", "content": "sunny"}, {"role": "assistant", "content": "a"}]))
+
+
+def test_a_template_that_drops_the_parameters_of_tools_is_refused() -> None:
+    tool = {"name": "weather", "description": "Tells it.", "parameters": {"type": "object", "properties": {"city": {}}}}
+    rest = HEAD.removeprefix("{{ bos_token }}") + "{{ m.content }}" + TAIL
+    named = "{{ bos_token }}{% for t in tools or [] %}{{ t.name }}{{ t.description }}{% endfor %}"
+    chat = [ASKED, {"role": "assistant", "content": "a"}]
+    batch = rows(chat).append_column("tools", pa.array([json.dumps([tool])]))
+    with pytest.raises(RowProblem, match=r"parameter is not in the text.*'city'"):
+        FormatChat(BYTES, named + rest).transform(batch)
+    whole = "{{ bos_token }}{% for t in tools or [] %}{{ t | tojson }}{% endfor %}"
+    assert FormatChat(BYTES, whole + rest).transform(batch).num_rows == 1
