@@ -2,7 +2,7 @@
 
 import sys
 
-from penstock.fsqueue.preparing import main
+from penstock.fsqueue.prepare_command import main
 
 if __name__ == "__main__":
     sys.exit(main())

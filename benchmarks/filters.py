@@ -82,7 +82,7 @@ def _share_words() -> None:
     """Give datatrove the words that penstock sees."""
     import datatrove.utils.word_tokenizers as word_tokenizers
 
-    from penstock.transforms._quality.english import split_english
+    from penstock.corpus.quality.english import split_english
 
     class Splitter:
         def word_tokenize(self, text: str) -> list[str]:

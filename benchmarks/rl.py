@@ -30,11 +30,11 @@ import numpy as np
 import torch
 from table import table
 
-from penstock.loaders._rollouts.assembly import RolloutForm, assemble
-from penstock.loaders._rollouts.batch import RolloutBatch
-from penstock.loaders._rollouts.dealing import deal_rows
-from penstock.loaders._rollouts.table import Ragged, RolloutTable
-from penstock.transforms.advantages import gae, grpo
+from penstock.rl.advantages import gae, grpo
+from penstock.rl.batch import RolloutBatch
+from penstock.rl.collate import RolloutForm, assemble
+from penstock.rl.sharding import deal_rows
+from penstock.rl.table import Ragged, RolloutTable
 
 GAMMA, LAM = 0.99, 0.95
 QUICK_RUNS = 3

@@ -11,7 +11,7 @@ from grpo_parts.policy import Policy
 from grpo_parts.task import LENGTH, VOCABULARY, questions, rewards
 
 from penstock import LiveBuffer, Rollout, RolloutDataLoader
-from penstock.transforms.advantages import aggregate_loss
+from penstock.rl.advantages import aggregate_loss
 
 options = argparse.ArgumentParser(description=__doc__)
 options.add_argument("--iterations", type=int, default=120)

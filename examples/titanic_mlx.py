@@ -15,9 +15,9 @@ from titanic_parts.plots import report
 from titanic_parts.training import fit, learn_classes, predict, token_loss
 from titanic_parts.wording import TEMPLATE, train_tokenizer
 
+from penstock.batching.masked_lm import MaskedLM
 from penstock.datasets import Folds, TitanicDataset, make_titanic
 from penstock.datasets.titanic import titanic_spec
-from penstock.loaders.masking import MaskedLM
 from penstock.loaders.mlx_loader import MLXDataLoader
 
 options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -6,8 +6,8 @@ import re
 from datetime import datetime
 from typing import Any
 
+from penstock.chat.format_chat import FormatChat
 from penstock.errors import ConfigError
-from penstock.transforms.formatting import FormatChat
 from penstock.transforms.tokenization import load_tokenizer
 
 NOW = datetime.now()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from penstock.loaders._rollouts.table import Ragged, RolloutTable
+from penstock.rl.table import Ragged, RolloutTable
 
 TOKENWISE = {"logprobs": "old_log_probs", "ref_logprobs": "ref_log_probs", "values": "values"}
 

@@ -1,25 +1,32 @@
-"""Names of a package that are imported when they are first used."""
+"""Lazy names of a package: the stub `__init__.pyi` lists them, and each is imported when it is first used."""
 
 from __future__ import annotations
 
+import ast
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-__all__ = ["lazy"]
+__all__ = ["attach"]
 
 
-def lazy(package: str, places: Mapping[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of a package whose names are in the modules that `places` says.
+def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """`__getattr__`, `__dir__` and `__all__` of a package whose stub says `from module import name as name`.
 
-    Modules of the package are found too, whether or not anybody has imported them yet.
+    The stub is the one list of names, for type checkers and at run time. Submodules are found too.
     """
+    stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
+    modules = {
+        alias.name: str(node.module) for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    names = sorted(modules)
 
     def get(name: str) -> Any:
-        if name in places:
-            value = getattr(import_module(places[name]), name)
+        if name in modules:
+            value = getattr(import_module(modules[name]), name)
         elif name.startswith("_") or find_spec(f"{package}.{name}") is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         else:
@@ -27,4 +34,4 @@ def lazy(package: str, places: Mapping[str, str]) -> Callable[[str], Any]:
         setattr(sys.modules[package], name, value)
         return value
 
-    return get
+    return get, lambda: names, names

@@ -22,7 +22,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from penstock._dtypes import did_you_mean
+from penstock._suggest import did_you_mean
 from penstock.errors import PluginError
 
 __all__ = ["GROUPS", "Format", "Plugin", "find", "formats", "installed"]

@@ -26,9 +26,9 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
+from penstock.batching.batch import TrainingBatch
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
-from penstock.loaders.batch import TrainingBatch
 from penstock.loaders.verification import verify_resume
 from penstock.pipeline import Durable, Pipeline, PipelineConfig, Sink, Source, State
 

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.batching.batch import TrainingBatch
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
-from penstock.loaders.batch import TrainingBatch
 from penstock.loaders.conversation import ConversationDataLoader
 from penstock.loaders.mixed import MixedDataLoader
 from penstock.loaders.pretrain import PretrainDataLoader
-from penstock.loaders.streams import StreamOptions
+from penstock.loaders.streamed.reader import StreamOptions
 from penstock.order.schedules import Schedule
 from penstock.testing import assert_loader_contract
 from token_stores import make_masks, make_rows, make_store

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.loaders._rollouts.batch import RolloutBatch
-from penstock.loaders.batch import TrainingBatch
+from penstock.batching.batch import TrainingBatch
 from penstock.loaders.rollout import RolloutDataLoader
-from penstock.transforms.advantages import grpo
+from penstock.rl.advantages import grpo
+from penstock.rl.batch import RolloutBatch
 from penstock.transforms.tokenization import ByteTokenizer
 
 RL = """

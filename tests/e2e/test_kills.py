@@ -18,7 +18,7 @@ import pytest
 from _scripts import open_loader, train_small
 from _scripts.processes import Program, programs, wait_for_end, wait_until, write_chats
 
-from penstock.loaders.integrations import Endless
+from penstock.loaders.repeat import Endless
 from penstock.store import open_store
 from token_stores import make_masks, make_store
 

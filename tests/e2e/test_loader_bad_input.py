@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from penstock import ConversationDataLoader, MixedDataLoader, PretrainDataLoader, Schedule, prepare
+from penstock.corpus.recipe import Recipe
 from penstock.errors import ConfigError, DataError, PenstockError, ResumeError
-from penstock.loaders import indexed
-from penstock.loaders.recipes import Recipe
+from penstock.loaders import plan_engine as indexed
 from penstock.order.plan import Plan
 from penstock.transforms.tokenization import ByteTokenizer
 from token_stores import make_rows, make_store

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
+from penstock.batching.collate import BatchForm
+from penstock.corpus.recipe import Recipe
 from penstock.distributed.ranks import Rank
 from penstock.distributed.synchronization import merge_states
 from penstock.errors import StalledError
-from penstock.loaders.collation import BatchForm
-from penstock.loaders.recipes import Recipe
-from penstock.loaders.streams import StreamOptions, StreamPosition, StreamReader, StreamStep
+from penstock.loaders.streamed.reader import StreamOptions, StreamPosition, StreamReader, StreamStep
 from penstock.transforms.tokenization import ByteTokenizer
 
 LENGTH, GLOBAL_BATCH = 64, 8

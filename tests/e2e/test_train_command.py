@@ -19,7 +19,7 @@ import pytest
 from _scripts.processes import Program, free_port, wait_for_end, wait_until
 
 from penstock.fsqueue import DataProviderBase
-from penstock.fsqueue.preparing import main as prepare
+from penstock.fsqueue.prepare_command import main as prepare
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),

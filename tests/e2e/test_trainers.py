@@ -21,7 +21,7 @@ import pyarrow as pa
 import pytest
 
 from penstock import ConversationDataLoader, DataLoader, MixedDataLoader, Pipeline, PretrainDataLoader
-from penstock.loaders.integrations import Endless
+from penstock.loaders.repeat import Endless
 from penstock.sinks import StoreSink
 from penstock.sources import MemorySource
 

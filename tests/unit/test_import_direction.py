@@ -12,20 +12,23 @@ import penstock
 
 ROOT = Path(penstock.__file__).parent
 
-# From the bottom up. Names on one line are siblings and do not import each other. Some are still to be written.
+# From the bottom up. Names on one line are siblings and do not import each other.
 LEVELS = [
-    "errors _lazy",
-    "_dtypes _arrays",
-    "_columns",
-    "types _optional",
-    "memory files",
+    "errors _lazy _suggest",
+    "_optional types",
+    "arrays memory",
+    "files",
     "plugins",
     "pipeline",
-    "order store distributed",
-    "engines",
-    "sources transforms sinks backends",
+    "tokenizers distributed",
+    "order store",
+    "sources sinks transforms",
+    "chat",
+    "corpus",
+    "batching",
     "templates config",
     "fsqueue",
+    "rl",
     "loaders datasets",
     "observe trainer",
     "__init__ testing",
@@ -33,6 +36,8 @@ LEVELS = [
     "__main__",
 ]
 LEVEL = {name: number for number, names in enumerate(LEVELS) for name in names.split()}
+# Names that the design documents print, kept importable: they hold no code, only names of packages above.
+DOORS = {"transforms/formatting.py", "transforms/filtering.py"}
 FRAMEWORKS = {"torch", "mlx", "jax", "pandas", "ray"}
 FILES = sorted(ROOT.rglob("*.py"))
 
@@ -68,6 +73,8 @@ def test_every_package_has_its_level() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_imports_point_down(path: Path) -> None:
+    if path.relative_to(ROOT).as_posix() in DOORS:
+        return
     here = package_of(path)
     for line, name in imported_modules(path):
         there = own_package(name)
@@ -75,11 +82,11 @@ def test_imports_point_down(path: Path) -> None:
             assert LEVEL[there] < LEVEL[here], f"{path}:{line}: {here} must not import {there} ({name})"
 
 
-def test_frameworks_are_imported_in_backends_engines_and_the_trainer_only() -> None:
+def test_frameworks_are_imported_in_backends_and_the_trainer_only() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line} {name}"
         for path in FILES
         for line, name in imported_modules(path)
-        if name.split(".")[0] in FRAMEWORKS and package_of(path) not in ("backends", "engines", "trainer")
+        if name.split(".")[0] in FRAMEWORKS and path.parent.name != "backends" and package_of(path) != "trainer"
     ]
     assert not found

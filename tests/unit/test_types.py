@@ -16,8 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from penstock import types
-from penstock._columns import to_column
 from penstock.errors import SchemaError
 from penstock.types import (
     Field,
@@ -31,6 +29,8 @@ from penstock.types import (
     to_numpy,
     to_rows,
 )
+from penstock.types import schema as types
+from penstock.types.columns import to_column
 
 quick = settings(max_examples=60, deadline=None)
 

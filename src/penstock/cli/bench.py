@@ -15,12 +15,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.consoles import output, print_table
-from penstock.cli.exits import clear_exits
-from penstock.cli.loading import ConfigArgument, DebugOption, JsonOption, SetOption, open_rank, read_config
+from penstock.cli.console import clear_exits, output, print_table
+from penstock.cli.loader_files import ConfigArgument, DebugOption, JsonOption, SetOption, open_rank, read_config
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
-from penstock.loaders.configuration import LoaderConfig
+from penstock.loaders.loader_file import LoaderConfig
 from penstock.memory.budget import format_bytes
 
 __all__ = ["Speed", "bench", "measure"]

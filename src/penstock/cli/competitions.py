@@ -12,9 +12,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.adding import SPEC_FILE, TYPES, add_data, as_options, check_type, said_as_options
-from penstock.cli.consoles import output, print_table
-from penstock.cli.exits import clear_exits
+from penstock.cli.competition_add import SPEC_FILE, TYPES, add_data, as_options, check_type, said_as_options
+from penstock.cli.console import clear_exits, output, print_table
 
 if TYPE_CHECKING:  # what the commands need is imported when one runs: `penstock --version` needs none of it
     from penstock.datasets.base import KaggleDataset

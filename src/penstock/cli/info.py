@@ -10,8 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.consoles import output, print_table
-from penstock.cli.exits import clear_exits
+from penstock.cli.console import clear_exits, output, print_table
 from penstock.cli.prepare import store_table
 from penstock.store import describe, open_store, versions
 

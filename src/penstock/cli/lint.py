@@ -13,14 +13,13 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from penstock.chat.format_chat import FormatChat
+from penstock.chat.format_preference import FormatPreference
 from penstock.cli.chat_options import ChatOption, chat_options
-from penstock.cli.consoles import output
-from penstock.cli.exits import clear_exits
+from penstock.cli.console import clear_exits, output
 from penstock.cli.prepare import ColumnsOption, PreferenceOption, TemplateOption, TokenizerOption
 from penstock.errors import ConfigError, DataError
 from penstock.loaders import Recipe
-from penstock.transforms.formatting import FormatChat
-from penstock.transforms.preference import FormatPreference
 
 __all__ = ["lint"]
 

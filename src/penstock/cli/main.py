@@ -12,12 +12,12 @@ from penstock.cli.competitions import competitions
 from penstock.cli.info import info
 from penstock.cli.lint import lint
 from penstock.cli.plan import plan
-from penstock.cli.plugins import plugins
 from penstock.cli.prepare import prepare
 from penstock.cli.probe_isolation import probe_isolation
 from penstock.cli.queue import queue
 from penstock.cli.run import run
 from penstock.cli.show import show
+from penstock.cli.stage_catalog import plugins
 from penstock.cli.trace import trace
 from penstock.cli.verify_resume import verify_resume
 from penstock.cli.versions import versions

@@ -15,8 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.cli.chat_options import ChatOption, chat_options, names
-from penstock.cli.consoles import log_lines, output, print_table
-from penstock.cli.exits import clear_exits
+from penstock.cli.console import clear_exits, log_lines, output, print_table
 from penstock.loaders import Prepared, Recipe
 from penstock.loaders import prepare as prepare_store
 from penstock.memory import MemoryBudget

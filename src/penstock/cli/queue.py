@@ -15,15 +15,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.consoles import output, print_table
-from penstock.cli.exits import clear_exits
+from penstock.cli.console import clear_exits, output, print_table
 from penstock.errors import ConfigError, PenstockError, QueueNotFoundError
 from penstock.fsqueue import queue as queues
-from penstock.fsqueue.doctoring import examine
-from penstock.fsqueue.findings import Diagnosis, Finding
-from penstock.fsqueue.inspecting import MemberStatus, SplitStatus, Status, find_queue, look
+from penstock.fsqueue.doctor import Diagnosis, Finding, examine
 from penstock.fsqueue.members import living
 from penstock.fsqueue.queue import Queue, schema_of
+from penstock.fsqueue.status import MemberStatus, SplitStatus, Status, find_queue, look
 from penstock.memory.budget import format_bytes
 from penstock.observe.live import format_seconds
 

@@ -2,30 +2,69 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
-from collections.abc import Iterator
+import time
+from collections.abc import Generator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import orjson
+import pyarrow as pa
 import typer
 from rich.console import Console
 
-from penstock.cli.arguments import Problems
-from penstock.cli.columns import ColumnCheck, check_columns
-from penstock.cli.consoles import log_lines, output, print_table
-from penstock.cli.exits import clear_exits
-from penstock.cli.fitting import fit_transforms
-from penstock.cli.spec import KEYS, Plan, read_plan, spelled_out
+from penstock.cli.console import clear_exits, log_lines, output, print_table
+from penstock.cli.pipeline_file import KEYS, ColumnCheck, Plan, check_columns, read_plan, spelled_out
+from penstock.cli.stage_arguments import Problems
+from penstock.errors import ConfigError
 from penstock.files.documents import read_document, set_value
-from penstock.files.places import require_local
+from penstock.files.filesystems import require_local
 from penstock.memory.budget import format_bytes
 from penstock.observe import Extent, closing_table, progress_on
-from penstock.pipeline import Report
-from penstock.pipeline.state import CHECKPOINT_NAME
+from penstock.pipeline import Pipeline, Report
+from penstock.pipeline.checkpoint import CHECKPOINT_NAME
 
-__all__ = ["run"]
+__all__ = ["fit_transforms", "run"]
+
+
+_PROGRESS_SECONDS = 0.25
+
+
+def fit_transforms(pipeline: Pipeline, positions: tuple[int, ...], console: Console | None) -> None:
+    """Fit the transforms at these positions, each in a pass of its own over the source and the transforms before it.
+
+    Afterwards source and transforms are at their beginning again. Bad rows that the run leaves out are left out here.
+    """
+    config = replace(pipeline.config, batch_rows="auto", quarantine=None)
+    if config.on_error == "quarantine":
+        config = replace(config, on_error="skip")  # the run itself writes them down, once
+    for position in positions:
+        learner: Any = pipeline.transforms[position]
+        before = Pipeline(pipeline.source, pipeline.transforms[:position], None, config, pipeline.budget)
+        with contextlib.closing(_watched(before, f"{learner!r} learns from {before}", console)) as batches:
+            learner.fit(batches)
+        for stage in (pipeline.source, *before.transforms):
+            reset = getattr(stage, "reset", None)
+            if callable(reset):
+                reset()
+            elif stage is pipeline.source:
+                raise ConfigError(f"{stage!r} can be read only once, so {learner!r} cannot learn from it first")
+
+
+def _watched(pipeline: Pipeline, title: str, console: Console | None) -> Generator[pa.RecordBatch, None, None]:
+    if console is None:
+        yield from pipeline
+        return
+    with progress_on(console, Extent.of(pipeline.source), title) as progress:
+        shown_at = time.monotonic()
+        for batch in pipeline:
+            yield batch
+            if time.monotonic() - shown_at >= _PROGRESS_SECONDS:
+                shown_at = time.monotonic()
+                progress(pipeline.snapshot())
 
 
 def run(

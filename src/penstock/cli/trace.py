@@ -9,9 +9,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.consoles import output, print_table
-from penstock.cli.exits import clear_exits
-from penstock.cli.loading import ConfigArgument, DebugOption, JsonOption, SetOption, opened, read_planned
+from penstock.cli.console import clear_exits, output, print_table
+from penstock.cli.loader_files import ConfigArgument, DebugOption, JsonOption, SetOption, opened, read_planned
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
 

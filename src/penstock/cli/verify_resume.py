@@ -10,9 +10,16 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.consoles import output, print_table
-from penstock.cli.exits import clear_exits
-from penstock.cli.loading import ConfigArgument, DebugOption, JsonOption, SetOption, open_rank, opened, read_planned
+from penstock.cli.console import clear_exits, output, print_table
+from penstock.cli.loader_files import (
+    ConfigArgument,
+    DebugOption,
+    JsonOption,
+    SetOption,
+    open_rank,
+    opened,
+    read_planned,
+)
 from penstock.loaders.verification import ResumeReport
 from penstock.loaders.verification import verify_resume as verify
 

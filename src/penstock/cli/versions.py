@@ -12,8 +12,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.consoles import output, print_table
-from penstock.cli.exits import clear_exits
+from penstock.cli.console import clear_exits, output, print_table
 from penstock.errors import ConfigError, DataError
 from penstock.memory.budget import format_bytes
 from penstock.store import Difference, Manifest, checkout, diff

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 from typing import Any
 
-from penstock._dtypes import did_you_mean
+from penstock._suggest import did_you_mean
 from penstock.config.kinds import Misfit, from_text, kind_of
 from penstock.config.settings import Setting
 from penstock.config.values import NotPlain, freeze

@@ -9,8 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.config.kinds import Misfit, in_words
-from penstock.config.known import KNOWN, PREPARE, TRAIN, contradictions
-from penstock.config.settings import REQUIRED, Setting, check_settings
+from penstock.config.settings import KNOWN, PREPARE, REQUIRED, TRAIN, Setting, check_settings, contradictions
 from penstock.config.shared import SharedConfig, problems_with
 
 __all__ = ["REQUIRED", "Setting", "validate"]

@@ -16,21 +16,21 @@ import orjson
 import pyarrow as pa
 import xxhash
 
-from penstock._dtypes import did_you_mean
-from penstock.datasets._cache import content_of
-from penstock.datasets._checking import check_data, check_ids, id_column_of, possible_id, shared_ids
-from penstock.datasets._frames import column_names, column_of, take_rows, with_plain_targets
-from penstock.datasets._labels import Labels, target_values, training_values
-from penstock.datasets._spec import SPLITS, ColumnKind, ColumnSpec, CompetitionType, DatasetSpec, plain
-from penstock.datasets._wrapping import Inside, is_inside, transformed, with_options
+from penstock._suggest import did_you_mean
+from penstock.datasets.cache import content_of
+from penstock.datasets.checks import check_data, check_ids, id_column_of, possible_id, shared_ids
+from penstock.datasets.frames import column_names, column_of, take_rows, with_plain_targets
+from penstock.datasets.labels import Labels, target_values, training_values
+from penstock.datasets.spec import SPLITS, ColumnKind, ColumnSpec, CompetitionType, DatasetSpec, plain
+from penstock.datasets.wrap import Inside, is_inside, transformed, with_options
 from penstock.errors import ConfigError, DataError, PenstockError, SchemaError
-from penstock.files.places import require_local
+from penstock.files.filesystems import require_local
 
 if TYPE_CHECKING:
-    from penstock.datasets._encoding import TextEncoder
     from penstock.datasets.folds import Folds
     from penstock.datasets.metrics import Metric
     from penstock.datasets.predictions import PredictionsAre
+    from penstock.datasets.text_encoder import TextEncoder
     from penstock.transforms.tokenization import Tokenizer
 
 __all__ = ["ColumnKind", "ColumnSpec", "CompetitionType", "DatasetSpec", "KaggleDataset"]
@@ -180,7 +180,7 @@ class KaggleDataset(ABC):
     def encoder(self) -> TextEncoder:
         """How texts become token ids: the tokenizer, the tokens around a text, the length it is cut to."""
         if self._encoder is None:
-            from penstock.datasets._encoding import TextEncoder
+            from penstock.datasets.text_encoder import TextEncoder
 
             given = "byte" if self._tokenizer is None else self._tokenizer
             self._encoder = TextEncoder.of(
@@ -240,8 +240,8 @@ class KaggleDataset(ABC):
         of scores; several columns as an array in the order of classes or targets, or by their names. Plain numbers
         that may be numbers as well as names of classes are refused unless `predictions_are` says what they are.
         """
-        from penstock.datasets._scoring import score_rows
         from penstock.datasets.metrics import get_metric
+        from penstock.datasets.scoring import score_rows
 
         if not self.has_labels or not self.spec.targets:
             raise ConfigError(f"{self!r} has no targets to score against; score a training or validation split")
@@ -287,7 +287,7 @@ class KaggleDataset(ABC):
         return Labels.of_values(whole, self.spec)
 
     def _file_checksum(self) -> str | None:
-        from penstock.datasets._versions import contents
+        from penstock.datasets.versions import contents
 
         found = contents(self.spec, [self._source]).get(self._source)
         return None if found is None else found.checksum
@@ -308,7 +308,7 @@ class KaggleDataset(ABC):
         return "test" if split == "test" else "train"
 
     def _has_validation_file(self) -> bool:
-        from penstock.datasets.reading import find_file
+        from penstock.datasets.tables import find_file
 
         return "val" in self.spec.files or find_file(self.spec.dataset_path, "val") is not None
 
@@ -321,7 +321,7 @@ class KaggleDataset(ABC):
 
     def _training_ids(self) -> pa.Table | None:
         """The column of the training file that can be its ids, if any; None if there is no such file to be read."""
-        from penstock.datasets.reading import read_names, read_table, split_file
+        from penstock.datasets.tables import read_names, read_table, split_file
 
         options: dict[str, Any] = {"delimiter": self.spec.delimiter, "encoding": self.spec.encoding}
         try:
@@ -359,7 +359,7 @@ class KaggleDataset(ABC):
             try:
                 self._load_data()
             except (FileNotFoundError, NotADirectoryError) as error:
-                from penstock.datasets.reading import explain_missing
+                from penstock.datasets.tables import explain_missing
 
                 raise FileNotFoundError(explain_missing(self.spec, self._source, error)) from error
             if getattr(self, "_data", None) is None:

@@ -27,10 +27,10 @@ from typing import Any, NamedTuple
 
 from penstock import plugins
 from penstock.datasets.base import ColumnSpec, DatasetSpec, KaggleDataset
-from penstock.datasets.reading import read_names, split_file
+from penstock.datasets.tables import read_names, split_file
 from penstock.errors import ConfigError, PenstockError, PluginError
+from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
-from penstock.files.places import require_local
 
 __all__ = [
     "Chosen",

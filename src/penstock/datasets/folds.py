@@ -24,16 +24,90 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock._dtypes import did_you_mean
-from penstock.datasets._date_columns import date_remedy, find_dates
-from penstock.datasets._dates import read_dates
-from penstock.datasets._frames import column_of
-from penstock.datasets._grouping import codes_of, deal_groups, joined_groups
-from penstock.datasets._spec import DatasetSpec, plain
+from penstock._suggest import did_you_mean
+from penstock.datasets.dates import date_remedy, find_dates, read_dates
+from penstock.datasets.frames import column_of
+from penstock.datasets.spec import DatasetSpec, plain
 from penstock.errors import ConfigError, DataError
 from penstock.order.permutation import Permutation, derive_key
 
-__all__ = ["Fold", "FoldKind", "Folds"]
+__all__ = ["Fold", "FoldKind", "Folds", "codes_of", "deal_groups", "joined_groups"]
+
+
+Rows = npt.NDArray[np.int64]
+
+_WHOLE = 1 << 20
+"""All rows of a class, when shares of it are compared."""
+
+
+def codes_of(columns: Sequence[pa.Array]) -> Rows:
+    """One number for each row, equal exactly where all the columns are; missing values are equal to each other."""
+    codes = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        encoded = column.dictionary_encode() if not pa.types.is_dictionary(column.type) else column
+        found = np.asarray(encoded.indices.fill_null(-1)).astype(np.int64) + 1
+        joint = codes * (int(found.max()) + 1) + found
+        codes = np.unique(joint, return_inverse=True)[1].astype(np.int64)
+    return codes
+
+
+def joined_groups(relations: Sequence[Rows]) -> Rows:
+    """Groups in which every two rows that any of the relations puts together are together."""
+    groups = relations[0]
+    for other in relations[1:]:
+        groups = _joined(groups, other)
+    return groups
+
+
+def deal_groups(groups: Rows, classes: Rows | None, places: Rows, count: int, names: Sequence[str] = ()) -> Rows:
+    """The fold of each row, whole groups at a time: the largest first, each to the fold that has least of its classes.
+
+    `places` decides between groups of one size. One step of Python for each group.
+    """
+    sizes = np.bincount(groups)
+    if len(sizes) < count:
+        by = f" of {list(names)}" if names else ""
+        raise ConfigError(f"{len(sizes)} groups{by} cannot be divided into {count} folds; use fewer folds")
+    first = np.full(len(sizes), len(places), np.int64)
+    np.minimum.at(first, groups, places)
+    if classes is None:
+        classes = np.zeros(len(groups), np.int64)
+    kinds = int(classes.max()) + 1
+    # The classes of each group, one group after the other: most groups have few of the many classes there may be.
+    pairs, amounts = np.unique(groups * kinds + classes, return_counts=True)
+    bounds = np.searchsorted(pairs, np.arange(len(sizes) + 1) * kinds)
+    which = pairs % kinds
+    # Whole numbers, so that no machine rounds a near tie differently from another.
+    share = amounts * np.maximum(_WHOLE // np.maximum(np.bincount(classes, minlength=kinds), 1), 1)[which]
+    held = np.zeros((count, kinds), np.int64)
+    rows_in = np.zeros(count, np.int64)
+    fold_of = np.empty(len(sizes), np.int64)
+    for group in np.lexsort((first, -sizes)).tolist():
+        part = slice(bounds[group], bounds[group + 1])
+        crowding = held[:, which[part]] @ amounts[part]
+        fold = int(np.lexsort((rows_in, crowding))[0])
+        held[fold, which[part]] += share[part]
+        rows_in[fold] += sizes[group]
+        fold_of[group] = fold
+    return fold_of[groups]
+
+
+def _joined(first: Rows, second: Rows) -> Rows:
+    """Connected components of rows, each row being an edge between its two groups."""
+    offset = int(first.max()) + 1
+    parent = list(range(offset + int(second.max()) + 1))
+
+    def root(node: int) -> int:
+        while parent[node] != node:
+            parent[node] = node = parent[parent[node]]
+        return node
+
+    edges = np.unique(np.stack([first, second + offset]), axis=1)
+    for a, b in zip(*edges.tolist()):
+        parent[root(b)] = root(a)
+    roots = np.array([root(node) for node in range(offset)])
+    return np.unique(roots[first], return_inverse=True)[1].astype(np.int64)
+
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +115,6 @@ _told: set[tuple[Folds, bytes]] = set()
 """For which folds, of how many rows of each class, the log has a warning: datasets of a competition ask again."""
 
 FoldKind = Literal["auto", "plain", "stratified", "grouped", "stratified_grouped", "time"]
-Rows = npt.NDArray[np.int64]
 
 
 class Fold(NamedTuple):

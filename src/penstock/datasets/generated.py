@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import ConfigError
 from penstock.files.atomic import write_atomic
-from penstock.files.places import require_local
+from penstock.files.filesystems import require_local
 
 __all__ = ["house_prices_table", "make_house_prices", "make_titanic", "titanic_table"]
 

@@ -17,15 +17,22 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock._dtypes import did_you_mean
-from penstock.datasets._file_dates import dates_of_files, later_by
-from penstock.datasets._guesses import Facts, facts_of, guess_kind, is_called_id, plural
-from penstock.datasets._kinds import first_code
-from penstock.datasets._metric_guess import guess_metric
-from penstock.datasets._target_types import type_of_many, type_of_one
+from penstock._suggest import did_you_mean
 from penstock.datasets.base import ColumnSpec, CompetitionType, DatasetSpec
+from penstock.datasets.column_types import first_code
+from penstock.datasets.dates import dates_of_files, later_by
+from penstock.datasets.guesses import (
+    Facts,
+    facts_of,
+    guess_kind,
+    guess_metric,
+    is_called_id,
+    plural,
+    type_of_many,
+    type_of_one,
+)
 from penstock.datasets.metadata import CompetitionMetadata
-from penstock.datasets.reading import find_file, read_table
+from penstock.datasets.tables import find_file, read_table
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.files.listing import PathLike
 from penstock.files.remote import RemotePath, path_of, shown

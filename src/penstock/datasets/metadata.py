@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-from penstock.datasets._spec import CompetitionType, checked_fields, plain_fields
+from penstock.datasets.spec import CompetitionType, checked_fields, plain_fields
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from typing import Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
-from penstock.backends import backend_of
+from penstock.batching.backends import backend_of
 from penstock.errors import ConfigError, DataError, SchemaError
 
 __all__ = ["ClassNames", "Meaning", "Predictions", "PredictionsAre", "as_array", "class_values", "is_missing"]

@@ -19,8 +19,20 @@ from typing import Any
 
 import orjson
 
-from penstock._dtypes import did_you_mean
-from penstock.datasets._entries import (
+from penstock._suggest import did_you_mean
+from penstock.datasets.base import CompetitionType, DatasetSpec, KaggleDataset
+from penstock.datasets.discovery import (
+    Chosen,
+    Discovery,
+    discover,
+    installed_class,
+    load_class,
+    name_of,
+    plain_name,
+)
+from penstock.datasets.metadata import CompetitionMetadata
+from penstock.datasets.metrics import get_metric
+from penstock.datasets.registry_entries import (
     Competition,
     check_entry,
     default_registry_directory,
@@ -35,7 +47,7 @@ from penstock.datasets._entries import (
     with_data_version,
     with_files,
 )
-from penstock.datasets._versions import (
+from penstock.datasets.versions import (
     DataVersion,
     FileContent,
     contents,
@@ -45,23 +57,11 @@ from penstock.datasets._versions import (
     version_of,
     with_version,
 )
-from penstock.datasets.base import CompetitionType, DatasetSpec, KaggleDataset
-from penstock.datasets.discovery import (
-    Chosen,
-    Discovery,
-    discover,
-    installed_class,
-    load_class,
-    name_of,
-    plain_name,
-)
-from penstock.datasets.metadata import CompetitionMetadata
-from penstock.datasets.metrics import get_metric
 from penstock.errors import ConfigError, DataError, StalledError
 from penstock.files.atomic import write_atomic
+from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
-from penstock.files.locking import FileLock
-from penstock.files.places import require_local
+from penstock.files.locks import FileLock
 
 __all__ = ["Competition", "DatasetRegistry", "default_registry_directory"]
 

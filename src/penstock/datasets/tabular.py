@@ -15,15 +15,21 @@ import orjson
 import pyarrow as pa
 import xxhash
 
-from penstock._dtypes import did_you_mean
-from penstock.datasets._cache import digest_of, kept_table
-from penstock.datasets._checking import feature_names, id_column_of, possible_id
-from penstock.datasets._date_columns import with_dates
-from penstock.datasets._kinds import is_text
-from penstock.datasets._labels import Labels
-from penstock.datasets._matching import check_same_columns, check_unseen, seen_values
+from penstock._suggest import did_you_mean
+from penstock.arrays.text import is_text
 from penstock.datasets.base import DatasetSpec, KaggleDataset
-from penstock.datasets.reading import find_file, read_names, read_table, split_file
+from penstock.datasets.cache import digest_of, kept_table
+from penstock.datasets.checks import (
+    check_same_columns,
+    check_unseen,
+    feature_names,
+    id_column_of,
+    possible_id,
+    seen_values,
+)
+from penstock.datasets.dates import with_dates
+from penstock.datasets.labels import Labels
+from penstock.datasets.tables import find_file, read_names, read_table, split_file
 from penstock.errors import ConfigError, SchemaError
 
 if TYPE_CHECKING:
@@ -161,7 +167,7 @@ class TabularDataset(KaggleDataset):
     def template(self) -> BaseTemplate:
         """What the texts are made by, few-shot examples included."""
         if self._template is None:
-            from penstock.datasets._texts import few_shot_template, template_for
+            from penstock.datasets.row_texts import few_shot_template, template_for
 
             wanted = self.default_template() if self._wanted is None else self._wanted
             made = template_for(wanted, self.feature_names, self.spec, id_column=self.id_column, exclude=self.exclude)

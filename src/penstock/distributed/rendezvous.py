@@ -16,8 +16,8 @@ from weakref import WeakKeyDictionary
 
 from penstock.distributed.ranks import Rank, running_torch
 from penstock.errors import ConfigError, StalledError
+from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
-from penstock.files.places import require_local
 
 __all__ = ["DirectoryRendezvous", "Rendezvous", "find_rendezvous"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from penstock._dtypes import did_you_mean
+from penstock._suggest import did_you_mean
 from penstock.errors import ConfigError
 
 __all__ = ["read_document", "set_value"]

@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from penstock.errors import ConfigError, DataError, StalledError
-from penstock.files._filesystems import (
+from penstock.files.atomic import AtomicFile
+from penstock.files.cache import default_cache_directory
+from penstock.files.filesystems import (
     cut,
     files_below,
     files_matching,
@@ -31,15 +33,13 @@ from penstock.files._filesystems import (
     local_path,
     naming_url,
     open_filesystem,
+    require_local,
     scheme_of,
     select,
     shown,
 )
-from penstock.files.atomic import AtomicFile
-from penstock.files.caching import default_cache_directory
 from penstock.files.listing import FoundFiles, PathLike, split_suffix
-from penstock.files.locking import FileLock
-from penstock.files.places import require_local
+from penstock.files.locks import FileLock
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem

@@ -14,7 +14,7 @@ from penstock.fsqueue.consumer import DatasetConsumer
 from penstock.fsqueue.provider import DataProviderBase, Progress
 from penstock.fsqueue.publisher import Limits
 from penstock.fsqueue.queue import Queue, purge
-from penstock.fsqueue.stages import QueueSink, QueueSource
+from penstock.fsqueue.source import QueueSink, QueueSource
 
 __all__ = [
     "DataProviderBase",

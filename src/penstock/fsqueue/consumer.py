@@ -19,19 +19,19 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from penstock.backends.base import Backend, Device
-from penstock.backends.choosing import get_backend
+from penstock.batching.backends.base import Backend, Device
+from penstock.batching.backends.lookup import get_backend
 from penstock.distributed.ranks import find_rank
 from penstock.errors import ConfigError, ResumeError
 from penstock.files.listing import PathLike
 from penstock.files.states import StateFormat
-from penstock.fsqueue.caretaking import Caretaker
-from penstock.fsqueue.columns import Arrays, Columns
+from penstock.fsqueue.batch_file import Arrays, Columns
+from penstock.fsqueue.claiming_reader import SharedReader
 from penstock.fsqueue.members import Membership, Watch
+from penstock.fsqueue.ordered_reader import StrictReader
 from penstock.fsqueue.queue import Queue
-from penstock.fsqueue.reading import Counts, Reader, Split
-from penstock.fsqueue.shared import SharedReader
-from penstock.fsqueue.strict import StrictReader
+from penstock.fsqueue.reaper import Caretaker
+from penstock.fsqueue.split_reader import Counts, Reader, Split
 
 __all__ = ["DatasetConsumer"]
 

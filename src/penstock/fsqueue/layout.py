@@ -7,7 +7,7 @@
         000000000042-n8-s0-r0-1f83d9abfb41bd6b.arrow                  eight batches, ready
         000000000043-n8-s0-r0-5be0cd19137e2179.arrow.by-c3f09a2b7c41  taken by a consumer
         lanes/        whose turn it is to make which file (`penstock.fsqueue.lanes`)
-        cursors/      how far the ranks of a strict reader are, and who reads each (`penstock.fsqueue.strict`)
+        cursors/      how far the ranks of a strict reader are, and who reads each (`penstock.fsqueue.ordered_reader`)
 
 All that happens to a file happens by renaming it within its directory: a name is either the old one or the new one,
 for every process and on every file system, and of two that rename the same file one finds it gone.

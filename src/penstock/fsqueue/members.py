@@ -28,7 +28,7 @@ import orjson
 from penstock.errors import ConfigError
 from penstock.files.atomic import naming
 from penstock.fsqueue.layout import rename
-from penstock.pipeline.ticking import Ticker
+from penstock.pipeline.periodic import Ticker
 
 __all__ = ["Member", "Membership", "Watch", "facts_of", "is_running", "living"]
 

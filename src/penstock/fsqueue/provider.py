@@ -28,22 +28,20 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from penstock.config.known import PREPARE, SHARED
-from penstock.config.noting import NotedConfig
-from penstock.config.settings import Setting
-from penstock.config.shared import SharedConfig
+from penstock.config.settings import PREPARE, SHARED, Setting
+from penstock.config.shared import NotedConfig, SharedConfig
 from penstock.config.validator import validate
 from penstock.config.values import thaw
 from penstock.errors import ConfigError, SchemaError
+from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
-from penstock.files.places import require_local
-from penstock.fsqueue.caretaking import Caretaker
-from penstock.fsqueue.columns import Columns
+from penstock.fsqueue.backoff import Patience
+from penstock.fsqueue.batch_file import Columns
 from penstock.fsqueue.members import Membership, Watch
 from penstock.fsqueue.provider_code import code_of
 from penstock.fsqueue.publisher import Limits, Publisher
 from penstock.fsqueue.queue import Description, Queue, schema_of
-from penstock.fsqueue.waiting import Patience
+from penstock.fsqueue.reaper import Caretaker
 from penstock.types import Field, Schema
 
 __all__ = ["DataProviderBase", "Progress"]

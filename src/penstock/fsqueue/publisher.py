@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from penstock.errors import ConfigError
-from penstock.fsqueue.caretaking import settle
+from penstock.fsqueue.batch_file import Encoder, write
 from penstock.fsqueue.cursors import all_cursors, done_floor, read_floor
-from penstock.fsqueue.filing import Encoder, write
 from penstock.fsqueue.lanes import Lane, Lanes
 from penstock.fsqueue.layout import Published, name_of_temporary, rename
 from penstock.fsqueue.members import Membership
 from penstock.fsqueue.queue import Queue, how_to_purge
+from penstock.fsqueue.reaper import settle
 
 __all__ = ["Limits", "Publisher"]
 

@@ -19,11 +19,11 @@ from typing import Any, Self
 import orjson
 import xxhash
 
-from penstock._dtypes import did_you_mean
+from penstock._suggest import did_you_mean
 from penstock.errors import ConfigError, QueueNotFoundError, StaleQueueError
 from penstock.files.atomic import write_atomic
+from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
-from penstock.files.places import require_local
 from penstock.fsqueue.lanes import lay_out
 from penstock.fsqueue.layout import SplitDirectory
 from penstock.types import Field, Schema

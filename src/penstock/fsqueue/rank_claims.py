@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from penstock.distributed.ranks import Rank
 from penstock.errors import ConfigError, StalledError
+from penstock.fsqueue.backoff import Patience
 from penstock.fsqueue.members import facts_of, is_running
-from penstock.fsqueue.reading import Split
-from penstock.fsqueue.waiting import Patience
+from penstock.fsqueue.split_reader import Split
 
 __all__ = ["RankClaim", "is_claim"]
 

@@ -10,17 +10,17 @@ from typing import Any, NoReturn, Protocol, Self
 
 import numpy as np
 
+from penstock.batching.batch import TrainingBatch
+from penstock.batching.options import Options
+from penstock.batching.transfer import DeviceTransfer
 from penstock.distributed.ranks import Rank
 from penstock.errors import ConfigError
-from penstock.loaders.batch import TrainingBatch
-from penstock.loaders.indexed import Indexed
-from penstock.loaders.options import Options
-from penstock.loaders.profiling import Profile
-from penstock.loaders.sampler import BatchKey, EpochIterator, EpochSampler, asked_by_torch, named_batch, refuse
-from penstock.loaders.stocking import Stock
-from penstock.loaders.transfer import DeviceTransfer
+from penstock.loaders.plan_engine import Indexed
+from penstock.loaders.profile import Profile
+from penstock.loaders.sampling import Stock
+from penstock.loaders.torch_sampler import BatchKey, EpochIterator, EpochSampler, asked_by_torch, named_batch, refuse
 from penstock.order.plan import Plan
-from penstock.pipeline.ahead import ReadAhead
+from penstock.pipeline.prefetch import ReadAhead
 
 __all__ = ["DataLoader", "Engine"]
 

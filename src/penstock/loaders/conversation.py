@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import xxhash
 
-from penstock._dtypes import did_you_mean
+from penstock._suggest import did_you_mean
+from penstock.batching.options import LoaderOptions, read_options
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
-from penstock.loaders.indexed import Indexed
 from penstock.loaders.inputs import Inputs, Paths, open_inputs
-from penstock.loaders.options import LoaderOptions, read_options
-from penstock.loaders.stocking import Packing, Sampling, stock
-from penstock.order.fitting import Truncation
+from penstock.loaders.plan_engine import Indexed
+from penstock.loaders.sampling import Packing, Sampling, stock
+from penstock.order.overlong import Truncation
 
 if TYPE_CHECKING:
-    from penstock.loaders.streams import StreamOptions
-    from penstock.transforms._tokenizers.loading import TokenizerSpec
+    from penstock.loaders.streamed.reader import StreamOptions
+    from penstock.tokenizers.load import TokenizerSpec
 
 __all__ = ["ConversationDataLoader", "check_chat_options", "check_template"]
 
@@ -62,7 +62,7 @@ class ConversationDataLoader(DataLoader):
         if tokenizer is None and (chat_template is not None or chat):
             raise ConfigError("chat_template and chat say how raw chats are written, which needs a tokenizer; pass one")
         if tokenizer is not None:
-            from penstock.loaders.recipes import Recipe
+            from penstock.corpus.recipe import Recipe
 
             check_chat_options(chat or {})
             recipe = Recipe(
@@ -74,7 +74,7 @@ class ConversationDataLoader(DataLoader):
                 preference=preference,
             )
         if streaming:
-            from penstock.loaders.streamed import Streamed
+            from penstock.loaders.streamed.engine import Streamed
 
             super().__init__(Streamed(path, recipe, sampling, chosen, streaming, preference=preference))
             return
@@ -97,7 +97,7 @@ def _check_masked(inputs: Inputs) -> None:
 
 
 def check_chat_options(chat: Mapping[str, Any]) -> None:
-    from penstock.transforms.formatting import FormatChat
+    from penstock.chat.format_chat import FormatChat
 
     own = ("self", "tokenizer", "template", "max_length", "truncation", "keep")
     known = [name for name in signature(FormatChat.__init__).parameters if name not in own]
@@ -109,7 +109,7 @@ def check_chat_options(chat: Mapping[str, Any]) -> None:
 
 def check_template(inputs: Inputs, template: str) -> None:
     """A store says with which template it was made; another one would be left unused in silence."""
-    from penstock.transforms.formatting import FormatChat
+    from penstock.chat.format_chat import FormatChat
 
     assert inputs.tokenizer is not None
     given = xxhash.xxh3_128_hexdigest(FormatChat(inputs.tokenizer, template).template.source.encode())

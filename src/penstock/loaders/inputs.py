@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from penstock.errors import ConfigError
-from penstock.files.caching import default_cache_directory
+from penstock.files.cache import default_cache_directory
+from penstock.files.filesystems import local_or_none
 from penstock.files.listing import PathLike, list_files
-from penstock.files.places import local_or_none
-from penstock.loaders._preference.stores import check_plain
+from penstock.loaders.preferences.mismatch import check_plain
 from penstock.memory import MemoryBudget
 from penstock.store import Store, open_store
 from penstock.store.gather import TokenTable
@@ -24,7 +24,7 @@ from penstock.store.remote import refuse_remote_store
 from penstock.store.shards import Verify
 
 if TYPE_CHECKING:
-    from penstock.loaders.recipes import Recipe
+    from penstock.corpus.recipe import Recipe
     from penstock.transforms.tokenization import Tokenizer
 
 __all__ = ["Inputs", "Paths", "check_stores", "open_inputs", "pad_id_of", "stores_at"]
@@ -86,7 +86,7 @@ def open_inputs(
         if recipe is None:
             list_files(_listed(paths))  # a path that is not there is said to be missing
             raise ConfigError(f"{_shown(paths)} are raw files, which need a tokenizer; pass tokenizer=")
-        from penstock.loaders.preparation import prepare_cached  # what makes stores is loaded by those who make one
+        from penstock.corpus.prepare import prepare_cached  # what makes stores is loaded by those who make one
 
         home = (default_cache_directory() if cache is None else cache) / "stores"
         made = prepare_cached(_listed(paths), home, recipe, budget=budget)

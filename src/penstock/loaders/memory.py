@@ -20,14 +20,14 @@ from typing import Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
-from penstock.backends.allocating import Allocator, MlxPool, framework_of, get_allocator, is_array
-from penstock.backends.base import ALIGNMENT
+from penstock.batching.backends.allocators import Allocator, MlxPool, framework_of, get_allocator, is_array
+from penstock.batching.backends.base import ALIGNMENT
+from penstock.batching.options import configured
 from penstock.errors import ConfigError, PoolFullError
-from penstock.loaders.overriding import configured
 from penstock.memory.budget import MemoryBudget, format_bytes
-from penstock.memory.hot import HotCache
+from penstock.memory.cost_cache import HotCache
+from penstock.memory.ledger import Ledger
 from penstock.memory.pool import BufferPool, size_class
-from penstock.pipeline.ledger import Ledger
 
 __all__ = ["MemoryConfig", "UnifiedMemoryManager"]
 

@@ -6,20 +6,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
-from penstock._dtypes import did_you_mean
+from penstock._suggest import did_you_mean
+from penstock.batching.options import LoaderOptions, Options, read_options
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
-from penstock.loaders.indexed import Indexed
 from penstock.loaders.inputs import Paths, open_inputs
-from penstock.loaders.options import LoaderOptions, Options, read_options
+from penstock.loaders.plan_engine import Indexed
 from penstock.loaders.preference import PreferenceDataLoader
-from penstock.loaders.stocking import Packing, Sampling, Stock, stock
-from penstock.order.fitting import Truncation
+from penstock.loaders.sampling import Packing, Sampling, Stock, stock
+from penstock.order.overlong import Truncation
 from penstock.order.schedules import Schedule, temperature_weights
 
 if TYPE_CHECKING:
-    from penstock.loaders.recipes import Recipe
-    from penstock.transforms._tokenizers.loading import TokenizerSpec
+    from penstock.corpus.recipe import Recipe
+    from penstock.tokenizers.load import TokenizerSpec
 
 __all__ = ["MixedDataLoader"]
 
@@ -78,7 +78,7 @@ class MixedDataLoader(DataLoader):
 
 
 def _recipe(tokenizer: TokenizerSpec, column: str | None) -> Recipe:
-    from penstock.loaders.recipes import Recipe  # what makes stores is loaded by those who make one
+    from penstock.corpus.recipe import Recipe  # what makes stores is loaded by those who make one
 
     return Recipe(tokenizer=tokenizer, column=column)
 

@@ -16,27 +16,24 @@ import numpy.typing as npt
 import orjson
 import xxhash
 
-from penstock._dtypes import did_you_mean
-from penstock.backends import get_backend
+from penstock._suggest import did_you_mean
+from penstock.batching.backends import get_backend
+from penstock.batching.options import Options, configured
 from penstock.errors import ConfigError
-from penstock.loaders._samples.assembly import Corruption, Form
-from penstock.loaders._samples.engine import Sampled
-from penstock.loaders._samples.kinds import Objective
-from penstock.loaders._samples.opening import open_origin
-from penstock.loaders._samples.origins import Columnar, Listed, Origin
 from penstock.loaders.base import DataLoader
 from penstock.loaders.inputs import pad_id_of
-from penstock.loaders.options import Options
-from penstock.loaders.overriding import configured
-from penstock.loaders.profiling import Profile
-from penstock.loaders.stocking import Stock
-from penstock.loaders.tuning import LoaderTuner, LoaderTuning, Setting
+from penstock.loaders.profile import Profile
+from penstock.loaders.samples.datasets import Columnar, Listed, Origin, open_origin
+from penstock.loaders.samples.engine import Sampled
+from penstock.loaders.samples.layout import Corruption, Form
+from penstock.loaders.samples.schema import Objective
+from penstock.loaders.sampling import Stock
+from penstock.loaders.tuner import LoaderTuner, LoaderTuning, Setting
 from penstock.memory import MemoryBudget
 from penstock.order.buckets import BucketOrder
-from penstock.order.fitting import Fit
-from penstock.order.kinds import RowOrder
-from penstock.order.orders import Order
+from penstock.order.overlong import Fit
 from penstock.order.plan import Feed, Plan
+from penstock.order.sample_orders import Order, RowOrder
 
 __all__ = ["MLXDataLoader", "MLXLoaderConfig"]
 
@@ -297,7 +294,7 @@ def _form(dataset: Any, config: MLXLoaderConfig) -> Form:
                 "objective='masked_lm' needs to know which token is the mask; pass mlm=MaskedLM.of(tokenizer), or a "
                 "dataset with a tokenizer"
             )
-        from penstock.loaders.masking import MaskedLM
+        from penstock.batching.masked_lm import MaskedLM
 
         corruption = MaskedLM.of(tokenizer, seed=config.seed)
     return Form(

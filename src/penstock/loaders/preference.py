@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import numpy as np
 
+from penstock.batching.options import LoaderOptions, Options, read_options
 from penstock.errors import ConfigError
-from penstock.loaders._preference.batch import EXTRA
-from penstock.loaders._preference.engine import PreferenceIndexed
-from penstock.loaders._preference.stores import check_preferences
 from penstock.loaders.base import DataLoader
 from penstock.loaders.conversation import check_chat_options, check_template
 from penstock.loaders.inputs import Inputs, Paths, open_inputs
-from penstock.loaders.options import LoaderOptions, Options, read_options
-from penstock.loaders.stocking import Packing, Sampling, stock
+from penstock.loaders.preferences.batch import EXTRA
+from penstock.loaders.preferences.engine import PreferenceIndexed
+from penstock.loaders.preferences.mismatch import check_preferences
+from penstock.loaders.sampling import Packing, Sampling, stock
 from penstock.store.sides import PairTable
 
 if TYPE_CHECKING:
-    from penstock.transforms._tokenizers.loading import TokenizerSpec
+    from penstock.tokenizers.load import TokenizerSpec
 
 __all__ = ["PreferenceDataLoader"]
 
@@ -82,7 +82,7 @@ class PreferenceDataLoader(DataLoader):
                 "pass one"
             )
         if tokenizer is not None:
-            from penstock.loaders.recipes import Recipe
+            from penstock.corpus.recipe import Recipe
 
             check_chat_options(chat or {})
             recipe = Recipe(
@@ -112,7 +112,7 @@ class PreferenceDataLoader(DataLoader):
 
 def _checked_fields(options: Options) -> Options:
     """The options with the fields that are made of every batch; those of preferences are always there."""
-    from penstock.loaders.collation import FIELDS
+    from penstock.batching.collate import FIELDS
 
     wanted = list(FIELDS if options.fields is None else options.fields)
     if options.padding_free and "cu_seqlens" not in wanted:

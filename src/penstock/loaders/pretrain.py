@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Unpack
 
+from penstock.batching.options import LoaderOptions, read_options
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
-from penstock.loaders.indexed import Indexed
 from penstock.loaders.inputs import Paths, open_inputs
-from penstock.loaders.options import LoaderOptions, read_options
-from penstock.loaders.stocking import Packing, Sampling, stock
-from penstock.order.fitting import Truncation
+from penstock.loaders.plan_engine import Indexed
+from penstock.loaders.sampling import Packing, Sampling, stock
+from penstock.order.overlong import Truncation
 
 if TYPE_CHECKING:
-    from penstock.loaders.streams import StreamOptions
-    from penstock.transforms._tokenizers.loading import TokenizerSpec
+    from penstock.loaders.streamed.reader import StreamOptions
+    from penstock.tokenizers.load import TokenizerSpec
 
 __all__ = ["PretrainDataLoader"]
 
@@ -51,11 +51,11 @@ class PretrainDataLoader(DataLoader):
         if tokenizer is None and (filters or dedup):
             raise ConfigError("filters and dedup are for raw files, which need a tokenizer; pass one")
         if tokenizer is not None:
-            from penstock.loaders.recipes import Recipe
+            from penstock.corpus.recipe import Recipe
 
             recipe = Recipe(tokenizer=tokenizer, column=text_column or "text", filters=filters, dedup=dedup)
         if streaming:
-            from penstock.loaders.streamed import Streamed
+            from penstock.loaders.streamed.engine import Streamed
 
             super().__init__(Streamed(path, recipe, sampling, chosen, streaming))
             return

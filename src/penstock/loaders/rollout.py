@@ -7,25 +7,25 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from penstock.backends import get_backend
+from penstock.batching.backends import get_backend
 from penstock.errors import ConfigError, DataError
-from penstock.loaders._rollouts.advantages_of import AdvantageSpec, Estimator
-from penstock.loaders._rollouts.engine import RolloutEngine
-from penstock.loaders._rollouts.groups import group_by_prompt, log_prompt_groups
-from penstock.loaders._rollouts.live import LiveBuffer
-from penstock.loaders._rollouts.options import RolloutKeywords, RolloutOptions, read_rollout_options
-from penstock.loaders._rollouts.queueing import RolloutQueue
-from penstock.loaders._rollouts.reading import read_rollouts
-from penstock.loaders._rollouts.sources import Fixed, Live, RolloutSource
 from penstock.loaders.base import DataLoader
 from penstock.loaders.inputs import pad_id_of
 from penstock.order.plan import Plan
-from penstock.transforms.advantages import Preset
+from penstock.rl.advantages import Preset
+from penstock.rl.compute import AdvantageSpec, Estimator
+from penstock.rl.engine import RolloutEngine
+from penstock.rl.groups import group_by_prompt, log_prompt_groups
+from penstock.rl.live import LiveBuffer
+from penstock.rl.options import RolloutKeywords, RolloutOptions, read_rollout_options
+from penstock.rl.queue import RolloutQueue
+from penstock.rl.read.rollouts import read_rollouts
+from penstock.rl.sources import Fixed, Live, RolloutSource
 
 if TYPE_CHECKING:
-    from penstock.loaders._rollouts.batch import RolloutBatch
-    from penstock.loaders._rollouts.table import RolloutTable
-    from penstock.transforms._tokenizers.loading import TokenizerSpec
+    from penstock.rl.batch import RolloutBatch
+    from penstock.rl.table import RolloutTable
+    from penstock.tokenizers.load import TokenizerSpec
     from penstock.transforms.tokenization import Tokenizer
 
 __all__ = ["RolloutDataLoader"]
@@ -48,7 +48,7 @@ class RolloutDataLoader(DataLoader):
 
     A loop is over all of a list or a file. Of a live source it is over one rollout batch: set `policy_version` in front
     of it. Rollouts that are dropped are counted by reason, in `counts`. `estimator` is a name or a function of
-    `penstock.transforms.advantages`, or an `AdvantageSpec`, which says more.
+    `penstock.rl.advantages`, or an `AdvantageSpec`, which says more.
     """
 
     _engine: RolloutEngine

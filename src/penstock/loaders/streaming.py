@@ -16,12 +16,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from penstock.batching.options import configured
 from penstock.errors import ConfigError, ResumeError
 from penstock.files.states import StateFormat
-from penstock.loaders._samplestream.reasons import buffer_hint
-from penstock.loaders._samplestream.running import Run, engine_state
-from penstock.loaders._samplestream.sources import SampleSource, source_of
-from penstock.loaders.overriding import configured
+from penstock.loaders.sample_stream.run import Run, SampleSource, buffer_hint, engine_state, source_of
 from penstock.memory import MemoryBudget
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.pipeline import Pipeline

@@ -14,10 +14,10 @@ import numpy as np
 import orjson
 import xxhash
 
+from penstock.batching.batch import TrainingBatch
 from penstock.distributed.sharding import Contiguous
 from penstock.errors import ConfigError, ResumeError
 from penstock.loaders.base import DataLoader
-from penstock.loaders.batch import TrainingBatch
 
 __all__ = ["ResumeReport", "ResumeRun", "verify_resume"]
 

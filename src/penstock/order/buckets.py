@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ConfigError
-from penstock.order.fitting import Fit
-from penstock.order.orders import ByRow, Place, Table
+from penstock.order.overlong import Fit
+from penstock.order.sample_orders import ByRow, Place, Table
 from penstock.order.samples import Samples
 
 __all__ = ["BucketOrder"]

@@ -28,9 +28,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock._dtypes import did_you_mean
+from penstock._suggest import did_you_mean
 from penstock.errors import ConfigError, ResumeError
-from penstock.order.courses import Course, pieces_of
+from penstock.order.mix_order import Course, pieces_of
 from penstock.order.schedules import Part, Schedule
 
 __all__ = ["Drawn", "Mixture"]

@@ -8,6 +8,7 @@ together; a million of them take a fraction of a second.
 from __future__ import annotations
 
 import operator
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ConfigError
-from penstock.order import _best_fit, _first_fit
 
 __all__ = ["STRATEGIES", "Bins", "count_bins", "pack"]
+
 
 STRATEGIES = ("best_fit", "first_fit")
 
@@ -63,10 +64,10 @@ def pack(lengths: npt.ArrayLike, capacity: int, strategy: str = "best_fit") -> B
     by_length = _order_of(capacity - sizes)
     distinct, counts = _distinct(sizes)
     if strategy == "best_fit":
-        log, bins = _best_fit.moves(distinct, counts, capacity)
-        placed = _best_fit.assign(log, distinct[-1] if distinct else 1)
+        log, bins = _moves(distinct, counts, capacity)
+        placed = _assign_moves(log, distinct[-1] if distinct else 1)
     else:
-        placed, bins = _first_fit.assign(distinct, counts, capacity)
+        placed, bins = _first_fit(distinct, counts, capacity)
     if empty := len(sizes) - len(placed):
         bins = max(bins, 1)
         filled = np.bincount(placed, sizes[by_length[: len(placed)]], bins)
@@ -80,7 +81,7 @@ def count_bins(lengths: npt.ArrayLike, capacity: int, strategy: str = "best_fit"
     """How many bins `pack` would make; for `best_fit` in a small part of its time."""
     sizes, capacity = _checked(lengths, capacity, strategy), operator.index(capacity)
     distinct, counts = _distinct(sizes)
-    count = _best_fit.moves if strategy == "best_fit" else _first_fit.assign
+    count = _moves if strategy == "best_fit" else _first_fit
     return max(count(distinct, counts, capacity)[1], int(len(sizes) > 0))
 
 
@@ -125,3 +126,168 @@ def _order_of(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         digits = (numbers >> shift).astype(np.uint16)
         order = order[np.argsort(digits[order], kind="stable")]
     return order.astype(np.int64, copy=False)
+
+
+NEW = -1
+"""The room of bins that are not open yet."""
+
+Move = tuple[int, int, int, int]
+"""(room, bins, each, rest): so many bins with this room take so many documents each, and have the room `rest` then."""
+
+
+def _moves(lengths: list[int], counts: list[int], capacity: int) -> tuple[list[Move], int]:
+    """How `counts[i]` documents of `lengths[i]` (falling, positive) are placed, in order, and the bins it takes."""
+    smallest = lengths[-1] if lengths else 1
+    rooms: list[int] = []  # rising: the rooms there are that can still take something
+    bins_with: dict[int, int] = {}
+    bins = 0
+    log: list[Move] = []
+    for length, left in zip(lengths, counts):
+        first = last = bisect_left(rooms, length)
+        before = len(log)
+        while left and last < len(rooms):
+            room = rooms[last]
+            used = _fill(log, room, room, bins_with[room], length, left)
+            left -= min(left, used * (room // length))
+            bins_with[room] -= used
+            if not bins_with[room]:
+                del bins_with[room]
+                last += 1
+        del rooms[first:last]
+        if left:
+            bins += _fill(log, NEW, capacity, left, length, left)
+        for _, number, _, rest in log[before:]:
+            if rest in bins_with:
+                bins_with[rest] += number
+            elif rest >= smallest:
+                bins_with[rest] = number
+                insort(rooms, rest)
+    return log, bins
+
+
+def _fill(log: list[Move], name: int, room: int, bins: int, length: int, documents: int) -> int:
+    """Put documents of one length into at most so many bins of one room, one bin after the other; the bins used."""
+    each = room // length
+    full, over = divmod(documents, each)
+    if full >= bins:
+        log.append((name, bins, each, room - each * length))
+        return bins
+    if full:
+        log.append((name, full, each, room - each * length))
+    if over:
+        log.append((name, 1, over, room - over * length))
+        return full + 1
+    return full
+
+
+def _assign_moves(log: list[Move], smallest: int) -> npt.NDArray[np.int64]:
+    """The bin of every document, longest first. Among bins with the same room the one opened first is taken."""
+    groups: dict[int, list[int]] = {}  # room: the numbers of its bins, rising
+    opened = 0
+    placed: list[int] = []
+    for room, number, _, rest in log:
+        if room == NEW:
+            taken = list(range(opened, opened + number))
+            opened += number
+        else:
+            group = groups[room]
+            if number == len(group):
+                taken = groups.pop(room)
+            else:
+                taken = group[:number]
+                del group[:number]
+        placed += taken
+        if rest < smallest:
+            continue
+        there = groups.get(rest)
+        if there is None:
+            groups[rest] = taken
+        elif number == 1:
+            insort(there, taken[0])
+        else:
+            there += taken
+            there.sort()  # two rising runs: a merge
+    each = np.array([(number, each) for _, number, each, _ in log], np.int64).reshape(-1, 2)
+    return np.repeat(np.array(placed, np.int64), np.repeat(each[:, 1], each[:, 0]))
+
+
+_BLOCK = 256
+_FEW = 1 << 14  # bins that are looked over faster than their blocks are kept up to date
+
+_Numbers = npt.NDArray[np.int64]
+
+
+def _first_fit(lengths: list[int], counts: list[int], capacity: int) -> tuple[_Numbers, int]:
+    """The bin of every document, longest first, and the bins it takes; `lengths` fall and are positive."""
+    row = _Row(capacity)
+    numbers, shares = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for length, left in zip(lengths, counts):
+        number = row.with_room(length, left)
+        if len(number):
+            share = row.rooms[number] // length
+            reach = np.cumsum(share)
+            if reach[-1] > left:
+                used = int(reach.searchsorted(left)) + 1
+                number, share = number[:used], share[:used]
+                share[-1] -= reach[used - 1] - left
+                left = 0
+            else:
+                left -= int(reach[-1])
+            row.fill(number, share * length)
+            numbers.append(number)
+            shares.append(share)
+        if left:
+            each = capacity // length
+            share = np.full(-(-left // each), each)
+            share[-1] = left - each * (len(share) - 1)
+            numbers.append(row.open(share * length))
+            shares.append(share)
+    return np.repeat(np.concatenate(numbers), np.concatenate(shares)), row.bins
+
+
+class _Row:
+    """Bins in the order they were opened, and the room of each."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.bins = 0
+        self.rooms = np.zeros(16 * _BLOCK, np.int64)
+        self.largest = np.zeros(16, np.int64)
+        self.stale = False  # whether `largest` is older than `rooms`
+
+    def with_room(self, length: int, most: int) -> _Numbers:
+        """The first bins that take a document of this length, `most` of them or all there are."""
+        if self.bins <= max(_FEW, most * _BLOCK):
+            return np.flatnonzero(self.rooms[: self.bins] >= length)[:most]
+        if self.stale:
+            self.rooms.reshape(-1, _BLOCK).max(axis=1, out=self.largest)
+            self.stale = False
+        blocks = np.flatnonzero(self.largest >= length)[:most]
+        found = np.flatnonzero(self.rooms.reshape(-1, _BLOCK)[blocks] >= length)[:most]
+        inside: _Numbers = blocks[found // _BLOCK] * _BLOCK + found % _BLOCK
+        return inside
+
+    def fill(self, numbers: _Numbers, tokens: _Numbers) -> None:
+        self.rooms[numbers] -= tokens
+        self._changed(numbers)
+
+    def open(self, tokens: _Numbers) -> _Numbers:
+        """New bins that already hold so many tokens."""
+        first = self.bins
+        self.bins += len(tokens)
+        if (short := self.bins - len(self.rooms)) > 0:
+            more = max(len(self.largest), -(-short // _BLOCK))
+            self.rooms = np.append(self.rooms, np.zeros(more * _BLOCK, np.int64))
+            self.largest = np.append(self.largest, np.zeros(more, np.int64))
+        self.rooms[first : self.bins] = self.capacity - tokens
+        numbers = np.arange(first, self.bins)
+        self._changed(numbers)
+        return numbers
+
+    def _changed(self, numbers: _Numbers) -> None:
+        # A few bins are brought up to date at once; after many, all are, when somebody asks.
+        if self.stale or self.bins <= max(_FEW, len(numbers) * _BLOCK):
+            self.stale = True
+            return
+        blocks = numbers // _BLOCK
+        self.largest[blocks] = self.rooms.reshape(-1, _BLOCK)[blocks].max(axis=1)

@@ -24,15 +24,15 @@ import numpy.typing as npt
 import orjson
 import xxhash
 
-from penstock._dtypes import did_you_mean
+from penstock._suggest import did_you_mean
 from penstock.errors import ConfigError
-from penstock.order.alone import Alone
 from penstock.order.edits import Ban, Edit, Reweight, Skip
+from penstock.order.mixed import STOPPING, Together, next_epoch
 from penstock.order.mixing import Mixture
 from penstock.order.positions import Feed, Position, Step, Use, ended, nothing_to_deliver
 from penstock.order.samples import Samples
 from penstock.order.schedules import Schedule
-from penstock.order.together import STOPPING, Together, next_epoch
+from penstock.order.single import Alone
 
 __all__ = ["Feed", "Plan", "Position", "Step", "Use"]
 

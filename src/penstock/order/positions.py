@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from penstock.errors import ConfigError
 from penstock.order.mixing import Drawn
-from penstock.order.orders import Order, Place
+from penstock.order.sample_orders import Order, Place
 from penstock.order.samples import Samples
 
 __all__ = ["Feed", "Position", "Step", "Use", "behind_of", "ended", "left_of", "nothing_to_deliver", "pass_by", "take"]

@@ -16,7 +16,7 @@ from itertools import pairwise
 from numbers import Rational
 from typing import Any, Literal
 
-from penstock._dtypes import did_you_mean
+from penstock._suggest import did_you_mean
 from penstock.errors import ConfigError
 
 __all__ = ["Part", "Schedule", "temperature_weights"]

@@ -12,9 +12,9 @@ from penstock.errors import ConfigError, ResumeError
 from penstock.files.states import StateFormat
 from penstock.order.edits import edit_from_json, edits_digest
 from penstock.order.mixing import Drawn
-from penstock.order.orders import Place
 from penstock.order.plan import Plan
 from penstock.order.positions import Position
+from penstock.order.sample_orders import Place
 
 __all__ = ["check_state", "from_state", "to_state"]
 

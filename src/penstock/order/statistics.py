@@ -13,11 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.order.edits import Reweight
-from penstock.order.kinds import ChopOrder, PackedOrder
 from penstock.order.mixing import Mixture
-from penstock.order.orders import Order, Place
 from penstock.order.plan import Plan
 from penstock.order.positions import Step, take
+from penstock.order.sample_orders import ChopOrder, Order, PackedOrder, Place
 from penstock.order.samples import Samples
 from penstock.order.schedules import Schedule
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from penstock.errors import ConfigError
-from penstock.files.places import require_local
+from penstock.files.filesystems import require_local
 
 __all__ = ["PipelineConfig", "available_cores"]
 

@@ -6,12 +6,12 @@ import threading
 from collections.abc import Sequence
 
 from penstock.memory.budget import MemoryBudget
-from penstock.memory.resident import ResidentWatch
+from penstock.memory.pressure import ResidentWatch
 from penstock.pipeline.chain import stage_name
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.metrics import StageMetrics, bottleneck
 from penstock.pipeline.stages import Acknowledged, BlockSource, Finishing, Located, Source, State, Stateful, Transform
-from penstock.pipeline.tuning import Tuner
+from penstock.pipeline.tuner import Tuner
 
 __all__ = ["Context"]
 

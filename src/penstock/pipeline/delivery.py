@@ -16,7 +16,7 @@ from typing import Literal
 import pyarrow as pa
 
 from penstock.errors import StoppedError
-from penstock.pipeline.channel import Buffers, Parcel
+from penstock.pipeline.buffers import Buffers, Parcel
 from penstock.pipeline.context import Context
 from penstock.pipeline.metrics import StageMetrics
 from penstock.pipeline.quarantine import BadRows

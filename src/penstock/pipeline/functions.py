@@ -11,11 +11,11 @@ from typing import Any, Literal, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock._columns import to_column
 from penstock.errors import ConfigError, SchemaError
 from penstock.pipeline.chain import BrokenStageError
 from penstock.pipeline.expressions import parse_expression
 from penstock.pipeline.stages import Transform
+from penstock.types.columns import to_column
 
 __all__ = [
     "FunctionStage",

@@ -12,21 +12,20 @@ from typing import Any, Self, cast
 import pyarrow as pa
 
 from penstock.errors import ConfigError, ResumeError
-from penstock.files.places import require_local
+from penstock.files.filesystems import require_local
 from penstock.memory.budget import MemoryBudget, format_bytes
 from penstock.memory.pressure import suggest_limit
 from penstock.pipeline.chain import Inferring, stage_name
-from penstock.pipeline.checkpoint import Checkpoint
+from penstock.pipeline.checkpoint import STATE, Checkpoint, check_state, fingerprint, schema_from_text, schema_to_text
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.context import Context
 from penstock.pipeline.delivery import Position
-from penstock.pipeline.drain import Drain
 from penstock.pipeline.functions import as_transform
 from penstock.pipeline.metrics import Report
 from penstock.pipeline.quarantine import BadRows
 from penstock.pipeline.runner import Runner
+from penstock.pipeline.sink_thread import Drain
 from penstock.pipeline.stages import Finishing, Fitting, Sink, Source, State, Stateful, Transform, TwoPart
-from penstock.pipeline.state import STATE, check_state, fingerprint, schema_from_text, schema_to_text
 
 __all__ = ["Pipeline"]
 

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from penstock.errors import ConfigError, PenstockError
 from penstock.pipeline.chain import BrokenStageError, Chain, Counting, Ran, StepError, stage_name
-from penstock.pipeline.shared import SharedBytes
+from penstock.pipeline.shared_memory import SharedBytes
 from penstock.pipeline.stages import Origin, Transform
 
 __all__ = ["ProcessChain", "RemoteError", "read_frame", "write_frame"]

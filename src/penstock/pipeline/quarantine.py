@@ -12,7 +12,7 @@ import orjson
 
 from penstock.errors import FailureBudgetError
 from penstock.files.atomic import naming
-from penstock.files.locking import FileLock
+from penstock.files.locks import FileLock
 from penstock.files.ownership import open_own
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.stages import Rejected, State

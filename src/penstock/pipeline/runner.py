@@ -13,7 +13,7 @@ from penstock.pipeline.context import Context
 from penstock.pipeline.control import Control
 from penstock.pipeline.delivery import Delivery, Position
 from penstock.pipeline.quarantine import BadRows
-from penstock.pipeline.reader import Reader
+from penstock.pipeline.source_thread import Reader
 from penstock.pipeline.workers import Workers
 
 __all__ = ["Runner"]

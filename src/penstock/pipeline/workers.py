@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from penstock.errors import DataError, StageError
+from penstock.pipeline.buffers import Buffers, Parcel
 from penstock.pipeline.chain import BrokenStageError, Chain, Failure, Inferring, Ran, StepError, stage_name
-from penstock.pipeline.channel import Buffers, Parcel
 from penstock.pipeline.context import Context
 from penstock.pipeline.metrics import StageMetrics
 from penstock.pipeline.processes import ProcessChain, RemoteError

@@ -22,7 +22,7 @@ from penstock.files.checksums import (
 )
 from penstock.files.listing import PathLike, split_suffix
 from penstock.memory.budget import parse_bytes
-from penstock.sinks._files import FileSink, Writer
+from penstock.sinks.file_sink import FileSink, Writer
 
 __all__ = ["ArrowSink", "ParquetSink"]
 

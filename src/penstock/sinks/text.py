@@ -14,7 +14,7 @@ from penstock.errors import ConfigError, SchemaError
 from penstock.files.compression import open_output
 from penstock.files.listing import PathLike, split_suffix
 from penstock.pipeline.functions import rows_of
-from penstock.sinks._files import FileSink, Writer
+from penstock.sinks.file_sink import FileSink, Writer
 from penstock.types import to_rows
 
 __all__ = ["CsvSink", "JsonlSink"]

@@ -12,7 +12,7 @@ from penstock.files.checksums import ARROW_TAIL, Checksums, read_checksums
 from penstock.files.compression import open_input
 from penstock.files.listing import PathLike, split_suffix
 from penstock.memory.views import MappedFile
-from penstock.sources._files import FileSource, Opened
+from penstock.sources.file_source import FileSource, Opened
 
 __all__ = ["ArrowSource"]
 

@@ -19,9 +19,9 @@ from penstock.files.listing import PathLike, split_suffix
 from penstock.files.records import CsvRecords
 from penstock.pipeline.functions import arrow_schema
 from penstock.pipeline.stages import Block
-from penstock.sources._blocks import BlockReader, Layout, Place
-from penstock.sources._records import RecordSource, Scan, check_utf8
-from penstock.sources._schemas import project
+from penstock.sources.blocks import BlockReader, Layout, Place
+from penstock.sources.file_list import project
+from penstock.sources.record_source import RecordSource, Scan, check_utf8
 
 __all__ = ["CsvSource"]
 

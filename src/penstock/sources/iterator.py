@@ -13,8 +13,8 @@ from penstock.files.states import StateFormat
 from penstock.pipeline.chain import describe_difference
 from penstock.pipeline.functions import arrow_schema
 from penstock.pipeline.stages import Origin, Source, State
-from penstock.sources._json_types import marked_json, with_json
-from penstock.sources._schemas import is_schema, schema_mark, schema_of
+from penstock.sources.file_list import is_schema, schema_mark, schema_of
+from penstock.sources.json_types import marked_json, with_json
 from penstock.types import Schema, from_rows
 
 __all__ = ["IteratorSource"]

@@ -17,12 +17,12 @@ from penstock.files.compression import DamagedStreamError, open_input
 from penstock.files.json_values import loads
 from penstock.files.listing import PathLike
 from penstock.files.records import JsonItems, JsonLines
-from penstock.pipeline.ahead import map_ahead
 from penstock.pipeline.functions import arrow_schema
+from penstock.pipeline.prefetch import map_ahead
 from penstock.pipeline.stages import Block, Decoded
-from penstock.sources._blocks import Layout
-from penstock.sources._json_skeleton import skeleton
-from penstock.sources._json_types import (
+from penstock.sources.blocks import Layout
+from penstock.sources.file_list import project
+from penstock.sources.json_types import (
     TypeConflictError,
     conform,
     has_json_text,
@@ -30,12 +30,12 @@ from penstock.sources._json_types import (
     merge,
     parseable,
     parsed,
+    skeleton,
     storage,
     verbatim,
     without_timestamps,
 )
-from penstock.sources._records import RecordSource, Scan, check_utf8
-from penstock.sources._schemas import project
+from penstock.sources.record_source import RecordSource, Scan, check_utf8
 from penstock.types import Schema, from_rows
 
 __all__ = ["JsonSource", "JsonlSource"]

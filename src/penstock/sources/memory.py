@@ -12,7 +12,7 @@ from penstock.errors import ConfigError, ResumeError, SchemaError
 from penstock.files.states import StateFormat
 from penstock.pipeline.functions import arrow_schema
 from penstock.pipeline.stages import Origin, Source, State
-from penstock.sources._json_types import json_texts, marked_json, with_json
+from penstock.sources.json_types import json_texts, marked_json, with_json
 from penstock.types import Schema, from_numpy, from_rows
 
 __all__ = ["MemorySource"]

@@ -14,8 +14,8 @@ from penstock.errors import ConfigError, DataError
 from penstock.files.checksums import PARQUET_TAIL, Checksums, read_checksums
 from penstock.files.listing import PathLike
 from penstock.pipeline.stages import Block, Decoded, Origin, Rejected
-from penstock.sources._files import _DAMAGED, FileSource
-from penstock.sources._schemas import check_columns, project
+from penstock.sources.file_list import check_columns, project
+from penstock.sources.file_source import _DAMAGED, FileSource
 
 __all__ = ["ParquetSource"]
 

@@ -12,8 +12,8 @@ from penstock.errors import ConfigError
 from penstock.files.listing import PathLike
 from penstock.files.records import Lines, WholeFile
 from penstock.pipeline.stages import Block
-from penstock.sources._blocks import Layout
-from penstock.sources._records import RecordSource, Scan, check_utf8
+from penstock.sources.blocks import Layout
+from penstock.sources.record_source import RecordSource, Scan, check_utf8
 
 __all__ = ["TextSource"]
 

@@ -16,8 +16,8 @@ import xxhash
 
 from penstock.errors import DataError
 from penstock.files.atomic import write_atomic
+from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
-from penstock.files.places import require_local
 from penstock.store.lineage import Lineage
 
 __all__ = [

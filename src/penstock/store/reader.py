@@ -15,8 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import DataError, SchemaError
+from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
-from penstock.files.places import require_local
 from penstock.store.manifest import Manifest, ShardEntry, is_store, read_manifest, store_path
 from penstock.store.shards import (
     Piece,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from penstock.errors import ConfigError
-from penstock.files._filesystems import is_remote, shown
+from penstock.files.filesystems import is_remote, shown
 from penstock.files.listing import PathLike
 from penstock.store.manifest import MANIFEST_NAME, VERSIONS
 

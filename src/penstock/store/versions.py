@@ -13,8 +13,8 @@ from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.files.listing import PathLike
-from penstock.files.locking import FileLock
-from penstock.store._build import Build
+from penstock.files.locks import FileLock
+from penstock.store.build import Build
 from penstock.store.manifest import (
     BUILD,
     SHARDS,

@@ -14,16 +14,14 @@ import pyarrow as pa
 
 from penstock.errors import ConfigError, ResumeError, SchemaError
 from penstock.files.atomic import naming, sync_directory
+from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
-from penstock.files.locking import FileLock
-from penstock.files.places import require_local
+from penstock.files.locks import FileLock
 from penstock.memory.budget import parse_bytes
 from penstock.pipeline.chain import describe_difference
+from penstock.pipeline.checkpoint import schema_from_text, schema_to_text
 from penstock.pipeline.stages import State
-from penstock.pipeline.state import schema_from_text, schema_to_text
-from penstock.store._build import Build, Staged
-from penstock.store._pieces import Pieces, plain_batch, plain_schema
-from penstock.store._shard_writer import ShardWriter
+from penstock.store.build import Build, Staged
 from penstock.store.lineage import Lineage, combined_key
 from penstock.store.manifest import (
     Manifest,
@@ -33,6 +31,8 @@ from penstock.store.manifest import (
     version_numbers,
     write_manifest,
 )
+from penstock.store.pieces import Pieces, plain_batch, plain_schema
+from penstock.store.shard_writer import ShardWriter
 from penstock.store.versions import half_written, lock_of
 
 __all__ = ["StoreWriter", "append"]

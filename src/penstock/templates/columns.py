@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, Literal, Self, get_args
 
-from penstock._dtypes import did_you_mean
+from penstock._suggest import did_you_mean
 from penstock.errors import ConfigError
 from penstock.templates.values import Unsayable, as_value, plain_text
 
-__all__ = ["ColumnFormat", "Missing"]
+__all__ = ["ColumnFormat", "Missing", "hidden", "hiding"]
+
 
 Missing = Literal["omit", "say", "error"]
 """What to do about a missing value: leave its part of the text out, say that it is missing, or stop."""
@@ -131,3 +134,25 @@ def _by_text(categories: Mapping[Any, str]) -> dict[str, str]:
             raise ConfigError(f"categories: {text!r} has two names, {names[text]!r} and {name!r}")
         names[text] = name
     return names
+
+
+_HIDDEN: ContextVar[tuple[str, ...]] = ContextVar("hidden", default=())
+
+
+@contextmanager
+def hiding(columns: Sequence[str]) -> Iterator[None]:
+    """Within it, a template that says whatever columns a row has says nothing of these; one that names them does.
+
+    A dataset hides its target this way while it makes a sample, so that `TabularTextConverter().convert_row(row)` of a
+    row that still has its label does not put the answer into the text.
+    """
+    token = _HIDDEN.set((*_HIDDEN.get(), *columns))
+    try:
+        yield
+    finally:
+        _HIDDEN.reset(token)
+
+
+def hidden() -> tuple[str, ...]:
+    """The columns that are hidden here."""
+    return _HIDDEN.get()

@@ -9,12 +9,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock._dtypes import did_you_mean
+from penstock._suggest import did_you_mean
 from penstock.errors import ConfigError, SchemaError
 from penstock.templates.base_template import BaseTemplate
-from penstock.templates.columns import ColumnFormat
+from penstock.templates.columns import ColumnFormat, hiding
 from penstock.templates.frames import MixedTypes, as_row, as_table
-from penstock.templates.hiding import hiding
 from penstock.templates.sentences import SentenceTemplate
 from penstock.templates.styles import STYLES
 

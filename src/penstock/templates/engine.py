@@ -10,9 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock._dtypes import did_you_mean
+from penstock._suggest import did_you_mean
 from penstock.errors import ConfigError
-from penstock.files.places import require_local
+from penstock.files.filesystems import require_local
 from penstock.templates.base_template import BaseTemplate, version_text
 from penstock.templates.frames import MixedTypes, as_table
 from penstock.templates.library import read_templates, write_templates

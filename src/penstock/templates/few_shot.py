@@ -13,16 +13,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+from penstock.arrays.hashes import hash64, mix64
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.order.permutation import derive_key
-from penstock.templates._identity import identity
-from penstock.templates.arrays import TEXT, join
-from penstock.templates.base_template import BaseTemplate
+from penstock.templates.base_template import BaseTemplate, identity
 from penstock.templates.columns import ColumnFormat
 from penstock.templates.converters import TabularTextConverter, targets_in
+from penstock.templates.format_column import Sayer
 from penstock.templates.frames import as_row, as_table
-from penstock.templates.saying import Sayer
-from penstock.transforms._hashing import hash64, mix64
+from penstock.templates.values import TEXT, join
 
 __all__ = ["FewShot"]
 

@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.errors import ConfigError, DataError, SchemaError
-from penstock.templates.arrays import is_text
-from penstock.templates.values import FineDuration, FineMoment, Unsayable, as_value, plain_text
+from penstock.templates.values import FineDuration, FineMoment, Unsayable, as_value, is_text, plain_text
 
 __all__ = ["MixedTypes", "as_row", "as_table"]
 
@@ -85,7 +84,7 @@ def _table(data: Any, mixed: MixedTypes) -> pa.Table:
 
 
 def _read(path: str | os.PathLike[str]) -> pa.Table:
-    from penstock.sources.opening import open_source  # frames in memory need none of the formats
+    from penstock.sources.by_suffix import open_source  # frames in memory need none of the formats
 
     source = open_source(path)
     try:

@@ -7,15 +7,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock._dtypes import did_you_mean
+from penstock._suggest import did_you_mean
 from penstock.errors import ConfigError, DataError, SchemaError
-from penstock.templates.arrays import TEXT, clean, python_values
 from penstock.templates.base_template import BaseTemplate
-from penstock.templates.columns import ColumnFormat, as_formats
+from penstock.templates.columns import ColumnFormat, as_formats, hidden
+from penstock.templates.format_column import Sayer
 from penstock.templates.frames import as_row
-from penstock.templates.hiding import hidden
-from penstock.templates.saying import Sayer
-from penstock.templates.values import Unsayable, whole
+from penstock.templates.values import TEXT, Unsayable, clean, python_values, whole
 
 __all__ = ["JinjaTemplate"]
 
@@ -96,7 +94,7 @@ class JinjaTemplate(BaseTemplate):
 
     @property
     def _program(self) -> Any:
-        from penstock.transforms._chat.sandbox import compiled
+        from penstock.chat.sandbox import compiled
 
         return compiled(self.source, marks=False)  # once in a process
 
@@ -104,7 +102,7 @@ class JinjaTemplate(BaseTemplate):
         import jinja2
         from jinja2.meta import find_undeclared_variables
 
-        from penstock.transforms._chat.sandbox import Sandbox, sandboxed
+        from penstock.chat.sandbox import Sandbox, sandboxed
 
         environment = sandboxed(Sandbox, marks=False)
         try:

@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from penstock._dtypes import did_you_mean
+from penstock._suggest import did_you_mean
 from penstock.errors import ConfigError
 from penstock.files.atomic import write_atomic
 from penstock.files.documents import read_document

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import ConfigError
-from penstock.templates.arrays import TEXT, join
 from penstock.templates.base_template import BaseTemplate
 from penstock.templates.columns import ColumnFormat, as_formats
+from penstock.templates.format_column import Sayer, check_spec
 from penstock.templates.frames import as_row
-from penstock.templates.saying import Sayer, check_spec
+from penstock.templates.values import TEXT, join
 
 __all__ = ["SentenceTemplate"]
 

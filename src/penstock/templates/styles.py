@@ -8,16 +8,13 @@ from typing import Any, ClassVar, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock._dtypes import did_you_mean
+from penstock._suggest import did_you_mean
 from penstock.errors import ConfigError, SchemaError
-from penstock.templates.arrays import TEXT, join, join_parts
 from penstock.templates.base_template import BaseTemplate
-from penstock.templates.columns import ColumnFormat, as_formats
+from penstock.templates.columns import ColumnFormat, as_formats, hidden
+from penstock.templates.format_column import JsonSayer, Sayer
 from penstock.templates.frames import as_row
-from penstock.templates.hiding import hidden
-from penstock.templates.jsons import JsonSayer
-from penstock.templates.saying import Sayer
-from penstock.templates.values import json_text
+from penstock.templates.values import TEXT, join, join_parts, json_text
 
 __all__ = ["STYLES", "JsonTemplate", "KeyValueTemplate", "ListTemplate", "MarkdownTemplate", "NaturalTemplate"]
 

@@ -13,12 +13,12 @@ from rich.console import Console
 
 from penstock._optional import require
 from penstock.config import SharedConfig, load_shared_config, validate
-from penstock.config.known import SHARED, TRAIN
 from penstock.config.overrides import split_overrides
+from penstock.config.settings import SHARED, TRAIN
 from penstock.distributed.ranks import find_rank
 from penstock.errors import ConfigError, PenstockError, QueueNotFoundError
-from penstock.fsqueue.finding import DatasetNotFoundError
-from penstock.fsqueue.preparing import read_config
+from penstock.fsqueue.prepare_command import read_config
+from penstock.fsqueue.provider_lookup import DatasetNotFoundError
 
 __all__ = ["main"]
 

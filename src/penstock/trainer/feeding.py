@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from penstock.config.values import thaw
 from penstock.errors import StaleQueueError
 from penstock.fsqueue.queue import differences, how_to_purge
-from penstock.fsqueue.reading import Counts
+from penstock.fsqueue.split_reader import Counts
 
 __all__ = ["Consumer", "position_of", "refuse_other_settings", "skipped_by"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from penstock._dtypes import did_you_mean
+from penstock._suggest import did_you_mean
 from penstock.errors import ConfigError, SchemaError
 
 __all__ = ["Batch", "Fields"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import ConfigError
-from penstock.files.places import require_local
+from penstock.files.filesystems import require_local
 
 __all__ = ["TrainSettings", "learning_rate_at"]
 

@@ -13,11 +13,12 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
+from penstock.arrays.hashes import as_seed, hash64, mix64
+from penstock.arrays.text import Utf8, flags, from_utf8, utf8
 from penstock.errors import SchemaError
 from penstock.pipeline.stages import Transform
-from penstock.transforms._hashing import as_seed, hash64, mix64
-from penstock.transforms.columns import as_names, column, flags, one_or_list, replace, take_rows
-from penstock.transforms.text import Utf8, from_utf8, rewrite, row_sums, utf8, word_bytes, word_starts
+from penstock.transforms.columns import as_names, column, one_or_list, replace, take_rows
+from penstock.transforms.text import rewrite, row_sums, word_bytes, word_starts
 
 __all__ = ["Augment", "DropWords", "Jitter", "SwapChars"]
 

@@ -10,13 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock._dtypes import did_you_mean
+from penstock._suggest import did_you_mean
+from penstock.arrays.text import VIEWS, plain
 from penstock.errors import ConfigError, SchemaError
 from penstock.pipeline.stages import Transform
 
 __all__ = ["Cast", "Drop", "Rename", "Select", "column"]
-
-VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
 
 
 class Select(Transform):
@@ -128,17 +127,6 @@ def append(batch: pa.RecordBatch, name: str, array: pa.Array) -> pa.RecordBatch:
     return batch.append_column(name, array)
 
 
-def plain(array: pa.Array) -> pa.Array:
-    """The same values in a layout every Arrow function takes: no dictionaries, no string views, no half floats."""
-    if pa.types.is_dictionary(array.type):
-        return plain(array.dictionary_decode())
-    if array.type in VIEWS:
-        return array.cast(VIEWS[array.type])
-    if array.type == pa.float16():
-        return array.cast(pa.float32())
-    return array
-
-
 def like(array: pa.Array, dtype: pa.DataType) -> pa.Array:
     """Undo `plain`: the values in the layout the column had."""
     return array if array.type == dtype else array.cast(dtype)
@@ -193,12 +181,6 @@ def brief(value: Any) -> str:
     """The repr of a value, short enough for an error message."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
-
-
-def flags(array: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """A boolean column as NumPy booleans; null counts as False."""
-    given = array.fill_null(False) if array.null_count else array
-    return given.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
 
 
 def _chosen(batch: pa.RecordBatch, choose: Callable[[pa.RecordBatch], pa.RecordBatch]) -> pa.RecordBatch:

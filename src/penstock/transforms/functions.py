@@ -20,8 +20,8 @@ from penstock.pipeline.functions import (
     rows_of,
     values_of,
 )
-from penstock.transforms._counts import Counting
 from penstock.transforms.columns import keep_rows
+from penstock.transforms.counts import Counting
 
 __all__ = ["Filter", "FlatMap", "Map"]
 

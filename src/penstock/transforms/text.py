@@ -6,15 +6,16 @@ The work is done on the UTF-8 bytes of a whole column at once; no row becomes a 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.arrays.text import Utf8, flags, from_utf8, plain, utf8
 from penstock.errors import SchemaError
 from penstock.pipeline.stages import Transform
-from penstock.transforms.columns import append, as_names, column, flags, like, one_or_list, plain, replace
+from penstock.transforms.columns import append, as_names, column, like, one_or_list, replace
 
 __all__ = ["CountChars", "CountWords", "Lower", "NormalizeUnicode", "NormalizeWhitespace", "Strip"]
 
@@ -118,39 +119,6 @@ class CountChars(Transform):
 
     def __repr__(self) -> str:
         return f"CountChars({self.column!r}, into={self.into!r})"
-
-
-class Utf8(NamedTuple):
-    """The bytes of a column of text: row i is `data[bounds[i]:bounds[i + 1]]`."""
-
-    data: np.ndarray[Any, np.dtype[np.uint8]]
-    bounds: Integers
-
-
-def utf8(array: pa.Array) -> Utf8:
-    """A view of the bytes of a string or binary column; slices cost nothing, `bounds` begins at 0."""
-    offset_type: type[np.signedinteger[Any]] = np.int32
-    if array.type in (pa.large_string(), pa.large_binary()):
-        offset_type = np.int64
-    if len(array) == 0:
-        return Utf8(np.zeros(0, np.uint8), np.zeros(1, offset_type))
-    _, offsets, data = array.buffers()
-    bounds: Integers = np.frombuffer(offsets, offset_type)[array.offset : array.offset + len(array) + 1]
-    first, last = bounds[0], bounds[-1]
-    if first == last:
-        return Utf8(np.zeros(0, np.uint8), np.zeros(len(bounds), offset_type))
-    return Utf8(np.frombuffer(data, np.uint8)[first:last], bounds - first if first else bounds)
-
-
-def from_utf8(text: Utf8, original: pa.Array) -> pa.Array:
-    """A string column of new bytes, with the type and the nulls of the original."""
-    validity = None
-    if original.null_count:
-        validity = pa.py_buffer(np.packbits(flags(original.is_valid()), bitorder="little"))
-    offset_type = np.int64 if original.type == pa.large_string() else np.int32
-    bounds = np.ascontiguousarray(text.bounds, offset_type)
-    buffers = [validity, pa.py_buffer(bounds), pa.py_buffer(text.data)]
-    return pa.Array.from_buffers(original.type, len(original), buffers)
 
 
 def as_text(array: pa.Array, name: str) -> pa.Array:

@@ -9,15 +9,16 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
+from penstock.arrays.ragged import Ragged, list_array
+from penstock.arrays.text import flags
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.pipeline.metrics import TOKENS, tokens_in
-from penstock.transforms._counts import Counting
-from penstock.transforms._tokenizers.base import Encoded, SpecialTokens, Tokenizer
-from penstock.transforms._tokenizers.cutting import Cut, Truncation
-from penstock.transforms._tokenizers.loading import TokenizerSpec, load_tokenizer
-from penstock.transforms._tokenizers.own import ByteTokenizer, CharTokenizer
-from penstock.transforms._tokenizers.ragged import Ragged, list_array
-from penstock.transforms.columns import append, as_names, column, flags, take_rows
+from penstock.tokenizers.base import Encoded, SpecialTokens, Tokenizer
+from penstock.tokenizers.load import TokenizerSpec, load_tokenizer
+from penstock.tokenizers.simple import ByteTokenizer, CharTokenizer
+from penstock.tokenizers.token_rows import Cut, Truncation
+from penstock.transforms.columns import append, as_names, column, take_rows
+from penstock.transforms.counts import Counting
 from penstock.transforms.text import as_text
 
 __all__ = [

@@ -10,10 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.arrays.text import flags, plain
 from penstock.errors import DataError, SchemaError
-from penstock.transforms._counts import Counting
-from penstock.transforms.cleaning import Range, as_range, ends
-from penstock.transforms.columns import as_names, brief, column, flags, keep_rows, like, plain, replace
+from penstock.transforms.cleanup import Range, as_range, ends
+from penstock.transforms.columns import as_names, brief, column, keep_rows, like, replace
+from penstock.transforms.counts import Counting
 from penstock.transforms.text import as_text
 
 __all__ = ["Validate"]

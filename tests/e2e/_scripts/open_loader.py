@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock import ConversationDataLoader, MemoryBudget, PipelineConfig
-from penstock.files.locking import FileLock
-from penstock.loaders import preparation
+from penstock.corpus import prepare as preparation
+from penstock.files.locks import FileLock
 from penstock.sinks import StoreSink
 
 TOKENIZER = Path(__file__).parents[3] / "examples" / "sample" / "tokenizer"

@@ -15,7 +15,7 @@ import time
 from queue_batches import LEASE_SECONDS, Judge, on_terminate, slow_down
 
 from penstock.fsqueue import DatasetConsumer
-from penstock.fsqueue.shared import SharedReader
+from penstock.fsqueue.claiming_reader import SharedReader
 
 if __name__ == "__main__":
     facts = json.loads(sys.argv[1])

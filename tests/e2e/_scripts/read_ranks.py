@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from penstock import ConversationDataLoader, DataLoader, MixedDataLoader, PretrainDataLoader, Schedule
+from penstock.corpus import prepare as preparation
 from penstock.distributed import gather_states
-from penstock.loaders import StreamOptions, preparation
+from penstock.loaders import StreamOptions
 
 PLANNED = ("concat", "best_fit", "chat", "mixed")
 KINDS = (*PLANNED, "stream")

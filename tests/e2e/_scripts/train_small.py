@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock import MixedDataLoader, Schedule
-from penstock.loaders.integrations import Endless
+from penstock.loaders.repeat import Endless
 
 VOCABULARY = 64
 LENGTH = 24

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from penstock.files.states import with_checksum
-from penstock.loaders.configuration import load_config
 from penstock.loaders.conversation import ConversationDataLoader
+from penstock.loaders.loader_file import load_config
 
 SAMPLE = Path(__file__).parents[3] / "examples" / "sample"
 Call = Callable[..., Any]

@@ -55,8 +55,8 @@ def test_the_directory_may_be_called_as_the_argument_is(queue: Path, penstock: C
 def test_both_are_listed(penstock: Cli) -> None:
     words = [line.split() for line in penstock("plugins").stdout.splitlines()]
     assert {line[-1] for line in words if line[:1] == ["queue"]} == {
-        "penstock.fsqueue.stages:QueueSource",
-        "penstock.fsqueue.sinking:QueueSink",
+        "penstock.fsqueue.source:QueueSource",
+        "penstock.fsqueue.sink:QueueSink",
     }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from penstock.cli.spec import read_plan
+from penstock.cli.pipeline_file import read_plan
 from penstock.errors import ConfigError
 
 ENDS = {"source": "corpus.jsonl", "sink": "out.parquet"}
@@ -194,7 +194,7 @@ def test_a_description_is_built_without_reading_or_writing(corpus: Path) -> None
 
 def test_every_built_in_transform_has_a_name_in_the_catalogue() -> None:
     from penstock import transforms
-    from penstock.cli.catalogue import built_in
+    from penstock.cli.stage_catalog import built_in
 
     classes = {name for name in transforms.__all__ if hasattr(getattr(transforms, name), "transform")}
     assert {maker.__name__ for maker in built_in("transforms").values()} == classes

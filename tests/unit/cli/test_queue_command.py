@@ -17,7 +17,7 @@ from penstock.cli.main import app
 from penstock.fsqueue.members import Membership
 from penstock.fsqueue.publisher import Limits
 from penstock.fsqueue.queue import Queue
-from penstock.fsqueue.stages import QueueSink, QueueSource
+from penstock.fsqueue.source import QueueSink, QueueSource
 
 Call = Callable[..., Any]
 

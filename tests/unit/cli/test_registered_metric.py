@@ -18,7 +18,7 @@ from penstock.datasets.generated import make_house_prices, make_titanic
 from penstock.datasets.house_prices import HousePricesDataset, house_prices_metadata
 from penstock.datasets.inference import infer
 from penstock.datasets.registry import DatasetRegistry
-from penstock.datasets.specfile import read_spec
+from penstock.datasets.spec_file import read_spec
 from penstock.datasets.tabular import TabularDataset
 
 Call = Callable[..., Any]

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.config import REQUIRED, Setting, SharedConfig, load_shared_config, validate
 from penstock.config.kinds import ByteSize, Misfit, fit
-from penstock.config.known import KNOWN, PREPARE, SHARED, TRAIN
+from penstock.config.settings import KNOWN, PREPARE, SHARED, TRAIN
 from penstock.config.values import freeze
 from penstock.errors import ConfigError
 

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.datasets._date_columns import find_dates
-from penstock.datasets._dates import compile_format, read_dates
 from penstock.datasets.base import ColumnSpec
+from penstock.datasets.dates import compile_format, find_dates, read_dates
 from penstock.errors import ConfigError
 
 LAST = dt.date(2019, 1, 31)

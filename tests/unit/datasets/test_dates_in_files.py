@@ -15,9 +15,9 @@ import pytest
 from penstock.datasets.base import ColumnSpec, CompetitionType, DatasetSpec
 from penstock.datasets.folds import Folds
 from penstock.datasets.inference import infer
-from penstock.datasets.reading import read_table
-from penstock.datasets.specfile import check_files, read_spec, write_spec
+from penstock.datasets.spec_file import check_files, read_spec, write_spec
 from penstock.datasets.submission import write_submission
+from penstock.datasets.tables import read_table
 from penstock.datasets.tabular import TabularDataset
 from penstock.errors import DataError
 

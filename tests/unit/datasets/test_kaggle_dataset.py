@@ -81,7 +81,7 @@ def test_the_printed_dataset_takes_a_tokenizer_and_a_length(
     printed: Any, houses: DatasetSpec, caplog: pytest.LogCaptureFixture
 ) -> None:
     dataset = printed(houses, tokenizer="byte", max_length=32, add_special_tokens=False)
-    with caplog.at_level("WARNING", "penstock.datasets._encoding"):
+    with caplog.at_level("WARNING", "penstock.datasets.text_encoder"):
         assert dataset[0]["input_ids"].shape == (32,)
         assert dataset[1]["input_ids"].shape == (32,)
     assert dataset.cut_rows == 2

@@ -19,7 +19,7 @@ from penstock.datasets.metadata import CompetitionMetadata
 from penstock.datasets.registry import Competition, DatasetRegistry, default_registry_directory
 from penstock.datasets.titanic import titanic_metadata, titanic_spec
 from penstock.errors import ConfigError, DataError, StalledError
-from penstock.files.locking import FileLock
+from penstock.files.locks import FileLock
 from penstock.files.remote import path_of
 
 

@@ -12,7 +12,7 @@ from penstock.datasets.base import ColumnSpec, CompetitionType, DatasetSpec
 from penstock.datasets.generated import make_house_prices, make_titanic
 from penstock.datasets.inference import Inference, infer
 from penstock.datasets.metadata import CompetitionMetadata
-from penstock.datasets.specfile import SPEC_FILE, check_files, read_spec, write_spec
+from penstock.datasets.spec_file import SPEC_FILE, check_files, read_spec, write_spec
 from penstock.errors import ConfigError, DataError, SchemaError
 
 

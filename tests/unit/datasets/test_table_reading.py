@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.datasets import DatasetSpec, make_house_prices, make_titanic
-from penstock.datasets._text_files import may_have_codes
-from penstock.datasets.reading import find_file, read_names, read_table, split_file
+from penstock.datasets.csv_dialect import may_have_codes
+from penstock.datasets.tables import find_file, read_names, read_table, split_file
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.files.compression import open_output
 
@@ -210,7 +210,7 @@ def test_what_numbers_give_back_stays_a_number(tmp_path: Path, cells: list[str],
 def test_no_code_is_overlooked_wherever_the_scan_is_cut(before: str, zero: str, at: int) -> None:
     data = ("h" + "a" * at + before + zero + ",\n").encode()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.datasets._text_files._SCANNED_BYTES", 16)
+        patch.setattr("penstock.datasets.csv_dialect._SCANNED_BYTES", 16)
         assert may_have_codes(data, ",") == (before not in "x." and zero in ("007", "0x1F"))
 
 
@@ -238,7 +238,7 @@ def test_two_bytes_for_a_sign_without_a_mark_are_told(tmp_path: Path, encoding: 
 
 def test_decimal_commas_are_read_in_files_of_semicolons(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = written(tmp_path, "a;b;c;d\n1,5;1,000;x,5;0\n;2,500;2,5;-1,25\n")
-    with caplog.at_level("INFO", "penstock.datasets._kinds"):
+    with caplog.at_level("INFO", "penstock.datasets.column_types"):
         table = read_table(path)
         assert table.to_pydict() == {"a": [1.5, None], "b": ["1,000", "2,500"], "c": ["x,5", "2,5"], "d": [0.0, -1.25]}
         assert [record.args[1] for record in caplog.records] == ["a", "d"]  # type: ignore[index]
@@ -251,7 +251,7 @@ def test_decimal_commas_are_read_in_files_of_semicolons(tmp_path: Path, caplog: 
 
 def test_points_beside_decimal_commas_may_be_thousands(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = written(tmp_path, "price;weight;size\n1.500;2,5;1.5\n900;3,75;1.250\n;;\n")
-    with caplog.at_level("WARNING", "penstock.datasets._kinds"):
+    with caplog.at_level("WARNING", "penstock.datasets.column_types"):
         table = read_table(path)
     assert table["price"].to_pylist() == ["1.500", "900", None]
     assert (table["weight"].to_pylist(), table["size"].to_pylist()) == ([2.5, 3.75, None], [1.5, 1.25, None])

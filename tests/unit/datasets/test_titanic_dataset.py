@@ -13,7 +13,7 @@ import pytest
 from penstock.datasets import DatasetSpec, Folds, HousePricesDataset, TitanicDataset, make_house_prices, make_titanic
 from penstock.datasets.base import CompetitionType
 from penstock.datasets.house_prices import house_prices_metadata, house_prices_spec, house_prices_template
-from penstock.datasets.reading import read_names
+from penstock.datasets.tables import read_names
 from penstock.datasets.titanic import titanic_metadata, titanic_spec, titanic_template
 from penstock.errors import ConfigError, SchemaError
 

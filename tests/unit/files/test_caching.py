@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError, StalledError
-from penstock.files.caching import CacheBackend, DiskCache, default_cache_directory
-from penstock.files.locking import FileLock
+from penstock.files.cache import CacheBackend, DiskCache, default_cache_directory
+from penstock.files.locks import FileLock
 
 
 @pytest.fixture(autouse=True)
@@ -271,7 +271,7 @@ def test_asking_for_a_key_while_making_it_is_said_at_once(cache: DiskCache) -> N
 
 MAKE = """
 import sys, time
-from penstock.files.caching import DiskCache
+from penstock.files.cache import DiskCache
 
 def make():
     print("making", flush=True)

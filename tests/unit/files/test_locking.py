@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-import penstock.files.locking as module
-from penstock.files.locking import FileLock
+import penstock.files.locks as module
+from penstock.files.locks import FileLock
 
 HOLD = """
 import sys, time
-from penstock.files.locking import FileLock
+from penstock.files.locks import FileLock
 lock = FileLock(sys.argv[1])
 assert lock.acquire()
 print("held", flush=True)

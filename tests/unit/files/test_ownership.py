@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 
 from penstock import Pipeline, PipelineConfig
+from penstock.corpus.prepare import prepare
+from penstock.corpus.recipe import Recipe
 from penstock.errors import ConfigError
 from penstock.files.atomic import AtomicFile
-from penstock.files.locking import FileLock
-from penstock.fsqueue.filing import write
+from penstock.files.locks import FileLock
+from penstock.fsqueue.batch_file import write
 from penstock.fsqueue.queue import purge
-from penstock.loaders.preparation import prepare
-from penstock.loaders.recipes import Recipe
 from penstock.sinks import JsonlSink, ParquetSink, StoreSink
 from penstock.sources import MemorySource
 from penstock.store import StoreWriter, prune

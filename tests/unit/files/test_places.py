@@ -14,27 +14,27 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock import MemoryBudget, Pipeline, PretrainDataLoader
+from penstock.batching.options import Options
 from penstock.cli.main import app
+from penstock.corpus.prepare import prepare
+from penstock.corpus.recipe import Recipe
 from penstock.datasets.generated import make_titanic
 from penstock.datasets.registry import DatasetRegistry
 from penstock.datasets.submission import write_submission
 from penstock.datasets.titanic import TitanicDataset, titanic_spec
 from penstock.distributed.rendezvous import DirectoryRendezvous
 from penstock.errors import ConfigError
-from penstock.files.caching import DiskCache, default_cache_directory
-from penstock.files.places import require_local
+from penstock.files.cache import DiskCache, default_cache_directory
+from penstock.files.filesystems import require_local
 from penstock.files.remote import RemotePath, clear_copies
 from penstock.fsqueue import DatasetConsumer, QueueSink, QueueSource, purge
-from penstock.fsqueue.inspecting import find_queue
 from penstock.fsqueue.provider import DataProviderBase
-from penstock.loaders._rollouts.queueing import RolloutQueue
-from penstock.loaders._samples.opening import open_origin
-from penstock.loaders._streaming.tally import Tally
+from penstock.fsqueue.status import find_queue
 from penstock.loaders.inputs import open_inputs
-from penstock.loaders.options import Options
-from penstock.loaders.preparation import prepare
-from penstock.loaders.recipes import Recipe
+from penstock.loaders.samples.datasets import open_origin
+from penstock.loaders.streamed.counts import Tally
 from penstock.pipeline.config import PipelineConfig
+from penstock.rl.queue import RolloutQueue
 from penstock.sinks import CsvSink, JsonlSink, MemorySink, ParquetSink, StoreSink, open_sink
 from penstock.sources import MemorySource, open_source
 from penstock.sources.store import StoreSource

@@ -19,7 +19,7 @@ from penstock import Pipeline
 from penstock.errors import ConfigError, DataError, StalledError
 from penstock.files import remote
 from penstock.files.listing import list_files
-from penstock.files.locking import FileLock
+from penstock.files.locks import FileLock
 from penstock.files.remote import (
     RemotePath,
     clear_copies,

@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.errors import ConfigError as ConfigError
 from penstock.fsqueue import DataProviderBase, DatasetConsumer, Queue
-from penstock.fsqueue.columns import Columns
+from penstock.fsqueue.batch_file import Columns
 from penstock.fsqueue.members import Membership
 from penstock.fsqueue.publisher import Limits, Publisher
 

@@ -18,7 +18,7 @@ from queues import PAIR, ROWS, Maker, consumer, fill, given, k_of, ks, names, pr
 from penstock.errors import ConfigError, DataError, QueueNotFoundError, ResumeError, StalledError
 from penstock.files.states import with_checksum
 from penstock.fsqueue import DatasetConsumer, Queue, purge
-from penstock.fsqueue.waiting import Patience
+from penstock.fsqueue.backoff import Patience
 
 LABELLED = [*PAIR, {"name": "label", "dtype": "int64", "role": "label"}]
 

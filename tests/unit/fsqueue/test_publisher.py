@@ -8,10 +8,10 @@ from queues import PER_FILE, Clock, Maker, consumer, fill, ks, names, numbers, p
 
 from penstock.errors import ConfigError
 from penstock.fsqueue import Queue
-from penstock.fsqueue.caretaking import Caretaker
 from penstock.fsqueue.lanes import Lanes
 from penstock.fsqueue.members import Membership, Watch
 from penstock.fsqueue.publisher import Limits
+from penstock.fsqueue.reaper import Caretaker
 
 
 def buried(maker: Maker) -> None:

@@ -35,7 +35,7 @@ from penstock.files.states import with_checksum
 from penstock.fsqueue.consumer import DatasetConsumer
 from penstock.fsqueue.publisher import Limits
 from penstock.fsqueue.queue import Queue
-from penstock.fsqueue.stages import QueueSink, QueueSource
+from penstock.fsqueue.source import QueueSink, QueueSource
 from penstock.pipeline import Pipeline, PipelineConfig
 from penstock.sinks import MemorySink
 from penstock.sources import JsonlSource
@@ -416,7 +416,7 @@ def test_two_pipelines_in_two_threads_are_joined_by_a_directory(tmp_path: Path, 
 WRITER = """
 import sys
 from penstock.fsqueue.publisher import Limits
-from penstock.fsqueue.stages import QueueSink
+from penstock.fsqueue.source import QueueSink
 from penstock.pipeline import Pipeline
 from penstock.sources import JsonlSource
 sink = QueueSink(sys.argv[2], batch_rows=3, batches_per_file=2, limits=Limits(2))

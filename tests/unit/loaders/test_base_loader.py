@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock import Balanced, MemoryBudget, PretrainDataLoader, Strided
+from penstock.batching.collate import FIELDS, IGNORE
 from penstock.errors import ConfigError, ResumeError
-from penstock.loaders import indexed
+from penstock.loaders import plan_engine as indexed
 from penstock.loaders.base import DataLoader
-from penstock.loaders.collation import FIELDS, IGNORE
 from penstock.loaders.conversation import ConversationDataLoader
 from penstock.loaders.mixed import MixedDataLoader
 from token_stores import make_masks, make_rows, make_store

@@ -14,8 +14,8 @@ import yaml
 from penstock.distributed.sharding import Strided
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
-from penstock.loaders.configuration import load_config
 from penstock.loaders.conversation import ConversationDataLoader
+from penstock.loaders.loader_file import load_config
 from penstock.loaders.mixed import MixedDataLoader
 from penstock.loaders.pretrain import PretrainDataLoader
 from penstock.order.schedules import Schedule

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from penstock import ConversationDataLoader
+from penstock.batching.collate import IGNORE
 from penstock.errors import ConfigError, DataError, PenstockError, StageError
-from penstock.loaders.collation import IGNORE
 from penstock.transforms.tokenization import ByteTokenizer
 from token_stores import make_store
 

@@ -25,7 +25,7 @@ from penstock.loaders import (
     RolloutDataLoader,
     StreamingPipeline,
 )
-from penstock.pipeline.state import CHECKPOINT_NAME, load_checkpoint
+from penstock.pipeline.checkpoint import CHECKPOINT_NAME, load_checkpoint
 from penstock.sinks import JsonlSink
 from penstock.sources import IteratorSource, JsonlSource, MemorySource, ParquetSource, StoreSource
 from penstock.transforms import ExactDedup, Map

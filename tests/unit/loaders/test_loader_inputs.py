@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from penstock import PretrainDataLoader, open_store
+from penstock.corpus import prepare as preparation
 from penstock.errors import ConfigError, PenstockError, SchemaError
-from penstock.loaders import preparation
 from penstock.loaders.inputs import open_inputs
 from penstock.transforms.tokenization import ByteTokenizer
 from token_stores import make_store

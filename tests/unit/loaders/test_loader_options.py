@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from penstock import PretrainDataLoader, Strided
+from penstock.batching.collate import FIELDS
+from penstock.batching.options import LoaderOptions, Options, read_options
 from penstock.errors import ConfigError
-from penstock.loaders.collation import FIELDS
-from penstock.loaders.options import LoaderOptions, Options, read_options
 from token_stores import make_store
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from penstock import MemoryBudget
 from penstock.loaders.mlx_loader import MLXDataLoader
-from penstock.loaders.tuning import LoaderTuner, LoaderTuning, Setting
-from penstock.pipeline.ahead import ReadAhead, WorkAhead
+from penstock.loaders.tuner import LoaderTuner, LoaderTuning, Setting
+from penstock.pipeline.prefetch import ReadAhead, WorkAhead
 
 START = Setting(workers=4, prefetch=4, chunk=1)
 
@@ -137,7 +137,7 @@ def rows_of(loader: MLXDataLoader, epochs: int = 3) -> list[list[int]]:
 
 
 def test_a_loader_that_is_tuned_gives_the_same_batches_and_says_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.loaders.tuning._LEAST_SECONDS", 0.0)
+    monkeypatch.setattr("penstock.loaders.tuner._LEAST_SECONDS", 0.0)
     for data in (Asked(), SAMPLES):
         wanted = rows_of(MLXDataLoader(data, batch_size=2))
         loader = MLXDataLoader(data, batch_size=2, tune="auto")

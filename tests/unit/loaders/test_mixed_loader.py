@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock import MixedDataLoader, PretrainDataLoader, Schedule
+from penstock.batching.collate import IGNORE
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
-from penstock.loaders.collation import IGNORE
 from token_stores import make_masks, make_rows, make_store
 
 SIZES = {"a": 40, "b": 13, "c": 7}

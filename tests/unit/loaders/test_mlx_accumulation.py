@@ -15,8 +15,8 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.batching.masked_lm import MaskedLM
 from penstock.errors import DataError, ResumeError
-from penstock.loaders.masking import MaskedLM
 from penstock.loaders.mlx_loader import MLXDataLoader
 from penstock.transforms.tokenization import load_tokenizer
 

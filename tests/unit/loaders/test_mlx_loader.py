@@ -21,15 +21,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock import MemoryBudget
-from penstock.backends import get_backend
+from penstock.batching import options as options_module
+from penstock.batching.backends import get_backend
+from penstock.batching.masked_lm import MaskedLM
 from penstock.errors import ConfigError, DataError, ResumeError, SchemaError
 from penstock.files.states import with_checksum
-from penstock.loaders import options as options_module
-from penstock.loaders._samples.origins import Listed
-from penstock.loaders.masking import MaskedLM
 from penstock.loaders.mlx_loader import MLXDataLoader, MLXLoaderConfig
+from penstock.loaders.samples.datasets import Listed
 from penstock.loaders.streaming import StreamingConfig, StreamingPipeline
-from penstock.pipeline.ahead import ReadAhead
+from penstock.pipeline.prefetch import ReadAhead
 from penstock.testing import assert_loader_contract
 from token_stores import make_rows, make_store
 
@@ -364,8 +364,8 @@ def test_how_many_batches_are_put_together_does_not_show(
     for more in ({}, {"bucket_by_length": True}, {"rank": 1, "world_size": 3}):
         wanted = epochs(make(Asked(samples), batch_size=3, **more), 1)
         with monkeypatch.context() as patch:
-            patch.setattr("penstock.loaders._samples.making._BYTES_AT_ONCE", nbytes)
-            patch.setattr("penstock.loaders._samples.making._FILLED", share)
+            patch.setattr("penstock.loaders.samples.collate._BYTES_AT_ONCE", nbytes)
+            patch.setattr("penstock.loaders.samples.collate._FILLED", share)
             assert epochs(make(samples, batch_size=3, **more), 1) == wanted
             assert epochs(make(table_of(samples), batch_size=3, **more), 1) == wanted
 

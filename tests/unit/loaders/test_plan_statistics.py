@@ -13,13 +13,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from penstock.batching.supervision import Supervision
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
 from penstock.loaders.conversation import ConversationDataLoader
 from penstock.loaders.mixed import MixedDataLoader
+from penstock.loaders.plan_figures import plan_figures
 from penstock.loaders.pretrain import PretrainDataLoader
-from penstock.loaders.statistics import plan_figures
-from penstock.loaders.supervision import Supervision
 from penstock.order.samples import Samples
 from penstock.order.statistics import chunks_of
 from penstock.sinks import StoreSink

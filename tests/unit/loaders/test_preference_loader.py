@@ -15,7 +15,7 @@ import pytest
 from penstock import ConversationDataLoader, MixedDataLoader, PreferenceBatch, PreferenceDataLoader, PretrainDataLoader
 from penstock.errors import ConfigError, PenstockError, SchemaError
 from penstock.loaders import Recipe, prepare
-from penstock.loaders.statistics import plan_figures
+from penstock.loaders.plan_figures import plan_figures
 from penstock.transforms import FormatChat
 
 TOKENIZER = Path(__file__).parents[3] / "examples" / "sample" / "tokenizer"

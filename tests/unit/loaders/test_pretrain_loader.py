@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock import PretrainDataLoader
+from penstock.batching.collate import IGNORE
 from penstock.errors import ConfigError, DataError
-from penstock.loaders.collation import IGNORE
 from penstock.transforms.tokenization import ByteTokenizer
 from token_stores import make_rows, make_store
 

@@ -13,7 +13,7 @@ from penstock import MemoryBudget, PretrainDataLoader
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
 from penstock.loaders.mlx_loader import MLXDataLoader
-from penstock.loaders.profiling import Profile, Stages, advice
+from penstock.loaders.profile import Profile, Stages, advice
 from token_stores import make_rows, make_store
 
 

@@ -12,7 +12,7 @@ import pytest
 from penstock.errors import ConfigError, ResumeError
 from penstock.loaders.conversation import ConversationDataLoader
 from penstock.loaders.pretrain import PretrainDataLoader
-from penstock.loaders.streams import StreamOptions
+from penstock.loaders.streamed.reader import StreamOptions
 
 SAMPLE = Path(__file__).parents[3] / "examples" / "sample"
 TOKENIZER = SAMPLE / "tokenizer"

@@ -25,12 +25,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from penstock.errors import ConfigError, DataError, ResumeError, StageError
-from penstock.loaders._samplestream import sources
-from penstock.loaders._samplestream.pacing import Pace
-from penstock.loaders._samplestream.packing import pack, unpack
-from penstock.loaders._samplestream.reasons import why_waiting
-from penstock.loaders._samplestream.sizing import rest_of, rough_bytes
-from penstock.loaders._samplestream.window import Window
+from penstock.loaders.sample_stream import run as sources
+from penstock.loaders.sample_stream.arrow import pack, unpack
+from penstock.loaders.sample_stream.pace import Pace
+from penstock.loaders.sample_stream.run import Window, rest_of, rough_bytes, why_waiting
 from penstock.loaders.streaming import StreamingConfig, StreamingPipeline
 from penstock.memory import MemoryBudget
 from penstock.pipeline import runner

@@ -18,15 +18,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from penstock.batching.collate import BatchForm
+from penstock.corpus.prepare import prepare
+from penstock.corpus.recipe import Recipe
 from penstock.distributed.ranks import Rank
 from penstock.distributed.synchronization import merge_states
 from penstock.errors import ConfigError, DataError, PenstockError, ResumeError, StageError
 from penstock.files.states import with_checksum
-from penstock.loaders._streaming.cursors import Cursor, Start
-from penstock.loaders.collation import BatchForm
-from penstock.loaders.preparation import prepare
-from penstock.loaders.recipes import Recipe
-from penstock.loaders.streams import StreamOptions, StreamPosition, StreamReader, StreamStep
+from penstock.loaders.streamed.cursors import Cursor, Start
+from penstock.loaders.streamed.reader import StreamOptions, StreamPosition, StreamReader, StreamStep
 from penstock.memory import MemoryBudget
 from penstock.transforms.tokenization import ByteTokenizer
 

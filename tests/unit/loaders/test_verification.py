@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from penstock.batching.batch import TrainingBatch
 from penstock.distributed.sharding import Strided
 from penstock.errors import ConfigError, ResumeError
 from penstock.files.states import with_checksum
 from penstock.loaders.base import DataLoader
-from penstock.loaders.batch import TrainingBatch
 from penstock.loaders.mixed import MixedDataLoader
 from penstock.loaders.pretrain import PretrainDataLoader
 from penstock.loaders.verification import verify_resume

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.memory import MemoryBudget, ResidentWatch, resident, resident_bytes
+from penstock.memory import MemoryBudget, ResidentWatch, resident_bytes
+from penstock.memory import pressure as resident
 
 MIB = 1 << 20
 

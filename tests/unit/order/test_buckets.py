@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import ConfigError, DataError
 from penstock.order.buckets import BucketOrder
-from penstock.order.fitting import Fit
+from penstock.order.overlong import Fit
 from penstock.order.plan import Feed, Plan
 from penstock.order.samples import Samples
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError, ResumeError
-from penstock.order import courses
+from penstock.order import mix_order as courses
 from penstock.order.mixing import Drawn, Mixture
 from penstock.order.schedules import Schedule
 

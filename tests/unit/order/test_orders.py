@@ -10,9 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError, DataError
-from penstock.order.fitting import Fit
-from penstock.order.kinds import BudgetOrder, ChopOrder, FittedOrder, PackedOrder, RowOrder
-from penstock.order.orders import Order, Place
+from penstock.order.overlong import Fit
+from penstock.order.sample_orders import BudgetOrder, ChopOrder, FittedOrder, Order, PackedOrder, Place, RowOrder
 from penstock.order.samples import Samples
 
 

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
-from penstock.order import _first_fit
+from penstock.order import packing as _first_fit
 from penstock.order.packing import STRATEGIES, Bins, count_bins, pack
 
 

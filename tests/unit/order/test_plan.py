@@ -12,12 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
-from penstock.order.fitting import Fit
-from penstock.order.kinds import ChopOrder, FittedOrder, PackedOrder, RowOrder
-from penstock.order.orders import Order
+from penstock.order.mixed import Together
+from penstock.order.overlong import Fit
 from penstock.order.plan import Feed, Plan, Position, Step
+from penstock.order.sample_orders import ChopOrder, FittedOrder, Order, PackedOrder, RowOrder
 from penstock.order.schedules import Schedule
-from penstock.order.together import Together
 
 KINDS = ("rows", "concat", "packed", "fitted")
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from penstock.errors import ResumeError
 from penstock.files.states import with_checksum
-from penstock.order.fitting import Fit
-from penstock.order.kinds import PackedOrder, RowOrder
+from penstock.order.overlong import Fit
 from penstock.order.plan import Feed, Plan, Position
+from penstock.order.sample_orders import PackedOrder, RowOrder
 from penstock.order.schedules import Schedule
 from penstock.order.states import from_state, to_state
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from penstock.pipeline.background import Background
+from penstock.pipeline.prefetch import Background
 
 
 def test_results_and_errors_reach_whoever_asks() -> None:

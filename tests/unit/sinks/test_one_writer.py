@@ -50,7 +50,7 @@ threading.Event().wait()
 
 HOLD_LOCK = """
 import sys
-from penstock.files.locking import FileLock
+from penstock.files.locks import FileLock
 FileLock(sys.argv[1]).acquire()
 print('held', flush=True)
 sys.stdin.read()
@@ -230,8 +230,8 @@ def test_a_file_system_without_locks_is_told_of_and_used(
     def none(handle: int) -> bool:
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr("penstock.files.locking._lock", none)
-    monkeypatch.setattr("penstock.files.locking._NO_LOCKS", (38,))
+    monkeypatch.setattr("penstock.files.locks._lock", none)
+    monkeypatch.setattr("penstock.files.locks._NO_LOCKS", (38,))
     assert pipeline(ParquetSink(tmp_path / "out")).run(tmp_path / "cp").rows_out == 60
     assert written(tmp_path / "out") == list(range(60))
     assert "out: its file system has no locks, so a second run that uses it is not noticed" in caplog.text

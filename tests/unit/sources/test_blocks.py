@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.errors import DataError, ResumeError
 from penstock.files.records import CsvRecords, Cutter, Lines
 from penstock.memory.pool import BufferPool
-from penstock.sources._blocks import BlockReader, Layout, Place, RawBlock
+from penstock.sources.blocks import BlockReader, Layout, Place, RawBlock
 
 
 def reader(

@@ -16,8 +16,7 @@ import pytest
 from penstock import Pipeline, PipelineConfig
 from penstock.errors import ChangedFileError, DataError, ResumeError
 from penstock.files.compression import DamagedStreamError, open_input
-from penstock.files.fingerprints import fingerprint_files
-from penstock.files.stamps import FileStamps
+from penstock.files.fingerprints import FileStamps, fingerprint_files
 from penstock.sinks import JsonlSink, MemorySink
 from penstock.sources import JsonlSource, open_source
 

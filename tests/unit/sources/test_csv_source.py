@@ -61,8 +61,8 @@ def test_text_written_by_the_csv_module_is_read_back_exactly(
     text = out.getvalue() if newline_at_end else out.getvalue().rstrip("\r\n")
     path = write(tmp_path / "a.csv", ("\ufeff" if bom else "") + text)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.sources._records._SCAN_BYTES", block)
-        patch.setattr("penstock.sources._records._BATCH_BYTES", block)
+        patch.setattr("penstock.sources.record_source._SCAN_BYTES", block)
+        patch.setattr("penstock.sources.record_source._BATCH_BYTES", block)
         schema = pa.schema([(name, pa.string()) for name in ("x", "y\nz", "w")])
         assert [tuple(row.values()) for row in read(CsvSource(path, schema=schema))] == rows
 
@@ -130,7 +130,7 @@ def test_a_header_longer_than_any_buffer_is_read_once_for_each_file(
     calls = []
     original = CsvSource._header
     monkeypatch.setattr(CsvSource, "_header", lambda self, *args: calls.append(1) or original(self, *args))
-    monkeypatch.setattr("penstock.sources._records._BATCH_BYTES", 100)
+    monkeypatch.setattr("penstock.sources.record_source._BATCH_BYTES", 100)
     assert read(CsvSource(path)) == [dict.fromkeys(names, 1)]
     assert len(calls) == 1
 
@@ -197,7 +197,7 @@ def test_a_header_that_cannot_be_read_is_an_error_in_its_place(tmp_path: Path, h
 def test_the_type_of_a_column_comes_from_all_rows_in_any_order_and_any_blocks(
     tmp_path: Path, cells: list[str], kind: str, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.sources._records._SCAN_BYTES", block)
+    monkeypatch.setattr("penstock.sources.record_source._SCAN_BYTES", block)
     for order in itertools.permutations(cells):
         path = write(tmp_path / "a.csv", "k,v\n" + "".join(f"k,{cell}\n" for cell in order))
         assert types(CsvSource(path)) == {"k": "string", "v": kind}

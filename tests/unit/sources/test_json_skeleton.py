@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import penstock.sources.jsonl as jsonl
 from penstock.errors import SchemaError
 from penstock.sources import JsonlSource, JsonSource
-from penstock.sources._json_skeleton import skeleton
+from penstock.sources.json_types import skeleton
 
 LONG = "the text of a document, " * 40
 

@@ -146,8 +146,8 @@ def test_neither_order_nor_block_boundaries_change_the_schema_or_the_rows(
         reference = types(plain.schema)
         assert read(plain) == expected(rows, plain.schema)
         # Small blocks for the scan, small chunks inside Arrow's inference, small blocks for reading.
-        patch.setattr("penstock.sources._records._SCAN_BYTES", block)
-        patch.setattr("penstock.sources._records._BATCH_BYTES", block)
+        patch.setattr("penstock.sources.record_source._SCAN_BYTES", block)
+        patch.setattr("penstock.sources.record_source._BATCH_BYTES", block)
         patch.setattr("penstock.sources.jsonl._SCAN_CHUNK_BYTES", max(chunk, 40))
         other = JsonlSource(write_lines(tmp_path / "b.jsonl", *shuffled))
         assert types(other.schema) == reference
@@ -186,7 +186,7 @@ def test_nan_and_infinity_are_numbers_as_python_writes_them(tmp_path: Path) -> N
 def test_a_long_scan_shows_now_and_then_that_it_goes_on_and_can_be_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.sources._records._SCAN_BYTES", 50)
+    monkeypatch.setattr("penstock.sources.record_source._SCAN_BYTES", 50)
     path = write_lines(tmp_path / "a.jsonl", *({"n": i} for i in range(500)))
     source = JsonlSource(path)
     for _ in range(3):

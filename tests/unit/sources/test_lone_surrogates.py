@@ -9,9 +9,9 @@ import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
 from penstock import Pipeline, PipelineConfig
+from penstock.corpus.prepare import prepare
+from penstock.corpus.recipe import Recipe
 from penstock.errors import DataError, PenstockError
-from penstock.loaders.preparation import prepare
-from penstock.loaders.recipes import Recipe
 from penstock.sinks import MemorySink
 from penstock.sources import JsonlSource, JsonSource
 from penstock.sources.jsonl import _lone_surrogate

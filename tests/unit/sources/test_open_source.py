@@ -73,7 +73,7 @@ def test_a_format_that_a_plugin_brings_is_opened_too(tmp_path: Path, monkeypatch
         return MemorySource([{"file": file.name} for file in files])
 
     found = plugins.Format("ini", (".ini",), source=read_ini)
-    monkeypatch.setattr("penstock.sources.opening.formats", lambda: (found,))
+    monkeypatch.setattr("penstock.sources.by_suffix.formats", lambda: (found,))
     (tmp_path / "a.ini").touch()
     batch = open_source(tmp_path / "a.ini").next_batch(5)
     assert batch is not None
@@ -114,8 +114,8 @@ def test_a_plugin_that_cannot_be_loaded_is_in_the_way_of_unknown_formats_only(
     def broken() -> tuple[plugins.Format, ...]:
         raise PluginError("plugin 'ini' (penstock.formats, from odd) cannot be loaded; update or uninstall odd")
 
-    monkeypatch.setattr("penstock.sources.opening.formats", broken)
-    monkeypatch.setattr("penstock.sinks.opening.formats", broken)
+    monkeypatch.setattr("penstock.sources.by_suffix.formats", broken)
+    monkeypatch.setattr("penstock.sinks.by_suffix.formats", broken)
     (tmp_path / "a.jsonl").write_text("{}\n")
     (tmp_path / "a.ini").touch()
     assert type(open_source(tmp_path / "a.jsonl")) is JsonlSource
@@ -128,8 +128,8 @@ def test_a_plugin_that_cannot_be_loaded_is_in_the_way_of_unknown_formats_only(
 
 def test_a_plugin_cannot_take_the_place_of_a_built_in_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = plugins.Format("mine", (".jsonl", ".mine"), source=TextSource, sink=open_sink)
-    monkeypatch.setattr("penstock.sources.opening.formats", lambda: (found,))
-    monkeypatch.setattr("penstock.sinks.opening.formats", lambda: (found,))
+    monkeypatch.setattr("penstock.sources.by_suffix.formats", lambda: (found,))
+    monkeypatch.setattr("penstock.sinks.by_suffix.formats", lambda: (found,))
     for name in ("a.jsonl", "a.mine"):
         (tmp_path / name).touch()
     with pytest.raises(ConfigError, match="several formats"):

@@ -18,8 +18,9 @@ from penstock.errors import ConfigError, ResumeError, SchemaError
 from penstock.files.fingerprints import fingerprint_files
 from penstock.files.listing import list_files
 from penstock.sinks import JsonlSink, MemorySink
-from penstock.sources import CsvSource, JsonlSource, MemorySource, ParquetSource, open_source, opening
-from penstock.sources.stretches import cut_into_stretches, open_stretch
+from penstock.sources import CsvSource, JsonlSource, MemorySource, ParquetSource, open_source
+from penstock.sources import by_suffix as opening
+from penstock.sources.splits import cut_into_stretches, open_stretch
 from penstock.store.lineage import content_key
 
 Write = Callable[[pa.Table, Path], None]

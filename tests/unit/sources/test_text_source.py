@@ -38,7 +38,7 @@ def test_every_line_is_a_row_without_its_end(
     path.write_bytes((ends.join(lines) + (ends if newline_at_end else "")).encode())
     wanted = lines if newline_at_end or lines[-1] else lines[:-1]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.sources._records._BATCH_BYTES", block)
+        patch.setattr("penstock.sources.record_source._BATCH_BYTES", block)
         assert read(TextSource(path)) == wanted
 
 

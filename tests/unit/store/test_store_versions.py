@@ -10,7 +10,7 @@ import pytest
 
 import penstock.store.writer as writer_module
 from penstock.errors import ConfigError, DataError
-from penstock.files.locking import FileLock
+from penstock.files.locks import FileLock
 from penstock.store import Lineage, StoreWriter, append, checkout, diff, open_store, prune, versions
 from penstock.store.versions import lock_of
 

@@ -186,7 +186,7 @@ def test_a_full_disk_is_an_error_of_the_system_and_nothing_is_left(
 
     sink, writer = StoreSink(tmp_path / "s", shard_bytes=700), StoreWriter(tmp_path / "s", shard_bytes=700)
     with monkeypatch.context() as patch:
-        patch.setattr("penstock.store._shard_writer._HashedFile.write", full)
+        patch.setattr("penstock.store.shard_writer._HashedFile.write", full)
         for write_rows, stop in ((sink.consume, sink.abort), (writer.write, writer.abort)):
             with pytest.raises(OSError, match=r"No space left on device: .*/s'"):
                 write_rows(WHOLE)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.fsqueue.reading import Counts
+from penstock.fsqueue.split_reader import Counts
 from penstock.trainer.loop import Trainer
 from penstock.trainer.progress import Progress
 from penstock.trainer.settings import TrainSettings

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import SchemaError
-from penstock.transforms.cleaning import Clip, DropNulls, FillNulls, ReplaceRegex
+from penstock.transforms.cleanup import Clip, DropNulls, FillNulls, ReplaceRegex
 
 integers = st.lists(st.integers(-100, 100) | st.none(), max_size=20)
 

@@ -1,0 +1,1 @@
+"""Arrays of rows of different lengths."""

@@ -1,0 +1,69 @@
+"""Text and boolean columns of Arrow as NumPy arrays, without copies where Arrow allows it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+__all__ = ["VIEWS", "Utf8", "flags", "from_utf8", "is_text", "plain", "utf8"]
+
+Integers = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
+
+VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+
+
+def plain(array: pa.Array) -> pa.Array:
+    """The same values in a layout every Arrow function takes: no dictionaries, no string views, no half floats."""
+    if pa.types.is_dictionary(array.type):
+        return plain(array.dictionary_decode())
+    if array.type in VIEWS:
+        return array.cast(VIEWS[array.type])
+    if array.type == pa.float16():
+        return array.cast(pa.float32())
+    return array
+
+
+def flags(array: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """A boolean column as NumPy booleans; null counts as False."""
+    given = array.fill_null(False) if array.null_count else array
+    return given.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+
+class Utf8(NamedTuple):
+    """The bytes of a column of text: row i is `data[bounds[i]:bounds[i + 1]]`."""
+
+    data: np.ndarray[Any, np.dtype[np.uint8]]
+    bounds: Integers
+
+
+def utf8(array: pa.Array) -> Utf8:
+    """A view of the bytes of a string or binary column; slices cost nothing, `bounds` begins at 0."""
+    offset_type: type[np.signedinteger[Any]] = np.int32
+    if array.type in (pa.large_string(), pa.large_binary()):
+        offset_type = np.int64
+    if len(array) == 0:
+        return Utf8(np.zeros(0, np.uint8), np.zeros(1, offset_type))
+    _, offsets, data = array.buffers()
+    bounds: Integers = np.frombuffer(offsets, offset_type)[array.offset : array.offset + len(array) + 1]
+    first, last = bounds[0], bounds[-1]
+    if first == last:
+        return Utf8(np.zeros(0, np.uint8), np.zeros(len(bounds), offset_type))
+    return Utf8(np.frombuffer(data, np.uint8)[first:last], bounds - first if first else bounds)
+
+
+def from_utf8(text: Utf8, original: pa.Array) -> pa.Array:
+    """A string column of new bytes, with the type and the nulls of the original."""
+    validity = None
+    if original.null_count:
+        validity = pa.py_buffer(np.packbits(flags(original.is_valid()), bitorder="little"))
+    offset_type = np.int64 if original.type == pa.large_string() else np.int32
+    bounds = np.ascontiguousarray(text.bounds, offset_type)
+    buffers = [validity, pa.py_buffer(bounds), pa.py_buffer(text.data)]
+    return pa.Array.from_buffers(original.type, len(original), buffers)
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a type is Arrow's `string` or `large_string`."""
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))

@@ -1,0 +1,75 @@
+"""Batches as JAX arrays: on CPU the memory of the NumPy arrays, if they are aligned; a transfer otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock._optional import require
+from penstock.batching.backends.base import Device, exactly
+from penstock.errors import ConfigError
+
+__all__ = ["JaxBackend", "make"]
+
+
+class JaxBackend:
+    """JAX: `device` is a `jax.Device`, a sharding, or a name such as "cpu", "gpu" or "tpu:1".
+
+    Sharing needs a start at a multiple of 64 bytes (`aligned_empty`). Without `jax_enable_x64` there are no 64-bit
+    types: such arrays are narrowed, and refused if a value does not survive that.
+    """
+
+    name = "jax"
+    integer: np.dtype[Any] = np.dtype(np.int32)
+
+    def __init__(self) -> None:
+        self._jax: Any = require("jax", "jax")
+
+    def from_numpy(self, array: npt.NDArray[Any], *, device: Device = None) -> Any:
+        # What JAX would do by itself, without saying so and without looking.
+        native = array.dtype.newbyteorder("=")
+        return self._jax.device_put(exactly(array, self._jax.dtypes.canonicalize_dtype(native)), self._device(device))
+
+    def to_numpy(self, array: Any) -> npt.NDArray[Any]:
+        return np.asarray(array)
+
+    def to(self, array: Any, device: Device, *, non_blocking: bool = False) -> Any:
+        if device is None:
+            return array
+        moved = self._jax.device_put(array, self._device(device))
+        return moved if non_blocking else moved.block_until_ready()
+
+    def resolve_device(self, device: Device) -> Device:
+        return device
+
+    def pending_copy(self, arrays: Sequence[Any]) -> None:
+        return None
+
+    def pin_memory(self, array: Any) -> Any:
+        return array
+
+    def arange(self, count: int, *, like: Any) -> Any:
+        return self._jax.numpy.arange(count)
+
+    def additive(self, allowed: Any, dtype: str) -> Any:
+        jnp = self._jax.numpy
+        kind = jnp.dtype(dtype)
+        return jnp.where(allowed, jnp.zeros((), kind), jnp.asarray(jnp.finfo(kind).min, kind))
+
+    def _device(self, device: Device) -> Any:
+        if not isinstance(device, str):
+            return device
+        platform, _, number = device.partition(":")
+        try:
+            return self._jax.devices(platform)[int(number or 0)]
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise ConfigError(
+                f"JAX has no device {device!r}: {error}; it has {', '.join(map(str, self._jax.devices()))}"
+            ) from None
+
+
+def make() -> JaxBackend:
+    return JaxBackend()

@@ -1,0 +1,1 @@
+"""Compilation of chat templates: layouts that are proven once and filled for whole batches."""

@@ -1,0 +1,216 @@
+"""How the texts of all conversations of one kind are put together: fixed texts, and holes for contents between them.
+
+A layout is proven of a template once (see `proofs`); filling it in is the work of Arrow and NumPy, a batch at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.chat.spans import Ints, Spans, as_texts
+
+__all__ = ["QUESTIONS", "SAYS", "Flat", "Hole", "Layout", "Place", "Strip", "Text", "filled", "says", "stripped"]
+
+Strip = tuple[str, str | None]
+"""From which side, "left" or "right", and which characters; None for white space."""
+Place = tuple[int, int]
+"""A place in a text: so far into the fixed text number so and so. Fixed text i stands before hole i."""
+
+SAYS: tuple[Strip, ...] = (("left", None),)
+"""What is still there after this says something."""
+
+WHITE_SPACE = (
+    "\t\n\x0b\x0c\r\x1c\x1d\x1e\x1f \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
+    "\u2028\u2029\u202f\u205f\u3000"
+)
+"""What Python strips, which is not quite what Arrow does by itself."""
+
+QUESTIONS: dict[str, Callable[[str, str], bool]] = {
+    "filled": lambda text, _: bool(text),
+    "is": lambda text, given: text == given,
+    "has": lambda text, given: given in text,
+    "starts": lambda text, given: text.startswith(given),
+    "ends": lambda text, given: text.endswith(given),
+}
+_OF_COLUMNS: dict[str, Callable[[pa.Array, str], pa.Array]] = {
+    "filled": lambda texts, _: pc.not_equal(pc.binary_length(texts), 0),
+    "is": lambda texts, given: pc.equal(texts, pa.scalar(given, texts.type)),
+    "has": lambda texts, given: pc.match_substring(texts, given),
+    "starts": lambda texts, given: pc.starts_with(texts, given),
+    "ends": lambda texts, given: pc.ends_with(texts, given),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """Where the content of a message goes, stripped or as it is."""
+
+    message: int
+    strips: tuple[Strip, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Fixed texts with holes between them: one text more than there are holes."""
+
+    fixed: tuple[str, ...]
+    holes: tuple[Hole, ...]
+
+    @classmethod
+    def of(cls, parts: Sequence[str | Hole]) -> Text:
+        """Pieces that follow each other, as one: the same text comes out the same, however it was cut."""
+        fixed, holes = [""], []
+        for part in parts:
+            if isinstance(part, Hole):
+                holes.append(part)
+                fixed.append("")
+            else:
+                fixed[-1] += part
+        return cls(tuple(fixed), tuple(holes))
+
+    def begun_by(self, other: Text) -> Place | None:
+        """Where `other` ends in this text, if this text begins with it whatever is in the holes."""
+        n = len(other.holes)
+        if n > len(self.holes) or other.holes != self.holes[:n] or other.fixed[:n] != self.fixed[:n]:
+            return None
+        return (n, len(other.fixed[n])) if self.fixed[n].startswith(other.fixed[n]) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The text of a kind of conversation, the spans to train on, and on which conditions it is that."""
+
+    text: Text
+    spans: tuple[tuple[Place, Place], ...]
+    """In characters."""
+    conditions: tuple[tuple[Hole, str, str, bool], ...]
+    answers: bool = True
+    """Whether the spans answer the prompts that stand before them."""
+
+    def holds(self, flat: Flat, rows: Ints) -> npt.NDArray[np.bool_]:
+        """For which of these rows the conditions are met."""
+        met = np.ones(len(rows), np.bool_)
+        for hole, question, given, answer in self.conditions:
+            at = flat.bounds[rows] + hole.message
+            if question == "filled" and not hole.strips:
+                found = flat.lengths[at] > 0
+            elif question == "filled" and hole.strips == SAYS:
+                found = flat.says[at]
+            else:
+                texts = strip_column(flat.contents.take(pa.array(at)), hole.strips)
+                found = _OF_COLUMNS[question](texts, given).to_numpy(zero_copy_only=False)
+            met &= found == answer
+        return met
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """Conversations of roles and text, taken apart: the contents of all messages, one after the other."""
+
+    contents: pa.Array
+    lengths: Ints
+    """Of the contents, in bytes."""
+    says: npt.NDArray[np.bool_]
+    """Which contents have more to them than white space."""
+    bounds: Ints
+    """The messages of row i are `bounds[i]` to `bounds[i + 1]`."""
+    kinds: list[bytes | None]
+    """For each row its roles and flags, encoded; None where there is more to it than roles and text."""
+
+
+def stripped(text: str, strips: Sequence[Strip]) -> str:
+    for side, characters in strips:
+        text = text.lstrip(characters) if side == "left" else text.rstrip(characters)
+    return text
+
+
+def strip_column(texts: pa.Array, strips: Sequence[Strip]) -> pa.Array:
+    """The same for a column."""
+    for side, characters in strips:
+        strip = pc.utf8_ltrim if side == "left" else pc.utf8_rtrim
+        texts = strip(texts, WHITE_SPACE if characters is None else characters)
+    return texts
+
+
+def says(contents: pa.Array, lengths: Ints) -> npt.NDArray[np.bool_]:
+    """Which texts have more to them than white space. Most are seen from their first letter."""
+    found: npt.NDArray[np.bool_] = lengths > 0
+    _, offsets, data = contents.buffers()
+    if data is None or not found.any():
+        return found
+    wide = pa.types.is_large_string(contents.type)
+    starts = np.frombuffer(offsets, np.int64 if wide else np.int32)[contents.offset :][: len(contents)]
+    first = np.frombuffer(data, np.uint8)[starts[found]]
+    unsure = np.flatnonzero(found)[(first <= 0x20) | (first >= 0x80)]
+    rest = strip_column(contents.take(pa.array(unsure)), SAYS)
+    found[unsure] = pc.binary_length(rest).to_numpy() > 0
+    return found
+
+
+def filled(flat: Flat, chosen: Sequence[tuple[Layout, Ints]]) -> tuple[Ints, Spans, Ints]:
+    """The rows that a layout was chosen for, in order; their texts and spans; where the prompt of each span ends.
+
+    Each fixed text and the hole behind it are a slot, the last of a row with nothing in it. The slots of all rows, one
+    behind the other, are the texts of all rows, one behind the other.
+    """
+    rows = len(flat.bounds) - 1
+    slots, marked = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
+    for layout, of in chosen:
+        slots[of], marked[of] = len(layout.text.fixed), len(layout.spans)
+    slot_at, span_at = _starts(slots), _starts(marked)
+    fixed: dict[str, int] = {}
+    strips: dict[tuple[Strip, ...], int] = {(): 0}
+    codes, kinds = np.zeros(slot_at[-1], np.int32), np.zeros(slot_at[-1], np.int32)
+    message = np.full(slot_at[-1], -1)
+    starts, stops = np.zeros((2, span_at[-1]), np.int64), np.zeros((2, span_at[-1]), np.int64)
+    prompts = np.zeros(span_at[-1], np.bool_)
+    for layout, of in chosen:
+        at = slot_at[of][:, None] + np.arange(len(layout.text.fixed))
+        codes[at] = [fixed.setdefault(text, len(fixed)) for text in layout.text.fixed]
+        kinds[at[:, :-1]] = [strips.setdefault(hole.strips, len(strips)) for hole in layout.text.holes]
+        message[at[:, :-1]] = flat.bounds[of][:, None] + np.array([hole.message for hole in layout.text.holes], int)
+        spans = span_at[of][:, None] + np.arange(len(layout.spans))
+        for places, end in ((starts, 0), (stops, 1)):
+            found = [span[end] for span in layout.spans]
+            places[0, spans] = slot_at[of][:, None] + np.array([slot for slot, _ in found], int)
+            places[1, spans] = [len(layout.text.fixed[slot][:n].encode()) for slot, n in found]
+        prompts[spans] = layout.answers
+    offsets, data = _joined(flat.contents, list(fixed), codes, message, list(strips), kinds)
+    kept = np.flatnonzero(slots)
+    bounds = offsets[np.append(slot_at[kept], slot_at[-1])]
+    first, last = offsets[starts[0]] + starts[1], offsets[stops[0]] + stops[1]
+    found_rows = np.repeat(np.arange(len(kept)), marked[kept])
+    return kept, Spans(as_texts(data, bounds), bounds, found_rows, first, last), np.where(prompts, first, -1)
+
+
+def _joined(
+    contents: pa.Array,
+    fixed: list[str],
+    codes: npt.NDArray[np.int32],
+    message: Ints,
+    strips: list[tuple[Strip, ...]],
+    kinds: npt.NDArray[np.int32],
+) -> tuple[Ints, npt.NDArray[np.uint8]]:
+    """All slots: where each begins, and their bytes."""
+    before = pa.array(fixed, contents.type).take(pa.array(codes))
+    inside = contents.take(pa.array(message, mask=message < 0))
+    for kind, strip in enumerate(strips):
+        if strip:
+            inside = pc.if_else(pa.array(kinds == kind), strip_column(inside, strip), inside)
+    nothing = pa.scalar("", contents.type)
+    joined: Any = pc.binary_join_element_wise(before, inside, nothing, null_handling="replace", null_replacement="")
+    wide = pa.types.is_large_string(joined.type)
+    _, places, data = joined.buffers()
+    offsets = np.frombuffer(places, np.int64 if wide else np.int32)[: len(joined) + 1].astype(np.int64)
+    return offsets, np.frombuffer(data if data is not None else b"", np.uint8)[: offsets[-1]]
+
+
+def _starts(counts: Ints) -> Ints:
+    return np.concatenate(([0], np.cumsum(counts)))

@@ -1,0 +1,263 @@
+"""Proving layouts of a template, and choosing the ones that fit the rows of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.chat.compile.layouts import SAYS, Flat, Hole, Layout, Place, Text, filled
+from penstock.chat.compile.symbols import Symbol, Watch
+from penstock.chat.marks import END, START, unmarked
+from penstock.chat.messages import ROLES, Conversation
+from penstock.chat.render import EVERYTHING, Renderer
+from penstock.chat.spans import Ints, Spans
+
+if TYPE_CHECKING:
+    from penstock.chat.compile.tracer import Tracer
+
+__all__ = ["FLAGGED", "FLAG_CODES", "Layouts"]
+
+FLAGGED = b"\xff"
+"""In the kind of a conversation, between its roles and its flags."""
+FLAG_CODES = {None: 0, False: 1, True: 2}
+
+MAX_KINDS = 4096
+MAX_MESSAGES = 256
+MAX_ROW_BYTES = 1 << 20
+"""Longer texts are left to the template and its limits, which a layout does not have."""
+MAX_USES = 8
+"""How often a text may have the same content in it."""
+TRIES = 8
+"""For one kind of conversation."""
+UNPROFITABLE = 64
+"""After so many proofs they must have been worth it."""
+
+
+class NotProvenError(Exception):
+    """The template may do what it should, but that has to be seen row by row."""
+
+
+@dataclass(slots=True)
+class Known:
+    """What is known of one kind of conversation."""
+
+    layouts: list[Layout] = field(default_factory=list)
+    tries: int = 0
+
+
+@dataclass
+class Layouts:
+    """The layouts that one renderer's template was proven to have. Only a memory: any of it may be forgotten."""
+
+    renderer: Renderer
+    _known: dict[bytes, Known] = field(default_factory=dict, repr=False, compare=False)
+    _proofs: int = 0
+    _rows: int = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"renderer": self.renderer, "_known": {}, "_proofs": 0, "_rows": 0}
+
+    @property
+    def possible(self) -> bool:
+        """Whether it is worth trying."""
+        if self._proofs > UNPROFITABLE and self._rows < 4 * self._proofs:
+            return False
+        return self._tracer() is not None
+
+    def fill(self, flat: Flat) -> tuple[Ints, Spans, Ints]:
+        """The rows whose text is known beyond doubt, their texts and spans, and where the prompt of each span ends."""
+        kinds: dict[bytes, list[int]] = {}
+        total = np.concatenate(([0], np.cumsum(flat.lengths)))
+        short = (np.diff(total[flat.bounds]) <= MAX_ROW_BYTES).tolist()
+        for row, kind in enumerate(flat.kinds):
+            if kind is not None and short[row]:
+                kinds.setdefault(kind, []).append(row)
+        chosen = []
+        for kind, rows in kinds.items():
+            if len(kind) <= MAX_MESSAGES:
+                chosen += self._fitting(kind, np.array(rows), flat)
+        self._rows += sum(len(rows) for _, rows in chosen)
+        return filled(flat, chosen)
+
+    def _fitting(self, kind: bytes, rows: Ints, flat: Flat) -> list[tuple[Layout, Ints]]:
+        if len(self._known) > MAX_KINDS:
+            self._known.clear()
+        known = self._known.setdefault(kind, Known())
+        found = []
+        for layout in known.layouts[:]:
+            met = layout.holds(flat, rows)
+            found.append((layout, rows[met]))
+            rows = rows[~met]
+        while len(rows) and known.tries < TRIES and self.possible:
+            known.tries += 1
+            self._proofs += 1
+            first, stop = flat.bounds[rows[0]], flat.bounds[rows[0] + 1]
+            proven = self.proven(kind, flat.contents[first:stop].to_pylist())
+            if proven is None:
+                break
+            known.layouts.append(proven)
+            met = proven.holds(flat, rows)
+            found.append((proven, rows[met]))
+            rows = rows[~met]
+        return [(layout, of) for layout, of in found if len(of)]
+
+    def proven(self, kind: bytes, contents: Sequence[str]) -> Layout | None:
+        """The layout of conversations of this kind that are like the given one, if it can be proven."""
+        roles, _, flags = kind.partition(FLAGGED)
+        watch = Watch(contents)
+        messages = [{"role": ROLES[role], "content": Symbol(watch, (Hole(i),))} for i, role in enumerate(roles)]
+        conversation = Conversation(messages, flags=[(None, False, True)[flag] for flag in flags] or None)
+        try:
+            return self._proven(conversation, watch)
+        except Exception:  # noqa: BLE001 - whatever the template objects to, it will say of the row itself
+            return None
+
+    def _proven(self, conversation: Conversation, watch: Watch) -> Layout:
+        renderer = self.renderer
+        everything = renderer.train_on == EVERYTHING
+        trained = renderer.trained(conversation)
+        if not everything:
+            for i in trained:
+                if conversation.messages[i]["role"] != "assistant":
+                    raise NotProvenError
+                if renderer.check_content and not watch.ask(Hole(i, SAYS), "filled"):
+                    raise NotProvenError
+        messages = renderer.traits.present(conversation).messages
+        proof = Proof(renderer, self._tracer(), messages)
+        if everything:
+            text = proof.whole()
+            spans: list[tuple[Place, Place]] = [((0, 0), (len(text.holes), len(text.fixed[-1])))]
+        elif renderer.template.program.has_generation:
+            text, spans = proof.by_generation(list(trained))
+        else:
+            text, spans = proof.by_prompts(list(trained))
+        _check_size(text)
+        if renderer.check_parts:
+            _check_holes(text, len(messages), watch)
+        conditions = tuple((*asked, answer) for asked, answer in watch.conditions.items())
+        return Layout(text, tuple(spans), conditions, answers=not everything)
+
+    def _tracer(self) -> Tracer | None:
+        from penstock.chat.compile.tracer import tracer
+
+        template = self.renderer.template
+        return None if template.program.captures else tracer(template.source)
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """One conversation with symbols for contents, and its renderings."""
+
+    renderer: Renderer
+    tracer: Any
+    messages: list[dict[str, Any]]
+
+    def rendered(self, stop: int, *, prompt: bool = False, **variables: Any) -> Text:
+        """The first messages, without marks."""
+        parts = self._parts(stop, prompt=prompt, **variables)
+        return Text.of([unmarked(part) if isinstance(part, str) else part for part in parts])
+
+    def whole(self) -> Text:
+        """The text of all messages, with what is added behind the last answer."""
+        text = self.rendered(len(self.messages))
+        return self._closed(text)
+
+    def by_generation(self, trained: list[int]) -> tuple[Text, list[tuple[Place, Place]]]:
+        """The text, and its generation blocks as spans, each seen to begin where the prompt for it ends."""
+        text, marks = _without_marks(Text.of(self._parts(len(self.messages))))
+        answers = [i for i, message in enumerate(self.messages) if message["role"] == "assistant"]
+        if [mark for mark, _ in marks] != [START, END] * len(answers):
+            raise NotProvenError
+        places = [place for _, place in marks]
+        spans = []
+        for i, start, stop in zip(answers, places[::2], places[1::2]):
+            if i not in trained:
+                continue
+            if self.renderer.check_prompts and text.begun_by(self.rendered(i, prompt=True)) != start:
+                raise NotProvenError
+            if self.renderer.check_parts and not start[0] <= _hole_of(text, i) < stop[0]:
+                raise NotProvenError
+            spans.append((start, stop))
+        return self._closed(text), spans
+
+    def by_prompts(self, trained: list[int]) -> tuple[Text, list[tuple[Place, Place]]]:
+        """The text, and its spans from where prompts end in it to the token that ends the turn behind the content."""
+        text = self.whole()
+        spans: list[tuple[Place, Place]] = []
+        done: Place = (0, 0)
+        for i in trained:
+            hole = _hole_of(text, i)
+            start = self._start(text, i, hole)
+            behind = text.fixed[hole + 1]
+            ends = [found + len(end) for end in self.renderer.terminators if (found := behind.find(end)) >= 0]
+            if not ends or start < done:
+                raise NotProvenError
+            done = (hole + 1, min(ends))
+            spans.append((start, done))
+        return text, spans
+
+    def _start(self, text: Text, i: int, hole: int) -> Place:
+        """Where the prompt for message i ends in the text, as `Renderer` finds it."""
+        fits: Place | None = None
+        for variables in self.renderer.settings:
+            prompt = self.rendered(i, prompt=True, **variables)
+            start = text.begun_by(prompt)
+            if start is None or start[0] > hole:
+                continue
+            fits = fits if fits is not None else start
+            before, behind = text.fixed[start[0]][: start[1]], text.fixed[start[0]][start[1] :]
+            if not (before[-1:].isspace() and behind[:1].isspace()):
+                return start
+        if fits is None:
+            raise NotProvenError
+        return fits
+
+    def _closed(self, text: Text) -> Text:
+        closing = self.renderer.closing_of(self.messages)
+        return Text((*text.fixed[:-1], text.fixed[-1] + closing), text.holes) if closing else text
+
+    def _parts(self, stop: int, *, prompt: bool = False, **variables: Any) -> list[str | Hole]:
+        given = self.renderer.given(self.messages[:stop], prompt=prompt, **variables)
+        parts: list[str | Hole] = self.tracer.render(**given)
+        return parts
+
+
+def _without_marks(text: Text) -> tuple[Text, list[tuple[str, Place]]]:
+    """The text without marks, and where each was."""
+    fixed, marks = [], []
+    for slot, part in enumerate(text.fixed):
+        at = [i for i, letter in enumerate(part) if letter in (START, END)]
+        marks += [(part[i], (slot, i - before)) for before, i in enumerate(at)]
+        fixed.append(unmarked(part))
+    return Text(tuple(fixed), text.holes), marks
+
+
+def _hole_of(text: Text, i: int) -> int:
+    """Which hole the content of message i stands in."""
+    found = [number for number, hole in enumerate(text.holes) if hole.message == i]
+    if len(found) != 1:
+        raise NotProvenError
+    return found[0]
+
+
+def _check_holes(text: Text, messages: int, watch: Watch) -> None:
+    """Every content is in the text, once and in order, with nothing but white space gone from its ends."""
+    written = [hole.message for hole in text.holes]
+    if any(one >= other for one, other in pairwise(written)):
+        raise NotProvenError
+    if any(characters is not None and characters.strip() for hole in text.holes for _, characters in hole.strips):
+        raise NotProvenError
+    for i in range(messages):
+        if i not in written and watch.ask(Hole(i, SAYS), "filled"):
+            raise NotProvenError
+
+
+def _check_size(text: Text) -> None:
+    uses = [hole.message for hole in text.holes]
+    if any(uses.count(message) > MAX_USES for message in set(uses)) or sum(map(len, text.fixed)) > MAX_ROW_BYTES:
+        raise NotProvenError
+    "".join(text.fixed).encode()  # a lone surrogate is not text

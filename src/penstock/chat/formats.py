@@ -1,0 +1,345 @@
+"""Which of the usual forms of chat data a batch has, and how each becomes conversations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from itertools import accumulate, pairwise
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.arrays.text import plain
+from penstock.chat.messages import (
+    FLAGS,
+    ROLES,
+    SAID,
+    SPEAKER,
+    Conversation,
+    Message,
+    as_messages,
+    as_tools,
+    from_json,
+    without_nulls,
+)
+from penstock.chat.pairs import Said, answered, in_common, said
+from penstock.chat.problems import MalformedChatError, RowProblem
+from penstock.errors import SchemaError
+from penstock.files.json_values import loads
+
+__all__ = [
+    "FORMATS",
+    "KEY",
+    "TEXT",
+    "Reader",
+    "Row",
+    "conversations",
+    "detect_format",
+    "is_json_text",
+    "json_columns",
+    "python_values",
+    "reader",
+    "sides_of",
+    "typed_json",
+]
+
+
+KEY, TEXT = b"penstock.json", b"text"
+
+Reader = Callable[[Any], Any]
+
+
+def is_json_text(field: pa.Field) -> bool:
+    """Whether the values of the field are JSON."""
+    return isinstance(field.type, pa.JsonType) or bool((field.metadata or {}).get(KEY) == TEXT)
+
+
+def reader(field: pa.Field) -> Reader | None:
+    """What makes of a value of this field what it was; None if nothing in it is JSON text."""
+    if is_json_text(field):
+        return partial(_read, field.name)
+    kind = field.type
+    if pa.types.is_struct(kind):
+        of_fields = {child.name: made for child in kind if (made := reader(child)) is not None}
+        return partial(_read_struct, of_fields) if of_fields else None
+    if pa.types.is_map(kind):
+        of_items = reader(kind.item_field)
+        return partial(_read_map, of_items) if of_items is not None else None
+    if hasattr(kind, "value_field"):  # a list of any kind
+        of_values = reader(kind.value_field)
+        return partial(_read_list, of_values) if of_values is not None else None
+    return None
+
+
+def _read(name: str, text: Any) -> Any:
+    if text is None:
+        return None
+    try:
+        return loads(text)
+    except ValueError as wrong:
+        raise MalformedChatError(f"{name!r} should be JSON, as its schema says ({wrong}): {text!r:.80}") from None
+
+
+def _read_struct(of_fields: Mapping[str, Reader], value: Any) -> Any:
+    if value is None:
+        return None
+    return {key: of_fields[key](item) if key in of_fields else item for key, item in value.items()}
+
+
+def _read_list(of_values: Reader, values: Any) -> Any:
+    return None if values is None else [of_values(value) for value in values]
+
+
+def _read_map(of_items: Reader, pairs: Any) -> Any:
+    return None if pairs is None else [(key, of_items(item)) for key, item in pairs]
+
+
+Row = dict[str, Any]
+
+NEEDED: dict[str, tuple[tuple[str, ...], ...]] = {
+    # In the order they are looked for: the columns of one alternative are all there.
+    "preference": (("chosen", "rejected"),),
+    "messages": (("messages",),),
+    "sharegpt": (("conversations",), ("conversation",)),
+    "prompt_completion": (("prompt", "completion"), ("prompt", "response")),
+    "alpaca": (("instruction", "output"), ("instruction", "response")),
+}
+FORMATS = (*NEEDED, "columns")
+USED = {
+    "preference": ("prompt", "conversations", "messages", "chosen", "rejected", "system", "tools"),
+    "messages": ("messages", "system", "tools"),
+    "sharegpt": ("conversations", "conversation", "system", "tools"),
+    "prompt_completion": ("prompt", "completion", "response", "system", "tools"),
+    "alpaca": ("instruction", "input", "output", "response", "system", "history"),
+}
+
+
+MESSAGE_FIELDS = (*SPEAKER, *SAID, *FLAGS)
+_OF_MESSAGES = ("messages", "conversations", "conversation", "prompt", "completion", "response", "chosen", "rejected")
+
+
+def json_columns(named: Iterable[str] = ()) -> dict[str, tuple[str, ...]]:
+    """Columns of chats that a source keeps as JSON, and what may stand in them as it is: messages of text alone."""
+    return {**dict.fromkeys((*_OF_MESSAGES, *named), MESSAGE_FIELDS), "tools": (), "history": ()}
+
+
+def detect_format(given: pa.Schema | pa.RecordBatch | pa.Table | Iterable[Mapping[str, Any]]) -> str:
+    """The form of chat data with these columns: one of `FORMATS` but "columns", which has to be asked for."""
+    names: Iterable[str]
+    if isinstance(given, pa.Schema):
+        names = given.names
+    elif isinstance(given, pa.RecordBatch | pa.Table):
+        names = given.schema.names
+    else:
+        names = list(dict.fromkeys(name for row in given for name in row))
+    there = set(names)
+    for name, alternatives in NEEDED.items():
+        if any(there.issuperset(columns) for columns in alternatives):
+            return name
+    raise SchemaError(
+        f"the columns {sorted(there)} are none of the known forms of chat data ({', '.join(NEEDED)}); rename them, "
+        "or pass columns={'user': ..., 'assistant': ...} to say which column is which role"
+    )
+
+
+def sides_of(name: str) -> tuple[str, ...]:
+    """What the columns made of one row are prefixed with: a preference gives two conversations, the others one."""
+    return ("chosen_", "rejected_") if name == "preference" else ("",)
+
+
+def conversations(
+    batch: pa.RecordBatch, name: str, columns: Mapping[str, str] | None = None, *, input_heading: str = ""
+) -> list[tuple[Conversation, ...] | RowProblem]:
+    """For each row its conversations (one, or the chosen and the rejected), or what is wrong with it.
+
+    `input_heading` stands between the instruction and the input of Alpaca's rows.
+    """
+    used = tuple(columns.values()) if columns is not None else USED[name]
+    there = [column for column in used if column in batch.schema.names]
+    _check_columns(there, name, columns, batch.schema.names)
+    convert = _by_columns(columns) if columns is not None else CONVERTERS[name]
+    if name == "alpaca":
+        convert = partial(_alpaca, input_heading=input_heading)
+    readers = {column: read for column in there if (read := reader(batch.schema.field(column))) is not None}
+    values = [_values(batch, column) for column in there]
+    made: list[tuple[Conversation, ...] | RowProblem] = []
+    for i, cells in enumerate(zip(*values)):
+        try:
+            row = dict(zip(there, cells))
+            for column, read in readers.items():
+                row[column] = read(row[column])
+            made.append(convert(row))
+        except RowProblem as problem:
+            made.append(problem.at(i))
+    return made
+
+
+def _check_columns(there: list[str], name: str, columns: Mapping[str, str] | None, names: list[str]) -> None:
+    if columns is not None:
+        missing = [column for column in columns.values() if column not in there]
+        if missing:
+            raise SchemaError(f"column {missing[0]!r} of columns={dict(columns)} not found; the batch has {names}")
+    elif not any(set(there).issuperset(needed) for needed in NEEDED[name]):
+        wanted = " or ".join(str(list(needed)) for needed in NEEDED[name])
+        raise SchemaError(f"the format {name!r} needs the columns {wanted}; the batch has {names}")
+
+
+def typed_json(batch: pa.RecordBatch, names: Iterable[str]) -> str | None:
+    """A column of these in which objects have types, and are no JSON."""
+    for field in batch.schema:
+        if (
+            field.name in names
+            and pa.types.is_nested(field.type)
+            and not is_json_text(field)
+            and not _is_flat(field.type)
+        ):
+            return str(field.name)
+    return None
+
+
+def _values(batch: pa.RecordBatch, column: str) -> list[Any]:
+    """A column as Python values, without the keys that only other rows have."""
+    values = python_values(batch.column(column))
+    kind = batch.schema.field(column).type
+    return [without_nulls(value) for value in values] if pa.types.is_nested(kind) and not _is_flat(kind) else values
+
+
+def _is_flat(kind: pa.DataType) -> bool:
+    """Whether nothing in there is deeper than the keys of messages, whose nulls count as missing anyway."""
+    if hasattr(kind, "value_field"):
+        kind = kind.value_type
+    return pa.types.is_struct(kind) and not any(pa.types.is_nested(field.type) for field in kind)
+
+
+def python_values(array: pa.Array) -> list[Any]:
+    """A column as Python values. Lists of structs are taken apart by field, several times faster than row by row."""
+    array = plain(array)
+    if not (pa.types.is_list(array.type) or pa.types.is_large_list(array.type)) or array.null_count:
+        return array.to_pylist()  # type: ignore[no-any-return]
+    flat = array.flatten()
+    if not pa.types.is_struct(flat.type) or flat.null_count or not flat.type.num_fields:
+        return array.to_pylist()  # type: ignore[no-any-return]
+    fields = [plain(field).to_pylist() for field in flat.flatten()]
+    names = [field.name for field in flat.type]
+    if any(field.null_count for field in flat.flatten()):
+        messages = [{k: v for k, v in zip(names, values) if v is not None} for values in zip(*fields)]
+    elif names == ["role", "content"]:
+        messages = [{"role": role, "content": content} for role, content in zip(*fields)]
+    else:
+        messages = [dict(zip(names, values)) for values in zip(*fields)]
+    stops = list(accumulate(pc.list_value_length(array).to_pylist(), initial=0))
+    return [messages[start:stop] for start, stop in pairwise(stops)]
+
+
+def _conversation(given: Any, row: Row) -> Conversation:
+    messages, flags = as_messages(given)
+    return _with_system(Conversation(messages, as_tools(row.get("tools")), flags), row)
+
+
+def _with_system(conversation: Conversation, row: Row) -> Conversation:
+    """Put the text of a column `system` in front, unless the conversation begins with it already."""
+    system, first = row.get("system"), conversation.messages[0]
+    if system is None or system == "":
+        return conversation
+    if not isinstance(system, str):
+        raise MalformedChatError(f"the column 'system' has {system!r:.80}, expected text")
+    if first["role"] in ("system", "developer"):
+        if first["content"] != system:
+            raise MalformedChatError(
+                "the column 'system' and the system message of the row say different things; keep one of them"
+            )
+        return conversation
+    conversation.messages = [{"role": "system", "content": system}, *conversation.messages]
+    if conversation.flags is not None:
+        conversation.flags = [None, *conversation.flags]
+    return conversation
+
+
+def _messages(row: Row) -> tuple[Conversation, ...]:
+    return (_conversation(row["messages"], row),)
+
+
+def _sharegpt(row: Row) -> tuple[Conversation, ...]:
+    return (_conversation(row.get("conversations") or row.get("conversation"), row),)
+
+
+def _alpaca(row: Row, *, input_heading: str = "") -> tuple[Conversation, ...]:
+    messages: list[Message] = []
+    for asked, answer in _history(row.get("history")):
+        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
+    instruction, given = _text(row, "instruction"), _text(row, "input")
+    request = f"{instruction}\n\n{input_heading}{given}" if instruction and given else instruction or given
+    if not request:
+        raise MalformedChatError("instruction and input are both empty")
+    answer = _either(row, "output", "response")
+    messages += [{"role": "user", "content": request}, {"role": "assistant", "content": answer}]
+    return (_conversation(messages, row),)
+
+
+def _history(given: Any) -> list[Any]:
+    """Earlier turns, each a request and its answer."""
+    if isinstance(given, str):
+        given = from_json(given, "the history", MalformedChatError) if given.strip() else []
+    turns = [] if given is None else given
+    if not isinstance(turns, list) or any(not isinstance(turn, list) or len(turn) != 2 for turn in turns):
+        raise MalformedChatError(f"history must be a list of pairs, a request and its answer, got {given!r:.80}")
+    return turns
+
+
+def _text(row: Row, name: str) -> str:
+    text = row.get(name)
+    if text is not None and not isinstance(text, str):
+        raise MalformedChatError(f"the column {name!r} has {text!r:.80}, expected text")
+    return text or ""
+
+
+def _prompt_completion(row: Row) -> tuple[Conversation, ...]:
+    completion = said(_either(row, "completion", "response"), "assistant", "the completion")
+    return (_with_tools(answered(said(row.get("prompt"), "user", "the prompt"), completion, "the completion"), row),)
+
+
+def _preference(row: Row) -> tuple[Conversation, ...]:
+    prompt = _either(row, "prompt", "conversations", "messages")
+    chosen, rejected = (said(row[name], "assistant", name) for name in ("chosen", "rejected"))
+    if prompt is not None:
+        asked = said(prompt, "user", "the prompt")
+        sides = [answered(asked, chosen, "chosen"), answered(asked, rejected, "rejected")]
+    else:
+        shared = in_common(chosen, rejected)  # the prompt is what both begin with
+        if not shared:
+            raise MalformedChatError("chosen and rejected share no first message, and there is no column 'prompt'")
+        sides = [side[:shared].unflagged + side[shared:] for side in (chosen, rejected)]
+    return tuple(_with_tools(side, row) for side in sides)
+
+
+def _with_tools(side: Said, row: Row) -> Conversation:
+    """A conversation of which only the answer is trained on, unless its messages say otherwise."""
+    return _with_system(Conversation(side.messages, as_tools(row.get("tools")), side.flags), row)
+
+
+def _either(row: Row, *names: str) -> Any:
+    return next((row[name] for name in names if row.get(name) is not None), None)
+
+
+def _by_columns(columns: Mapping[str, str]) -> Callable[[Row], tuple[Conversation, ...]]:
+    unknown = [role for role in columns if role not in ROLES]
+    if unknown or not columns:
+        raise ValueError(f"columns must map roles ({', '.join(ROLES)}) to column names, got {dict(columns)}")
+
+    def convert(row: Row) -> tuple[Conversation, ...]:
+        optional = ("system", "developer")
+        said = [(role, row[name]) for role, name in columns.items() if role not in optional or row[name]]
+        said.sort(key=lambda pair: ROLES.index(pair[0]))
+        return (_conversation([{"role": role, "content": content} for role, content in said], {}),)
+
+    return convert
+
+
+CONVERTERS: dict[str, Callable[[Row], tuple[Conversation, ...]]] = {
+    "preference": _preference,
+    "messages": _messages,
+    "sharegpt": _sharegpt,
+    "prompt_completion": _prompt_completion,
+    "alpaca": _alpaca,
+}

@@ -1,0 +1,322 @@
+"""The supervision gate: what must hold of every row before anybody trains on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.chat.problems import (
+    BosCountError,
+    HeaderSupervisedError,
+    NothingSupervisedError,
+    PromptDiffersError,
+    RowProblem,
+    SpecialTokenInContentError,
+    TerminatorInsideError,
+    TerminatorNotSupervisedError,
+)
+from penstock.chat.rendered_batch import Written
+from penstock.chat.spans import Flags, Ints, Spans, Tokens, shown
+from penstock.errors import ConfigError
+from penstock.tokenizers.base import Tokenizer
+
+__all__ = ["Checker", "Gate"]
+
+_MAX_TAILS = 4096
+_MAX_WHITE_SPACE = 64
+_WHITE_SPACE = np.isin(np.arange(256), list(b" \t\n\r"))
+_END, _HEADER, _CUT, _BOS = 1, 2, 4, 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gate:
+    """Which checks a row of chat has to pass. All are on; switch one off by name: `Gate(bos=False)`."""
+
+    supervised: bool = True
+    """Some token of every kept row is trained on."""
+    terminator: bool = True
+    """The token that ends a turn is trained on, when that was asked for, and stands nowhere else in the turn."""
+    bos: bool = True
+    """Exactly one beginning-of-sequence token, at the beginning, if the tokenizer has one of its own."""
+    prompt: bool = True
+    """What stands before a trained turn is the prompt a model will get for it, in text and in tokens."""
+    headers: bool = True
+    """Role headers are not trained on."""
+    content: bool = True
+    """Turns that are trained on say something, and no message has the text of a special token in it."""
+    parts: bool = True
+    """Everything the row says is in the text, once, as it is and in order."""
+
+    @classmethod
+    def of(cls, given: Gate | Mapping[str, bool]) -> Gate:
+        """A gate, or one from the switches by name, as in a file."""
+        if isinstance(given, Gate):
+            return given
+        known = [check.name for check in fields(cls)]
+        if not isinstance(given, Mapping) or any(
+            name not in known or not isinstance(on, bool) for name, on in given.items()
+        ):
+            raise ConfigError(f"gate must switch some of {', '.join(known)} on or off, got {given!r}")
+        return cls(**given)
+
+
+@dataclass(frozen=True)
+class Checker:
+    """The gate's checks on tokens, for one tokenizer and template."""
+
+    gate: Gate
+    tokenizer: Tokenizer
+    terminators: frozenset[int]
+    headers: frozenset[int]
+    cuts: frozenset[int]
+    """Tokens at which a text is cut before anything else happens to it."""
+    include_eot: bool
+    inner: frozenset[int] = frozenset()
+    """Tokens that end turns, and that the template writes inside of turns as well."""
+    _tails: dict[bytes, bytes] = field(default_factory=dict, repr=False, compare=False)
+
+    @cached_property
+    def _roles(self) -> npt.NDArray[np.uint8]:
+        """For each id of the vocabulary what it is, as bits."""
+        table = np.zeros(self.tokenizer.vocab_size, np.uint8)
+        special = self.tokenizer.special
+        bos = () if special.bos is None else (special.bos,)
+        kinds = ((_END, self.terminators), (_HEADER, self.headers), (_CUT, self.cuts), (_BOS, bos))
+        for bit, ids in kinds:
+            table[list(ids)] |= bit
+        return table
+
+    def settle_ends(self, tokens: Tokens, spans: Spans) -> None:
+        """Let each span end with the token that ends the turn, or before it, as asked for."""
+        if not len(tokens.first) or not self.terminators or not len(tokens.ids):
+            return
+        closing = self._closing(tokens, spans)
+        if not self.include_eot:
+            tokens.stop = np.where(closing < 0, tokens.stop, closing)
+            return
+        there = tokens.stop < tokens.bounds[spans.rows + 1]
+        following = np.where(there, tokens.stop, 0)
+        adjacent = there & (tokens.starts[following] == spans.stops) & self._ends(tokens, following)
+        tokens.stop += adjacent & (closing < 0)
+
+    def _closing(self, tokens: Tokens, spans: Spans) -> Ints:
+        """For each span the token that ends its turn: the last, or the last but white space; -1 for none."""
+        some = tokens.stop > tokens.first
+        at_end = some & self._ends(tokens, np.maximum(tokens.stop - 1, 0))
+        closing = np.where(at_end, tokens.stop - 1, -1)
+        others = np.flatnonzero(some & ~at_end)
+        if not len(others):
+            return closing
+        ends = np.flatnonzero(self._roles[tokens.ids] & _END)
+        before = np.searchsorted(ends, tokens.stop[others]) - 1
+        last = ends[np.maximum(before, 0)] if len(ends) else np.zeros(len(others), np.int64)
+        others, last = (values[(before >= 0) & (last >= tokens.first[others])] for values in (others, last))
+        begins = spans.bounds[spans.rows[others]] + tokens.ends[last]
+        closing[others] = np.where(_only_white_space(spans, begins, spans.stops[others]), last, -1)
+        return closing
+
+    def problems(self, tokens: Tokens, written: Written, *, everything: bool) -> list[RowProblem]:
+        """What is wrong, row by row."""
+        spans, prompts = written.spans, written.prompts
+        gate = self.gate
+        found: list[RowProblem] = []
+        bos = self.tokenizer.special.bos
+        roles = self._roles[tokens.ids]
+        at = np.flatnonzero(roles)  # the few tokens that mean something
+        known = Known(at, roles[at])
+        if gate.supervised:
+            found += _silent(tokens, spans)
+        if gate.bos and bos is not None and bos != self.tokenizer.special.eos and bos not in self.terminators:
+            found += _bos(tokens, known.which(_BOS))
+        if not everything and len(tokens.ids):
+            if gate.headers and self.headers:
+                found += self._headers(tokens, known.which(_HEADER))
+            if gate.terminator:
+                found += self._unended(tokens, spans, prompts, known.which(_END))
+            if gate.prompt:
+                found += self._prompts(tokens, spans, prompts, known.which(_CUT))
+        if written.foreign:  # what else is wrong with such a row comes from that
+            found = [problem for problem in found if problem.row not in written.foreign]
+            found += _foreign(written.foreign)
+        found.sort(key=lambda problem: problem.row or 0)
+        return [_with_text(problem, tokens, spans) for problem in found]
+
+    def _ends(self, tokens: Tokens, at: Ints) -> Flags:
+        """Whether these tokens end a turn."""
+        ends: Flags = self._roles[tokens.ids[at]] & _END != 0
+        return ends
+
+    def _headers(self, tokens: Tokens, at: Ints) -> Iterable[RowProblem]:
+        opened, closed = (np.searchsorted(np.sort(edges), at, side="right") for edges in (tokens.first, tokens.stop))
+        bad = at[opened > closed]
+        rows, firsts = np.unique(np.searchsorted(tokens.bounds, bad, side="right") - 1, return_index=True)
+        for row, token in zip(rows, bad[firsts]):
+            text = self.tokenizer.decode(tokens.ids[token : token + 1])
+            yield HeaderSupervisedError(
+                f"the token {text!r}, which belongs to a role header, would be trained on; "
+                "a message has it in its content, or a generation block begins too early",
+                row=int(row),
+            )
+
+    def _unended(self, tokens: Tokens, spans: Spans, prompts: Ints, at: Ints) -> Iterable[RowProblem]:
+        closing = self._closing(tokens, spans)
+        counted = ended = closing >= 0
+        if self.inner:
+            at = at[~np.isin(tokens.ids[at], list(self.inner))]
+            counted = np.isin(closing, at)
+        inside = np.searchsorted(at, tokens.stop) - np.searchsorted(at, tokens.first) > counted
+        for span in np.flatnonzero(inside & (prompts >= 0)):
+            yield TerminatorInsideError(
+                "a turn to train on has a token that ends turns in its middle, written by a message or by the template",
+                row=int(spans.rows[span]),
+            )
+        for span in np.flatnonzero(~ended & (prompts >= 0) & self.include_eot):
+            yield TerminatorNotSupervisedError(
+                "a turn would be trained on without the token that ends it, so the model would not learn to stop; "
+                "mend the template, or pass include_eot=False",
+                row=int(spans.rows[span]),
+            )
+
+    def _prompts(self, tokens: Tokens, spans: Spans, prompts: Ints, cuts: Ints) -> Iterable[RowProblem]:
+        """The tokens of a prompt alone must be those that the row begins with.
+
+        What comes before the last cut of a prompt cannot differ, so only the few tokens behind it are looked at: mostly
+        the same in every row.
+        """
+        asked = np.flatnonzero(prompts >= 0)
+        rows, ends = spans.rows[asked], prompts[asked]
+        stops = np.clip(np.searchsorted(tokens.starts, ends), tokens.bounds[rows], tokens.bounds[rows + 1])
+        begins = tokens.bounds[rows]
+        reaches = tokens.ends[np.maximum(stops - 1, 0)] + spans.bounds[rows]
+        straddling = (stops > begins) & (reaches > ends)
+        for row in np.unique(rows[straddling]):
+            yield PromptDiffersError(
+                "a token reaches from the prompt into the answer: given the prompt alone, the model would have to "
+                "write something else; let prompt and answer meet where words or special tokens end",
+                row=int(row),
+            )
+        before = np.searchsorted(cuts, stops) - 1
+        tails = begins.copy()
+        if len(cuts):
+            tails = np.where(before >= 0, np.maximum(cuts[np.maximum(before, 0)], begins), begins)
+        whole = np.flatnonzero(~straddling & (stops > tails))
+        for i in self._retokenised(tokens, spans, tails[whole], stops[whole], ends[whole]):
+            yield PromptDiffersError(
+                "the prompt alone has other tokens than the same text at the beginning of the row; "
+                "let prompt and answer meet where words or special tokens end",
+                row=int(rows[whole[i]]),
+            )
+
+    def _retokenised(self, tokens: Tokens, spans: Spans, first: Ints, stop: Ints, ends: Ints) -> list[int]:
+        """Which of these ends of prompts get other ids when they are tokenised by themselves."""
+        data = np.frombuffer(spans.texts.buffers()[2], np.uint8)
+        begins = tokens.starts[first]
+        models = _models(data, tokens.ids, begins, ends, first, stop)
+        judged = np.unique(models)
+        texts = [data[a:b].tobytes() for a, b in zip(begins[judged].tolist(), ends[judged].tolist())]
+        # Other threads use the same memory: what is found in it is kept aside, since they may clear it.
+        remembered = {text: self._tails.get(text) for text in texts}
+        known = {text: ids for text, ids in remembered.items() if ids is not None}
+        new = [text for text, ids in remembered.items() if ids is None]
+        if new:
+            if len(self._tails) > _MAX_TAILS:
+                self._tails.clear()
+            made = self.tokenizer.encode(pa.array([text.decode() for text in new], pa.string()), parse_special=True)
+            values, offsets = made.values.to_numpy(), made.offsets.to_numpy()
+            known |= {text: values[a:b].tobytes() for text, (a, b) in zip(new, pairwise(offsets))}
+            self._tails.update((text, known[text]) for text in new if len(text) <= 256)
+        pairs = zip(texts, first[judged].tolist(), stop[judged].tolist())
+        wrong = [tokens.ids[a:b].tobytes() != known[text] for text, a, b in pairs]
+        bad: list[int] = np.flatnonzero(np.isin(models, judged[wrong])).tolist()
+        return bad
+
+
+def _models(
+    data: npt.NDArray[np.uint8], ids: npt.NDArray[Any], begins: Ints, ends: Ints, first: Ints, stop: Ints
+) -> Ints:
+    """For each of these pieces of text one that has the same bytes and the same ids: often that is the same for all."""
+    models = np.arange(len(first))
+    widths, numbers = ends - begins, stop - first
+    sizes = widths << 32 | numbers
+    _, firsts, which, counts = np.unique(sizes, return_index=True, return_inverse=True, return_counts=True)
+    for group in np.flatnonzero((counts > 1) & (widths[firsts] <= 64)).tolist():
+        members, model = np.flatnonzero(which == group), firsts[group]
+        width, n = widths[model], numbers[model]
+        alike = (data[begins[members][:, None] + np.arange(width)] == data[begins[model] : ends[model]]).all(axis=1)
+        alike &= (ids[first[members][:, None] + np.arange(n)] == ids[first[model] : stop[model]]).all(axis=1)
+        models[members[alike]] = model
+    return models
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Tokens of a batch that mean something: where they stand, and what they are."""
+
+    at: Ints
+    roles: npt.NDArray[np.uint8]
+
+    def which(self, bit: int) -> Ints:
+        chosen: Ints = self.at[self.roles & bit != 0]
+        return chosen
+
+
+def _only_white_space(spans: Spans, begins: Ints, ends: Ints) -> Flags:
+    """Whether there is nothing else between these places of a text."""
+    data = np.frombuffer(spans.texts.buffers()[2], np.uint8)
+    widths = ends - begins
+    most = min(int(widths.max(initial=0)), _MAX_WHITE_SPACE)
+    places = begins[:, None] + np.arange(most)
+    inside = np.arange(most) < widths[:, None]
+    white = _WHITE_SPACE[data[np.minimum(places, len(data) - 1)]]
+    only: Flags = (white | ~inside).all(axis=1) & (widths <= most)
+    return only
+
+
+def _foreign(found: Mapping[int, str]) -> Iterable[RowProblem]:
+    for row, where in found.items():
+        yield SpecialTokenInContentError(
+            f"{where}, the text of a special token: the model would read it as that token; take it out of the data, "
+            "or switch the check off with Gate(content=False)",
+            row=row,
+        )
+
+
+def _silent(tokens: Tokens, spans: Spans) -> Iterable[RowProblem]:
+    heard = np.zeros(len(tokens.bounds) - 1, np.bool_)
+    heard[spans.rows[tokens.stop > tokens.first]] = True
+    for row in np.flatnonzero(~heard):
+        yield NothingSupervisedError("no token of it would be trained on", row=int(row))
+
+
+def _bos(tokens: Tokens, at: Ints) -> Iterable[RowProblem]:
+    begins, ends = np.searchsorted(at, tokens.bounds[:-1]), np.searchsorted(at, tokens.bounds[1:])
+    counts = ends - begins
+    at_first = np.isin(tokens.bounds[:-1], at) & (counts > 0)
+    for row in np.flatnonzero((counts != 1) | ~at_first):
+        n = int(counts[row])
+        fault = "which is not at the beginning" if n == 1 else "expected one, at the beginning"
+        yield BosCountError(
+            f"{n} beginning-of-sequence tokens, {fault}; mend the template ({{{{ bos_token }}}}) or the data, "
+            "or switch the check off with Gate(bos=False)",
+            row=int(row),
+        )
+
+
+def _with_text(problem: RowProblem, tokens: Tokens, spans: Spans) -> RowProblem:
+    """The problem, with the row shown as it would be trained on."""
+    row = problem.row or 0
+    begin, end = int(spans.bounds[row]), int(spans.bounds[row + 1])
+    data = bytes(memoryview(spans.texts.buffers()[2])[begin:end])
+    parts = []
+    for i in np.flatnonzero(spans.rows == row):
+        first, stop = int(tokens.first[i]), int(tokens.stop[i])
+        if stop > first:
+            parts.append((int(tokens.starts[first]) - begin, int(tokens.ends[stop - 1])))
+    return type(problem)(problem.reason, row=row, shown=shown(data, parts))

@@ -1,0 +1,403 @@
+"""From a conversation to its text, with marks around what is to be trained on.
+
+Every part of the row is found in the text first (see `placement`): nothing is lost, repeated or out of order. A turn
+begins where the prompt that a model gets for it ends, and ends with the token that ends turns; or it is what the
+template's `{% generation %}` block says. Either way all parts of its message stand in it, and none of another.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from penstock.chat.marks import END, START, unmarked
+from penstock.chat.messages import Conversation, Message
+from penstock.chat.placement import Placement, place_parts
+from penstock.chat.problems import (
+    EmptyContentError,
+    NoAssistantTurnError,
+    PartLostError,
+    PromptDiffersError,
+    RenderError,
+    SpansNotFoundError,
+)
+from penstock.chat.rendered import Marked, Turn
+from penstock.chat.template_traits import TOOLS, Traits, sample
+from penstock.chat.templates import Markers, Template, clock
+from penstock.files.json_values import dumps
+
+if TYPE_CHECKING:
+    from penstock.chat.sandbox import Program
+
+__all__ = ["EVERYTHING", "Renderer", "Rendering", "TrainOn", "common_length", "foreign_text"]
+
+TrainOn = str | tuple[str, ...]
+EVERYTHING = "all"
+SWITCHES = ("enable_thinking", "thinking")
+"""Variables by which templates change the prompt: a model is asked with either setting."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """A conversation as a template writes it: where each part stands, and what is trained on."""
+
+    text: str
+    placement: Placement
+    turns: Sequence[Turn]
+    lost: Sequence[str]
+    """Kinds of parts that are not in the text, and were allowed to be lost."""
+
+
+@dataclass(frozen=True)
+class Renderer:
+    """Renders conversations with one template. A pure function of the conversation."""
+
+    template: Template
+    variables: Mapping[str, Any]
+    terminators: tuple[str, ...]
+    """Texts of tokens that end a turn: what stands behind one belongs to the template, not to the model."""
+    train_on: TrainOn = "assistant"
+    markers: Markers | None = None
+    now: datetime | None = None
+    traits: Traits = field(default_factory=Traits)
+    check_prompts: bool = True
+    check_content: bool = True
+    check_headers: bool = True
+    check_parts: bool = True
+    allow_lost: frozenset[str] = frozenset()
+    closing: str = ""
+    """What is written behind the last answer, where the template writes no end of a turn there."""
+    call_closing: str = ""
+    """The same behind a turn that calls tools."""
+    specials: tuple[str, ...] = ()
+    """Texts of special tokens, which no message may say; none, if that is not to be checked."""
+
+    def render(self, conversation: Conversation) -> Marked:
+        """Raises a `RowProblem` for a conversation that cannot be rendered as it should."""
+        made = self.rendering(conversation)
+        marked = Marked.of(made.text, made.turns, lost=made.lost)
+        if self.specials:
+            marked.foreign = self._foreign(conversation)
+        return marked
+
+    def rendering(self, conversation: Conversation) -> Rendering:
+        """The text of a conversation, its parts in it, and its turns to train on."""
+        trained = self.trained(conversation)
+        if self.check_content:
+            self._check_content(conversation, trained)
+        given = self.traits.present(conversation)
+        blocks: list[tuple[int, int]] | None = None
+        if self.template.program.has_generation and self.train_on != EVERYTHING:
+            whole, blocks = self._blocks(given)
+        else:
+            whole = self.text_of(given)
+        if not whole.isascii():
+            self._check_text(whole)
+        placement = place_parts(given, whole, self._marked_text)
+        lost = self._check_parts(placement, whole)
+        turns = list(self._turns(given, trained, whole, placement, blocks))
+        return Rendering(whole, placement, turns, lost)
+
+    def _check_text(self, whole: str) -> None:
+        try:
+            whole.encode()
+        except UnicodeEncodeError:
+            raise RenderError(f"{self.template.name} wrote a lone surrogate, which is not text") from None
+
+    def sample(self, turns: int) -> Conversation:
+        """A conversation that the template can render."""
+        made = sample(turns)
+        made.tools = TOOLS if self.traits.needs_tools else None
+        return made
+
+    def text(self, conversation: Conversation) -> str:
+        """The text of a whole conversation without marks."""
+        return self.text_of(self.traits.present(conversation))
+
+    def text_of(self, given: Conversation) -> str:
+        """The text of a conversation in the form that the template takes."""
+        whole = unmarked(self._unmarked_text(given))
+        return whole + self.closing_of(given.messages)
+
+    def closing_of(self, messages: Sequence[Message]) -> str:
+        """What is added behind a conversation that ends with an answer."""
+        last = messages[-1] if messages else {"role": None}
+        if last["role"] != "assistant":
+            return ""
+        return self.call_closing if last.get("tool_calls") else self.closing
+
+    def prompts(self, given: Conversation, i: int) -> Iterator[str]:
+        """What a model may get to write message i: as the variables say, then with thinking switched on or off."""
+        before = Conversation(given.messages[:i], given.tools)
+        for variables in self.settings:
+            try:
+                yield unmarked(self._run(self.template.unmarked, before, prompt=True, variables=variables))
+            except RenderError as error:
+                if not i:
+                    raise PromptDiffersError(
+                        f"message 0 is an answer, but {self.template.name} has no prompt for it"
+                    ) from error
+                if variables is self.settings[0]:
+                    raise
+
+    @cached_property
+    def settings(self) -> tuple[Mapping[str, Any], ...]:
+        """The variables as they were given, and with each switch of the template the other way."""
+        named = [name for name in SWITCHES if self.template.mentions(name)]
+        others = [{name: on} for name in named for on in (False, True) if self.variables.get(name) is not on]
+        return ({}, *others)
+
+    def trained(self, conversation: Conversation) -> Collection[int]:
+        """Which messages to train on: what their flags say, else what `train_on` says."""
+        messages, flags = conversation.messages, conversation.flags
+        roles = ("assistant",) if isinstance(self.train_on, str) else self.train_on
+        trained = [i for i, message in enumerate(messages) if message["role"] in roles]
+        if self.train_on == EVERYTHING:
+            return range(len(messages))
+        if self.train_on == "last":
+            trained = trained[-1:]
+        elif self.train_on == "flags":
+            trained = []
+        if flags is not None:
+            chosen = set(trained)
+            trained = [i for i, flag in enumerate(flags) if flag or (flag is None and i in chosen)]
+        if not trained:
+            said = [message["role"] for message in messages]
+            raise NoAssistantTurnError(f"no message to train on with train_on={self.train_on!r}; the roles are {said}")
+        return trained
+
+    def _check_content(self, conversation: Conversation, trained: Collection[int]) -> None:
+        if self.train_on == EVERYTHING:
+            return
+        for i in trained:
+            message = conversation.messages[i]
+            if not (message["content"] or "").strip() and not message.get("tool_calls"):
+                raise EmptyContentError(
+                    f"message {i} ({message['role']}) is to be trained on, but is empty; drop the row, or switch the "
+                    "check off with Gate(content=False)"
+                )
+
+    def _check_parts(self, placement: Placement, whole: str) -> list[str]:
+        """Kinds of parts that are lost and may be; anything else that is not as it should be is an error."""
+        lost = []
+        for loss in placement.losses(whole):
+            kind = loss.part.kind
+            allowed = kind in self.allow_lost or (kind == "earlier_thoughts" and "thoughts" in self.allow_lost)
+            if allowed and isinstance(loss.problem, PartLostError):
+                lost.append(kind)
+            elif self.check_parts:
+                problem = loss.problem
+                lost_text = placement.shown(loss.part, whole) if isinstance(problem, PartLostError) else None
+                raise type(problem)(problem.reason, shown=lost_text)
+        return lost
+
+    @cached_property
+    def special_text(self) -> re.Pattern[str]:
+        """Finds the text of a special token."""
+        return re.compile("|".join(map(re.escape, self.specials)))
+
+    def _foreign(self, conversation: Conversation) -> str | None:
+        for i, message in enumerate(conversation.messages):
+            found = self.special_text.search(_all_text(message))
+            if found:
+                return foreign_text(i, message["role"], found[0])
+        found = self.special_text.search(dumps(conversation.tools)) if conversation.tools else None
+        return f"the tools have {found[0]!r} in them" if found else None
+
+    def _turns(
+        self,
+        given: Conversation,
+        trained: Collection[int],
+        whole: str,
+        placement: Placement,
+        blocks: list[tuple[int, int]] | None,
+    ) -> Iterator[Turn]:
+        if self.train_on == EVERYTHING:
+            yield Turn(0, len(whole))
+            return
+        answers = [i for i in trained if given.messages[i]["role"] == "assistant"]
+        by_message = self._blocks_by_message(blocks, given, placement) if blocks is not None else {}
+        done = 0
+        for i in trained:
+            if i not in answers:
+                yield from (Turn(start, stop, message=i) for start, stop in placement.of_message(i))
+                continue
+            found = self._by_block(by_message[i], given, i, whole) if blocks is not None else None
+            made = found or [self._by_prompt(given, i, whole, placement, done)]
+            if self.check_parts:
+                self._check_turn(made, i, placement)
+            done = made[-1].stop
+            yield from made
+
+    def _by_prompt(self, given: Conversation, i: int, whole: str, placement: Placement, done: int) -> Turn:
+        """From the end of the prompt for message i to the token that ends its turn."""
+        places = placement.of_message(i)
+        first = places[0][0] if places else None
+        start = self._start(given, i, whole, first)
+        last = places[-1][1] if places else start
+        following = [place[0] for n in range(i + 1, len(given.messages)) for place in placement.of_message(n)]
+        stop = self._end(given, i, whole, last, min(following, default=len(whole)))
+        if start < done or (first is not None and start > first):
+            raise SpansNotFoundError(
+                f"the prompt for message {i} ends inside of a turn, so where that turn begins cannot be told"
+            )
+        return Turn(start, stop, start, i)
+
+    def _start(self, given: Conversation, i: int, whole: str, first: int | None) -> int:
+        """Where the prompt for message i ends in the text."""
+        nearest, fits = 0, None
+        differing = ""
+        for prompt in self.prompts(given, i):
+            end = len(prompt)
+            if not whole.startswith(prompt) or (first is not None and end > first):
+                differing = differing or prompt
+                nearest = max(nearest, common_length(prompt, whole))
+                continue
+            if fits is None:
+                fits = end
+            # White space on both sides of a border may be one token: the prompt of another setting ends elsewhere.
+            if not (first is None or end < first) or not (prompt[-1:].isspace() and whole[end : end + 1].isspace()):
+                return end
+        if fits is not None:
+            return fits
+        if self.check_prompts:
+            raise _differing(i, differing, whole)
+        if self.markers is not None:
+            opened = whole.rfind(self.markers[0], 0, first if first is not None else len(whole))
+            if opened >= 0:
+                return opened + len(self.markers[0])
+        return nearest if first is None else min(nearest, first)
+
+    def _end(self, given: Conversation, i: int, whole: str, last: int, following: int) -> int:
+        """Where the turn of message i ends: behind the first token that ends turns, before the next message."""
+        ends = [at + len(text) for text in self.terminators if (at := whole.find(text, last, following)) >= 0]
+        if ends:
+            return min(ends)
+        grown = unmarked(self._unmarked_text(Conversation(given.messages[: i + 1], given.tools)))
+        return len(grown) if len(grown) >= last and whole.startswith(grown) else last
+
+    def _check_turn(self, turns: Sequence[Turn], i: int, placement: Placement) -> None:
+        """All parts of a message stand in its turn, and no others."""
+        for part, places in zip(placement.parts, placement.places):
+            for start, stop in places[:1]:
+                inside = any(turn.start <= start and stop <= turn.stop for turn in turns)
+                if part.message == i and not inside and not part.literal:
+                    raise SpansNotFoundError(f"message {i}: its {part.name} stands outside of the turn to train on")
+                if part.message not in (i, -1) and inside and not part.literal:
+                    raise SpansNotFoundError(f"message {part.message} stands inside of the turn of message {i}")
+
+    def _blocks(self, given: Conversation) -> tuple[str, list[tuple[int, int]]]:
+        """The text, and where its generation blocks are."""
+        text = self._run(self.template.program, given)
+        whole = unmarked(text)
+        if self.template.program.captures and whole != unmarked(self._unmarked_text(given)):
+            raise SpansNotFoundError(f"{self.template.name} changes its text where its generation blocks are marked")
+        blocks, at, opened = [], 0, None
+        for piece in re.split(f"([{START}{END}])", text):
+            if piece == START:
+                opened = at
+            elif piece == END and opened is not None:
+                blocks.append((opened, at))
+                opened = None
+            elif piece != END:
+                at += len(piece)
+        return whole + self.closing_of(given.messages), blocks
+
+    def _blocks_by_message(
+        self, blocks: list[tuple[int, int]], given: Conversation, placement: Placement
+    ) -> dict[int, list[tuple[int, int]]]:
+        """Which blocks each assistant message has: those that its parts stand in."""
+        answers = [i for i, message in enumerate(given.messages) if message["role"] == "assistant"]
+        if len(blocks) == len(answers):
+            return {i: [block] for i, block in zip(answers, blocks)}
+        found: dict[int, list[tuple[int, int]]] = {i: [] for i in answers}
+        for start, stop in blocks:
+            owners = {i for i in answers for place in placement.of_message(i) if start <= place[0] and place[1] <= stop}
+            if len(owners) != 1:
+                break
+            found[owners.pop()].append((start, stop))
+        else:
+            if all(found.values()):
+                return found
+        raise SpansNotFoundError(
+            f"{self.template.name} has {len(blocks)} generation blocks for {len(answers)} assistant messages; "
+            "each message must have its own"
+        )
+
+    def _by_block(self, blocks: list[tuple[int, int]], given: Conversation, i: int, whole: str) -> list[Turn]:
+        """The blocks of message i, after checking that the text begins with the prompt for it."""
+        start, stop = blocks[0]
+        others = [Turn(*block, message=i) for block in blocks[1:]]
+        if not self.check_prompts:
+            return [Turn(start, stop, start, i), *others]
+        differing = None
+        for prompt in self.prompts(given, i):
+            if whole.startswith(prompt) and len(prompt) < stop:
+                # A block that begins before the end of the prompt has a header in it, which nobody writes but the user.
+                return [Turn(max(start, len(prompt)), stop, len(prompt), i), *others]
+            differing = differing if differing is not None else prompt
+        assert differing is not None
+        raise _differing(i, differing, whole)
+
+    def _unmarked_text(self, given: Conversation) -> str:
+        """The text without generation blocks; marks of parts stay."""
+        return unmarked(self._run(self.template.unmarked, given))
+
+    def _marked_text(self, given: Conversation) -> str:
+        """The whole text of a conversation with marks around its parts."""
+        return self._unmarked_text(given) + self.closing_of(given.messages)
+
+    def given(
+        self, messages: list[Message], tools: list[Any] | None = None, *, prompt: bool = False, **variables: Any
+    ) -> dict[str, Any]:
+        """The variables of a template."""
+        from_row = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": prompt}
+        return {**self.variables, **variables, **from_row, "strftime_now": clock(self.now)}
+
+    def _run(
+        self,
+        program: Program,
+        given: Conversation,
+        *,
+        prompt: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        try:
+            return program.render(**self.given(given.messages, given.tools, prompt=prompt, **(variables or {})))
+        except Exception as error:  # a template may fail in any way
+            if self.traits.needs_tools and not given.tools:
+                raise RenderError(f"{self.template.name} needs tools, and the row has none") from error
+            raise RenderError(f"{self.template.name}: {error}") from error
+
+
+def foreign_text(message: int, role: str, text: str) -> str:
+    """How a text of a special token in a message is told of."""
+    return f"message {message} ({role}) has {text!r} in its content"
+
+
+def _all_text(message: Message) -> str:
+    """Everything a message says."""
+    content = message["content"]
+    if len(message) == 2 and isinstance(content, str):
+        return content
+    return f"{content or ''}\n{dumps({key: value for key, value in message.items() if key != 'content'})}"
+
+
+def common_length(one: str, other: str) -> int:
+    """How many characters both begin with."""
+    most = min(len(one), len(other))
+    return next((n for n in range(most) if one[n] != other[n]), most)
+
+
+def _differing(i: int, prompt: str, whole: str) -> PromptDiffersError:
+    same = common_length(prompt, whole)
+    return PromptDiffersError(
+        f"the prompt for message {i} is not how the training text begins: after {prompt[max(0, same - 40) : same]!r} "
+        f"the prompt has {prompt[same : same + 40]!r}, the training text {whole[same : same + 40]!r}; pass the "
+        "variables that the model is used with, train on other turns (train_on='last'), or switch the check off with "
+        "Gate(prompt=False)"
+    )

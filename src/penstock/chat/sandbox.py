@@ -1,0 +1,312 @@
+"""Chat templates run here: Jinja without access to Python, and without the means to run or grow for ever.
+
+A template comes with a tokenizer from anywhere, so it is treated as a stranger's program. `{% generation %}` blocks
+leave two marks in the text. Jinja takes a while to load, so this module is imported where a template is first needed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from itertools import islice
+from typing import Any, cast
+
+import jinja2
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
+
+from penstock.chat.marks import END, START
+from penstock.files.json_values import dumps
+
+__all__ = ["Program", "Sandbox", "added", "allowance", "compiled", "joined", "sandboxed"]
+
+MAX_STEPS = 200_000
+"""Turns of loops and calls in one rendering."""
+MAX_CHARS = 1 << 26
+"""Of a rendered text, and of every string on the way."""
+MAX_ITEMS = 1 << 20
+"""Of every list."""
+
+MAX_INDENT = 64
+
+SIZED = (str, list, tuple)
+OF_DICTS = frozenset(dir(dict))
+WIDE = frozenset({"ljust", "rjust", "center", "zfill", "expandtabs"})
+_STEPS = "_steps_left"
+
+
+class Program:
+    """A compiled template. Rendering is thread-safe."""
+
+    def __init__(self, template: jinja2.Template, tree: nodes.Template) -> None:
+        self._template = template
+        self._globals = dict(template.globals)
+        capturing = (nodes.AssignBlock, nodes.FilterBlock, nodes.Macro, nodes.CallBlock)
+        self.has_generation = _marks(tree)
+        self.captures = any(_marks(node) for kind in capturing for node in tree.find_all(kind))
+        """Whether text with marks in it passes through filters or functions, which may not see it as it is."""
+
+    def render(self, **variables: Any) -> str:
+        """The text, with marks where there were generation blocks. Raises whatever the template raises."""
+        template = self._template
+        variables = {**self._globals, **variables, **allowance()}
+        # As `new_context` does, without putting the globals together anew each time.
+        context = template.environment.context_class(template.environment, variables, template.name, template.blocks)
+        parts, size = [], 0
+        for part in template.root_render_func(context):
+            parts.append(part)
+            size += len(part)
+            if size > MAX_CHARS:
+                raise SecurityError(f"the template wrote more than {MAX_CHARS} characters")
+        return "".join(parts)
+
+
+@lru_cache(maxsize=64)
+def compiled(source: str, *, marks: bool = True) -> Program:
+    """The template, compiled once in a process; without `marks`, generation blocks are as if they were not there."""
+    environment = sandboxed(Sandbox, marks=marks)
+    return Program(environment.from_string(source), environment.parse(source))
+
+
+def sandboxed(kind: type[Sandbox], *, marks: bool) -> Sandbox:
+    """An environment for chat templates."""
+    block = Generation if marks else UnmarkedGeneration
+    environment = kind(trim_blocks=True, lstrip_blocks=True, extensions=[block, loopcontrols])
+    environment.filters |= {
+        "tojson": _to_json,
+        "replace": _replace,
+        "join": _join,
+        "format": _format,
+        "indent": _indent,
+        "_stepped": _stepped,
+        "_joined": joined,
+        "_added": added,
+        "_bounded": _bounded,
+    }
+    for name in ("center", "batch", "slice", "wordwrap", "pprint", "urlize"):
+        environment.filters.pop(name, None)
+    environment.globals.pop("lipsum", None)
+    environment.globals["raise_exception"] = _raise
+    return environment
+
+
+def allowance() -> dict[str, list[int]]:
+    """The steps that one rendering may take, as a variable of it."""
+    return {_STEPS: [MAX_STEPS]}
+
+
+class Generation(Extension):
+    """`{% generation %}...{% endgeneration %}`: what the model writes. Marks it in the text."""
+
+    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        # A scope of its own, as in a call block: what is set inside is not seen outside.
+        parts: list[nodes.Node] = [_text(START), nodes.Scope(body), _text(END)]
+        return [part.set_lineno(line) for part in parts]
+
+
+class UnmarkedGeneration(Generation):
+    """The same block, leaving no marks."""
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        return super().parse(parser)[1:2]
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, with loops, calls and the lengths of strings bounded."""
+
+    intercepted_binops = frozenset({"*", "**", "%"})
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree: nodes.Template = Bounding().visit(super()._parse(source, name, filename))
+        return tree
+
+    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        _spend(context, 1)
+        name = getattr(function, "__name__", "")
+        if isinstance(getattr(function, "__self__", None), str):
+            text: str = function.__self__
+            if name in WIDE:
+                raise SecurityError(f"templates may not use str.{name}")
+            if name == "replace" and len(args) > 1:
+                _bound(_replaced_length(text, args[0], args[1]))
+            elif name == "join" and args:
+                return _join(args[0], text)
+        return _bounded(super().call(context, function, *args, **kwargs))
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """As in the sandbox, but what a dict holds is found without failing first."""
+        if type(obj) is dict and attribute not in OF_DICTS:
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        if getattr(value, "__name__", "") in ("format", "format_map") and isinstance(value.__self__, str):
+            _check_widths(value.__self__)
+        return super().wrap_str_format(value)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "*":
+            for one, other in ((left, right), (right, left)):
+                if isinstance(one, SIZED) and isinstance(other, int):
+                    _bound(len(one) * other, one)
+        elif operator == "**":
+            if not (isinstance(right, int) and right <= 64):
+                raise SecurityError("templates may raise to powers up to 64 only")
+        elif isinstance(left, str):
+            _check_widths(left)
+        return super().call_binop(context, operator, left, right)
+
+
+class Bounding(NodeTransformer):
+    """Sends what loops go through, what `+` and `~` put together, and what is set, past the limits."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 - found by this name
+        self.generic_visit(node)
+        node.iter = _filtered(cast(nodes.Expr, node.iter), "_stepped")
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return _filtered(nodes.List(node.nodes, lineno=node.lineno), "_joined")
+
+    def visit_Add(self, node: nodes.Add) -> nodes.Node:  # noqa: N802
+        terms: list[nodes.Expr] = []
+        left: nodes.Expr = node
+        while isinstance(left, nodes.Add):  # a + b + c is one sum: one call, not two
+            terms.insert(0, left.right)
+            left = left.left
+        terms = [self.visit(term) for term in (left, *terms)]
+        return _filtered(nodes.List(terms, lineno=node.lineno), "_added")
+
+    def visit_Assign(self, node: nodes.Assign) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        node.node = _filtered(cast(nodes.Expr, node.node), "_bounded")
+        return node
+
+    def visit_AssignBlock(self, node: nodes.AssignBlock) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        node.filter = nodes.Filter(node.filter, "_bounded", [], [], None, None, lineno=node.lineno)
+        return node
+
+
+@jinja2.pass_context
+def _stepped(context: Context, iterable: Any) -> Any:
+    """What a loop goes through, after its turns have been paid for."""
+    if isinstance(iterable, jinja2.Undefined) or iterable is None:
+        return iterable
+    if not hasattr(iterable, "__len__"):
+        iterable = list(islice(iterable, MAX_STEPS + 1))
+    _spend(context, len(iterable))
+    return iterable
+
+
+def _spend(context: Context, steps: int) -> None:
+    left = context.parent[_STEPS]
+    left[0] -= steps
+    if left[0] < 0:
+        raise SecurityError(f"the template took more than {MAX_STEPS} steps")
+
+
+def _bound(length: int, kind: Any = "") -> None:
+    most = MAX_CHARS if isinstance(kind, str) else MAX_ITEMS
+    if length > most:
+        raise SecurityError(f"the template would make a {type(kind).__name__} of length {length}, more than {most}")
+
+
+def _check_widths(form: str) -> None:
+    if re.search(r"\d{5}|%[^a-z%]*\*|\{[^}]*\{[^}]", form):
+        raise SecurityError(f"templates may not format with such widths: {form!r:.80}")
+
+
+def _replaced_length(text: str, old: str, new: str) -> int:
+    return len(text) + text.count(old) * len(new)
+
+
+def _replace(text: Any, old: str, new: str, count: int = -1) -> str:
+    given = str(text)
+    _bound(_replaced_length(given, old, new))
+    return given.replace(old, new, -1 if count is None else count)
+
+
+def _join(values: Iterable[Any], between: str = "", attribute: str | None = None) -> str:
+    texts = [str(value[attribute] if attribute is not None else value) for value in values]
+    _bound(sum(map(len, texts)) + len(between) * len(texts))
+    return between.join(texts)
+
+
+def _format(form: Any, *args: Any, **kwargs: Any) -> str:
+    _check_widths(str(form))
+    return str(form) % (kwargs or args)
+
+
+def _indent(text: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+    """Jinja's, for widths that are reasonable."""
+    space = width if isinstance(width, str) else " " * min(width, MAX_INDENT + 1)
+    if len(space) > MAX_INDENT:
+        raise SecurityError(f"templates may indent by at most {MAX_INDENT}, got {width!r:.80}")
+    given = str(text)
+    _bound(len(given) + (len(given.splitlines()) + 1) * len(space))
+    return jinja2.filters.do_indent(given, space, first, blank)
+
+
+def joined(parts: list[Any]) -> str:
+    texts = [str(part) for part in parts]
+    _bound(sum(map(len, texts)))
+    return "".join(texts)
+
+
+def added(terms: list[Any]) -> Any:
+    total = terms[0]
+    if all(type(term) is str for term in terms):
+        _bound(sum(map(len, terms)))
+        return "".join(terms)
+    for term in terms[1:]:
+        if isinstance(total, SIZED) and isinstance(term, SIZED):
+            _bound(len(total) + len(term), total)
+        total = total + term
+    return total
+
+
+def _bounded(value: Any) -> Any:
+    if isinstance(value, SIZED):
+        _bound(len(value), value)
+    return value
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """As Hugging Face's templates expect: no HTML escapes, letters as they are."""
+    if indent is not None and (not isinstance(indent, int) or indent > 16):
+        raise SecurityError(f"tojson may indent by at most 16, got {indent!r}")
+    return dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+
+
+def _text(mark: str) -> nodes.Node:
+    return nodes.Output([nodes.TemplateData(mark)])
+
+
+def _marks(tree: nodes.Node) -> bool:
+    return any(data.data == START for data in tree.find_all(nodes.TemplateData))

@@ -1,0 +1,99 @@
+"""`ToMessages`: chat data of any known form in one form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.chat.formats import FORMATS, USED, conversations, detect_format
+from penstock.chat.messages import ROLES, Conversation, thoughts_of
+from penstock.chat.problems import RowProblem, alone
+from penstock.errors import ConfigError
+from penstock.files.json_values import dumps
+from penstock.pipeline.stages import Transform
+
+__all__ = ["MESSAGES", "ToMessages", "checked_format", "good_rows"]
+
+MESSAGES = pa.list_(
+    pa.struct(
+        [
+            pa.field("role", pa.string()),
+            pa.field("content", pa.string()),
+            pa.field("reasoning_content", pa.string()),
+            pa.field("name", pa.string()),
+            pa.field("tool_calls", pa.string()),
+            pa.field("tool_call_id", pa.string()),
+            pa.field("train", pa.bool_()),
+        ]
+    )
+)
+"""What `ToMessages` makes. Tool calls are JSON, since their arguments have any form."""
+
+
+class ToMessages(Transform):
+    """Chat data of any known form as one column `messages`, for a look at it, or to store it.
+
+        ToMessages()                                              # the form is seen from the columns
+        ToMessages(columns={"user": "question", "assistant": "answer"})
+
+    Preferences give `chosen` and `rejected` instead. Tools become JSON in a column `tools`, other columns stay. Of a
+    message the fields of `MESSAGES` are kept. `FormatChat` takes what comes out as well as what went in.
+    """
+
+    def __init__(self, format: str = "auto", *, columns: Mapping[str, str] | None = None) -> None:
+        self.format = checked_format(format, columns)
+        self.columns = dict(columns) if columns is not None else None
+
+    def transform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        name = self.format if self.format != "auto" else detect_format(batch)
+        with alone(batch):
+            made = good_rows(conversations(batch, name, self.columns))
+        used = self.columns.values() if self.columns is not None else USED[name]
+        result = {field: batch.column(field.name) for field in batch.schema if field.name not in used}
+        for i, side in enumerate(("chosen", "rejected") if name == "preference" else ("messages",)):
+            result[pa.field(side, MESSAGES)] = pa.array([_as_struct(row[i]) for row in made], MESSAGES)
+        if "tools" in used and "tools" in batch.schema.names:
+            tools = [dumps(row[0].tools) if row[0].tools else None for row in made]
+            result[pa.field("tools", pa.string())] = pa.array(tools, pa.string())
+        return pa.RecordBatch.from_arrays(list(result.values()), schema=pa.schema(list(result)))
+
+    def __repr__(self) -> str:
+        return f"ToMessages({self.format!r})" if self.columns is None else f"ToMessages(columns={self.columns})"
+
+
+def checked_format(name: str, columns: Mapping[str, str] | None) -> str:
+    if columns is not None:
+        unknown = [role for role in columns if role not in ROLES]
+        if unknown or not columns or name not in ("auto", "columns"):
+            raise ConfigError(f"columns must map roles ({', '.join(ROLES)}) to column names, got {dict(columns)}")
+        return "columns"
+    if name != "auto" and name not in FORMATS:
+        raise ConfigError(f"format must be 'auto' or one of {', '.join(FORMATS)}, got {name!r}")
+    if name == "columns":
+        raise ConfigError("format='columns' needs columns={'user': ..., 'assistant': ...}")
+    return name
+
+
+def good_rows(rows: list[tuple[Conversation, ...] | RowProblem]) -> list[tuple[Conversation, ...]]:
+    """The rows, or the error that the first bad one is."""
+    good = []
+    for row in rows:
+        if isinstance(row, RowProblem):
+            raise row
+        good.append(row)
+    return good
+
+
+def _as_struct(conversation: Conversation) -> list[dict[str, Any]]:
+    flags = conversation.flags or [None] * len(conversation.messages)
+    return [
+        {
+            **message,
+            "reasoning_content": thoughts_of(message) or None,
+            "tool_calls": dumps(message["tool_calls"]) if "tool_calls" in message else None,
+            "train": flag,
+        }
+        for message, flag in zip(conversation.messages, flags)
+    ]

@@ -1,0 +1,1 @@
+"""Raw text to a token store: quality filters, deduplication, decontamination, personal data, the recipe, `prepare`."""

@@ -1,0 +1,219 @@
+"""What was seen so far: keys in memory, older ones on disk, and a log from which all of it is rebuilt."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from penstock.arrays.hashes import Words
+from penstock.corpus.dedup.key_runs import KeyRuns
+from penstock.corpus.dedup.key_table import Flags, KeyTable
+from penstock.errors import ConfigError, ResumeError
+from penstock.files.locks import FileLock
+from penstock.files.ownership import open_own
+from penstock.files.states import StateFormat
+from penstock.pipeline.chain import BrokenStageError
+from penstock.pipeline.stages import State
+
+__all__ = ["DEFAULT_BYTES", "SeenKeys"]
+
+DEFAULT_BYTES = 64 << 20
+_STATE = StateFormat("keys seen", "a deduplication")
+_AT_ONCE = 1 << 16
+
+
+class SeenKeys:
+    """A set of keys that only grows, holds at most `nbytes` in memory, and can go back to an earlier state.
+
+    At first half of the memory is for the table, and a quarter for the moment in which the table grows. From when keys
+    are moved to disk, a quarter is for the table and half for the filter of what is there. One batch with more keys
+    than the table takes makes the table larger all the same.
+
+    With a `log`, a file, every key is appended to it, in the order in which keys came. A state is the length of
+    the log and a checksum up to there, so it is small whatever was seen, and any longer log will do to go back to it:
+    what a killed process wrote after its last checkpoint is cut off. Without one, only the last call can be undone.
+
+    A log has one writer. Another process is refused while this one is there; within the process a later set takes the
+    log over, as one made anew to go on for one that was left behind does, and the earlier one can go on no more.
+    """
+
+    def __init__(
+        self, width: int, log: Path | None = None, nbytes: int = DEFAULT_BYTES, name: str = "deduplication"
+    ) -> None:
+        self._width, self._log, self._limit, self._name = width, log, nbytes, name
+        self._lock: FileLock | None = None
+        if log is not None:
+            self._lock = FileLock(log.with_name(f"{log.name}.lock"))
+            # Nobody tells a stage that its run is over; this is when it is not needed any more, at the latest.
+            weakref.finalize(self, _release, self._lock, os.getpid())
+        self._clear()
+        self._claimed = False
+
+    def forget(self) -> None:
+        """Nothing was seen, and others may write the log. It stays on disk until the next key comes, since a state may
+        still be loaded."""
+        self._clear()
+        if self._lock is not None:
+            self._lock.release()
+        self._claimed = False
+
+    def claim(self) -> None:
+        """Be the one that writes the log, from now on; a second call makes sure of it."""
+        if self._log is None or self._lock is None or self._lock.held:
+            return
+        if self._claimed:
+            raise BrokenStageError(
+                f"{self._log} is being written by another {self._name} of this process, in this pipeline or in a later "
+                "one; give each its own directory="
+            )
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        if not self._lock.acquire(take_over=True):
+            raise ConfigError(
+                f"{self._log} is being written by {self._lock.owner()}; wait for that run to end, or pass another "
+                "directory="
+            )
+        self._claimed = True
+
+    def _clear(self) -> None:
+        self._table = KeyTable(self._width)
+        self._runs: KeyRuns | None = None
+        self._count = 0
+        self._digest: Any = xxhash.xxh3_64()
+        self._last: tuple[Words, Any] | None = None
+        self._begun = False  # whether the log on disk is ours
+
+    @property
+    def nbytes(self) -> int:
+        return self._table.nbytes + (self._runs.nbytes if self._runs is not None else 0)
+
+    @property
+    def spilled(self) -> bool:
+        """Whether some of the keys are on disk only."""
+        return self._runs is not None
+
+    def fit(self, nbytes: int) -> None:
+        """From now on hold at most `nbytes`."""
+        self._limit = nbytes
+        if self._table.nbytes > self._table_bytes:
+            self._spill()
+            self._table = KeyTable(self._width)
+        if self._runs is not None:
+            self._runs.fit(nbytes // 2)
+
+    def add(self, keys: Words) -> Flags:
+        """Which rows have a key that was seen before, in an earlier call or an earlier row; all keys are seen now.
+
+        `keys` has three axes: rows, keys of a row, words of a key.
+        """
+        self._make_room(keys.shape[0] * keys.shape[1])
+        known = None
+        if self._runs is not None:
+            known = self._runs.has(keys.reshape(-1, self._width)).reshape(keys.shape[:2])
+        duplicate, fresh = self._table.add_rows(np.ascontiguousarray(keys), known)
+        before = self._digest.copy()
+        try:
+            self._append(fresh)
+        except BaseException:
+            self._table.remove(fresh)  # as if the call had not been
+            raise
+        self._digest.update(fresh.data)
+        self._count += len(fresh)
+        self._last = (fresh, before)
+        return duplicate
+
+    def state_dict(self) -> State:
+        return _STATE.write({"keys": self._count, "digest": self._digest.hexdigest()})
+
+    def load_state_dict(self, state: State) -> None:
+        """Go back, or in a new process forward, to where the state was taken."""
+        state = _STATE.read(state)
+        count, digest = state["keys"], state["digest"]
+        if (count, digest) == (self._count, self._digest.hexdigest()):
+            return
+        if self._last is not None:
+            fresh, before = self._last
+            if (count, digest) == (self._count - len(fresh), before.hexdigest()):
+                self._table.remove(fresh)
+                self._count, self._digest, self._last = count, before, None
+                return
+        self._clear()
+        if count:
+            self._rebuild(count, digest)
+
+    def sync(self) -> None:
+        """Have the log survive a power failure too; a killed process loses nothing anyway."""
+        if self._log is not None and self._begun:
+            self.claim()
+            with open(self._log, "rb+") as log:
+                os.fsync(log.fileno())
+
+    @property
+    def _table_bytes(self) -> int:
+        return self._limit // (2 if self._runs is None else 4)
+
+    def _make_room(self, keys: int) -> None:
+        if self._table.stored + keys > self._table.most_keys(self._table_bytes):
+            self._spill()
+        self._table.grow_for(self._table.stored + keys)
+
+    def _spill(self) -> None:
+        if not self._table.stored:
+            return
+        if self._runs is None:
+            self._runs = KeyRuns(self._width, self._limit // 2, self._log.parent if self._log is not None else None)
+        self._runs.add(self._table.in_order())
+        if self._table.nbytes <= self._table_bytes:
+            self._table.clear()
+        else:
+            self._table = KeyTable(self._width)
+        self._last = None
+
+    def _append(self, keys: Words) -> None:
+        if self._log is None or not len(keys):
+            return
+        self.claim()
+        handle = open_own(self._log, os.O_RDWR if self._begun else os.O_RDWR | os.O_CREAT)
+        with os.fdopen(handle, "rb+", buffering=0) as log:
+            # Behind our end may lie what was undone, or written by a run that was killed.
+            log.truncate(self._count * 8 * self._width)
+            log.seek(0, os.SEEK_END)
+            rest = memoryview(keys.tobytes())
+            while rest:
+                rest = rest[log.write(rest) :]
+        self._begun = True
+
+    def _rebuild(self, count: int, digest: str) -> None:
+        if self._log is None:
+            raise ResumeError(
+                f"the state needs {count} keys that were seen before it, and they were in the memory of that run; "
+                "pass directory=... to keep them on disk, and start again"
+            )
+        path, size = self._log, 8 * self._width
+        there = path.stat().st_size // size if path.exists() else 0
+        if there < count:
+            raise ResumeError(f"the state needs {count} keys from {path}, which has {there}; start again without it")
+        self.claim()
+        with open(path, "rb") as log:
+            while self._count < count:
+                data = log.read(min(_AT_ONCE, count - self._count) * size)
+                keys = np.frombuffer(data, np.uint64).reshape(-1, self._width)
+                self._make_room(len(keys))
+                self._table.add_rows(keys[:, None], None)
+                self._digest.update(data)
+                self._count += len(keys)
+        if self._digest.hexdigest() != digest:
+            self._clear()
+            raise ResumeError(
+                f"{path} is damaged, or was written by another run than the state; start again without it"
+            )
+        self._begun = True
+
+
+def _release(lock: FileLock, process: int) -> None:
+    if os.getpid() == process:  # a fork has the file open as well, and must not remove it
+        lock.release()

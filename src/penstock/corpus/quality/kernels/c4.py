@@ -1,0 +1,204 @@
+"""C4's rules: lines left out of the text, pages left out."""
+
+# ruff: noqa: SIM110, SIM300
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from penstock.corpus.quality.characters import NUMERAL, SPACE
+from penstock.corpus.quality.kernels.utf8 import (
+    Array,
+    code_at,
+    compiled,
+    grown,
+    line_stop,
+    skip_spaces,
+    skip_spaces_back,
+)
+from penstock.corpus.quality.kernels.words import count_sentences
+
+__all__ = ["c4_lines", "row_sentences"]
+
+
+@compiled
+def c4_lines(
+    data: Array, bounds: Array, kinds: Array, phrases: Array, phrase_bounds: Array, limits: Array, options: Array
+) -> tuple[Array, Array, Array, Array, Array, Array]:
+    """The lines left of every row, and how many of them; bytes left of every row; reason codes; lines left out.
+
+    `options`: drop citations, ask for terminal marks, lorem ipsum, javascript, brackets, policy phrases.
+    Phrase 0 is lorem ipsum, phrase 1 javascript, the others are of policies. A newline belongs to the line after it.
+    """
+    rows = len(bounds) - 1
+    codes = np.zeros(rows, np.uint8)
+    left_out = np.zeros(5, np.int64)
+    out = np.empty(len(data), np.uint8)
+    out_bounds = np.zeros(rows + 1, np.int64)
+    lines = np.empty(rows + 64, np.int64)
+    row_lines = np.zeros(rows + 1, np.int64)
+    n, k = 0, 0
+    for row in range(rows):
+        at, stop = bounds[row], bounds[row + 1]
+        begin, first_line = n, k
+        while at < stop and codes[row] == 0:
+            end, following = line_stop(data, at, stop, kinds)
+            first = skip_spaces(data, at, end, kinds)
+            last = skip_spaces_back(data, first, end, kinds)
+            at = following
+            words, longest = count_words(data, first, last, kinds)
+            if longest > limits[2]:
+                left_out[0] += 1
+                continue
+            line = n + (k > first_line)
+            m = copy_line(data, first, last, out, line, options[0], kinds)
+            if options[1] and not is_finished(out, line, m):
+                left_out[1] += 1
+                continue
+            if words < limits[1]:
+                left_out[2] += 1
+                continue
+            found = find_phrases(out, line, m, phrases, phrase_bounds)
+            if options[2] and found & 1:
+                codes[row] = 1
+            elif options[3] and found & 2:
+                left_out[3] += 1
+            elif options[4] and has_bracket(out, line, m):
+                codes[row] = 2
+            elif options[5] and found > 3:
+                left_out[4] += 1
+            else:
+                if line > n:
+                    out[n] = 10
+                if k + 1 >= len(lines):
+                    lines = grown(lines, k, 2 * k)
+                lines[k] = n
+                k += 1
+                n = m
+        if codes[row]:
+            n, k = begin, first_line
+        out_bounds[row + 1] = n
+        row_lines[row + 1] = k
+    lines[k] = n
+    return out[:n], out_bounds, lines[: k + 1], row_lines, codes, left_out
+
+
+@compiled
+def row_sentences(
+    data: Array, lines: Array, row_lines: Array, starts: Array, ends: Array, firsts: Array, kinds: Array
+) -> Array:
+    """Sentences of every row; no sentence goes over the end of its line."""
+    sentences = np.zeros(len(row_lines) - 1, np.int64)
+    for row in range(len(sentences)):
+        for line in range(row_lines[row], row_lines[row + 1]):
+            sentences[row] += count_sentences(data, lines[line], starts, ends, firsts[line], firsts[line + 1], kinds)
+    return sentences
+
+
+@compiled
+def count_words(data: Array, at: int, stop: int, kinds: Array) -> tuple[int, int]:
+    """Words between whitespace, and the characters of the longest."""
+    words, longest, length = 0, 0, 0
+    while at < stop:
+        code, width = code_at(data, at, stop)
+        if kinds[code] & SPACE:
+            length = 0
+        else:
+            words += length == 0
+            length += 1
+            longest = max(longest, length)
+        at += width
+    return words, longest
+
+
+@compiled
+def copy_line(data: Array, at: int, stop: int, out: Array, n: int, without_citations: bool, kinds: Array) -> int:
+    while at < stop:
+        if without_citations and data[at] == 91:
+            length = citation_length(data, at, stop, kinds)
+            if length:
+                at += length
+                continue
+        out[n] = data[at]
+        n += 1
+        at += 1
+    return n
+
+
+@compiled
+def citation_length(data: Array, at: int, stop: int, kinds: Array) -> int:
+    """[], [12], [edit], [citation needed]: how many bytes, 0 if it is none. Digits of any script."""
+    i = at + 1
+    while i < stop:
+        code, width = code_at(data, i, stop)
+        if not kinds[code] & NUMERAL:
+            break
+        i += width
+    if i < stop and data[i] == 93:
+        return i + 1 - at
+    if is_word(data, at + 1, stop, "edit]"):
+        return 6
+    if is_word(data, at + 1, stop, "citation needed]"):
+        return 17
+    return 0
+
+
+@compiled
+def is_word(data: Array, at: int, stop: int, word: str) -> bool:
+    if stop - at < len(word):
+        return False
+    for i in range(len(word)):
+        if data[at + i] != ord(word[i]):
+            return False
+    return True
+
+
+@compiled
+def is_finished(data: Array, start: int, stop: int) -> Any:
+    """Whether the line ends in . ? ! " or ', and not in an ellipsis."""
+    if start == stop:
+        return False
+    last = data[stop - 1]
+    if last == 46:
+        return not (stop - start >= 3 and data[stop - 2] == 46 and data[stop - 3] == 46)
+    return last == 63 or last == 33 or last == 34 or last == 39
+
+
+@compiled
+def has_bracket(data: Array, start: int, stop: int) -> bool:
+    for at in range(start, stop):
+        if data[at] == 123:
+            return True
+    return False
+
+
+@compiled
+def find_phrases(data: Array, start: int, stop: int, phrases: Array, bounds: Array) -> int:
+    """A bit for every phrase that occurs, whatever its case."""
+    found = 0
+    for at in range(start, stop):
+        byte = data[at] | 32
+        if not (byte == 108 or byte == 106 or byte == 116 or byte == 112 or byte == 99 or byte == 117):
+            continue
+        for phrase in range(len(bounds) - 1):
+            if phrases[bounds[phrase]] == byte and begins_with(data, at, stop, phrases, bounds, phrase):
+                found |= 1 << phrase
+    return found
+
+
+@compiled
+def begins_with(data: Array, at: int, stop: int, phrases: Array, bounds: Array, phrase: int) -> bool:
+    for i in range(bounds[phrase], bounds[phrase + 1]):
+        if at >= stop:
+            return False
+        byte = data[at]
+        width = 1
+        if 65 <= byte and byte <= 90:
+            byte |= 32
+        elif byte == 0xE2 and at + 2 < stop and data[at + 1] == 0x84 and data[at + 2] == 0xAA:
+            byte, width = np.uint8(107), 3  # the Kelvin sign, whose lower case is k
+        if byte != phrases[i]:
+            return False
+        at += width
+    return True

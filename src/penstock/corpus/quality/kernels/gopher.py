@@ -1,0 +1,406 @@
+"""Gopher's document rules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from penstock.corpus.quality.characters import LETTER, SYMBOL
+from penstock.corpus.quality.kernels.utf8 import (
+    Array,
+    code_at,
+    code_before,
+    compiled,
+    count_characters,
+    line_stop,
+    same,
+    skip_spaces,
+    skip_spaces_back,
+)
+
+__all__ = ["gopher_quality", "gopher_repetition", "is_new", "repeated_pieces", "table_size"]
+
+
+@compiled
+def gopher_quality(
+    data: Array,
+    bounds: Array,
+    starts: Array,
+    ends: Array,
+    firsts: Array,
+    kinds: Array,
+    stops: Array,
+    stop_bounds: Array,
+    limits: Array,
+) -> Array:
+    codes = np.zeros(len(bounds) - 1, np.uint8)
+    seen = np.zeros(len(stop_bounds) - 1, np.bool_)
+    for row in range(len(codes)):
+        begin = bounds[row]
+        real, letters, with_letter = 0, 0, 0
+        seen[:] = False
+        for word in range(firsts[row], firsts[row + 1]):
+            start, stop = begin + starts[word], begin + ends[word]
+            length, symbols, alphabetic = 0, 0, False
+            at = start
+            while at < stop:
+                code, width = code_at(data, at, stop)
+                kind = kinds[code]
+                length += 1
+                symbols += (kind & SYMBOL) != 0
+                alphabetic |= (kind & LETTER) != 0
+                at += width
+            with_letter += alphabetic
+            if symbols < length:
+                real += 1
+                letters += length
+            mark_stop_word(data, start, stop, stops, stop_bounds, seen)
+        codes[row] = quality_code(
+            data, begin, bounds[row + 1], kinds, limits, firsts[row + 1] - firsts[row], real, letters, with_letter,
+            int(np.sum(seen)),
+        )  # fmt: skip
+    return codes
+
+
+@compiled
+def mark_stop_word(data: Array, start: int, stop: int, stops: Array, stop_bounds: Array, seen: Array) -> None:
+    for number in range(len(seen)):
+        first = stop_bounds[number]
+        if stop_bounds[number + 1] - first == stop - start and same(data, start, stops, first, stop - start):
+            seen[number] = True
+            return
+
+
+@compiled
+def quality_code(
+    data: Array,
+    begin: int,
+    stop: int,
+    kinds: Array,
+    limits: Array,
+    words: int,
+    real: int,
+    letters: int,
+    with_letter: int,
+    stop_words: int,
+) -> int:
+    if real < limits[0]:
+        return 1
+    if real > limits[1]:
+        return 2
+    mean = letters / real if real else 0.0
+    if mean < limits[2]:
+        return 3
+    if mean > limits[3]:
+        return 4
+    hashes, ellipses = count_symbols(data, begin, stop)
+    if hashes > 0 and hashes / max(words, 1) > limits[4]:
+        return 5
+    if ellipses > 0 and ellipses / max(words, 1) > limits[4]:
+        return 6
+    lines, bullets, trailing = count_lines(data, begin, stop, kinds)
+    if bullets > 0 and bullets / lines > limits[5]:
+        return 7
+    if trailing > 0 and trailing / lines > limits[6]:
+        return 8
+    if with_letter / max(words, 1) < limits[7]:
+        return 9
+    if stop_words < limits[8]:
+        return 10
+    return 0
+
+
+@compiled
+def count_symbols(data: Array, begin: int, stop: int) -> tuple[int, int]:
+    hashes, ellipses, dots = 0, 0, 0
+    for at in range(begin, stop):
+        byte = data[at]
+        if byte == 46:
+            dots += 1
+            if dots == 3:
+                ellipses += 1
+                dots = 0
+            continue
+        dots = 0
+        if byte == 35:
+            hashes += 1
+        elif byte == 0xE2 and at + 2 < stop and data[at + 1] == 0x80 and data[at + 2] == 0xA6:
+            ellipses += 1
+    return hashes, ellipses
+
+
+@compiled
+def count_lines(data: Array, begin: int, stop: int, kinds: Array) -> tuple[int, int, int]:
+    """Lines, those that begin with a bullet, and those that end in an ellipsis."""
+    lines, bullets, trailing = 0, 0, 0
+    at = begin
+    while at < stop:
+        end, following = line_stop(data, at, stop, kinds)
+        first = skip_spaces(data, at, end, kinds)
+        lines += 1
+        if first < end:
+            code, _ = code_at(data, first, end)
+            bullets += code == 45 or code == 0x2022
+            last = skip_spaces_back(data, first, end, kinds)
+            if data[last - 1] == 46:
+                trailing += last - first > 2 and data[last - 2] == 46 and data[last - 3] == 46
+            else:
+                code, _ = code_before(data, first, last)
+                trailing += code == 0x2026
+        at = following
+    return lines, bullets, trailing
+
+
+@compiled
+def hash_bytes(data: Array, start: int, stop: int) -> Any:
+    """Eight bytes at a time; the length is part of it."""
+    h = np.uint64(stop - start) * np.uint64(0x9E3779B97F4A7C15)
+    at = start
+    while at < stop:
+        word = np.uint64(0)
+        for i in range(min(8, stop - at)):
+            word |= np.uint64(data[at + i]) << np.uint64(8 * i)
+        h = (h ^ word) * np.uint64(0xBF58476D1CE4E5B9)
+        h ^= h >> np.uint64(32)
+        at += 8
+    return h
+
+
+@compiled
+def is_new(data: Array, start: int, stop: int, slots: Array, size: int, spans: Array, n: int) -> bool:
+    """Whether this stretch is not among the first `n` spans yet; if so it becomes span `n`."""
+    slot = np.int64(hash_bytes(data, start, stop) & np.uint64(size - 1))
+    while slots[slot] >= 0:
+        first, last = spans[slots[slot], 0], spans[slots[slot], 1]
+        if last - first == stop - start and same(data, start, data, first, stop - start):
+            return False
+        slot = (slot + 1) & (size - 1)
+    slots[slot] = n
+    spans[n, 0], spans[n, 1] = start, stop
+    return True
+
+
+@compiled
+def table_size(n: int) -> int:
+    size = 16
+    while size < 2 * n + 2:
+        size *= 2
+    return size
+
+
+@compiled
+def repeated_pieces(
+    data: Array, begin: int, stop: int, breaks: int, slots: Array, spans: Array
+) -> tuple[int, int, int]:
+    """Pieces between runs of at least `breaks` newlines; how many of them came before, and their characters."""
+    pieces, unique, repeated, characters = 0, 0, 0, 0
+    newlines = 0
+    for at in range(begin, stop):
+        newlines += data[at] == 10
+    size = table_size(newlines + 1)
+    slots[:size] = -1
+    at = first = begin
+    while True:
+        last = at
+        while at < stop and data[at] == 10:
+            at += 1
+        if at < stop and at - last < breaks:
+            at += 1
+            continue
+        if at == stop and at - last < breaks:
+            last = stop
+        pieces += 1
+        if is_new(data, first, last, slots, size, spans, unique):
+            unique += 1
+        else:
+            repeated += 1
+            characters += count_characters(data, first, last)
+        if last == stop:
+            return pieces, repeated, characters
+        first = at
+
+
+BASE = np.uint64(0x9E3779B97F4A7C15)
+INVERSE = np.uint64(pow(0x9E3779B97F4A7C15, -1, 2**64))
+
+
+@compiled
+def gopher_repetition(
+    data: Array,
+    bounds: Array,
+    starts: Array,
+    ends: Array,
+    firsts: Array,
+    kinds: Array,
+    limits: Array,
+    top: Array,
+    top_limits: Array,
+    repeated: Array,
+    repeated_limits: Array,
+) -> Array:
+    rows = len(bounds) - 1
+    codes = np.zeros(rows, np.uint8)
+    longest, most = 0, 0
+    for row in range(rows):
+        begin, stop = bounds[row], bounds[row + 1]
+        newlines = 0
+        for at in range(begin, stop):
+            newlines += data[at] == 10
+        longest = max(longest, newlines + 1)
+        most = max(most, firsts[row + 1] - firsts[row])
+    slots = np.empty(table_size(max(longest, most)), np.int32)
+    spans = np.empty((longest + 1, 2), np.int64)
+    tally = np.empty(most + 1, np.int32)
+    hashes = np.empty(most, np.uint64)
+    sums, scales = np.empty(most + 1, np.uint64), np.empty(most + 1, np.uint64)
+    places = np.empty(most + 1, np.int32)
+    lengths = np.empty(most + 1, np.int32)
+    for row in range(rows):
+        begin, stop = bounds[row], bounds[row + 1]
+        if begin == stop:
+            codes[row] = 1
+            continue
+        characters = count_characters(data, begin, stop)
+        first = skip_spaces(data, begin, stop, kinds)
+        last = skip_spaces_back(data, first, stop, kinds)
+        pieces, again, again_characters = repeated_pieces(data, first, last, 2, slots, spans)
+        if again / pieces > limits[0]:
+            codes[row] = 2
+            continue
+        if again_characters / characters > limits[1]:
+            codes[row] = 3
+            continue
+        pieces, again, again_characters = repeated_pieces(data, begin, stop, 1, slots, spans)
+        if again / pieces > limits[2]:
+            codes[row] = 4
+            continue
+        if again_characters / characters > limits[3]:
+            codes[row] = 5
+            continue
+        words = firsts[row + 1] - firsts[row]
+        joined = join_words(data, begin, starts, ends, firsts[row], words, places, lengths, sums, scales)
+        for i in range(len(top)):
+            n, grams = top[i], words - top[i] + 1
+            if grams > 0:
+                hash_grams(n, grams, places, sums, scales, hashes)
+                found = top_gram(joined, n, grams, hashes, places, lengths, slots, tally)
+                if found / characters > top_limits[i]:
+                    codes[row] = 6 + i
+                    break
+        if codes[row]:
+            continue
+        for i in range(len(repeated)):
+            n, grams = repeated[i], words - repeated[i] + 1
+            if grams > 0:
+                hash_grams(n, grams, places, sums, scales, hashes)
+                found = repeated_grams(joined, n, grams, hashes, places, lengths, slots)
+                if found / characters > repeated_limits[i]:
+                    codes[row] = 6 + len(top) + i
+                    break
+    return codes
+
+
+@compiled
+def join_words(
+    data: Array, begin: int, starts: Array, ends: Array, first: int, words: int, places: Array, lengths: Array,
+    sums: Array, scales: Array,
+) -> Array:  # fmt: skip
+    """The words of a row without what is between them, and where each begins, in bytes and in characters.
+
+    `sums` are of byte times BASE ** place, `scales` are BASE ** -place, so that a difference of sums, scaled, hashes
+    any stretch of words in one step.
+    """
+    total = 0
+    for i in range(words):
+        total += ends[first + i] - starts[first + i]
+    joined = np.empty(total, np.uint8)
+    at, characters = 0, 0
+    power, scale, hashed = np.uint64(1), np.uint64(1), np.uint64(0)
+    for i in range(words):
+        places[i], lengths[i], sums[i], scales[i] = at, characters, hashed, scale
+        for j in range(begin + starts[first + i], begin + ends[first + i]):
+            byte = data[j]
+            joined[at] = byte
+            characters += (byte & 0xC0) != 0x80
+            hashed += np.uint64(byte) * power
+            power *= BASE
+            scale *= INVERSE
+            at += 1
+    places[words], lengths[words], sums[words], scales[words] = at, characters, hashed, scale
+    return joined
+
+
+@compiled
+def hash_grams(n: int, grams: int, places: Array, sums: Array, scales: Array, hashes: Array) -> None:
+    """The hash of every n-gram, as a stretch of bytes; the low bits are as good as the high ones."""
+    for i in range(grams):
+        h = (sums[i + n] - sums[i]) * scales[i] + np.uint64(places[i + n] - places[i])
+        h = (h ^ (h >> np.uint64(32))) * np.uint64(0xBF58476D1CE4E5B9)
+        hashes[i] = h ^ (h >> np.uint64(31))
+
+
+@compiled
+def top_gram(
+    joined: Array, n: int, grams: int, hashes: Array, places: Array, lengths: Array, slots: Array, tally: Array
+) -> int:
+    """Characters in all occurrences of the most frequent n-gram (the first of them), spaces between words included."""
+    size = table_size(grams)
+    slots[:size] = -1
+    for i in range(grams):
+        slot = np.int64(hashes[i] & np.uint64(size - 1))
+        while slots[slot] >= 0:
+            there = slots[slot]
+            if hashes[there] == hashes[i] and same_words(joined, places, there, i, n):
+                break
+            slot = (slot + 1) & (size - 1)
+        if slots[slot] < 0:
+            slots[slot] = i
+            tally[i] = 1
+        else:
+            tally[slots[slot]] += 1
+            tally[i] = 0
+    best = 0
+    for i in range(1, grams):
+        if tally[i] > tally[best]:
+            best = i
+    return int(tally[best]) * (int(lengths[best + n]) - int(lengths[best]) + n - 1)
+
+
+@compiled
+def same_words(joined: Array, places: Array, left: int, right: int, n: int) -> bool:
+    for i in range(1, n + 1):
+        if places[left + i] - places[left] != places[right + i] - places[right]:
+            return False
+    return same(joined, places[left], joined, places[right], places[left + n] - places[left])
+
+
+@compiled
+def repeated_grams(
+    joined: Array, n: int, grams: int, hashes: Array, places: Array, lengths: Array, slots: Array
+) -> int:
+    """Characters in n-grams that came before, not counting any word twice. Grams are compared without their gaps."""
+    size = table_size(grams)
+    slots[:size] = -1
+    characters = 0
+    i = 0
+    while i < grams:
+        slot = np.int64(hashes[i] & np.uint64(size - 1))
+        found = False
+        while slots[slot] >= 0 and not found:
+            there = slots[slot]
+            length = places[there + n] - places[there]
+            found = (
+                hashes[there] == hashes[i]
+                and length == places[i + n] - places[i]
+                and same(joined, places[there], joined, places[i], length)
+            )
+            if not found:
+                slot = (slot + 1) & (size - 1)
+        if found:
+            characters += lengths[i + n] - lengths[i]
+            i += n
+        else:
+            slots[slot] = i
+            i += 1
+    return characters

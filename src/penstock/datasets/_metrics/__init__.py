@@ -1,1 +1,0 @@
-"""The functions behind `penstock.datasets.metrics`: NumPy only, given arrays that were checked."""

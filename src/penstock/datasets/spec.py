@@ -1,0 +1,379 @@
+"""What a competition's data is, as values: its type, its columns, its files. Nothing here reads anything."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+
+import numpy as np
+
+from penstock._suggest import did_you_mean
+from penstock.datasets.dates import compile_format
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.templates.columns import ColumnFormat
+
+__all__ = [
+    "SPLITS",
+    "ColumnKind",
+    "ColumnSpec",
+    "CompetitionType",
+    "DatasetSpec",
+    "as_path",
+    "checked_fields",
+    "plain",
+    "plain_fields",
+]
+
+ColumnKind = Literal["numeric", "categorical", "text", "boolean", "date", "id", "ignore"]
+
+SPLITS = ("train", "val", "test")
+
+
+class CompetitionType(Enum):
+    """What is to be predicted. `CompetitionType("binary")` finds the member too, whatever the case and the dashes."""
+
+    BINARY_CLASSIFICATION = "binary_classification"
+    MULTICLASS_CLASSIFICATION = "multiclass_classification"
+    MULTILABEL_CLASSIFICATION = "multilabel_classification"
+    ORDINAL_REGRESSION = "ordinal_regression"
+    """Classes with an order, such as 1 to 5 stars."""
+    REGRESSION = "regression"
+    MULTI_TARGET_REGRESSION = "multi_target_regression"
+    RANKING = "ranking"
+    TIME_SERIES = "time_series"
+    """A number to come: rows in the order of their time."""
+
+    @property
+    def is_classification(self) -> bool:
+        return self in _CLASSIFICATION
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether a row is of exactly one of a few classes, so that its label is the number of a class."""
+        return self in _ONE_CLASS
+
+    @property
+    def has_many_targets(self) -> bool:
+        return self in (CompetitionType.MULTILABEL_CLASSIFICATION, CompetitionType.MULTI_TARGET_REGRESSION)
+
+    @classmethod
+    def _missing_(cls, value: object) -> Self | None:
+        text = str(value).strip().lower().replace("-", "_").replace(" ", "_")
+        text = _SHORT.get(text, text)
+        for member in cls:
+            if text in (member.value, member.name.lower()):
+                return member
+        known = [member.value for member in cls]
+        raise ConfigError(f"{value!r} is not a competition type; expected one of {known}{did_you_mean(text, known)}")
+
+
+_CLASSIFICATION = frozenset(
+    {
+        CompetitionType.BINARY_CLASSIFICATION,
+        CompetitionType.MULTICLASS_CLASSIFICATION,
+        CompetitionType.MULTILABEL_CLASSIFICATION,
+    }
+)
+_ONE_CLASS = frozenset(
+    {
+        CompetitionType.BINARY_CLASSIFICATION,
+        CompetitionType.MULTICLASS_CLASSIFICATION,
+        CompetitionType.ORDINAL_REGRESSION,
+    }
+)
+_SHORT = {
+    "binary": "binary_classification",
+    "multiclass": "multiclass_classification",
+    "multi_class": "multiclass_classification",
+    "multi_class_classification": "multiclass_classification",
+    "multilabel": "multilabel_classification",
+    "multi_label": "multilabel_classification",
+    "multi_label_classification": "multilabel_classification",
+    "ordinal": "ordinal_regression",
+    "ordinal_classification": "ordinal_regression",
+    "multitarget_regression": "multi_target_regression",
+    "multi_target": "multi_target_regression",
+    "forecasting": "time_series",
+    "time_series_forecasting": "time_series",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ColumnSpec:
+    """One column: what it holds, and how it is said in a text."""
+
+    kind: ColumnKind | None = None
+    """None: as it is in the file. "ignore" leaves the column out of texts and checks; "id" and "text" keep every
+    sign of its cells, "categorical" keeps a 007 among numbers."""
+    name: str = ""
+    """How the column is called in a text; its own name if empty."""
+    description: str = ""
+    unit: str = ""
+    prefix: str = ""
+    categories: Mapping[Any, str] = field(default_factory=dict, hash=False)
+    """The values there may be, and what each is called. Given as a list, each is called what it is."""
+    missing: str = "omit"
+    """What is said for a missing value: "omit" says nothing, "error" refuses the row, anything else is the text."""
+    decimals: int | None = None
+    thousands: bool = False
+    date_format: str = ""
+    """How a "date" is written, such as "%d.%m.%Y"; empty: as ISO has it, or what the values of the column tell."""
+
+    def __post_init__(self) -> None:
+        if self.kind is not None and self.kind not in get_args(ColumnKind):
+            known = get_args(ColumnKind)
+            raise ConfigError(f"kind must be one of {list(known)}, got {self.kind!r}{did_you_mean(self.kind, known)}")
+        object.__setattr__(self, "categories", _categories(self.categories))
+        if self.date_format:
+            compile_format(self.date_format)
+            if self.kind not in ("date", "id", "ignore"):
+                raise ConfigError(
+                    f"date_format={self.date_format!r} is for kind='date', and the column has kind={self.kind!r}"
+                )
+
+    def format(self) -> ColumnFormat:
+        """The same for templates; a category that is not among `categories` is said as it is."""
+        from penstock.templates.columns import ColumnFormat
+
+        said: dict[str, Any] = {"missing": self.missing}
+        if self.missing not in ("omit", "error"):
+            said = {"missing": "say", "missing_text": self.missing}
+        if self.categories:
+            said |= {"categories": dict(self.categories), "unseen": "keep"}
+        for key in ("name", "description", "unit", "prefix", "decimals", "thousands"):
+            value = getattr(self, key)
+            if value != "" and value is not None and value is not False:  # 0 decimals are some
+                said[key] = value
+        return ColumnFormat(**said)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What differs from the default, as JSON can say it; `from_dict` gives the value back."""
+        fields = plain_fields(self)
+        if self.categories:  # pairs, as the keys of a JSON object are texts and a category may be a number
+            fields["categories"] = [[value, name] for value, name in self.categories.items()]
+        return fields
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> Self:
+        return cls(**checked_fields(cls, given))
+
+
+@dataclass(frozen=True)
+class DatasetSpec:
+    """A competition's data: where it lies, what it holds, what is to be predicted.
+
+    `num_samples` counts the rows of the training file, `num_features` its columns without id and target; a dataset
+    whose files say otherwise is refused, and None leaves it open. A path such as `s3://bucket/titanic` is remote, and
+    `dataset_path / "train.csv"` works for it too.
+    """
+
+    competition_name: str
+    dataset_path: Path
+    competition_type: CompetitionType
+    num_samples: int | None = None
+    num_features: int | None = None
+    target_column: str | tuple[str, ...] | None = None
+    """One column, or several where there are several targets."""
+    id_column: str | None = None
+    columns: Mapping[str, ColumnSpec] = field(default_factory=dict, kw_only=True, hash=False)
+    """What is known of single columns; the others are as they are in the file."""
+    group_column: str | None = field(default=None, kw_only=True)
+    """Rows that belong together (one patient, one query), never divided between training and validation."""
+    time_column: str | None = field(default=None, kw_only=True)
+    """When a row was; validation is then later than training. With a group column too, training does without the
+    groups that are validated."""
+    class_names: tuple[Any, ...] | None = field(default=None, kw_only=True)
+    """The values of the target, in the order of their class numbers; None: those in the training file, sorted."""
+    files: Mapping[str, str] = field(default_factory=dict, kw_only=True, hash=False)
+    """The file of a split ("train", "val", "test") or "sample_submission", where it is not called that."""
+    delimiter: str | None = field(default=None, kw_only=True)
+    """None: found by looking."""
+    encoding: str | None = field(default=None, kw_only=True)
+    """None: UTF-8, or what the byte order mark says."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.competition_name, str) or not self.competition_name.strip():
+            raise ConfigError(f"competition_name must be a text that is not empty, got {self.competition_name!r}")
+        into = object.__setattr__
+        for name in ("num_samples", "num_features"):
+            count = plain(getattr(self, name))
+            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 0):
+                raise ConfigError(f"{name} must be a count or None, got {count!r}")
+            into(self, name, count)
+        for name in ("id_column", "group_column", "time_column", "delimiter", "encoding"):
+            into(self, name, _text(getattr(self, name), name))
+        into(self, "dataset_path", as_path(self.dataset_path))
+        into(self, "competition_type", CompetitionType(self.competition_type))
+        into(self, "target_column", _targets(self.target_column))
+        if self.class_names is not None:
+            into(self, "class_names", _class_names(self.class_names))
+        columns = _mapping(self.columns, "columns", "{'Age': ColumnSpec(kind='numeric')}")
+        into(self, "columns", {name: _column(name, given) for name, given in columns.items()})
+        files = _mapping(self.files, "files", "{'train': 'training.csv'}")
+        into(self, "files", {split: _text(given, f"files[{split!r}]") for split, given in files.items()})
+        self._check()
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The columns to be predicted; none if nobody said."""
+        if self.target_column is None:
+            return ()
+        return (self.target_column,) if isinstance(self.target_column, str) else self.target_column
+
+    @property
+    def ignored(self) -> frozenset[str]:
+        """The columns that `columns` says to ignore."""
+        return frozenset(name for name, column in self.columns.items() if column.kind == "ignore")
+
+    @property
+    def date_formats(self) -> dict[str, str]:
+        """The formats that `columns` says for columns of dates."""
+        return {name: column.date_format for name, column in self.columns.items() if column.date_format}
+
+    def to_dict(self) -> dict[str, Any]:
+        """What differs from the default, as JSON can say it; `from_dict` gives the value back."""
+        fields = plain_fields(self) | {
+            "dataset_path": str(self.dataset_path),
+            "competition_type": self.competition_type.value,
+        }
+        if self.columns:
+            fields["columns"] = {name: column.to_dict() for name, column in self.columns.items()}
+        return fields
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> Self:
+        fields = checked_fields(cls, given)
+        if missing := [name for name in ("competition_name", "dataset_path", "competition_type") if name not in fields]:
+            raise ConfigError(f"a spec needs {missing[0]!r}; it has {sorted(fields)}")
+        return cls(**fields)
+
+    def _check(self) -> None:
+        many = self.competition_type.has_many_targets
+        if len(self.targets) > 1 and not many:
+            raise ConfigError(
+                f"{self.competition_type.value} has one target column, got {list(self.targets)}; several targets are "
+                "multilabel_classification or multi_target_regression"
+            )
+        if len(set(self.targets)) != len(self.targets):
+            raise ConfigError(f"target columns must differ, got {list(self.targets)}")
+        if self.id_column is not None and self.id_column in self.targets:
+            raise ConfigError(f"{self.id_column!r} is given as the id and as the target; it can be one of them")
+        names = self.class_names
+        if names is not None and len(set(map(_class_key, names))) != len(names):
+            raise ConfigError(f"class_names must differ, got {list(names)}")
+        if names is not None and self.competition_type is CompetitionType.BINARY_CLASSIFICATION and len(names) != 2:
+            raise ConfigError(f"binary_classification has two class_names, got {list(names)}")
+        known = (*SPLITS, "sample_submission")
+        for key in self.files:
+            if key not in known:
+                raise ConfigError(f"files has {key!r}; expected some of {list(known)}{did_you_mean(str(key), known)}")
+        sign = self.delimiter
+        if sign is not None and (len(sign) != 1 or not sign.isascii() or sign in '"\r\n'):
+            raise ConfigError(f"delimiter must be one ASCII character, no quote and no line end, got {sign!r}")
+
+
+def as_path(given: Any) -> Any:
+    """A path, remote if it has a scheme. Not the text: `dataset_path / "train.csv"` is what people write."""
+    from penstock.files.remote import path_of
+
+    return path_of(given) if isinstance(given, str | os.PathLike) else given
+
+
+def checked_fields(cls: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a mapping that comes from a file, each of them a field of the dataclass."""
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{cls.__name__} is made from a mapping, got {given!r:.80}")
+    known = [one.name for one in dataclasses.fields(cls)]
+    for key in given:
+        if key not in known:
+            raise ConfigError(f"{cls.__name__} has no field {key!r}; it has {known}{did_you_mean(str(key), known)}")
+    return dict(given)
+
+
+def plain_fields(value: Any) -> dict[str, Any]:
+    """The fields that are not at their default, tuples as lists."""
+    fields = {}
+    for one in dataclasses.fields(value):
+        given = getattr(value, one.name)
+        default = one.default_factory() if one.default_factory is not dataclasses.MISSING else one.default
+        if default is dataclasses.MISSING or given != default:
+            fields[one.name] = list(given) if isinstance(given, tuple) else given
+    return fields
+
+
+def _column(name: str, given: Any) -> ColumnSpec:
+    if isinstance(given, ColumnSpec):
+        return given
+    if isinstance(given, str):
+        return ColumnSpec(kind=given)  # type: ignore[arg-type]
+    if isinstance(given, Mapping):
+        return ColumnSpec.from_dict(given)
+    raise ConfigError(f"column {name!r}: expected a ColumnSpec, a kind or a mapping, got {given!r}")
+
+
+def _categories(given: Mapping[Any, str] | Sequence[Any] | Iterable[Any] | None) -> dict[Any, str]:
+    """Value to name, from a mapping, a list of values, or a list of pairs (which is how JSON has it)."""
+    if given is None:
+        return {}
+    if isinstance(given, Mapping):
+        return {plain(value): str(name) for value, name in given.items()}
+    pairs = [entry if isinstance(entry, list | tuple) else (entry, entry) for entry in given]
+    if wrong := [pair for pair in pairs if len(pair) != 2]:
+        raise ConfigError(f"categories are values, or pairs of a value and its name, got {wrong[0]!r}")
+    return {plain(value): str(name) for value, name in pairs}
+
+
+def plain(value: Any) -> Any:
+    """NumPy's scalars and arrays as Python's values: JSON has no others."""
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+
+
+def _text(given: Any, name: str) -> str | None:
+    if given is not None and not isinstance(given, str):
+        hint = f"; write {str(given)!r} if that is its name" if name.endswith("_column") else ""
+        raise ConfigError(f"{name} must be text, got {given!r}{hint}")
+    return None if given is None else str(given)
+
+
+def _targets(given: Any) -> str | tuple[str, ...] | None:
+    if given is None or isinstance(given, str):
+        return _text(given, "target_column")
+    names = list(plain(given)) if isinstance(given, Iterable) else [None]
+    if not all(isinstance(name, str) for name in names):
+        raise ConfigError(
+            f"target_column must be the name of a column, or a list of names, got {given!r}; the name of a column is "
+            "text, also where it reads as a number: write it in quotes"
+        )
+    return tuple(map(str, names))
+
+
+def _class_names(given: Any) -> tuple[Any, ...]:
+    names = plain(given)
+    if isinstance(names, str | Mapping) or not isinstance(names, Iterable):
+        raise ConfigError(f"class_names must be a list of the target's values, such as ['no', 'yes'], got {given!r}")
+    names = tuple(plain(name) for name in names)
+    for name in names:
+        if not isinstance(name, Hashable):
+            raise ConfigError(f"class_names must be values such as numbers and texts, got {name!r} among them")
+    return names
+
+
+def _mapping(given: Any, name: str, such_as: str) -> dict[Any, Any]:
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{name} must be a mapping such as {such_as}, got {given!r:.80}")
+    for key in given:
+        if not isinstance(key, str):
+            raise ConfigError(f"{name} has {key!r}, which is not text; write {str(key)!r}, in quotes")
+    return dict(given)
+
+
+def _class_key(value: Any) -> tuple[bool, Any]:
+    """False and 0 are equal to Python and different classes in a file."""
+    return isinstance(value, bool), value

@@ -1,0 +1,227 @@
+"""Which file system a URL means, and what lies there: Arrow's own file systems, and those of fsspec."""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import os
+import re
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.errors import ConfigError, PenstockError
+from penstock.files.listing import PathLike
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileInfo, FileSystem
+
+__all__ = [
+    "cut",
+    "files_below",
+    "files_matching",
+    "has_password",
+    "is_remote",
+    "kind_of",
+    "local_or_none",
+    "local_path",
+    "naming_url",
+    "open_filesystem",
+    "require_local",
+    "scheme_of",
+    "select",
+    "shown",
+]
+
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(?=://)")  # at least two letters: one is a drive on Windows
+_PASSWORD = re.compile(
+    r"(?P<user>://[^/@:]*:)[^/@]+(?=@)|(?i:(?P<key>[?&][\w-]*(?:password|secret|token|signature|sig|key)=))[^&]+"
+)
+"""`user:password@`, and the options of a query that are called like one."""
+_ARROW_SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
+
+
+def is_remote(path: PathLike) -> bool:
+    """Whether a path begins with a scheme, as `s3://` does. `file://` is one too."""
+    return _SCHEME.match(os.fspath(path)) is not None
+
+
+def shown(url: PathLike) -> str:
+    """The URL as it may stand in a message: without a password."""
+    return _PASSWORD.sub(lambda found: f"{found['user'] or found['key']}***", os.fspath(url))
+
+
+def has_password(url: PathLike) -> bool:
+    """Whether a URL holds something that must not be written down: a password, a token, a signature."""
+    return is_remote(url) and _PASSWORD.search(os.fspath(url)) is not None
+
+
+def open_filesystem(url: PathLike) -> tuple[FileSystem, str]:
+    """The Arrow file system that a URL means, and the path in it.
+
+    Who may read is found where the file system's own tools look for it: the environment, `~/.aws`, a login of
+    huggingface-hub. What stands behind the scheme is taken literally, but for `file://`: `%20` is three characters.
+    """
+    from pyarrow import fs
+
+    text = os.fspath(url)
+    scheme = scheme_of(text)
+    local = local_path(text)
+    if local is not None:
+        return fs.LocalFileSystem(), str(local)
+    if scheme not in _ARROW_SCHEMES or "::" in text:
+        return _open_fsspec(text)
+    path, query = cut(text)
+    root, _, key = path.partition("://")[2].partition("/")
+    try:
+        filesystem, base = fs.FileSystem.from_uri(f"{scheme}://{root}{query}")
+    except (OSError, ValueError, NotImplementedError) as error:
+        raise ConfigError(f"{shown(text)!r} cannot be opened: {error}") from error
+    return filesystem, f"{base.rstrip('/')}/{key}".rstrip("/")
+
+
+def _open_fsspec(url: str) -> tuple[FileSystem, str]:
+    from pyarrow import fs
+
+    try:
+        import fsspec.core  # type: ignore[import-untyped]
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{shown(url)!r} needs fsspec, which is not installed; install it with: pip install 'penstock[cloud]' "
+            "(for hf://: pip install 'penstock[hf]')"
+        ) from error
+    try:
+        filesystem, path = fsspec.core.url_to_fs(url)
+    except ImportError as error:
+        raise ConfigError(f"{shown(url)!r} needs a package that is not installed: {error}") from error
+    except (ValueError, TypeError) as error:
+        known = ", ".join(f"{scheme}://" for scheme in ("s3", "gs", "abfs", "hdfs", "hf", "https", "file"))
+        raise ConfigError(f"{shown(url)!r} cannot be opened: {error}; such as {known} can") from error
+    filesystem.invalidate_cache()  # or a long-lived process would never see what has changed
+    return fs.PyFileSystem(fs.FSSpecHandler(filesystem)), path
+
+
+def kind_of(info: FileInfo) -> str:
+    return str(info.type.name)
+
+
+def select(filesystem: FileSystem, path: str, url: str, *, recursive: bool) -> list[FileInfo]:
+    from pyarrow.fs import FileSelector
+
+    with naming_url(url):
+        found = filesystem.get_file_info(FileSelector(path, recursive=recursive))
+    return sorted(found, key=lambda info: info.path.split("/"))
+
+
+def files_below(filesystem: FileSystem, path: str, url: str) -> list[str]:
+    """Every file below a directory that is not hidden."""
+    inside = len(path.rstrip("/")) + 1
+    found = [info.path for info in select(filesystem, path, url, recursive=True) if kind_of(info) == "File"]
+    return [file for file in found if not any(part[:1] == "." for part in file[inside:].split("/"))]
+
+
+def files_matching(filesystem: FileSystem, path: str, url: str) -> list[str]:
+    if not re.search(r"[*\[]", path):
+        raise FileNotFoundError(f"no such file or directory: {shown(url)!r}")
+    parts = path.split("/")
+    fixed = next(number for number, part in enumerate(parts) if re.search(r"[*\[]", part))
+    above = "/".join(parts[:fixed])
+    try:
+        files = files_below(filesystem, above, url)
+    except FileNotFoundError:
+        files = []
+    found = [file for file in files if _matches(file.split("/"), parts)]
+    if not found:
+        raise FileNotFoundError(f"no file matches {shown(url)!r}")
+    return found
+
+
+def _matches(parts: list[str], pattern: list[str]) -> bool:
+    if not pattern:
+        return not parts
+    if pattern[0] == "**":
+        return any(_matches(parts[start:], pattern[1:]) for start in range(len(parts) + 1))
+    return bool(parts) and fnmatch.fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
+
+
+@contextlib.contextmanager
+def naming_url(url: str) -> Iterator[None]:
+    """Gives what a file system raises the name of the URL, which the error itself often lacks."""
+    try:
+        yield
+    except PenstockError:
+        raise
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"no such file or directory: {shown(url)!r}") from error
+    except PermissionError as error:
+        raise PermissionError(f"{shown(url)!r} may not be read: {error}") from error
+    except Exception as error:  # the file systems of other packages raise what they like
+        raise OSError(f"{shown(url)!r} cannot be read: {error or type(error).__name__}") from error
+
+
+def scheme_of(url: str) -> str:
+    found = _SCHEME.match(url)
+    if found is None:
+        raise ConfigError(f"{url!r} is no URL; expected scheme://..., such as 's3://bucket/data.csv'")
+    return found.group().lower()
+
+
+def local_path(url: str) -> Path | None:
+    """The path behind a `file://` URL; None for other schemes."""
+    if scheme_of(url) != "file":
+        return None
+    host, path = url.partition("://")[2].partition("/")[::2]
+    if host not in ("", "localhost"):
+        raise ConfigError(f"{url!r} is on the host {host!r}; expected file:///path, with three slashes")
+    return Path(urllib.request.url2pathname("/" + path))
+
+
+def cut(url: str) -> tuple[str, str]:
+    """The path, and what follows it: a query, or the file that a chained URL looks into."""
+    path = re.split(r"\?|::", url, maxsplit=1)[0]
+    return path, url[len(path) :]
+
+
+_SQUEEZED = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):[/\\]")
+"""`s3:/bucket`: what `Path` makes of a URL. At least two letters: one is a drive on Windows."""
+
+
+def require_local(path: PathLike, what: str) -> Path:
+    """The local path, `~` expanded; a URL is a ConfigError that says what it was given for.
+
+    `file:///path` is the local path. A URL that went through `Path` is recognised too, so a directory whose name ends
+    in a colon is to be written as `./name:/...`.
+    """
+    text = os.fspath(path)
+    if is_remote(text):
+        local = local_path(text)
+        if local is not None:
+            return local
+        raise ConfigError(_refusal(shown(text), what))
+    if (squeezed := _SQUEEZED.match(text)) is not None:
+        if squeezed[1].lower() == "file":
+            return require_local(f"file:///{text[squeezed.end() :].lstrip('/')}", what)
+        raise ConfigError(_refusal(shown(f"{squeezed[1]}://{text[squeezed.end() :]}"), what))
+    return _expanded(text)
+
+
+def local_or_none(path: PathLike) -> Path | None:
+    """The local path, also of `file:///path`; None for other URLs."""
+    text = os.fspath(path)
+    return local_path(text) if is_remote(text) else _expanded(text)
+
+
+def _expanded(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:  # `~name` without such a user is a name like any other
+        return Path(text)
+
+
+def _refusal(url: str, what: str) -> str:
+    return (
+        f"{url!r} is a URL, and {what} must be a local path; pass a path on this machine, and copy what is written "
+        "there with the tools of the storage"
+    )

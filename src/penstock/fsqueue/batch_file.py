@@ -1,0 +1,242 @@
+"""One file of batches: Arrow IPC, memory-mapped, checksummed, and marked with what it was made for.
+
+Any Arrow reader opens such a file. One record batch is one training batch, one row of it one sample. The checksum
+(xxh3 of all bytes) is in the file's name, so a file is whole or is found not to be, whatever wrote it.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import pyarrow as pa
+import xxhash
+
+from penstock.errors import ConfigError, DataError, SchemaError, StaleQueueError
+from penstock.files.atomic import naming, sync_directory
+from penstock.fsqueue.layout import Published
+from penstock.fsqueue.queue import Queue, how_to_purge
+from penstock.types import Field, Schema, from_numpy, to_numpy
+
+__all__ = ["COMPRESSIONS", "Arrays", "BatchFile", "Columns", "Encoded", "Encoder", "read", "write"]
+
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+class Columns:
+    """The columns of a schema."""
+
+    def __init__(self, schema: Schema) -> None:
+        self.schema = schema
+        self.arrow: pa.Schema = schema.to_arrow()
+        self._columns = [_Column(field, arrow) for field, arrow in zip(schema, self.arrow)]
+
+    @property
+    def same_size(self) -> bool:
+        """Whether all batches of as many rows take as many bytes."""
+        return all(column.value is not None for column in self._columns)
+
+    def fit(self, arrays: Mapping[str, Any], rows: int) -> bool:
+        """Whether these are arrays of just these columns, with so many rows: a quick look at what is mostly so."""
+        return len(arrays) == len(self._columns) and all(
+            column.value is not None
+            and isinstance(array := arrays.get(column.name), np.ndarray)
+            and array.dtype == column.dtype
+            and array.shape == (rows, *column.shape)
+            for column in self._columns
+        )
+
+    def to_batch(self, arrays: Mapping[str, npt.NDArray[Any]]) -> pa.RecordBatch:
+        """Arrays with a row per sample as one Arrow batch, which shares the memory of the numbers among them."""
+        return pa.RecordBatch.from_arrays(
+            [column.encode(arrays[column.name]) for column in self._columns], schema=self.arrow
+        )
+
+    def to_arrays(self, batch: pa.RecordBatch, memory: npt.NDArray[np.uint8]) -> Arrays:
+        """The arrays of a batch that was read from `memory`: parts of it, where it holds them as they are."""
+        return {column.name: column.decode(batch.column(n), memory) for n, column in enumerate(self._columns)}
+
+
+class _Column:
+    def __init__(self, field: Field, arrow: pa.Field) -> None:
+        self.name, self.field, self.type = field.name, field, arrow.type
+        self.alone = Schema([field])
+        fixed = field.shape is None or None not in field.shape
+        value = arrow.type.value_type if isinstance(arrow.type, pa.FixedShapeTensorType) else arrow.type
+        self.value: pa.DataType | None = value if fixed and _is_plain(value) else None
+        self.dtype = np.dtype(value.to_pandas_dtype()) if self.value is not None else None
+        self.shape = tuple(size for size in field.shape or () if size is not None)
+        self.size = math.prod(self.shape)
+
+    def encode(self, array: npt.NDArray[Any]) -> pa.Array:
+        if self.value is None or array.dtype != self.dtype or array.shape[1:] != self.shape:
+            return from_numpy({self.name: array}, self.alone).column(0)
+        flat = np.ascontiguousarray(array)
+        values = pa.Array.from_buffers(self.value, flat.size, [None, pa.py_buffer(flat)])
+        if self.field.shape is None:
+            return values
+        rows = pa.Array.from_buffers(self.type.storage_type, len(array), [None], children=[values])
+        return pa.ExtensionArray.from_storage(self.type, rows)
+
+    def decode(self, column: pa.Array, memory: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
+        if self.value is None or column.offset or column.null_count:
+            return self._decode_slowly(column)
+        buffer = column.buffers()[-1]
+        place, count = buffer.address - memory.ctypes.data, len(column) * self.size
+        size = count * self.dtype.itemsize if self.dtype is not None else 0
+        if not 0 <= place <= len(memory) - size:
+            # It was compressed: the array is somewhere else, and may not be written to.
+            return np.frombuffer(buffer, self.dtype, count).reshape(len(column), *self.shape).copy()
+        return memory[place : place + size].view(self.dtype).reshape(len(column), *self.shape)
+
+    def _decode_slowly(self, column: pa.Array) -> npt.NDArray[Any]:
+        try:
+            found = to_numpy(column, self.field)
+        except SchemaError as error:
+            raise SchemaError(f"column {self.name!r}: {error}") from None
+        if self.field.shape is not None and None in self.field.shape and len(found):
+            shapes = {row.shape for row in found}
+            if len(shapes) == 1:  # rows of one batch agree, as a rule
+                found = np.stack(list(found))
+        return found if found.flags.writeable or found.dtype == object else found.copy()
+
+
+def _is_plain(value: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(value) or pa.types.is_floating(value))
+
+
+COMPRESSIONS = (None, "zstd", "lz4")
+
+_KEY = b"penstock.queue"
+_PER_BATCH = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """The bytes of a file, and the name it is published under."""
+
+    data: pa.Buffer
+    file: Published
+
+
+class Encoder:
+    """Makes the bytes of one file after the other, in memory that is used again."""
+
+    def __init__(self, *, fingerprint: str, split: str, compression: str | None = None) -> None:
+        if compression not in COMPRESSIONS:
+            raise ConfigError(f"compression is one of {COMPRESSIONS}, got {compression!r}")
+        self.fingerprint, self.split = fingerprint, split
+        self.options = pa.ipc.IpcWriteOptions(compression=compression)
+        self._room: pa.Buffer | None = None
+
+    def encode(self, batches: Iterable[pa.RecordBatch], number: int, *, same_size: int | None = None) -> Encoded:
+        """Batches as the bytes of file `number`: the same bytes, and so the same name, whoever makes them.
+
+        Each is copied before the next one is asked for, so that they may share their memory. `same_size` says that
+        there are so many, none larger than the first; then the bytes are valid until the next call.
+        """
+        coming = iter(batches)
+        first = next(coming)
+        mark = {"fingerprint": self.fingerprint, "split": self.split, "number": number}
+        schema = first.schema.with_metadata({_KEY: orjson.dumps(mark)})
+        stream = pa.BufferOutputStream() if same_size is None else self._again(first, schema, same_size)
+        with pa.ipc.new_file(stream, schema, options=self.options) as writer:
+            writer.write_batch(first)
+            count = 1
+            for batch in coming:
+                writer.write_batch(batch)
+                count += 1
+        data = stream.getvalue() if self._room is None or same_size is None else self._room.slice(0, stream.tell())
+        return Encoded(data, Published(number, count, xxhash.xxh3_64_hexdigest(data)))
+
+    def _again(self, first: pa.RecordBatch, schema: pa.Schema, count: int) -> pa.FixedSizeBufferWriter:
+        # The footer holds the schema once more, and the place of each batch.
+        need = count * (pa.ipc.get_record_batch_size(first) + _PER_BATCH) + 2 * schema.serialize().size + _PER_BATCH
+        if self._room is None or self._room.size < need:
+            self._room = pa.allocate_buffer(need)
+        return pa.FixedSizeBufferWriter(self._room)
+
+
+def write(path: Path, data: pa.Buffer, *, durable: bool, shown: Path) -> None:
+    """Put bytes into a new file; a failure (a full disk) leaves none and names `shown`."""
+    path.unlink(missing_ok=True)  # whatever is there, a link or what a failed call left, is not written to
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+    try:
+        with naming(str(shown)):
+            view = memoryview(data)
+            while view:
+                view = view[os.write(handle, view) :]
+            if durable:
+                os.fsync(handle)
+    except BaseException:
+        os.close(handle)
+        path.unlink(missing_ok=True)
+        raise
+    os.close(handle)
+    if durable:
+        sync_directory(path.parent)
+
+
+class BatchFile:
+    """A file of batches, mapped and checked; its arrays live on when the file is deleted."""
+
+    def __init__(self, data: mmap.mmap, reader: pa.ipc.RecordBatchFileReader) -> None:
+        self._memory = np.frombuffer(data, np.uint8)
+        self._reader = reader
+
+    def record_batch(self, index: int) -> pa.RecordBatch:
+        return self._reader.get_batch(index)
+
+    def arrays(self, index: int, columns: Columns) -> Arrays:
+        """Batch `index` as NumPy arrays that may be written to: the file's own memory, copied when first changed."""
+        return columns.to_arrays(self.record_batch(index), self._memory)
+
+
+def read(path: Path, file: Published, queue: Queue, split: str) -> BatchFile:
+    """The file at a path, if it is the one that its name says, whole, and made for this queue.
+
+    Raises FileNotFoundError, DataError (damaged, or not a file of batches) or StaleQueueError.
+    """
+    try:
+        with path.open("rb", buffering=0) as handle:
+            if os.fstat(handle.fileno()).st_size == 0:
+                raise DataError("the file is empty", file=str(path))
+            data = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_COPY)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise DataError(f"it cannot be opened ({error.strerror or error})", file=str(path)) from error
+    if (found := xxhash.xxh3_64_hexdigest(data)) != file.checksum:
+        raise DataError(
+            f"the checksum of its {len(data)} bytes is {found}, its name says {file.checksum}: "
+            "it was cut short or changed after it was published",
+            file=str(path),
+        )
+    try:
+        reader = pa.ipc.open_file(pa.py_buffer(data))
+        mark = orjson.loads((reader.schema.metadata or {})[_KEY])
+        fingerprint, marked_split, number = mark["fingerprint"], mark["split"], mark["number"]
+        count = reader.num_record_batches
+    except (pa.ArrowInvalid, OSError, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"not a file of this queue's format ({error})", file=str(path)) from None
+    if fingerprint != queue.fingerprint:
+        raise StaleQueueError(
+            f"{path} was made with other metadata (fingerprint {fingerprint}) than this queue's "
+            f"({queue.fingerprint}); {how_to_purge(queue.path)}"
+        )
+    if (marked_split, number, count) != (split, file.number, file.batches) or file.start > count:
+        raise DataError(
+            f"it says it is file {number} of split {marked_split!r} with {count} batches, and its name says file "
+            f"{file.number} of {split!r} with {file.batches}; it was renamed",
+            file=str(path),
+        )
+    return BatchFile(data, reader)

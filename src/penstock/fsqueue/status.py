@@ -1,0 +1,246 @@
+"""What a queue looks like from outside: one look at its names, or two for the rates. Nothing is changed.
+
+before = look(queue); time.sleep(1); status = look(queue).since(before)
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from penstock.config.shared import load_shared_config
+from penstock.errors import QueueNotFoundError
+from penstock.files.filesystems import require_local
+from penstock.files.listing import PathLike
+from penstock.fsqueue.cursors import Cursor, all_cursors
+from penstock.fsqueue.lanes import Lanes
+from penstock.fsqueue.layout import Published
+from penstock.fsqueue.members import facts_of, living
+from penstock.fsqueue.queue import Queue
+
+__all__ = ["MemberStatus", "SplitStatus", "Status", "find_queue", "look"]
+
+_FILE = "queue.json"
+
+
+@dataclass(frozen=True, slots=True)
+class SplitStatus:
+    """One split: what waits there, what was taken, what was made of it."""
+
+    name: str
+    ready_files: int
+    ready_batches: int
+    """Those that have still to be delivered."""
+    ready_bytes: int
+    taken_files: int
+    taken_batches: int
+    aside_files: int
+    """Files that could not be read."""
+    being_written: int
+    returned_files: int
+    """Files that a consumer had when it died: what it had been given of them comes a second time."""
+    oldest_seconds: float | None
+    """The age of the oldest file that waits, by the clocks of this machine and of the disk."""
+    made_batches: int
+    end: int | None
+    """After how many batches the split ends; None if it does not."""
+    cursors: Sequence[Cursor] = ()
+    published_per_second: float | None = None
+    delivered_per_second: float | None = None
+
+    @property
+    def gone_batches(self) -> int:
+        """Batches that were made and are waiting no more: delivered, as far as can be seen from outside."""
+        if self.cursors:
+            return max(cursor.read for cursor in self.cursors)
+        return self.made_batches - self.ready_batches - self.taken_batches
+
+    @property
+    def finished(self) -> bool:
+        return self.end is not None and self.made_batches >= self.end and not self.ready_files and not self.taken_files
+
+
+@dataclass(frozen=True, slots=True)
+class MemberStatus:
+    """One provider or consumer, as it says of itself."""
+
+    id: str
+    role: str
+    lease_seconds: float
+    beat: int
+    batches: int
+    """Published or delivered, when it beat last."""
+    silent_seconds: float | None
+    """Since its last beat, by the clocks of this machine and of the disk."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Host, process id, since when, and more."""
+    alive: bool | None = None
+    """Whether it beat between two looks; None if they were too close to tell."""
+
+    @property
+    def seems_alive(self) -> bool:
+        """For display: nobody is taken for dead on the word of a clock."""
+        if self.alive is not None:
+            return self.alive
+        return self.silent_seconds is None or self.silent_seconds <= self.lease_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A queue at one moment."""
+
+    path: Path
+    fingerprint: str
+    meta: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    splits: Sequence[SplitStatus]
+    members: Sequence[MemberStatus]
+    at: float
+    """When, by the monotonic clock."""
+    seconds: float | None = None
+    """Between the two looks that the rates are of."""
+
+    def since(self, before: Status) -> Status:
+        """With the rates since an earlier look, and who has shown that it lives."""
+        seconds = max(self.at - before.at, 1e-9)
+        old_splits = {split.name: split for split in before.splits}
+        old_members = {member.id: member for member in before.members}
+        return replace(
+            self,
+            seconds=seconds,
+            splits=[_rated(split, old_splits.get(split.name), seconds) for split in self.splits],
+            members=[_judged(member, old_members.get(member.id), seconds) for member in self.members],
+        )
+
+    def with_role(self, role: str) -> list[MemberStatus]:
+        return [member for member in self.members if member.role == role and member.seems_alive]
+
+    @property
+    def advice(self) -> str:
+        """Who waits for whom, in a sentence."""
+        providers, consumers = self.with_role("provider"), self.with_role("consumer")
+        ready = sum(split.ready_files for split in self.splits)
+        if all(split.finished for split in self.splits):
+            return "every split was read to its end"
+        if not providers and not consumers:
+            return f"nobody is at work; {ready} files wait for a trainer" if ready else "nobody is at work"
+        if not providers and not all(split.end is not None for split in self.splits):
+            rest = f"; the trainer has {ready} files left" if ready else ", and the trainer waits"
+            return f"no provider is at work{rest}: run `python prepare.py <config>`"
+        if not consumers:
+            return f"no trainer is at work; {ready} files wait for one"
+        return self._bottleneck(len(consumers))
+
+    def _bottleneck(self, consumers: int) -> str:
+        # Splits that nobody reads from, such as a validation split between two evaluations, say nothing.
+        read = [split for split in self.splits if split.gone_batches or split.taken_files] or list(self.splits)
+        ready = min(split.ready_files for split in read)
+        if ready == 0:
+            return "the provider is the bottleneck: trainers wait for files; start more `python prepare.py <config>`"
+        made = sum(split.published_per_second or 0.0 for split in read)
+        gone = sum(split.delivered_per_second or 0.0 for split in read)
+        if gone > 1.1 * made and ready <= 4 * consumers:
+            return "the provider is slower than the trainer: the queue is running empty"
+        if ready <= consumers:
+            return "provider and trainer are about as fast as each other: few files wait"
+        return "the trainer is the bottleneck: files wait for it, as they should"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        facts = asdict(self)
+        del facts["at"]
+        return {**facts, "path": str(self.path), "advice": self.advice}
+
+
+def look(queue: Queue) -> Status:
+    """One look, without rates."""
+    with queue.guarded():
+        return Status(
+            queue.path,
+            queue.fingerprint,
+            dict(queue.description.meta),
+            dict(queue.description.settings),
+            [_split_status(queue, split) for split in queue.description.splits],
+            _members(queue),
+            time.monotonic(),
+        )
+
+
+def find_queue(place: PathLike) -> Path:
+    """The queue that a path means: a queue, the directory of a dataset that has one, or a config file."""
+    place = require_local(place, "a queue")
+    if place.is_file():
+        config = load_shared_config(place)
+        named = config.get("queue_dir")
+        if named is None and "dataset" not in config:
+            raise QueueNotFoundError(f"{place} names neither a dataset nor a queue_dir, so it has no queue")
+        return Path(named) if named is not None else Path(config.get("data_root", "data")) / config["dataset"] / "queue"
+    if not (place / _FILE).exists() and (place / "queue" / _FILE).exists():
+        return place / "queue"
+    return place
+
+
+def _split_status(queue: Queue, name: str) -> SplitStatus:
+    directory = queue.split(name)
+    names = directory.names()
+    files = [file for file in map(Published.parse, names) if file is not None]
+    ready = [file for file in files if file.owner is None]
+    taken = [file for file in files if file.owner is not None]
+    stats = [found for file in ready if (found := _stat(directory.at(file))) is not None]
+    lanes = Lanes(directory.lanes, queue.description.lanes)
+    end, per_file = lanes.end(), queue.description.batches_per_file
+    made = sum(lane.number // lanes.count for lane in lanes.all()) * per_file
+    return SplitStatus(
+        name,
+        len(ready),
+        sum(file.batches - file.start for file in ready),
+        sum(found.st_size for found in stats),
+        len(taken),
+        sum(file.batches - file.start for file in taken),
+        len(directory.rejected()),
+        len(list(directory.temporaries())),
+        sum(file.returns > 0 for file in files),
+        max((max(0.0, time.time() - found.st_mtime) for found in stats), default=None),
+        made if end is None else min(made, end),
+        end,
+        sorted(all_cursors(directory.cursors), key=lambda cursor: (cursor.world, cursor.rank)),
+    )
+
+
+def _members(queue: Queue) -> list[MemberStatus]:
+    found = []
+    for member in living(queue.members).values():
+        facts = facts_of(queue.members, member)
+        stat = _stat(queue.members / member.name)
+        # A rename changes when a file's name was changed last, not when its contents were.
+        silent = None if stat is None else max(0.0, time.time() - stat.st_ctime)
+        role = str(facts.get("role") or {"p": "provider", "c": "consumer"}.get(member.id[0], "member"))
+        found.append(MemberStatus(member.id, role, member.lease_seconds, member.beat, member.done, silent, facts))
+    return sorted(found, key=lambda member: (member.role != "provider", str(member.facts.get("since")), member.id))
+
+
+def _rated(split: SplitStatus, before: SplitStatus | None, seconds: float) -> SplitStatus:
+    if before is None:
+        return split
+    return replace(
+        split,
+        published_per_second=max(0, split.made_batches - before.made_batches) / seconds,
+        delivered_per_second=max(0, split.gone_batches - before.gone_batches) / seconds,
+    )
+
+
+def _judged(member: MemberStatus, before: MemberStatus | None, seconds: float) -> MemberStatus:
+    if before is None or before.beat != member.beat:
+        return replace(member, alive=True)
+    return replace(member, alive=False) if seconds > member.lease_seconds else member
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,426 @@
+"""What a loader was given: columns, a list that becomes columns, or something that is asked sample by sample."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import xxhash
+
+from penstock.errors import ConfigError, DataError, SchemaError
+from penstock.files.filesystems import local_or_none
+from penstock.loaders.samples.columns import LOOKED_AT, Columns, columns_of_samples, columns_of_table, some_of
+from penstock.loaders.samples.schema import Objective, Schema, array_of, read_schema
+from penstock.memory import MemoryBudget, format_bytes
+from penstock.memory.cost_cache import HotCache
+from penstock.pipeline.prefetch import map_ahead
+from penstock.store import Store, open_store
+from penstock.store.manifest import is_store
+from penstock.store.remote import refuse_remote_store
+
+__all__ = ["Columnar", "Fetched", "Listed", "Origin", "length_of", "name_of", "open_origin"]
+
+
+logger = logging.getLogger(__name__)
+
+Ints = npt.NDArray[np.int64]
+_MOST_COLUMN_BYTES = 1 << 30
+"""Of a list that is made into columns where there is no budget to ask."""
+_TRIED = 64
+"""Samples that the size of a list is estimated by."""
+_CHUNK = 256
+
+
+class Origin:
+    """Samples by their number."""
+
+    rows: int
+    name: str
+
+    @property
+    def identity(self) -> str:
+        """Names the samples, as far as that can be told without reading them."""
+        return f"{self.rows} rows"
+
+    def columns(self) -> Columns | None:
+        """All samples as columns; None if they have to be asked for one by one."""
+        raise NotImplementedError
+
+    def fetch(self, rows: Ints) -> Columns:
+        """Some samples as columns, anew."""
+        raise NotImplementedError
+
+    @property
+    def labels_by_token(self) -> bool:
+        """Whether a sample has a label for each of its tokens."""
+        columns = self.columns()
+        return columns is not None and "labels" in columns.by_token
+
+    def lengths(self) -> Ints:
+        """Tokens of every sample."""
+        columns = self.columns()
+        assert columns is not None
+        if columns.ids is None:
+            raise self._no_lengths()
+        return columns.lengths
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether samples have `input_ids`, and not only numbers of one shape."""
+        columns = self.columns()
+        return columns is not None and columns.ids is not None
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether samples are asked for one by one, as far as that was decided yet."""
+        return False
+
+    def _no_lengths(self) -> ConfigError:
+        return ConfigError(
+            f"the samples of {self.name} have no input_ids, and so no length that rows could be bucketed by; use "
+            "bucket_by_length=False"
+        )
+
+    def check_unchanged(self) -> None:
+        """Refuse a dataset that has become longer or shorter."""
+
+    def close(self) -> None:
+        """Let go of what is held."""
+
+
+class Columnar(Origin):
+    """Samples that are columns already."""
+
+    def __init__(
+        self,
+        read: Callable[[], pa.Table],
+        rows: int,
+        name: str,
+        objective: Objective,
+        keep: frozenset[str],
+        *,
+        identity: str | None = None,
+    ) -> None:
+        self.rows, self.name = rows, name
+        self._read, self._objective, self._keep, self._identity = read, objective, keep, identity
+        self._columns: Columns | None = None
+
+    @property
+    def identity(self) -> str:
+        if self._identity is None:
+            digest = xxhash.xxh3_64()
+            self.columns().identity(digest.update)
+            self._identity = f"{self.rows} rows {digest.hexdigest()}"
+        return self._identity
+
+    def columns(self) -> Columns:
+        if self._columns is None:
+            table = self._read()
+            if not isinstance(table, pa.Table):
+                raise SchemaError(f"to_columns() of {self.name} gave {type(table).__name__}, expected a pyarrow.Table")
+            if table.num_rows != self.rows:
+                raise DataError(f"{self.name} has {self.rows} samples, and its columns {table.num_rows} rows")
+            self._columns = columns_of_table(table, self._objective, self._keep)
+        return self._columns
+
+    def fetch(self, rows: Ints) -> Columns:
+        raise NotImplementedError("columns are never fetched")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For worker processes: with the columns, and without what they were read from."""
+        self.columns()
+        return self.__dict__ | {"_read": None}
+
+
+class Fetched(Origin):
+    """Samples that are asked for one by one, by any number of threads."""
+
+    def __init__(self, dataset: Any, objective: Objective, keep: frozenset[str], cache: HotCache[Any] | None) -> None:
+        self.dataset, self.rows, self.name = dataset, length_of(dataset), type(dataset).__name__
+        self._objective, self._keep, self._cache = objective, keep, cache
+        self._schema: Schema | None = None
+        self._lengths: Ints | None = None
+
+    @property
+    def identity(self) -> str:
+        return name_of(self.dataset, self.rows)
+
+    @property
+    def schema(self) -> Schema:
+        """What samples are like, by that of row 0, and by the next ones where it does not tell."""
+        if self._schema is None:
+            others = map(self._sample, range(1, min(self.rows, LOOKED_AT + 1)))
+            self._schema = read_schema(self._sample(0), self._objective, self._keep, others)
+        return self._schema
+
+    @property
+    def labels_by_token(self) -> bool:
+        kind = self.schema.kinds.get("labels")
+        return kind is not None and kind.role == "tokens"
+
+    @property
+    def has_tokens(self) -> bool:
+        return self.schema.has_tokens
+
+    @property
+    def one_by_one(self) -> bool:
+        return True
+
+    def columns(self) -> Columns | None:
+        return None
+
+    def fetch(self, rows: Ints) -> Columns:
+        numbers: list[int] = rows.tolist()
+        samples = [self._kept(row) for row in numbers]
+        return columns_of_samples(samples, self.schema, numbers.__getitem__)
+
+    def lengths(self) -> Ints:
+        """From `dataset.lengths`, or by reading every sample once, which is announced."""
+        if self._lengths is None:
+            if not self.has_tokens:
+                raise self._no_lengths()
+            given = getattr(self.dataset, "lengths", None)
+            given = given() if callable(given) else given
+            if given is not None:
+                found = np.asarray(given).astype(np.int64)
+                if found.shape != (self.rows,):
+                    raise DataError(f"{self.name}.lengths has shape {found.shape}, expected ({self.rows},)")
+            else:
+                logger.info(
+                    "%s: reading all %d samples once for their lengths; a `lengths` attribute of the dataset, or "
+                    "to_columns(), would spare that",
+                    self.name,
+                    self.rows,
+                )
+                _ = self.schema
+                ranges = (np.arange(low, min(low + _CHUNK, self.rows)) for low in range(0, self.rows, _CHUNK))
+                found = np.concatenate(list(map_ahead(lambda rows: self.fetch(rows).lengths, ranges)))
+            self._lengths = found
+        return self._lengths
+
+    def check_unchanged(self) -> None:
+        now = length_of(self.dataset)
+        if now != self.rows:
+            raise DataError(
+                f"{self.name} had {self.rows} samples when the loader was made, and has {now} now; which sample comes "
+                "when depends on their number: make a new loader"
+            )
+
+    def _kept(self, row: int) -> Any:
+        if self._cache is None:
+            return self._sample(row)
+        return self._cache.get_or_build(row, lambda: _plain(self._sample(row), row, self.schema), _size)
+
+    def _sample(self, row: int) -> Any:
+        try:
+            return self.dataset[row]
+        except Exception as error:
+            if isinstance(error, DataError) and error.row is not None:
+                raise
+            raise DataError(
+                f"row {row} of {self.name} could not be fetched: {type(error).__name__}: {error}", row=row
+            ) from error
+
+    def close(self) -> None:
+        if self._cache is not None:
+            self._cache.clear()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For worker processes: without the cache, which is of this one."""
+        return self.__dict__ | {"_cache": None}
+
+
+class Listed(Fetched):
+    """A list of samples: made into columns when it is first used, if they fit."""
+
+    def __init__(self, dataset: Sequence[Any], objective: Objective, keep: frozenset[str], budget: MemoryBudget | None):
+        super().__init__(dataset, objective, keep, None)
+        self._budget = budget
+        self._tried = self._too_large = False
+        self._columns: Columns | None = None
+
+    @cached_property
+    def identity(self) -> str:
+        """By some of the samples; what is in a list is quickly looked at."""
+        digest, named = xxhash.xxh3_64(), name_of(self.dataset, self.rows)
+        if not self.rows:
+            return named
+        try:
+            self.fetch(some_of(self.rows)).identity(digest.update)
+        except (DataError, SchemaError):
+            return named  # the batch with that sample will tell
+        return f"{named} {digest.hexdigest()}"
+
+    @property
+    def one_by_one(self) -> bool:
+        return self._too_large
+
+    def columns(self) -> Columns | None:
+        if not self._tried:
+            most = _MOST_COLUMN_BYTES if self._budget is None else self._budget.available // 2
+            tried = self.fetch(np.arange(min(self.rows, _TRIED)))
+            needed = tried.nbytes * self.rows // max(tried.rows, 1)
+            self._too_large = needed > most
+            if self._too_large:
+                logger.info(
+                    "a list of %d samples is read one by one: its columns would take about %s, and %s are there",
+                    self.rows,
+                    format_bytes(needed),
+                    format_bytes(most),
+                )
+            else:
+                self._columns = columns_of_samples(self.dataset, self.schema)
+                if self._budget is not None:
+                    self._budget.hold("columns", self._columns.nbytes, by=self)
+                logger.info(
+                    "a list of %d samples was made into columns of %s; later changes to it are not seen",
+                    self.rows,
+                    format_bytes(self._columns.nbytes),
+                )
+            self._tried = True
+        return self._columns
+
+    def close(self) -> None:
+        if self._budget is not None:
+            self._budget.hold("columns", 0, by=self)
+        self._columns, self._tried = None, False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_budget": None}
+
+
+def name_of(dataset: Any, rows: int) -> str:
+    """What names the samples of a dataset without reading them: its own fingerprint, if it has one."""
+    for name in ("fingerprint", "_fingerprint"):
+        found = getattr(dataset, name, None)
+        if isinstance(found, str):
+            return f"{rows} rows {found}"
+    return f"{rows} rows"
+
+
+def length_of(dataset: Any) -> int:
+    try:
+        rows = len(dataset)
+    except TypeError as error:
+        raise ConfigError(f"the length of {type(dataset).__name__} cannot be told: {error}") from None
+    return rows
+
+
+def _plain(sample: Any, row: int, schema: Schema) -> Any:
+    """A sample whose numbers are NumPy's: those of a lazy framework belong to the thread that made them."""
+    if not isinstance(sample, Mapping):
+        return sample
+    kinds = schema.kinds
+    plain = dict(sample)
+    for name, value in sample.items():
+        if name in kinds and kinds[name].role != "meta" and (array := array_of(name, value, row)) is not None:
+            plain[name] = array
+    return plain
+
+
+def _size(value: Any) -> int:
+    """Bytes that a value takes, with everything in it."""
+    own = sys.getsizeof(value)
+    if isinstance(value, Mapping):
+        return own + sum(_size(name) + _size(entry) for name, entry in value.items())
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return own + sum(map(_size, value))
+    return max(own, int(getattr(value, "nbytes", 0)))
+
+
+def open_origin(
+    dataset: Any,
+    objective: Objective,
+    *,
+    keep: frozenset[str] = frozenset(),
+    cache_bytes: int = 0,
+    budget: MemoryBudget | None = None,
+) -> Origin:
+    """What a loader was given, by what it can do."""
+    if isinstance(dataset, (str, os.PathLike)):
+        refuse_remote_store(dataset)
+        local = local_or_none(dataset)
+        if local is None or not is_store(local):
+            raise ConfigError(
+                f"{os.fspath(dataset)!r} is no token store; make one with penstock.prepare, or pass a dataset, a "
+                "table, or a list of samples"
+            )
+        dataset = open_store(dataset)
+    if isinstance(dataset, Store):
+        return _of_store(dataset, objective, keep)
+    if isinstance(dataset, Mapping) or hasattr(dataset, "__arrow_c_stream__"):
+        table = _table_of(dataset)
+        return Columnar(lambda: table, table.num_rows, "table", objective, keep)
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise ConfigError(
+            f"a dataset has __len__ and __getitem__, and {type(dataset).__name__} has not; what can only be iterated "
+            "is for StreamingPipeline"
+        )
+    if getattr(type(dataset), "__getitem__", None) in (list.__getitem__, tuple.__getitem__):
+        return Listed(dataset, objective, keep, budget)
+    read = _columns_of(dataset)
+    if read is not None:
+        rows = length_of(dataset)
+        named = name_of(dataset, rows)
+        told = named if named != name_of(None, rows) else None  # else the columns are looked at
+        return Columnar(read, rows, type(dataset).__name__, objective, keep, identity=told)
+    cache: HotCache[Any] | None = HotCache(cache_bytes, budget=budget, owner="samples") if cache_bytes else None
+    return Fetched(dataset, objective, keep, cache)
+
+
+def _columns_of(dataset: Any) -> Callable[[], pa.Table] | None:
+    """How to read a dataset as columns, if it offers that and they are what its samples are."""
+    if getattr(dataset, "transform", None) is not None:
+        return None  # which is done to samples
+    if callable(getattr(dataset, "to_columns", None)):
+        return cast("Callable[[], pa.Table]", dataset.to_columns)
+    if callable(getattr(dataset, "with_format", None)) and hasattr(dataset, "features"):
+        if getattr(dataset, "format", {}).get("type") == "custom":
+            return None  # a function is applied to what is asked for
+        return lambda: pa.table(dataset.with_format("arrow")[:])
+    return None
+
+
+def _table_of(data: Any) -> pa.Table:
+    if isinstance(data, pa.Table):
+        return data
+    try:
+        return pa.table({name: _column(value) for name, value in data.items()} if isinstance(data, Mapping) else data)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise SchemaError(
+            f"{type(data).__name__} is taken as columns, and cannot be read as such: {error}; pass a list of samples, "
+            "or a mapping of names to columns of one length"
+        ) from None
+
+
+def _column(values: Any) -> Any:
+    """Values as Arrow takes them: an array of several dimensions is a row of lists."""
+    if not isinstance(values, np.ndarray) or values.ndim < 2:
+        return values
+    column = pa.array(np.ascontiguousarray(values).reshape(-1))
+    for size in values.shape[:0:-1]:
+        column = pa.FixedSizeListArray.from_arrays(column, size)
+    return column
+
+
+def _of_store(store: Store, objective: Objective, keep: frozenset[str]) -> Columnar:
+    column = store.manifest.tokens_column
+    if column is None:
+        raise SchemaError(f"{store.shown} holds no tokens; prepare it with a tokenizer")
+
+    def read() -> pa.Table:
+        table = pa.Table.from_batches(store.batches(), schema=store.schema)
+        names = ["input_ids" if name == column else name for name in table.column_names]
+        return table.rename_columns(names)
+
+    digest = xxhash.xxh3_64()
+    for shard in store.manifest.shards:
+        digest.update(f"{shard.name} {shard.index_checksum}\n".encode())
+    return Columnar(read, len(store), store.shown, objective, keep, identity=digest.hexdigest())

@@ -1,0 +1,222 @@
+"""What the values of a sample are, told by the first one: tokens, numbers of one shape, or something to keep."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.batching.backends import backend_of
+from penstock.batching.collate import IGNORE
+from penstock.errors import DataError, SchemaError
+
+__all__ = ["FILLS", "IGNORE", "Kind", "Objective", "Schema", "array_of", "as_array", "keeps_type", "read_schema"]
+
+logger = logging.getLogger(__name__)
+
+Objective = Literal["classification", "regression", "masked_lm"] | None
+Role = Literal["tokens", "fixed", "meta"]
+
+FILLS = {"attention_mask": 0, "labels": IGNORE, "special_tokens_mask": 1}
+"""What the padding of token-wise columns is; 0 for all others."""
+_BY_TOKEN = frozenset({"attention_mask", "position_ids", "special_tokens_mask", "token_type_ids"})
+_BESIDE = frozenset({"id", "metadata", "text"})
+"""Never given to a model, whatever they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """`tokens` is one number for each token, `fixed` numbers of one shape, `meta` anything, kept beside the batch."""
+
+    role: Role
+    real: bool = False
+    """Numbers with a fraction, and not whole ones."""
+    shape: tuple[int, ...] = ()
+    narrow: Literal["bool", "uint8"] | None = None
+    """What whole numbers stay in batches, too: truth values, or the bytes of an image."""
+    by_row: bool = False
+    """Labels that are of whole rows because the objective says so."""
+
+    def __str__(self) -> str:
+        numbers = "fractions" if self.real else "whole numbers"
+        return {"tokens": f"{numbers} by token", "fixed": f"{numbers} of shape {self.shape}", "meta": "no number"}[
+            self.role
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """The values that every sample has, by name."""
+
+    kinds: Mapping[str, Kind]
+    left_out: frozenset[str] = frozenset()
+    """Values that samples have and batches do not."""
+    details: tuple[str, ...] = ()
+    """Entries of the samples' `metadata` that are kept under their own names too."""
+
+    @property
+    def has_tokens(self) -> bool:
+        return "input_ids" in self.kinds
+
+    def check_keys(self, sample: Any, row: int) -> None:
+        """Refuse what is not a sample like the first one."""
+        if not isinstance(sample, Mapping):
+            raise DataError(
+                f"row {row} is {type(sample).__name__} ({sample!r:.80}), and a sample is a mapping such as "
+                "{'input_ids': [...], 'labels': 1}",
+                row=row,
+            )
+        here, wanted = set(sample), set(self.kinds) | self.left_out
+        if here != wanted:
+            told = [f"no {', '.join(sorted(map(str, wanted - here)))}"] if wanted - here else []
+            told += [f"also {', '.join(sorted(map(str, here - wanted)))}"] if here - wanted else []
+            raise SchemaError(
+                f"row {row} has {' and '.join(told)}, unlike row 0, which has {', '.join(sorted(wanted))}; give every "
+                "sample the same keys"
+            )
+
+
+def keeps_type(name: str) -> bool:
+    """Whether bytes and truth values stay such in batches: all but those of ids, labels and masks."""
+    return name != "labels" and not name.endswith(("_ids", "_mask"))
+
+
+def read_schema(
+    sample: Any, objective: Objective, keep: frozenset[str] = frozenset(), others: Iterable[Any] = ()
+) -> Schema:
+    """What samples are like, by the sample of row 0. `keep` names values that go beside the batch.
+
+    `others` are the samples of the next rows. They are looked at if row 0 has one token and a list of one label, up to
+    the first that tells whether labels are by token.
+    """
+    if not isinstance(sample, Mapping):
+        Schema({}).check_keys(sample, 0)
+    length = None
+    if "input_ids" in sample:
+        ids = array_of("input_ids", sample["input_ids"], 0)
+        if ids is None or ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
+            raise DataError(f"input_ids of row 0 are no list of whole numbers: {sample['input_ids']!r:.80}", row=0)
+        length = len(ids)
+    kinds: dict[str, Kind] = {}
+    left_out = set()
+    for name, value in sample.items():
+        if not isinstance(name, str):
+            raise SchemaError(f"the keys of a sample are texts, row 0 has {name!r}")
+        if name == "labels" and objective == "masked_lm":
+            left_out.add(name)
+        elif name in _BESIDE or name in keep:
+            kinds[name] = Kind("meta")
+        else:
+            array = array_of(name, value, 0)
+            kinds[name] = _kind(name, array, length, objective)
+            single = name == "labels" and objective is None and array is not None and array.shape == (1,) == (length,)
+            if single and not kinds[name].real and _are_by_token(others):
+                kinds[name] = Kind("tokens")
+    if length is None and (objective == "masked_lm" or all(kind.role == "meta" for kind in kinds.values())):
+        raise SchemaError(
+            f"row 0 has no input_ids, only {', '.join(map(str, sample)) or 'nothing'}; tokenize first, or name the "
+            "column of tokens input_ids"
+        )
+    return Schema(kinds, frozenset(left_out), _details(sample, kinds))
+
+
+def _are_by_token(others: Iterable[Any]) -> bool:
+    """Whether the first sample that has not one token and one label has as many labels as tokens."""
+    for row, sample in enumerate(others, 1):
+        if not isinstance(sample, Mapping) or "input_ids" not in sample or "labels" not in sample:
+            return False  # which the batch with it tells
+        ids, labels = (array_of(name, sample[name], row) for name in ("input_ids", "labels"))
+        if ids is None or labels is None or ids.shape != (1,) or labels.shape != (1,):
+            return ids is not None and labels is not None and ids.shape == labels.shape
+    return False
+
+
+def _details(sample: Mapping[str, Any], kinds: Mapping[str, Kind]) -> tuple[str, ...]:
+    """What the metadata of a sample has of its own: single values, under names that are free."""
+    entries = sample.get("metadata")
+    if not isinstance(entries, Mapping):
+        return ()
+    return tuple(
+        name
+        for name, value in entries.items()
+        if isinstance(name, str)
+        and name not in kinds
+        and not isinstance(value, (Mapping, list, tuple, set))
+        and not getattr(value, "shape", ())
+    )
+
+
+def _kind(name: str, array: npt.NDArray[Any] | None, length: int | None, objective: Objective) -> Kind:
+    if name == "input_ids":
+        return Kind("tokens")
+    if array is None:
+        if name == "labels":
+            raise DataError("labels of row 0 are no numbers; turn classes into numbers from 0 on", row=0)
+        return Kind("meta")
+    real = array.dtype.kind == "f"
+    if name in _BY_TOKEN:
+        if array.shape != (length,):
+            raise DataError(
+                f"{name} of row 0 has shape {array.shape}, and "
+                + ("there are no input_ids" if length is None else f"input_ids {length} tokens")
+                + f"; {name} is one number for each token",
+                row=0,
+            )
+        return Kind("tokens", real)
+    if name == "labels" and objective is None and not real and array.shape == (length,) and array.size > 1:
+        if set(array.tolist()) <= {0, 1}:
+            logger.warning(
+                "labels of row 0 are 0s and 1s, as many as its tokens, and are taken to be one for each token; if they "
+                "are labels of the whole row, pass objective='classification'"
+            )
+        return Kind("tokens", real)
+    if name == "labels" and objective == "regression":
+        real = True
+    if name == "labels" and objective == "classification" and array.size == 1:
+        real = False
+    narrow: Literal["bool", "uint8"] | None = None
+    if keeps_type(name) and array.dtype in (np.bool_, np.uint8):
+        narrow = "bool" if array.dtype == np.bool_ else "uint8"
+    return Kind("fixed", real, array.shape, narrow, by_row=name == "labels" and objective is not None)
+
+
+def as_array(value: Any) -> npt.NDArray[Any] | None:
+    """Numbers of any framework, or Python's, as a NumPy array; None if it is something else.
+
+    An array of a lazy framework is computed here, in the thread that calls.
+    """
+    if isinstance(value, np.ndarray):
+        return value if value.dtype.kind in "biuf" else None
+    if isinstance(value, (bool, int, float, np.generic)):
+        array = np.asarray(value)
+        return array if array.dtype.kind in "biuf" else None
+    if isinstance(value, (list, tuple)):
+        try:
+            array = np.asarray(value)
+        except ValueError:  # rows of different lengths
+            return None
+        if array.size == 0:
+            return array.astype(np.int64)
+        return array if array.dtype.kind in "biuf" else None
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        array = np.asarray(backend_of(value).to_numpy(value))
+        return array if array.dtype.kind in "biuf" else None
+    return None
+
+
+def array_of(name: str, value: Any, row: int) -> npt.NDArray[Any] | None:
+    """The same for a value of a row, which is named if a framework cannot give its numbers."""
+    try:
+        return as_array(value)
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}"
+        if "Stream" in told:
+            told += (
+                "; an array that is computed when it is needed can only be so in the thread that made it: call mx.eval "
+                "on what the dataset holds, or use num_workers=0"
+            )
+        raise DataError(f"{name} of row {row} cannot be turned into numbers: {told}", row=row) from error

@@ -1,0 +1,310 @@
+"""Work done ahead of whoever waits for it: a function over many items, or an iterator, results in order."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import Any, Generic, Self, TypeVar
+
+from penstock.errors import StalledError
+from penstock.memory import MemoryBudget, Reservation
+from penstock.pipeline.config import available_cores
+
+__all__ = ["Background", "ReadAhead", "WorkAhead", "map_ahead"]
+
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+_MOST_THREADS = 4
+_LOOK_UP_SECONDS = 0.2
+"""How often a thread that waits for memory looks whether it is still wanted."""
+
+
+def map_ahead(function: Callable[[Item], Result], items: Iterable[Item]) -> Generator[Result, None, None]:
+    """`map`, with one item more in work than there are threads; the items are taken by the calling thread alone.
+
+    An exception comes in its place in the order. Closing the generator waits for what is in work, and takes no more.
+    """
+    threads = min(available_cores(), _MOST_THREADS)
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="penstock-ahead")
+    working: deque[Future[Result]] = deque()
+    try:
+        for item in items:
+            working.append(pool.submit(function, item))
+            del item  # the pool lets go of it as soon as it is done
+            if len(working) > threads:
+                yield working.popleft().result()
+        while working:
+            yield working.popleft().result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+class WorkAhead(Generic[Item, Result]):
+    """A function over many items by several threads, some items ahead of whoever takes the results, in order.
+
+    Up to `most` are in work or wait; an item counts for as many as its `weight` says, and one is always in work. They
+    are taken by the thread that takes the results. What is in work or waits is charged to `budget`: by the largest
+    `size` of a result so far and what work takes `beside` it, until its own size is known; where there is no room, no
+    more is begun until results were taken. As long as no size is known one item is in work alone.
+
+    An exception comes in its place in the order. `stop` begins nothing more, and lets go of what was made; `close` also
+    waits for what is in work.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Item], Result],
+        items: Iterator[Item],
+        threads: int,
+        most: int,
+        *,
+        weight: Callable[[Item], int] = lambda _: 1,
+        budget: MemoryBudget | None = None,
+        size: Callable[[Result], int] | None = None,
+        beside: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._function, self._items, self._most, self._weight = function, items, max(most, 1), weight
+        self._budget, self._size, self._beside = budget, size, beside
+        self._largest: float | None = None
+        """Bytes of a result, by its weight."""
+        self._threads: set[int] = set()
+        self._pool = ThreadPoolExecutor(
+            threads,
+            thread_name_prefix="penstock-ahead",
+            initializer=lambda known: known.add(threading.get_ident()),
+            initargs=(self._threads,),
+        )
+        self._next: deque[Item] = deque()
+        """The item that was taken and has to wait for room, if any."""
+        self._working: deque[tuple[Future[Result], int, Reservation | None]] = deque()
+        self._weights = 0
+        self._taken: Reservation | None = None
+        """Of the result that was taken last, if it is of several things, which are used one after the other."""
+        self._ended = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Result:
+        self._release_taken()
+        self._begin_more()
+        if not self._working:
+            self.close()
+            raise StopIteration
+        future, weight, charge = self._working.popleft()
+        self._weights -= weight
+        self._taken = charge
+        try:
+            return future.result()
+        finally:
+            if weight <= 1:
+                self._release_taken()
+            del future
+
+    def finish(self) -> None:
+        """Take no more items; what was taken still comes."""
+        self._ended = True
+
+    def stop(self) -> None:
+        """Begin nothing more. The threads end, and what they hold is let go of, once what is in work is done."""
+        self._end(wait=False)
+
+    def close(self) -> None:
+        # One of its own threads may be what collects it as garbage, and cannot wait for itself.
+        self._end(wait=threading.get_ident() not in self._threads)
+
+    def _end(self, *, wait: bool) -> None:
+        self._ended, self._weights = True, 0
+        self._next.clear()
+        self._release_taken()
+        self._pool.shutdown(wait=wait, cancel_futures=True)
+        while self._working:
+            future, _, charge = self._working.popleft()
+            if charge is not None:
+                future.add_done_callback(partial(_release, charge))
+
+    def _begin_more(self) -> None:
+        while self._next or (not self._ended and self._weights < self._most):
+            try:
+                item = self._next.popleft() if self._next else next(self._items)
+            except BaseException as error:  # noqa: BLE001 - it is raised where the result would have been
+                self._ended = True
+                if isinstance(error, StopIteration):
+                    return
+                failed: Future[Result] = Future()
+                failed.set_exception(error)
+                self._working.append((failed, 0, None))
+                return
+            weight = self._weight(item)
+            charge = None
+            if self._working and self._weights + weight > self._most:
+                self._next.append(item)
+                return
+            if self._budget is not None and self._size is not None:
+                charge = self._charge(weight)
+                if charge is None:
+                    self._next.append(item)
+                    return
+            self._weights += weight
+            self._working.append((self._pool.submit(self._work, item, weight, charge), weight, charge))
+
+    def _charge(self, weight: int) -> Reservation | None:
+        """Room for one item more, if there is any, or if it is the only one."""
+        assert self._budget is not None
+        needed = int((self._largest or 0) * weight) + self._beside()
+        if not self._working:
+            return self._budget.charge(needed, "prefetch", by=self)
+        return None if self._largest is None else self._budget.try_reserve(needed, "prefetch", by=self)
+
+    def _release_taken(self) -> None:
+        charge, self._taken = self._taken, None
+        if charge is not None:
+            charge.release()
+
+    def _work(self, item: Item, weight: int, charge: Reservation | None) -> Result:
+        result = self._function(item)
+        if charge is not None and self._size is not None:
+            size = self._size(result)
+            self._largest = max(self._largest or 0, size / max(weight, 1))
+            charge.resize(size)
+        return result
+
+
+def _release(charge: Reservation, done: Future[Any]) -> None:
+    charge.release()
+
+
+class ReadAhead(Generic[Item]):
+    """An iterator run by a thread of its own, up to `most` items ahead of whoever takes them.
+
+    What waits is charged to `budget`, by its `size`. An exception comes in its place in the order. `stop` tells the
+    thread to end, once the item that is in work is done; `close` also waits for that. Forgotten without either, it is
+    stopped: whatever collects garbage must not wait for a thread.
+    """
+
+    def __init__(
+        self,
+        items: Iterator[Item],
+        most: int,
+        *,
+        budget: MemoryBudget | None = None,
+        size: Callable[[Item], int] | None = None,
+    ) -> None:
+        self._line: _Line[Item] = _Line(most, budget, size)
+        # The thread knows the line, not this object, so that nothing keeps alive what nobody uses.
+        self._thread = threading.Thread(target=self._line.fill, args=(items,), name="penstock-ahead", daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Item:
+        return self._line.take()
+
+    def stop(self) -> None:
+        self._line.stop()
+
+    def close(self) -> None:
+        """Stop, and wait until the thread has ended, unless this is that thread."""
+        self._line.stop()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def __del__(self) -> None:
+        # At the end of the interpreter the thread is frozen, maybe with the lock that `stop` takes.
+        if hasattr(self, "_line") and not sys.is_finalizing():
+            self._line.stop()
+
+
+class _Line(Generic[Item]):
+    """What stands between the thread that makes items and the one that takes them."""
+
+    def __init__(self, most: int, budget: MemoryBudget | None, size: Callable[[Item], int] | None) -> None:
+        self._most, self._budget, self._size = most, budget, size
+        self._ready: deque[tuple[Item, Reservation | None]] = deque()
+        self._changed = threading.Condition()
+        self._stopped = self._done = False
+        self._error: BaseException | None = None
+
+    def fill(self, items: Iterator[Item]) -> None:
+        try:
+            for item in items:
+                charge = self._reserve(item)
+                with self._changed:
+                    if self._stopped:
+                        if charge is not None:
+                            charge.release()
+                        return
+                    self._ready.append((item, charge))
+                    del item
+                    self._changed.notify_all()
+                    self._changed.wait_for(lambda: self._stopped or len(self._ready) < self._most)
+                    if self._stopped:
+                        return
+        except BaseException as error:  # noqa: BLE001 - it is raised where the item would have been
+            self._error = error
+        finally:
+            with self._changed:
+                self._done = True
+                self._changed.notify_all()
+
+    def take(self) -> Item:
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready or self._done or self._stopped)
+            if self._ready:
+                item, charge = self._ready.popleft()
+                self._changed.notify_all()
+                if charge is not None:
+                    charge.release()
+                return item
+            error, self._error = self._error, None
+        if error is not None and not self._stopped:
+            raise error
+        raise StopIteration
+
+    def stop(self) -> None:
+        with self._changed:
+            self._stopped = True
+            while self._ready:
+                _, charge = self._ready.popleft()
+                if charge is not None:
+                    charge.release()
+            self._changed.notify_all()
+
+    def _reserve(self, item: Item) -> Reservation | None:
+        if self._budget is None or self._size is None:
+            return None
+        needed = self._size(item)
+        while not self._stopped:
+            with suppress(StalledError):
+                return self._budget.reserve(needed, "prefetch", timeout=_LOOK_UP_SECONDS, by=self)
+        return None
+
+
+_MOST_THREADS_background = 8
+
+
+class Background:
+    """Threads that start with the first piece of work, and end with `close`; more work starts them again."""
+
+    def __init__(self, threads: int | None = None) -> None:
+        self.threads = min(available_cores(), _MOST_THREADS_background) if threads is None else threads
+        self._pool: ThreadPoolExecutor | None = None
+
+    def submit(self, work: Callable[[], Result]) -> Future[Result]:
+        """Do it as soon as a thread is free, in the order of the calls."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="penstock-background")
+        return self._pool.submit(work)
+
+    def close(self) -> None:
+        """Wait for what has begun, and forget the rest."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+            self._pool = None

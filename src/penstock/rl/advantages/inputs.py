@@ -1,0 +1,132 @@
+"""What estimators are given, checked: each mistake named by its row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import ConfigError, DataError
+from penstock.rl.advantages.presets import Empty, Nan
+from penstock.rl.arrays import Array, Arrays
+
+__all__ = ["finite", "more", "per_row", "per_token", "rows_of", "token_mask", "unit"]
+
+
+def per_row(arrays: Arrays, values: Any, name: str, *, rows: int | None = None) -> Array:
+    """One number for each row."""
+    array = _floats(arrays, values, name)
+    if len(array.shape) != 1:
+        remedy = f"; sum token {name} over their tokens first" if len(array.shape) == 2 else ""
+        raise DataError(f"{name} must be one number a row, got shape {tuple(array.shape)}{remedy}")
+    if not array.shape[0]:
+        raise DataError(f"{name} is empty: there are no rows")
+    if rows is not None and array.shape[0] != rows:
+        raise DataError(f"{name} has {array.shape[0]} rows, expected {rows}{_first_without(array.shape[0], rows)}")
+    return array
+
+
+def per_token(arrays: Arrays, values: Any, name: str, *, shape: tuple[int, ...] | None = None) -> Array:
+    """One number for each token: (rows, tokens)."""
+    array = _floats(arrays, values, name)
+    given = tuple(array.shape)
+    if shape is not None and given != shape:
+        raise DataError(
+            f"{name} has shape {given}, expected {shape}{_first_without(given[0] if given else 0, shape[0])}"
+        )
+    if len(given) != 2:
+        raise DataError(f"{name} must be (rows, tokens), got shape {given}")
+    if 0 in given:
+        raise DataError(f"{name} is empty: it has shape {given}")
+    return array
+
+
+def token_mask(arrays: Arrays, mask: Any, shape: tuple[int, ...], empty: Empty) -> Array:
+    """The tokens that count. Without a token in a row: as `empty` says."""
+    if mask is None:
+        return arrays.bools(np.ones(shape, bool))
+    array = arrays.bools(_rectangular(mask, "mask"))
+    if tuple(array.shape) != tuple(shape):
+        given = tuple(array.shape)
+        raise DataError(f"mask has shape {given}, expected {shape}{_first_without(given[0] if given else 0, shape[0])}")
+    if empty == "raise":
+        counted = arrays.host(arrays.xp.any(array, axis=1))
+        if not counted.all():
+            row = int(np.argmin(counted))
+            raise DataError(
+                f"row {row} has no token with mask 1{more(int((~counted).sum()) - 1)}; leave such rows out, or pass "
+                f"empty='zero' for rows of zeros",
+                row=row,
+            )
+    return array
+
+
+def rows_of(mask: Array) -> tuple[int, int]:
+    """The shape of a mask, known to have two dimensions."""
+    if len(mask.shape) != 2:
+        raise DataError(f"mask must be (rows, tokens), got shape {tuple(mask.shape)}")
+    return mask.shape[0], mask.shape[1]
+
+
+def finite(arrays: Arrays, rewards: Array, name: str, nan: Nan) -> Array | None:
+    """Which rewards are numbers, if not all are and the rule is to leave the others out."""
+    xp = arrays.xp
+    if bool(xp.isfinite(xp.sum(rewards))):
+        return None
+    host = arrays.host(rewards)
+    bad = np.isinf(host) if nan == "exclude" else ~np.isfinite(host)
+    if bad.any():
+        row = int(np.argmax(bad))
+        remedy = (
+            "give it a number" if np.isinf(host[row]) else "give it a number, or pass nan='exclude' to leave it out"
+        )
+        raise DataError(f"{name} of row {row} is {host[row]}{more(int(bad.sum()) - 1)}; {remedy}", row=row)
+    valid = np.isfinite(host)
+    return None if valid.all() else arrays.put(valid)
+
+
+def unit(name: str, value: float) -> float:
+    """A factor between 0 and 1."""
+    if not 0 <= value <= 1:
+        raise ConfigError(f"{name} must be between 0 and 1, got {value!r}")
+    return float(value)
+
+
+def more(count: int) -> str:
+    """How many rows share a mistake with the one that is named."""
+    return f" (and {count} more rows)" if count else ""
+
+
+def _floats(arrays: Arrays, values: Any, name: str) -> Array:
+    try:
+        return arrays.floats(_rectangular(values, name))
+    except (TypeError, ValueError, RuntimeError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{name} must be numbers, got {type(values).__name__}: {error}") from None
+
+
+def _rectangular(values: Any, name: str) -> Any:
+    """Lists as a NumPy array, with the first row that is longer or shorter named; None is NaN."""
+    if not isinstance(values, (list, tuple)):
+        return values
+    lengths = [len(row) if hasattr(row, "__len__") and not isinstance(row, str) else None for row in values]
+    for row, length in enumerate(lengths):
+        if length != lengths[0]:
+            raise DataError(
+                f"{name} has {_items(length)} in row {row} and {_items(lengths[0])} in row 0; pad them to one length",
+                row=row,
+            )
+    array: npt.NDArray[Any] = np.asarray(values)
+    return array.astype(np.float64) if array.dtype == object else array
+
+
+def _items(length: int | None) -> str:
+    return "a number" if length is None else f"{length} values"
+
+
+def _first_without(given: int, expected: int) -> str:
+    if given == expected:
+        return ""
+    return f": row {min(given, expected)} is the first {'without' if given < expected else 'too many'}"

@@ -1,0 +1,151 @@
+"""What stands beside the advantages in a loss: KL estimates, DAPO's length penalty, and what to divide by."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import ConfigError, DataError
+from penstock.rl.advantages.inputs import per_row, per_token, rows_of, token_mask
+from penstock.rl.advantages.presets import Empty, Preset, choice, find_preset
+from penstock.rl.advantages.whiten import Reduce, reduced
+from penstock.rl.arrays import Array, arrays_of
+
+__all__ = ["aggregate_loss", "kl_estimate", "loss_denominators", "overlong_penalty"]
+
+AGGREGATIONS = {
+    "token-mean": "token-mean",
+    "sequence-mean": "sequence-mean",
+    "sequence-sum": "sequence-sum",
+    "dr-grpo": "dr-grpo",
+    # as TRL calls them
+    "dapo": "token-mean",
+    "grpo": "sequence-mean",
+    "luspo": "sequence-sum",
+    "dr_grpo": "dr-grpo",
+    # as verl does
+    "seq-mean-token-mean": "sequence-mean",
+    "seq-mean-token-sum": "sequence-sum",
+    "seq-mean-token-sum-norm": "dr-grpo",
+}
+
+
+def kl_estimate(
+    log_probs: Any,
+    reference: Any,
+    kind: str = "k3",
+    *,
+    preset: str | Preset = "penstock",
+    clamp: float | None = None,
+    clamp_log_ratio: float | None = None,
+) -> Array:
+    """The KL of the policy from the reference, estimated at each token; gradients pass.
+
+    With `d = log_probs - reference`: k1 is d, k2 is d² / 2, k3 is exp(-d) - 1 + d, and "low_var_kl" another name of k3
+    (which slime clamps). Clamps are the preset's unless given: `clamp_log_ratio` holds d of k3, `clamp` what comes out.
+    """
+    rules = find_preset(preset)
+    choice("kind", kind)
+    arrays = arrays_of(log_probs, reference, gradients=True)
+    xp = arrays.xp
+    ours, theirs = arrays.differentiable(log_probs), arrays.differentiable(reference)
+    if tuple(ours.shape) != tuple(theirs.shape):
+        raise DataError(
+            f"log_probs have shape {tuple(ours.shape)}, and reference {tuple(theirs.shape)}; one each a token"
+        )
+    apart = ours - theirs
+    if kind == "k1":
+        estimate = apart
+    elif kind == "k2":
+        estimate = apart * apart / 2
+    else:
+        most = rules.kl_log_ratio if clamp_log_ratio is None else clamp_log_ratio
+        held = apart if most is None else xp.clip(apart, -most, most)
+        estimate = xp.expm1(-held) + held  # exp(-d) - 1 would cancel for a small d
+    most = rules.kl_clamp if clamp is None and kind in rules.kl_clamped else clamp
+    return estimate if most is None else xp.clip(estimate, -most, most)
+
+
+def overlong_penalty(lengths: Any, max_length: int, buffer: int, *, penalty: float = 1.0) -> Array:
+    """DAPO's soft penalty for long responses, to be added to their rewards: 0 up to `max_length - buffer` tokens, from
+    there down in a line to `-penalty` at `max_length` and beyond."""
+    if not 0 < buffer <= max_length:
+        raise ConfigError(f"buffer must be between 1 and max_length ({max_length}), got {buffer!r}")
+    arrays = arrays_of(lengths)
+    length = per_row(arrays, lengths, "lengths")
+    if bool(arrays.xp.any(length < 0)):
+        row = int(np.argmax(arrays.host(length) < 0))
+        raise DataError(f"the length of row {row} is negative", row=row)
+    return arrays.give(arrays.xp.clip((max_length - buffer - length) / buffer, -1.0, 0.0) * penalty)
+
+
+def loss_denominators(
+    mask: Any,
+    aggregation: str | None = None,
+    *,
+    preset: str | Preset = "penstock",
+    max_length: int | None = None,
+    reduce: Reduce | None = None,
+    ranks: int = 1,
+    empty: Empty | None = None,
+) -> Array:
+    """For each row, what the loss of its tokens is to be divided by; then the loss of a batch is a sum.
+
+    - "token-mean": the number of tokens in the batch (DAPO; TRL's `dapo`, verl's `token-mean`);
+    - "sequence-mean": the tokens of the row times the number of rows (GRPO's own; `grpo`, `seq-mean-token-mean`);
+    - "sequence-sum": the number of rows (`luspo`, `seq-mean-token-sum`);
+    - "dr-grpo": the number of rows times `max_length`, the longest a response may be (`dr_grpo`); with preset verl the
+      length alone (`seq-mean-token-sum-norm`).
+
+    The batch is everything that makes up one step: pass its whole mask and cut rows into micro-batches afterwards, and
+    `reduce` to count over ranks (see `whiten`). `ranks` is for trainers that average gradients over so many ranks
+    where a sum is meant: it divides what is divided by.
+    """
+    rules = find_preset(preset)
+    name = rules.aggregation if aggregation is None else aggregation
+    if name not in AGGREGATIONS:
+        near = difflib.get_close_matches(str(name), AGGREGATIONS, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"there is no aggregation {name!r}, only {', '.join(map(repr, AGGREGATIONS))}{hint}")
+    if ranks < 1:
+        raise ConfigError(f"ranks must be positive, got {ranks!r}")
+    arrays = arrays_of(mask)
+    xp = arrays.xp
+    shape = rows_of(arrays.bools(mask))
+    counted = token_mask(arrays, mask, shape, choice("empty", empty, rules.empty))
+    lengths = arrays.wide(arrays.floats(xp.sum(counted, axis=1)))
+    ones = xp.ones_like(lengths)
+    tokens, rows = reduced(arrays, xp.stack([xp.sum(lengths), xp.sum(ones)]), reduce)
+    kind = AGGREGATIONS[name]
+    if kind == "token-mean":
+        divisors = ones * max(tokens, 1.0)
+    elif kind == "sequence-mean":
+        divisors = xp.clip(lengths, 1.0, None) * rows
+    elif kind == "sequence-sum":
+        divisors = ones * rows
+    else:
+        if max_length is None or max_length < 1:
+            raise ConfigError(f"{name} divides by the longest a response may be: pass max_length=, got {max_length!r}")
+        divisors = ones * (max_length * (rows if rules.dr_grpo_rows else 1))
+    return arrays.give(arrays.like(divisors / ranks, arrays.floats(np.zeros(1, np.float32))))
+
+
+def aggregate_loss(losses: Any, mask: Any, denominators: Any) -> Array:
+    """The loss of the tokens with mask 1, each divided by the denominator of its row, summed; gradients pass.
+
+    `denominators` is one a row, or one a token, as batches without padding have them: their rollouts lie in one row.
+    Micro-batches and ranks add up to the loss of the batch that the denominators were made for.
+    """
+    arrays = arrays_of(losses, mask, denominators, gradients=True)
+    xp = arrays.xp
+    loss = arrays.differentiable(losses)
+    rows, tokens = rows_of(loss)
+    counted = token_mask(arrays, mask, (rows, tokens), "zero")
+    if len(np.shape(denominators)) == 2:
+        divisors = per_token(arrays, denominators, "denominators", shape=(rows, tokens))
+        divisors = xp.where(counted, divisors, 1.0)  # nobody has to say what nothing is divided by
+    else:
+        divisors = per_row(arrays, denominators, "denominators", rows=rows)[:, None]
+    return xp.sum(xp.where(counted, loss, 0.0) / divisors)

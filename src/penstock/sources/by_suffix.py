@@ -1,0 +1,77 @@
+"""Picking a source by suffix."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import ConfigError
+from penstock.files.filesystems import local_or_none
+from penstock.files.listing import PathLike, list_files, split_suffix
+from penstock.pipeline.stages import Source
+from penstock.plugins import formats
+from penstock.sources.arrow import ArrowSource
+from penstock.sources.csv import CsvSource
+from penstock.sources.file_source import FileSource
+from penstock.sources.jsonl import JsonlSource, JsonSource
+from penstock.sources.parquet import ParquetSource
+from penstock.sources.record_source import RecordSource
+from penstock.sources.store import StoreSource
+from penstock.sources.text import TextSource
+from penstock.store.manifest import VERSIONS, is_store
+from penstock.store.remote import refuse_remote_store
+
+__all__ = ["open_source"]
+
+_log = logging.getLogger(__name__)
+
+_BUILT_IN = (JsonlSource, JsonSource, CsvSource, ParquetSource, ArrowSource, TextSource)
+_MAKERS: dict[str, Any] = {suffix: kind for kind in _BUILT_IN for suffix in kind.suffixes}
+
+
+def open_source(path: PathLike | Iterable[PathLike], **options: Any) -> Source:
+    """The source for a path, directory, glob or list of them, by the suffix of its files. They must all be alike.
+
+    The directory of a token store is a `StoreSource`; it is opened by itself.
+    """
+    paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
+    for each in paths:
+        refuse_remote_store(each)
+    stores = [each for each in paths if (local := local_or_none(each)) is not None and _is_token_store(local)]
+    if stores:
+        if len(paths) > 1:
+            raise ConfigError(f"{os.fspath(stores[0])!r} is a token store, and a store is opened alone; got {paths!r}")
+        return StoreSource(stores[0], **options)
+    files = list_files(paths)
+    kinds = {split_suffix(file)[0]: file for file in files}
+    makers = _MAKERS if kinds.keys() <= _MAKERS.keys() else _with_plugins()
+    unknown = [suffix for suffix in kinds if suffix not in makers]
+    if unknown:
+        raise ConfigError(
+            f"no source reads {unknown[0] or 'files without a suffix'!r} ({kinds[unknown[0]].name}); "
+            f"known: {', '.join(sorted(makers))}; build the source yourself, or install a plugin"
+        )
+    chosen = {makers[suffix] for suffix in kinds}
+    if len(chosen) > 1:
+        raise ConfigError(f"{path!r} holds files of several formats ({', '.join(sorted(kinds))}); open them one by one")
+    source: Source = chosen.pop()(files, **options)
+    left_out = next(filter(None, files.partitions), ())
+    if left_out and not isinstance(source, FileSource | RecordSource):
+        _log.warning(
+            "%r takes no columns from the names of directories, so those of %s are left out", source, "/".join(left_out)
+        )
+    return source
+
+
+def _is_token_store(path: Path) -> bool:
+    """A manifest.json alone is not enough: other directories have one among their files."""
+    return is_store(path) and (path / VERSIONS).is_dir()
+
+
+def _with_plugins() -> dict[str, Any]:
+    """The formats of plugins too. Asked for only when needed: one that cannot be loaded must not spoil a JSONL file."""
+    added = {suffix: found.source for found in formats() if found.source is not None for suffix in found.suffixes}
+    return added | _MAKERS

@@ -1,0 +1,423 @@
+"""Stretches: parts of the input that can be read each by itself, in any order, found without reading the data.
+
+    stretches = cut_into_stretches(source, 4 << 20)
+    with closing(open_stretch(source, stretches[7])) as reader:
+        cut = reader.cut(max_records=1000, max_bytes=1 << 20)
+        rows = reader.decode(cut)
+
+Lines (text, JSON Lines) are cut every so many bytes: a line belongs to the stretch in which it begins. Parquet is cut
+between row groups, Arrow files between record batches, a token store between any two rows of a shard. A compressed
+file, and one whose records cannot be found from the middle (CSV, JSON), is one stretch; it is still read piece by
+piece. Of Parquet and Arrow files the footers are read, of all others nothing but their sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from penstock.errors import ConfigError, DataError
+from penstock.files.compression import open_input
+from penstock.files.listing import split_suffix
+from penstock.files.records import first_newline
+from penstock.pipeline.prefetch import map_ahead
+from penstock.pipeline.stages import Block, Origin, Rejected
+from penstock.sources.arrow import ArrowSource
+from penstock.sources.blocks import BlockReader, Place, Spans
+from penstock.sources.file_source import FileSource, Opened
+from penstock.sources.jsonl import JsonlSource
+from penstock.sources.parquet import ParquetSource
+from penstock.sources.record_source import RecordSource
+from penstock.sources.store import StoreSource
+from penstock.store.shards import ShardReader, check_touched
+
+__all__ = ["Cut", "Rows", "Stretch", "StretchReader", "cut_into_stretches", "input_files", "open_stretch"]
+
+_READ_BYTES = 1 << 20
+_LOOK_BYTES = 1 << 16
+_DAMAGED = (pa.ArrowException, OSError, EOFError)
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Bytes, or rows, `start` to `stop` of one file; `stop` is None where the end is not known before it is reached."""
+
+    file: int
+    start: int
+    stop: int | None
+    nbytes: int
+    """About how much there is to read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Some records that follow one another, not decoded yet."""
+
+    data: Any
+    records: int
+    nbytes: int
+    first: int
+    """Where the first of them begins in the file: a byte (after decompression), or a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What a cut held: rows, where each begins in the file, and records that are no rows."""
+
+    batch: pa.RecordBatch
+    places: npt.NDArray[np.int64]
+    rejected: tuple[Rejected, ...] = ()
+
+
+class StretchReader(Protocol):
+    """An open stretch."""
+
+    by_bytes: bool
+    """Whether places are bytes, not rows."""
+
+    @property
+    def at(self) -> int:
+        """How far it has been cut, counted from its start."""
+        ...
+
+    def cut(self, max_records: int, max_bytes: int) -> Cut | None:
+        """The next records, until there are so many or their bytes reach so much; None at the end.
+
+        What is cut depends on where it begins and on the limits alone. A damaged place raises `DataError` behind the
+        last record before it; `skip_bad` goes on behind it.
+        """
+        ...
+
+    def decode(self, cut: Cut) -> Rows: ...
+
+    def skip_bad(self) -> str:
+        """Go on after an error; says what was left out, in few words."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def input_files(source: Any) -> list[tuple[str, int]]:
+    """(name, bytes) of everything a source reads; `Stretch.file` counts through this list."""
+    if isinstance(source, StoreSource):
+        return [(str(source.path / shard.file), shard.bytes) for shard in source.manifest.shards]
+    if not isinstance(source, RecordSource | FileSource):
+        raise ConfigError(f"{source!r} cannot be cut into parts; streaming reads files, or a token store")
+    return [(str(path), path.stat().st_size) for path in source.files]
+
+
+def cut_into_stretches(source: Any, target_bytes: int) -> list[Stretch]:
+    """The input in stretches of about `target_bytes`, as far as its format allows. Empty files have none."""
+    files = input_files(source)
+    if isinstance(source, StoreSource):
+        shards = enumerate(source.manifest.shards)
+        return [part for n, shard in shards for part in _row_ranges(n, shard.rows, shard.bytes, target_bytes)]
+    numbers = [number for number, (_, size) in enumerate(files) if size]
+    if isinstance(source, ParquetSource | ArrowSource):
+        groups = _row_groups if isinstance(source, ParquetSource) else _record_batches
+        found = map_ahead(lambda number: groups(source.files[number]), numbers)
+        return [
+            part
+            for number, counted in zip(numbers, found)
+            for part in _joined(number, counted, files[number][1], target_bytes)
+        ]
+    return [part for number in numbers for part in _byte_ranges(source, number, files[number][1], target_bytes)]
+
+
+def open_stretch(source: Any, stretch: Stretch, at: int = 0) -> StretchReader:
+    """A reader of one stretch, from `at` on: what `StretchReader.at` said before."""
+    return _LineReader(source, stretch, at) if isinstance(source, RecordSource) else _RowReader(source, stretch, at)
+
+
+def _byte_ranges(source: RecordSource, number: int, size: int, target_bytes: int) -> list[Stretch]:
+    path = source.files[number]
+    if split_suffix(path)[1] or not source.lines_can_be_found(number):
+        return [Stretch(number, 0, None, size)]
+    count = max(1, -(-size // target_bytes))
+    bounds = [size * part // count for part in range(count + 1)]
+    return [Stretch(number, low, high, high - low) for low, high in pairwise(bounds)]
+
+
+def _row_ranges(number: int, rows: int, nbytes: int, target_bytes: int) -> list[Stretch]:
+    count = max(1, min(rows, -(-nbytes // target_bytes)))
+    bounds = [rows * part // count for part in range(count + 1)]
+    pairs = pairwise(bounds)
+    return [Stretch(number, low, high, max(1, nbytes * (high - low) // rows)) for low, high in pairs if high > low]
+
+
+def _joined(number: int, groups: Sequence[tuple[int, int]] | None, size: int, target_bytes: int) -> list[Stretch]:
+    """Neighbouring groups of (rows, bytes) together, until they are large enough."""
+    if groups is None:
+        return [Stretch(number, 0, None, size)]
+    found: list[Stretch] = []
+    start = stop = nbytes = 0
+    for at, (rows, more) in enumerate(groups):
+        stop, nbytes = stop + rows, nbytes + more
+        if stop > start and (nbytes >= target_bytes or at == len(groups) - 1):
+            found.append(Stretch(number, start, stop, max(1, nbytes)))
+            start, nbytes = stop, 0
+    return found
+
+
+def _row_groups(path: Path) -> list[tuple[int, int]] | None:
+    try:
+        metadata = pq.read_metadata(path)
+    except _DAMAGED:
+        return None  # reported when it is read
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    return [(group.num_rows, group.total_byte_size) for group in groups]
+
+
+def _record_batches(path: Path) -> list[tuple[int, int]] | None:
+    """None for streams, and for compressed files, which list nothing."""
+    if split_suffix(path)[1]:
+        return None
+    try:
+        with pa.memory_map(str(path)) as file:
+            reader = pa.ipc.open_file(file)
+            batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+            for batch in batches:
+                batch.validate()  # or a damaged one could be counted beyond its end
+            return [(batch.num_rows, batch.nbytes) for batch in batches]
+    except _DAMAGED:
+        return None  # a stream, or damaged, which is reported when it is read
+
+
+class _LineReader:
+    """Records in text. Places are bytes."""
+
+    by_bytes = True
+
+    def __init__(self, source: RecordSource, stretch: Stretch, at: int) -> None:
+        self._source, self._stretch, self._at = source, stretch, at
+        self._path = source.files[stretch.file]
+        self._reader: BlockReader | None = None
+        self._data = pa.py_buffer(b"")
+        self._first = 0
+        """Where the data begins in the file."""
+        self._starts = self._stops = np.empty(0, np.int64)
+        self._used = 0
+
+    @property
+    def at(self) -> int:
+        return self._at
+
+    def cut(self, max_records: int, max_bytes: int) -> Cut | None:
+        parts: list[pa.Buffer] = []
+        records = nbytes = 0
+        first = self._stretch.start + self._at
+        while records < max_records and nbytes < max_bytes:
+            try:
+                if not self._load():
+                    break
+            except DataError:
+                if records:
+                    break  # the next call says so again
+                raise
+            begin = self._stretch.start + self._at - self._first
+            if not records:
+                first = self._first + begin
+            ends = self._stops[self._used : self._used + max_records - records] - begin
+            taken = min(len(ends), int(np.searchsorted(ends, max_bytes - nbytes)) + 1)
+            parts.append(self._data.slice(begin, int(ends[taken - 1])))
+            records, nbytes = records + taken, nbytes + int(ends[taken - 1])
+            self._used += taken
+            self._at += int(ends[taken - 1])
+        if not records:
+            return None
+        data = parts[0] if len(parts) == 1 else pa.py_buffer(b"".join(parts))
+        return Cut(data, records, nbytes, first)
+
+    def decode(self, cut: Cut) -> Rows:
+        number = self._stretch.file
+        meta = {"records": cut.records, "file": number, "layout": self._source.layout_of(number)}
+        block = Block(Origin(str(self._path), 0, cut.first), cut.data, cut.nbytes, meta)
+        alone = isinstance(self._source, JsonlSource) and not self._source.has_schema
+        decoded = self._source.decode_alone(block) if alone else self._source.decode(block)  # type: ignore[attr-defined]
+        starts = Spans(block).starts
+        places = starts[: decoded.batch.num_rows] if decoded.rows is None else starts[list(decoded.rows)]
+        return Rows(
+            decoded.batch,
+            cut.first + np.asarray(places, np.int64),
+            # Which row of its file it is, nobody has counted.
+            tuple(replace(rejected, row=None) for rejected in decoded.rejected),
+        )
+
+    def skip_bad(self) -> str:
+        assert self._reader is not None
+        reason = self._reader.skip_bad()
+        place = self._reader.place
+        if not place.file:
+            self._at = place.offset - self._stretch.start
+        return reason
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def _load(self) -> bool:
+        """Whether there is a record left; reads on if need be."""
+        if self._used < len(self._starts):
+            return True
+        stop = self._stretch.stop
+        if self._reader is None and not self._open():
+            return False
+        assert self._reader is not None
+        here = self._reader.place
+        left = _READ_BYTES if stop is None else min(_READ_BYTES, stop - here.offset)
+        if here.file or left <= 0:
+            self.close()
+            return False
+        try:
+            raw = self._reader.next(left)
+        except DataError as error:
+            raise DataError(error.reason, file=str(self._path), offset=error.offset) from error
+        if raw is None:
+            return False
+        self._data, self._first, self._used = raw.data, raw.place.offset, 0
+        cutter = self._source.layout_of(self._stretch.file).cutter
+        self._starts, self._stops = cutter.spans(np.frombuffer(raw.data, np.uint8))
+        if stop is not None:
+            mine = int(np.searchsorted(self._starts, stop - self._first))
+            self._starts, self._stops = self._starts[:mine], self._stops[:mine]
+        self._at = raw.place.offset - self._stretch.start  # behind a byte order mark, or the header of a CSV
+        return len(self._starts) > 0
+
+    def _open(self) -> bool:
+        begin = self._stretch.start + self._at
+        if self._stretch.start and not self._at:
+            found = self._first_line()
+            if found is None:
+                return False
+            begin = found
+        self._at = begin - self._stretch.start
+        self._reader = self._source.reader_of(self._stretch.file, Place(0, begin))
+        return True
+
+    def _first_line(self) -> int | None:
+        """Where the first line of the stretch begins: behind the first newline from the byte before it on."""
+        start, stop = self._stretch.start, self._stretch.stop
+        reader = open_input(self._path, start - 1)
+        try:
+            at, scratch = start - 1, np.empty(_LOOK_BYTES, np.uint8)
+            while (stop is None or at < stop - 1) and (got := reader.readinto(memoryview(scratch))):  # type: ignore[arg-type]
+                found = first_newline(scratch[:got])
+                if found:
+                    begin = at + found
+                    return begin if stop is None or begin < stop else None
+                at += got
+        finally:
+            reader.close()
+        return None
+
+
+class _RowReader:
+    """Rows of columnar files and of stores. Places are rows."""
+
+    by_bytes = False
+
+    def __init__(self, source: Any, stretch: Stretch, at: int) -> None:
+        self._source, self._stretch, self._at = source, stretch, at
+        self._opened: Opened | None = None
+        rows = (stretch.stop or 0) - stretch.start
+        self._row_bytes = max(1, -(-stretch.nbytes // rows)) if rows > 0 else 0
+
+    @property
+    def at(self) -> int:
+        return self._at
+
+    def cut(self, max_records: int, max_bytes: int) -> Cut | None:
+        first, stop = self._stretch.start + self._at, self._stretch.stop
+        wanted = max_records
+        if stop is not None:
+            wanted = min(wanted, max(1, -(-max_bytes // self._row_bytes)), stop - first)
+        batches: list[pa.RecordBatch] = []
+        left = wanted
+        try:
+            while left > 0 and (batch := self._here().next(left)) is not None:
+                batches.append(batch)
+                left -= batch.num_rows
+                self._at += batch.num_rows
+        except _DAMAGED as error:
+            self.close()
+            self._at = first - self._stretch.start
+            raise self._told(error, first + wanted - left) from error
+        if not batches:
+            self.close()
+            return None
+        nbytes = (wanted - left) * self._row_bytes or sum(batch.nbytes for batch in batches)
+        data = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+        return Cut(data, wanted - left, nbytes, first)
+
+    def decode(self, cut: Cut) -> Rows:
+        batch = cut.data
+        if isinstance(self._source, FileSource):
+            batch = self._source.with_partitions(batch, self._source.files[self._stretch.file])
+        return Rows(batch, cut.first + np.arange(cut.records, dtype=np.int64))
+
+    def skip_bad(self) -> str:
+        self.close()
+        self._stretch = replace(self._stretch, stop=self._stretch.start + self._at)
+        return "the rest of a row group or record batch is unreadable"
+
+    def close(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+
+    def _here(self) -> Opened:
+        if self._opened is None:
+            opened = _open_rows(self._source, self._stretch.file)
+            first = self._stretch.start + self._at
+            if first and opened.skip(first) < first:
+                opened.close()
+                name = input_files(self._source)[self._stretch.file][0]
+                raise DataError(f"the file has less than {first} rows now; it was changed", file=name)
+            self._opened = opened
+        return self._opened
+
+    def _told(self, error: Exception, row: int) -> Exception:
+        if isinstance(self._source, StoreSource):
+            return error
+        return self._source._damaged(error, self._source.files[self._stretch.file], row)  # type: ignore[no-any-return]
+
+
+def _open_rows(source: Any, number: int) -> Opened:
+    return _Shard(source, number) if isinstance(source, StoreSource) else source._open(source.files[number])
+
+
+class _Shard:
+    """A shard of a store, from row to row."""
+
+    def __init__(self, source: StoreSource, number: int) -> None:
+        manifest = source.manifest
+        check_touched(source.path, manifest.shards[number])
+        self._reader = ShardReader(source.path, manifest.shards[number], manifest)
+        self._row = 0
+
+    def skip(self, rows: int) -> int:
+        self._row = min(rows, self._reader.rows)
+        return self._row
+
+    def next(self, max_rows: int) -> pa.RecordBatch | None:
+        if self._row >= self._reader.rows:
+            return None
+        piece = self._reader.find(self._row)
+        batch = self._reader.batch(piece).slice(self._row - self._reader.starts[piece], max_rows)
+        self._row += batch.num_rows
+        return batch
+
+    def held_bytes(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        return

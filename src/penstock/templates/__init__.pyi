@@ -1,0 +1,14 @@
+from penstock.templates.base_template import BaseTemplate as BaseTemplate
+from penstock.templates.columns import ColumnFormat as ColumnFormat
+from penstock.templates.converters import TabularTextConverter as TabularTextConverter
+from penstock.templates.engine import TextTemplateEngine as TextTemplateEngine
+from penstock.templates.few_shot import FewShot as FewShot
+from penstock.templates.frames import as_row as as_row
+from penstock.templates.frames import as_table as as_table
+from penstock.templates.jinja import JinjaTemplate as JinjaTemplate
+from penstock.templates.sentences import SentenceTemplate as SentenceTemplate
+from penstock.templates.styles import JsonTemplate as JsonTemplate
+from penstock.templates.styles import KeyValueTemplate as KeyValueTemplate
+from penstock.templates.styles import ListTemplate as ListTemplate
+from penstock.templates.styles import MarkdownTemplate as MarkdownTemplate
+from penstock.templates.styles import NaturalTemplate as NaturalTemplate

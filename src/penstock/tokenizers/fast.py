@@ -1,0 +1,317 @@
+"""The fast path: gigatoken where it gives the reference's ids, checked before the first row and all along the way.
+
+Rows with characters that the two were not shown to treat alike go to the reference (`characters.py`). Another
+difference that is found before any of its ids were delivered costs nothing but speed; found later, it ends the run.
+What it keeps for speed is a cache of words that only grows, so a backend is thrown away and loaded anew once the
+process has grown by more than it is allowed to.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.arrays.ragged import Flags, Ints, Ragged, spliced
+from penstock.arrays.text import Utf8, flags, utf8
+from penstock.memory.pressure import resident_bytes
+from penstock.pipeline.chain import BrokenStageError
+from penstock.pipeline.config import available_cores
+from penstock.tokenizers.characters import Characters, ascii_pairs
+from penstock.tokenizers.reference import FastModel, Reference, reference_ids
+from penstock.tokenizers.verification import CharacterComparison, compared_rows, first_difference, is_long
+
+__all__ = ["FastPath", "Refused"]
+
+log = logging.getLogger("penstock.transforms.tokenization")
+
+FIRST_ROWS, FIRST_BYTES, FIRST_LONG_ROWS = 64, 1 << 16, 2
+FEW_ROWS, FEW_BYTES = 2000, 2 << 20
+CACHE_BYTES, CACHE_LEAST_TEXT = 512 << 20, 8 << 20
+
+PROBES = (
+    "",
+    " ",
+    "hello world",
+    "  two  spaces  and a tab\tand three   ",
+    "line\nline\r\n\r\n  indented\n\n\n",
+    "it's we'll I'VE they'd DON'T 's 'S",
+    "1 22 333 4444 55555 3.14 1,000,000 0x1F",
+    "!? ... --- ((a)) [b]{c} a_b a-b @home #1 $5 100% a/b\\c",
+    "camelCase HTMLParser snake_case",
+    "naïve café e\u0301 ﬁ Å ẞ İi ǅ",
+    "日本語テキスト、漢字かな交じり 한국어 中文",
+    "Привет мир שלום مرحبا नमस्ते",
+    "🎉👩‍👩‍👧‍👦🇩🇪 ❤️ \U0001f3fd",
+    "nul\0 bell\x07 del\x7f esc\x1b \u200b\u200d\ufeff \u3000\u00a0\u2028x\u0085",
+    "▁a ▁ ▁▁b",
+    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+    "\ue000\U000f0000\uffff",
+)
+
+
+class Refused(Exception):  # noqa: N818 - never leaves this package
+    """The fast path cannot be used, for this reason."""
+
+
+class FastPath:
+    """The fast form of one tokenizer in one mode of parsing: `Refused`, now and ever after, where it is not exact.
+
+    With `alone=False` there are copies elsewhere that may have delivered ids already.
+    """
+
+    def __init__(
+        self, reference: Reference, *, parse_special: bool, wanted: bool | None = True, alone: bool = True
+    ) -> None:
+        self._reference, self._parse_special, self._wanted = reference, parse_special, wanted
+        self._setup, self._verdict = threading.Lock(), threading.Lock()
+        self._backends: Backends | None = None
+        self._traps: str | None = None
+        self._characters: Characters | None = None
+        self._reference_rows = 0
+        self._refusal: str | None = None
+        self._delivered, self._wrong = not alone, ""
+        self._unseen_rows, self._unseen_long = FIRST_ROWS, FIRST_LONG_ROWS
+        self._cache_bytes = CACHE_BYTES
+
+    @property
+    def refusal(self) -> str | None:
+        """Why it is not used, once that is known."""
+        return self._refusal
+
+    @property
+    def reference_rows(self) -> int:
+        """Rows that went to the reference because of their characters."""
+        return self._reference_rows
+
+    def fit(self, nbytes: int) -> None:
+        """Let what is kept between calls grow by so much, and load what is needed for the first call."""
+        self._cache_bytes = nbytes
+        if self._backends is not None:
+            self._backends.allowed = nbytes
+        try:
+            self._ready()
+        except Refused:
+            return  # said in the log; the reference does the work
+
+    def encode(self, texts: pa.Array) -> Ragged:
+        """The ids of a column of texts without nulls. They may not be used before `deliver` was called."""
+        backends = self._ready()
+        data = utf8(texts)
+        other = self._for_reference(texts, data)
+        if other is not None and other.any():
+            marked = reference_ids(self._reference, texts.filter(pa.array(other)), parse_special=self._parse_special)
+            return spliced(other, marked, self._checked(backends, texts.filter(pa.array(~other))))
+        return self._checked(backends, texts, data)
+
+    def deliver(self) -> None:
+        """What `encode` gave to this thread leaves the tokenizer now, unless another found a difference meanwhile."""
+        with self._verdict:
+            self._stop_if_over()
+            self._delivered = True
+
+    def _checked(self, backends: Backends, texts: pa.Array, data: Utf8 | None = None) -> Ragged:
+        data = utf8(texts) if data is None else data
+        chosen = compared_rows(data)
+        if self._unseen_rows > 0 or self._unseen_long > 0:
+            chosen = chosen | self._first_rows(data)
+        rows, difference = self._compared(backends, texts, data, np.flatnonzero(chosen))
+        if difference is not None:
+            self._found(difference)
+        return rows
+
+    def _found(self, difference: str) -> NoReturn:
+        with self._verdict:
+            if self._delivered and not self._wrong:
+                self._wrong = difference
+                log.error("%s: gigatoken was wrong: %s", self._reference.name, difference)
+            self._stop_if_over()
+            self._refuse(difference)  # before any other thread delivers
+
+    def _compared(self, backends: Backends, texts: pa.Array, data: Utf8, chosen: Ints) -> tuple[Ragged, str | None]:
+        """The rows, and what is wrong with them."""
+        try:
+            rows = backends.encode(data)
+        except BaseException as error:  # noqa: BLE001 - a panic in Rust is not an Exception
+            self._refuse(f"it failed: {_told(error)}")
+        if len(rows.bounds) != len(texts) + 1:
+            return rows, f"it returned {len(rows.bounds) - 1} rows for {len(texts)}"
+        if not len(chosen):
+            return rows, None
+        row = first_difference(self._reference, texts, data, rows, chosen, parse_special=self._parse_special)
+        if row is None:
+            return rows, None
+        return rows, f"it gives other ids than the reference for the text {texts[row].as_py()[:200]!r:.200}"
+
+    def _first_rows(self, data: Utf8) -> Flags:
+        first = min(self._unseen_rows, int(np.searchsorted(data.bounds, FIRST_BYTES, "right")))
+        long = is_long(data)
+        early: Flags = (np.arange(len(long)) < max(first, self._unseen_rows > 0)) & ~long
+        early[np.flatnonzero(long)[: max(self._unseen_long, 0)]] = True
+        self._unseen_rows -= int((early & ~long).sum())
+        self._unseen_long -= int((early & long).sum())
+        return early
+
+    def _ready(self) -> Backends:
+        self._stop_if_over()
+        if self._backends is not None:
+            return self._backends
+        with self._setup:
+            if self._backends is None and self._refusal is None:
+                self._load()
+        return self._ready()
+
+    def _load(self) -> None:
+        if not self._wanted:
+            self._refuse("fast=False was given", logging.INFO if self._wanted is False else logging.DEBUG)
+        model = self._reference.fast(parse_special=self._parse_special)
+        if isinstance(model, str):
+            self._refuse(model)
+        self._traps = model.traps
+        try:
+            backends = Backends(model, self._cache_bytes, self._reference.vocab_size)
+        except BaseException as error:  # noqa: BLE001 - whatever it cannot load, the reference can
+            self._refuse(f"it does not support this model: {_told(error)}")
+        probes = pa.array([*PROBES, *ascii_pairs(), *self._reference.probes()], pa.string())
+        other = self._trapped(probes)
+        if other is not None:
+            probes = probes.filter(pa.array(~other))
+        _, difference = self._compared(backends, probes, utf8(probes), np.arange(len(probes)))
+        if difference is not None:
+            self._refuse(difference)
+        characters = CharacterComparison(
+            self._reference,
+            encode=backends.encode,
+            load=lambda small, size: Backends(small, self._cache_bytes, size).encode,
+            traps=model.traps,
+            parse_special=self._parse_special,
+        )
+        self._characters = Characters(characters.different, characters.key, characters.contexts)
+        self._backends = backends
+        log.info("%s: tokenizing with gigatoken, checked against the reference", self._reference.name)
+
+    def _refuse(self, reason: str, level: int = logging.WARNING) -> NoReturn:
+        if self._refusal is None:
+            self._refusal = reason
+            log.log(
+                level,
+                "%s: tokenizing with the slower reference; gigatoken is not used: %s",
+                self._reference.name,
+                reason,
+            )
+        raise Refused(self._refusal)
+
+    def _stop_if_over(self) -> None:
+        if self._wrong:
+            # Not the fault of a row: an engine that skips bad rows must not skip this one and go on.
+            raise BrokenStageError(
+                f"gigatoken, the fast tokenizer, was wrong with {self._reference.name}: {self._wrong}; rows delivered "
+                "before may have wrong ids too, so do not use or resume the output of this run: delete it, and run "
+                "again with load_tokenizer(..., fast=False) or Tokenize(..., fast=False)"
+            )
+        if self._refusal is not None:
+            raise Refused(self._refusal)
+
+    def _for_reference(self, texts: pa.Array, data: Utf8) -> Flags | None:
+        """The rows on which the two are not known to agree."""
+        trapped = self._trapped(texts)
+        assert self._characters is not None
+        try:
+            outside = self._characters.outside(data if trapped is None else utf8(texts.filter(pa.array(~trapped))))
+        except BaseException as error:  # noqa: BLE001 - a panic in Rust is not an Exception
+            self._refuse(f"it failed: {_told(error)}")
+        if outside is None:
+            return trapped
+        if trapped is None:
+            trapped = np.zeros(len(texts), np.bool_)
+        trapped[np.flatnonzero(~trapped)[outside]] = True
+        if not self._reference_rows:
+            row = texts[int(np.flatnonzero(trapped)[0])].as_py()
+            log.info(
+                "%s: rows with characters that gigatoken is not proven to treat as the reference does, such as %.80r, "
+                "take the slower reference",
+                self._reference.name,
+                row,
+            )
+        self._reference_rows += int(outside.sum())
+        return trapped
+
+    def _trapped(self, texts: pa.Array) -> Flags | None:
+        return None if self._traps is None else flags(pc.match_substring_regex(texts, pattern=self._traps))
+
+
+class Backends:
+    """A few copies of one backend, as threads that share one wait for each other.
+
+    They share the first one until so much text has come that loading another is the lesser wait.
+    """
+
+    def __init__(self, model: FastModel, allowed: int, vocab_size: int) -> None:
+        import awkward  # type: ignore[import-untyped,unused-ignore]
+
+        self.allowed = allowed
+        self._awkward = awkward
+        self._load = model.load
+        copy_bytes = 700 * vocab_size  # as measured with 8 and 128 thousand
+        self._count = max(1, min(available_cores(), 8, allowed // 2 // copy_bytes))
+        self._copies: list[Any] = [self._load(), *[None] * (self._count - 1)]
+        self._turns: Iterator[int] = itertools.count()
+        self._own = threading.local()
+        # Loading takes longer the larger the vocabulary is: so much text must lie between.
+        self._least_text = max(CACHE_LEAST_TEXT, 500 * vocab_size)
+        self._text_bytes = 0
+        self._resident = resident_bytes()
+
+    def encode(self, data: Utf8) -> Ragged:
+        made = self._mine().encode_batch(self._given(data), parallel=False).layout
+        self._look_at_memory(len(data.data))
+        bounds = np.asarray(made.offsets.data, np.int64)
+        return Ragged(np.asarray(made.content.data)[bounds[0] : bounds[-1]], bounds - bounds[0])
+
+    def _given(self, data: Utf8) -> Any:
+        """The rows in the form that costs least: an awkward array is a view, but takes half a millisecond to make."""
+        if len(data.bounds) <= FEW_ROWS and len(data.data) <= FEW_BYTES:
+            whole = data.data.tobytes()
+            return [whole[start:stop] for start, stop in itertools.pairwise(data.bounds.tolist())]
+        ak = self._awkward
+        return ak.Array(
+            ak.contents.ListOffsetArray(
+                ak.index.Index64(data.bounds.astype(np.int64, copy=False)),
+                ak.contents.NumpyArray(data.data, parameters={"__array__": "char"}),
+                parameters={"__array__": "string"},
+            )
+        )
+
+    def _mine(self) -> Any:
+        turn: int = getattr(self._own, "turn", -1)
+        if turn < 0:
+            turn = self._own.turn = next(self._turns) % self._count
+        if self._text_bytes < self._least_text:
+            turn = 0
+        backend = self._copies[turn]
+        if backend is None:
+            backend = self._copies[turn] = self._load()
+        return backend
+
+    def _look_at_memory(self, text_bytes: int) -> None:
+        """Drop the copies if the process has grown; each is loaded again by the next thread that needs it."""
+        self._text_bytes += text_bytes
+        now = resident_bytes()
+        # From the least that was seen: a copy that another thread still uses is freed a little later.
+        self._resident = min(self._resident, now)
+        if now - self._resident > self.allowed and self._text_bytes > self._least_text:
+            self._copies = [None] * self._count
+            self._text_bytes, self._resident = 0, resident_bytes()
+
+
+def _told(error: BaseException) -> str:
+    """The first line of a failure. What is none, such as an interrupt, goes on."""
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        raise error
+    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -1,0 +1,314 @@
+"""Tokenizers in the format of Hugging Face's `tokenizers`: one JSON document with everything that decides the ids."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+import xxhash
+
+from penstock.arrays.ragged import Ints
+from penstock.errors import ConfigError
+from penstock.tokenizers.base import SpecialTokens, check_largest_id
+from penstock.tokenizers.characters import BYTE_PAIRS
+from penstock.tokenizers.reference import FastModel, Offsets, Reference, TokenTable, as_token_table
+
+if TYPE_CHECKING:
+    import tokenizers
+
+__all__ = ["HuggingFaceReference", "as_named"]
+
+log = logging.getLogger("penstock.transforms.tokenization")
+
+# What a tokenizer.json calls its tokens only in the configuration beside it; used when there is none.
+KNOWN = {
+    "bos": ("<s>", "<bos>", "<|begin_of_text|>", "[BOS]"),
+    "eos": ("</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>", "[EOS]"),
+    "pad": ("<pad>", "<|pad|>", "[PAD]"),
+    "unk": ("<unk>", "<|unk|>", "[UNK]"),
+}
+FORMS = {"NFC", "NFD", "NFKC", "NFKD"}
+
+
+class HuggingFaceReference:
+    """Ids as `tokenizers` gives them, without what it would add around them, pad or cut.
+
+    The library hands ids over as Python lists, document by document; that is one reason why it is not the fast path.
+    """
+
+    def __init__(self, document: str, name: str, *, named: Mapping[str, str] | None = None) -> None:
+        self.name, self._named = name, dict(named or {})
+        config = _checked(document, name)
+        _switch_off(config, name)
+        around = config.pop("post_processor", None)
+        self._document, self._hash = orjson.dumps(config | {"post_processor": None}), _hash(config)
+        # All but the vocabulary and the merges, which as Python objects are large.
+        self._model = {key: value for key, value in config["model"].items() if key not in ("vocab", "merges")}
+        self._steps = {part: config.get(part) for part in ("normalizer", "pre_tokenizer")}
+        self._normalizing = list(_parts(config.get("normalizer"), "normalizers"))
+        self.normalises = any(step["type"] not in ("Replace", "Prepend") for step in self._normalizing)
+        self._splitting = list(_parts(config.get("pre_tokenizer"), "pretokenizers"))
+        self._added: list[dict[str, Any]] = config.get("added_tokens") or []
+        del config
+        self._modes: dict[bool, tokenizers.Tokenizer] = {}
+        self._loading = threading.Lock()
+        self._unused: tokenizers.Tokenizer | None = self._load()
+        vocab = self._unused.get_vocab(with_added_tokens=True)
+        check_largest_id(vocab, name)
+        self._renumber(vocab)
+        self.vocab_size = max(vocab.values(), default=-1) + 1
+        self._tokens: list[str] = [""] * self.vocab_size
+        for token, number in vocab.items():
+            self._tokens[number] = token
+        self.special = self._special(vocab, *_around(around, vocab))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (self._document.decode(), self.name, self._named, self.special)
+
+    def fingerprint(self) -> str:
+        return f"tokenizers-{self._hash}"
+
+    def ids(self, texts: list[str], *, parse_special: bool) -> list[Ints]:
+        given = self._mode(parse_special).encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(one.ids, np.uint32) for one in given]
+
+    def offsets(self, texts: list[str], *, parse_special: bool) -> list[Offsets]:
+        found = []
+        for one in self._mode(parse_special).encode_batch(texts, add_special_tokens=False):
+            ids = np.array(one.ids, np.uint32)
+            flat = np.fromiter(itertools.chain.from_iterable(one.offsets), np.int64, 2 * len(ids))
+            found.append(Offsets(ids, flat[::2], flat[1::2]))
+        return found
+
+    def decode(self, ids: Ints) -> str:
+        if self._byte_level:
+            return b"".join(self.token_bytes(token) for token in ids.tolist()).decode("utf-8", "replace")
+        some = self._mode(False not in self._modes)  # either will do
+        return str(some.decode(ids.tolist(), skip_special_tokens=False))
+
+    def token_bytes(self, token: int) -> bytes:
+        if not 0 <= token < self.vocab_size:
+            raise ConfigError(f"{self.name} has no token {token}; its ids are 0 to {self.vocab_size - 1}")
+        text = self._tokens[token]
+        if token in self._added_ids:
+            return text.encode()
+        if self._byte_level:
+            return b"".join(_BYTE_OF.get(character, character.encode()) for character in text)
+        if self._byte_fallback and len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
+            return bytes.fromhex(text[3:5])
+        prefix = self._model.get("continuing_subword_prefix")
+        if self._model.get("type") == "WordPiece" and prefix and text.startswith(prefix):
+            return text[len(prefix) :].encode()
+        return text.replace("▁", " ").encode()
+
+    def table(self) -> TokenTable | None:
+        kinds = [step["type"] for step in self._normalizing]
+        if self._byte_level:
+            if not FORMS.issuperset(kinds) or any(step.get("add_prefix_space") for step in self._splitting):
+                return None
+            prefixed, compare = False, "non-ascii" if kinds else "never"
+        else:
+            spaces = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+            if not self._byte_fallback or self._splitting or spaces not in self._normalizing:
+                return None
+            prefixed, compare = {"type": "Prepend", "prepend": "▁"} in self._normalizing, "always"
+        tokens = [self.token_bytes(token) for token in range(self.vocab_size)]
+        return as_token_table(tokens, list(self._added_ids), prefixed=prefixed, compare=compare)
+
+    def fast(self, *, parse_special: bool) -> FastModel | str:
+        try:
+            import gigatoken
+        except ImportError as error:
+            return f"it cannot be imported ({error}); install it with: pip install 'penstock[fast]'"
+        if any(token.get("single_word") for token in self._added):
+            return "it does not support added tokens that match single words only"
+        if self._model.get("type") not in ("BPE", None):
+            return f"it does not support {self._model.get('type')} models"
+
+        document = self._document
+        if not parse_special:
+            config = orjson.loads(document)
+            config["added_tokens"] = [token for token in self._added if not token["special"]]
+            document = orjson.dumps(config)
+        return FastModel(lambda: gigatoken.Tokenizer.from_json(document).backend)
+
+    def splitter(self) -> Reference:
+        if not self._byte_level:
+            return self
+        letters = {byte[0]: letter for letter, byte in _BYTE_OF.items()}
+        merges = [(letters[first], letters[second]) for first, second in BYTE_PAIRS]
+        tokens = [*(letters[byte] for byte in range(256)), *(first + second for first, second in merges)]
+        model = {"type": "BPE", "vocab": {token: number for number, token in enumerate(tokens)}, "merges": merges}
+        document = {"version": "1.0", "added_tokens": [], "model": model} | self._steps
+        return HuggingFaceReference(orjson.dumps(document).decode(), self.name)
+
+    def probes(self) -> list[str]:
+        texts = [token["content"] for token in self._added[:64]]
+        return [probe for text in texts for probe in (text, f"a{text}b", f" {text} {text}\n")]
+
+    @functools.cached_property
+    def _added_ids(self) -> frozenset[int]:
+        return frozenset(int(token["id"]) for token in self._added)
+
+    @functools.cached_property
+    def _byte_level(self) -> bool:
+        return any(step["type"] == "ByteLevel" for step in self._splitting)
+
+    @property
+    def _byte_fallback(self) -> bool:
+        return bool(self._model.get("byte_fallback"))
+
+    def _load(self) -> tokenizers.Tokenizer:
+        import tokenizers
+
+        try:
+            return tokenizers.Tokenizer.from_str(self._document.decode())
+        except Exception as error:  # the library raises no other class
+            raise ConfigError(f"{self.name} is not a tokenizer.json that `tokenizers` can load: {error}") from error
+
+    def _mode(self, parse_special: bool) -> tokenizers.Tokenizer:
+        """A tokenizer for each of the two modes: switching one between them would not be safe with threads."""
+        if not any(token["special"] for token in self._added):
+            parse_special = True  # the same either way
+        if parse_special not in self._modes:
+            with self._loading:
+                if parse_special not in self._modes:
+                    made, self._unused = self._unused or self._load(), None
+                    made.encode_special_tokens = not parse_special
+                    self._modes[parse_special] = made
+        return self._modes[parse_special]
+
+    def _renumber(self, vocab: Mapping[str, int]) -> None:
+        """Give added tokens the ids that `tokenizers` gives them.
+
+        It does not read the ids of added tokens that are not in the model's own vocabulary, but counts on from the
+        number of tokens: where ids have holes, that is another id, or even that of another token.
+        """
+        wrong = [token for token in self._added if vocab.get(token["content"], token["id"]) != token["id"]]
+        if not wrong:
+            return
+        added = {token["content"] for token in wrong}
+        others = {number: text for text, number in vocab.items() if text not in added}
+        for token in wrong:
+            if vocab[token["content"]] in others:
+                raise ConfigError(
+                    f"added token {token['content']!r} of {self.name} has id {token['id']} in the file, but "
+                    f"`tokenizers`, which defines the ids, gives it {vocab[token['content']]}, the id of "
+                    f"{others[vocab[token['content']]]!r}; put it into the model's vocabulary with its id"
+                )
+        log.warning(
+            "%s: %d added tokens have other ids in the file than `tokenizers`, which defines the ids, gives them; the "
+            "first is %r, %d in the file and %d in use",
+            self.name,
+            len(wrong),
+            wrong[0]["content"],
+            wrong[0]["id"],
+            vocab[wrong[0]["content"]],
+        )
+        config = orjson.loads(self._document)
+        for token in config["added_tokens"]:
+            token["id"] = vocab.get(token["content"], token["id"])
+        self._added = config["added_tokens"]
+        self._document, self._hash = orjson.dumps(config), _hash(config)
+
+    def _special(self, vocab: Mapping[str, int], first: int | None, last: int | None) -> SpecialTokens:
+        """From the configuration if there is one, else from what the post-processor adds, else by well-known names."""
+        special = {token["content"]: int(token["id"]) for token in self._added if token["special"]}
+        found: dict[str, int | None] = {}
+        for kind, names in KNOWN.items():
+            text = self._named.get(kind)
+            if text is not None:
+                if text not in vocab:
+                    raise ConfigError(f"the {kind} token {text!r} of {self.name} is not in its vocabulary")
+                found[kind] = special.setdefault(text, vocab[text])
+            elif not self._named:  # a configuration that names some tokens means that there are no others
+                added = {"bos": first, "eos": last}.get(kind)
+                known = next((special[name] for name in names if name in special), None)
+                found[kind] = known if added is None else added
+        return SpecialTokens(named=special, **found)
+
+
+def _rebuilt(document: str, name: str, named: Mapping[str, str], special: SpecialTokens) -> HuggingFaceReference:
+    made = HuggingFaceReference(document, name, named=named)
+    made.special = special  # what the post-processor told is no longer in the document
+    return made
+
+
+def _checked(document: str, name: str) -> dict[str, Any]:
+    try:
+        config = orjson.loads(document)
+    except orjson.JSONDecodeError as error:
+        raise ConfigError(f"{name} is not JSON: {error}") from None
+    if not isinstance(config, dict) or not isinstance(config.get("model"), dict):
+        raise ConfigError(f"{name} is not a tokenizer.json: it has no 'model'")
+    return config
+
+
+def _switch_off(config: dict[str, Any], name: str) -> None:
+    """What would pad, cut or vary the ids. What would surround them, and trim offsets, is left out by the caller."""
+    for setting in ("padding", "truncation"):
+        if config.get(setting):
+            log.warning("%s: its %s setting %s is switched off", name, setting, config[setting])
+            config[setting] = None
+    if config["model"].get("dropout"):
+        log.warning("%s: its dropout of %s is switched off", name, config["model"]["dropout"])
+        config["model"]["dropout"] = None
+
+
+def _hash(config: dict[str, Any]) -> str:
+    """Of all that decides the ids."""
+    decisive = {part: config.get(part) for part in ("added_tokens", "normalizer", "pre_tokenizer", "model")}
+    return str(xxhash.xxh3_128_hexdigest(orjson.dumps(decisive, option=orjson.OPT_SORT_KEYS)))
+
+
+def _parts(step: dict[str, Any] | None, key: str) -> Iterator[dict[str, Any]]:
+    """A step, or the steps of a sequence of them."""
+    if step is not None and step["type"] == "Sequence":
+        for part in step[key]:
+            yield from _parts(part, key)
+    elif step is not None:
+        yield step
+
+
+def _around(step: dict[str, Any] | None, vocab: Mapping[str, int]) -> tuple[int | None, int | None]:
+    """The ids that a post-processor puts before and behind a text."""
+    first = last = None
+    for part in _parts(step, "processors"):
+        if part["type"] == "TemplateProcessing":
+            names = [next(iter(item.values()))["id"] if "SpecialToken" in item else None for item in part["single"]]
+            ids = {name: vocab.get(name, token["ids"][0]) for name, token in part["special_tokens"].items()}
+            if names and names[0] is not None:
+                first = ids.get(names[0])
+            if names and names[-1] is not None:
+                last = ids.get(names[-1])
+        elif part["type"] in ("BertProcessing", "RobertaProcessing"):
+            first, last = (vocab.get(text, number) for text, number in (part["cls"], part["sep"]))
+    return first, last
+
+
+def _byte_characters() -> dict[str, bytes]:
+    """The character that stands for each byte in byte-level vocabularies: itself if it prints, else one from U+0100."""
+    printing = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printing]
+    characters = {chr(byte): bytes([byte]) for byte in printing}
+    return characters | {chr(0x100 + number): bytes([byte]) for number, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_characters()
+
+
+def as_named(tokens: Mapping[str, Any]) -> dict[str, str]:
+    """`{"bos": "<s>", ...}` from a configuration, in which a token is a text or an object with `content`."""
+    named = {}
+    for kind in KNOWN:
+        token = tokens.get(f"{kind}_token")
+        token = token.get("content") if isinstance(token, Mapping) else token
+        if token is not None:
+            named[kind] = str(token)
+    return named

@@ -1,1 +1,0 @@
-"""What `penstock.transforms.advantages` is made of: presets, checks, sums over groups and over time, estimators."""

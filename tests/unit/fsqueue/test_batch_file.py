@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from queues import LENGTH, PAIR, ROWS, Numbered, consumer, fill, given, ks, names, numbers, provider, take
+
+from penstock.errors import ConfigError, DataError, StaleQueueError
+from penstock.fsqueue import DatasetConsumer, Queue
+from penstock.fsqueue.batch_file import Encoder, read
+from penstock.fsqueue.layout import Published
+
+SHAPES: dict[str, tuple[dict[str, Any], Any]] = {
+    "int8": ({"dtype": "int8", "shape": [2, 3]}, lambda rng: rng.integers(-9, 9, (ROWS, 2, 3), dtype=np.int8)),
+    "uint16": ({"dtype": "uint16", "shape": [5]}, lambda rng: rng.integers(9, size=(ROWS, 5), dtype=np.uint16)),
+    "float16": ({"dtype": "float16", "shape": [5]}, lambda rng: rng.random((ROWS, 5)).astype(np.float16)),
+    "float32": ({"dtype": "float32", "shape": [1]}, lambda rng: rng.random((ROWS, 1), np.float32)),
+    "float64": ({"dtype": "float64", "shape": [3]}, lambda rng: np.array([[np.nan, -0.0, np.inf]] * ROWS)),
+    "bool": ({"dtype": "bool", "shape": [7]}, lambda rng: rng.random((ROWS, 7)) < 0.5),
+    "one": ({"dtype": "int64"}, lambda rng: rng.integers(9, size=ROWS)),
+    "one_bool": ({"dtype": "bool"}, lambda rng: rng.random(ROWS) < 0.5),
+    "empty_shape": ({"dtype": "int32", "shape": []}, lambda rng: rng.integers(9, size=ROWS, dtype=np.int32)),
+    "varying": ({"dtype": "int64", "shape": [None]}, lambda rng: rng.integers(9, size=(ROWS, rng.integers(1, 9)))),
+    "varying_2d": ({"dtype": "float32", "shape": [None, 2]}, lambda rng: rng.random((ROWS, 3, 2), np.float32)),
+}
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+@pytest.mark.parametrize("what", SHAPES)
+def test_arrays_come_out_as_they_went_in(what: str, compression: str | None, tmp_path: Path) -> None:
+    entry, draw = SHAPES[what]
+    source = given(
+        tmp_path / "q",
+        lambda k, rng: {"field": draw(rng)},
+        [{"name": "field", "role": "input", **entry}],
+        compression=compression,
+    )
+    source.run(max_batches=6)
+    with consumer(tmp_path / "q") as reader:
+        for k in range(6):
+            wanted = source.make_batch("train", k)["field"]
+            found = reader.get_batch()["field"]
+            assert found.dtype == wanted.dtype
+            assert found.shape == wanted.shape
+            assert found.tobytes() == wanted.tobytes()
+            found[...] = 0  # may be written to
+
+
+def test_strings_and_ragged_rows_come_out_as_lists(tmp_path: Path) -> None:
+    ragged = [np.arange(3), np.arange(5)]
+    schema = [{"name": "text", "dtype": "string"}, {"name": "ids", "dtype": "int64", "shape": [None]}]
+    given(tmp_path / "q", lambda k, rng: {"text": [f"é{k}", ""], "ids": ragged}, schema).run(max_batches=2)
+    with consumer(tmp_path / "q") as reader:
+        batch = reader.get_batch()
+    assert batch["text"] == ["é0", ""]
+    assert [row.tolist() for row in batch["ids"]] == [[0, 1, 2], [0, 1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_arrays_outlive_their_file_and_change_nothing_in_it(compression: str | None, tmp_path: Path) -> None:
+    path = fill(tmp_path / "q", 8, compression=compression)
+    with consumer(path, acknowledge="committed") as reader:
+        first = [reader.get_batch()[0] for _ in range(4)]
+        for x in first:
+            x += 100
+    with consumer(path) as reader:
+        again = [reader.get_batch()[0] for _ in range(5)]
+        assert numbers(path) == [1], "the first file is deleted"
+    assert [int(x[0, 0]) for x in first] == [100, 101, 102, 103]
+    assert [int(x[0, 0]) for x in again] == [0, 1, 2, 3, 4]
+
+
+def test_compression_makes_files_smaller(tmp_path: Path) -> None:
+    def sample(k: int, rng: np.random.Generator) -> dict[str, Any]:
+        return {name: np.zeros((ROWS, 1000), np.int64) for name in "xy"}
+
+    schema = [{**entry, "shape": [1000]} for entry in PAIR]
+    sizes = []
+    for compression in (None, "zstd"):
+        path = tmp_path / str(compression)
+        given(path, sample, schema, block_size=1000, compression=compression).run(max_batches=4)
+        sizes.append((path / "train" / names(path)[0]).stat().st_size)
+    assert sizes[1] < sizes[0] / 10
+    with pytest.raises(ConfigError, match="compression is one of"):
+        Encoder(fingerprint="", split="train", compression="gzip")
+
+
+def test_any_arrow_reader_opens_a_file(tmp_path: Path) -> None:
+    path = fill(tmp_path / "q", 4)
+    with pa.ipc.open_file(str(path / "train" / names(path)[0])) as file:
+        assert file.num_record_batches == 4
+        assert file.get_batch(1).num_rows == ROWS
+        assert file.schema.names == ["x", "y"]
+
+
+def open_one(path: Path, name: str | None = None) -> Any:
+    queue = Queue.open(path)
+    name = names(path)[0] if name is None else name
+    file = Published.parse(name)
+    assert file is not None
+    return read(path / "train" / name, file, queue, "train")
+
+
+@pytest.mark.parametrize("damage", ["cut", "emptied", "changed", "longer"])
+def test_a_file_that_is_not_whole_is_found_out(damage: str, tmp_path: Path) -> None:
+    path = fill(tmp_path / "q", 4)
+    target = path / "train" / names(path)[0]
+    data = bytearray(target.read_bytes())
+    if damage == "cut":
+        data = data[:-1]
+    elif damage == "emptied":
+        data = bytearray()
+    elif damage == "changed":
+        data[len(data) // 2] ^= 1
+    else:
+        data += b"\0"
+    target.write_bytes(data)
+    with pytest.raises(DataError, match=r"empty|it was cut short or changed after it was published") as caught:
+        open_one(path)
+    assert target.name in str(caught.value)
+
+
+def test_a_file_that_was_renamed_by_hand_is_found_out(tmp_path: Path) -> None:
+    path = fill(tmp_path / "q", 8)
+    old, new = names(path)
+    for wrong in (new.replace("000001", "000003"), new.replace("-n4", "-n3"), new.replace("-s0", "-s5")):
+        (path / "train" / new).rename(path / "train" / wrong)
+        with pytest.raises(DataError, match="renamed"):
+            open_one(path, wrong)
+        (path / "train" / wrong).rename(path / "train" / new)
+    open_one(path, old)
+
+
+@pytest.mark.parametrize("content", [b"half a fi", b"ARROW1\0\0", b"\x80\x04\x95pickle"])
+def test_bytes_of_a_foreign_program_under_a_right_name_are_found_out(content: bytes, tmp_path: Path) -> None:
+    import xxhash
+
+    path = fill(tmp_path / "q", 4)
+    name = Published(7, 4, xxhash.xxh3_64_hexdigest(content)).name
+    (path / "train" / name).write_bytes(content)
+    with pytest.raises(DataError, match="not a file of this queue's format"):
+        open_one(path, name)
+
+
+def test_an_arrow_file_of_another_program_is_found_out(tmp_path: Path) -> None:
+    import xxhash
+
+    path = fill(tmp_path / "q", 4)
+    stream = pa.BufferOutputStream()
+    batch = pa.record_batch({"x": [1]})
+    with pa.ipc.new_file(stream, batch.schema) as writer:
+        writer.write_batch(batch)
+    data = stream.getvalue().to_pybytes()
+    name = Published(7, 1, xxhash.xxh3_64_hexdigest(data)).name
+    (path / "train" / name).write_bytes(data)
+    with pytest.raises(DataError, match="not a file of this queue's format"):
+        open_one(path, name)
+
+
+def test_a_file_made_with_other_metadata_is_refused_with_the_command_that_purges_it(tmp_path: Path) -> None:
+    path, other = fill(tmp_path / "q", 4), fill(tmp_path / "other", 12, seed=1)
+    for stale in (name for name in names(other) if int(name[:12]) == 2):
+        (other / "train" / stale).rename(path / "train" / stale)
+        with pytest.raises(StaleQueueError, match=f"other metadata.*`penstock queue purge {path}`"):
+            open_one(path, stale)
+    with consumer(path) as reader:
+        assert take(reader, 4) == [0, 1, 2, 3]
+        with pytest.raises(StaleQueueError, match="penstock queue purge"):
+            reader.get_batch()
+    with consumer(path, on_bad="skip") as reader:
+        assert ks(reader) == []
+        assert reader.counts().skipped == 4
+
+
+def test_a_full_disk_leaves_nothing_and_gives_the_number_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "q"
+    source, real, calls = provider(path), os.write, []
+
+    def full(handle: int, data: Any) -> int:
+        calls.append(len(data))
+        if len(calls) > 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(handle, data[: len(data) // 2 + 1])  # a disk that takes a part at a time, then nothing
+
+    monkeypatch.setattr("penstock.fsqueue.batch_file.os.write", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*train/000000000000-n4-s0-r0-\w{16}\.arrow'"):
+        source.run(max_batches=8)
+    assert names(path) == []
+    assert sorted(file.name for file in (path / "train" / "lanes").iterdir())[:2] == ["000000000000", "000000000001"]
+    assert list((path / "members").iterdir()) == []
+    monkeypatch.undo()
+    provider(path).run(max_batches=8)
+    with consumer(path) as reader:
+        assert len(list(reader)) == 8
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no limits on the size of files")
+def test_a_real_limit_on_a_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+    code = """
+import resource, signal, sys
+sys.path.insert(0, sys.argv[2])
+from queues import *
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+source = provider(Path(sys.argv[1]))
+Queue.create(source.queue_dir, source.description())
+resource.setrlimit(resource.RLIMIT_FSIZE, (700, 700))
+source.run(max_batches=4)
+"""
+    path = tmp_path / "q"
+    command = [sys.executable, "-c", code, str(path), str(Path(__file__).parent)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "File too large: " in done.stderr
+    assert "train/000000000000-n4-s0-r0-" in done.stderr.splitlines()[-1]
+    assert names(path) == []
+    assert all(".by-" not in lane.name for lane in (path / "train" / "lanes").iterdir())
+
+
+def test_batches_may_share_their_memory(tmp_path: Path) -> None:
+    buffer = np.zeros((ROWS, LENGTH), np.int64)
+
+    def sample(k: int, rng: np.random.Generator) -> dict[str, Any]:
+        buffer[...] = k
+        return {"x": buffer, "y": buffer[::-1]}
+
+    given(tmp_path / "q", sample).run(max_batches=8)
+    with DatasetConsumer(tmp_path / "q", backend="numpy") as reader:
+        assert [int(x[0, 0]) for x, _ in reader] == list(range(8))
+
+
+def test_the_bytes_of_a_file_are_the_same_whoever_makes_it(tmp_path: Path) -> None:
+    assert names(fill(tmp_path / "a", 12)) == names(fill(tmp_path / "b", 12))
+    assert Numbered.settings == {}
+
+
+def test_bytes_in_memory_that_is_used_again_are_the_same_bytes() -> None:
+    encoder = Encoder(fingerprint="f", split="train")
+    tables = [pa.record_batch({"x": np.arange(n, n + 100), "y": np.arange(100) % 7}) for n in range(3)]
+    for number, some in enumerate((tables, tables[:1], tables[::-1])):
+        again = encoder.encode(iter(some), number, same_size=len(some))
+        fresh = Encoder(fingerprint="f", split="train").encode(some, number)
+        assert (again.data.to_pybytes(), again.file) == (fresh.data.to_pybytes(), fresh.file)

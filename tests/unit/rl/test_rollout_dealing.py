@@ -1,0 +1,167 @@
+"""Rows for ranks and micro-batches: each once, the work even, nobody with nothing to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.distributed import attention_cost
+from penstock.errors import ConfigError
+from penstock.rl.collate import RolloutForm, assemble
+from penstock.rl.sharding import deal_rows, micro_batches_of
+from rollout_tables import make_table
+
+SIDES, FREE = RolloutForm(), RolloutForm(padding="free")
+
+
+def work(lengths: Any, parts: Sequence[Any]) -> list[float]:
+    return [float(attention_cost(np.asarray(lengths)[part]).sum()) for part in parts]
+
+
+@given(
+    lengths=st.lists(st.integers(0, 500), min_size=1, max_size=40), world=st.integers(1, 8), equal_size=st.booleans()
+)
+def test_every_row_is_dealt_once_and_no_rank_is_left_out(lengths: list[int], world: int, equal_size: bool) -> None:
+    if len(lengths) < world:
+        with pytest.raises(ConfigError, match=f"{len(lengths)} rollouts cannot be dealt to {world} ranks"):
+            deal_rows(lengths, world, equal_size=equal_size)
+        return
+    dealt = deal_rows(lengths, world, equal_size=equal_size)
+    sizes = [len(rows) for rows in dealt]
+    assert len(dealt) == world
+    assert sorted(np.concatenate(dealt).tolist()) == list(range(len(lengths)))
+    assert min(sizes) > 0
+    assert not equal_size or max(sizes) - min(sizes) <= 1
+    again = deal_rows(np.array(lengths, np.int32), world, equal_size=equal_size)
+    assert [rows.tolist() for rows in again] == [rows.tolist() for rows in dealt]
+
+
+def test_ranks_get_the_same_work_and_not_the_same_slice() -> None:
+    lengths = np.sort(np.random.default_rng(0).lognormal(6, 1, 512).astype(np.int64))
+    for equal_size in (True, False):
+        dealt = work(lengths, deal_rows(lengths, 8, equal_size=equal_size))
+        assert max(dealt) / min(dealt) < 1.01
+    sliced = work(lengths, np.array_split(np.arange(512), 8))
+    assert max(sliced) / min(sliced) > 5
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(1, 100), st.sampled_from([0, 1, 2, "a", "b", "0"])), min_size=1, max_size=30),
+    world=st.integers(1, 4),
+)
+def test_groups_stay_together_if_asked_to(rows: list[tuple[int, Any]], world: int) -> None:
+    lengths, groups = [length for length, _ in rows], [group for _, group in rows]
+    if len(set(groups)) < world:
+        with pytest.raises(ConfigError, match="groups cannot be dealt"):
+            deal_rows(lengths, world, groups=groups)
+        return
+    dealt = deal_rows(lengths, world, groups=groups)
+    assert sorted(np.concatenate(dealt).tolist()) == list(range(len(rows)))
+    owners = {
+        group: {rank for rank, part in enumerate(dealt) if group in [groups[row] for row in part]} for group in groups
+    }
+    assert all(len(ranks) == 1 for ranks in owners.values())
+    assert {rank for ranks in owners.values() for rank in ranks} == set(range(world))
+
+
+def test_another_cost_makes_another_deal() -> None:
+    lengths = [1000, 10, 10, 10, 10, 10]
+    even = deal_rows(lengths, 2, equal_size=False, cost=lambda tokens: np.ones(len(np.asarray(tokens))))
+    assert [len(rows) for rows in even] == [3, 3]
+    assert sorted(len(rows) for rows in deal_rows(lengths, 2, equal_size=False)) == [1, 5]
+
+
+def test_what_cannot_be_dealt_says_so() -> None:
+    with pytest.raises(ConfigError, match="0 rollouts cannot be dealt to 1 ranks"):
+        deal_rows([], 1)
+    with pytest.raises(ConfigError, match="world must be at least 1, got 0"):
+        deal_rows([1], 0)
+    with pytest.raises(ConfigError, match="groups names 1 rows, lengths are of 2"):
+        deal_rows([1, 2], 1, groups=["a"])
+
+
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 20), st.integers(0, 20)), min_size=1, max_size=24),
+    world=st.integers(1, 4),
+    form=st.builds(RolloutForm, padding=st.sampled_from(["sides", "free"]), pad_to_multiple_of=st.sampled_from([1, 8])),
+    max_tokens=st.integers(48, 200),
+    at_least=st.integers(1, 3),
+)
+def test_micro_batches_fit_are_complete_and_equally_many(
+    lengths: list[tuple[int, int]], world: int, form: RolloutForm, max_tokens: int, at_least: int
+) -> None:
+    lengths = lengths if len(lengths) >= world else lengths * world
+    table = make_table(lengths, columns=())
+    prompts, responses = table.prompt_ids.lengths, table.response_ids.lengths
+    deal = deal_rows(table.lengths, world)
+    cut = micro_batches_of(prompts, responses, max_tokens, form=form, deal=deal, at_least=at_least)
+    assert len({len(batches) for batches in cut}) == 1
+    assert len(cut[0]) >= at_least
+    for rows, batches in zip(deal, cut, strict=True):
+        filled = [batch for batch in batches if len(batch)]
+        assert len(filled) == min(len(rows), len(batches))  # nothing is left empty that could have been split
+        assert all(len(batch) for batch in batches[: len(filled)])
+        assert sorted(np.concatenate(batches).tolist()) == rows.tolist()
+        sizes = [assemble(table, form, rows=batch)[0]["input_ids"].size for batch in filled]
+        assert max(sizes) <= max_tokens
+        assert sizes == sorted(sizes, reverse=True) or form.padding == "free"
+
+
+def test_a_rank_with_little_to_do_makes_as_many_micro_batches_as_the_others() -> None:
+    prompts, responses = np.full(8, 10), np.array([90, 90, 90, 90, 1, 1, 1, 1])
+    deal = [np.arange(4), np.arange(4, 8)]
+    for form in (SIDES, FREE):
+        cut = micro_batches_of(prompts, responses, 100, form=form, deal=deal)
+        assert [[len(rows) for rows in batches] for batches in cut] == [[1, 1, 1, 1], [1, 1, 1, 1]]
+        alone = micro_batches_of(prompts[4:], responses[4:], 100, form=form)
+        assert len(alone[0]) == 1
+
+
+@pytest.mark.parametrize("form", [SIDES, FREE])
+def test_a_rank_with_fewer_rows_than_micro_batches_has_some_with_nothing_in_them(form: RolloutForm) -> None:
+    lengths = np.full(3, 10)
+    cut = micro_batches_of(lengths, lengths, 20, form=form, deal=[np.array([0, 2]), np.array([1])])
+    assert [[rows.tolist() for rows in batches] for batches in cut] == [[[0], [2]], [[1], []]]
+    (one,) = micro_batches_of(lengths[:2], lengths[:2], 20, form=form, at_least=3, multiple_of=4)
+    assert sorted(map(len, one)) == [0, 0, 1, 1]
+
+
+def test_padding_counts_where_there_is_padding() -> None:
+    """A long prompt and a long response of two rollouts make a wide batch of both."""
+    prompts, responses = [90, 10], [10, 90]
+    assert len(micro_batches_of(prompts, responses, 200, form=FREE)[0]) == 1
+    assert len(micro_batches_of(prompts, responses, 200, form=SIDES)[0]) == 2
+    assert len(micro_batches_of(prompts, responses, 360, form=SIDES)[0]) == 1
+    fixed = RolloutForm(max_prompt_length=100, max_response_length=100, fixed=True)
+    assert len(micro_batches_of(prompts, responses, 399, form=fixed)[0]) == 2
+    assert len(micro_batches_of(prompts, responses, 400, form=fixed)[0]) == 1
+
+
+def test_a_row_that_is_rounded_up_counts_as_what_it_is_rounded_to() -> None:
+    form = RolloutForm(padding="free", pad_to_multiple_of=8)
+    assert len(micro_batches_of([5, 5], [5, 5], 24, form=form)[0]) == 1
+    assert len(micro_batches_of([5, 5], [5, 5], 23, form=form)[0]) == 2
+
+
+def test_the_number_of_micro_batches_is_a_multiple_where_that_is_needed() -> None:
+    prompts, responses = np.full(12, 5), np.full(12, 5)
+    for form in (SIDES, FREE):
+        assert len(micro_batches_of(prompts, responses, 50, form=form, multiple_of=4)[0]) == 4
+
+
+@pytest.mark.parametrize("form", [SIDES, FREE])
+def test_what_no_micro_batch_can_hold_says_so(form: RolloutForm) -> None:
+    long = r" has a prompt of 5 tokens and a response of 6: 11 .* max_tokens=10"
+    with pytest.raises(ConfigError, match="row 1" + long):
+        micro_batches_of([1, 5], [1, 6], 10, form=form)
+    with pytest.raises(ConfigError, match="rollout 'b'" + long):
+        micro_batches_of([1, 5], [1, 6], 10, form=form, names=["a", "b"])
+    with pytest.raises(ConfigError, match="0 rollouts cannot be dealt"):
+        micro_batches_of([1, 1], [1, 1], 10, form=form, deal=[np.arange(2), np.arange(0)])
+    with pytest.raises(ConfigError, match="must be at least 1, got 0"):
+        micro_batches_of([1], [1], 0, form=form)
