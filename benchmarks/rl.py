@@ -30,11 +30,12 @@ import numpy as np
 import torch
 from table import table
 
+from penstock.arrays.ragged import Ragged
 from penstock.rl.advantages import gae, grpo
 from penstock.rl.batch import RolloutBatch
 from penstock.rl.collate import RolloutForm, assemble
 from penstock.rl.sharding import deal_rows
-from penstock.rl.table import Ragged, RolloutTable
+from penstock.rl.table import RolloutTable
 
 GAMMA, LAM = 0.99, 0.95
 QUICK_RUNS = 3

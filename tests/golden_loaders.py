@@ -20,7 +20,7 @@ from penstock import (
     MaskedLM,
     MixedDataLoader,
     MLXDataLoader,
-    Overlong,
+    OverlongPenalty,
     PreferenceDataLoader,
     PretrainDataLoader,
     RolloutDataLoader,
@@ -195,7 +195,9 @@ _SCHEDULE = Schedule.of(
     [(0, {"text": 0.9, "numbers": 0.1}), (8, {"text": 0.25, "numbers": 0.75})], interpolation="linear"
 )
 _GAE = AdvantageSpec(estimator="gae", gamma=0.99, lam=0.95, kl=KLPenalty(beta=0.05))
-_DR_GRPO = AdvantageSpec(estimator="dr_grpo", preset="verl", max_length=16, overlong=Overlong(max_length=12, buffer=4))
+_DR_GRPO = AdvantageSpec(
+    estimator="dr_grpo", preset="verl", max_length=16, overlong=OverlongPenalty(max_length=12, buffer=4)
+)
 _REINFORCE = AdvantageSpec(estimator="reinforce_plus_plus", kl=KLPenalty(beta=0.1), whiten=True)
 _BUCKETS = {"bucket_by_length": True, "gradient_accumulation_steps": 3, "pad_to_multiple_of": 8}
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from penstock.rl.table import Ragged, RolloutTable
+from penstock.arrays.ragged import Ragged
+from penstock.rl.table import RolloutTable
 
 TOKENWISE = {"logprobs": "old_log_probs", "ref_logprobs": "ref_log_probs", "values": "values"}
 

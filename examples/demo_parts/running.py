@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 
 from penstock.loaders.loader_file import load_config
-from penstock.loaders.repeat import Endless
+from penstock.loaders.repeat import RepeatLoader
 
 _SCRIPT = Path(__file__).with_name("training.py")
 
@@ -88,7 +88,7 @@ def compare(runs: list[Run], steps: int, config: str) -> str:
     from demo_parts.training import sample_hashes  # needs torch
 
     with load_config(config).open(backend="numpy") as loader:
-        expected = {b.metadata["step"]: _hash(sample_hashes(b)) for b, _ in zip(Endless(loader), range(steps))}
+        expected = {b.metadata["step"]: _hash(sample_hashes(b)) for b, _ in zip(RepeatLoader(loader), range(steps))}
     fed = [item for run in runs for item in run.hashes().items()]
     same = sum(expected[step] == found for step, found in fed)
     whole = same == len(fed) and dict(fed) == expected

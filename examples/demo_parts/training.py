@@ -17,7 +17,7 @@ from torch import nn
 
 from penstock import TrainingBatch
 from penstock.loaders.loader_file import load_config
-from penstock.loaders.repeat import Endless
+from penstock.loaders.repeat import RepeatLoader
 
 GLOBAL_BATCH = 8
 FIELDS = ("input_ids", "labels", "loss_mask", "position_ids", "document_ids", "attention_mask")
@@ -60,7 +60,7 @@ def train(run: int, steps: int, world: int, rank: int) -> None:
         model.load_state_dict(saved["model"])
         loader.load_state_dict(saved["loader"])
     with loader, Path(f"log-{run}-{rank}.jsonl").open("w") as log:
-        batches, asked = iter(Endless(loader)), time.perf_counter()
+        batches, asked = iter(RepeatLoader(loader)), time.perf_counter()
         while loader.step < steps:
             batch = next(batches)
             got = time.perf_counter()

@@ -8,14 +8,14 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments, set_seed
 from transformers.trainer_callback import ExportableState
 
-from penstock import Endless, PretrainDataLoader
+from penstock import PretrainDataLoader, RepeatLoader
 
 SAMPLE = Path(__file__).parents[1] / "sample"
 
 
 class FedTrainer(Trainer):
-    def get_train_dataloader(self) -> Endless:
-        return Endless(self.train_dataset)  # as it is: not prepared by Accelerate, which would shard it again
+    def get_train_dataloader(self) -> RepeatLoader:
+        return RepeatLoader(self.train_dataset)  # as it is: not prepared by Accelerate, which would shard it again
 
 
 class LoaderState(TrainerCallback, ExportableState):

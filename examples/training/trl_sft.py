@@ -10,15 +10,15 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, TrainerCa
 from transformers.trainer_callback import ExportableState
 from trl import SFTConfig, SFTTrainer
 
-from penstock import ConversationDataLoader, Endless
+from penstock import ConversationDataLoader, RepeatLoader
 
 SAMPLE = Path(__file__).parents[1] / "sample"
 
 
 class FedTrainer(SFTTrainer):
-    loader: Endless
+    loader: RepeatLoader
 
-    def get_train_dataloader(self) -> Endless:
+    def get_train_dataloader(self) -> RepeatLoader:
         return self.loader
 
 
@@ -61,7 +61,7 @@ def train(folder: Path, checkpoint: str | None = None) -> dict[str, torch.Tensor
         trainer = FedTrainer(
             model, args, train_dataset=asked_for, processing_class=tokenizer, callbacks=[LoaderState()]
         )
-        trainer.loader = Endless(loader)
+        trainer.loader = RepeatLoader(loader)
         trainer.train(resume_from_checkpoint=checkpoint)
         print(f"step {trainer.state.global_step}; the loader is at step {loader.step}, epoch {loader.epoch}")
     return model.state_dict()

@@ -65,7 +65,7 @@ from penstock.loaders.plan_figures import plan_figures as plan_figures
 from penstock.loaders.preference import PreferenceDataLoader as PreferenceDataLoader
 from penstock.loaders.preferences.batch import PreferenceBatch as PreferenceBatch
 from penstock.loaders.pretrain import PretrainDataLoader as PretrainDataLoader
-from penstock.loaders.repeat import Endless as Endless
+from penstock.loaders.repeat import RepeatLoader as RepeatLoader
 from penstock.loaders.rollout import RolloutDataLoader as RolloutDataLoader
 from penstock.loaders.streamed.reader import StreamOptions as StreamOptions
 from penstock.loaders.streaming import StreamingConfig as StreamingConfig
@@ -83,10 +83,10 @@ from penstock.order.packing import Bins as Bins
 from penstock.order.packing import pack as pack
 from penstock.order.permutation import Permutation as Permutation
 from penstock.order.plan import Plan as Plan
-from penstock.order.positions import Feed as Feed
+from penstock.order.positions import PlanSource as PlanSource
 from penstock.order.positions import Position as Position
+from penstock.order.positions import RowUse as RowUse
 from penstock.order.positions import Step as Step
-from penstock.order.positions import Use as Use
 from penstock.order.schedules import Schedule as Schedule
 from penstock.order.schedules import temperature_weights as temperature_weights
 from penstock.pipeline import DataProcessor as DataProcessor
@@ -100,7 +100,7 @@ from penstock.pipeline import Transform as Transform
 from penstock.rl.batch import RolloutBatch as RolloutBatch
 from penstock.rl.compute import AdvantageSpec as AdvantageSpec
 from penstock.rl.compute import KLPenalty as KLPenalty
-from penstock.rl.compute import Overlong as Overlong
+from penstock.rl.compute import OverlongPenalty as OverlongPenalty
 from penstock.rl.live import LiveBuffer as LiveBuffer
 from penstock.rl.queue import RolloutQueue as RolloutQueue
 from penstock.rl.read.rollouts import read_rollouts as read_rollouts

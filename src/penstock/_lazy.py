@@ -22,7 +22,7 @@ def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], 
     modules = {
         alias.name: str(node.module) for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names
     }
-    names = sorted(modules)
+    names = sorted(modules, key=lambda name: (not name.isupper(), name[0].islower(), name))
 
     def get(name: str) -> Any:
         if name in modules:

@@ -18,7 +18,7 @@ import pytest
 from _scripts import open_loader, train_small
 from _scripts.processes import Program, programs, wait_for_end, wait_until, write_chats
 
-from penstock.loaders.repeat import Endless
+from penstock.loaders.repeat import RepeatLoader
 from penstock.store import open_store
 from token_stores import make_masks, make_store
 
@@ -87,7 +87,9 @@ def test_a_training_run_killed_ten_times_ends_with_the_weights_of_one_that_was_n
     assert [line["fed"] for line in survived] == [line["fed"] for line in wanted]
     assert survived == wanted, "the same loss, to the last bit, at every step"
     with train_small.make_loader(home, backend="numpy") as loader:
-        assert [line["fed"] for line in wanted] == [train_small.fed(batch) for batch, _ in zip(Endless(loader), wanted)]
+        assert [line["fed"] for line in wanted] == [
+            train_small.fed(batch) for batch, _ in zip(RepeatLoader(loader), wanted)
+        ]
     assert loader.epoch > 1, "there were no ends of epochs to be lost at"
     repeated = sum(len(run) for run in runs) - STEPS
     assert repeated > 0, "no run was killed behind a checkpoint"

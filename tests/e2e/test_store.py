@@ -151,7 +151,7 @@ from penstock.sinks import StoreSink
 from penstock.sources import StoreSource
 from penstock.testing import SlowSink
 
-class Endless(Source):
+class RepeatLoader(Source):
     def __init__(self, batches):
         self._left = batches
     def next_batch(self, max_rows):
@@ -176,9 +176,9 @@ def grown(work):
     return {"grown": (status("VmHWM:") - base) * 1024, "rows": report.rows_out}
 
 out, budget = sys.argv[1], int(sys.argv[2])
-Pipeline(Endless(2), [], StoreSink(out + ".tiny"), budget=budget).run()
+Pipeline(RepeatLoader(2), [], StoreSink(out + ".tiny"), budget=budget).run()
 Pipeline(StoreSource(out + ".tiny"), [], Counting(0), budget=budget).run()
-written = grown(lambda: Pipeline(Endless(480), [], StoreSink(out), budget=budget).run())
+written = grown(lambda: Pipeline(RepeatLoader(480), [], StoreSink(out), budget=budget).run())
 read = grown(lambda: Pipeline(StoreSource(out), [], Counting(0), budget=budget).run())
 print(json.dumps([written, read]))
 """

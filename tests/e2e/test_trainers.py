@@ -21,7 +21,7 @@ import pyarrow as pa
 import pytest
 
 from penstock import ConversationDataLoader, DataLoader, MixedDataLoader, Pipeline, PretrainDataLoader
-from penstock.loaders.repeat import Endless
+from penstock.loaders.repeat import RepeatLoader
 from penstock.sinks import StoreSink
 from penstock.sources import MemorySource
 
@@ -126,7 +126,7 @@ def test_a_torch_loop_that_is_stopped_again_and_again_sees_what_an_endless_one_d
         with make() as loader:
             if checkpoint.exists():
                 loader.load_state_dict(torch.load(checkpoint, weights_only=True)["loader"])
-            for batch in Endless(loader):
+            for batch in RepeatLoader(loader):
                 seen.append(flat(batch.input_ids))
                 if len(seen) == stop:
                     break
@@ -139,7 +139,7 @@ def test_an_endless_loader_ends_when_its_sources_are_used_up(stores: Path) -> No
         return MixedDataLoader({"text": stores / "text"}, {"text": 1.0}, chunk_size=16, batch_size=4, max_epochs=2)
 
     with make() as loader:
-        seen = [flat(batch.input_ids) for batch in Endless(loader)]
+        seen = [flat(batch.input_ids) for batch in RepeatLoader(loader)]
         assert len(seen) == loader.plan.delivered_in(0) + loader.plan.delivered_in(1)
     assert seen == ids(make, len(seen))
 
@@ -147,7 +147,7 @@ def test_an_endless_loader_ends_when_its_sources_are_used_up(stores: Path) -> No
 def test_an_endless_loader_in_use_goes_on_where_a_state_says(chopped: Make) -> None:
     expected = ids(chopped, 9)
     with chopped() as loader:
-        endless = Endless(loader)
+        endless = RepeatLoader(loader)
         running = iter(endless)
         next(running)
         state = endless.state_dict()
@@ -400,7 +400,7 @@ def run_sft(make: Make, folder: Path, steps: int, accumulate: int, checkpoint: s
         trainer = Counting(
             model, args, train_dataset=asked_for, processing_class=tokenizer, callbacks=[shown.LoaderState()]
         )
-        trainer.loader = Endless(loader)
+        trainer.loader = RepeatLoader(loader)
         trainer.train(resume_from_checkpoint=checkpoint)
         tokens = trainer.state.log_history[-1]["num_tokens"]
     return witness, {key: value.clone() for key, value in model.state_dict().items()}, counted, tokens
@@ -516,7 +516,7 @@ def test_accelerate_leaves_the_loader_as_it_is_and_keeps_its_state(mixed: Make, 
     with mixed() as loader:
         assert accelerator.prepare(loader) is loader
         accelerator.register_for_checkpointing(loader)
-        running = iter(Endless(loader))
+        running = iter(RepeatLoader(loader))
         seen = [flat(next(running).input_ids) for _ in range(7)]
         accelerator.save_state(tmp_path / "checkpoint")
     assert seen == expected[:7]
@@ -524,7 +524,7 @@ def test_accelerate_leaves_the_loader_as_it_is_and_keeps_its_state(mixed: Make, 
     with mixed() as loader:
         accelerator.register_for_checkpointing(loader)
         accelerator.load_state(tmp_path / "checkpoint")
-        running = iter(Endless(loader))
+        running = iter(RepeatLoader(loader))
         assert [flat(next(running).input_ids) for _ in range(5)] == expected[7:]
 
 

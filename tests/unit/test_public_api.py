@@ -25,7 +25,7 @@ MODULES = sorted(
 WITH_ALL = [name for name in MODULES if hasattr(importlib.import_module(name), "__all__")]
 PUBLIC = [name for name in WITH_ALL if "._" not in name]
 PACKAGES = [name for name in WITH_ALL if hasattr(importlib.import_module(name), "__path__")]
-HELPERS = {"annotations", "TYPE_CHECKING", "lazy"}
+HELPERS = {"annotations", "TYPE_CHECKING", "attach"}
 FRAMEWORKS = ["jax", "mlx", "pandas", "ray", "tensorflow", "torch"]
 COSTLY = ["gigatoken", "numba", "sentencepiece", "tiktoken", "transformers"]
 

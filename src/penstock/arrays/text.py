@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-__all__ = ["VIEWS", "Utf8", "flags", "from_utf8", "is_text", "plain", "utf8"]
+from penstock.errors import DataError
+
+__all__ = ["VIEWS", "Utf8", "checked_text", "flags", "from_utf8", "is_text", "pieces", "plain", "utf8"]
 
 Integers = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
 
@@ -32,14 +35,14 @@ def flags(array: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
 
 
 class Utf8(NamedTuple):
-    """The bytes of a column of text: row i is `data[bounds[i]:bounds[i + 1]]`."""
+    """The bytes of a column of text: row i is `data[offsets[i]:offsets[i + 1]]`."""
 
     data: np.ndarray[Any, np.dtype[np.uint8]]
-    bounds: Integers
+    offsets: Integers
 
 
 def utf8(array: pa.Array) -> Utf8:
-    """A view of the bytes of a string or binary column; slices cost nothing, `bounds` begins at 0."""
+    """A view of the bytes of a string or binary column; slices cost nothing, `offsets` begin at 0."""
     offset_type: type[np.signedinteger[Any]] = np.int32
     if array.type in (pa.large_string(), pa.large_binary()):
         offset_type = np.int64
@@ -59,7 +62,7 @@ def from_utf8(text: Utf8, original: pa.Array) -> pa.Array:
     if original.null_count:
         validity = pa.py_buffer(np.packbits(flags(original.is_valid()), bitorder="little"))
     offset_type = np.int64 if original.type == pa.large_string() else np.int32
-    bounds = np.ascontiguousarray(text.bounds, offset_type)
+    bounds = np.ascontiguousarray(text.offsets, offset_type)
     buffers = [validity, pa.py_buffer(bounds), pa.py_buffer(text.data)]
     return pa.Array.from_buffers(original.type, len(original), buffers)
 
@@ -67,3 +70,43 @@ def from_utf8(text: Utf8, original: pa.Array) -> pa.Array:
 def is_text(kind: pa.DataType) -> bool:
     """Whether a type is Arrow's `string` or `large_string`."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def pieces(texts: pa.Array, max_bytes: int) -> Iterator[pa.Array]:
+    """The column in slices of about `max_bytes` bytes; a longer row is a slice of its own."""
+    dtype = np.int64 if texts.type == pa.large_string() else np.int32
+    bounds = (
+        np.frombuffer(texts.buffers()[1], dtype)[texts.offset : texts.offset + len(texts) + 1] if len(texts) else None
+    )
+    start = 0
+    while start < len(texts):
+        assert bounds is not None
+        stop = int(np.searchsorted(bounds, bounds[start] + max_bytes, "right")) - 1
+        stop = min(max(stop, start + 1), len(texts))
+        yield texts[start:stop]
+        start = stop
+
+
+def checked_text(texts: pa.Array) -> pa.Array:
+    """A column of text whose bytes are UTF-8, with an empty text for every null."""
+    if texts.type not in (pa.string(), pa.large_string()):
+        raise DataError(f"texts must be a string or large_string array, got {texts.type}")
+    try:
+        texts.validate(full=True)
+    except pa.ArrowInvalid:
+        row = _first_invalid(texts)
+        raise DataError(
+            f"the text of row {row} of the batch is not UTF-8: {texts[row].as_buffer().to_pybytes()[:80]!r}; "
+            "decode it with the encoding it was written in, or leave the row out",
+            row=row,
+        ) from None
+    return texts.fill_null("") if texts.null_count else texts
+
+
+def _first_invalid(texts: pa.Array) -> int:
+    for row in range(len(texts)):
+        try:
+            texts[row : row + 1].validate(full=True)
+        except pa.ArrowInvalid:
+            return row
+    raise DataError("the column is not valid Arrow data")  # offsets that point nowhere: no row to blame

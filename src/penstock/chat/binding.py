@@ -23,7 +23,7 @@ from penstock.errors import ConfigError, DataError
 from penstock.tokenizers.base import Tokenizer
 from penstock.tokenizers.loaded import LoadedTokenizer
 
-__all__ = ["Asked", "check_vocabulary", "fitted"]
+__all__ = ["ChatOptions", "bind_template", "check_vocabulary"]
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ ROLE_NAMES = re.compile(r"<\|(system|user|assistant|tool)\|>")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ChatOptions:
     """What the user said about turns, as far as it concerns template and tokenizer."""
 
     train_on: TrainOn
@@ -89,7 +89,7 @@ def token_id(tokenizer: Tokenizer, text: str) -> int | None:
     return int(made.ids.values[int(found[0])].as_py()) if len(found) == 1 else None
 
 
-def fitted(tokenizer: Tokenizer, template: Template, asked: Asked) -> tuple[Renderer, Checker]:
+def bind_template(tokenizer: Tokenizer, template: Template, asked: ChatOptions) -> tuple[Renderer, Checker]:
     """What renders conversations and what checks their tokens."""
     given = {**special_variables(tokenizer), **asked.variables}
     clash = set(asked.variables) & {"messages", "tools", "add_generation_prompt", "strftime_now"}
@@ -198,7 +198,9 @@ class _Terminators:
     call_closing: str = ""
 
 
-def _terminators(tokenizer: Tokenizer, renderer: Renderer, asked: Asked, known: Mapping[str, int]) -> _Terminators:
+def _terminators(
+    tokenizer: Tokenizer, renderer: Renderer, asked: ChatOptions, known: Mapping[str, int]
+) -> _Terminators:
     """The tokens that end a turn: those given, or those that the template writes behind answers."""
     template, given = renderer.template, asked.end_of_turn
     bos, eos = renderer.variables["bos_token"], renderer.variables["eos_token"]

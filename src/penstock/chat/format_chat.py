@@ -14,7 +14,7 @@ import orjson
 import pyarrow as pa
 import xxhash
 
-from penstock.chat.binding import Asked, fitted
+from penstock.chat.binding import ChatOptions, bind_template
 from penstock.chat.compile.prover import Layouts
 from penstock.chat.explanation import ExplainedPart, explain
 from penstock.chat.formats import conversations, detect_format, json_columns, sides_of, typed_json
@@ -24,16 +24,16 @@ from penstock.chat.messages import ROLES, Conversation
 from penstock.chat.parts import KINDS
 from penstock.chat.problems import RowProblem, TooLongError, Violation, alone
 from penstock.chat.render import EVERYTHING
-from penstock.chat.rendered_batch import Written, as_written, written
-from penstock.chat.spans import Tokens
+from penstock.chat.rendered_batch import RenderedBatch, as_written, written
+from penstock.chat.spans import SpanTokens
 from penstock.chat.template_traits import thought_sample
 from penstock.chat.templates import BUILT_IN, Markers, load_template
 from penstock.chat.to_messages import ToMessages, checked_format
-from penstock.chat.truncation import POLICIES, Pieces, cut, gathered, in_all, tally
+from penstock.chat.truncation import POLICIES, TruncatedPieces, cut, gathered, in_all, tally
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.pipeline.metrics import TOKENS, tokens_in
 from penstock.transforms.columns import as_names, column, take_rows
-from penstock.transforms.counts import Counting
+from penstock.transforms.counts import CountingTransform
 from penstock.transforms.tokenization import load_tokenizer
 
 __all__ = ["FormatChat", "Gate", "RowProblem", "ToMessages", "Violation", "detect_format", "json_columns"]
@@ -44,7 +44,7 @@ VERSION = 3
 logger = logging.getLogger(__name__)
 
 
-class FormatChat(Counting):
+class FormatChat(CountingTransform):
     """Conversations as token ids and a mask of the tokens to train on: columns `input_ids` and `loss_mask`.
 
         FormatChat("models/tiny", train_on="last")                # the template that comes with the tokenizer
@@ -112,7 +112,7 @@ class FormatChat(Counting):
             raise ConfigError(f"keep={list(self.keep)} has a name that is made here: {', '.join(made)}")
         self.gate = Gate.of(gate)
         self.allow_lost = _checked_kinds(allow_lost)
-        asked = Asked(
+        asked = ChatOptions(
             self.train_on,
             include_eot,
             self.gate,
@@ -123,7 +123,7 @@ class FormatChat(Counting):
             _checked_time(now),
             frozenset(self.allow_lost),
         )
-        self._renderer, self._checker = fitted(self.tokenizer, self.template, asked)
+        self._renderer, self._checker = bind_template(self.tokenizer, self.template, asked)
         self._layouts = Layouts(self._renderer)
         self._typed_json = True
         self._try_on_a_sample()
@@ -204,12 +204,12 @@ class FormatChat(Counting):
             violations += [replace(v, row=numbers[v.row]) for v in self._found(as_written(good), prefix)]
         return violations
 
-    def _found(self, side: Written, prefix: str) -> list[Violation]:
+    def _found(self, side: RenderedBatch, prefix: str) -> list[Violation]:
         """What is wrong with rows that could be rendered."""
         tokens, problems = self._tokens(side)
         violations = [_violation(problem, problem.row or 0, prefix) for problem in problems]
         if self.max_length is not None and self.truncation == "error":
-            lengths = np.diff(tokens.bounds)
+            lengths = np.diff(tokens.offsets)
             for row in np.flatnonzero(lengths > self.max_length).tolist():
                 problem = TooLongError(f"{lengths[row]} tokens, more than max_length={self.max_length}")
                 violations.append(_violation(problem, row, prefix))
@@ -307,24 +307,24 @@ class FormatChat(Counting):
             raise SchemaError("preference pairs cannot be split; pass truncation='right', 'left', 'drop' or 'error'")
         return name
 
-    def _tokens(self, side: Written) -> tuple[Tokens, list[RowProblem]]:
+    def _tokens(self, side: RenderedBatch) -> tuple[SpanTokens, list[RowProblem]]:
         """The tokens of one batch with their supervised stretches, and what the gate has against them."""
         everything = self.train_on == EVERYTHING
-        tokens = Tokens.of(self.tokenizer.encode_spans(side.spans.texts, parse_special=True), side.spans)
+        tokens = SpanTokens.of(self.tokenizer.encode_spans(side.spans.texts, parse_special=True), side.spans)
         if not everything:
             self._checker.settle_ends(tokens, side.spans)
         return tokens, self._checker.problems(tokens, side, everything=everything)
 
-    def _delivered(self, batch: pa.RecordBatch, prefixes: tuple[str, ...], sides: list[Tokens]) -> pa.RecordBatch:
+    def _delivered(self, batch: pa.RecordBatch, prefixes: tuple[str, ...], sides: list[SpanTokens]) -> pa.RecordBatch:
         masks = [tokens.mask() for tokens in sides]
         supervised = self.gate.supervised
-        pieces: list[Pieces] = []
+        pieces: list[TruncatedPieces] = []
         for tokens, mask in zip(sides, masks):
-            pieces.append(cut(tokens.bounds, mask, self.max_length, self.truncation, supervised=supervised))
+            pieces.append(cut(tokens.offsets, mask, self.max_length, self.truncation, supervised=supervised))
         if len(pieces) > 1:
             pieces = in_all(pieces)
         if self.max_length is not None:
-            cost = tally([tokens.bounds for tokens in sides], pieces, self.truncation)
+            cost = tally([tokens.offsets for tokens in sides], pieces, self.truncation)
             self.count(cost.dropped)
             self.count_kept(cost.changed)
             self.count_kept({TOKENS + reason: n for reason, n in cost.tokens.items()})

@@ -16,12 +16,12 @@ from penstock._suggest import did_you_mean
 from penstock.chat.explanation import ExplainedPart
 from penstock.chat.format_chat import FormatChat, detect_format
 from penstock.chat.problems import RowProblem, TooLongError, Violation, alone
-from penstock.chat.truncation import Pieces, gathered
+from penstock.chat.truncation import TruncatedPieces, gathered
 from penstock.errors import ConfigError, SchemaError
 from penstock.pipeline.metrics import TOKENS
 from penstock.store.labels import LABELS, label_column
 from penstock.transforms.columns import as_names, column, take_rows
-from penstock.transforms.counts import Counting
+from penstock.transforms.counts import CountingTransform
 
 __all__ = ["FormatPreference", "preference_kind"]
 
@@ -60,7 +60,7 @@ def preference_kind(schema: pa.Schema, format: str = "auto") -> Kind | None:
     return None if label is None else "labels"
 
 
-class FormatPreference(Counting):
+class FormatPreference(CountingTransform):
     """Preferences as token ids and masks of what is to be compared, behind one prompt.
 
         FormatPreference("models/tiny", max_length=2048, truncation="left")
@@ -270,7 +270,7 @@ class FormatPreference(Counting):
             made[pa.field("label", pa.bool_())] = rows.labels.cast(pa.bool_()).take(pa.array(numbers))
         made[pa.field(PROMPT_LENGTH, pa.int32())] = pa.array((prompts - starts)[kept], pa.int32())
         for (prefix, side), ends in zip(rows.sides.items(), stops):
-            piece = Pieces(numbers, (side.bounds[:-1] + starts)[kept], (side.bounds[:-1] + ends)[kept])
+            piece = TruncatedPieces(numbers, (side.offsets[:-1] + starts)[kept], (side.offsets[:-1] + ends)[kept])
             lists = {"input_ids": side.ids, "loss_mask": side.mask}
             for name, values in lists.items():
                 listed = _listed(*gathered(values, piece), rows.made.schema.field(prefix + name).type)
@@ -295,7 +295,7 @@ class _Side:
 
     ids: npt.NDArray[Any]
     mask: npt.NDArray[np.bool_]
-    bounds: Ints
+    offsets: Ints
     prompts: Ints
 
     @classmethod
@@ -313,16 +313,16 @@ class _Side:
 
     @property
     def lengths(self) -> Ints:
-        return np.diff(self.bounds)
+        return np.diff(self.offsets)
 
     def prompt(self, row: int) -> npt.NDArray[Any]:
-        return self.ids[self.bounds[row] : self.bounds[row] + self.prompts[row]]
+        return self.ids[self.offsets[row] : self.offsets[row] + self.prompts[row]]
 
     def supervised(self, starts: Ints, stops: Ints) -> npt.NDArray[np.bool_]:
         """Whether a token is supervised in these stretches of the rows."""
         total = np.concatenate([[0], np.cumsum(self.mask, dtype=np.int64)])
-        low = self.bounds[:-1] + starts
-        found: npt.NDArray[np.bool_] = total[np.maximum(self.bounds[:-1] + stops, low)] > total[low]
+        low = self.offsets[:-1] + starts
+        found: npt.NDArray[np.bool_] = total[np.maximum(self.offsets[:-1] + stops, low)] > total[low]
         return found
 
 
@@ -353,7 +353,7 @@ class _Rows:
         alike = np.flatnonzero(~differ)
         lengths = one.prompts[alike]
         moves = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        pair = [side.ids[np.repeat(side.bounds[:-1][alike], lengths) + moves] for side in (one, other)]
+        pair = [side.ids[np.repeat(side.offsets[:-1][alike], lengths) + moves] for side in (one, other)]
         owner = np.repeat(alike, lengths)
         differ[owner[pair[0] != pair[1]]] = True
         return np.flatnonzero(differ).tolist()

@@ -22,8 +22,8 @@ from penstock.chat.problems import (
     TerminatorInsideError,
     TerminatorNotSupervisedError,
 )
-from penstock.chat.rendered_batch import Written
-from penstock.chat.spans import Flags, Ints, Spans, Tokens, shown
+from penstock.chat.rendered_batch import RenderedBatch
+from penstock.chat.spans import Flags, Ints, Spans, SpanTokens, shown
 from penstock.errors import ConfigError
 from penstock.tokenizers.base import Tokenizer
 
@@ -93,7 +93,7 @@ class Checker:
             table[list(ids)] |= bit
         return table
 
-    def settle_ends(self, tokens: Tokens, spans: Spans) -> None:
+    def settle_ends(self, tokens: SpanTokens, spans: Spans) -> None:
         """Let each span end with the token that ends the turn, or before it, as asked for."""
         if not len(tokens.first) or not self.terminators or not len(tokens.ids):
             return
@@ -101,12 +101,12 @@ class Checker:
         if not self.include_eot:
             tokens.stop = np.where(closing < 0, tokens.stop, closing)
             return
-        there = tokens.stop < tokens.bounds[spans.rows + 1]
+        there = tokens.stop < tokens.offsets[spans.rows + 1]
         following = np.where(there, tokens.stop, 0)
         adjacent = there & (tokens.starts[following] == spans.stops) & self._ends(tokens, following)
         tokens.stop += adjacent & (closing < 0)
 
-    def _closing(self, tokens: Tokens, spans: Spans) -> Ints:
+    def _closing(self, tokens: SpanTokens, spans: Spans) -> Ints:
         """For each span the token that ends its turn: the last, or the last but white space; -1 for none."""
         some = tokens.stop > tokens.first
         at_end = some & self._ends(tokens, np.maximum(tokens.stop - 1, 0))
@@ -118,11 +118,11 @@ class Checker:
         before = np.searchsorted(ends, tokens.stop[others]) - 1
         last = ends[np.maximum(before, 0)] if len(ends) else np.zeros(len(others), np.int64)
         others, last = (values[(before >= 0) & (last >= tokens.first[others])] for values in (others, last))
-        begins = spans.bounds[spans.rows[others]] + tokens.ends[last]
+        begins = spans.offsets[spans.rows[others]] + tokens.ends[last]
         closing[others] = np.where(_only_white_space(spans, begins, spans.stops[others]), last, -1)
         return closing
 
-    def problems(self, tokens: Tokens, written: Written, *, everything: bool) -> list[RowProblem]:
+    def problems(self, tokens: SpanTokens, written: RenderedBatch, *, everything: bool) -> list[RowProblem]:
         """What is wrong, row by row."""
         spans, prompts = written.spans, written.prompts
         gate = self.gate
@@ -130,7 +130,7 @@ class Checker:
         bos = self.tokenizer.special.bos
         roles = self._roles[tokens.ids]
         at = np.flatnonzero(roles)  # the few tokens that mean something
-        known = Known(at, roles[at])
+        known = KnownTokens(at, roles[at])
         if gate.supervised:
             found += _silent(tokens, spans)
         if gate.bos and bos is not None and bos != self.tokenizer.special.eos and bos not in self.terminators:
@@ -148,15 +148,15 @@ class Checker:
         found.sort(key=lambda problem: problem.row or 0)
         return [_with_text(problem, tokens, spans) for problem in found]
 
-    def _ends(self, tokens: Tokens, at: Ints) -> Flags:
+    def _ends(self, tokens: SpanTokens, at: Ints) -> Flags:
         """Whether these tokens end a turn."""
         ends: Flags = self._roles[tokens.ids[at]] & _END != 0
         return ends
 
-    def _headers(self, tokens: Tokens, at: Ints) -> Iterable[RowProblem]:
+    def _headers(self, tokens: SpanTokens, at: Ints) -> Iterable[RowProblem]:
         opened, closed = (np.searchsorted(np.sort(edges), at, side="right") for edges in (tokens.first, tokens.stop))
         bad = at[opened > closed]
-        rows, firsts = np.unique(np.searchsorted(tokens.bounds, bad, side="right") - 1, return_index=True)
+        rows, firsts = np.unique(np.searchsorted(tokens.offsets, bad, side="right") - 1, return_index=True)
         for row, token in zip(rows, bad[firsts]):
             text = self.tokenizer.decode(tokens.ids[token : token + 1])
             yield HeaderSupervisedError(
@@ -165,7 +165,7 @@ class Checker:
                 row=int(row),
             )
 
-    def _unended(self, tokens: Tokens, spans: Spans, prompts: Ints, at: Ints) -> Iterable[RowProblem]:
+    def _unended(self, tokens: SpanTokens, spans: Spans, prompts: Ints, at: Ints) -> Iterable[RowProblem]:
         closing = self._closing(tokens, spans)
         counted = ended = closing >= 0
         if self.inner:
@@ -184,7 +184,7 @@ class Checker:
                 row=int(spans.rows[span]),
             )
 
-    def _prompts(self, tokens: Tokens, spans: Spans, prompts: Ints, cuts: Ints) -> Iterable[RowProblem]:
+    def _prompts(self, tokens: SpanTokens, spans: Spans, prompts: Ints, cuts: Ints) -> Iterable[RowProblem]:
         """The tokens of a prompt alone must be those that the row begins with.
 
         What comes before the last cut of a prompt cannot differ, so only the few tokens behind it are looked at: mostly
@@ -192,9 +192,9 @@ class Checker:
         """
         asked = np.flatnonzero(prompts >= 0)
         rows, ends = spans.rows[asked], prompts[asked]
-        stops = np.clip(np.searchsorted(tokens.starts, ends), tokens.bounds[rows], tokens.bounds[rows + 1])
-        begins = tokens.bounds[rows]
-        reaches = tokens.ends[np.maximum(stops - 1, 0)] + spans.bounds[rows]
+        stops = np.clip(np.searchsorted(tokens.starts, ends), tokens.offsets[rows], tokens.offsets[rows + 1])
+        begins = tokens.offsets[rows]
+        reaches = tokens.ends[np.maximum(stops - 1, 0)] + spans.offsets[rows]
         straddling = (stops > begins) & (reaches > ends)
         for row in np.unique(rows[straddling]):
             yield PromptDiffersError(
@@ -214,7 +214,7 @@ class Checker:
                 row=int(rows[whole[i]]),
             )
 
-    def _retokenised(self, tokens: Tokens, spans: Spans, first: Ints, stop: Ints, ends: Ints) -> list[int]:
+    def _retokenised(self, tokens: SpanTokens, spans: Spans, first: Ints, stop: Ints, ends: Ints) -> list[int]:
         """Which of these ends of prompts get other ids when they are tokenised by themselves."""
         data = np.frombuffer(spans.texts.buffers()[2], np.uint8)
         begins = tokens.starts[first]
@@ -256,7 +256,7 @@ def _models(
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownTokens:
     """Tokens of a batch that mean something: where they stand, and what they are."""
 
     at: Ints
@@ -288,17 +288,17 @@ def _foreign(found: Mapping[int, str]) -> Iterable[RowProblem]:
         )
 
 
-def _silent(tokens: Tokens, spans: Spans) -> Iterable[RowProblem]:
-    heard = np.zeros(len(tokens.bounds) - 1, np.bool_)
+def _silent(tokens: SpanTokens, spans: Spans) -> Iterable[RowProblem]:
+    heard = np.zeros(len(tokens.offsets) - 1, np.bool_)
     heard[spans.rows[tokens.stop > tokens.first]] = True
     for row in np.flatnonzero(~heard):
         yield NothingSupervisedError("no token of it would be trained on", row=int(row))
 
 
-def _bos(tokens: Tokens, at: Ints) -> Iterable[RowProblem]:
-    begins, ends = np.searchsorted(at, tokens.bounds[:-1]), np.searchsorted(at, tokens.bounds[1:])
+def _bos(tokens: SpanTokens, at: Ints) -> Iterable[RowProblem]:
+    begins, ends = np.searchsorted(at, tokens.offsets[:-1]), np.searchsorted(at, tokens.offsets[1:])
     counts = ends - begins
-    at_first = np.isin(tokens.bounds[:-1], at) & (counts > 0)
+    at_first = np.isin(tokens.offsets[:-1], at) & (counts > 0)
     for row in np.flatnonzero((counts != 1) | ~at_first):
         n = int(counts[row])
         fault = "which is not at the beginning" if n == 1 else "expected one, at the beginning"
@@ -309,10 +309,10 @@ def _bos(tokens: Tokens, at: Ints) -> Iterable[RowProblem]:
         )
 
 
-def _with_text(problem: RowProblem, tokens: Tokens, spans: Spans) -> RowProblem:
+def _with_text(problem: RowProblem, tokens: SpanTokens, spans: Spans) -> RowProblem:
     """The problem, with the row shown as it would be trained on."""
     row = problem.row or 0
-    begin, end = int(spans.bounds[row]), int(spans.bounds[row + 1])
+    begin, end = int(spans.offsets[row]), int(spans.offsets[row + 1])
     data = bytes(memoryview(spans.texts.buffers()[2])[begin:end])
     parts = []
     for i in np.flatnonzero(spans.rows == row):

@@ -59,5 +59,5 @@ def prompt_ends(marked: Sequence[Marked], spans: Spans) -> Ints:
     for i, row in enumerate(marked):
         if row.prompts is not None:
             given = np.array(row.prompts)
-            ends[at[i] : at[i + 1]] = np.where(given < 0, -1, given + spans.bounds[i])
+            ends[at[i] : at[i + 1]] = np.where(given < 0, -1, given + spans.offsets[i])
     return ends

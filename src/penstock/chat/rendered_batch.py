@@ -21,13 +21,13 @@ from penstock.chat.rendered import Marked, prompt_ends
 from penstock.chat.spans import Flags, Ints, Spans, as_texts, read_marks
 from penstock.chat.to_messages import good_rows
 
-__all__ = ["Written", "as_written", "merged", "written"]
+__all__ = ["RenderedBatch", "as_written", "merged", "written"]
 
 Side = tuple[Conversation, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class RenderedBatch:
     """Texts with their spans."""
 
     spans: Spans
@@ -41,7 +41,7 @@ class Written:
 
 def written(
     layouts: Layouts, batch: pa.RecordBatch, name: str, columns: Mapping[str, str] | None = None
-) -> Iterator[Written]:
+) -> Iterator[RenderedBatch]:
     """The texts of a batch, for each side of its rows. Raises the problem of the first row that has one."""
     if columns is None and layouts.possible:
         flat = flat_messages(batch, name)
@@ -59,11 +59,11 @@ def written(
             yield _written(layouts, flat, lambda rows, side=side: [side[row] for row in rows.tolist()])  # type: ignore[misc]
 
 
-def _written(layouts: Layouts, flat: Flat, read: Callable[[Ints], Sequence[Conversation]]) -> Written:
+def _written(layouts: Layouts, flat: Flat, read: Callable[[Ints], Sequence[Conversation]]) -> RenderedBatch:
     fast, spans, prompts = layouts.fill(flat)
     others = np.ones(len(flat.kinds), np.bool_)
     others[fast] = False
-    filled = Written(spans, prompts, _foreign(layouts.renderer, flat, others))
+    filled = RenderedBatch(spans, prompts, _foreign(layouts.renderer, flat, others))
     if not others.any():
         return filled
     slow = np.flatnonzero(others)
@@ -78,10 +78,10 @@ def _foreign(renderer: Renderer, flat: Flat, others: Flags) -> dict[int, str]:
     quoted = (text.replace("\\E", "\\E\\\\E\\Q") for text in renderer.specials)
     pattern = "|".join(f"\\Q{text}\\E" for text in quoted)
     found = np.flatnonzero(pc.match_substring_regex(flat.contents, pattern).to_numpy(zero_copy_only=False))
-    rows = np.searchsorted(flat.bounds, found, side="right") - 1
+    rows = np.searchsorted(flat.offsets, found, side="right") - 1
     foreign: dict[int, str] = {}
     for row, at in zip(rows.tolist(), found.tolist()):
-        kind, message = flat.kinds[row], at - int(flat.bounds[row])
+        kind, message = flat.kinds[row], at - int(flat.offsets[row])
         if row in foreign or others[row] or kind is None:
             continue
         said = renderer.special_text.search(flat.contents[at].as_py())
@@ -96,7 +96,7 @@ def _read(batch: pa.RecordBatch, name: str, rows: Ints) -> list[Conversation]:
     return [row[0] for row in good_rows([_at(row, n) for row, n in zip(made, rows.tolist())])]
 
 
-def _rendered(renderer: Renderer, given: Sequence[Conversation], rows: Ints) -> Written:
+def _rendered(renderer: Renderer, given: Sequence[Conversation], rows: Ints) -> RenderedBatch:
     """Conversations that are these rows of a batch, by the template."""
     marked = []
     for row, conversation in zip(rows.tolist(), given):
@@ -109,25 +109,25 @@ def _rendered(renderer: Renderer, given: Sequence[Conversation], rows: Ints) -> 
     except RowProblem as problem:
         raise problem.at(int(rows[problem.row or 0])) from problem
     foreign = {int(rows[row]): where for row, where in made.foreign.items()}
-    return Written(made.spans, made.prompts, foreign, made.lost)
+    return RenderedBatch(made.spans, made.prompts, foreign, made.lost)
 
 
-def as_written(marked: Sequence[Marked]) -> Written:
+def as_written(marked: Sequence[Marked]) -> RenderedBatch:
     """Rendered conversations as a column of texts. Raises the problem of the first whose marks cannot be read."""
     spans = read_marks([row.text for row in marked])
     foreign = {i: row.foreign for i, row in enumerate(marked) if row.foreign is not None}
     lost = Counter(kind for row in marked for kind in row.lost)
-    return Written(spans, prompt_ends(marked, spans), foreign, lost)
+    return RenderedBatch(spans, prompt_ends(marked, spans), foreign, lost)
 
 
 def _at(row: Side | RowProblem, number: int) -> Side | RowProblem:
     return row.at(number) if isinstance(row, RowProblem) else row
 
 
-def merged(parts: Sequence[tuple[Ints, Written]]) -> Written:
+def merged(parts: Sequence[tuple[Ints, RenderedBatch]]) -> RenderedBatch:
     """Texts of different rows of a batch as one column in the order of the rows, with their spans."""
     order = np.argsort(np.concatenate([rows for rows, _ in parts]))
-    lengths = np.concatenate([np.diff(part.spans.bounds) for _, part in parts])[order]
+    lengths = np.concatenate([np.diff(part.spans.offsets) for _, part in parts])[order]
     bounds = np.concatenate(([0], np.cumsum(lengths)))
     texts = pa.concat_arrays([part.spans.texts.cast(pa.large_string()) for _, part in parts]).take(pa.array(order))
     rows, starts, stops, ends = [], [], [], []
@@ -135,7 +135,7 @@ def merged(parts: Sequence[tuple[Ints, Written]]) -> Written:
     lost: Counter[str] = Counter()
     for numbers, part in parts:
         spans, prompts = part.spans, part.prompts
-        moved = bounds[numbers] - spans.bounds[:-1]
+        moved = bounds[numbers] - spans.offsets[:-1]
         shift = moved[spans.rows]
         rows.append(numbers[spans.rows])
         starts.append(spans.starts + shift)
@@ -146,4 +146,4 @@ def merged(parts: Sequence[tuple[Ints, Written]]) -> Written:
     by_row = np.argsort(np.concatenate(rows), kind="stable")
     data = np.frombuffer(texts.buffers()[2] or b"", np.uint8)[: bounds[-1]]
     found = [np.concatenate(each)[by_row] for each in (rows, starts, stops, ends)]
-    return Written(Spans(as_texts(data, bounds), bounds, found[0], found[1], found[2]), found[3], foreign, lost)
+    return RenderedBatch(Spans(as_texts(data, bounds), bounds, found[0], found[1], found[2]), found[3], foreign, lost)

@@ -19,7 +19,7 @@ from penstock.chat.problems import RenderError, SpansNotFoundError
 from penstock.errors import ConfigError
 from penstock.tokenizers.base import Encoded
 
-__all__ = ["Flags", "Ints", "Spans", "Tokens", "as_texts", "read_marks", "shown"]
+__all__ = ["Flags", "Ints", "SpanTokens", "Spans", "as_texts", "read_marks", "shown"]
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -32,7 +32,7 @@ class Spans:
     """Stretches of the rows of a text column, in bytes counted from the first byte of the column."""
 
     texts: pa.Array
-    bounds: Ints
+    offsets: Ints
     """Row i is bytes `bounds[i]` to `bounds[i + 1]`."""
     rows: Ints
     starts: Ints
@@ -40,11 +40,11 @@ class Spans:
 
 
 @dataclass(slots=True)
-class Tokens:
+class SpanTokens:
     """The tokens of a batch, row after row, and for each span the tokens that begin in it: `first` up to `stop`."""
 
     ids: npt.NDArray[Any]
-    bounds: Ints
+    offsets: Ints
     starts: Ints
     """In bytes of the column."""
     ends: npt.NDArray[np.int32]
@@ -53,13 +53,13 @@ class Tokens:
     stop: Ints
 
     @classmethod
-    def of(cls, encoded: Encoded, spans: Spans) -> Tokens:
+    def of(cls, encoded: Encoded, spans: Spans) -> SpanTokens:
         ids = encoded.ids.values.to_numpy()
         bounds = encoded.ids.offsets.to_numpy().astype(np.int64)
         ids, bounds = ids[bounds[0] : bounds[-1]], bounds - bounds[0]
         if len(encoded.starts) != len(ids):
             raise ConfigError(f"the tokenizer gave {len(encoded.starts)} offsets for {len(ids)} tokens")
-        starts = np.repeat(spans.bounds[:-1], np.diff(bounds))
+        starts = np.repeat(spans.offsets[:-1], np.diff(bounds))
         starts += encoded.starts
         # A token of no width at the end of a row stands where the next row begins: a span stays in its row.
         first = np.maximum(np.searchsorted(starts, spans.starts), bounds[spans.rows])

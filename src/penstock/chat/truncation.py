@@ -12,7 +12,7 @@ import numpy.typing as npt
 from penstock.chat.problems import TooLongError
 from penstock.chat.spans import Flags, Ints
 
-__all__ = ["POLICIES", "Pieces", "Tally", "cut", "gathered", "in_all", "tally"]
+__all__ = ["POLICIES", "TruncatedPieces", "TruncationCounts", "cut", "gathered", "in_all", "tally"]
 
 POLICIES = ("error", "drop", "left", "right", "split")
 TOO_LONG = "longer than max_length"
@@ -21,19 +21,19 @@ CHANGED = {"left": "truncated on the left", "right": "truncated on the right", "
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
+class TruncatedPieces:
     """What is left of rows: piece i is tokens `starts[i]` to `stops[i]`, all of row `rows[i]`."""
 
     rows: Ints
     starts: Ints
     stops: Ints
 
-    def where(self, kept: Flags) -> Pieces:
-        return Pieces(self.rows[kept], self.starts[kept], self.stops[kept])
+    def where(self, kept: Flags) -> TruncatedPieces:
+        return TruncatedPieces(self.rows[kept], self.starts[kept], self.stops[kept])
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class TruncationCounts:
     """What the cutting cost, by reason."""
 
     dropped: dict[str, int]
@@ -44,14 +44,14 @@ class Tally:
     """Tokens that are in no piece."""
 
 
-def cut(bounds: Ints, mask: Flags, max_length: int | None, policy: str, *, supervised: bool) -> Pieces:
+def cut(bounds: Ints, mask: Flags, max_length: int | None, policy: str, *, supervised: bool) -> TruncatedPieces:
     """Apply the policy to rows longer than `max_length`; with `supervised`, pieces that lost all supervision go."""
     starts, stops = bounds[:-1], bounds[1:]
     rows = np.arange(len(starts))
     lengths = stops - starts
     long = lengths > (max_length if max_length is not None else np.iinfo(np.int64).max)
     if max_length is None or not long.any():
-        return Pieces(rows, starts, stops)
+        return TruncatedPieces(rows, starts, stops)
     if policy == "error":
         row = int(long.argmax())
         raise TooLongError(
@@ -60,24 +60,24 @@ def cut(bounds: Ints, mask: Flags, max_length: int | None, policy: str, *, super
             row=row,
         )
     if policy == "drop":
-        return Pieces(rows, starts, stops).where(~long)
+        return TruncatedPieces(rows, starts, stops).where(~long)
     if policy == "split":
         pieces = np.maximum(-(-lengths // max_length), 1)
         rows = np.repeat(rows, pieces)
         place = np.arange(len(rows)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
         starts = starts[rows] + place * max_length
-        made = Pieces(rows, starts, np.minimum(starts + max_length, stops[rows]))
+        made = TruncatedPieces(rows, starts, np.minimum(starts + max_length, stops[rows]))
     elif policy == "right":
-        made = Pieces(rows, starts, np.minimum(stops, starts + max_length))
+        made = TruncatedPieces(rows, starts, np.minimum(stops, starts + max_length))
     else:
-        made = Pieces(rows, np.maximum(starts, stops - max_length), stops)
+        made = TruncatedPieces(rows, np.maximum(starts, stops - max_length), stops)
     if not supervised:
         return made
     total = np.concatenate(([0], np.cumsum(mask, dtype=np.int64)))
     return made.where(~long[made.rows] | (total[made.stops] > total[made.starts]))
 
 
-def in_all(sides: Sequence[Pieces]) -> list[Pieces]:
+def in_all(sides: Sequence[TruncatedPieces]) -> list[TruncatedPieces]:
     """The pieces of rows of which every side has some."""
     kept = sides[0].rows
     for side in sides[1:]:
@@ -85,7 +85,7 @@ def in_all(sides: Sequence[Pieces]) -> list[Pieces]:
     return [side.where(np.isin(side.rows, kept)) for side in sides]
 
 
-def tally(bounds: Sequence[Ints], sides: Sequence[Pieces], policy: str) -> Tally:
+def tally(bounds: Sequence[Ints], sides: Sequence[TruncatedPieces], policy: str) -> TruncationCounts:
     """Rows and tokens that did not make it, or not in one piece."""
     rows = len(bounds[0]) - 1
     kept = np.zeros(rows, np.bool_)
@@ -101,14 +101,14 @@ def tally(bounds: Sequence[Ints], sides: Sequence[Pieces], policy: str) -> Tally
         tokens[gone] += int(lengths[~kept].sum())
         lost = SILENCED if policy == "split" else CHANGED.get(policy, gone)
         tokens[lost] = tokens.get(lost, 0) + int((lengths - left)[kept].sum())
-    return Tally(
+    return TruncationCounts(
         {gone: int(np.count_nonzero(~kept))},
         {CHANGED.get(policy, gone): int(np.count_nonzero(changed))},
         {reason: n for reason, n in tokens.items() if n},
     )
 
 
-def gathered(values: npt.NDArray[Any], made: Pieces) -> tuple[npt.NDArray[Any], Ints]:
+def gathered(values: npt.NDArray[Any], made: TruncatedPieces) -> tuple[npt.NDArray[Any], Ints]:
     """The values of the pieces, one after the other, and where each begins."""
     lengths = made.stops - made.starts
     bounds = np.concatenate(([0], np.cumsum(lengths)))

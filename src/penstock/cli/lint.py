@@ -28,7 +28,7 @@ _STYLES = {"prompt": "dim", "supervised": "green", "lost": "red", "changed": "re
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class LintFinding:
     """One thing that is wrong with one row."""
 
     file: str
@@ -118,7 +118,7 @@ def _explain(source: Any, recipe: Recipe, number: int, *, as_json: bool) -> None
         console.print(Text(verdict), soft_wrap=True)
 
 
-def _findings(source: Any, recipe: Recipe) -> Iterator[tuple[Finding | None, int]]:
+def _findings(source: Any, recipe: Recipe) -> Iterator[tuple[LintFinding | None, int]]:
     """Each finding, and how many rows have been seen; None at the end of a batch without one."""
     rows = 0
     check: FormatChat | FormatPreference | None = None
@@ -127,7 +127,7 @@ def _findings(source: Any, recipe: Recipe) -> Iterator[tuple[Finding | None, int
             batch = source.next_batch(_BATCH_ROWS)
         except DataError as error:
             rows += 1
-            yield Finding(error.file or "", error.row, "unreadable", error.reason), rows
+            yield LintFinding(error.file or "", error.row, "unreadable", error.reason), rows
             source.skip_file()
             continue
         if batch is None:
@@ -138,7 +138,7 @@ def _findings(source: Any, recipe: Recipe) -> Iterator[tuple[Finding | None, int
         rows += batch.num_rows
         for violation in check.check_rows(batch):
             row = origin.row + violation.row
-            yield Finding(origin.file, row, violation.kind, violation.message, _bracketed(violation.shown)), rows
+            yield LintFinding(origin.file, row, violation.kind, violation.message, _bracketed(violation.shown)), rows
         yield None, rows
 
 

@@ -32,7 +32,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock._suggest import did_you_mean
-from penstock.cli.stage_arguments import Problems, import_function, make
+from penstock.cli.stage_arguments import ArgumentProblems, import_function, make
 from penstock.cli.stage_catalog import resolve
 from penstock.corpus.dedup.stages import Dedup
 from penstock.errors import PenstockError, QueueNotFoundError
@@ -44,14 +44,14 @@ from penstock.pipeline.functions import FunctionStage
 from penstock.sinks import open_sink
 from penstock.sources import open_source
 
-__all__ = ["KEYS", "ColumnCheck", "Plan", "check_columns", "read_plan", "spelled_out"]
+__all__ = ["KEYS", "ColumnCheck", "PipelineFile", "check_columns", "read_plan", "spelled_out"]
 
 
 KEYS = ("source", "transforms", "sink", "config", "budget", "checkpoint")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PipelineFile:
     """What a file describes, ready to run."""
 
     pipeline: Pipeline
@@ -68,7 +68,7 @@ def spelled_out(tree: dict[str, Any]) -> dict[str, Any]:
     return tree | short
 
 
-def read_plan(tree: Mapping[str, Any], path: Path) -> Plan:
+def read_plan(tree: Mapping[str, Any], path: Path) -> PipelineFile:
     """Build everything the tree describes; nothing is read or written. `path` is the file it came from."""
     builder = _Builder(path)
     plan = builder.plan(tree)
@@ -82,9 +82,9 @@ class _Builder:
 
     def __init__(self, path: Path) -> None:
         self._folder = str(path.resolve().parent)
-        self.problems = Problems()
+        self.problems = ArgumentProblems()
 
-    def plan(self, tree: Mapping[str, Any]) -> Plan | None:
+    def plan(self, tree: Mapping[str, Any]) -> PipelineFile | None:
         for key in tree:
             if key not in KEYS:
                 hint = did_you_mean(str(key), KEYS) or f"; the keys are {', '.join(KEYS)}"
@@ -115,7 +115,7 @@ class _Builder:
         positions = {id(stage): position for position, stage in enumerate(pipeline.transforms)}
         to_fit = tuple(positions[id(step)] for step, fit in steps if fit)
         place = None if checkpoint is None else require_local(checkpoint, "checkpoint")
-        return Plan(pipeline, to_fit, place, tuple(step for step, _ in steps))
+        return PipelineFile(pipeline, to_fit, place, tuple(step for step, _ in steps))
 
     # -- the two ends ----------------------------------------------------------------------------------------------
 
@@ -256,7 +256,7 @@ class ColumnCheck:
     """The columns that come out of the steps that were checked."""
 
 
-def check_columns(plan: Plan, problems: Problems) -> ColumnCheck:
+def check_columns(plan: PipelineFile, problems: ArgumentProblems) -> ColumnCheck:
     """Adds to `problems` what names a column that is not there."""
     found = ColumnCheck()
     try:

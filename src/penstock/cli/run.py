@@ -17,8 +17,8 @@ import typer
 from rich.console import Console
 
 from penstock.cli.console import clear_exits, log_lines, output, print_table
-from penstock.cli.pipeline_file import KEYS, ColumnCheck, Plan, check_columns, read_plan, spelled_out
-from penstock.cli.stage_arguments import Problems
+from penstock.cli.pipeline_file import KEYS, ColumnCheck, PipelineFile, check_columns, read_plan, spelled_out
+from penstock.cli.stage_arguments import ArgumentProblems
 from penstock.errors import ConfigError
 from penstock.files.documents import read_document, set_value
 from penstock.files.filesystems import require_local
@@ -126,7 +126,7 @@ def run(
             plan = dataclasses.replace(plan, checkpoint=require_local(checkpoint, "checkpoint"))
         extent = Extent.of(plan.pipeline.source)
         if dry_run:
-            problems = Problems()
+            problems = ArgumentProblems()
             columns = check_columns(plan, problems)
             problems.check(str(pipeline))
             facts = _facts(plan, extent) | {"columns": columns.columns, "columns_unknown_behind": columns.unknown}
@@ -141,7 +141,7 @@ def run(
         print_table(output(), closing_table(report, budget_bytes=plan.pipeline.budget.capacity))
 
 
-def _run(plan: Plan, extent: Extent, *, quiet: bool) -> Report:
+def _run(plan: PipelineFile, extent: Extent, *, quiet: bool) -> Report:
     pipeline = plan.pipeline
     console = Console(stderr=True)
     with log_lines(console, logging.WARNING if quiet else logging.INFO):
@@ -154,11 +154,11 @@ def _run(plan: Plan, extent: Extent, *, quiet: bool) -> Report:
             return pipeline.run(plan.checkpoint, progress=progress)
 
 
-def _resumes(plan: Plan) -> bool:
+def _resumes(plan: PipelineFile) -> bool:
     return plan.checkpoint is not None and (plan.checkpoint / CHECKPOINT_NAME).exists()
 
 
-def _facts(plan: Plan, extent: Extent) -> dict[str, Any]:
+def _facts(plan: PipelineFile, extent: Extent) -> dict[str, Any]:
     """What a dry run tells a machine."""
     pipeline = plan.pipeline
     return {
@@ -175,7 +175,7 @@ def _facts(plan: Plan, extent: Extent) -> dict[str, Any]:
     }
 
 
-def _described(plan: Plan, extent: Extent, columns: ColumnCheck) -> Iterator[str]:
+def _described(plan: PipelineFile, extent: Extent, columns: ColumnCheck) -> Iterator[str]:
     """What a dry run tells people."""
     facts, config = _facts(plan, extent), plan.pipeline.config
     yield facts["pipeline"]

@@ -21,7 +21,7 @@ from penstock.pipeline.stages import Transform
 from penstock.transforms import parse_expression
 from penstock.types import Schema
 
-__all__ = ["Misfit", "Parts", "Problems", "convert", "could_be", "import_function", "make", "takes_mapping"]
+__all__ = ["ArgumentProblems", "Misfit", "Parts", "convert", "could_be", "import_function", "make", "takes_mapping"]
 
 
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -188,7 +188,7 @@ def _is_number(text: str) -> bool:
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-class Problems:
+class ArgumentProblems:
     """Everything that is wrong with a description, each with its place, to be said at once."""
 
     def __init__(self) -> None:
@@ -212,7 +212,7 @@ def make(
     maker: Callable[..., Any],
     given: Any,
     where: str,
-    problems: Problems,
+    problems: ArgumentProblems,
     *,
     parts: Parts,
     called: str = "argument",

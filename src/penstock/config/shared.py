@@ -32,7 +32,7 @@ from penstock.config.values import NotPlain, freeze, thaw
 from penstock.errors import ConfigError
 from penstock.files.listing import PathLike
 
-__all__ = ["NotedConfig", "SharedConfig", "broken", "load_shared_config", "problems_with", "run_file"]
+__all__ = ["SharedConfig", "TrackedConfig", "broken", "load_shared_config", "problems_with", "run_file"]
 
 
 _ONE_AT_A_TIME = threading.RLock()  # what can be imported is the same for all threads of a process
@@ -308,7 +308,7 @@ def _name_problem(name: object) -> str | None:
     return None
 
 
-class NotedConfig(SharedConfig):
+class TrackedConfig(SharedConfig):
     """The same settings; `read` has the names that were asked for so far."""
 
     __slots__ = ("read",)

@@ -17,7 +17,7 @@ from penstock.corpus.quality.characters import COMBINING, LETTER, NUMERAL, kinds
 from penstock.corpus.quality.content import code_points
 from penstock.errors import SchemaError
 from penstock.transforms.columns import append, as_names, brief, column, keep_rows
-from penstock.transforms.counts import Counting
+from penstock.transforms.counts import CountingTransform
 from penstock.transforms.text import as_text
 
 __all__ = ["Decontaminate"]
@@ -34,7 +34,7 @@ INVERSE = np.uint64(pow(0x9E3779B97F4A7C15, -1, 2**64))
 _STRETCH = 1 << 20
 
 
-class Decontaminate(Counting):
+class Decontaminate(CountingTransform):
     """Leave out (or mark) rows that share n-grams of words with evaluation sets.
 
         Decontaminate({"gsm8k": questions, "arc": arc_table}, n=13)
@@ -173,7 +173,7 @@ def _grams(text: pa.Array, n: int) -> Iterator[tuple[Hashes, Integers, int, Inte
     """For every stretch of rows: hashes of all n-grams, the row of each within the stretch, the first row, words."""
     if not len(text):
         return
-    bounds = utf8(text).bounds
+    bounds = utf8(text).offsets
     first = 0
     while first < len(text):
         last = max(int(np.searchsorted(bounds, bounds[first] + _STRETCH, side="right")) - 1, first + 1)

@@ -21,7 +21,7 @@ import xxhash
 
 from penstock.arrays.text import flags
 from penstock.transforms.columns import as_names, one_or_list
-from penstock.transforms.counts import Counting
+from penstock.transforms.counts import CountingTransform
 from penstock.transforms.text import rewrite
 
 __all__ = ["ScrubPII"]
@@ -41,7 +41,7 @@ class Finder:
     """How many characters of what the pattern found, from its beginning, are to be replaced; 0 if it is nothing."""
 
 
-class ScrubPII(Counting):
+class ScrubPII(CountingTransform):
     """Replace personal data and secrets in text columns. Rows stay; those changed are counted as `"pii: <kind>"`.
 
     Kinds, in this order: `key` (AWS, GitHub, OpenAI, Slack, Google, Stripe and Hugging Face keys, JSON web tokens,

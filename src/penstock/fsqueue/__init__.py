@@ -11,7 +11,7 @@ finding     the provider of a dataset                        doctoring   what is
 """
 
 from penstock.fsqueue.consumer import DatasetConsumer
-from penstock.fsqueue.provider import DataProviderBase, Progress
+from penstock.fsqueue.provider import DataProviderBase, ProviderProgress
 from penstock.fsqueue.publisher import Limits
 from penstock.fsqueue.queue import Queue, purge
 from penstock.fsqueue.source import QueueSink, QueueSource
@@ -20,7 +20,7 @@ __all__ = [
     "DataProviderBase",
     "DatasetConsumer",
     "Limits",
-    "Progress",
+    "ProviderProgress",
     "Queue",
     "QueueSink",
     "QueueSource",

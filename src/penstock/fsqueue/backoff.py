@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from penstock.errors import StalledError
 
-__all__ = ["Patience"]
+__all__ = ["Backoff"]
 
 logger = logging.getLogger(__name__)
 
@@ -16,7 +16,7 @@ _SHORTEST, _SHORT, _LONG = 0.0005, 0.004, 0.025
 _A_WHILE, _FIRST_WORD = 30.0, 15.0
 
 
-class Patience:
+class Backoff:
     """One wait: short pauses first, so that what comes soon is met soon, and longer ones when nothing comes.
 
     Without `describe` nobody is told of a long wait: it is as it should be.

@@ -26,13 +26,13 @@ from penstock.fsqueue.layout import Published
 from penstock.fsqueue.queue import Queue, how_to_purge
 from penstock.types import Field, Schema, from_numpy, to_numpy
 
-__all__ = ["COMPRESSIONS", "Arrays", "BatchFile", "Columns", "Encoded", "Encoder", "read", "write"]
+__all__ = ["COMPRESSIONS", "Arrays", "BatchColumns", "BatchFile", "EncodedBatch", "Encoder", "read", "write"]
 
 
 Arrays = dict[str, npt.NDArray[Any]]
 
 
-class Columns:
+class BatchColumns:
     """The columns of a schema."""
 
     def __init__(self, schema: Schema) -> None:
@@ -121,7 +121,7 @@ _PER_BATCH = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
+class EncodedBatch:
     """The bytes of a file, and the name it is published under."""
 
     data: pa.Buffer
@@ -138,7 +138,7 @@ class Encoder:
         self.options = pa.ipc.IpcWriteOptions(compression=compression)
         self._room: pa.Buffer | None = None
 
-    def encode(self, batches: Iterable[pa.RecordBatch], number: int, *, same_size: int | None = None) -> Encoded:
+    def encode(self, batches: Iterable[pa.RecordBatch], number: int, *, same_size: int | None = None) -> EncodedBatch:
         """Batches as the bytes of file `number`: the same bytes, and so the same name, whoever makes them.
 
         Each is copied before the next one is asked for, so that they may share their memory. `same_size` says that
@@ -156,7 +156,7 @@ class Encoder:
                 writer.write_batch(batch)
                 count += 1
         data = stream.getvalue() if self._room is None or same_size is None else self._room.slice(0, stream.tell())
-        return Encoded(data, Published(number, count, xxhash.xxh3_64_hexdigest(data)))
+        return EncodedBatch(data, Published(number, count, xxhash.xxh3_64_hexdigest(data)))
 
     def _again(self, first: pa.RecordBatch, schema: pa.Schema, count: int) -> pa.FixedSizeBufferWriter:
         # The footer holds the schema once more, and the place of each batch.
@@ -196,7 +196,7 @@ class BatchFile:
     def record_batch(self, index: int) -> pa.RecordBatch:
         return self._reader.get_batch(index)
 
-    def arrays(self, index: int, columns: Columns) -> Arrays:
+    def arrays(self, index: int, columns: BatchColumns) -> Arrays:
         """Batch `index` as NumPy arrays that may be written to: the file's own memory, copied when first changed."""
         return columns.to_arrays(self.record_batch(index), self._memory)
 

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Held:
+class ClaimedFile:
     """A file that is ours."""
 
     file: Published
@@ -52,10 +52,10 @@ class SharedReader:
         self._directory = split.queue.split(split.name)
         self._acknowledger = Acknowledger(split.queue, split.name)
         self._ready: deque[Published] = deque()
-        self._current: Held | None = None
-        self._waiting: deque[Held] = deque()
+        self._current: ClaimedFile | None = None
+        self._waiting: deque[ClaimedFile] = deque()
         """Files that a state said are ours: they come first."""
-        self._finished: dict[int, Held] = {}
+        self._finished: dict[int, ClaimedFile] = {}
         """Files that were delivered to the end, and are not acknowledged yet."""
         self._lapses = split.member.lapses
         self._checked = False
@@ -93,7 +93,7 @@ class SharedReader:
         self.close()
         places: dict[int, int] = dict(state["held"])
         finished = set(state["finished"])
-        kept: dict[int, Held] = {}
+        kept: dict[int, ClaimedFile] = {}
         for file in self._directory.files():
             if file.owner not in (state["member"], None):
                 continue
@@ -102,12 +102,12 @@ class SharedReader:
             elif file.number in finished:
                 mine = file.taken(self.split.member.id)
                 if self._directory.move(file, mine):
-                    self._finished[file.number] = Held(mine, file.batches, file.start)
+                    self._finished[file.number] = ClaimedFile(mine, file.batches, file.start)
             elif file.owner is not None or file.number in places:
                 mine = file.taken(self.split.member.id)
                 if self._directory.move(file, mine):
                     start = max(places.get(file.number, 0), file.start)
-                    kept[file.number] = Held(mine, start, start)
+                    kept[file.number] = ClaimedFile(mine, start, start)
         lost = [number for number in places if number not in kept]
         if lost:
             self.counts.lost += len(lost)
@@ -147,18 +147,18 @@ class SharedReader:
         self._finished.clear()
         self._ready.clear()
 
-    def _take(self) -> Held | None:
+    def _take(self) -> ClaimedFile | None:
         if self._waiting:
             self._current = self._waiting.popleft()
         else:
             file = self.split.wait_for(self._claim, others=True)
-            self._current = None if file is None else Held(file, file.start, file.start)
+            self._current = None if file is None else ClaimedFile(file, file.start, file.start)
         return self._current
 
-    def _all_held(self) -> list[Held]:
+    def _all_held(self) -> list[ClaimedFile]:
         return [*([] if self._current is None else [self._current]), *self._waiting, *self._finished.values()]
 
-    def _open(self, held: Held) -> bool:
+    def _open(self, held: ClaimedFile) -> bool:
         """Whether the file could be opened; if it was put aside, as asked, or taken from us, that is counted."""
         try:
             held.opened = self.split.open(held.file)
@@ -193,13 +193,13 @@ class SharedReader:
         else:
             self._acknowledge(held)
 
-    def _acknowledge(self, held: Held) -> None:
+    def _acknowledge(self, held: ClaimedFile) -> None:
         if self._acknowledger.delete(held.file):
             self.counts.files += 1
         else:
             self._count_lost(held)
 
-    def _count_lost(self, held: Held) -> None:
+    def _count_lost(self, held: ClaimedFile) -> None:
         os.stat(self._directory.path)  # raises if it is not the file alone that is gone
         self.counts.lost += 1
         logger.warning(

@@ -25,13 +25,13 @@ from penstock.distributed.ranks import find_rank
 from penstock.errors import ConfigError, ResumeError
 from penstock.files.listing import PathLike
 from penstock.files.states import StateFormat
-from penstock.fsqueue.batch_file import Arrays, Columns
+from penstock.fsqueue.batch_file import Arrays, BatchColumns
 from penstock.fsqueue.claiming_reader import SharedReader
-from penstock.fsqueue.members import Membership, Watch
+from penstock.fsqueue.members import Membership, MemberWatch
 from penstock.fsqueue.ordered_reader import StrictReader
 from penstock.fsqueue.queue import Queue
-from penstock.fsqueue.reaper import Caretaker
-from penstock.fsqueue.split_reader import Counts, Reader, Split
+from penstock.fsqueue.reaper import LeaseReaper
+from penstock.fsqueue.split_reader import QueueReader, ReadCounts, Split
 
 __all__ = ["DatasetConsumer"]
 
@@ -94,13 +94,13 @@ class DatasetConsumer:
         }
         self.device, self.pin_memory = device, pin_memory
         self._queue = Queue.open(queue_dir)
-        self._columns = Columns(self._queue.description.schema)
+        self._columns = BatchColumns(self._queue.description.schema)
         self._pair = _pair_of(self._queue.meta)
         self._backend = get_backend(backend)
         facts = {"role": "consumer", "order": order, "rank": self.rank.rank, "world": self.rank.world}
         self._member = Membership(self._queue.members, "c", lease_seconds=lease_seconds, facts=facts)
-        self._caretaker = Caretaker(self._queue, Watch(self._queue.members, lease_seconds=lease_seconds))
-        self._readers: dict[str, Reader] = {}
+        self._caretaker = LeaseReaper(self._queue, MemberWatch(self._queue.members, lease_seconds=lease_seconds))
+        self._readers: dict[str, QueueReader] = {}
         # One that is dropped without close(), as in a notebook, must not hold its rank for the life of the process.
         self._let_go = weakref.finalize(self, _let_go, self._queue.path, self._readers, self._member)
         self._let_go.atexit = False
@@ -165,7 +165,7 @@ class DatasetConsumer:
     def __iter__(self) -> Iterator[Any]:
         return self.batches()
 
-    def counts(self, split: str = "train") -> Counts:
+    def counts(self, split: str = "train") -> ReadCounts:
         """What was delivered so far, delivered twice, lost, skipped, and how long it was waited for."""
         return self._reader(split).counts
 
@@ -235,7 +235,7 @@ class DatasetConsumer:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ConfigError(f"device={self.device!r} cannot be used with {self._backend.name}: {reason}") from error
 
-    def _reader(self, split: str) -> Reader:
+    def _reader(self, split: str) -> QueueReader:
         if self._closed:
             raise ConfigError("the consumer is closed; make another one, and give it the state of this one")
         if not self._member.joined:
@@ -311,7 +311,7 @@ def _positive(name: str, value: float | None) -> None:
         raise ConfigError(f"{name} must be positive, or None, got {value!r}")
 
 
-def _let_go(queue: Path, readers: dict[str, Reader], member: Membership) -> None:
+def _let_go(queue: Path, readers: dict[str, QueueReader], member: Membership) -> None:
     """Give back what was not delivered, and leave the queue."""
     closing = list(readers.values())
     readers.clear()

@@ -15,13 +15,13 @@ from pathlib import Path
 from penstock.distributed.ranks import Rank
 from penstock.fsqueue.layout import rename
 
-__all__ = ["Cursor", "Cursors", "all_cursors", "done_floor", "read_floor"]
+__all__ = ["RankCursor", "RankCursors", "all_cursors", "done_floor", "read_floor"]
 
 _NAME = re.compile(r"r(\d+)of(\d+)~read(\d+)~done(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Cursor:
+class RankCursor:
     """One rank's place, in batches of the whole split."""
 
     rank: int
@@ -34,17 +34,17 @@ class Cursor:
         return f"r{self.rank}of{self.world}~read{self.read}~done{self.done}"
 
     @classmethod
-    def parse(cls, name: str) -> Cursor | None:
+    def parse(cls, name: str) -> RankCursor | None:
         found = _NAME.fullmatch(name)
         return None if found is None else cls(*map(int, found.groups()))
 
 
-class Cursors:
+class RankCursors:
     """The cursor of one rank among those of its world."""
 
     def __init__(self, directory: Path, rank: Rank) -> None:
         self.directory, self.rank = directory, rank
-        self._mine: Cursor | None = None
+        self._mine: RankCursor | None = None
 
     def begin(self, position: int, done: int | None = None) -> None:
         """Start at a position, done with what lies before it, or before `done`.
@@ -55,7 +55,7 @@ class Cursors:
         Those of this run come back when their ranks move on; until all are there nothing is deleted.
         """
         for name in os.listdir(self.directory):
-            other = Cursor.parse(name)
+            other = RankCursor.parse(name)
             if other is not None and (
                 other.rank == self.rank.rank or other.world != self.rank.world or other.done > position
             ):
@@ -65,7 +65,7 @@ class Cursors:
 
     def move(self, read: int, done: int) -> None:
         """Say where this rank is."""
-        new = Cursor(self.rank.rank, self.rank.world, read, done)
+        new = RankCursor(self.rank.rank, self.rank.world, read, done)
         if self._mine is None or not rename(self.directory, self._mine.name, new.name):
             (self.directory / new.name).touch()
         self._mine = new
@@ -77,9 +77,9 @@ class Cursors:
             self._mine = None
 
 
-def all_cursors(directory: Path) -> list[Cursor]:
-    found = [cursor for cursor in map(Cursor.parse, os.listdir(directory)) if cursor is not None]
-    latest: dict[tuple[int, int], Cursor] = {}
+def all_cursors(directory: Path) -> list[RankCursor]:
+    found = [cursor for cursor in map(RankCursor.parse, os.listdir(directory)) if cursor is not None]
+    latest: dict[tuple[int, int], RankCursor] = {}
     for cursor in found:  # in the middle of a rename a listing may show both names: the older one is on the safe side
         key = (cursor.rank, cursor.world)
         latest[key] = min(latest.get(key, cursor), cursor, key=lambda cursor: cursor.done)

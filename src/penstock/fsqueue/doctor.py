@@ -25,13 +25,13 @@ from penstock.errors import DataError, StaleQueueError
 from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
 from penstock.fsqueue.batch_file import read
-from penstock.fsqueue.cursors import Cursor, all_cursors, done_floor
+from penstock.fsqueue.cursors import RankCursor, all_cursors, done_floor
 from penstock.fsqueue.lanes import Lanes
 from penstock.fsqueue.layout import Published, SplitDirectory
-from penstock.fsqueue.members import Member, Watch, living
+from penstock.fsqueue.members import Member, MemberWatch, living
 from penstock.fsqueue.queue import Queue, how_to_purge
 from penstock.fsqueue.rank_claims import is_claim
-from penstock.fsqueue.reaper import Caretaker
+from penstock.fsqueue.reaper import LeaseReaper
 from penstock.memory.budget import format_bytes
 
 __all__ = [
@@ -106,7 +106,7 @@ class Examination:
 
 
 def _belongs_to_cursors(name: str) -> bool:
-    return Cursor.parse(name) is not None or is_claim(name)
+    return RankCursor.parse(name) is not None or is_claim(name)
 
 
 def check_split(exam: Examination, name: str) -> Iterator[Finding]:
@@ -323,7 +323,7 @@ def examine(
         return Diagnosis(path, findings, file_system=file_system)
     with queue.guarded():
         exam = Examination(queue, repair)
-        watch = Watch(queue.members, lease_seconds=_lease(queue, wait_seconds))
+        watch = MemberWatch(queue.members, lease_seconds=_lease(queue, wait_seconds))
         _watch_members(exam, watch, wait_seconds, on_wait)
         findings += _left_behind(exam, watch)
         own = {"queue.json", "columns.json", "members", *queue.description.splits}
@@ -378,7 +378,7 @@ def _owners(queue: Queue) -> set[str]:
 
 
 def _watch_members(
-    exam: Examination, watch: Watch, wait_seconds: float | None, on_wait: Callable[[float, int], None] | None
+    exam: Examination, watch: MemberWatch, wait_seconds: float | None, on_wait: Callable[[float, int], None] | None
 ) -> None:
     """Sort the owners into the living, the dead, and those of whom it cannot be said."""
     owners = _owners(exam.queue)
@@ -402,7 +402,7 @@ def _watch_members(
         (exam.dead if watch.is_dead(owner) else exam.unsure).add(owner)
 
 
-def _left_behind(exam: Examination, watch: Watch) -> Iterator[Finding]:
+def _left_behind(exam: Examination, watch: MemberWatch) -> Iterator[Finding]:
     """What the dead hold; given back if that is asked for."""
     queue, found = exam.queue, []
     for owner in sorted(exam.unsure):
@@ -431,7 +431,7 @@ def _left_behind(exam: Examination, watch: Watch) -> Iterator[Finding]:
             what = f"a member that has not moved for its lease of {member.lease_seconds:g} s"
             found.append((what, queue.members / member.name))
     if exam.repair and found:
-        Caretaker(queue, watch).round()
+        LeaseReaper(queue, watch).round()
     remedy = "the next provider or consumer gives it back, or --repair"
     for what, where in found:
         mended = "given back" if exam.repair and not os.path.lexists(where) else None

@@ -28,9 +28,9 @@ import orjson
 from penstock.errors import ConfigError
 from penstock.files.atomic import naming
 from penstock.fsqueue.layout import rename
-from penstock.pipeline.periodic import Ticker
+from penstock.pipeline.periodic import PeriodicThread
 
-__all__ = ["Member", "Membership", "Watch", "facts_of", "is_running", "living"]
+__all__ = ["Member", "MemberWatch", "Membership", "facts_of", "is_running", "living"]
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class Membership:
         self._name: str | None = None
         self._last = clock()
         self._process = os.getpid()
-        self._ticker = Ticker(lease_seconds / _BEATS_PER_LEASE, self.beat, name=f"penstock-{self.id}")
+        self._ticker = PeriodicThread(lease_seconds / _BEATS_PER_LEASE, self.beat, name=f"penstock-{self.id}")
 
     def _draw(self) -> str:
         return f"{self.role}{secrets.token_hex(6)}"
@@ -176,7 +176,7 @@ class Membership:
         self._name, self._last = name, now
 
 
-class Watch:
+class MemberWatch:
     """Sees to it who lives: what one onlooker has seen of the members of a queue, and when."""
 
     def __init__(self, directory: Path, *, lease_seconds: float, clock: Clock = time.monotonic) -> None:

@@ -14,9 +14,9 @@ from typing import Any
 
 from penstock.distributed.ranks import Rank
 from penstock.errors import DataError, ResumeError
-from penstock.fsqueue.backoff import Patience
+from penstock.fsqueue.backoff import Backoff
 from penstock.fsqueue.batch_file import BatchFile
-from penstock.fsqueue.cursors import Cursors, done_floor
+from penstock.fsqueue.cursors import RankCursors, done_floor
 from penstock.fsqueue.layout import Published
 from penstock.fsqueue.queue import how_to_purge
 from penstock.fsqueue.rank_claims import RankClaim
@@ -40,7 +40,7 @@ class StrictReader:
         self.counts = split.counts
         self._per_file = split.queue.description.batches_per_file
         self._directory = split.queue.split(split.name)
-        self._cursors = Cursors(self._directory.cursors, rank)
+        self._cursors = RankCursors(self._directory.cursors, rank)
         self._position: int | None = None
         """The first batch of the world's next step; None before the first."""
         self._done = 0
@@ -143,7 +143,7 @@ class StrictReader:
 
     def _open(self, number: int) -> bool:
         """Wait for a file and open it; False at the end. One that was put aside is passed over, if that was asked."""
-        patience = Patience(self.split.timeout_seconds, lambda: f"file {number} to be where it is listed")
+        patience = Backoff(self.split.timeout_seconds, lambda: f"file {number} to be where it is listed")
         while True:
             file = self.split.wait_for(
                 partial(self._find, number), at_end=self._at_end, missing=partial(self._what_is_missing, number)

@@ -24,7 +24,7 @@ from penstock.config.settings import PREPARE, SHARED, Setting
 from penstock.config.shared import SharedConfig, load_shared_config
 from penstock.config.validator import validate
 from penstock.errors import PenstockError
-from penstock.fsqueue.provider import DataProviderBase, Progress
+from penstock.fsqueue.provider import DataProviderBase, ProviderProgress
 from penstock.fsqueue.provider_lookup import find_provider
 from penstock.memory.budget import format_bytes
 
@@ -55,7 +55,7 @@ class ProgressLines:
         if self._live is not None:
             self._live.stop()
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: ProviderProgress) -> None:
         rate = self._rate.add(progress)
         line = progress_line(progress, rate)
         if self._live is not None:
@@ -68,7 +68,7 @@ class ProgressLines:
             self._console.print(f"prepare.py: {line}", markup=False, highlight=False, soft_wrap=True)
 
 
-def progress_line(progress: Progress, batches_per_second: float) -> str:
+def progress_line(progress: ProviderProgress, batches_per_second: float) -> str:
     """`train 128, val 16 batches in 18 files, 12.5 MiB, 45.2 batches/s; backlog train 16, val 2 files; waiting ...`."""
     parts = [
         f"{_made(progress)}, {batches_per_second:,.1f} batches/s",
@@ -79,12 +79,12 @@ def progress_line(progress: Progress, batches_per_second: float) -> str:
     return "; ".join(parts)
 
 
-def summary(progress: Progress) -> str:
+def summary(progress: ProviderProgress) -> str:
     """The last line of a run."""
     return f"done: {_made(progress)}, in {progress.seconds:,.1f} s"
 
 
-def _made(progress: Progress) -> str:
+def _made(progress: ProviderProgress) -> str:
     files = sum(progress.files.values())
     return (
         f"{_by_split(progress.batches)} batches in {files:,} file{'s' * (files != 1)}, {format_bytes(progress.bytes)}"
@@ -101,7 +101,7 @@ class _Rate:
     def __init__(self) -> None:
         self._points: deque[tuple[float, int]] = deque([(0.0, 0)])
 
-    def add(self, progress: Progress) -> float:
+    def add(self, progress: ProviderProgress) -> float:
         now, batches = progress.seconds, sum(progress.batches.values())
         self._points.append((now, batches))
         while len(self._points) > 2 and self._points[1][0] <= now - _RATE_SECONDS:
@@ -180,10 +180,10 @@ def _place(config: SharedConfig) -> tuple[Any, Any]:
         raise
 
 
-def _run(provider: DataProviderBase, console: Console) -> Progress:
+def _run(provider: DataProviderBase, console: Console) -> ProviderProgress:
     with ProgressLines(console) as lines, _Signals(provider, console) as signals:
 
-        def on_progress(progress: Progress) -> None:
+        def on_progress(progress: ProviderProgress) -> None:
             signals.repeat()
             lines(progress)
 

@@ -29,22 +29,22 @@ import pyarrow as pa
 import xxhash
 
 from penstock.config.settings import PREPARE, SHARED, Setting
-from penstock.config.shared import NotedConfig, SharedConfig
+from penstock.config.shared import SharedConfig, TrackedConfig
 from penstock.config.validator import validate
 from penstock.config.values import thaw
 from penstock.errors import ConfigError, SchemaError
 from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
-from penstock.fsqueue.backoff import Patience
-from penstock.fsqueue.batch_file import Columns
-from penstock.fsqueue.members import Membership, Watch
+from penstock.fsqueue.backoff import Backoff
+from penstock.fsqueue.batch_file import BatchColumns
+from penstock.fsqueue.members import Membership, MemberWatch
 from penstock.fsqueue.provider_code import code_of
 from penstock.fsqueue.publisher import Limits, Publisher
 from penstock.fsqueue.queue import Description, Queue, schema_of
-from penstock.fsqueue.reaper import Caretaker
+from penstock.fsqueue.reaper import LeaseReaper
 from penstock.types import Field, Schema
 
-__all__ = ["DataProviderBase", "Progress"]
+__all__ = ["DataProviderBase", "ProviderProgress"]
 
 _LANES = 64
 _TOLD_EVERY = 0.5
@@ -54,7 +54,7 @@ _NUMBERS = frozenset(np.dtype(code).name for code in "?bhilqBHILQefd")
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ProviderProgress:
     """What one provider has published so far."""
 
     batches: Mapping[str, int] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class DataProviderBase(ABC):
                 f"{type(self).__name__}.settings: {taken[0]!r} is a setting of every queue; it is checked"
             )
         checked = validate(config, self.settings, owner=type(self).__name__)
-        self.config: SharedConfig = NotedConfig(checked)
+        self.config: SharedConfig = TrackedConfig(checked)
         """For subclasses: what they read of it, files depend on."""
         self._config = checked
         self._described: set[str] | None = None
@@ -107,7 +107,7 @@ class DataProviderBase(ABC):
         self.lease_seconds, self.durable = lease_seconds, durable
         self.batch_index = 0
         """The number k of the batch that `sample_batch` is asked for."""
-        self._columns: Columns | None = None
+        self._columns: BatchColumns | None = None
         self._stopping = False
 
     @abstractmethod
@@ -124,7 +124,7 @@ class DataProviderBase(ABC):
     def make_batch(self, split: str, k: int) -> dict[str, npt.NDArray[Any]]:
         """Batch k of a split, checked against `batch_schema`."""
         if self._columns is None:
-            self._columns = Columns(schema_of(self.build_meta()))
+            self._columns = BatchColumns(schema_of(self.build_meta()))
         self.batch_index = k
         known = len(self._noted.read)
         batch = self.sample_batch(split, np.random.default_rng([self.seed, _number_of(split), k]))
@@ -134,7 +134,9 @@ class DataProviderBase(ABC):
             return batch
         return self._checked(batch, self._columns.schema, split, k)
 
-    def run(self, *, max_batches: int | None = None, on_progress: Callable[[Progress], None] | None = None) -> Progress:
+    def run(
+        self, *, max_batches: int | None = None, on_progress: Callable[[ProviderProgress], None] | None = None
+    ) -> ProviderProgress:
         """Publish until `stop` is called, resting while enough waits; with `max_batches`, until each split has so many.
 
         Several processes may run at once: they share the work.
@@ -145,7 +147,7 @@ class DataProviderBase(ABC):
         queue = Queue.create(self.queue_dir, self.description())
         facts = {"role": "provider", "dataset": self.dataset, "class": type(self).__qualname__}
         member = Membership(queue.members, "p", lease_seconds=self.lease_seconds, facts=facts)
-        caretaker = Caretaker(queue, Watch(queue.members, lease_seconds=self.lease_seconds))
+        caretaker = LeaseReaper(queue, MemberWatch(queue.members, lease_seconds=self.lease_seconds))
         limits = Limits(self._config["backlog_files"], self._config["backlog_bytes"])
         publishers = {
             split: Publisher(
@@ -191,8 +193,8 @@ class DataProviderBase(ABC):
         return Description(meta, settings, list(self.proportions))
 
     @property
-    def _noted(self) -> NotedConfig:
-        assert isinstance(self.config, NotedConfig)
+    def _noted(self) -> TrackedConfig:
+        assert isinstance(self.config, TrackedConfig)
         return self.config
 
     def _read(self) -> set[str]:
@@ -211,11 +213,11 @@ class DataProviderBase(ABC):
     def _fill(
         self,
         publishers: Mapping[str, Publisher],
-        caretaker: Caretaker,
-        on_progress: Callable[[Progress], None] | None,
-    ) -> Progress:
+        caretaker: LeaseReaper,
+        on_progress: Callable[[ProviderProgress], None] | None,
+    ) -> ProviderProgress:
         began = told = time.monotonic()
-        patience: Patience | None = None
+        patience: Backoff | None = None
         while not self._stopping:
             if caretaker.due:
                 caretaker.round()
@@ -223,7 +225,7 @@ class DataProviderBase(ABC):
             if chosen is None:
                 if all(publisher.ended for publisher in publishers.values()):
                     break
-                patience = patience or Patience(None, longest_seconds=_LONGEST_REST)
+                patience = patience or Backoff(None, longest_seconds=_LONGEST_REST)
                 patience.pause()
             else:
                 patience = None
@@ -313,8 +315,8 @@ def _number_of(split: str) -> int:
     return xxhash.xxh3_64_intdigest(split.encode())
 
 
-def _progress(publishers: Mapping[str, Publisher], began: float, *, waiting: bool) -> Progress:
-    return Progress(
+def _progress(publishers: Mapping[str, Publisher], began: float, *, waiting: bool) -> ProviderProgress:
+    return ProviderProgress(
         {split: publisher.batches for split, publisher in publishers.items()},
         {split: publisher.files for split, publisher in publishers.items()},
         sum(publisher.bytes for publisher in publishers.values()),

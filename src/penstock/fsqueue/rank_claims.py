@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from penstock.distributed.ranks import Rank
 from penstock.errors import ConfigError, StalledError
-from penstock.fsqueue.backoff import Patience
+from penstock.fsqueue.backoff import Backoff
 from penstock.fsqueue.members import facts_of, is_running
 from penstock.fsqueue.split_reader import Split
 
@@ -64,7 +64,7 @@ class RankClaim:
         (self._directory / name).touch()
         try:
             waiting: list[_Other] = []
-            patience = Patience(timeout_seconds, lambda: self._describe_wait(waiting[0]))
+            patience = Backoff(timeout_seconds, lambda: self._describe_wait(waiting[0]))
             while True:
                 waiting = [other for other in self._others() if not self._is_gone(other)]
                 for other in waiting:

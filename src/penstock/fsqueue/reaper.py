@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from penstock.errors import DataError
 from penstock.fsqueue.lanes import Lanes
 from penstock.fsqueue.layout import Published, SplitDirectory, name_of_temporary
-from penstock.fsqueue.members import Watch
+from penstock.fsqueue.members import MemberWatch
 from penstock.fsqueue.queue import Queue
 
-__all__ = ["Acknowledger", "Caretaker", "Found", "settle"]
+__all__ = ["Acknowledger", "Found", "LeaseReaper", "settle"]
 
 logger = logging.getLogger(__name__)
 
@@ -39,10 +39,10 @@ class Found:
         return bool(self.claims or self.lanes or self.temporaries or self.members)
 
 
-class Caretaker:
+class LeaseReaper:
     """Looks after one queue, as one of its members."""
 
-    def __init__(self, queue: Queue, watch: Watch) -> None:
+    def __init__(self, queue: Queue, watch: MemberWatch) -> None:
         self.queue, self.watch = queue, watch
         self.id = ""
         self.claims_returned = 0

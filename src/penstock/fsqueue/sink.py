@@ -13,11 +13,11 @@ import pyarrow as pa
 from penstock.errors import ConfigError, SchemaError
 from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
-from penstock.fsqueue.backoff import Patience
-from penstock.fsqueue.members import Membership, Watch
+from penstock.fsqueue.backoff import Backoff
+from penstock.fsqueue.members import Membership, MemberWatch
 from penstock.fsqueue.publisher import Limits, Publisher
 from penstock.fsqueue.queue import Description, Queue, schema_of
-from penstock.fsqueue.reaper import Caretaker
+from penstock.fsqueue.reaper import LeaseReaper
 from penstock.pipeline.chain import describe_difference
 from penstock.pipeline.functions import arrow_schema
 from penstock.pipeline.stages import Sink
@@ -85,7 +85,7 @@ class QueueSink(Sink):
         """Batches that are not yet a file."""
         self._number: int | None = None
         """The number that is ours to publish next."""
-        self._patience: Patience | None = None
+        self._patience: Backoff | None = None
         self._ended: int | None = None
         self.rows_published = 0
         """How many rows are in files that readers can see."""
@@ -212,7 +212,7 @@ class QueueSink(Sink):
         if self._number is not None:
             self._patience = None
         elif wait:
-            self._patience = self._patience or Patience(self.timeout_seconds, place.what_is_missing)
+            self._patience = self._patience or Backoff(self.timeout_seconds, place.what_is_missing)
             self._patience.pause()
         return self._number is not None
 
@@ -258,7 +258,7 @@ class _Place:
         )
         self._last: tuple[int, int] | None = None
         """The file that we published last: its number, its batches."""
-        self._caretaker = Caretaker(queue, Watch(queue.members, lease_seconds=sink.lease_seconds))
+        self._caretaker = LeaseReaper(queue, MemberWatch(queue.members, lease_seconds=sink.lease_seconds))
         with queue.guarded():
             self._go_on_behind_the_end()
             self.member.join()

@@ -24,12 +24,12 @@ from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
 from penstock.files.states import StateFormat
 from penstock.fsqueue.claiming_reader import SharedReader
-from penstock.fsqueue.members import Membership, Watch
+from penstock.fsqueue.members import Membership, MemberWatch
 from penstock.fsqueue.ordered_reader import StrictReader
 from penstock.fsqueue.queue import Queue
-from penstock.fsqueue.reaper import Caretaker
+from penstock.fsqueue.reaper import LeaseReaper
 from penstock.fsqueue.sink import QueueSink, nullable
-from penstock.fsqueue.split_reader import Counts, Delivered, Reader, Split
+from penstock.fsqueue.split_reader import Delivered, QueueReader, ReadCounts, Split
 from penstock.pipeline.stages import Origin, Source, State
 
 __all__ = ["QueueSink", "QueueSource"]
@@ -89,7 +89,7 @@ class QueueSource(Source):
         self.timeout_seconds, self.lease_seconds = timeout_seconds, lease_seconds
         self.wait_for_queue_seconds = wait_for_queue_seconds
         self.rank = find_rank(rank, world_size)
-        self.counts = Counts()
+        self.counts = ReadCounts()
         """What was delivered so far, delivered twice, lost, skipped, and how long it was waited for."""
         self._queue: Queue | None = None
         self._schema: pa.Schema | None = None
@@ -353,12 +353,12 @@ class _Place:
         lease, rank = source.lease_seconds, source.rank
         facts = {"role": "consumer", "order": source.order, "rank": rank.rank, "world": rank.world}
         self.member = Membership(queue.members, "c", lease_seconds=lease, facts=facts)
-        caretaker = Caretaker(queue, Watch(queue.members, lease_seconds=lease))
+        caretaker = LeaseReaper(queue, MemberWatch(queue.members, lease_seconds=lease))
         moment = min(_LOOK_SECONDS, source.timeout_seconds or _LOOK_SECONDS)
         self.split = Split(queue, source.split, self.member, caretaker, moment, None, source.on_bad, source.counts)
         with queue.guarded():
             self.member.join()
-        self.reader: Reader = (
+        self.reader: QueueReader = (
             StrictReader(self.split, rank, on_commit=True)
             if source.order == "strict"
             else SharedReader(self.split, on_commit=True)

@@ -8,22 +8,22 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from penstock.errors import DataError, StaleQueueError
-from penstock.fsqueue.backoff import Patience
+from penstock.fsqueue.backoff import Backoff
 from penstock.fsqueue.batch_file import BatchFile, read
 from penstock.fsqueue.cursors import read_floor
 from penstock.fsqueue.lanes import Lanes
 from penstock.fsqueue.layout import Published
 from penstock.fsqueue.members import Membership
 from penstock.fsqueue.queue import Queue
-from penstock.fsqueue.reaper import Caretaker
+from penstock.fsqueue.reaper import LeaseReaper
 
-__all__ = ["Counts", "Delivered", "Reader", "Split"]
+__all__ = ["Delivered", "QueueReader", "ReadCounts", "Split"]
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Counts:
+class ReadCounts:
     """What one reader has seen."""
 
     delivered: int = 0
@@ -48,10 +48,10 @@ class Delivered:
     number: int
 
 
-class Reader(Protocol):
+class QueueReader(Protocol):
     """A way of reading one split, batch by batch."""
 
-    counts: Counts
+    counts: ReadCounts
 
     def next(self) -> Delivered | None:
         """The next batch, waiting for it; None at the end of a split that ends."""
@@ -69,11 +69,11 @@ class Split:
     queue: Queue
     name: str
     member: Membership
-    caretaker: Caretaker
+    caretaker: LeaseReaper
     timeout_seconds: float | None
     poll_seconds: float | None
     on_bad: str
-    counts: Counts = field(default_factory=Counts)
+    counts: ReadCounts = field(default_factory=ReadCounts)
 
     def open(self, file: Published) -> BatchFile | None:
         """The contents of a file; None if it could not be read and was put aside, as asked.
@@ -110,7 +110,7 @@ class Split:
         With `at_end` that is not before it says so: a file before the end is waited for, whoever has it. `missing` says
         what it is waited for.
         """
-        patience: Patience | None = None
+        patience: Backoff | None = None
         beats: dict[str, int | None] = {}
         while True:
             with self.queue.guarded():
@@ -126,7 +126,7 @@ class Split:
                 break
             if patience is None:
                 describe = missing or self.what_is_missing
-                patience = Patience(self.timeout_seconds, describe, poll_seconds=self.poll_seconds)
+                patience = Backoff(self.timeout_seconds, describe, poll_seconds=self.poll_seconds)
             patience.pause()
         if patience is not None:
             self.counts.waited_seconds += patience.waited

@@ -16,7 +16,7 @@ from penstock.config.shared import load_shared_config
 from penstock.errors import QueueNotFoundError
 from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
-from penstock.fsqueue.cursors import Cursor, all_cursors
+from penstock.fsqueue.cursors import RankCursor, all_cursors
 from penstock.fsqueue.lanes import Lanes
 from penstock.fsqueue.layout import Published
 from penstock.fsqueue.members import facts_of, living
@@ -48,7 +48,7 @@ class SplitStatus:
     made_batches: int
     end: int | None
     """After how many batches the split ends; None if it does not."""
-    cursors: Sequence[Cursor] = ()
+    cursors: Sequence[RankCursor] = ()
     published_per_second: float | None = None
     delivered_per_second: float | None = None
 

@@ -13,7 +13,7 @@ from penstock.loaders.mlx_loader import MLXLoaderConfig as MLXLoaderConfig
 from penstock.loaders.preference import PreferenceDataLoader as PreferenceDataLoader
 from penstock.loaders.preferences.batch import PreferenceBatch as PreferenceBatch
 from penstock.loaders.pretrain import PretrainDataLoader as PretrainDataLoader
-from penstock.loaders.repeat import Endless as Endless
+from penstock.loaders.repeat import RepeatLoader as RepeatLoader
 from penstock.loaders.rollout import RolloutDataLoader as RolloutDataLoader
 from penstock.loaders.streamed.reader import StreamOptions as StreamOptions
 from penstock.loaders.streaming import StreamingConfig as StreamingConfig
@@ -21,7 +21,7 @@ from penstock.loaders.streaming import StreamingPipeline as StreamingPipeline
 from penstock.rl.batch import RolloutBatch as RolloutBatch
 from penstock.rl.compute import AdvantageSpec as AdvantageSpec
 from penstock.rl.compute import KLPenalty as KLPenalty
-from penstock.rl.compute import Overlong as Overlong
+from penstock.rl.compute import OverlongPenalty as OverlongPenalty
 from penstock.rl.live import LiveBuffer as LiveBuffer
 from penstock.rl.queue import RolloutQueue as RolloutQueue
 from penstock.rl.read.rollouts import read_rollouts as read_rollouts

@@ -15,9 +15,9 @@ from penstock.batching.options import Options
 from penstock.batching.transfer import DeviceTransfer
 from penstock.distributed.ranks import Rank
 from penstock.errors import ConfigError
-from penstock.loaders.plan_engine import Indexed
+from penstock.loaders.plan_engine import PlanEngine
 from penstock.loaders.profile import Profile
-from penstock.loaders.sampling import Stock
+from penstock.loaders.sampling import LoaderSource
 from penstock.loaders.torch_sampler import BatchKey, EpochIterator, EpochSampler, asked_by_torch, named_batch, refuse
 from penstock.order.plan import Plan
 from penstock.pipeline.prefetch import ReadAhead
@@ -34,7 +34,7 @@ Made = tuple[TrainingBatch, Any]
 
 
 class Engine(Protocol):
-    """What makes the batches: by a plan (`Indexed`), or from streams (`Streamed`). Positions are its own values."""
+    """What makes the batches: by a plan (`PlanEngine`), or from streams (`Streamed`). Positions are its own values."""
 
     options: Options
     rank: Rank
@@ -180,7 +180,7 @@ class DataLoader:
         return self._indexed().plan
 
     @property
-    def stocks(self) -> tuple[Stock, ...]:
+    def stocks(self) -> tuple[LoaderSource, ...]:
         """The sources."""
         return self._indexed().stocks
 
@@ -321,8 +321,8 @@ class DataLoader:
             if self._moves == moves and self.epoch != epoch:
                 return  # an edit left nothing of the epoch
 
-    def _indexed(self) -> Indexed:
-        if not isinstance(self._engine, Indexed):
+    def _indexed(self) -> PlanEngine:
+        if not isinstance(self._engine, PlanEngine):
             raise ConfigError("a stream is read as it comes and has no plan; use streaming=False")
         return self._engine
 

@@ -13,8 +13,8 @@ from penstock.batching.options import LoaderOptions, read_options
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
 from penstock.loaders.inputs import Inputs, Paths, open_inputs
-from penstock.loaders.plan_engine import Indexed
-from penstock.loaders.sampling import Packing, Sampling, stock
+from penstock.loaders.plan_engine import PlanEngine
+from penstock.loaders.sampling import Packing, Sampling, build_source
 from penstock.order.overlong import Truncation
 
 if TYPE_CHECKING:
@@ -74,9 +74,9 @@ class ConversationDataLoader(DataLoader):
                 preference=preference,
             )
         if streaming:
-            from penstock.loaders.streamed.engine import Streamed
+            from penstock.loaders.streamed.engine import StreamEngine
 
-            super().__init__(Streamed(path, recipe, sampling, chosen, streaming, preference=preference))
+            super().__init__(StreamEngine(path, recipe, sampling, chosen, streaming, preference=preference))
             return
         inputs = open_inputs(
             path, recipe, cache=chosen.cache, verify=chosen.verify, budget=chosen.budget, preference=preference
@@ -84,7 +84,7 @@ class ConversationDataLoader(DataLoader):
         _check_masked(inputs)
         if recipe is not None and chat_template is not None:
             check_template(inputs, chat_template)
-        super().__init__(Indexed([stock(inputs, sampling, chosen, name)], chosen))
+        super().__init__(PlanEngine([build_source(inputs, sampling, chosen, name)], chosen))
 
 
 def _check_masked(inputs: Inputs) -> None:

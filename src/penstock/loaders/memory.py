@@ -25,7 +25,7 @@ from penstock.batching.backends.base import ALIGNMENT
 from penstock.batching.options import configured
 from penstock.errors import ConfigError, PoolFullError
 from penstock.memory.budget import MemoryBudget, format_bytes
-from penstock.memory.cost_cache import HotCache
+from penstock.memory.cost_cache import CostAwareCache
 from penstock.memory.ledger import Ledger
 from penstock.memory.pool import BufferPool, size_class
 
@@ -93,7 +93,7 @@ class UnifiedMemoryManager:
         self._limit = config.pool_size_mb * _MIB
         self.budget = config.budget if config.budget is not None else MemoryBudget(self._limit)
         cached = self._limit // 2 if config.cache_size_mb is None else config.cache_size_mb * _MIB
-        self._cache: HotCache[Any] = HotCache(cached)
+        self._cache: CostAwareCache[Any] = CostAwareCache(cached)
         self._lock = threading.RLock()
         kept = self._limit if config.enable_pooling else 0
         self._pool = BufferPool(kept, budget=self.budget, owner=f"tensor pool {next(_numbers)}")

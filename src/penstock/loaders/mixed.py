@@ -11,9 +11,9 @@ from penstock.batching.options import LoaderOptions, Options, read_options
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
 from penstock.loaders.inputs import Paths, open_inputs
-from penstock.loaders.plan_engine import Indexed
+from penstock.loaders.plan_engine import PlanEngine
 from penstock.loaders.preference import PreferenceDataLoader
-from penstock.loaders.sampling import Packing, Sampling, Stock, stock
+from penstock.loaders.sampling import LoaderSource, Packing, Sampling, build_source
 from penstock.order.overlong import Truncation
 from penstock.order.schedules import Schedule, temperature_weights
 
@@ -74,7 +74,7 @@ class MixedDataLoader(DataLoader):
         ]
         _check_tokenizers(stocks)
         schedule = _schedule(weights, temperature, stocks)
-        super().__init__(Indexed(stocks, chosen, schedule=schedule, stopping=stopping_strategy))
+        super().__init__(PlanEngine(stocks, chosen, schedule=schedule, stopping=stopping_strategy))
 
 
 def _recipe(tokenizer: TokenizerSpec, column: str | None) -> Recipe:
@@ -85,22 +85,22 @@ def _recipe(tokenizer: TokenizerSpec, column: str | None) -> Recipe:
 
 def _opened(
     path: Paths, recipe: Recipe | None, sampling: Sampling, options: Options, name: str, max_epochs: int | None
-) -> Stock:
+) -> LoaderSource:
     inputs = open_inputs(path, recipe, cache=options.cache, verify=options.verify, budget=options.budget)
-    return stock(inputs, sampling, options, name, max_epochs)
+    return build_source(inputs, sampling, options, name, max_epochs)
 
 
-def _taken_over(loader: DataLoader, name: str, options: Options, max_epochs: int | None) -> Stock:
+def _taken_over(loader: DataLoader, name: str, options: Options, max_epochs: int | None) -> LoaderSource:
     """The source of another loader under a name of its own, in the order that this one's seed gives."""
     if len(loader.stocks) != 1:
         raise ConfigError(f"{name!r} is a mixture already; give its sources one by one")
     if isinstance(loader, PreferenceDataLoader):
         raise ConfigError(f"{name!r} is a loader of preferences, whose batches have another form; it cannot be mixed")
     there = loader.stocks[0]
-    return stock(replace(there.inputs, owned=False), there.sampling, options, name, max_epochs)
+    return build_source(replace(there.inputs, owned=False), there.sampling, options, name, max_epochs)
 
 
-def _check_tokenizers(stocks: Sequence[Stock]) -> None:
+def _check_tokenizers(stocks: Sequence[LoaderSource]) -> None:
     known = {}
     for each in stocks:
         store = each.inputs.table.stores[0]
@@ -139,7 +139,7 @@ def _limits(max_epochs: Mapping[str, int] | int | None, names: list[str]) -> dic
     return limits
 
 
-def _schedule(weights: Weights, temperature: float, stocks: Sequence[Stock]) -> Schedule:
+def _schedule(weights: Weights, temperature: float, stocks: Sequence[LoaderSource]) -> Schedule:
     names = [each.feed.name for each in stocks]
     if weights is None:
         sizes = {each.feed.name: float(max(each.inputs.table.tokens, 1)) for each in stocks}

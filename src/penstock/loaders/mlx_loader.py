@@ -23,16 +23,16 @@ from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
 from penstock.loaders.inputs import pad_id_of
 from penstock.loaders.profile import Profile
-from penstock.loaders.samples.datasets import Columnar, Listed, Origin, open_origin
-from penstock.loaders.samples.engine import Sampled
+from penstock.loaders.samples.datasets import Columnar, Listed, SampleDataset, as_sample_dataset
+from penstock.loaders.samples.engine import SampleEngine
 from penstock.loaders.samples.layout import Corruption, Form
 from penstock.loaders.samples.schema import Objective
-from penstock.loaders.sampling import Stock
-from penstock.loaders.tuner import LoaderTuner, LoaderTuning, Setting
+from penstock.loaders.sampling import LoaderSource
+from penstock.loaders.tuner import LoaderTuner, LoaderTuning, TunerSetting
 from penstock.memory import MemoryBudget
 from penstock.order.buckets import BucketOrder
 from penstock.order.overlong import Fit
-from penstock.order.plan import Feed, Plan
+from penstock.order.plan import Plan, PlanSource
 from penstock.order.sample_orders import Order, RowOrder
 
 __all__ = ["MLXDataLoader", "MLXLoaderConfig"]
@@ -175,12 +175,12 @@ class MLXDataLoader(DataLoader):
     dataset itself draws at random is a matter of the dataset.
     """
 
-    _engine: Sampled
+    _engine: SampleEngine
 
     def __init__(self, dataset: Any, config: MLXLoaderConfig | None = None, **overrides: Any) -> None:
         self.config = chosen = configured(MLXLoaderConfig, config, overrides)
         self.dataset = dataset
-        origin = open_origin(
+        origin = as_sample_dataset(
             dataset,
             chosen.objective,
             keep=frozenset(chosen.beside),
@@ -191,9 +191,9 @@ class MLXDataLoader(DataLoader):
         # Samples have threads of their own. Columns take one if making a batch turns out to take long.
         options = replace(chosen.options(), prefetch=None if columnar and chosen.num_workers else 0)
         chunk = _BATCHES_AT_ONCE if columnar else 1
-        setting = Setting(chosen.num_workers, chosen.prefetch_size, chunk)
+        setting = TunerSetting(chosen.num_workers, chosen.prefetch_size, chunk)
         tuner = _tuner(setting) if chosen.tune else None
-        engine = Sampled(
+        engine = SampleEngine(
             origin,
             _plan(origin, chosen, options, form),
             options,
@@ -210,7 +210,7 @@ class MLXDataLoader(DataLoader):
         return self._engine.plan
 
     @property
-    def stocks(self) -> tuple[Stock, ...]:
+    def stocks(self) -> tuple[LoaderSource, ...]:
         raise ConfigError("samples are one source that is no store of tokens; see loader.dataset and loader.plan")
 
     def edit(self, plan: Plan) -> None:
@@ -263,7 +263,7 @@ class _Rows:
 class _Lengths(_Rows):
     """The same, with their lengths, which are asked for when they are needed."""
 
-    def __init__(self, origin: Origin) -> None:
+    def __init__(self, origin: SampleDataset) -> None:
         super().__init__(origin.rows)
         self._origin = origin
 
@@ -271,7 +271,7 @@ class _Lengths(_Rows):
         return self._origin.lengths()[np.asarray(rows, np.int64)]
 
 
-def _plan(origin: Origin, config: MLXLoaderConfig, options: Options, form: Form) -> Plan:
+def _plan(origin: SampleDataset, config: MLXLoaderConfig, options: Options, form: Form) -> Plan:
     size = config.batch_size * options.find_rank().world
     fit = Fit(config.max_length, config.truncation)
     order: Order
@@ -281,7 +281,7 @@ def _plan(origin: Origin, config: MLXLoaderConfig, options: Options, form: Form)
         order = RowOrder(_Rows(origin.rows), fit, shuffle=config.shuffle, seed=config.seed)
     if not origin.rows:
         raise ConfigError(f"{origin.name} is empty: there are no samples to make batches of")
-    feed = Feed("samples", order, origin.identity + _described(form.corruption))
+    feed = PlanSource("samples", order, origin.identity + _described(form.corruption))
     return Plan((feed,), size * config.gradient_accumulation_steps, drop_last=config.drop_last)
 
 
@@ -324,7 +324,7 @@ def _pad_id(tokenizer: Any) -> int:
     return found if isinstance(found, int) else 0
 
 
-def _tuner(start: Setting) -> LoaderTuner:
+def _tuner(start: TunerSetting) -> LoaderTuner:
     if start.chunk > 1:
         return LoaderTuner(start, workers=(start.workers,), prefetches=(start.prefetch,), chunks=(16, 64, 256))
     most = max(8, start.workers)

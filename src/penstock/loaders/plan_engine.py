@@ -16,7 +16,7 @@ from penstock.batching.collate import BatchForm, collate, split_rows, supervised
 from penstock.batching.options import Options
 from penstock.distributed.sharding import Contiguous, deal, share_cuts
 from penstock.errors import ConfigError, PenstockError
-from penstock.loaders.sampling import Stock
+from penstock.loaders.sampling import LoaderSource
 from penstock.memory.addresses import keep_freed
 from penstock.order.plan import Plan, Position, Step
 from penstock.order.samples import Samples
@@ -24,7 +24,7 @@ from penstock.order.schedules import Schedule
 from penstock.order.states import from_state, to_state
 from penstock.store.gather import Placed
 
-__all__ = ["Indexed", "Share", "StepNumbers"]
+__all__ = ["PlanEngine", "Share", "StepNumbers"]
 
 
 class StepNumbers:
@@ -66,14 +66,14 @@ class Share:
         self.first = 0
 
 
-class Indexed:
+class PlanEngine:
     """The batches of one rank of a plan, from any position on."""
 
     batch_class: type[TrainingBatch] = TrainingBatch
 
     def __init__(
         self,
-        stocks: Sequence[Stock],
+        stocks: Sequence[LoaderSource],
         options: Options,
         *,
         schedule: Schedule | None = None,

@@ -15,7 +15,7 @@ from penstock.batching.supervision import Supervision
 from penstock.corpus.prepare import losses_of
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
-from penstock.loaders.sampling import Stock
+from penstock.loaders.sampling import LoaderSource
 from penstock.order.edits import Ban, Skip
 from penstock.order.overlong import Fit
 from penstock.order.plan import Plan
@@ -126,7 +126,7 @@ class _Counting:
 
     def __init__(self, loader: DataLoader, backend: str) -> None:
         self._plan: Plan = loader.plan
-        self._stocks: Sequence[Stock] = loader.stocks
+        self._stocks: Sequence[LoaderSource] = loader.stocks
         self._form: BatchForm = loader.stocks[0].form
         self._world = loader.rank.world
         self._supervision = [Supervision(stock.inputs.table) for stock in loader.stocks]

@@ -14,9 +14,9 @@ from penstock.loaders.base import DataLoader
 from penstock.loaders.conversation import check_chat_options, check_template
 from penstock.loaders.inputs import Inputs, Paths, open_inputs
 from penstock.loaders.preferences.batch import EXTRA
-from penstock.loaders.preferences.engine import PreferenceIndexed
+from penstock.loaders.preferences.engine import PreferenceEngine
 from penstock.loaders.preferences.mismatch import check_preferences
-from penstock.loaders.sampling import Packing, Sampling, stock
+from penstock.loaders.sampling import Packing, Sampling, build_source
 from penstock.store.sides import PairTable
 
 if TYPE_CHECKING:
@@ -106,7 +106,9 @@ class PreferenceDataLoader(DataLoader):
         planned = asked
         if pairs and asked.max_tokens is not None:
             planned = replace(asked, max_tokens=max(asked.max_tokens // 2, 1))  # of each side
-        engine = PreferenceIndexed(stock(inputs, sampling, planned, name), asked, everything=completion == "all", kl=kl)
+        engine = PreferenceEngine(
+            build_source(inputs, sampling, planned, name), asked, everything=completion == "all", kl=kl
+        )
         super().__init__(engine)
 
 

@@ -9,8 +9,8 @@ from penstock.batching.options import LoaderOptions, read_options
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
 from penstock.loaders.inputs import Paths, open_inputs
-from penstock.loaders.plan_engine import Indexed
-from penstock.loaders.sampling import Packing, Sampling, stock
+from penstock.loaders.plan_engine import PlanEngine
+from penstock.loaders.sampling import Packing, Sampling, build_source
 from penstock.order.overlong import Truncation
 
 if TYPE_CHECKING:
@@ -55,9 +55,9 @@ class PretrainDataLoader(DataLoader):
 
             recipe = Recipe(tokenizer=tokenizer, column=text_column or "text", filters=filters, dedup=dedup)
         if streaming:
-            from penstock.loaders.streamed.engine import Streamed
+            from penstock.loaders.streamed.engine import StreamEngine
 
-            super().__init__(Streamed(path, recipe, sampling, chosen, streaming))
+            super().__init__(StreamEngine(path, recipe, sampling, chosen, streaming))
             return
         inputs = open_inputs(path, recipe, cache=chosen.cache, verify=chosen.verify, budget=chosen.budget)
-        super().__init__(Indexed([stock(inputs, sampling, chosen, name)], chosen))
+        super().__init__(PlanEngine([build_source(inputs, sampling, chosen, name)], chosen))

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from penstock.batching.batch import TrainingBatch
 
-__all__ = ["Endless"]
+__all__ = ["RepeatLoader"]
 
 
 class _Loader(Protocol):
@@ -18,12 +18,12 @@ class _Loader(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
-class Endless:
+class RepeatLoader:
     """A loader as one stream of batches, epoch after epoch, for trainers that are told how many steps to take.
 
         class FedTrainer(transformers.Trainer):
             def get_train_dataloader(self):
-                return Endless(self.train_dataset)
+                return RepeatLoader(self.train_dataset)
 
     It has neither a length nor `set_epoch`. A trainer that finds those counts in epochs all as long as the first, and
     after a resume in ones that begin where it went on; epochs of packed samples differ by a batch now and then, and
@@ -51,4 +51,4 @@ class Endless:
         self.loader.load_state_dict(state)
 
     def __repr__(self) -> str:
-        return f"Endless({self.loader!r})"
+        return f"RepeatLoader({self.loader!r})"

@@ -12,10 +12,10 @@ from penstock.batching.options import Options
 from penstock.errors import ConfigError
 from penstock.loaders.inputs import Inputs
 from penstock.order.overlong import Fit, Truncation
-from penstock.order.plan import Feed
+from penstock.order.plan import PlanSource
 from penstock.order.sample_orders import BudgetOrder, ChopOrder, FittedOrder, Order, PackedOrder, RowOrder
 
-__all__ = ["Packing", "Sampling", "Stock", "batch_form", "stock"]
+__all__ = ["LoaderSource", "Packing", "Sampling", "batch_form", "build_source"]
 
 Packing = Literal["concat", "best_fit", "first_fit"] | bool | None
 _LONGEST = 1 << 26
@@ -110,19 +110,21 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
-class Stock:
+class LoaderSource:
     """One source of a loader: its rows, how samples are made of them and in which order, and what batches look like."""
 
     inputs: Inputs
     sampling: Sampling
-    feed: Feed
+    feed: PlanSource
     form: BatchForm
 
 
-def stock(inputs: Inputs, sampling: Sampling, options: Options, name: str, max_epochs: int | None = None) -> Stock:
+def build_source(
+    inputs: Inputs, sampling: Sampling, options: Options, name: str, max_epochs: int | None = None
+) -> LoaderSource:
     """A source of a loader."""
-    feed = Feed(name, sampling.order(inputs, options, name), inputs.identity, max_epochs)
-    return Stock(inputs, sampling, feed, batch_form(sampling, options, inputs.pad_id))
+    feed = PlanSource(name, sampling.order(inputs, options, name), inputs.identity, max_epochs)
+    return LoaderSource(inputs, sampling, feed, batch_form(sampling, options, inputs.pad_id))
 
 
 def batch_form(sampling: Sampling, options: Options, pad_id: int) -> BatchForm:

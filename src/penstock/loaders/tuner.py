@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-__all__ = ["LoaderTuner", "LoaderTuning", "Setting", "Trial"]
+__all__ = ["LoaderTuner", "LoaderTuning", "Trial", "TunerSetting"]
 
 _FEWEST_BATCHES = 8
 _LEAST_SECONDS = 0.15
@@ -21,7 +21,7 @@ _NO_WAIT = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class TunerSetting:
     """How batches are made."""
 
     workers: int
@@ -36,7 +36,7 @@ class Setting:
 class Trial:
     """What a setting did."""
 
-    setting: Setting
+    setting: TunerSetting
     batches: int
     seconds: float
     waited: float
@@ -52,7 +52,7 @@ class Trial:
 class LoaderTuning:
     """What was found."""
 
-    setting: Setting
+    setting: TunerSetting
     trials: tuple[Trial, ...] = ()
     done: bool = False
     """Whether all was tried; until then `setting` is what is being tried now."""
@@ -74,7 +74,7 @@ class LoaderTuner:
 
     def __init__(
         self,
-        start: Setting,
+        start: TunerSetting,
         *,
         workers: Sequence[int] = (0, 1, 2, 4, 8),
         prefetches: Sequence[int] = (2, 4, 8),
@@ -91,7 +91,7 @@ class LoaderTuner:
         self._best: Trial | None = None
         self._trials: list[Trial] = []
         self._kept = start
-        self._left: list[Setting] = []
+        self._left: list[TunerSetting] = []
         self._now = start
         self._begin_round()
         self._restart()
@@ -101,7 +101,7 @@ class LoaderTuner:
         return LoaderTuning(self._now, tuple(self._trials), self.done)
 
     @property
-    def setting(self) -> Setting:
+    def setting(self) -> TunerSetting:
         return self._now
 
     @property

@@ -14,7 +14,7 @@ from typing import Any, Generic, Self, TypeVar, cast
 from penstock.errors import ConfigError
 from penstock.memory.budget import MemoryBudget, format_bytes, parse_bytes
 
-__all__ = ["HotCache", "HotStats"]
+__all__ = ["CacheStats", "CostAwareCache"]
 
 V = TypeVar("V")
 
@@ -25,7 +25,7 @@ _UNKNOWN_RATE = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class HotStats:
+class CacheStats:
     """What a cache did so far, and what it holds now."""
 
     hits: int
@@ -43,7 +43,7 @@ class HotStats:
     """What `get_or_build` has spent on making things."""
 
 
-class HotCache(Generic[V]):
+class CostAwareCache(Generic[V]):
     """Keeps up to `max_bytes` of what is used often and slow to make, and forgets what is cheap, large, or cold.
 
     The worth of an item is an age clock plus `uses * seconds / bytes`: greedy-dual-size-frequency. The clock moves an
@@ -54,7 +54,7 @@ class HotCache(Generic[V]):
     What is held is a standing charge of `owner` on the `budget`; while the budget's limit is lowered, the cache keeps
     the same share of it. Any thread may do anything. Of several that ask for the same key at once, one builds.
 
-        cache = HotCache("64 MiB", budget=budget)
+        cache = CostAwareCache("64 MiB", budget=budget)
         image = cache.get_or_build(row, lambda: decode(row))    # its size is image.nbytes
     """
 
@@ -176,9 +176,9 @@ class HotCache(Generic[V]):
             self._settle()
             return before - self._nbytes
 
-    def stats(self) -> HotStats:
+    def stats(self) -> CacheStats:
         with self._lock:
-            return HotStats(
+            return CacheStats(
                 hits=self._hits,
                 misses=self._misses,
                 evicted=self._evicted,
@@ -215,7 +215,9 @@ class HotCache(Generic[V]):
         return key in self._items
 
     def __repr__(self) -> str:
-        return f"HotCache({len(self._items)} items, {format_bytes(self._nbytes)} of {format_bytes(self._max_bytes)})"
+        return (
+            f"CostAwareCache({len(self._items)} items, {format_bytes(self._nbytes)} of {format_bytes(self._max_bytes)})"
+        )
 
     # The rest is called with the lock held.
 

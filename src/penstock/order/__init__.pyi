@@ -9,10 +9,10 @@ from penstock.order.packing import pack as pack
 from penstock.order.permutation import Permutation as Permutation
 from penstock.order.permutation import derive_key as derive_key
 from penstock.order.plan import Plan as Plan
-from penstock.order.positions import Feed as Feed
+from penstock.order.positions import PlanSource as PlanSource
 from penstock.order.positions import Position as Position
+from penstock.order.positions import RowUse as RowUse
 from penstock.order.positions import Step as Step
-from penstock.order.positions import Use as Use
 from penstock.order.samples import Samples as Samples
 from penstock.order.schedules import Schedule as Schedule
 from penstock.order.schedules import temperature_weights as temperature_weights

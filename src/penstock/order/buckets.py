@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from penstock.errors import ConfigError
 from penstock.order.overlong import Fit
-from penstock.order.sample_orders import ByRow, Place, Table
+from penstock.order.sample_orders import ByRow, OrderPosition, Table
 from penstock.order.samples import Samples
 
 __all__ = ["BucketOrder"]
@@ -63,12 +63,12 @@ class BucketOrder(ByRow):
     def size_of(self, epoch: int, window: int) -> int:
         return min(self.window_rows, self.table.rows - window * self.window_rows)
 
-    def place_of(self, epoch: int, sample: int) -> Place:
+    def place_of(self, epoch: int, sample: int) -> OrderPosition:
         if sample >= self.table.rows:
-            return Place(epoch + 1)
-        return Place(epoch, *divmod(sample, self.window_rows))
+            return OrderPosition(epoch + 1)
+        return OrderPosition(epoch, *divmod(sample, self.window_rows))
 
-    def number_of(self, place: Place) -> int:
+    def number_of(self, place: OrderPosition) -> int:
         return place.window * self.window_rows + place.index
 
     def plan_window(self, epoch: int, window: int) -> Samples:

@@ -23,9 +23,9 @@ from heapq import heapify, heappop, heappush, heapreplace
 import numpy as np
 import numpy.typing as npt
 
-from penstock.order.schedules import Part
+from penstock.order.schedules import ScheduleSegment
 
-__all__ = ["Course", "Piece", "pieces_of"]
+__all__ = ["MixOrder", "WeightSegment", "pieces_of"]
 
 _NEVER = 1 << 80
 # What a table may hold: four decimals of weight make a period of 10,000.
@@ -35,7 +35,7 @@ _CHECKPOINT_EVERY = 8192
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class WeightSegment:
     """A stretch of samples, from `start` on, with constant weights or (`slopes`) weights that change at each step."""
 
     start: int
@@ -43,28 +43,28 @@ class Piece:
     slopes: tuple[Fraction, ...] | None = None
 
 
-def pieces_of(part: Part, samples_per_step: int) -> list[Piece]:
+def pieces_of(part: ScheduleSegment, samples_per_step: int) -> list[WeightSegment]:
     """The pieces of a part of a schedule."""
     points = [(step, tuple(Fraction(share, sum(shares)) for share in shares)) for step, shares in part.points]
-    pieces: list[Piece] = []
+    pieces: list[WeightSegment] = []
     for (step, weights), (stop, target) in zip(points, [*points[1:], points[-1]]):
         start = step * samples_per_step
         if part.interpolation == "linear" and weights != target:
             slopes = tuple((there - here) / (stop - step) for here, there in zip(weights, target))
-            pieces.append(Piece(start, weights, slopes))
+            pieces.append(WeightSegment(start, weights, slopes))
         elif not pieces or pieces[-1].slopes or pieces[-1].weights != weights:
-            pieces.append(Piece(start, weights))
+            pieces.append(WeightSegment(start, weights))
     return pieces
 
 
-class Course:
+class MixOrder:
     """Who is drawn at each position from `start` on, where each source is `owed` some samples (none, when empty).
 
     Everything is integers over one denominator. Positions are those of the stream; counts are since `start`.
     """
 
     def __init__(
-        self, pieces: Sequence[Piece], start: int, samples_per_step: int, owed: Sequence[Fraction] = ()
+        self, pieces: Sequence[WeightSegment], start: int, samples_per_step: int, owed: Sequence[Fraction] = ()
     ) -> None:
         self.start, self._step, self._owing = start, samples_per_step, bool(owed)
         self._sources = len(pieces[0].weights)

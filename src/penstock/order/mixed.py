@@ -10,28 +10,28 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.order.mixing import Mixture
-from penstock.order.positions import Feed, Position, ended, left_of, nothing_to_deliver, pass_by, take
-from penstock.order.sample_orders import Place
+from penstock.order.positions import PlanSource, Position, ended, left_of, nothing_to_deliver, pass_by, take
+from penstock.order.sample_orders import OrderPosition
 from penstock.order.samples import Samples
 
-__all__ = ["STOPPING", "Together"]
+__all__ = ["STOPPING", "MixedSteps"]
 
 Ints = npt.NDArray[np.int64]
 STOPPING = ("first_exhausted", "all_exhausted", "all_exhausted_without_replacement", "never")
 _REMEMBERED_EVERY = 64
 
 
-class Together:
+class MixedSteps:
     """A way through a plan; see `Way`. A step asked for out of turn is walked to, from the nearest known one."""
 
-    def __init__(self, feeds: Sequence[Feed], mixture: Mixture, *, drop_last: bool, stopping: str) -> None:
+    def __init__(self, feeds: Sequence[PlanSource], mixture: Mixture, *, drop_last: bool, stopping: str) -> None:
         self.feeds, self.mixture, self.size = feeds, mixture, mixture.samples_per_step
         self.drop_last, self.stopping = drop_last, stopping
         self._known: dict[int, Position] = {}
         self._steps: dict[int, int] = {}
 
     def start(self) -> Position:
-        first = tuple(Place() for _ in self.feeds)
+        first = tuple(OrderPosition() for _ in self.feeds)
         return Position(first, drawn=self.mixture.start(), marks=first)
 
     def read(self, position: Position, count: int) -> tuple[tuple[Samples, Ints] | None, Position]:
@@ -56,7 +56,7 @@ class Together:
         if self._has_passed(position):
             return position
         ends = (self._last_epoch(feed, mark) for feed, mark in zip(self.feeds, position.marks))
-        places = (place if end is None else Place(end) for place, end in zip(position.places, ends))
+        places = (place if end is None else OrderPosition(end) for place, end in zip(position.places, ends))
         return position._replace(places=tuple(places))
 
     def steps_in(self, epoch: int) -> int:
@@ -139,7 +139,7 @@ class Together:
         ids, _ = self._draw(position, count)
         return len(ids) < (count if self.drop_last else 1)
 
-    def _last_epoch(self, feed: Feed, mark: Place) -> int | None:
+    def _last_epoch(self, feed: PlanSource, mark: OrderPosition) -> int | None:
         """The epoch of a source in which no sample of it may be used any more, as things are; None if there is none."""
         if self.stopping != "all_exhausted_without_replacement":
             return feed.max_epochs

@@ -30,8 +30,8 @@ import numpy.typing as npt
 
 from penstock._suggest import did_you_mean
 from penstock.errors import ConfigError, ResumeError
-from penstock.order.mix_order import Course, pieces_of
-from penstock.order.schedules import Part, Schedule
+from penstock.order.mix_order import MixOrder, pieces_of
+from penstock.order.schedules import Schedule, ScheduleSegment
 
 __all__ = ["Drawn", "Mixture"]
 
@@ -116,7 +116,9 @@ class Mixture:
             raise ConfigError(f"samples_per_step must be a positive integer, got {samples_per_step!r}")
         order = [schedule.names.index(name) for name in self.names]
         self._parts = [
-            Part(tuple((step, tuple(shares[i] for i in order)) for step, shares in part.points), part.interpolation)
+            ScheduleSegment(
+                tuple((step, tuple(shares[i] for i in order)) for step, shares in part.points), part.interpolation
+            )
             for part in schedule.parts
         ]
         self._changes = [part.step * samples_per_step for part in self._parts]
@@ -188,7 +190,7 @@ class Mixture:
             return tuple(map(Fraction, state.base))
         return tuple(base + more for base, more in zip(state.base, course.targets(state.position)))
 
-    def _settle(self, state: Drawn, limits: Limits | None) -> tuple[Drawn, Course | None]:
+    def _settle(self, state: Drawn, limits: Limits | None) -> tuple[Drawn, MixOrder | None]:
         """The state at the start of a new stretch, if a change or a limit lies at this position; and its course."""
         part = self._part_at(state.position)
         if part != self._part_at(state.start):
@@ -199,11 +201,11 @@ class Mixture:
             state = replace(state, start=state.position, base=state.counts, owed=(), out=out)
         return state, self._course(part, state.start, state.owed, state.out)
 
-    def _make_course(self, part: int, start: int, owed: tuple[Fraction, ...], out: tuple[int, ...]) -> Course | None:
+    def _make_course(self, part: int, start: int, owed: tuple[Fraction, ...], out: tuple[int, ...]) -> MixOrder | None:
         left = self._parts[part].only(i for i in range(len(self.names)) if i not in out)
         if left is None:
             return None
-        return Course(pieces_of(left, self.samples_per_step), start, self.samples_per_step, owed)
+        return MixOrder(pieces_of(left, self.samples_per_step), start, self.samples_per_step, owed)
 
     def _part_at(self, position: int) -> int:
         return bisect_right(self._changes, position) - 1
@@ -212,7 +214,7 @@ class Mixture:
         following = self._part_at(position) + 1
         return self._changes[following] if following < len(self._changes) else 1 << 80
 
-    def _counts_at(self, state: Drawn, course: Course, position: int) -> tuple[int, ...]:
+    def _counts_at(self, state: Drawn, course: MixOrder, position: int) -> tuple[int, ...]:
         return tuple(then + more for then, more in zip(state.base, course.counts(position)))
 
     def _moved(self, state: Drawn, more: Sequence[int]) -> Drawn:

@@ -1,6 +1,6 @@
 """Which samples make up step s: the orders of all sources, how they are mixed, and what was changed on the way.
 
-    plan = Plan([Feed("web", order)], global_batch=256)
+    plan = Plan([PlanSource("web", order)], global_batch=256)
     plan.step(1000).rows        # what step 1000 is made of
     plan.trace("web", 4711)     # the steps that use row 4711, past and future
 
@@ -27,20 +27,20 @@ import xxhash
 from penstock._suggest import did_you_mean
 from penstock.errors import ConfigError
 from penstock.order.edits import Ban, Edit, Reweight, Skip
-from penstock.order.mixed import STOPPING, Together, next_epoch
+from penstock.order.mixed import STOPPING, MixedSteps, next_epoch
 from penstock.order.mixing import Mixture
-from penstock.order.positions import Feed, Position, Step, Use, ended, nothing_to_deliver
+from penstock.order.positions import PlanSource, Position, RowUse, Step, ended, nothing_to_deliver
 from penstock.order.samples import Samples
 from penstock.order.schedules import Schedule
-from penstock.order.single import Alone
+from penstock.order.single import SingleSourceSteps
 
-__all__ = ["Feed", "Plan", "Position", "Step", "Use"]
+__all__ = ["Plan", "PlanSource", "Position", "RowUse", "Step"]
 
 Ints = npt.NDArray[np.int64]
 _VERSION = 1
 
 
-class Way(Protocol):
+class StepSequence(Protocol):
     """How the samples of steps follow one another, before anything is edited."""
 
     def start(self) -> Position: ...
@@ -76,7 +76,7 @@ class Way(Protocol):
 class Plan:
     """The order of everything, step by step. See the module's text."""
 
-    feeds: tuple[Feed, ...]
+    feeds: tuple[PlanSource, ...]
     global_batch: int
     schedule: Schedule | None = None
     """Weights of the sources; None for a single source, whose epochs then end batches."""
@@ -161,7 +161,7 @@ class Plan:
         Nothing at the end of an epoch. The same as `read` and `settle` step by step, for less.
         """
         way, size = self._way, self.global_batch
-        if isinstance(way, Alone) and not self.edits and self._unlimited and most > 1:
+        if isinstance(way, SingleSourceSteps) and not self.edits and self._unlimited and most > 1:
             names, epoch = self.names, position.epoch
             found = [
                 (Step(moved.step - 1, epoch, samples, np.zeros(len(samples.rows), np.int64), names, size), moved)
@@ -224,7 +224,7 @@ class Plan:
         """Behind the end of an epoch, the beginning of the next."""
         return next_epoch(position)
 
-    def trace(self, source: str | int, row: int | None = None, *, epochs: int = 1) -> list[Use]:
+    def trace(self, source: str | int, row: int | None = None, *, epochs: int = 1) -> list[RowUse]:
         """Every use of a row in the first `epochs` passes over its source, in order.
 
         `trace("web", 4711)`, or `trace(4711)` if there is a single source.
@@ -238,14 +238,14 @@ class Plan:
         order = self.feeds[which].order
         if not 0 <= row < order.table.rows:
             raise IndexError(f"row {row} of {source!r}, which has {order.table.rows} rows")
-        uses: list[Use] = []
+        uses: list[RowUse] = []
         most = self.feeds[which].max_epochs
         for epoch in range(epochs if most is None else min(epochs, most)):
             for sample in order.find(epoch, row):
                 found = self._way.find(which, epoch, sample)
                 if found is not None:
                     number, slot = found
-                    uses.append(Use(number, epoch, slot, skipped=self._is_withheld(number, source, row)))
+                    uses.append(RowUse(number, epoch, slot, skipped=self._is_withheld(number, source, row)))
         return uses
 
     # Edits
@@ -295,15 +295,15 @@ class Plan:
     # Behind the scenes
 
     @cached_property
-    def _way(self) -> Way:
+    def _way(self) -> StepSequence:
         schedule = self.schedule
         if schedule is None:
-            return Alone(self.feeds[0], self.global_batch, drop_last=self.drop_last)
+            return SingleSourceSteps(self.feeds[0], self.global_batch, drop_last=self.drop_last)
         for edit in self.edits:
             if isinstance(edit, Reweight):
                 schedule = schedule.with_change(edit.step, edit.weights)
         mixture = Mixture(self.names, schedule, self.global_batch)
-        return Together(self.feeds, mixture, drop_last=self.drop_last, stopping=self.stopping)
+        return MixedSteps(self.feeds, mixture, drop_last=self.drop_last, stopping=self.stopping)
 
     def _read(self, position: Position, count: int) -> tuple[Step | None, Position]:
         """As `read`, but of skipped steps too."""
@@ -356,7 +356,7 @@ class Plan:
             )
         return self.names.index(name)
 
-    def _check_not_empty(self, feed: Feed) -> None:
+    def _check_not_empty(self, feed: PlanSource) -> None:
         if not feed.order.table.rows:
             raise ConfigError(f"there are no rows in {feed.name!r}, so there is nothing to train on")
         if not feed.order.table.tokens:

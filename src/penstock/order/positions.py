@@ -11,16 +11,27 @@ import numpy.typing as npt
 
 from penstock.errors import ConfigError
 from penstock.order.mixing import Drawn
-from penstock.order.sample_orders import Order, Place
+from penstock.order.sample_orders import Order, OrderPosition
 from penstock.order.samples import Samples
 
-__all__ = ["Feed", "Position", "Step", "Use", "behind_of", "ended", "left_of", "nothing_to_deliver", "pass_by", "take"]
+__all__ = [
+    "PlanSource",
+    "Position",
+    "RowUse",
+    "Step",
+    "behind_of",
+    "ended",
+    "left_of",
+    "nothing_to_deliver",
+    "pass_by",
+    "take",
+]
 
 Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
+class PlanSource:
     """One source of a plan: its samples in order, and what they are made of."""
 
     name: str
@@ -55,7 +66,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class RowUse:
     """One time that a row is used."""
 
     step: int
@@ -70,13 +81,13 @@ class Use:
 class Position(NamedTuple):
     """Between two steps: all that is needed to go on."""
 
-    places: tuple[Place, ...]
+    places: tuple[OrderPosition, ...]
     step: int = 0
     epoch: int = 0
     samples: int = 0
     """Of this epoch, so far."""
     drawn: Drawn | None = None
-    marks: tuple[Place, ...] = ()
+    marks: tuple[OrderPosition, ...] = ()
     """The place of each source when this epoch began."""
 
     @property
@@ -85,14 +96,14 @@ class Position(NamedTuple):
         return self.samples == 0
 
 
-def take(order: Order, place: Place, count: int, *, stay: bool) -> tuple[Samples, Place]:
+def take(order: Order, place: OrderPosition, count: int, *, stay: bool) -> tuple[Samples, OrderPosition]:
     """The next samples of a source and the place behind them; with `stay` no further than the end of the epoch."""
     found: list[Samples] = []
     left, epoch = count, place.epoch
     passes = 0
     while left:
         if place.window >= order.windows:
-            place = Place(place.epoch + 1)
+            place = OrderPosition(place.epoch + 1)
         if place.epoch > epoch and stay:
             break
         some = order.some(place, left)
@@ -108,7 +119,7 @@ def take(order: Order, place: Place, count: int, *, stay: bool) -> tuple[Samples
     return (found[0] if len(found) == 1 else Samples.concat(found)), place
 
 
-def pass_by(order: Order, place: Place, count: int) -> Place:
+def pass_by(order: Order, place: OrderPosition, count: int) -> OrderPosition:
     """The place behind the next samples of a source, as `take` has it."""
     plain = order.plain_counts()
     if plain is not None:
@@ -118,16 +129,16 @@ def pass_by(order: Order, place: Place, count: int) -> Place:
     return take(order, place, count, stay=False)[1]
 
 
-def behind_of(order: Order, place: Place, index: int, size: int) -> Place:
+def behind_of(order: Order, place: OrderPosition, index: int, size: int) -> OrderPosition:
     """A place with that index, in the next window or epoch if this one ends there."""
     if index < size:
-        return Place(place.epoch, place.window, index)
+        return OrderPosition(place.epoch, place.window, index)
     if place.window + 1 < order.windows:
-        return Place(place.epoch, place.window + 1)
-    return Place(place.epoch + 1)
+        return OrderPosition(place.epoch, place.window + 1)
+    return OrderPosition(place.epoch + 1)
 
 
-def left_of(order: Order, place: Place, epochs: int, enough: int) -> int | None:
+def left_of(order: Order, place: OrderPosition, epochs: int, enough: int) -> int | None:
     """Samples of a source before the end of its last epoch, None if there are more than enough."""
     left = 0
     while place.epoch < epochs:
@@ -139,7 +150,7 @@ def left_of(order: Order, place: Place, epochs: int, enough: int) -> int | None:
     return left
 
 
-def ended(feeds: Sequence[Feed], position: Position) -> bool:
+def ended(feeds: Sequence[PlanSource], position: Position) -> bool:
     """Whether every source was used as often as it may be."""
     return all(
         feed.max_epochs is not None and place.epoch >= feed.max_epochs

@@ -27,8 +27,8 @@ __all__ = [
     "ChopOrder",
     "FittedOrder",
     "Order",
+    "OrderPosition",
     "PackedOrder",
-    "Place",
     "Plain",
     "RowOrder",
     "Table",
@@ -51,7 +51,7 @@ class Table(Protocol):
     def find_tokens(self, positions: npt.ArrayLike, /) -> tuple[Ints, Ints]: ...
 
 
-class Place(NamedTuple):
+class OrderPosition(NamedTuple):
     """The next sample of a source: which window of which epoch, and which of its samples."""
 
     epoch: int = 0
@@ -98,7 +98,7 @@ class Order(ABC):
                 self._planned.popitem(last=False)
         return samples
 
-    def some(self, place: Place, count: int) -> Samples:
+    def some(self, place: OrderPosition, count: int) -> Samples:
         """Up to `count` samples from a place on, none of them of another window."""
         window = self.window(place.epoch, place.window)
         return window.slice(place.index, min(place.index + count, len(window)))
@@ -120,15 +120,15 @@ class Order(ABC):
     def count(self, epoch: int) -> int:
         return int(self.counts(epoch).sum())
 
-    def place_of(self, epoch: int, sample: int) -> Place:
+    def place_of(self, epoch: int, sample: int) -> OrderPosition:
         """Where the n-th sample of an epoch is."""
         ends = np.cumsum(self.counts(epoch))
         window = int(np.searchsorted(ends, sample, side="right"))
         if window >= self.windows:
-            return Place(epoch + 1)
-        return Place(epoch, window, sample - (int(ends[window - 1]) if window else 0))
+            return OrderPosition(epoch + 1)
+        return OrderPosition(epoch, window, sample - (int(ends[window - 1]) if window else 0))
 
-    def number_of(self, place: Place) -> int:
+    def number_of(self, place: OrderPosition) -> int:
         """Which sample of its epoch a place is: the inverse of `place_of`."""
         return int(self.counts(place.epoch)[: place.window].sum()) + place.index
 
@@ -139,7 +139,7 @@ class Order(ABC):
             return self._search(epoch, row)
         samples = self.window(epoch, window)
         inside = np.unique(samples.numbers()[samples.rows == row])
-        return [self.number_of(Place(epoch, window, int(index))) for index in inside]
+        return [self.number_of(OrderPosition(epoch, window, int(index))) for index in inside]
 
     def window_of(self, epoch: int, row: int) -> int | None:
         """The window that holds a row, if it is one; None if every window has to be looked at."""
@@ -196,15 +196,15 @@ class Plain(Order):
     def count(self, epoch: int) -> int:
         return self.total()
 
-    def place_of(self, epoch: int, sample: int) -> Place:
+    def place_of(self, epoch: int, sample: int) -> OrderPosition:
         if sample >= self.total():
-            return Place(epoch + 1)
-        return Place(epoch, *divmod(sample, ROW_WINDOW))
+            return OrderPosition(epoch + 1)
+        return OrderPosition(epoch, *divmod(sample, ROW_WINDOW))
 
-    def number_of(self, place: Place) -> int:
+    def number_of(self, place: OrderPosition) -> int:
         return place.window * ROW_WINDOW + place.index
 
-    def some(self, place: Place, count: int) -> Samples:
+    def some(self, place: OrderPosition, count: int) -> Samples:
         low = self.number_of(place)
         high = min(low + count, (place.window + 1) * ROW_WINDOW, self.total())
         size = 0

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from penstock._suggest import did_you_mean
 from penstock.errors import ConfigError
 
-__all__ = ["Part", "Schedule", "temperature_weights"]
+__all__ = ["Schedule", "ScheduleSegment", "temperature_weights"]
 
 _FINEST = 1 << 40
 
@@ -28,7 +28,7 @@ Weights = Mapping[str, float | Fraction]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ScheduleSegment:
     """A stretch of a schedule that is known from its start: points of (step, shares).
 
     Shares are integers in the order of the schedule's names; a weight is a share divided by the sum of its point.
@@ -41,7 +41,7 @@ class Part:
     def step(self) -> int:
         return self.points[0][0]
 
-    def only(self, kept: Iterable[int]) -> Part | None:
+    def only(self, kept: Iterable[int]) -> ScheduleSegment | None:
         """The same with some sources alone, which share by their weights; None when there is nothing left to draw.
 
         A point where all that is left has weight 0 takes the weights of the next one: what is left comes earlier.
@@ -55,7 +55,7 @@ class Part:
             if following is None:
                 return None
             points.append((step, following))
-        return Part(tuple(reversed(points)), self.interpolation)
+        return ScheduleSegment(tuple(reversed(points)), self.interpolation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Schedule:
     """
 
     names: tuple[str, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[ScheduleSegment, ...]
 
     @classmethod
     def constant(cls, weights: Weights) -> Schedule:
@@ -105,7 +105,7 @@ class Schedule:
         names = tuple(sorted(points[0][1]))
         if not names:
             raise ConfigError("a schedule needs the weight of at least one source, got none at step 0")
-        part = Part(tuple((step, _read(weights, names, step)) for step, weights in points), interpolation)
+        part = ScheduleSegment(tuple((step, _read(weights, names, step)) for step, weights in points), interpolation)
         return cls(names, (part,))
 
     def with_change(self, step: int, weights: Weights) -> Schedule:
@@ -114,7 +114,7 @@ class Schedule:
         What is drawn before `step` stays as it was, to the sample.
         """
         _check_step(step)
-        part = Part(((step, _read(weights, self.names, step)),), "constant")
+        part = ScheduleSegment(((step, _read(weights, self.names, step)),), "constant")
         return Schedule(self.names, (*(earlier for earlier in self.parts if earlier.step < step), part))
 
     def weights_at(self, step: int) -> dict[str, Fraction]:

@@ -5,24 +5,24 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from penstock.order.positions import Feed, Position, behind_of, left_of, nothing_to_deliver, take
-from penstock.order.sample_orders import Place
+from penstock.order.positions import PlanSource, Position, behind_of, left_of, nothing_to_deliver, take
+from penstock.order.sample_orders import OrderPosition
 from penstock.order.samples import Samples
 
-__all__ = ["Alone"]
+__all__ = ["SingleSourceSteps"]
 
 Ints = npt.NDArray[np.int64]
 
 
-class Alone:
+class SingleSourceSteps:
     """A way through a plan; see `Way`. Where the number of samples is arithmetic, so is everything here."""
 
-    def __init__(self, feed: Feed, size: int, *, drop_last: bool) -> None:
+    def __init__(self, feed: PlanSource, size: int, *, drop_last: bool) -> None:
         self.feed, self.size, self.drop_last = feed, size, drop_last
         self._plain = feed.order.plain_counts() is not None
 
     def start(self) -> Position:
-        return Position((Place(),), marks=(Place(),))
+        return Position((OrderPosition(),), marks=(OrderPosition(),))
 
     def read(self, position: Position, count: int) -> tuple[tuple[Samples, Ints] | None, Position]:
         place = position.places[0]
@@ -52,7 +52,7 @@ class Alone:
         epoch, marks = position.epoch, position.marks
         for number in range(1, count + 1):
             done = number * size
-            behind = Place(epoch, place.window, place.index + done)
+            behind = OrderPosition(epoch, place.window, place.index + done)
             if number == count:
                 behind = behind_of(order, place, behind.index, order.size_of(epoch, place.window))
             moved = Position((behind,), position.step + number, epoch, position.samples + done, None, marks)
@@ -69,7 +69,7 @@ class Alone:
     def leave(self, position: Position) -> Position:
         if position.places[0].epoch > position.epoch:
             return position
-        return position._replace(places=(Place(position.epoch + 1),))
+        return position._replace(places=(OrderPosition(position.epoch + 1),))
 
     def steps_in(self, epoch: int) -> int:
         samples = self.feed.order.count(epoch)
@@ -87,7 +87,7 @@ class Alone:
                 left, epoch = left - steps, epoch + 1
         samples = left * self.size
         place = self.feed.order.place_of(epoch, samples)
-        return Position((place,), step=number, epoch=epoch, samples=samples, marks=(Place(epoch),))
+        return Position((place,), step=number, epoch=epoch, samples=samples, marks=(OrderPosition(epoch),))
 
     def jump(self, position: Position, stop: int) -> Position | None:
         """Straight to a later step, if that is arithmetic and the steps so far were all of one size."""

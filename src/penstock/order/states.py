@@ -14,7 +14,7 @@ from penstock.order.edits import edit_from_json, edits_digest
 from penstock.order.mixing import Drawn
 from penstock.order.plan import Plan
 from penstock.order.positions import Position
-from penstock.order.sample_orders import Place
+from penstock.order.sample_orders import OrderPosition
 
 __all__ = ["check_state", "from_state", "to_state"]
 
@@ -78,9 +78,9 @@ def _check_position(plan: Plan, position: Position) -> None:
         raise _damaged(f"it counts {position.samples} samples of {drawn.position}")
 
 
-def _place(value: Any) -> Place:
+def _place(value: Any) -> OrderPosition:
     epoch, window, index = map(_whole, value)
-    return Place(epoch, window, index)
+    return OrderPosition(epoch, window, index)
 
 
 def _whole(value: Any) -> int:

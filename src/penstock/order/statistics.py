@@ -16,7 +16,7 @@ from penstock.order.edits import Reweight
 from penstock.order.mixing import Mixture
 from penstock.order.plan import Plan
 from penstock.order.positions import Step, take
-from penstock.order.sample_orders import ChopOrder, Order, PackedOrder, Place
+from penstock.order.sample_orders import ChopOrder, Order, OrderPosition, PackedOrder
 from penstock.order.samples import Samples
 from penstock.order.schedules import Schedule
 
@@ -127,7 +127,7 @@ def _mixed(plan: Plan, schedule: Schedule, epochs: int, most_steps: int | None) 
     mixture, size = Mixture(plan.names, schedule, plan.global_batch), plan.global_batch
     block = max(_SAMPLES_AT_ONCE // size, 1) * size
     orders = [feed.order for feed in plan.feeds]
-    drawn, places, epoch, step = mixture.start(), [Place()] * len(orders), 0, 0
+    drawn, places, epoch, step = mixture.start(), [OrderPosition()] * len(orders), 0, 0
     marks = places
     while epoch < epochs and (most_steps is None or step < most_steps):
         ids, behind = mixture.draw(drawn, block)
@@ -143,7 +143,7 @@ def _mixed(plan: Plan, schedule: Schedule, epochs: int, most_steps: int | None) 
 
 
 def _end_of_epoch(
-    stopping: str, ids: Ints, orders: Sequence[Order], places: Sequence[Place], marks: Sequence[Place]
+    stopping: str, ids: Ints, orders: Sequence[Order], places: Sequence[OrderPosition], marks: Sequence[OrderPosition]
 ) -> int | None:
     """After how many of these samples the first source, or the last, has been used once; None if it goes on."""
     if stopping == "never":
@@ -159,7 +159,7 @@ def _end_of_epoch(
     return max(ends) if len(ends) == len(orders) else None
 
 
-def _samples_until(order: Order, place: Place, target: Place, most: int) -> int | None:
+def _samples_until(order: Order, place: OrderPosition, target: OrderPosition, most: int) -> int | None:
     """Samples of a source from a place on until it is at another, or past it; None if there are more than `most`."""
     count = 0
     while (place.epoch, place.window) < (target.epoch, target.window):
@@ -167,14 +167,16 @@ def _samples_until(order: Order, place: Place, target: Place, most: int) -> int 
         if count > most:
             return None
         last = place.window + 1 == order.windows
-        place = Place(place.epoch + 1) if last else Place(place.epoch, place.window + 1)
+        place = OrderPosition(place.epoch + 1) if last else OrderPosition(place.epoch, place.window + 1)
     if (place.epoch, place.window) == (target.epoch, target.window) and place.index < target.index:
         # Windows of another epoch may have fewer samples; past the last of them is past the target.
         count += min(target.index, order.size_of(place.epoch, place.window)) - place.index
     return None if count > most else count
 
 
-def _taken(ids: Ints, orders: Sequence[Order], places: Sequence[Place]) -> tuple[Samples, Ints, list[Place]]:
+def _taken(
+    ids: Ints, orders: Sequence[Order], places: Sequence[OrderPosition]
+) -> tuple[Samples, Ints, list[OrderPosition]]:
     """The samples of some draws, the source of each of their parts, and the places behind them."""
     found = [
         take(order, place, int(np.count_nonzero(ids == number)), stay=False)

@@ -22,11 +22,11 @@ from penstock.pipeline.metrics import StageMetrics
 from penstock.pipeline.quarantine import BadRows
 from penstock.pipeline.stages import State
 
-__all__ = ["Delivery", "Position"]
+__all__ = ["Delivery", "DeliveryPosition"]
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class DeliveryPosition:
     """Where a run stands: the states after the last parcel that was wholly delivered, and rows delivered since."""
 
     source: State | None
@@ -40,7 +40,7 @@ class Delivery:
     """Called by the sink thread, or by whoever iterates: one thread."""
 
     def __init__(
-        self, context: Context, buffers: Buffers, start: Position, bad_rows: BadRows, check: Callable[[], None]
+        self, context: Context, buffers: Buffers, start: DeliveryPosition, bad_rows: BadRows, check: Callable[[], None]
     ) -> None:
         self._budget, self._sinking = context.budget, context.sinking
         self._buffers, self._check = buffers, check
@@ -90,7 +90,9 @@ class Delivery:
         if parcel.taken < parcel.rows_made:
             self.position = replace(self.position, skip_rows=parcel.taken)
             return
-        self.position = Position(parcel.source_state, parcel.transform_states or {}, self._skip, parcel.bad_rows)
+        self.position = DeliveryPosition(
+            parcel.source_state, parcel.transform_states or {}, self._skip, parcel.bad_rows
+        )
         self.latency.add(time.monotonic() - parcel.read_at, rows, rows, 0, 0)
         parcel.reservation.release()
 

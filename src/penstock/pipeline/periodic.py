@@ -6,12 +6,12 @@ import logging
 import threading
 from collections.abc import Callable
 
-__all__ = ["Ticker"]
+__all__ = ["PeriodicThread"]
 
 logger = logging.getLogger(__name__)
 
 
-class Ticker:
+class PeriodicThread:
     """Calls `work` every `seconds` from `start` to `stop`; what it raises is logged, and the next call comes anyway."""
 
     def __init__(self, seconds: float, work: Callable[[], object], *, name: str = "penstock-ticker") -> None:

@@ -19,12 +19,12 @@ from penstock.pipeline.chain import Inferring, stage_name
 from penstock.pipeline.checkpoint import STATE, Checkpoint, check_state, fingerprint, schema_from_text, schema_to_text
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.context import Context
-from penstock.pipeline.delivery import Position
+from penstock.pipeline.delivery import DeliveryPosition
 from penstock.pipeline.functions import as_transform
 from penstock.pipeline.metrics import Report
 from penstock.pipeline.quarantine import BadRows
 from penstock.pipeline.runner import Runner
-from penstock.pipeline.sink_thread import Drain
+from penstock.pipeline.sink_thread import SinkThread
 from penstock.pipeline.stages import Finishing, Fitting, Sink, Source, State, Stateful, Transform, TwoPart
 
 __all__ = ["Pipeline"]
@@ -67,7 +67,7 @@ class Pipeline:
         if self.config.on_error != "raise":
             _check_restorable(self.transforms)
         self._runner: Runner | None = None
-        self._drain: Drain | None = None
+        self._drain: SinkThread | None = None
         self._finished: Report | None = None
         self._start_from: State | None = None
         self._used = False
@@ -116,7 +116,7 @@ class Pipeline:
                 keeper.give_up()
                 raise
         resumed = keeper is not None and keeper.state is not None
-        self._drain = Drain(
+        self._drain = SinkThread(
             runner,
             self.sink,
             self.budget,
@@ -196,7 +196,7 @@ class Pipeline:
         if self._runner is not None:
             self._runner.delivery.bad_rows.sync()
             return self._wrap(self._runner.delivery.position)
-        return self._wrap(Position(self.source.state_dict(), self._transform_states()))
+        return self._wrap(DeliveryPosition(self.source.state_dict(), self._transform_states()))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state; refuses one that was saved by another pipeline."""
@@ -239,7 +239,7 @@ class Pipeline:
         self._used = True
         return self._runner
 
-    def _prepare(self, state: Mapping[str, Any] | None) -> Position:
+    def _prepare(self, state: Mapping[str, Any] | None) -> DeliveryPosition:
         """Put every stage where the state says, or back to the beginning."""
         for stage in (self.source, *self.transforms, self.sink if self._used else None):
             reset = getattr(stage, "reset", None)
@@ -248,7 +248,7 @@ class Pipeline:
             elif stage is self.source and self._used and state is None:
                 raise ConfigError(f"{stage_name(stage)} has no reset(), so this pipeline runs only once")
         if state is None:
-            return Position(
+            return DeliveryPosition(
                 self.source.state_dict() if isinstance(self.source, Stateful) else None, self._transform_states()
             )
         check_state(state, self._mark(), str(self))
@@ -257,7 +257,7 @@ class Pipeline:
             cast(Stateful, self.transforms[int(index)]).load_state_dict(saved)
         for index, text in state["schemas"].items():
             cast(Inferring, self.transforms[int(index)]).set_output_schema(schema_from_text(text))
-        return Position(state["source"], state["transforms"], state["skip_rows"], state["bad_rows"])
+        return DeliveryPosition(state["source"], state["transforms"], state["skip_rows"], state["bad_rows"])
 
     def _transform_states(self) -> dict[str, State]:
         return {str(i): t.state_dict() for i, t in enumerate(self.transforms) if isinstance(t, Stateful)}
@@ -265,7 +265,7 @@ class Pipeline:
     def _mark(self) -> str:
         return fingerprint(self.source, self.transforms)
 
-    def _wrap(self, position: Position) -> State:
+    def _wrap(self, position: DeliveryPosition) -> State:
         schemas = {
             str(i): schema_to_text(t.output_schema)
             for i, t in enumerate(self.transforms)

@@ -11,9 +11,9 @@ from typing import Any
 from penstock.errors import StalledError
 from penstock.pipeline.context import Context
 from penstock.pipeline.control import Control
-from penstock.pipeline.delivery import Delivery, Position
+from penstock.pipeline.delivery import Delivery, DeliveryPosition
 from penstock.pipeline.quarantine import BadRows
-from penstock.pipeline.source_thread import Reader
+from penstock.pipeline.source_thread import SourceThread
 from penstock.pipeline.workers import Workers
 
 __all__ = ["Runner"]
@@ -26,12 +26,12 @@ _GRACE = 5.0
 class Runner:
     """Owns the threads: starts them, stops them, and passes on the first thing that goes wrong in any of them."""
 
-    def __init__(self, context: Context, start: Position, bad_rows: BadRows) -> None:
+    def __init__(self, context: Context, start: DeliveryPosition, bad_rows: BadRows) -> None:
         self.context = context
         self.workers = Workers(context)
         self.delivery = Delivery(context, self.workers.buffers, start, bad_rows, self.check)
         self._control = Control(context, self.workers)
-        self._reader = Reader(context, self.workers.buffers)
+        self._reader = SourceThread(context, self.workers.buffers)
         self.failure: BaseException | None = None
         self._failing = threading.Lock()
         self._started = time.monotonic()

@@ -20,7 +20,7 @@ from penstock.pipeline.metrics import Report
 from penstock.pipeline.runner import Runner
 from penstock.pipeline.stages import Publishing, Sink, State
 
-__all__ = ["Drain"]
+__all__ = ["SinkThread"]
 
 log = logging.getLogger("penstock.pipeline")
 
@@ -32,7 +32,7 @@ class _Bounded(Protocol):
     def wait_for_room(self, timeout: float, /) -> bool: ...
 
 
-class Drain:
+class SinkThread:
     """Feeds a sink from a runner in a thread of its own, with checkpoints if asked for."""
 
     def __init__(

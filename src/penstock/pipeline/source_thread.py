@@ -14,10 +14,10 @@ from penstock.pipeline.buffers import Buffers, Parcel
 from penstock.pipeline.context import Context
 from penstock.pipeline.stages import Block, Origin, Rejected
 
-__all__ = ["Reader"]
+__all__ = ["SourceThread"]
 
 
-class Reader:
+class SourceThread:
     """Reads ahead as far as the budget and the buffers allow.
 
     Memory is reserved before a batch is read, for its whole way (read, decoded, transformed), and given back as it

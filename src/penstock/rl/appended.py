@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.arrays.ragged import Ragged
 from penstock.errors import DataError
 from penstock.rl.groups import check_group_prompts, is_unnamed
-from penstock.rl.selection import Rules
-from penstock.rl.table import Ragged, RolloutTable
+from penstock.rl.selection import SelectionRules
+from penstock.rl.table import RolloutTable
 
 __all__ = ["Gathering", "Taking", "empty_table", "from_text", "to_text"]
 
@@ -87,7 +88,7 @@ class Gathering:
 class Taking:
     """Whole groups on their way into a rollout batch."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: SelectionRules) -> None:
         self.rules = rules
         self.count = 0
         self.dropped: Counter[str] = Counter()

@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.arrays.ragged import Ragged
 from penstock.errors import DataError, SchemaError
 from penstock.rl.read.columns import JSON_ROLE, as_lists, narrow
-from penstock.rl.table import Ragged, RolloutTable
+from penstock.rl.table import RolloutTable
 from penstock.types import Field, Schema
 
 __all__ = ["ROLLOUT_SCHEMA", "from_json", "from_record_batch", "to_record_batch"]

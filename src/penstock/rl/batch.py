@@ -15,7 +15,7 @@ from penstock.batching.batch import TrainingBatch
 from penstock.batching.collate import IGNORE
 from penstock.errors import ConfigError
 from penstock.rl.arrays import arrays_of
-from penstock.rl.layout import FILLS, Places, RolloutLayout, widths
+from penstock.rl.layout import FILLS, RolloutLayout, TokenLayout, widths
 from penstock.rl.sharding import micro_batches_of
 from penstock.rl.trainer_names import as_trl, as_verl
 
@@ -206,8 +206,8 @@ class RolloutBatch(TrainingBatch):
         """The same of a batch without padding: tokens are gathered, and what says where they begin is made anew."""
         prompts, responses = self._lengths()
         form, arrays, backend = self.layout.form, arrays_of(self.input_ids, gradients=True), self.backend
-        at = Places.of(prompts, responses, form).at[rows]
-        places = Places.of(prompts[rows], responses[rows], form)
+        at = TokenLayout.of(prompts, responses, form).at[rows]
+        places = TokenLayout.of(prompts[rows], responses[rows], form)
         used = int(places.lengths.sum())
         where = np.zeros(places.tokens, np.int64)
         where[:used] = np.repeat(at - places.at, places.lengths) + np.arange(used)

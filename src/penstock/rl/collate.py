@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.arrays.ragged import Ragged
 from penstock.batching.backends.base import exactly
 from penstock.batching.collate import IGNORE
 from penstock.errors import DataError
-from penstock.rl.layout import FILLS, Places, RolloutForm, RolloutLayout, blank, count_up
-from penstock.rl.table import Ragged, RolloutTable
+from penstock.rl.layout import FILLS, RolloutForm, RolloutLayout, TokenLayout, blank, count_up
+from penstock.rl.table import RolloutTable
 
 __all__ = ["RolloutForm", "RolloutLayout", "assemble", "truncate"]
 
@@ -64,7 +65,7 @@ def assemble(
     parts = _Parts.of(table, chosen, form)
     token_columns = _token_columns(table, parts, per_token or {}, form)
     row_columns = _row_columns(table, parts, per_row or {})
-    places = Places.of(parts.prompts, parts.responses, form)
+    places = TokenLayout.of(parts.prompts, parts.responses, form)
     shape, left = (places.rows, places.tokens), places.prompt_width
 
     ids = blank(shape, form.integer, form.pad_id)
@@ -222,7 +223,7 @@ def _row_columns(table: RolloutTable, parts: _Parts, given: Mapping[str, npt.Arr
     return found | {"rollout_metadata": free} if any(len(entry) for entry in free) else found
 
 
-def _described(places: Places, form: RolloutForm) -> dict[str, Any]:
+def _described(places: TokenLayout, form: RolloutForm) -> dict[str, Any]:
     """What is known of all tokens, whatever they are."""
     if form.padding == "free":
         return places.documents(form.integer)

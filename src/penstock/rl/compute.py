@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.arrays.ragged import Ragged
 from penstock.errors import ConfigError, DataError
 from penstock.rl import advantages as known
 from penstock.rl.spec import (
@@ -19,17 +20,17 @@ from penstock.rl.spec import (
     AdvantageSpec,
     Estimator,
     KLPenalty,
-    Overlong,
+    OverlongPenalty,
 )
-from penstock.rl.table import Ragged, RolloutTable
+from penstock.rl.table import RolloutTable
 
 __all__ = [
     "ESTIMATORS",
+    "AdvantageInputs",
     "AdvantageSpec",
-    "Columns",
     "Estimator",
     "KLPenalty",
-    "Overlong",
+    "OverlongPenalty",
     "check_rewards",
     "compute",
     "denominators",
@@ -42,7 +43,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class AdvantageInputs:
     """What was computed: per response token, and per rollout."""
 
     per_token: dict[str, Ragged]
@@ -51,7 +52,7 @@ class Columns:
 
 def compute(
     table: RolloutTable, labels: Sequence[str], spec: AdvantageSpec, *, lengths: npt.NDArray[np.int64] | None = None
-) -> Columns:
+) -> AdvantageInputs:
     """Advantages of all rollouts of a table; `labels` says which belong together, `lengths` how long the responses were
     before they were cut, if they were.
 
@@ -87,7 +88,7 @@ class _Computing:
         self.per_sequence = spec.name in PER_ROW
         """Whether there is one advantage for a response; of a function that nobody knows this is seen later."""
 
-    def columns(self) -> Columns:
+    def columns(self) -> AdvantageInputs:
         spec, name = self.spec, self.spec.name
         per_row: dict[str, Floats] = {}
         per_token: dict[str, Ragged] = {} if self.kl is None else {"kl": self._ragged(self.kl)}
@@ -110,7 +111,7 @@ class _Computing:
             per_row["sequence_advantages"] = self._of_last_tokens(np.asarray(advantages))
         if returns is not None:
             per_token["returns"] = self._ragged(returns)
-        return Columns(per_token, per_row)
+        return AdvantageInputs(per_token, per_row)
 
     def _of_rows(self, name: str | None, rewards: Floats) -> Floats:
         """Estimators that take a reward for each response; their advantages on tokens."""

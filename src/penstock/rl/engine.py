@@ -21,17 +21,17 @@ from penstock.order.permutation import derive_key
 from penstock.rl.batch import RolloutBatch
 from penstock.rl.compute import AdvantageSpec, denominators
 from penstock.rl.layout import RolloutForm
-from penstock.rl.minibatches import Minibatch, Round
+from penstock.rl.minibatches import Minibatch, RolloutMinibatches
 from penstock.rl.options import RolloutOptions
-from penstock.rl.selection import Rules
+from penstock.rl.selection import SelectionRules
 from penstock.rl.sources import RolloutSource, Taken
-from penstock.rl.state import Place, State, read_state
+from penstock.rl.state import RolloutPosition, RolloutState, read_state
 
 __all__ = ["RolloutEngine"]
 
 logger = logging.getLogger(__name__)
 
-Made = tuple[TrainingBatch, Place]
+Made = tuple[TrainingBatch, RolloutPosition]
 _LONE = "leave it out, or pass lone='zero', 'reward' or 'nan'"
 _LONE_HERE = (
     "give the rollouts of one prompt the same `group`, and append them at once or pass group_size=; leave it out; or "
@@ -42,7 +42,7 @@ _LONE_HERE = (
 @dataclass(frozen=True, slots=True)
 class _Step:
     minibatch: Minibatch
-    place: Place
+    place: RolloutPosition
 
 
 class RolloutEngine:
@@ -65,14 +65,14 @@ class RolloutEngine:
         self.version = rollout.policy_version
         self.ended = False
         """Whether a live source was asked for more, and no more will come."""
-        self.over: Place | None = None
+        self.over: RolloutPosition | None = None
         """Where a live source ended, with the counts of what was dropped on the way there."""
         self._version_of: tuple[int, int] | None = None
         """The rollout batch that `version` was set for."""
         self._unsettled = False
         """Whether the version is that of a state which was taken before it was set."""
-        self._held: tuple[Any, Round | None] | None = None
-        self._known: tuple[int, int, Place] | None = None
+        self._held: tuple[Any, RolloutMinibatches | None] | None = None
+        self._known: tuple[int, int, RolloutPosition] | None = None
         """The batch of an epoch whose place was asked for last: the next one is looked for from there."""
         self._told_lone = False
         # A mistake in the aggregation is told now and not with the first batch.
@@ -88,30 +88,30 @@ class RolloutEngine:
 
     # Positions
 
-    def start(self) -> Place:
+    def start(self) -> RolloutPosition:
         self.over = None
-        return Place()
+        return RolloutPosition()
 
-    def set_version(self, version: int | None, position: Place) -> None:
+    def set_version(self, version: int | None, position: RolloutPosition) -> None:
         """Rollout batches that are not begun are judged under this version of the policy."""
         self.version, self._version_of, self._unsettled = version, (position.epoch, position.number), False
         self._known = None
 
-    def seek(self, step: int) -> Place:
+    def seek(self, step: int) -> RolloutPosition:
         self._countable("go to a step")
-        place = Place()
+        place = RolloutPosition()
         while place.step < step:
             place = self._walked(place, step)
         return place
 
-    def seek_epoch(self, epoch: int, position: Place) -> Place:
+    def seek_epoch(self, epoch: int, position: RolloutPosition) -> RolloutPosition:
         self._countable("go to an epoch")
-        place = Place()
+        place = RolloutPosition()
         while place.epoch < epoch:
             place = self._walked(place, None)
         return place
 
-    def _walked(self, place: Place, step: int | None) -> Place:
+    def _walked(self, place: RolloutPosition, step: int | None) -> RolloutPosition:
         """The place some minibatches on: in front of a step, or at the end of the epoch if that comes first."""
         begun = place
         while place.epoch == begun.epoch and (step is None or place.step < step):
@@ -123,7 +123,7 @@ class RolloutEngine:
 
     def count(self, epoch: int) -> int:
         self._countable("count batches")
-        place = replace(Place(), epoch=epoch)
+        place = replace(RolloutPosition(), epoch=epoch)
         while place.epoch == epoch:
             found = self._next(place, self.global_batch)
             if found is None:
@@ -137,7 +137,7 @@ class RolloutEngine:
 
     # Batches
 
-    def one(self, position: Place, batch_size: int | None) -> Made:
+    def one(self, position: RolloutPosition, batch_size: int | None) -> Made:
         size = self.global_batch if batch_size is None else batch_size * self.rank.world
         found = self._next(position, size)
         if found is None:
@@ -152,12 +152,12 @@ class RolloutEngine:
         assert found is not None
         return self._make(found[0])
 
-    def position_of(self, epoch: int, number: int) -> Place:
+    def position_of(self, epoch: int, number: int) -> RolloutPosition:
         """In front of a batch of an epoch; behind the last one, the beginning of the next epoch."""
         self._countable("ask for a batch by its number")
         known = self._known
         if known is None or known[0] != epoch or known[1] > number:
-            known = epoch, 0, self.seek_epoch(epoch, Place())
+            known = epoch, 0, self.seek_epoch(epoch, RolloutPosition())
         _, first, place = known
         for _ in range(number - first):
             found = self._next(place, self.global_batch)
@@ -167,24 +167,24 @@ class RolloutEngine:
         self._known = epoch, number, place
         return place
 
-    def number_of(self, position: Place) -> int:
+    def number_of(self, position: RolloutPosition) -> int:
         """How many batches of its epoch are in front of a position."""
-        return position.step - self.seek_epoch(position.epoch, Place()).step
+        return position.step - self.seek_epoch(position.epoch, RolloutPosition()).step
 
-    def batches(self, position: Place) -> Generator[Made, None, None]:
+    def batches(self, position: RolloutPosition) -> Generator[Made, None, None]:
         """The rest of an epoch. What a live source has to be waited for is waited for here, by whoever calls."""
         found = self._next(position, self.global_batch)
         if found is None and not self.source.live:
             raise self._nothing()
         return self._rest(found)
 
-    def _rest(self, found: tuple[_Step, Place] | None) -> Generator[Made, None, None]:
+    def _rest(self, found: tuple[_Step, RolloutPosition] | None) -> Generator[Made, None, None]:
         while found is not None:
             step, behind = found
             yield self._make(step), behind
             found = self._next(behind, self.global_batch) if behind.epoch == step.place.epoch else None
 
-    def _next(self, place: Place, size: int) -> tuple[_Step, Place] | None:
+    def _next(self, place: RolloutPosition, size: int) -> tuple[_Step, RolloutPosition] | None:
         """The minibatch at a place, or the next one there is, and the place behind it; None if there are no more."""
         begun = place
         while True:
@@ -202,7 +202,7 @@ class RolloutEngine:
             if place.epoch > begun.epoch + 1 and not self.source.live:
                 return None  # a whole epoch without a single minibatch
 
-    def _settled(self, held: Round, place: Place, size: int) -> Place:
+    def _settled(self, held: RolloutMinibatches, place: RolloutPosition, size: int) -> RolloutPosition:
         """The place, or that of the next epoch if nothing of this one is left. A live source is not waited for."""
         while self._cut(held, place, size) is None:
             epoch, place = place.epoch, self._after(held, place)
@@ -216,7 +216,7 @@ class RolloutEngine:
                 held, place = ahead, _entered(ahead, place)
         return place
 
-    def _cut(self, held: Round, place: Place, size: int) -> int | None:
+    def _cut(self, held: RolloutMinibatches, place: RolloutPosition, size: int) -> int | None:
         """Where the units end that fill a minibatch from a place on. None at the end of a pass, and with `drop_last`
         where too few are left."""
         if place.unit >= len(held):
@@ -234,18 +234,18 @@ class RolloutEngine:
         too_few = end == len(held) and ends[-1] - used < size
         return None if self.options.drop_last and too_few else end
 
-    def _key(self, place: Place) -> int | None:
+    def _key(self, place: RolloutPosition) -> int | None:
         """Of the order that units have in a pass; None: their own."""
         if not self.options.shuffle:
             return None
         return derive_key(self.options.seed, "rollouts", place.epoch, place.number, place.ppo_epoch)
 
-    def _after(self, held: Round, place: Place) -> Place:
+    def _after(self, held: RolloutMinibatches, place: RolloutPosition) -> RolloutPosition:
         """Behind the end of a pass: the next PPO epoch, the next rollout batch, or the next epoch."""
         if place.ppo_epoch + 1 < self.rollout.ppo_epochs and len(held):
             return replace(place, ppo_epoch=place.ppo_epoch + 1, unit=0, minibatch=0)
         over = self.source.live or held.behind is None
-        return Place(
+        return RolloutPosition(
             epoch=place.epoch + over,
             step=place.step,
             cursor=held.behind,
@@ -253,7 +253,7 @@ class RolloutEngine:
             counts=place.counts,
         )
 
-    def _round(self, place: Place) -> Round | None:
+    def _round(self, place: RolloutPosition) -> RolloutMinibatches | None:
         """The rollout batch at a place. Two threads may take one of a list at the same time: then it is taken twice."""
         version = place.version if place.begun else self.version
         key = repr((place.cursor, version))
@@ -266,7 +266,7 @@ class RolloutEngine:
                     "under the same policy_version, %s; set loader.policy_version in front of each loop",
                     version,
                 )
-            rules = Rules(self.rollout, self.spec, version)
+            rules = SelectionRules(self.rollout, self.spec, version)
             taken = self.source.take(place.cursor, rules)
             held = self._held = key, None if taken is None else self._formed(taken, rules)
             self.ended = self.source.live and taken is None
@@ -274,8 +274,8 @@ class RolloutEngine:
                 self._held = None
         return held[1]
 
-    def _formed(self, taken: Taken, rules: Rules) -> Round:
-        return Round(taken, rules, self.form, compute_advantages=self.compute_advantages)
+    def _formed(self, taken: Taken, rules: SelectionRules) -> RolloutMinibatches:
+        return RolloutMinibatches(taken, rules, self.form, compute_advantages=self.compute_advantages)
 
     def _make(self, step: _Step) -> TrainingBatch:
         try:
@@ -300,7 +300,7 @@ class RolloutEngine:
         return batch.pin_memory() if options.pin_memory else batch
 
     def _nothing(self) -> Exception:
-        held = self._round(Place())
+        held = self._round(RolloutPosition())
         if held is not None and held.dropped:
             told = ", ".join(f"{count} {reason}" for reason, count in held.dropped.items())
             return DataError(f"no rollout is left to train on; dropped were: {told}")
@@ -324,15 +324,15 @@ class RolloutEngine:
             "advantages": self.spec.described() if self.compute_advantages else "none",
         }
 
-    def to_state(self, position: Place) -> dict[str, Any]:
+    def to_state(self, position: RolloutPosition) -> dict[str, Any]:
         if self.over is not None:
             position = self.over
         self.source.check_saved(position.cursor, between=not position.begun)
         told = (position.epoch, position.number) == self._version_of
         settled = told or self.version is None or position.begun or not position.step or not self.source.live
-        return State(self.facts(), self.global_batch, self.version, settled, position).to_dict()
+        return RolloutState(self.facts(), self.global_batch, self.version, settled, position).to_dict()
 
-    def from_state(self, state: Mapping[str, Any], *, new_batch_size: bool = False) -> Place:
+    def from_state(self, state: Mapping[str, Any], *, new_batch_size: bool = False) -> RolloutPosition:
         read = read_state(state)
         changed = read.check(self.facts(), None if new_batch_size else self.global_batch, live=self.source.live)
         for told in changed:
@@ -370,7 +370,7 @@ _RULES = (
 )
 
 
-def _entered(held: Round, place: Place) -> Place:
+def _entered(held: RolloutMinibatches, place: RolloutPosition) -> RolloutPosition:
     """The place, knowing what it knows once something of its rollout batch is used."""
     if place.begun:
         return place

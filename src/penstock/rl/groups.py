@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.arrays.ragged import Ragged
 from penstock.errors import DataError
-from penstock.rl.read.problems import Problems
+from penstock.rl.read.problems import RolloutProblems
 from penstock.rl.spec import AdvantageSpec
-from penstock.rl.table import Ragged, RolloutTable
+from penstock.rl.table import RolloutTable
 
 __all__ = [
     "ANY_PROMPT",
@@ -72,7 +73,7 @@ def log_prompt_groups(table: RolloutTable, whose: str) -> None:
     )
 
 
-def check_group_prompts(table: RolloutTable, keys: Sequence[Any], problems: Problems | None = None) -> None:
+def check_group_prompts(table: RolloutTable, keys: Sequence[Any], problems: RolloutProblems | None = None) -> None:
     """Refuse rollouts of one group with different prompts; `keys` says which belong together.
 
     With `problems` they are told there, else the first of them is raised.
@@ -94,7 +95,7 @@ def check_group_prompts(table: RolloutTable, keys: Sequence[Any], problems: Prob
     raise DataError(f"rollout {table.ids[row]!r}{more}: {told}", row=row)
 
 
-def check_unique_ids(ids: Sequence[Any], given: npt.NDArray[np.bool_], column: str, problems: Problems) -> None:
+def check_unique_ids(ids: Sequence[Any], given: npt.NDArray[np.bool_], column: str, problems: RolloutProblems) -> None:
     """Refuse an id that two rollouts were given."""
     first: dict[Any, int] = {}
     rows = np.flatnonzero(given).tolist()
@@ -148,7 +149,7 @@ def describe_lone_groups(table: RolloutTable, labels: Sequence[str], spec: Advan
     )
 
 
-def _placed(problems: Problems, row: int) -> str:
+def _placed(problems: RolloutProblems, row: int) -> str:
     file, number = problems.places.of(row)
     return (f"{file}, " if file is not None else "") + f"row {number}"
 

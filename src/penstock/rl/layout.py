@@ -17,7 +17,7 @@ from penstock.batching.backends.base import ALIGNMENT
 from penstock.batching.collate import FIELDS
 from penstock.errors import ConfigError
 
-__all__ = ["FILLS", "Places", "RolloutForm", "RolloutLayout", "blank", "count_up", "widths"]
+__all__ = ["FILLS", "RolloutForm", "RolloutLayout", "TokenLayout", "blank", "count_up", "widths"]
 
 Ints = npt.NDArray[np.int64]
 FILLS = {"denominators": 1}
@@ -80,7 +80,7 @@ class RolloutLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class TokenLayout:
     """Where the tokens of rollouts go, counted through the rows of an array."""
 
     rows: int
@@ -97,7 +97,7 @@ class Places:
     lengths: Ints
 
     @classmethod
-    def of(cls, prompts: Ints, responses: Ints, form: RolloutForm) -> Places:
+    def of(cls, prompts: Ints, responses: Ints, form: RolloutForm) -> TokenLayout:
         """The places of rollouts with prompts and responses of these lengths."""
         lengths = prompts + responses
         if form.padding == "free":

@@ -10,26 +10,27 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.arrays.ragged import Ragged
 from penstock.distributed.ranks import Rank
 from penstock.order.permutation import Permutation
 from penstock.rl.collate import assemble, truncate
-from penstock.rl.compute import Columns, check_rewards, compute, denominators
+from penstock.rl.compute import AdvantageInputs, check_rewards, compute, denominators
 from penstock.rl.groups import check_whole_groups, describe_lone_groups
 from penstock.rl.layout import RolloutForm
-from penstock.rl.selection import Rules, labels_of, learned_tokens, staleness
+from penstock.rl.selection import SelectionRules, labels_of, learned_tokens, staleness
 from penstock.rl.sharding import deal_rows, micro_batches_of
 from penstock.rl.sources import Taken
-from penstock.rl.table import Ragged, RolloutTable
+from penstock.rl.table import RolloutTable
 
-__all__ = ["Minibatch", "Round"]
+__all__ = ["Minibatch", "RolloutMinibatches"]
 
 Ints = npt.NDArray[np.int64]
 
 
-class Round:
+class RolloutMinibatches:
     """A rollout batch that is at hand. Advantages are computed when they are first asked for."""
 
-    def __init__(self, taken: Taken, rules: Rules, form: RolloutForm, *, compute_advantages: bool) -> None:
+    def __init__(self, taken: Taken, rules: SelectionRules, form: RolloutForm, *, compute_advantages: bool) -> None:
         self.behind, self.dropped, self.version = taken.behind, taken.dropped, rules.version
         self.rules, self._compute = rules, compute_advantages
         self.table, self.cut_tokens = taken.table, np.zeros(len(taken.table), np.int64)
@@ -70,25 +71,25 @@ class Round:
         return learned_tokens(self.table)
 
     @cached_property
-    def columns(self) -> Columns:
+    def columns(self) -> AdvantageInputs:
         """What batches have beside what was given."""
         table = self.table
         spec = self.rules.spec
-        found = Columns({}, {})
+        found = AdvantageInputs({}, {})
         if self._compute:
             labels = labels_of(table, self.keys)
             check_whole_groups(table, labels, spec)
             self.lone = describe_lone_groups(table, labels, spec)
             found = compute(table, labels, spec, lengths=self._lengths)
         told: dict[str, Any] = {"stale": self.rules.flags(table), "staleness": staleness(table, self.version)}
-        return Columns(found.per_token, {**found.per_row, **told})
+        return AdvantageInputs(found.per_token, {**found.per_row, **told})
 
 
 @dataclass(frozen=True, slots=True)
 class Minibatch:
     """Rollouts of one step of all ranks."""
 
-    round: Round
+    round: RolloutMinibatches
     units: Ints
     form: RolloutForm
     rank: Rank

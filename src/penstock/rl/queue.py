@@ -17,12 +17,12 @@ from penstock.errors import ConfigError, StalledError
 from penstock.files.atomic import write_atomic
 from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
-from penstock.fsqueue.backoff import Patience
-from penstock.fsqueue.members import Membership, Watch
+from penstock.fsqueue.backoff import Backoff
+from penstock.fsqueue.members import Membership, MemberWatch
 from penstock.fsqueue.ordered_reader import StrictReader
 from penstock.fsqueue.publisher import Limits, Publisher
 from penstock.fsqueue.queue import Queue
-from penstock.fsqueue.reaper import Caretaker
+from penstock.fsqueue.reaper import LeaseReaper
 from penstock.fsqueue.sink import description_for
 from penstock.fsqueue.split_reader import Split
 from penstock.rl.appended import empty_table
@@ -151,7 +151,7 @@ class RolloutQueue:
         return self._producing
 
     def _reserve(self, producing: _Producing, *, room: bool = True) -> int:
-        patience = Patience(self.timeout_seconds, producing.what_is_missing)
+        patience = Backoff(self.timeout_seconds, producing.what_is_missing)
         while True:
             with producing.queue.guarded():
                 number = producing.reserve(room)
@@ -168,7 +168,7 @@ class _Producing:
         facts = {"role": "provider", "class": "RolloutQueue"}
         self.member = Membership(queue.members, "p", lease_seconds=owner.lease_seconds, facts=facts)
         self.publisher = Publisher(queue, _SPLIT, self.member, limits=owner.limits, durable=owner.durable)
-        self._caretaker = Caretaker(queue, Watch(queue.members, lease_seconds=owner.lease_seconds))
+        self._caretaker = LeaseReaper(queue, MemberWatch(queue.members, lease_seconds=owner.lease_seconds))
         self._columns: list[str] | None = None
         with queue.guarded():
             self.member.join()
@@ -306,7 +306,7 @@ class _QueueEntries:
             queue = owner._open()
             facts = {"role": "consumer", "order": "strict", "rank": rank.rank, "world": rank.world}
             member = Membership(queue.members, "c", lease_seconds=owner.lease_seconds, facts=facts)
-            caretaker = Caretaker(queue, Watch(queue.members, lease_seconds=owner.lease_seconds))
+            caretaker = LeaseReaper(queue, MemberWatch(queue.members, lease_seconds=owner.lease_seconds))
             with queue.guarded():
                 member.join()
             split = Split(queue, _SPLIT, member, caretaker, owner.timeout_seconds, None, owner.on_bad)

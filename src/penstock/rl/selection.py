@@ -14,14 +14,14 @@ from penstock.rl.compute import AdvantageSpec, summed, with_final_rewards
 from penstock.rl.options import RolloutOptions
 from penstock.rl.table import RolloutTable
 
-__all__ = ["Rules", "labels_of", "learned_tokens", "staleness"]
+__all__ = ["SelectionRules", "labels_of", "learned_tokens", "staleness"]
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class SelectionRules:
     """What is kept under one policy version."""
 
     options: RolloutOptions

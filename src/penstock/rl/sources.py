@@ -17,11 +17,12 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from penstock.arrays.ragged import Ragged
 from penstock.errors import ConfigError, ResumeError
 from penstock.rl.appended import Gathering, Taking, from_text, to_text
 from penstock.rl.groups import group_by_prompt, log_prompt_groups
-from penstock.rl.selection import Rules
-from penstock.rl.table import Ragged, RolloutTable
+from penstock.rl.selection import SelectionRules
+from penstock.rl.table import RolloutTable
 
 __all__ = ["Entries", "Fixed", "Live", "RolloutSource", "Taken", "group_numbers"]
 
@@ -53,7 +54,7 @@ class RolloutSource(Protocol):
 
     @property
     def name(self) -> str: ...
-    def take(self, cursor: Cursor, rules: Rules) -> Taken | None:
+    def take(self, cursor: Cursor, rules: SelectionRules) -> Taken | None:
         """The rollout batch at a cursor, waiting for it; None at the end."""
 
     def facts(self) -> dict[str, Any]:
@@ -92,7 +93,7 @@ class Fixed:
         self._rows = [np.sort(order[low:high]) for low, high in pairwise(cuts)]
         self._digest: str | None = None
 
-    def take(self, cursor: Cursor, rules: Rules) -> Taken | None:
+    def take(self, cursor: Cursor, rules: SelectionRules) -> Taken | None:
         number = cursor or 0
         if number >= len(self._rows):
             return None
@@ -183,7 +184,7 @@ class Live:
     def name(self) -> str:
         return self.entries.name
 
-    def take(self, cursor: Cursor, rules: Rules) -> Taken | None:
+    def take(self, cursor: Cursor, rules: SelectionRules) -> Taken | None:
         following, pending = (self.entries.first(), {}) if cursor is None else (cursor["next"], _pending(cursor))
         self.entries.release(following, pending.keys())
         gathering, taken = Gathering(self.group_size, self.max_pending), Taking(rules)

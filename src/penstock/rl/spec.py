@@ -14,7 +14,7 @@ from penstock.errors import ConfigError
 from penstock.rl import advantages as known
 from penstock.rl.advantages import Preset
 
-__all__ = ["ESTIMATORS", "PER_ROW", "PER_TOKEN", "AdvantageSpec", "Estimator", "KLPenalty", "Overlong"]
+__all__ = ["ESTIMATORS", "PER_ROW", "PER_TOKEN", "AdvantageSpec", "Estimator", "KLPenalty", "OverlongPenalty"]
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class KLPenalty:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Overlong:
+class OverlongPenalty:
     """DAPO's penalty for long responses, see `overlong_penalty`. They are as long as they came, before any cut."""
 
     max_length: int
@@ -82,7 +82,7 @@ class AdvantageSpec:
     whiten: bool | None = None
     """Advantages whitened over the rollout batch; None: those of `gae`, as PPO has it."""
     kl: KLPenalty | None = None
-    overlong: Overlong | None = None
+    overlong: OverlongPenalty | None = None
     aggregation: str | None = None
     """What the loss is divided by, see `loss_denominators`; None: as the preset has it, and Dr. GRPO by its own if the
     longest that a response may be is known."""
@@ -157,7 +157,8 @@ class AdvantageSpec:
             "lam": self.lam,
             "whiten": self.whiten,
             "kl": self.kl,
-            "overlong": self.overlong,
+            # The spelling that saved states hold.
+            "overlong": repr(self.overlong).replace("OverlongPenalty(", "Overlong(") if self.overlong else None,
             "aggregation": self.aggregation,
             "max_length": self.max_length,
             "both_rewards": None if self.both_rewards == "error" else self.both_rewards,

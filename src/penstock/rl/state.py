@@ -11,13 +11,13 @@ from penstock.errors import ResumeError
 from penstock.files.states import StateFormat
 from penstock.rl.sources import Cursor
 
-__all__ = ["Place", "State", "read_state"]
+__all__ = ["RolloutPosition", "RolloutState", "read_state"]
 
 _STATE = StateFormat("rollouts", "a RolloutDataLoader")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RolloutPosition:
     """In front of a minibatch."""
 
     epoch: int = 0
@@ -49,12 +49,12 @@ class Place:
         return asdict(self) | {"version": self.version if self.begun else None, "counts": dict(self.counts)}
 
     @classmethod
-    def from_dict(cls, given: Mapping[str, Any]) -> Place:
+    def from_dict(cls, given: Mapping[str, Any]) -> RolloutPosition:
         return cls(**{**given, "counts": tuple(sorted(given["counts"].items()))})
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class RolloutState:
     """What a loader gives to a checkpoint."""
 
     facts: Mapping[str, Any]
@@ -64,7 +64,7 @@ class State:
     settled: bool
     """Whether that is the version under which the rollout batch at the position is judged. Behind the last minibatch of
     one before it, the policy may be about to have the next."""
-    position: Place
+    position: RolloutPosition
 
     def to_dict(self) -> dict[str, Any]:
         told = {
@@ -109,13 +109,13 @@ class State:
         return changed
 
 
-def read_state(state: Mapping[str, Any]) -> State:
-    """The state that `State.to_dict` wrote."""
+def read_state(state: Mapping[str, Any]) -> RolloutState:
+    """The state that `RolloutState.to_dict` wrote."""
     _STATE.read(state)
     try:
-        position = Place.from_dict(state["position"])
+        position = RolloutPosition.from_dict(state["position"])
         settled = bool(state["version_settled"])
-        return State(state["facts"], state["global_batch"], state["policy_version"], settled, position)
+        return RolloutState(state["facts"], state["global_batch"], state["policy_version"], settled, position)
     except (KeyError, TypeError, AttributeError) as error:
         raise ResumeError(f"the state is damaged ({error!r}): {state!r:.200}") from None
 

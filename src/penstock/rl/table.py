@@ -2,70 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.arrays.ragged import Ragged
 from penstock.errors import DataError
 from penstock.rl.rollout import Rollout
 
-__all__ = ["Ragged", "RolloutTable"]
+__all__ = ["RolloutTable"]
 
 Ints = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class Ragged:
-    """Rows of different lengths, end to end: row i is `values[offsets[i]:offsets[i + 1]]`."""
-
-    values: npt.NDArray[Any]
-    offsets: Ints
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def __getitem__(self, row: int) -> npt.NDArray[Any]:
-        return self.values[self.offsets[row] : self.offsets[row + 1]]
-
-    @property
-    def lengths(self) -> Ints:
-        return np.diff(self.offsets)
-
-    @property
-    def flat(self) -> npt.NDArray[Any]:
-        """The values of its rows, and nothing that lies around them."""
-        return self.values[self.offsets[0] : self.offsets[-1]]
-
-    @classmethod
-    def of(cls, rows: Sequence[npt.ArrayLike], dtype: npt.DTypeLike) -> Self:
-        arrays = [np.asarray(row, dtype) for row in rows]
-        offsets = np.zeros(len(arrays) + 1, np.int64)
-        np.cumsum([len(array) for array in arrays], out=offsets[1:])
-        return cls(np.concatenate(arrays) if arrays else np.empty(0, dtype), offsets)
-
-    @classmethod
-    def joined(cls, parts: Sequence[Self]) -> Self:
-        offsets = [np.zeros(1, np.int64)]
-        for part in parts:
-            offsets.append(part.offsets[1:] - part.offsets[0] + offsets[-1][-1])
-        values = [part.values[part.offsets[0] : part.offsets[-1]] for part in parts]
-        return cls(np.concatenate(values), np.concatenate(offsets))
-
-    def take(self, rows: npt.ArrayLike) -> Self:
-        """Some rows, in the order given."""
-        chosen = np.asarray(rows, np.int64)
-        lengths = self.lengths[chosen]
-        offsets = np.zeros(len(chosen) + 1, np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        values = np.empty(int(offsets[-1]), self.values.dtype)
-        for start, length, place in zip(
-            self.offsets[chosen].tolist(), lengths.tolist(), offsets.tolist(), strict=False
-        ):
-            values[place : place + length] = self.values[start : start + length]
-        return type(self)(values, offsets)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from penstock.files.checksums import ARROW_TAIL, Checksums, read_checksums
 from penstock.files.compression import open_input
 from penstock.files.listing import PathLike, split_suffix
 from penstock.memory.views import MappedFile
-from penstock.sources.file_source import FileSource, Opened
+from penstock.sources.file_source import FileSource, OpenedFile
 
 __all__ = ["ArrowSource"]
 
@@ -48,7 +48,7 @@ class ArrowSource(FileSource):
         finally:
             reader.close()
 
-    def _open(self, path: Path) -> Opened:
+    def _open(self, path: Path) -> OpenedFile:
         return _Reader(path, verify=self._verify)
 
 

@@ -21,7 +21,7 @@ from penstock.memory.budget import format_bytes
 from penstock.memory.pool import BufferPool, PooledBuffer
 from penstock.pipeline.stages import Block, Decoded, Origin
 
-__all__ = ["BlockReader", "Layout", "Pending", "Place", "RawBlock", "Spans"]
+__all__ = ["BlockPosition", "BlockReader", "FileLayout", "Pending", "RawBlock", "RecordSpans"]
 
 
 Bytes = npt.NDArray[np.uint8]
@@ -30,7 +30,7 @@ _BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BlockPosition:
     """The next record to read: which file, how many bytes (after decompression) and records into it."""
 
     file: int = 0
@@ -39,7 +39,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class FileLayout:
     """How one file is laid out: where its first record stands, and how records are told apart."""
 
     begin: int
@@ -50,7 +50,7 @@ class Layout:
 class RawBlock:
     """Whole records of one file."""
 
-    place: Place
+    place: BlockPosition
     data: pa.Buffer
     records: int
 
@@ -67,12 +67,12 @@ class BlockReader:
     def __init__(
         self,
         files: Sequence[Path],
-        layout: Callable[[int], Layout],
+        layout: Callable[[int], FileLayout],
         *,
         pool: BufferPool,
         max_row_bytes: int,
         allow_empty: bool,
-        place: Place,
+        place: BlockPosition,
         stamps: FileStamps | None = None,
     ) -> None:
         self._files, self._layout, self._pool = files, layout, pool
@@ -123,7 +123,7 @@ class BlockReader:
         layout = self._layout(number)
         self._cutter = layout.cutter
         if self.place.offset < layout.begin:
-            self.place = Place(number, layout.begin)
+            self.place = BlockPosition(number, layout.begin)
         try:
             self._reader = open_input(self._files[number], self.place.offset)
         except DamagedStreamError as error:
@@ -132,12 +132,12 @@ class BlockReader:
         if not self.place.offset:
             self._tail = self._fill(len(_BOM))[1].copy()
             if self._tail.tobytes() == _BOM:
-                self.place, self._tail = Place(number, len(_BOM)), _NOTHING
+                self.place, self._tail = BlockPosition(number, len(_BOM)), _NOTHING
 
     def _next_file(self) -> None:
         self.close()
         self._tail, self._trouble, self._too_long = _NOTHING, None, False
-        self.place = Place(self.place.file + 1)
+        self.place = BlockPosition(self.place.file + 1)
 
     def _read(self, max_bytes: int) -> RawBlock | None:
         buffer, data = self._fill(max(max_bytes, len(self._tail) + min(max_bytes, 1 << 16)))
@@ -157,7 +157,7 @@ class BlockReader:
         if self._ended and self._trouble is None and not len(self._tail):
             self._next_file()  # now: there is no way to tell, later, whether what ended the file was read
         else:
-            self.place = Place(self.place.file, self.place.offset + end, self.place.row + records)
+            self.place = BlockPosition(self.place.file, self.place.offset + end, self.place.row + records)
         return block
 
     def _raise_trouble(self) -> None:
@@ -237,7 +237,7 @@ class BlockReader:
             end = first_newline(data)
             if end:
                 self._tail = data[end:].copy()
-                self.place = Place(place.file, place.offset + skipped + end, place.row + 1)
+                self.place = BlockPosition(place.file, place.offset + skipped + end, place.row + 1)
                 return
             skipped += len(data)
         self._next_file()
@@ -246,7 +246,7 @@ class BlockReader:
         return DataError(reason, file=str(self._files[self.place.file]), row=self.place.row, offset=self.place.offset)
 
 
-class Spans:
+class RecordSpans:
     """Where the records of a block stand."""
 
     def __init__(self, block: Block) -> None:
@@ -280,7 +280,7 @@ class Pending:
         self._rows: Sequence[int] = decoded.rows if decoded.rows is not None else range(decoded.batch.num_rows)
         self._bad = deque(decoded.rejected)
         self._used = 0
-        self._spans: Spans | None = None
+        self._spans: RecordSpans | None = None
 
     @property
     def over(self) -> bool:
@@ -303,16 +303,16 @@ class Pending:
         self._used += part.num_rows
         return part, Origin(origin.file, row)
 
-    def place(self) -> Place:
+    def place(self) -> BlockPosition:
         """The next record, good or bad."""
         if self._spans is None:
-            self._spans = Spans(self._block)
+            self._spans = RecordSpans(self._block)
         following = [self._rows[self._used]] if self._used < len(self._rows) else []
         bad = self._next_bad()
         number = min([*following, *([bad] if bad is not None else [])])
         origin = self._block.origin
         offset = (origin.offset or 0) + int(self._spans.starts[number])
-        return Place(self._block.meta["file"], offset, origin.row + number)
+        return BlockPosition(self._block.meta["file"], offset, origin.row + number)
 
     def _next_bad(self) -> int | None:
         return (self._bad[0].row or 0) - self._block.origin.row if self._bad else None

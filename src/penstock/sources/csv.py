@@ -19,7 +19,7 @@ from penstock.files.listing import PathLike, split_suffix
 from penstock.files.records import CsvRecords
 from penstock.pipeline.functions import arrow_schema
 from penstock.pipeline.stages import Block
-from penstock.sources.blocks import BlockReader, Layout, Place
+from penstock.sources.blocks import BlockPosition, BlockReader, FileLayout
 from penstock.sources.file_list import project
 from penstock.sources.record_source import RecordSource, Scan, check_utf8
 
@@ -27,7 +27,7 @@ __all__ = ["CsvSource"]
 
 
 @dataclass(frozen=True, slots=True)
-class CsvLayout(Layout):
+class CsvLayout(FileLayout):
     """A CSV file: also its column names and what separates them."""
 
     names: tuple[str, ...]
@@ -93,11 +93,11 @@ class CsvSource(RecordSource):
         path = self.files[number]
         reader = BlockReader(
             [path],
-            lambda _: Layout(0, cutter),
+            lambda _: FileLayout(0, cutter),
             pool=self._pool,
             max_row_bytes=self._max_row_bytes,
             allow_empty=True,
-            place=Place(),
+            place=BlockPosition(),
         )
         try:
             block = reader.next(1 << 14)
@@ -118,7 +118,7 @@ class CsvSource(RecordSource):
                     ) from error
         return 0, ()
 
-    def _parse(self, data: pa.Buffer, layout: Layout) -> pa.RecordBatch:
+    def _parse(self, data: pa.Buffer, layout: FileLayout) -> pa.RecordBatch:
         check_utf8(data)
         convert = pcsv.ConvertOptions(
             column_types=self.schema,
@@ -134,7 +134,7 @@ class CsvSource(RecordSource):
         columns = [_empty_is_null(table[name].combine_chunks()) for name in self.schema.names]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
-    def _explain(self, record: bytes, layout: Layout, error: Exception) -> tuple[str, str]:
+    def _explain(self, record: bytes, layout: FileLayout, error: Exception) -> tuple[str, str]:
         message = str(error).removeprefix("CSV parse error: ").removeprefix("Row #1: ")
         if "Expected" in message and "columns" in message:
             return "wrong number of columns", message
@@ -142,7 +142,7 @@ class CsvSource(RecordSource):
             return "bare carriage return", "a line end inside a record: lines must end in \\n or \\r\\n, or be quoted"
         return "does not fit the schema", self._misfit(record, layout) or message
 
-    def _misfit(self, record: bytes, layout: Layout) -> str | None:
+    def _misfit(self, record: bytes, layout: FileLayout) -> str | None:
         """Which column of a record does not fit the schema, in words."""
         assert isinstance(layout, CsvLayout)
         cells = next(csv.reader(io.StringIO(record.decode(), newline="\n"), delimiter=layout.delimiter), [])
@@ -195,7 +195,7 @@ class CsvSource(RecordSource):
                     todo += [(middle, last), (first, middle)]
 
 
-def _read(data: pa.Buffer, layout: Layout, convert: pcsv.ConvertOptions) -> pa.Table:
+def _read(data: pa.Buffer, layout: FileLayout, convert: pcsv.ConvertOptions) -> pa.Table:
     assert isinstance(layout, CsvLayout)
     return pcsv.read_csv(
         pa.BufferReader(data),

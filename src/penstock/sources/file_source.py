@@ -14,13 +14,13 @@ from penstock.files.states import StateFormat
 from penstock.pipeline.stages import Origin, Source, State
 from penstock.sources.file_list import FileList
 
-__all__ = ["FileSource", "Opened"]
+__all__ = ["FileSource", "OpenedFile"]
 
 _STATE = StateFormat("rows of files", "a source of columnar files")
 _DAMAGED = (pa.ArrowException, OSError, EOFError)
 
 
-class Opened(Protocol):
+class OpenedFile(Protocol):
     """One open file, positioned somewhere in it."""
 
     def next(self, max_rows: int) -> pa.RecordBatch | None:
@@ -52,12 +52,12 @@ class FileSource(Source):
         self._schema: pa.Schema | None = None
         self._file = 0
         self._row = 0
-        self._opened: Opened | None = None
+        self._opened: OpenedFile | None = None
         self._origin: Origin | None = None
 
     # -- what a format has to say ------------------------------------------------------------------------------------
 
-    def _open(self, path: Path) -> Opened:
+    def _open(self, path: Path) -> OpenedFile:
         raise NotImplementedError(type(self).__name__)
 
     def _file_schema(self, path: Path) -> pa.Schema:
@@ -148,7 +148,7 @@ class FileSource(Source):
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _here(self, path: Path) -> Opened:
+    def _here(self, path: Path) -> OpenedFile:
         if self._opened is None:
             self._list.stamps.note(path)
             opened = self._open(path)

@@ -20,7 +20,7 @@ from penstock.files.records import JsonItems, JsonLines
 from penstock.pipeline.functions import arrow_schema
 from penstock.pipeline.prefetch import map_ahead
 from penstock.pipeline.stages import Block, Decoded
-from penstock.sources.blocks import Layout
+from penstock.sources.blocks import FileLayout
 from penstock.sources.file_list import project
 from penstock.sources.json_types import (
     TypeConflictError,
@@ -92,8 +92,8 @@ class JsonlSource(RecordSource):
         """The row type, if some of its places are kept as JSON text."""
         self._by_rows = self._given and not _parses_natively(self._schema)
 
-    def _lay_out(self, number: int) -> Layout:
-        return Layout(0, JsonLines())
+    def _lay_out(self, number: int) -> FileLayout:
+        return FileLayout(0, JsonLines())
 
     def _learn(self, found: pa.Schema) -> None:
         row = pa.struct(list(found))
@@ -113,7 +113,7 @@ class JsonlSource(RecordSource):
 
     # -- parsing -----------------------------------------------------------------------------------------------------
 
-    def _parse(self, data: pa.Buffer, layout: Layout) -> pa.RecordBatch:
+    def _parse(self, data: pa.Buffer, layout: FileLayout) -> pa.RecordBatch:
         check_utf8(data)
         ready, count = layout.cutter.prepare(np.frombuffer(data, np.uint8))
         if self._by_rows:
@@ -149,7 +149,7 @@ class JsonlSource(RecordSource):
             return from_rows(kept, Schema.from_arrow(self.schema))
         return pa.RecordBatch.from_pylist([conform(row, self._json_text) for row in rows], schema=self.schema)
 
-    def _explain(self, record: bytes, layout: Layout, error: Exception) -> tuple[str, str]:
+    def _explain(self, record: bytes, layout: FileLayout, error: Exception) -> tuple[str, str]:
         try:
             row = _loads(record)
         except ValueError as problem:
@@ -318,10 +318,10 @@ class JsonSource(JsonlSource):
     format_name: ClassVar[str] = "JSON"
     _one_a_line: ClassVar[bool] = False
 
-    def _lay_out(self, number: int) -> Layout:
+    def _lay_out(self, number: int) -> FileLayout:
         position, first = _first_character(self.files[number])
         in_array = first == b"["
-        return Layout(position + 1 if in_array else 0, JsonItems(in_array=in_array))
+        return FileLayout(position + 1 if in_array else 0, JsonItems(in_array=in_array))
 
 
 def _first_character(path: PathLike) -> tuple[int, bytes]:
@@ -341,7 +341,7 @@ def _first_character(path: PathLike) -> tuple[int, bytes]:
     return 0, b""
 
 
-def _records(data: Any, layout: Layout) -> Iterator[tuple[int, bytes]]:
+def _records(data: Any, layout: FileLayout) -> Iterator[tuple[int, bytes]]:
     """The records of a block that are not blank, with their numbers."""
     starts, stops = layout.cutter.spans(data)
     view = memoryview(data)

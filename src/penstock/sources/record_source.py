@@ -25,7 +25,7 @@ from penstock.files.states import StateFormat
 from penstock.memory.budget import parse_bytes
 from penstock.memory.pool import BufferPool
 from penstock.pipeline.stages import Block, Decoded, Origin, Rejected, Source, State
-from penstock.sources.blocks import BlockReader, Layout, Pending, Place, RawBlock, Spans
+from penstock.sources.blocks import BlockPosition, BlockReader, FileLayout, Pending, RawBlock, RecordSpans
 from penstock.sources.file_list import FileList, check_columns, is_schema, project, schema_mark, schema_of
 
 __all__ = ["RecordSource", "Scan", "check_utf8"]
@@ -68,27 +68,27 @@ class RecordSource(Source):
         self._shown = {"columns": self._columns, **shown}
         self._pool = BufferPool(_POOL_BYTES)
         self._scan_bytes = _SCAN_BYTES
-        self._layouts: dict[int, Layout] = {}
+        self._layouts: dict[int, FileLayout] = {}
         self._mark: str | None = None
         """The schema the scan found, as the state keeps it."""
         self._scanned: Generator[Block, None, None] | None = None
         self._scanning: Scan | None = None
         self._reader: BlockReader | None = None
-        self._start = Place()
+        self._start = BlockPosition()
         self._pending: Pending | None = None
         self._origin: Origin | None = None
 
     # -- what a format has to say ------------------------------------------------------------------------------------
 
-    def _lay_out(self, number: int) -> Layout:
+    def _lay_out(self, number: int) -> FileLayout:
         """How a file is laid out."""
         raise NotImplementedError(type(self).__name__)
 
-    def _parse(self, data: pa.Buffer, layout: Layout) -> pa.RecordBatch:
+    def _parse(self, data: pa.Buffer, layout: FileLayout) -> pa.RecordBatch:
         """Whole records to a batch with the source's schema, a row for each not blank one; ValueError if any is bad."""
         raise NotImplementedError(type(self).__name__)
 
-    def _explain(self, record: bytes, layout: Layout, error: Exception) -> tuple[str, str]:
+    def _explain(self, record: bytes, layout: FileLayout, error: Exception) -> tuple[str, str]:
         """(kind, reason) of a record that does not parse by itself."""
         raise NotImplementedError(type(self).__name__)
 
@@ -119,7 +119,7 @@ class RecordSource(Source):
         """Whether the schema is known, so that asking for it reads nothing."""
         return self._schema is not None
 
-    def layout_of(self, number: int) -> Layout:
+    def layout_of(self, number: int) -> FileLayout:
         """How one of the files is laid out."""
         return self._layout(number)
 
@@ -128,7 +128,7 @@ class RecordSource(Source):
         layout = self._layout(number)
         return layout.cutter.newline_ends and not layout.begin
 
-    def reader_of(self, number: int, place: Place) -> BlockReader:
+    def reader_of(self, number: int, place: BlockPosition) -> BlockReader:
         """A reader of one file alone, which it calls file 0; an empty file has no records."""
         return BlockReader(
             self.files[number : number + 1],
@@ -164,7 +164,7 @@ class RecordSource(Source):
             batch = self._parse(block.data, block.meta["layout"])
         except _BAD:
             return self._rescue(block)
-        return Decoded(batch, rows=tuple(Spans(block).filled()) if batch.num_rows < records else None)
+        return Decoded(batch, rows=tuple(RecordSpans(block).filled()) if batch.num_rows < records else None)
 
     def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
         """Rows without an engine around them. A bad record raises in its place; the next call goes on behind it."""
@@ -187,7 +187,7 @@ class RecordSource(Source):
         return self._origin
 
     def offset_of(self, block: Block, row: int) -> int | None:
-        starts = Spans(block).starts
+        starts = RecordSpans(block).starts
         return (block.origin.offset or 0) + int(starts[row]) if row < len(starts) else None
 
     def skip_file(self) -> str:
@@ -208,7 +208,7 @@ class RecordSource(Source):
         """Back to the first record."""
         self.close()
         self._list.stamps.forget()
-        self._start = Place()
+        self._start = BlockPosition()
 
     def close(self) -> None:
         """Let go of the open file. Reading again goes on where it was."""
@@ -228,7 +228,7 @@ class RecordSource(Source):
         state = _STATE.read(state)
         self._list.check(state)
         self.close()
-        self._start = Place(state["file"], state["offset"], state["row"])
+        self._start = BlockPosition(state["file"], state["offset"], state["row"])
         if not self._given and state["schema"] is not None:
             self._mark, self._schema = state["schema"], None
             if is_schema(state["schema"]):
@@ -260,7 +260,7 @@ class RecordSource(Source):
             raise
         return False
 
-    def _place(self) -> Place:
+    def _place(self) -> BlockPosition:
         """The first record that has not been handed out."""
         if self._pending is not None:
             return self._pending.place()
@@ -271,7 +271,7 @@ class RecordSource(Source):
             self._reader = self._new_reader(self._start)
         return self._reader
 
-    def _new_reader(self, place: Place) -> BlockReader:
+    def _new_reader(self, place: BlockPosition) -> BlockReader:
         return BlockReader(
             self.files,
             self._layout,
@@ -282,13 +282,13 @@ class RecordSource(Source):
             stamps=self._list.stamps,
         )
 
-    def _layout(self, number: int) -> Layout:
+    def _layout(self, number: int) -> FileLayout:
         if number not in self._layouts:
             self._layouts[number] = self._lay_out(number)
         return self._layouts[number]
 
     def _all_blocks(self) -> Generator[Block, None, None]:
-        reader = self._new_reader(Place())
+        reader = self._new_reader(BlockPosition())
         try:
             while True:
                 try:
@@ -310,7 +310,7 @@ class RecordSource(Source):
 
     def _rescue(self, block: Block) -> Decoded:
         """Parse what can be parsed: halve the block until each bad record stands alone."""
-        spans, layout = Spans(block), block.meta["layout"]
+        spans, layout = RecordSpans(block), block.meta["layout"]
         filled = spans.filled()
         good: list[pa.RecordBatch] = []
         rows: list[int] = []
@@ -332,7 +332,7 @@ class RecordSource(Source):
             rows += part
         return Decoded(pa.concat_batches(good) if good else self._none(), tuple(rejected), tuple(rows))
 
-    def _reject(self, block: Block, row: int, spans: Spans, data: pa.Buffer, error: Exception) -> Rejected:
+    def _reject(self, block: Block, row: int, spans: RecordSpans, data: pa.Buffer, error: Exception) -> Rejected:
         record = data.to_pybytes().rstrip(b"\r\n")
         wrong_bytes = _what_is_not_utf8(record)
         if wrong_bytes is not None:

@@ -31,15 +31,15 @@ from penstock.files.records import first_newline
 from penstock.pipeline.prefetch import map_ahead
 from penstock.pipeline.stages import Block, Origin, Rejected
 from penstock.sources.arrow import ArrowSource
-from penstock.sources.blocks import BlockReader, Place, Spans
-from penstock.sources.file_source import FileSource, Opened
+from penstock.sources.blocks import BlockPosition, BlockReader, RecordSpans
+from penstock.sources.file_source import FileSource, OpenedFile
 from penstock.sources.jsonl import JsonlSource
 from penstock.sources.parquet import ParquetSource
 from penstock.sources.record_source import RecordSource
 from penstock.sources.store import StoreSource
 from penstock.store.shards import ShardReader, check_touched
 
-__all__ = ["Cut", "Rows", "Stretch", "StretchReader", "cut_into_stretches", "input_files", "open_stretch"]
+__all__ = ["InputSplit", "RecordRun", "SplitReader", "SplitRows", "input_files", "open_split", "split_input"]
 
 _READ_BYTES = 1 << 20
 _LOOK_BYTES = 1 << 16
@@ -47,7 +47,7 @@ _DAMAGED = (pa.ArrowException, OSError, EOFError)
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class InputSplit:
     """Bytes, or rows, `start` to `stop` of one file; `stop` is None where the end is not known before it is reached."""
 
     file: int
@@ -58,7 +58,7 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class RecordRun:
     """Some records that follow one another, not decoded yet."""
 
     data: Any
@@ -69,7 +69,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class SplitRows:
     """What a cut held: rows, where each begins in the file, and records that are no rows."""
 
     batch: pa.RecordBatch
@@ -77,7 +77,7 @@ class Rows:
     rejected: tuple[Rejected, ...] = ()
 
 
-class StretchReader(Protocol):
+class SplitReader(Protocol):
     """An open stretch."""
 
     by_bytes: bool
@@ -88,7 +88,7 @@ class StretchReader(Protocol):
         """How far it has been cut, counted from its start."""
         ...
 
-    def cut(self, max_records: int, max_bytes: int) -> Cut | None:
+    def cut(self, max_records: int, max_bytes: int) -> RecordRun | None:
         """The next records, until there are so many or their bytes reach so much; None at the end.
 
         What is cut depends on where it begins and on the limits alone. A damaged place raises `DataError` behind the
@@ -96,7 +96,7 @@ class StretchReader(Protocol):
         """
         ...
 
-    def decode(self, cut: Cut) -> Rows: ...
+    def decode(self, cut: RecordRun) -> SplitRows: ...
 
     def skip_bad(self) -> str:
         """Go on after an error; says what was left out, in few words."""
@@ -106,7 +106,7 @@ class StretchReader(Protocol):
 
 
 def input_files(source: Any) -> list[tuple[str, int]]:
-    """(name, bytes) of everything a source reads; `Stretch.file` counts through this list."""
+    """(name, bytes) of everything a source reads; `InputSplit.file` counts through this list."""
     if isinstance(source, StoreSource):
         return [(str(source.path / shard.file), shard.bytes) for shard in source.manifest.shards]
     if not isinstance(source, RecordSource | FileSource):
@@ -114,7 +114,7 @@ def input_files(source: Any) -> list[tuple[str, int]]:
     return [(str(path), path.stat().st_size) for path in source.files]
 
 
-def cut_into_stretches(source: Any, target_bytes: int) -> list[Stretch]:
+def split_input(source: Any, target_bytes: int) -> list[InputSplit]:
     """The input in stretches of about `target_bytes`, as far as its format allows. Empty files have none."""
     files = input_files(source)
     if isinstance(source, StoreSource):
@@ -132,37 +132,37 @@ def cut_into_stretches(source: Any, target_bytes: int) -> list[Stretch]:
     return [part for number in numbers for part in _byte_ranges(source, number, files[number][1], target_bytes)]
 
 
-def open_stretch(source: Any, stretch: Stretch, at: int = 0) -> StretchReader:
-    """A reader of one stretch, from `at` on: what `StretchReader.at` said before."""
+def open_split(source: Any, stretch: InputSplit, at: int = 0) -> SplitReader:
+    """A reader of one stretch, from `at` on: what `SplitReader.at` said before."""
     return _LineReader(source, stretch, at) if isinstance(source, RecordSource) else _RowReader(source, stretch, at)
 
 
-def _byte_ranges(source: RecordSource, number: int, size: int, target_bytes: int) -> list[Stretch]:
+def _byte_ranges(source: RecordSource, number: int, size: int, target_bytes: int) -> list[InputSplit]:
     path = source.files[number]
     if split_suffix(path)[1] or not source.lines_can_be_found(number):
-        return [Stretch(number, 0, None, size)]
+        return [InputSplit(number, 0, None, size)]
     count = max(1, -(-size // target_bytes))
     bounds = [size * part // count for part in range(count + 1)]
-    return [Stretch(number, low, high, high - low) for low, high in pairwise(bounds)]
+    return [InputSplit(number, low, high, high - low) for low, high in pairwise(bounds)]
 
 
-def _row_ranges(number: int, rows: int, nbytes: int, target_bytes: int) -> list[Stretch]:
+def _row_ranges(number: int, rows: int, nbytes: int, target_bytes: int) -> list[InputSplit]:
     count = max(1, min(rows, -(-nbytes // target_bytes)))
     bounds = [rows * part // count for part in range(count + 1)]
     pairs = pairwise(bounds)
-    return [Stretch(number, low, high, max(1, nbytes * (high - low) // rows)) for low, high in pairs if high > low]
+    return [InputSplit(number, low, high, max(1, nbytes * (high - low) // rows)) for low, high in pairs if high > low]
 
 
-def _joined(number: int, groups: Sequence[tuple[int, int]] | None, size: int, target_bytes: int) -> list[Stretch]:
+def _joined(number: int, groups: Sequence[tuple[int, int]] | None, size: int, target_bytes: int) -> list[InputSplit]:
     """Neighbouring groups of (rows, bytes) together, until they are large enough."""
     if groups is None:
-        return [Stretch(number, 0, None, size)]
-    found: list[Stretch] = []
+        return [InputSplit(number, 0, None, size)]
+    found: list[InputSplit] = []
     start = stop = nbytes = 0
     for at, (rows, more) in enumerate(groups):
         stop, nbytes = stop + rows, nbytes + more
         if stop > start and (nbytes >= target_bytes or at == len(groups) - 1):
-            found.append(Stretch(number, start, stop, max(1, nbytes)))
+            found.append(InputSplit(number, start, stop, max(1, nbytes)))
             start, nbytes = stop, 0
     return found
 
@@ -196,7 +196,7 @@ class _LineReader:
 
     by_bytes = True
 
-    def __init__(self, source: RecordSource, stretch: Stretch, at: int) -> None:
+    def __init__(self, source: RecordSource, stretch: InputSplit, at: int) -> None:
         self._source, self._stretch, self._at = source, stretch, at
         self._path = source.files[stretch.file]
         self._reader: BlockReader | None = None
@@ -210,7 +210,7 @@ class _LineReader:
     def at(self) -> int:
         return self._at
 
-    def cut(self, max_records: int, max_bytes: int) -> Cut | None:
+    def cut(self, max_records: int, max_bytes: int) -> RecordRun | None:
         parts: list[pa.Buffer] = []
         records = nbytes = 0
         first = self._stretch.start + self._at
@@ -234,17 +234,17 @@ class _LineReader:
         if not records:
             return None
         data = parts[0] if len(parts) == 1 else pa.py_buffer(b"".join(parts))
-        return Cut(data, records, nbytes, first)
+        return RecordRun(data, records, nbytes, first)
 
-    def decode(self, cut: Cut) -> Rows:
+    def decode(self, cut: RecordRun) -> SplitRows:
         number = self._stretch.file
         meta = {"records": cut.records, "file": number, "layout": self._source.layout_of(number)}
         block = Block(Origin(str(self._path), 0, cut.first), cut.data, cut.nbytes, meta)
         alone = isinstance(self._source, JsonlSource) and not self._source.has_schema
         decoded = self._source.decode_alone(block) if alone else self._source.decode(block)  # type: ignore[attr-defined]
-        starts = Spans(block).starts
+        starts = RecordSpans(block).starts
         places = starts[: decoded.batch.num_rows] if decoded.rows is None else starts[list(decoded.rows)]
-        return Rows(
+        return SplitRows(
             decoded.batch,
             cut.first + np.asarray(places, np.int64),
             # Which row of its file it is, nobody has counted.
@@ -300,7 +300,7 @@ class _LineReader:
                 return False
             begin = found
         self._at = begin - self._stretch.start
-        self._reader = self._source.reader_of(self._stretch.file, Place(0, begin))
+        self._reader = self._source.reader_of(self._stretch.file, BlockPosition(0, begin))
         return True
 
     def _first_line(self) -> int | None:
@@ -325,9 +325,9 @@ class _RowReader:
 
     by_bytes = False
 
-    def __init__(self, source: Any, stretch: Stretch, at: int) -> None:
+    def __init__(self, source: Any, stretch: InputSplit, at: int) -> None:
         self._source, self._stretch, self._at = source, stretch, at
-        self._opened: Opened | None = None
+        self._opened: OpenedFile | None = None
         rows = (stretch.stop or 0) - stretch.start
         self._row_bytes = max(1, -(-stretch.nbytes // rows)) if rows > 0 else 0
 
@@ -335,7 +335,7 @@ class _RowReader:
     def at(self) -> int:
         return self._at
 
-    def cut(self, max_records: int, max_bytes: int) -> Cut | None:
+    def cut(self, max_records: int, max_bytes: int) -> RecordRun | None:
         first, stop = self._stretch.start + self._at, self._stretch.stop
         wanted = max_records
         if stop is not None:
@@ -356,13 +356,13 @@ class _RowReader:
             return None
         nbytes = (wanted - left) * self._row_bytes or sum(batch.nbytes for batch in batches)
         data = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-        return Cut(data, wanted - left, nbytes, first)
+        return RecordRun(data, wanted - left, nbytes, first)
 
-    def decode(self, cut: Cut) -> Rows:
+    def decode(self, cut: RecordRun) -> SplitRows:
         batch = cut.data
         if isinstance(self._source, FileSource):
             batch = self._source.with_partitions(batch, self._source.files[self._stretch.file])
-        return Rows(batch, cut.first + np.arange(cut.records, dtype=np.int64))
+        return SplitRows(batch, cut.first + np.arange(cut.records, dtype=np.int64))
 
     def skip_bad(self) -> str:
         self.close()
@@ -374,7 +374,7 @@ class _RowReader:
             self._opened.close()
             self._opened = None
 
-    def _here(self) -> Opened:
+    def _here(self) -> OpenedFile:
         if self._opened is None:
             opened = _open_rows(self._source, self._stretch.file)
             first = self._stretch.start + self._at
@@ -391,7 +391,7 @@ class _RowReader:
         return self._source._damaged(error, self._source.files[self._stretch.file], row)  # type: ignore[no-any-return]
 
 
-def _open_rows(source: Any, number: int) -> Opened:
+def _open_rows(source: Any, number: int) -> OpenedFile:
     return _Shard(source, number) if isinstance(source, StoreSource) else source._open(source.files[number])
 
 

@@ -12,7 +12,7 @@ from penstock.errors import ConfigError
 from penstock.files.listing import PathLike
 from penstock.files.records import Lines, WholeFile
 from penstock.pipeline.stages import Block
-from penstock.sources.blocks import Layout
+from penstock.sources.blocks import FileLayout
 from penstock.sources.record_source import RecordSource, Scan, check_utf8
 
 __all__ = ["TextSource"]
@@ -43,7 +43,7 @@ class TextSource(RecordSource):
             allow_empty=allow_empty,
             per=per if per != "line" else None,
         )
-        self._layout_of_all = Layout(0, Lines() if per == "line" else WholeFile())
+        self._layout_of_all = FileLayout(0, Lines() if per == "line" else WholeFile())
         self._per = per
 
     @property
@@ -51,10 +51,10 @@ class TextSource(RecordSource):
         """The text, and the columns that directories stand for."""
         return self._list.partitions.completed(super().schema, None)
 
-    def _lay_out(self, number: int) -> Layout:
+    def _lay_out(self, number: int) -> FileLayout:
         return self._layout_of_all
 
-    def _parse(self, data: pa.Buffer, layout: Layout) -> pa.RecordBatch:
+    def _parse(self, data: pa.Buffer, layout: FileLayout) -> pa.RecordBatch:
         check_utf8(data)
         if self._per == "file":
             return pa.RecordBatch.from_arrays([pa.array([data.to_pybytes().decode()])], schema=self._schema)
@@ -65,7 +65,7 @@ class TextSource(RecordSource):
         lines = pc.split_pattern(pa.array([text], pa.binary()).cast(pa.string()), "\n").flatten()
         return pa.RecordBatch.from_arrays([lines], schema=self._schema)
 
-    def _explain(self, record: bytes, layout: Layout, error: Exception) -> tuple[str, str]:
+    def _explain(self, record: bytes, layout: FileLayout, error: Exception) -> tuple[str, str]:
         return "unreadable", str(error)
 
     def _scan(self, blocks: Iterator[Block]) -> Scan:

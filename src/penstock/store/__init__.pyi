@@ -1,3 +1,9 @@
+from penstock.store.history import Difference as Difference
+from penstock.store.history import Pruned as Pruned
+from penstock.store.history import checkout as checkout
+from penstock.store.history import diff as diff
+from penstock.store.history import prune as prune
+from penstock.store.history import versions as versions
 from penstock.store.lineage import Lineage as Lineage
 from penstock.store.lineage import content_key as content_key
 from penstock.store.manifest import FORMAT_VERSION as FORMAT_VERSION
@@ -8,11 +14,5 @@ from penstock.store.reader import describe as describe
 from penstock.store.reader import find_store as find_store
 from penstock.store.reader import is_complete as is_complete
 from penstock.store.reader import open_store as open_store
-from penstock.store.versions import Difference as Difference
-from penstock.store.versions import Pruned as Pruned
-from penstock.store.versions import checkout as checkout
-from penstock.store.versions import diff as diff
-from penstock.store.versions import prune as prune
-from penstock.store.versions import versions as versions
 from penstock.store.writer import StoreWriter as StoreWriter
 from penstock.store.writer import append as append

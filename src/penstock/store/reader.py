@@ -19,7 +19,7 @@ from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
 from penstock.store.manifest import Manifest, ShardEntry, is_store, read_manifest, store_path
 from penstock.store.shards import (
-    Piece,
+    ShardPiece,
     ShardReader,
     Verify,
     check_content,
@@ -61,7 +61,7 @@ class Store(Sequence[dict[str, Any]]):
         """The path as it was given."""
         self._starts = [0, *np.cumsum([shard.rows for shard in manifest.shards], dtype=np.int64).tolist()]
         self._readers: dict[int, ShardReader] = {}
-        self._pieces: dict[tuple[int, int], Piece] = {}
+        self._pieces: dict[tuple[int, int], ShardPiece] = {}
         self._lengths: npt.NDArray[np.int32] | None = None
         self._closed = False
 
@@ -164,7 +164,7 @@ class Store(Sequence[dict[str, Any]]):
         self._closed = True
         self._readers, self._pieces = {}, {}
 
-    def _find(self, row: int) -> tuple[Piece, int]:
+    def _find(self, row: int) -> tuple[ShardPiece, int]:
         shard = bisect_right(self._starts, row) - 1
         within = row - self._starts[shard]
         reader = self._readers.get(shard) or self._reader(shard)
@@ -176,7 +176,7 @@ class Store(Sequence[dict[str, Any]]):
                 self._pieces = {}  # cheap to make again; a store of terabytes must not fill the memory with views
             batch = reader.batch(number)
             with reader.reading(reader.starts[number]):
-                piece = Piece(batch, reader.starts[number])
+                piece = ShardPiece(batch, reader.starts[number])
             self._pieces[shard, number] = piece
         return piece, within - piece.start
 

@@ -16,7 +16,16 @@ from penstock.errors import ConfigError, DataError
 from penstock.files.fingerprints import hash_file, is_settled
 from penstock.store.manifest import Manifest, ShardEntry
 
-__all__ = ["Piece", "ShardReader", "Verify", "check_content", "check_size", "check_touched", "check_verify", "damaged"]
+__all__ = [
+    "ShardPiece",
+    "ShardReader",
+    "Verify",
+    "check_content",
+    "check_size",
+    "check_touched",
+    "check_verify",
+    "damaged",
+]
 
 Verify = Literal["fast", "touch", "full"]
 """How much is looked at: sizes; also the checksum of a shard when it is first touched; all checksums at once."""
@@ -79,7 +88,7 @@ class ShardReader:
             raise damaged(self.path, str(error), row) from error
 
 
-class Piece:
+class ShardPiece:
     """A record batch, with a function for each column that gets the value of a row as cheaply as it can be had."""
 
     __slots__ = ("batch", "getters", "start")

@@ -22,6 +22,7 @@ from penstock.pipeline.chain import describe_difference
 from penstock.pipeline.checkpoint import schema_from_text, schema_to_text
 from penstock.pipeline.stages import State
 from penstock.store.build import Build, Staged
+from penstock.store.history import half_written, lock_of
 from penstock.store.lineage import Lineage, combined_key
 from penstock.store.manifest import (
     Manifest,
@@ -33,7 +34,6 @@ from penstock.store.manifest import (
 )
 from penstock.store.pieces import Pieces, plain_batch, plain_schema
 from penstock.store.shard_writer import ShardWriter
-from penstock.store.versions import half_written, lock_of
 
 __all__ = ["StoreWriter", "append"]
 

@@ -19,7 +19,7 @@ from penstock.order.permutation import derive_key
 from penstock.templates.base_template import BaseTemplate, identity
 from penstock.templates.columns import ColumnFormat
 from penstock.templates.converters import TabularTextConverter, targets_in
-from penstock.templates.format_column import Sayer
+from penstock.templates.format_column import ColumnFormatter
 from penstock.templates.frames import as_row, as_table
 from penstock.templates.values import TEXT, join
 
@@ -165,7 +165,7 @@ class FewShot(BaseTemplate):
             values = as_table({"label": labels})["label"]
         if len(values) != table.num_rows:
             raise SchemaError(f"{table.num_rows} examples have {len(values)} labels; there must be one for each")
-        said = Sayer(labels if isinstance(labels, str) else "label", self.label_format).many(values)
+        said = ColumnFormatter(labels if isinstance(labels, str) else "label", self.label_format).many(values)
         if said.null_count:
             raise DataError(f"example {said.is_null().index(True).as_py()} has no label; leave such rows out")
         return said
@@ -174,7 +174,7 @@ class FewShot(BaseTemplate):
         assert self.id_column is not None
         if self.id_column not in table.schema.names:
             raise SchemaError(f"the id column {self.id_column!r} is not among {table.schema.names}")
-        said = Sayer(self.id_column, ColumnFormat(missing="error")).many(table[self.id_column])
+        said = ColumnFormatter(self.id_column, ColumnFormat(missing="error")).many(table[self.id_column])
         return _hashes(said)
 
     def _draw(self, said: Hashes, ids: Hashes | None, first_row: int) -> Rows:

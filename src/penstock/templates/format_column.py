@@ -33,14 +33,14 @@ from penstock.templates.values import (
     whole,
 )
 
-__all__ = ["JsonSayer", "Sayer", "check_spec"]
+__all__ = ["ColumnFormatter", "JsonColumnFormatter", "check_spec"]
 
 
 _WIDE = re.compile(r"\d{4}")
 _DATE_PART = re.compile(r"%[A-Za-z]")
 
 
-class Sayer:
+class ColumnFormatter:
     """Says the values of one column. `spec`, a format in a template, goes before the column's own digits.
 
     None, or a null, is a value that is missing and may be left out; under the other rules there is none.
@@ -224,8 +224,8 @@ _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?")
 _TO_ESCAPE = r'["\\\x00-\x1f]'
 
 
-class JsonSayer(Sayer):
-    """As `Sayer`, but each text is a JSON value. Infinity, which JSON lacks, is the text "inf"."""
+class JsonColumnFormatter(ColumnFormatter):
+    """As `ColumnFormatter`, but each text is a JSON value. Infinity, which JSON lacks, is the text "inf"."""
 
     def _text(self, value: Any) -> str:
         rules = self.rules

@@ -11,7 +11,7 @@ from penstock._suggest import did_you_mean
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.templates.base_template import BaseTemplate
 from penstock.templates.columns import ColumnFormat, as_formats, hidden
-from penstock.templates.format_column import Sayer
+from penstock.templates.format_column import ColumnFormatter
 from penstock.templates.frames import as_row
 from penstock.templates.values import TEXT, Unsayable, clean, python_values, whole
 
@@ -42,7 +42,7 @@ class JinjaTemplate(BaseTemplate):
         super().__init__(name, version=version)
         self.source, self.formats = source, as_formats(columns)
         self._variables = self._find_variables()
-        self._sayers: dict[str, Sayer] = {}
+        self._sayers: dict[str, ColumnFormatter] = {}
 
     def columns(self, available: Sequence[str] = ()) -> tuple[str, ...]:
         named = tuple(name for name in self._variables if name not in _WHOLE_ROW)
@@ -111,7 +111,7 @@ class JinjaTemplate(BaseTemplate):
             raise ConfigError(f"template {self.name!r}, line {error.lineno}: {error.message}") from error
         return tuple(sorted(found - environment.globals.keys()))
 
-    def _sayer(self, column: str) -> Sayer:
+    def _sayer(self, column: str) -> ColumnFormatter:
         if column not in self._sayers:
-            self._sayers[column] = Sayer(column, self.formats.get(column, ColumnFormat()))
+            self._sayers[column] = ColumnFormatter(column, self.formats.get(column, ColumnFormat()))
         return self._sayers[column]

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from penstock.errors import ConfigError
 from penstock.templates.base_template import BaseTemplate
 from penstock.templates.columns import ColumnFormat, as_formats
-from penstock.templates.format_column import Sayer, check_spec
+from penstock.templates.format_column import ColumnFormatter, check_spec
 from penstock.templates.frames import as_row
 from penstock.templates.values import TEXT, join
 
@@ -65,7 +65,7 @@ class SentenceTemplate(BaseTemplate):
         self.formats = as_formats(columns)
         self._parts = _parsed(name, text)
         self._sayers = {
-            slot: Sayer(slot.column, self.formats.get(slot.column, ColumnFormat()), slot.spec)
+            slot: ColumnFormatter(slot.column, self.formats.get(slot.column, ColumnFormat()), slot.spec)
             for slot in _slots(self._parts)
         }
         self._columns = tuple(dict.fromkeys(slot.column for slot in _slots(self._parts)))

@@ -12,7 +12,7 @@ from penstock._suggest import did_you_mean
 from penstock.errors import ConfigError, SchemaError
 from penstock.templates.base_template import BaseTemplate
 from penstock.templates.columns import ColumnFormat, as_formats, hidden
-from penstock.templates.format_column import JsonSayer, Sayer
+from penstock.templates.format_column import ColumnFormatter, JsonColumnFormatter
 from penstock.templates.frames import as_row
 from penstock.templates.values import TEXT, join, join_parts, json_text
 
@@ -33,7 +33,7 @@ class StyleTemplate(BaseTemplate):
     between: str = " "
     ending: str = ""
     tail: str = ""
-    sayer: ClassVar[type[Sayer]] = Sayer
+    sayer: ClassVar[type[ColumnFormatter]] = ColumnFormatter
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class StyleTemplate(BaseTemplate):
         both = [column for column in self.only or () if column in self.exclude]
         if both:
             raise ConfigError(f"column {both[0]!r} is in only= and in exclude=")
-        self._sayers: dict[str, Sayer] = {}
+        self._sayers: dict[str, ColumnFormatter] = {}
 
     def columns(self, available: Sequence[str] = ()) -> tuple[str, ...]:
         if self.only is not None:
@@ -114,7 +114,7 @@ class StyleTemplate(BaseTemplate):
         """The same for many."""
         return texts
 
-    def _sayer(self, column: str) -> Sayer:
+    def _sayer(self, column: str) -> ColumnFormatter:
         if column not in self._sayers:
             self._sayers[column] = self.sayer(column, self.formats.get(column, ColumnFormat()))
         return self._sayers[column]
@@ -202,7 +202,7 @@ class JsonTemplate(StyleTemplate):
 
     usual_name = "json"
     opening, between, ending = "{", ", ", "}"
-    sayer = JsonSayer
+    sayer = JsonColumnFormatter
 
     def validate(self, columns: pa.Schema | pa.Table | Sequence[str]) -> None:
         super().validate(columns)

@@ -210,8 +210,8 @@ class Characters:
         wrong = ~self._proven[points]
         if not wrong.any():
             return None
-        rows = np.zeros(len(data.bounds) - 1, np.bool_)
-        rows[np.searchsorted(data.bounds, at[wrong], "right") - 1] = True
+        rows = np.zeros(len(data.offsets) - 1, np.bool_)
+        rows[np.searchsorted(data.offsets, at[wrong], "right") - 1] = True
         return rows
 
     def is_proven(self, point: int) -> bool:

@@ -140,8 +140,8 @@ class FastPath:
             rows = backends.encode(data)
         except BaseException as error:  # noqa: BLE001 - a panic in Rust is not an Exception
             self._refuse(f"it failed: {_told(error)}")
-        if len(rows.bounds) != len(texts) + 1:
-            return rows, f"it returned {len(rows.bounds) - 1} rows for {len(texts)}"
+        if len(rows.offsets) != len(texts) + 1:
+            return rows, f"it returned {len(rows.offsets) - 1} rows for {len(texts)}"
         if not len(chosen):
             return rows, None
         row = first_difference(self._reference, texts, data, rows, chosen, parse_special=self._parse_special)
@@ -150,7 +150,7 @@ class FastPath:
         return rows, f"it gives other ids than the reference for the text {texts[row].as_py()[:200]!r:.200}"
 
     def _first_rows(self, data: Utf8) -> Flags:
-        first = min(self._unseen_rows, int(np.searchsorted(data.bounds, FIRST_BYTES, "right")))
+        first = min(self._unseen_rows, int(np.searchsorted(data.offsets, FIRST_BYTES, "right")))
         long = is_long(data)
         early: Flags = (np.arange(len(long)) < max(first, self._unseen_rows > 0)) & ~long
         early[np.flatnonzero(long)[: max(self._unseen_long, 0)]] = True
@@ -276,13 +276,13 @@ class Backends:
 
     def _given(self, data: Utf8) -> Any:
         """The rows in the form that costs least: an awkward array is a view, but takes half a millisecond to make."""
-        if len(data.bounds) <= FEW_ROWS and len(data.data) <= FEW_BYTES:
+        if len(data.offsets) <= FEW_ROWS and len(data.data) <= FEW_BYTES:
             whole = data.data.tobytes()
-            return [whole[start:stop] for start, stop in itertools.pairwise(data.bounds.tolist())]
+            return [whole[start:stop] for start, stop in itertools.pairwise(data.offsets.tolist())]
         ak = self._awkward
         return ak.Array(
             ak.contents.ListOffsetArray(
-                ak.index.Index64(data.bounds.astype(np.int64, copy=False)),
+                ak.index.Index64(data.offsets.astype(np.int64, copy=False)),
                 ak.contents.NumpyArray(data.data, parameters={"__array__": "char"}),
                 parameters={"__array__": "string"},
             )

@@ -17,7 +17,7 @@ from penstock.arrays.ragged import Ints
 from penstock.errors import ConfigError
 from penstock.tokenizers.base import SpecialTokens, check_largest_id
 from penstock.tokenizers.characters import BYTE_PAIRS
-from penstock.tokenizers.reference import FastModel, Offsets, Reference, TokenTable, as_token_table
+from penstock.tokenizers.reference import FastModel, Offsets, Reference, VocabularyTable, as_token_table
 
 if TYPE_CHECKING:
     import tokenizers
@@ -107,7 +107,7 @@ class HuggingFaceReference:
             return text[len(prefix) :].encode()
         return text.replace("▁", " ").encode()
 
-    def table(self) -> TokenTable | None:
+    def table(self) -> VocabularyTable | None:
         kinds = [step["type"] for step in self._normalizing]
         if self._byte_level:
             if not FORMS.issuperset(kinds) or any(step.get("add_prefix_space") for step in self._splitting):

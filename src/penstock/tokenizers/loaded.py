@@ -10,24 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.arrays.ragged import (
-    MOST,
-    Flags,
-    Ints,
-    Ragged,
-    checked_text,
-    joined,
-    list_array,
-    pieces,
-    ragged,
-    row_offsets,
-    spliced,
-)
-from penstock.arrays.text import utf8
+from penstock.arrays.ragged import MOST, Flags, Ints, Ragged, list_array, row_offsets, spliced
+from penstock.arrays.text import checked_text, pieces, utf8
 from penstock.errors import ConfigError, DataError
 from penstock.tokenizers.base import Encoded, SpecialTokens, narrowest
 from penstock.tokenizers.fast import FastPath, Refused
-from penstock.tokenizers.reference import REFERENCE_BYTES, Offsets, Reference, TokenTable, reference_ids
+from penstock.tokenizers.reference import REFERENCE_BYTES, Offsets, Reference, VocabularyTable, reference_ids
 
 __all__ = ["LoadedTokenizer"]
 
@@ -69,7 +57,7 @@ class LoadedTokenizer:
             mode: FastPath(self._reference, parse_special=mode, wanted=self._wanted, alone=self._alone)
             for mode in (False, True)
         }
-        self._table: TokenTable | None = None
+        self._table: VocabularyTable | None = None
         self._has_table: bool | None = None
         self._fingerprint: str | None = None
 
@@ -188,7 +176,11 @@ class LoadedTokenizer:
         """
         fast = self._fast[parse_special]
         try:
-            made = work(lambda some: joined([fast.encode(part) for part in pieces(some, FAST_BYTES)] or [ragged([])]))
+            made = work(
+                lambda some: Ragged.joined(
+                    [fast.encode(part) for part in pieces(some, FAST_BYTES)] or [Ragged.of([], np.uint32)]
+                )
+            )
             if len(texts):
                 fast.deliver()
         except Refused:
@@ -199,7 +191,7 @@ class LoadedTokenizer:
         ids = self._reference.ids([text], parse_special=True)[0]
         return int(ids[0]) if len(ids) == 1 else None
 
-    def _token_table(self) -> TokenTable | None:
+    def _token_table(self) -> VocabularyTable | None:
         if self._has_table is None:
             self._table = self._reference.table()
             self._has_table = self._table is not None
@@ -212,28 +204,28 @@ class LoadedTokenizer:
         starts = [np.zeros(0, np.int32)]
         ends = [np.zeros(0, np.int32)]
         for piece in pieces(texts, piece_bytes):
-            if utf8(piece).bounds[-1] > MOST:
-                raise DataError(f"a text of {utf8(piece).bounds[-1]:,} bytes has no 32-bit offsets; split it before")
+            if utf8(piece).offsets[-1] > MOST:
+                raise DataError(f"a text of {utf8(piece).offsets[-1]:,} bytes has no 32-bit offsets; split it before")
             part = spans(piece, parse_special)
             rows.append(part[0])
             starts.append(part[1])
             ends.append(part[2])
-        return joined(rows), np.concatenate(starts), np.concatenate(ends)
+        return Ragged.joined(rows), np.concatenate(starts), np.concatenate(ends)
 
-    def _table_spans(self, texts: pa.Array, table: TokenTable, encode: Encode, parse_special: bool) -> Spans:
+    def _table_spans(self, texts: pa.Array, table: VocabularyTable, encode: Encode, parse_special: bool) -> Spans:
         rows = encode(texts)
-        lengths: Ints = np.diff(table.bounds)[rows.values]
+        lengths: Ints = np.diff(table.offsets)[rows.values]
         if table.prefixed:
             lengths = lengths - _added_spaces(rows, table)
-        starts, ends = row_offsets(lengths, rows.bounds)
+        starts, ends = row_offsets(lengths, rows.offsets)
         wrong = _rows_that_differ(texts, rows, table, lengths)
         if not wrong.any():
             return rows, starts, ends
         mended = self._reference_spans(texts.filter(pa.array(wrong)), parse_special)
-        right = np.repeat(~wrong, np.diff(rows.bounds))
-        kept = np.concatenate(([0], np.cumsum(np.diff(rows.bounds)[~wrong])))
+        right = np.repeat(~wrong, np.diff(rows.offsets))
+        kept = np.concatenate(([0], np.cumsum(np.diff(rows.offsets)[~wrong])))
         whole = [
-            spliced(wrong, Ragged(new, mended[0].bounds), Ragged(old[right], kept))
+            spliced(wrong, Ragged(new, mended[0].offsets), Ragged(old[right], kept))
             for new, old in zip((mended[0].values, *mended[1:]), (rows.values, starts, ends))
         ]
         return whole[0], whole[1].values.astype(np.int32, copy=False), whole[2].values.astype(np.int32, copy=False)
@@ -244,7 +236,7 @@ class LoadedTokenizer:
         spans = [_in_bytes(text, one) for text, one in zip(given, found)]
         none = np.zeros(0, np.int32)
         return (
-            ragged([one.ids for one in found]),
+            Ragged.of([one.ids for one in found], np.uint32),
             np.concatenate([none, *(starts for starts, _ in spans)]),
             np.concatenate([none, *(ends for _, ends in spans)]),
         )
@@ -259,31 +251,31 @@ def _in_bytes(text: str, found: Offsets) -> tuple[npt.NDArray[np.int32], npt.NDA
     return first_bytes[found.starts], first_bytes[found.ends]
 
 
-def _added_spaces(rows: Ragged, table: TokenTable) -> Ints:
+def _added_spaces(rows: Ragged, table: VocabularyTable) -> Ints:
     """1 for each token that begins with a space which is not in the text: those that open a row or follow a special."""
     opening = np.zeros(len(rows.values), np.bool_)
     opening[1:] = table.special[rows.values[:-1]]
-    opening[rows.bounds[:-1][np.diff(rows.bounds) > 0]] = True
-    first = np.zeros(len(table.bounds) - 1, np.uint8)
-    filled = np.diff(table.bounds) > 0
-    first[filled] = table.data[table.bounds[:-1][filled]]
+    opening[rows.offsets[:-1][np.diff(rows.offsets) > 0]] = True
+    first = np.zeros(len(table.offsets) - 1, np.uint8)
+    filled = np.diff(table.offsets) > 0
+    first[filled] = table.data[table.offsets[:-1][filled]]
     added: Ints = (opening & (first == 32)[rows.values] & ~table.special[rows.values]).astype(np.int64)
     return added
 
 
-def _rows_that_differ(texts: pa.Array, rows: Ragged, table: TokenTable, lengths: Ints) -> Flags:
+def _rows_that_differ(texts: pa.Array, rows: Ragged, table: VocabularyTable, lengths: Ints) -> Flags:
     """The rows whose tokens, put end to end, are not the text."""
     data, bounds = utf8(texts)
     sums = np.concatenate(([0], np.cumsum(lengths)))
-    wrong: Flags = np.diff(sums[rows.bounds]) != np.diff(bounds)
+    wrong: Flags = np.diff(sums[rows.offsets]) != np.diff(bounds)
     if table.compare == "never" or len(data) == 0 or (table.compare == "non-ascii" and data.max() < 0x80):
         return wrong
     # Lengths agree: the same number of bytes, row by row, so that the bytes can be laid side by side.
     right = ~wrong
-    of_token, of_byte = np.repeat(right, np.diff(rows.bounds)), np.repeat(right, np.diff(bounds))
+    of_token, of_byte = np.repeat(right, np.diff(rows.offsets)), np.repeat(right, np.diff(bounds))
     ids, taken = rows.values[of_token], lengths[of_token]
     ends = np.cumsum(taken)
-    first = table.bounds[1:][ids] - taken  # a space that is not in the text stands in front
+    first = table.offsets[1:][ids] - taken  # a space that is not in the text stands in front
     places = np.repeat(first - (ends - taken), taken) + np.arange(ends[-1] if len(ends) else 0)
     owner = np.repeat(np.flatnonzero(right), np.diff(bounds)[right])
     wrong[owner[table.data[places] != data[of_byte]]] = True

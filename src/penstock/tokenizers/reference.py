@@ -11,14 +11,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.arrays.ragged import Ints, Ragged, joined, pieces, ragged
+from penstock.arrays.ragged import Ints, Ragged
+from penstock.arrays.text import pieces
 from penstock.tokenizers.base import SpecialTokens
 
 __all__ = [
     "FastModel",
     "Offsets",
     "Reference",
-    "TokenTable",
+    "VocabularyTable",
     "as_token_table",
     "encode_segments",
     "literal",
@@ -49,11 +50,11 @@ class FastModel:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenTable:
+class VocabularyTable:
     """The bytes of every token, for models whose tokens, put end to end, are the text they came from."""
 
     data: npt.NDArray[np.uint8]
-    bounds: npt.NDArray[np.int64]
+    offsets: npt.NDArray[np.int64]
     """Token k is `data[bounds[k]:bounds[k + 1]]`."""
     special: npt.NDArray[np.bool_]
     prefixed: bool = False
@@ -85,7 +86,7 @@ class Reference(Protocol):
 
     def token_bytes(self, token: int) -> bytes: ...
 
-    def table(self) -> TokenTable | None:
+    def table(self) -> VocabularyTable | None:
         """The bytes of every token, if tokens put end to end are the text."""
         ...
 
@@ -108,9 +109,10 @@ class Reference(Protocol):
 def reference_ids(reference: Reference, texts: pa.Array, *, parse_special: bool) -> Ragged:
     """The ids of a column of texts without nulls, in pieces: of each token the libraries make some hundred bytes."""
     parts = [
-        ragged(reference.ids(part.to_pylist(), parse_special=parse_special)) for part in pieces(texts, REFERENCE_BYTES)
+        Ragged.of(reference.ids(part.to_pylist(), parse_special=parse_special), np.uint32)
+        for part in pieces(texts, REFERENCE_BYTES)
     ]
-    return joined(parts or [ragged([])])
+    return Ragged.joined(parts or [Ragged.of([], np.uint32)])
 
 
 def literal(text: str) -> str:
@@ -120,13 +122,13 @@ def literal(text: str) -> str:
 
 def as_token_table(
     tokens: Sequence[bytes], special: Sequence[int], *, prefixed: bool = False, compare: str = "never"
-) -> TokenTable:
+) -> VocabularyTable:
     """The table of these tokens, which stand at their ids."""
     bounds = np.zeros(len(tokens) + 1, np.int64)
     np.cumsum([len(token) for token in tokens], out=bounds[1:])
     marks = np.zeros(len(tokens), np.bool_)
     marks[list(special)] = True
-    return TokenTable(np.frombuffer(b"".join(tokens), np.uint8), bounds, marks, prefixed, compare)
+    return VocabularyTable(np.frombuffer(b"".join(tokens), np.uint8), bounds, marks, prefixed, compare)
 
 
 def encode_segments(

@@ -12,7 +12,7 @@ import xxhash
 from penstock.arrays.ragged import Ints
 from penstock.errors import ConfigError
 from penstock.tokenizers.base import SpecialTokens
-from penstock.tokenizers.reference import FastModel, Offsets, Reference, TokenTable, encode_segments
+from penstock.tokenizers.reference import FastModel, Offsets, Reference, VocabularyTable, encode_segments
 from penstock.tokenizers.verification import trap_pattern
 
 __all__ = [
@@ -153,7 +153,7 @@ class SentencePieceReference:
             return bytes.fromhex(self._pieces[token][3:5])
         return self._pieces[token].replace("▁", " ").encode()
 
-    def table(self) -> TokenTable | None:
+    def table(self) -> VocabularyTable | None:
         return None
 
     def fast(self, *, parse_special: bool) -> FastModel | str:

@@ -14,8 +14,8 @@ import orjson
 import pyarrow as pa
 import xxhash
 
-from penstock.arrays.ragged import Flags, Ints, Ragged, checked_text, list_array, row_offsets, spliced
-from penstock.arrays.text import utf8
+from penstock.arrays.ragged import Flags, Ints, Ragged, list_array, row_offsets, spliced
+from penstock.arrays.text import checked_text, utf8
 from penstock.errors import ConfigError, DataError
 from penstock.files.filesystems import require_local
 from penstock.tokenizers.base import Encoded, SpecialTokens, narrowest
@@ -48,7 +48,7 @@ class Simple:
 
     def encode_spans(self, texts: pa.Array, *, parse_special: bool = True) -> Encoded:
         rows, lengths = self._encoded(texts, parse_special)
-        return Encoded(list_array(rows, self.dtype, texts), *row_offsets(lengths, rows.bounds))
+        return Encoded(list_array(rows, self.dtype, texts), *row_offsets(lengths, rows.offsets))
 
     def decode(self, ids: npt.NDArray[np.integer[Any]]) -> str:
         return b"".join(self.token_bytes(token) for token in ids.tolist()).decode("utf-8", "replace")
@@ -78,8 +78,8 @@ class Simple:
         plain, lengths = self._plain(data[kept], np.concatenate(([0], np.cumsum(np.diff(cuts)[~special]))), owners)
         one_each = np.arange(len(tokens) + 1)
         ids = spliced(special, Ragged(tokens, one_each), plain)
-        widths = spliced(special, Ragged(ends - starts, one_each), Ragged(lengths, plain.bounds))
-        return Ragged(ids.values, ids.bounds[np.searchsorted(cuts, bounds)]), widths.values
+        widths = spliced(special, Ragged(ends - starts, one_each), Ragged(lengths, plain.offsets))
+        return Ragged(ids.values, ids.offsets[np.searchsorted(cuts, bounds)]), widths.values
 
     def _check(self, token: int) -> None:
         if not 0 <= token < self.vocab_size:
@@ -170,7 +170,7 @@ class CharTokenizer(Simple):
             if self.special.unk is None:
                 at = int(unknown.argmax())
                 missing = chr(code_points[at])
-                row = int(owners[np.searchsorted(rows.bounds, at, "right") - 1])
+                row = int(owners[np.searchsorted(rows.offsets, at, "right") - 1])
                 raise DataError(
                     f"row {row} of the batch: the character {missing!r} (U+{ord(missing):04X}) is not in the alphabet; "
                     "add it, or add '<unk>' to the special tokens",

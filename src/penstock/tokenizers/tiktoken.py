@@ -15,7 +15,7 @@ from penstock.arrays.ragged import Ints
 from penstock.errors import ConfigError
 from penstock.tokenizers.base import SpecialTokens, check_largest_id
 from penstock.tokenizers.characters import BYTE_PAIRS
-from penstock.tokenizers.reference import FastModel, Offsets, Reference, TokenTable, as_token_table
+from penstock.tokenizers.reference import FastModel, Offsets, Reference, VocabularyTable, as_token_table
 
 __all__ = ["TiktokenReference", "named_encoding"]
 
@@ -100,7 +100,7 @@ class TiktokenReference:
                 return b""  # a hole between the ids
             raise ConfigError(f"{self.name} has no token {token}; its ids are below {self.vocab_size}") from None
 
-    def table(self) -> TokenTable:
+    def table(self) -> VocabularyTable:
         tokens = [b""] * self.vocab_size
         for token, rank in self._ranks.items():
             tokens[rank] = token

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from penstock.arrays.ragged import Flags, Ints, Ragged
 from penstock.errors import ConfigError, DataError
 
-__all__ = ["Cut", "Rows", "Truncation"]
+__all__ = ["TokenTruncation", "TruncatedTokens", "Truncation"]
 
 Truncation: TypeAlias = Literal["error", "drop", "left", "right", "split"]
 
@@ -22,7 +22,7 @@ Told: TypeAlias = tuple[dict[str, int], dict[str, int], dict[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class TruncatedTokens:
     """What became of some documents."""
 
     ids: Ragged
@@ -36,7 +36,7 @@ class Rows:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cut:
+class TokenTruncation:
     """How documents become rows.
 
     `bos` stands at the beginning of every row, `eos` only where a document ends; one that is there already is not
@@ -77,9 +77,9 @@ class Cut:
         assert self.max_length is not None
         return self.max_length - (self.bos is not None)
 
-    def rows(self, documents: Ragged) -> Rows:
+    def rows(self, documents: Ragged) -> TruncatedTokens:
         """The rows that these documents make."""
-        values, bounds = documents
+        values, bounds = documents.values, documents.offsets
         starts, stops = bounds[:-1].copy(), bounds[1:].copy()
         if self.bos is not None:
             starts += _holds(values, starts, stops, self.bos, first=True)
@@ -98,12 +98,12 @@ class Cut:
             owners, begin, end = owners[~short], begin[~short], end[~short]
         one_each = len(owners) == len(lengths) and bool((owners[1:] > owners[:-1]).all())
         if one_each and not changed and self.bos is None and self.eos is None:
-            return Rows(documents, None, dropped, changed, tokens)
+            return TruncatedTokens(documents, None, dropped, changed, tokens)
         closed = (end == lengths[owners]) & (end > begin) if self.eos is not None else None
         first = starts[owners] + begin
         last = starts[owners] + np.minimum(end, content[owners])
         ids = self._framed(values, np.minimum(first, last), last, closed)
-        return Rows(ids, None if one_each else owners, dropped, changed, tokens)
+        return TruncatedTokens(ids, None if one_each else owners, dropped, changed, tokens)
 
     def _pieces(self, lengths: Places) -> tuple[Places, Places, Places, Told]:
         """The rows as documents and the stretch of each, before anything is added; and what is to be counted."""

@@ -35,19 +35,19 @@ Encode: TypeAlias = Callable[[Utf8], Ragged]
 
 def is_long(data: Utf8) -> Flags:
     """The rows that are too long to be compared whole: of each token the reference makes some hundred bytes."""
-    long: Flags = np.diff(data.bounds) > WHOLE_BYTES
+    long: Flags = np.diff(data.offsets) > WHOLE_BYTES
     return long
 
 
 def compared_rows(data: Utf8, one_in: int = ONE_IN) -> Flags:
     """The rows that are compared with the reference: chosen by their length and by bytes from all over them alone."""
-    lengths = np.diff(data.bounds).astype(np.int64)
+    lengths = np.diff(data.offsets).astype(np.int64)
     words = mix64(lengths.astype(np.uint64))
     usable = np.flatnonzero(lengths >= 8)
     if len(usable):
         parts = np.arange(PLACES)
         room = lengths[usable, None] - 8
-        places = data.bounds[:-1].astype(np.int64)[usable, None] + room * parts // (PLACES - 1)
+        places = data.offsets[:-1].astype(np.int64)[usable, None] + room * parts // (PLACES - 1)
         there = np.ndarray(data.data.size - 7, "<u8", data.data, strides=(1,))[places]
         words[usable] = mix64(words[usable] ^ np.bitwise_xor.reduce(mix64(there + parts.astype(np.uint64)), axis=1))
     often = np.where(is_long(data), np.uint64(min(LONG_ONE_IN, one_in)), np.uint64(one_in))
@@ -68,7 +68,7 @@ def first_difference(
     expected = reference.ids(texts.take(pa.array(short)).to_pylist(), parse_special=parse_special) if len(short) else ()
     wrong = [row for row, right in zip(short.tolist(), expected) if not np.array_equal(_ids(rows, row), right)]
     for row in chosen[long].tolist():
-        text = data.data[data.bounds[row] : data.bounds[row + 1]].tobytes()
+        text = data.data[data.offsets[row] : data.offsets[row + 1]].tobytes()
         if _ends_agree(reference, text, _ids(rows, row), parse_special):
             continue
         if not np.array_equal(_ids(rows, row), reference.ids([text.decode()], parse_special=parse_special)[0]):
@@ -152,7 +152,7 @@ def _ends_agree(reference: Reference, text: bytes, ids: Ints, parse_special: boo
 
 
 def _ids(rows: Ragged, row: int) -> Ints:
-    return rows.values[rows.bounds[row] : rows.bounds[row + 1]]
+    return rows.values[rows.offsets[row] : rows.offsets[row + 1]]
 
 
 # Whitespace that is no space to SentencePiece.

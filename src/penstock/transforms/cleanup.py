@@ -14,7 +14,7 @@ from penstock.arrays.text import flags, plain
 from penstock.errors import SchemaError
 from penstock.pipeline.stages import Transform
 from penstock.transforms.columns import as_names, brief, column, keep_rows, like, one_or_list, replace
-from penstock.transforms.counts import Counting
+from penstock.transforms.counts import CountingTransform
 from penstock.transforms.text import rewrite
 
 __all__ = ["Clip", "DropNulls", "FillNulls", "ReplaceRegex"]
@@ -23,7 +23,7 @@ Range = tuple[Any, Any]
 """The lowest and the highest value allowed; None leaves that side open."""
 
 
-class DropNulls(Counting):
+class DropNulls(CountingTransform):
     """Drop rows with a null in any of these columns (all columns, if none are named).
 
     A row is counted once, as `"<column>: null"`, under its first null column. NaN is a value, not a null.

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from penstock.pipeline.stages import Transform
 
-__all__ = ["Counting", "Counts"]
+__all__ = ["CountingTransform", "Counts"]
 
 
 class Counts:
@@ -76,7 +76,7 @@ class Counts:
         return Counts, ()
 
 
-class Counting(Transform):
+class CountingTransform(Transform):
     """A transform that counts, by reason, the rows it leaves out and the rows it changes for cause but keeps."""
 
     def __init__(self) -> None:

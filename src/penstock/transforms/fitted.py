@@ -14,7 +14,7 @@ import pyarrow as pa
 from penstock.errors import ConfigError, ResumeError, SchemaError
 from penstock.pipeline.stages import Source
 from penstock.transforms.columns import as_names, column
-from penstock.transforms.counts import Counting
+from penstock.transforms.counts import CountingTransform
 
 __all__ = ["Fitted", "Summary"]
 
@@ -32,7 +32,7 @@ class Summary(Protocol):
 S = TypeVar("S", bound=Summary)
 
 
-class Fitted(Counting, Generic[S]):
+class Fitted(CountingTransform, Generic[S]):
     """A transform that learns a summary of each of its columns before it can transform.
 
     Fitting is for one thread; a fitted transform may be used by many.

@@ -21,12 +21,12 @@ from penstock.pipeline.functions import (
     values_of,
 )
 from penstock.transforms.columns import keep_rows
-from penstock.transforms.counts import Counting
+from penstock.transforms.counts import CountingTransform
 
 __all__ = ["Filter", "FlatMap", "Map"]
 
 
-class Filter(Counting):
+class Filter(CountingTransform):
     """Keep the rows for which a condition holds; the others are counted under the condition's name.
 
         Filter(lambda row: row["score"] > 0.5)                    # a row: true or false

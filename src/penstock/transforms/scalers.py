@@ -24,7 +24,7 @@ LARGEST = 1e150
 
 
 @dataclass(frozen=True, slots=True)
-class Numbers:
+class NumberSummary:
     """Count, mean, sum of squared deviations, and extremes of a stream of numbers.
 
     The mean is kept in two parts: then neither a large offset nor the number of merges costs the variance its digits.
@@ -38,7 +38,7 @@ class Numbers:
     maximum: float = -math.inf
 
     @classmethod
-    def of(cls, values: Floats) -> Numbers:
+    def of(cls, values: Floats) -> NumberSummary:
         if not values.size:
             return cls()
         mean = float(values.mean())
@@ -47,7 +47,7 @@ class Numbers:
         squares = max(float(np.square(deviations).sum()) - values.size * rest * rest, 0.0)
         return cls(values.size, mean, rest, squares, float(values.min()), float(values.max()))
 
-    def merge(self, other: Numbers, /) -> Numbers:
+    def merge(self, other: NumberSummary, /) -> NumberSummary:
         """Chan, Golub and LeVeque's pairwise update."""
         if not self.count or not other.count:
             return self if self.count else other
@@ -55,7 +55,9 @@ class Numbers:
         apart = (other.mean - self.mean) + (other.mean_rest - self.mean_rest)
         mean, rest = _two_sum(self.mean, self.mean_rest + apart * (other.count / count))
         squares = self.squares + other.squares + apart * apart * (self.count * (other.count / count))
-        return Numbers(count, mean, rest, squares, min(self.minimum, other.minimum), max(self.maximum, other.maximum))
+        return NumberSummary(
+            count, mean, rest, squares, min(self.minimum, other.minimum), max(self.maximum, other.maximum)
+        )
 
     @property
     def std(self) -> float:
@@ -67,7 +69,7 @@ class Numbers:
         return asdict(self) if self.count else {"count": 0}
 
 
-class Scaler(Fitted[Numbers]):
+class Scaler(Fitted[NumberSummary]):
     """What the two scalers share."""
 
     def transform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -81,10 +83,10 @@ class Scaler(Fitted[Numbers]):
             batch = replace(batch, name, result.cast(pa.float32()) if array.type == pa.float32() else result)
         return batch
 
-    def _scaled(self, values: Floats, learned: Numbers) -> Floats:
+    def _scaled(self, values: Floats, learned: NumberSummary) -> Floats:
         raise NotImplementedError
 
-    def _summary(self, array: pa.Array, name: str) -> Numbers:
+    def _summary(self, array: pa.Array, name: str) -> NumberSummary:
         values, nulls = _numbers(array, name)
         missing = np.isnan(values) if nulls is None else np.isnan(values) | nulls
         kept = values[~missing]
@@ -94,11 +96,11 @@ class Scaler(Fitted[Numbers]):
                 f"column {name!r}, row {row} of the batch: {array[row].as_py()!r} is too large to scale; clip it first",
                 row=row,
             )
-        return Numbers.of(kept)
+        return NumberSummary.of(kept)
 
     @classmethod
-    def _summary_from(cls, saved: Mapping[str, Any]) -> Numbers:
-        return Numbers(**saved)
+    def _summary_from(cls, saved: Mapping[str, Any]) -> NumberSummary:
+        return NumberSummary(**saved)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({one_or_list(self.columns)})"
@@ -119,7 +121,7 @@ class StandardScaler(Scaler):
     def std(self) -> dict[str, float]:
         return {name: self.learned(name).std for name in self.columns}
 
-    def _scaled(self, values: Floats, learned: Numbers) -> Floats:
+    def _scaled(self, values: Floats, learned: NumberSummary) -> Floats:
         return ((values - learned.mean) - learned.mean_rest) / (learned.std or 1.0)
 
 
@@ -145,7 +147,7 @@ class MinMaxScaler(Scaler):
     def maximum(self) -> dict[str, float]:
         return {name: self.learned(name).maximum for name in self.columns}
 
-    def _scaled(self, values: Floats, learned: Numbers) -> Floats:
+    def _scaled(self, values: Floats, learned: NumberSummary) -> Floats:
         low, high = self.range
         share = (values - learned.minimum) / (learned.maximum - learned.minimum or 1.0)
         return low + share * (high - low)

@@ -16,9 +16,9 @@ from penstock.pipeline.metrics import TOKENS, tokens_in
 from penstock.tokenizers.base import Encoded, SpecialTokens, Tokenizer
 from penstock.tokenizers.load import TokenizerSpec, load_tokenizer
 from penstock.tokenizers.simple import ByteTokenizer, CharTokenizer
-from penstock.tokenizers.token_rows import Cut, Truncation
+from penstock.tokenizers.token_rows import TokenTruncation, Truncation
 from penstock.transforms.columns import append, as_names, column, take_rows
-from penstock.transforms.counts import Counting
+from penstock.transforms.counts import CountingTransform
 from penstock.transforms.text import as_text
 
 __all__ = [
@@ -36,7 +36,7 @@ VERSION = 1
 """Part of the fingerprint: raised when the same options come to give other ids."""
 
 
-class Tokenize(Counting):
+class Tokenize(CountingTransform):
     """Put the token ids of a text column into a column of lists, in the narrowest integers that hold the vocabulary.
 
         Tokenize("model/", add_eos=True)                                      # whole documents
@@ -80,7 +80,7 @@ class Tokenize(Counting):
         self.keep = _names(keep)
         self.parse_special = parse_special
         special = self.tokenizer.special
-        self.cut = Cut(
+        self.cut = TokenTruncation(
             bos=_needed(special.bos, "bos", self.tokenizer) if add_bos else None,
             eos=_needed(special.eos, "eos", self.tokenizer) if add_eos else None,
             max_length=max_length,

@@ -14,7 +14,7 @@ from penstock.arrays.text import flags, plain
 from penstock.errors import DataError, SchemaError
 from penstock.transforms.cleanup import Range, as_range, ends
 from penstock.transforms.columns import as_names, brief, column, keep_rows, like, replace
-from penstock.transforms.counts import Counting
+from penstock.transforms.counts import CountingTransform
 from penstock.transforms.text import as_text
 
 __all__ = ["Validate"]
@@ -29,7 +29,7 @@ class ArrowSchema(Protocol):
     def to_arrow(self) -> pa.Schema: ...
 
 
-class Validate(Counting):
+class Validate(CountingTransform):
     """Check rows against a schema and rules per column, and raise, drop the row, or null the value.
 
         Validate(not_null=["id"], ranges={"age": (0, 120)}, regex={"email": r".+@.+"}, on_invalid="drop")

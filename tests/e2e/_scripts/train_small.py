@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock import MixedDataLoader, Schedule
-from penstock.loaders.repeat import Endless
+from penstock.loaders.repeat import RepeatLoader
 
 VOCABULARY = 64
 LENGTH = 24
@@ -69,7 +69,7 @@ def main(home: str, out: str, number: int, steps: int, most: int | None) -> None
         optimizer.state = saved["optimizer"]
         loader.load_state_dict(json.loads(saved["loader"]))
     with Path(out, f"{number}.jsonl").open("w") as history:
-        for done, batch in enumerate(islice(Endless(loader), steps - loader.step), 1):
+        for done, batch in enumerate(islice(RepeatLoader(loader), steps - loader.step), 1):
             assert batch.labels is not None
             logits = model(batch.input_ids)[:, :-1].flatten(0, 1)
             loss = torch.nn.functional.cross_entropy(logits, batch.labels[:, 1:].flatten())

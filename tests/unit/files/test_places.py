@@ -31,16 +31,16 @@ from penstock.fsqueue import DatasetConsumer, QueueSink, QueueSource, purge
 from penstock.fsqueue.provider import DataProviderBase
 from penstock.fsqueue.status import find_queue
 from penstock.loaders.inputs import open_inputs
-from penstock.loaders.samples.datasets import open_origin
-from penstock.loaders.streamed.counts import Tally
+from penstock.loaders.samples.datasets import as_sample_dataset
+from penstock.loaders.streamed.counts import StreamCounts
 from penstock.pipeline.config import PipelineConfig
 from penstock.rl.queue import RolloutQueue
 from penstock.sinks import CsvSink, JsonlSink, MemorySink, ParquetSink, StoreSink, open_sink
 from penstock.sources import MemorySource, open_source
 from penstock.sources.store import StoreSource
 from penstock.store import open_store
+from penstock.store.history import prune, versions
 from penstock.store.reader import find_store
-from penstock.store.versions import prune, versions
 from penstock.store.writer import StoreWriter
 from penstock.templates import TextTemplateEngine
 from penstock.trainer.settings import TrainSettings
@@ -70,7 +70,7 @@ DOORS: dict[str, Callable[[Any], Any]] = {
     "Options(cache_dir=)": lambda url: Options(cache_dir=url),
     "run(checkpoint=)": lambda url: Pipeline(MemorySource(ROWS), [], MemorySink()).run(checkpoint=url),
     "quarantine=": lambda url: PipelineConfig(on_error="quarantine", quarantine=url),
-    "quarantine of a stream": lambda url: Tally("quarantine", url, None),  # type: ignore[arg-type]
+    "quarantine of a stream": lambda url: StreamCounts("quarantine", url, None),  # type: ignore[arg-type]
     "ParquetSink": ParquetSink,
     "JsonlSink": JsonlSink,
     "CsvSink": CsvSink,
@@ -195,7 +195,7 @@ READERS: dict[str, Callable[[str], Any]] = {
     "streaming": lambda url: PretrainDataLoader(url, "byte", 16, streaming=True),
     "open_inputs": lambda url: open_inputs(url, Recipe(tokenizer="byte")),
     "open_source": open_source,
-    "samples": lambda url: open_origin(url, None),  # type: ignore[arg-type]
+    "samples": lambda url: as_sample_dataset(url, None),  # type: ignore[arg-type]
 }
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.errors import ConfigError as ConfigError
 from penstock.fsqueue import DataProviderBase, DatasetConsumer, Queue
-from penstock.fsqueue.batch_file import Columns
+from penstock.fsqueue.batch_file import BatchColumns
 from penstock.fsqueue.members import Membership
 from penstock.fsqueue.publisher import Limits, Publisher
 
@@ -119,7 +119,7 @@ class Maker:
     def __init__(self, path: Path, *, max_batches: int | None = None, member: Membership | None = None, **limits: int):
         self.provider = provider(path)
         self.queue = Queue.create(path, self.provider.description())
-        self.columns = Columns(self.queue.description.schema)
+        self.columns = BatchColumns(self.queue.description.schema)
         self.member = member or Membership(self.queue.members, "p", lease_seconds=30.0, facts={})
         self.publisher = Publisher(
             self.queue,

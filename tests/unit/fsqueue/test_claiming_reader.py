@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from queues import Clock, consumer, fill, ks, names, numbers, take
 
 from penstock.fsqueue import DatasetConsumer
-from penstock.fsqueue.members import Watch
-from penstock.fsqueue.reaper import Caretaker
+from penstock.fsqueue.members import MemberWatch
+from penstock.fsqueue.reaper import LeaseReaper
 
 
 def taken_for_dead(reader: DatasetConsumer) -> int:
     """Everybody else thinks that its lease is out; returns how many files were given back."""
     clock = Clock()
-    caretaker = Caretaker(reader._queue, Watch(reader._queue.members, lease_seconds=30.0, clock=clock))
+    caretaker = LeaseReaper(reader._queue, MemberWatch(reader._queue.members, lease_seconds=30.0, clock=clock))
     caretaker.round()
     clock.go(31.0)
     return len(caretaker.round().claims)

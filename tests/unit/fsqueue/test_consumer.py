@@ -18,7 +18,7 @@ from queues import PAIR, ROWS, Maker, consumer, fill, given, k_of, ks, names, pr
 from penstock.errors import ConfigError, DataError, QueueNotFoundError, ResumeError, StalledError
 from penstock.files.states import with_checksum
 from penstock.fsqueue import DatasetConsumer, Queue, purge
-from penstock.fsqueue.backoff import Patience
+from penstock.fsqueue.backoff import Backoff
 
 LABELLED = [*PAIR, {"name": "label", "dtype": "int64", "role": "label"}]
 
@@ -108,13 +108,13 @@ def test_at_the_deadline_it_is_said_what_is_missing(order: str, tmp_path: Path) 
 
 
 def test_a_consumer_waits_until_a_file_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    maker, found, waits, pause = Maker(tmp_path / "q"), [], threading.Event(), Patience.pause
+    maker, found, waits, pause = Maker(tmp_path / "q"), [], threading.Event(), Backoff.pause
 
-    def pausing(patience: Patience) -> None:
+    def pausing(patience: Backoff) -> None:
         pause(patience)
         waits.set()
 
-    monkeypatch.setattr(Patience, "pause", pausing)
+    monkeypatch.setattr(Backoff, "pause", pausing)
     with consumer(tmp_path / "q") as reader:
         thread = threading.Thread(target=lambda: found.append(k_of(reader.get_batch())))
         thread.start()

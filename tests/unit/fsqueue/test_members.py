@@ -11,7 +11,7 @@ import pytest
 from queues import Clock
 
 from penstock.errors import ConfigError
-from penstock.fsqueue.members import Member, Membership, Watch, facts_of, living
+from penstock.fsqueue.members import Member, Membership, MemberWatch, facts_of, living
 
 Joins = Callable[..., Membership]
 
@@ -38,8 +38,8 @@ def joins(tmp_path: Path, clock: Clock) -> Iterator[Joins]:
         member.leave()
 
 
-def watch(tmp_path: Path, clock: Clock, lease_seconds: float = 10.0) -> Watch:
-    return Watch(tmp_path, lease_seconds=lease_seconds, clock=clock)
+def watch(tmp_path: Path, clock: Clock, lease_seconds: float = 10.0) -> MemberWatch:
+    return MemberWatch(tmp_path, lease_seconds=lease_seconds, clock=clock)
 
 
 def test_who_beats_lives_and_who_stops_is_dead_after_its_lease(tmp_path: Path, clock: Clock, joins: Joins) -> None:

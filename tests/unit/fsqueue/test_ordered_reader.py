@@ -16,7 +16,7 @@ from penstock.distributed.ranks import Rank
 from penstock.errors import DataError, ResumeError, StalledError
 from penstock.files.states import with_checksum
 from penstock.fsqueue import DatasetConsumer, Queue, purge
-from penstock.fsqueue.cursors import Cursor, Cursors, all_cursors, done_floor, read_floor
+from penstock.fsqueue.cursors import RankCursor, RankCursors, all_cursors, done_floor, read_floor
 
 
 def ranks(path: Path, world: int, acknowledge: str = "delivered") -> list[DatasetConsumer]:
@@ -229,7 +229,7 @@ def test_a_file_that_was_renamed_between_two_looks_is_found(tmp_path: Path) -> N
 
 
 def test_cursors_say_how_far_everybody_is(tmp_path: Path) -> None:
-    first, second = (Cursors(tmp_path, Rank(rank, 2)) for rank in range(2))
+    first, second = (RankCursors(tmp_path, Rank(rank, 2)) for rank in range(2))
     assert read_floor(tmp_path) == 0
     first.begin(4)
     assert done_floor(tmp_path, 2) == 0, "one has not said"
@@ -239,21 +239,21 @@ def test_cursors_say_how_far_everybody_is(tmp_path: Path) -> None:
     assert len(all_cursors(tmp_path)) == 2, "it comes back even if it did not move"
     second.begin(4)
     assert len(all_cursors(tmp_path)) == 2, "it is not past that"
-    Cursors(tmp_path, Rank(0, 1)).begin(4)
+    RankCursors(tmp_path, Rank(0, 1)).begin(4)
     assert [cursor.world for cursor in all_cursors(tmp_path)] == [1], "of another number of ranks"
     first.move(4, 4)
     second.move(4, 4)
-    (tmp_path / Cursor(0, 1, 4, 4).name).unlink()
+    (tmp_path / RankCursor(0, 1, 4, 4).name).unlink()
     first.move(12, 8)
     second.move(9, 9)
     assert read_floor(tmp_path) == 9
     assert done_floor(tmp_path, 2) == 8
     assert done_floor(tmp_path, 3) == 0
-    cursor = Cursor(0, 2, 12, 8)
-    assert Cursor.parse(cursor.name) == cursor
+    cursor = RankCursor(0, 2, 12, 8)
+    assert RankCursor.parse(cursor.name) == cursor
     assert cursor.name == "r0of2~read12~done8"
-    assert Cursor.parse("r0of2~read12") is None
-    (tmp_path / Cursor(0, 2, 11, 7).name).touch()
+    assert RankCursor.parse("r0of2~read12") is None
+    (tmp_path / RankCursor(0, 2, 11, 7).name).touch()
     assert done_floor(tmp_path, 2) == 7, "of two names of one rank the earlier counts"
 
 

@@ -17,9 +17,9 @@ from queues import PER_FILE, Clock, consumer, fill, ks, listed, take
 from penstock.distributed.ranks import Rank
 from penstock.errors import ConfigError, DataError, StalledError
 from penstock.fsqueue import DatasetConsumer, Queue, members
-from penstock.fsqueue.members import Member, Membership, Watch, is_running
+from penstock.fsqueue.members import Member, Membership, MemberWatch, is_running
 from penstock.fsqueue.rank_claims import RankClaim
-from penstock.fsqueue.reaper import Caretaker
+from penstock.fsqueue.reaper import LeaseReaper
 from penstock.fsqueue.split_reader import Split
 
 READ_ONE_AND_DIE = """
@@ -152,7 +152,7 @@ class Elsewhere:
         member.id = name
         member._enter()
         self.members = {**getattr(self, "members", {}), name: member}
-        caretaker = Caretaker(self.queue, Watch(self.queue.members, lease_seconds=30.0, clock=self.clock))
+        caretaker = LeaseReaper(self.queue, MemberWatch(self.queue.members, lease_seconds=30.0, clock=self.clock))
         return RankClaim(Split(self.queue, "train", member, caretaker, 0.01, None, "raise"), Rank(0, 1))
 
     @property

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from penstock.fsqueue import DatasetConsumer, Progress
+from penstock.fsqueue import DatasetConsumer, ProviderProgress
 from penstock.fsqueue.prepare_command import ProgressLines, main, make_provider, summary
 
 ROOT = Path(__file__).parents[3]
@@ -206,8 +206,8 @@ def test_the_second_signal_stops_at_once_and_leaves_no_claim(
     assert not [path for path in queue.glob("train/lanes/*") if ".by-" in path.name]
 
 
-def a_progress(seconds: float, batches: int, *, waiting: bool = False) -> Progress:
-    return Progress(
+def a_progress(seconds: float, batches: int, *, waiting: bool = False) -> ProviderProgress:
+    return ProviderProgress(
         {"train": batches, "val": 2}, {"train": 9, "val": 1}, 2048, seconds, waiting, {"train": 3, "val": 0}
     )
 
@@ -238,7 +238,7 @@ def test_a_terminal_has_one_line_that_is_gone_at_the_end() -> None:
 
 def test_the_summary_says_what_was_made() -> None:
     assert summary(a_progress(3.0, 18)) == "done: train 18, val 2 batches in 10 files, 2.0 KiB, in 3.0 s"
-    assert summary(Progress()) == "done: 0 batches in 0 files, 0 B, in 0.0 s"
+    assert summary(ProviderProgress()) == "done: 0 batches in 0 files, 0 B, in 0.0 s"
 
 
 def test_the_command_runs_as_printed_until_it_is_told_to_stop(place: Path) -> None:

@@ -12,7 +12,7 @@ from queues import LENGTH, PAIR, PER_FILE, ROWS, Numbered, consumer, fill, given
 
 from penstock.config import Setting
 from penstock.errors import ConfigError, QueueNotFoundError, SchemaError, StaleQueueError
-from penstock.fsqueue import DataProviderBase, Progress, Queue
+from penstock.fsqueue import DataProviderBase, ProviderProgress, Queue
 
 GOOD = {"x": np.zeros((ROWS, LENGTH), np.int64), "y": np.zeros((ROWS, LENGTH), np.int64)}
 
@@ -52,7 +52,7 @@ def test_seeds_splits_and_numbers_have_randomness_of_their_own(tmp_path: Path) -
 
 def test_files_are_made_in_proportion(tmp_path: Path) -> None:
     source = provider(tmp_path / "q", split_proportions={"train": 0.7, "val": 0.2, "test": 0.1}, backlog_files=1000)
-    made: list[Progress] = []
+    made: list[ProviderProgress] = []
     counts: list[dict[str, int]] = []
     publish = source._publish
 
@@ -81,7 +81,7 @@ def test_a_split_with_no_share_is_not_made(tmp_path: Path) -> None:
 def test_a_split_that_is_full_does_not_hold_up_the_others(tmp_path: Path) -> None:
     source = provider(tmp_path / "q", split_proportions={"train": 0.5, "val": 0.5}, backlog_files=3)
 
-    def stop_when_resting(progress: Progress) -> None:
+    def stop_when_resting(progress: ProviderProgress) -> None:
         if progress.waiting:
             source.stop()
 
@@ -284,7 +284,7 @@ def test_how_much_waits_is_no_part_of_it(tmp_path: Path) -> None:
 
 def test_progress_is_told_and_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.fsqueue.provider._TOLD_EVERY", 0.0)
-    told: list[Progress] = []
+    told: list[ProviderProgress] = []
     report = provider(tmp_path / "q").run(max_batches=12, on_progress=told.append)
     assert [progress.batches["train"] for progress in told] == [4, 8, 12]
     assert report.files == {"train": 3}

@@ -9,15 +9,15 @@ from queues import PER_FILE, Clock, Maker, consumer, fill, ks, names, numbers, p
 from penstock.errors import ConfigError
 from penstock.fsqueue import Queue
 from penstock.fsqueue.lanes import Lanes
-from penstock.fsqueue.members import Membership, Watch
+from penstock.fsqueue.members import Membership, MemberWatch
 from penstock.fsqueue.publisher import Limits
-from penstock.fsqueue.reaper import Caretaker
+from penstock.fsqueue.reaper import LeaseReaper
 
 
 def buried(maker: Maker) -> None:
     """The provider has died, and its lease is out."""
     clock = Clock()
-    caretaker = Caretaker(maker.queue, Watch(maker.queue.members, lease_seconds=1.0, clock=clock))
+    caretaker = LeaseReaper(maker.queue, MemberWatch(maker.queue.members, lease_seconds=1.0, clock=clock))
     caretaker.round()
     clock.go(31.0)
     caretaker.round()
@@ -193,7 +193,7 @@ def test_one_that_wakes_up_while_others_tidy_up_makes_no_second_file(tmp_path: P
     path = tmp_path / "q"
     late, other = Maker(path), Maker(path)
     late_number, clock = late.reserve(), Clock()
-    caretaker = Caretaker(late.queue, Watch(late.queue.members, lease_seconds=1.0, clock=clock))
+    caretaker = LeaseReaper(late.queue, MemberWatch(late.queue.members, lease_seconds=1.0, clock=clock))
     caretaker.round()
     clock.go(31.0)
     published, release = [], Lanes.release

@@ -10,14 +10,14 @@ from queues import PER_FILE, Clock, Maker, consumer, fill, ks, listed, names, nu
 
 from penstock.errors import StalledError
 from penstock.fsqueue import Queue
-from penstock.fsqueue.backoff import Patience
-from penstock.fsqueue.members import Watch
-from penstock.fsqueue.reaper import Caretaker
+from penstock.fsqueue.backoff import Backoff
+from penstock.fsqueue.members import MemberWatch
+from penstock.fsqueue.reaper import LeaseReaper
 
 
-def caretaker(path: Path, clock: Clock, lease_seconds: float = 10.0) -> Caretaker:
+def caretaker(path: Path, clock: Clock, lease_seconds: float = 10.0) -> LeaseReaper:
     queue = Queue.open(path)
-    return Caretaker(queue, Watch(queue.members, lease_seconds=lease_seconds, clock=clock))
+    return LeaseReaper(queue, MemberWatch(queue.members, lease_seconds=lease_seconds, clock=clock))
 
 
 def test_the_living_keep_what_they_have(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_waiting_consumers_look_after_the_queue_by_themselves(tmp_path: Path) ->
 
 def test_patience_ends_with_a_word_about_what_was_waited_for() -> None:
     clock = Clock()
-    patience = Patience(5.0, lambda: "rain", poll_seconds=0.001, clock=clock)
+    patience = Backoff(5.0, lambda: "rain", poll_seconds=0.001, clock=clock)
     assert patience.waited == 0.0
     patience.pause()
     clock.go(4.9)
@@ -141,7 +141,7 @@ def test_patience_ends_with_a_word_about_what_was_waited_for() -> None:
 
 def test_a_long_wait_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    patience = Patience(None, lambda: "rain", poll_seconds=0.001, clock=clock)
+    patience = Backoff(None, lambda: "rain", poll_seconds=0.001, clock=clock)
     with caplog.at_level(logging.WARNING):
         for _ in range(5):
             patience.pause()
@@ -152,7 +152,7 @@ def test_a_long_wait_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
 def test_pauses_are_short_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, pauses = Clock(), []
     monkeypatch.setattr(time, "sleep", lambda seconds: (pauses.append(seconds), clock.go(seconds)))
-    patience = Patience(None, lambda: "rain", clock=clock)
+    patience = Backoff(None, lambda: "rain", clock=clock)
     for _ in range(3000):
         patience.pause()
     assert pauses[0] <= 0.001

@@ -506,14 +506,14 @@ def test_an_error_comes_in_its_place_and_the_loader_stays_in_front_of_it(
     home: Path, prefetch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loader = make(home, prefetch=prefetch)
-    finish = indexed.Indexed._finish
+    finish = indexed.PlanEngine._finish
 
     def broken(self: Any, share: Any, arrays: Any, tokens: int) -> Any:
         if share.step.number == 4:
             raise OSError("the disk is gone")
         return finish(self, share, arrays, tokens)
 
-    monkeypatch.setattr(indexed.Indexed, "_finish", broken)
+    monkeypatch.setattr(indexed.PlanEngine, "_finish", broken)
     found: list[int] = []
     with pytest.raises(OSError, match="the disk is gone"):
         found.extend(batch.metadata["step"] for batch in loader)
@@ -537,13 +537,13 @@ def filled(home: Path, budget: MemoryBudget, limit: float) -> DataLoader:
 
 def test_what_waits_is_charged_to_the_budget(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = make(home, "concat").get_batch().nbytes
-    budget, made, finish = MemoryBudget(3 * one), [], indexed.Indexed._finish
+    budget, made, finish = MemoryBudget(3 * one), [], indexed.PlanEngine._finish
 
     def counted(*given: Any) -> Any:
         made.append(budget.used)
         return finish(*given)
 
-    monkeypatch.setattr(indexed.Indexed, "_finish", counted)
+    monkeypatch.setattr(indexed.PlanEngine, "_finish", counted)
     loader = filled(home, budget, 2.5 * one)
     assert max(made) <= 3 * one
     assert len(made) <= 6, "one taken, about three waiting, one that waits for room"

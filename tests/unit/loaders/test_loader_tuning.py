@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from penstock import MemoryBudget
 from penstock.loaders.mlx_loader import MLXDataLoader
-from penstock.loaders.tuner import LoaderTuner, LoaderTuning, Setting
+from penstock.loaders.tuner import LoaderTuner, LoaderTuning, TunerSetting
 from penstock.pipeline.prefetch import ReadAhead, WorkAhead
 
-START = Setting(workers=4, prefetch=4, chunk=1)
+START = TunerSetting(workers=4, prefetch=4, chunk=1)
 
 
 class Clock:
@@ -27,7 +27,7 @@ class Clock:
 
 
 def run(
-    tuner: LoaderTuner, clock: Clock, cost: Callable[[Setting], float], train: float = 0.01, most: int = 5000
+    tuner: LoaderTuner, clock: Clock, cost: Callable[[TunerSetting], float], train: float = 0.01, most: int = 5000
 ) -> int:
     """Batches until it is done, if making one costs so much that the trainer waits for it."""
     for number in range(most):
@@ -55,7 +55,7 @@ def test_of_equally_good_settings_the_cheapest_is_kept() -> None:
     clock = Clock()
     tuner = make(clock)
     run(tuner, clock, lambda setting: 0.05)
-    assert tuner.setting == Setting(workers=0, prefetch=4, chunk=1)
+    assert tuner.setting == TunerSetting(workers=0, prefetch=4, chunk=1)
 
 
 def test_where_the_trainer_does_not_wait_nothing_more_is_tried() -> None:
@@ -71,9 +71,9 @@ def test_where_the_trainer_does_not_wait_nothing_more_is_tried() -> None:
 def test_prefetch_and_chunk_are_tried_with_the_best_workers() -> None:
     clock = Clock()
     tuner = make(clock)
-    best = Setting(2, 8, 4)
+    best = TunerSetting(2, 8, 4)
 
-    def cost(setting: Setting) -> float:
+    def cost(setting: TunerSetting) -> float:
         wrong = (setting.workers != 2) + (setting.prefetch != 8) + (setting.chunk != 4)
         return 0.05 * (1 + wrong)
 
@@ -151,7 +151,7 @@ def test_a_loader_that_is_tuned_gives_the_same_batches_and_says_what_it_found(mo
 
 def test_a_loader_that_is_not_tuned_says_what_it_uses() -> None:
     with MLXDataLoader(Asked(), batch_size=2, num_workers=3, prefetch_size=5) as loader:
-        assert loader.tuning == LoaderTuning(Setting(3, 5, 1), done=True)
+        assert loader.tuning == LoaderTuning(TunerSetting(3, 5, 1), done=True)
 
 
 # Work done ahead

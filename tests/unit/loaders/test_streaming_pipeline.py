@@ -27,8 +27,8 @@ from hypothesis.extra import numpy as hnp
 from penstock.errors import ConfigError, DataError, ResumeError, StageError
 from penstock.loaders.sample_stream import run as sources
 from penstock.loaders.sample_stream.arrow import pack, unpack
-from penstock.loaders.sample_stream.pace import Pace
-from penstock.loaders.sample_stream.run import Window, rest_of, rough_bytes, why_waiting
+from penstock.loaders.sample_stream.pace import RateLimit
+from penstock.loaders.sample_stream.run import SampleWindow, rest_of, rough_bytes, why_waiting
 from penstock.loaders.streaming import StreamingConfig, StreamingPipeline
 from penstock.memory import MemoryBudget
 from penstock.pipeline import runner
@@ -361,7 +361,7 @@ def test_a_chunk_of_rows_that_grow_is_cut_short_and_its_rest_comes_late() -> Non
         return growing(row)
 
     source = sources.SampleSource(Rows(200, make), 199, on_error="skip")
-    source.window = Window(400)
+    source.window = SampleWindow(400)
     first = source.next_block(100_000)
     block = source.next_block(100_000)
     assert first is not None
@@ -814,7 +814,7 @@ def test_samples_are_held_back_to_the_target() -> None:
 
 def test_at_a_high_target_samples_come_a_few_at_a_time_and_on_average_right() -> None:
     fake = Time()
-    pace = Pace(10_000, fake.clock, fake.sleep)
+    pace = RateLimit(10_000, fake.clock, fake.sleep)
     for _ in range(5000):
         pace.step()
     assert min(fake.slept) >= 0.002
@@ -823,7 +823,7 @@ def test_at_a_high_target_samples_come_a_few_at_a_time_and_on_average_right() ->
 
 def test_after_a_pause_only_a_second_is_caught_up_on() -> None:
     fake = Time()
-    pace = Pace(100, fake.clock, fake.sleep)
+    pace = RateLimit(100, fake.clock, fake.sleep)
     pace.step()
     fake.now += 600
     before = fake.now
@@ -834,7 +834,7 @@ def test_after_a_pause_only_a_second_is_caught_up_on() -> None:
 
 def test_the_figures_are_of_this_moment_while_a_loop_waits() -> None:
     fake, told = Time(), []
-    pace = Pace(100, fake.clock, fake.sleep, lambda: told.append(fake.now))
+    pace = RateLimit(100, fake.clock, fake.sleep, lambda: told.append(fake.now))
     fake.now += 10  # nobody asks yet: that is not slowness
     assert (pace.behind, pace.recent) == (False, None)
     pace.begin()
@@ -916,7 +916,7 @@ def test_nobody_who_waits_is_told_that_the_consumer_sets_the_pace() -> None:
     )
     full = {**idle, "stages": [stage("rows", 0.1, room=9.0), *idle["stages"][1:]]}  # type: ignore[index]
     assert why_waiting(full, None, None) == "the budget is full: 30.0 MiB of 32.0 MiB are in use"
-    working = Window(8)
+    working = SampleWindow(8)
     working.fetching[1] = (time.monotonic() - 9, time.monotonic(), "rows", 3)  # a chunk that is not done yet
     assert why_waiting(idle, working, None).startswith("work is the bottleneck: 1 worker busy 9")
 

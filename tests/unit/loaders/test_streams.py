@@ -25,7 +25,7 @@ from penstock.distributed.ranks import Rank
 from penstock.distributed.synchronization import merge_states
 from penstock.errors import ConfigError, DataError, PenstockError, ResumeError, StageError
 from penstock.files.states import with_checksum
-from penstock.loaders.streamed.cursors import Cursor, Start
+from penstock.loaders.streamed.cursors import Start, StreamCursor
 from penstock.loaders.streamed.reader import StreamOptions, StreamPosition, StreamReader, StreamStep
 from penstock.memory import MemoryBudget
 from penstock.transforms.tokenization import ByteTokenizer
@@ -640,12 +640,12 @@ def test_shuffling_moves_rows_and_seeds_differ(tmp_path: Path) -> None:
 
 @given(st.lists(st.integers(0, 1 << 50), min_size=6, max_size=6))
 def test_cursors_are_read_as_they_were_written(numbers: list[int]) -> None:
-    cursor = Cursor(Start(*numbers[:3]), numbers[3], numbers[4], numbers[5])
-    assert Cursor.from_text(cursor.to_text()) == cursor
+    cursor = StreamCursor(Start(*numbers[:3]), numbers[3], numbers[4], numbers[5])
+    assert StreamCursor.from_text(cursor.to_text()) == cursor
 
 
 def test_the_state_of_many_streams_in_large_files_is_small(tmp_path: Path) -> None:
     reader = reader_of(written(tmp_path, [TEXTS]), global_batch=128, streams=64)
-    far = Cursor(Start(2000, 150 << 20, 9_999), 1, 32_767, 4095)
+    far = StreamCursor(Start(2000, 150 << 20, 9_999), 1, 32_767, 4095)
     position = StreamPosition(3, 10_000_000, 9_000_000, dict.fromkeys(range(128), far))
     assert len(json.dumps(reader.to_state(position))) < 4096

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from penstock.errors import ConfigError
 from penstock.memory.budget import MemoryBudget
-from penstock.memory.cost_cache import HotCache
+from penstock.memory.cost_cache import CostAwareCache
 
 
 class Clock:
@@ -43,7 +43,7 @@ def saved_by_lru(accesses: list[int], cost: list[float], size: list[int], max_by
 
 def saved_by_hot(accesses: list[int], cost: list[float], size: list[int], max_bytes: int) -> float:
     clock, saved = Clock(), 0.0
-    cache: HotCache[int] = HotCache(max_bytes, clock=clock)
+    cache: CostAwareCache[int] = CostAwareCache(max_bytes, clock=clock)
 
     def build(key: int) -> int:
         clock.now += cost[key]
@@ -92,7 +92,7 @@ def test_it_saves_more_seconds_than_forgetting_what_was_used_longest_ago(pattern
 
 def test_it_follows_when_other_things_become_hot() -> None:
     """Ten rounds over as many new items as fit: the old ones, however hot they were, are gone."""
-    cache: HotCache[str] = HotCache(1000)
+    cache: CostAwareCache[str] = CostAwareCache(1000)
     for key in [*list(range(10)) * 50, *list(range(100, 110)) * 40]:
         if cache.get(key) is None:
             cache.put(key, str(key), 100, 1.0)
@@ -100,7 +100,7 @@ def test_it_follows_when_other_things_become_hot() -> None:
 
 
 def test_what_is_slow_to_make_stays_and_what_is_cheap_goes() -> None:
-    cache: HotCache[str] = HotCache(300)
+    cache: CostAwareCache[str] = CostAwareCache(300)
     assert cache.put("slow", "a", 100, 10.0)
     assert cache.put("cheap", "b", 100, 0.1)
     assert cache.put("large", "c", 100, 1.0)
@@ -112,14 +112,14 @@ def test_what_is_slow_to_make_stays_and_what_is_cheap_goes() -> None:
 
 
 def test_an_item_is_judged_by_its_seconds_for_each_byte() -> None:
-    cache: HotCache[str] = HotCache(1000)
+    cache: CostAwareCache[str] = CostAwareCache(1000)
     cache.put("large and slow", "a", 900, 9.0)
     assert cache.put("small and dense", "b", 200, 4.0)
     assert "large and slow" not in cache
 
 
 def test_a_refused_item_costs_nobody_their_place() -> None:
-    cache: HotCache[str] = HotCache(200)
+    cache: CostAwareCache[str] = CostAwareCache(200)
     cache.put("a", "a", 100, 0.1)
     cache.put("b", "b", 100, 100.0)
     assert not cache.put("wide", "w", 200, 50.0)
@@ -128,7 +128,7 @@ def test_a_refused_item_costs_nobody_their_place() -> None:
 
 
 def test_an_item_larger_than_the_cache_is_given_but_not_kept() -> None:
-    cache: HotCache[bytes] = HotCache(100)
+    cache: CostAwareCache[bytes] = CostAwareCache(100)
     cache.put("small", b"s", 60, 1.0)
     assert cache.get_or_build("large", lambda: b"x" * 101, len) == b"x" * 101
     assert "large" not in cache
@@ -137,7 +137,7 @@ def test_an_item_larger_than_the_cache_is_given_but_not_kept() -> None:
 
 
 def test_an_older_value_goes_even_if_the_new_one_is_not_kept() -> None:
-    cache: HotCache[str] = HotCache(100)
+    cache: CostAwareCache[str] = CostAwareCache(100)
     cache.put("a", "old", 50, 1.0)
     assert not cache.put("a", "new", 500, 1.0)
     assert cache.get("a") is None
@@ -145,7 +145,7 @@ def test_an_older_value_goes_even_if_the_new_one_is_not_kept() -> None:
 
 
 def test_without_a_known_cost_items_are_worth_what_is_usual() -> None:
-    cache: HotCache[str] = HotCache(300)
+    cache: CostAwareCache[str] = CostAwareCache(300)
     cache.put("dear", "a", 100, 10.0)
     cache.put("cheap", "b", 100, 0.001)
     cache.put("unknown", "c", 100)
@@ -155,7 +155,7 @@ def test_without_a_known_cost_items_are_worth_what_is_usual() -> None:
 
 
 def test_two_builders_of_one_key_build_once() -> None:
-    cache: HotCache[object] = HotCache(1000)
+    cache: CostAwareCache[object] = CostAwareCache(1000)
     started, go = threading.Event(), threading.Event()
     built: list[object] = []
 
@@ -189,7 +189,7 @@ class Watched(threading.Event):
 
 
 def test_a_value_that_is_too_large_to_keep_is_shared_with_who_waited() -> None:
-    cache: HotCache[list[int]] = HotCache(1)
+    cache: CostAwareCache[list[int]] = CostAwareCache(1)
     started, go = threading.Event(), threading.Event()
 
     def build() -> list[int]:
@@ -210,7 +210,7 @@ def test_a_value_that_is_too_large_to_keep_is_shared_with_who_waited() -> None:
 
 
 def test_when_a_build_fails_its_caller_hears_of_it_and_the_next_one_tries() -> None:
-    cache: HotCache[str] = HotCache(1000)
+    cache: CostAwareCache[str] = CostAwareCache(1000)
     started, go = threading.Event(), threading.Event()
 
     def fails() -> str:
@@ -230,7 +230,7 @@ def test_when_a_build_fails_its_caller_hears_of_it_and_the_next_one_tries() -> N
 
 
 def test_a_build_that_asks_for_itself_is_an_error_and_not_a_deadlock() -> None:
-    cache: HotCache[str] = HotCache(1000)
+    cache: CostAwareCache[str] = CostAwareCache(1000)
     with pytest.raises(ConfigError, match="for ever"):
         cache.get_or_build("a", lambda: cache.get_or_build("a", lambda: "x", 1), 1)
     assert cache.get_or_build("a", lambda: cache.get_or_build("b", lambda: "x", 1), 1) == "x"
@@ -238,13 +238,13 @@ def test_a_build_that_asks_for_itself_is_an_error_and_not_a_deadlock() -> None:
 
 def test_the_budget_is_charged_for_what_is_held() -> None:
     budget = MemoryBudget(1000)
-    cache: HotCache[str] = HotCache(600, budget=budget, owner="samples")
+    cache: CostAwareCache[str] = CostAwareCache(600, budget=budget, owner="samples")
     cache.put("a", "a", 200, 1.0)
     cache.put("b", "b", 300, 1.0)
     assert budget.by_owner() == {"samples": 500}
     cache.discard("a")
     assert budget.by_owner() == {"samples": 300}
-    other: HotCache[str] = HotCache(600, budget=budget, owner="samples")
+    other: CostAwareCache[str] = CostAwareCache(600, budget=budget, owner="samples")
     other.put("a", "a", 100, 1.0)
     assert budget.by_owner() == {"samples": 400}
     cache.close()
@@ -253,7 +253,7 @@ def test_the_budget_is_charged_for_what_is_held() -> None:
 
 def test_while_the_budget_is_lowered_the_cache_keeps_its_share_of_it() -> None:
     budget = MemoryBudget(1000)
-    cache: HotCache[str] = HotCache(800, budget=budget)
+    cache: CostAwareCache[str] = CostAwareCache(800, budget=budget)
     for key in range(8):
         cache.put(key, "x", 100, 1.0 + key)
     budget.shrink_to(500)
@@ -264,7 +264,7 @@ def test_while_the_budget_is_lowered_the_cache_keeps_its_share_of_it() -> None:
 
 
 def test_trimming_lets_go_of_the_least_worthy_first() -> None:
-    cache: HotCache[str] = HotCache(1000)
+    cache: CostAwareCache[str] = CostAwareCache(1000)
     for key, seconds in [("a", 3.0), ("b", 1.0), ("c", 2.0)]:
         cache.put(key, key, 100, seconds)
     assert cache.trim(250) == 100
@@ -274,7 +274,7 @@ def test_trimming_lets_go_of_the_least_worthy_first() -> None:
 
 
 def test_what_dies_with_an_item_may_use_the_cache() -> None:
-    cache: HotCache[object] = HotCache(100)
+    cache: CostAwareCache[object] = CostAwareCache(100)
 
     class Dying:
         def __del__(self) -> None:
@@ -291,12 +291,12 @@ def test_what_dies_with_an_item_may_use_the_cache() -> None:
 @pytest.mark.parametrize(
     ("mistake", "words"),
     [
-        (lambda: HotCache(-1), "max_bytes cannot be negative"),
-        (lambda: HotCache("2 KiB", budget=MemoryBudget("1 KiB")), "does not fit into a budget"),
-        (lambda: HotCache[int](10).put("a", 1, -1), "cannot be negative"),
-        (lambda: HotCache[int](10).put("a", 1, 1, float("nan")), "cost_seconds"),
-        (lambda: HotCache[int](10).put("a", 1, 1, -1.0), "cost_seconds"),
-        (lambda: HotCache[str](10).get_or_build("a", lambda: "text"), "a str has no nbytes"),
+        (lambda: CostAwareCache(-1), "max_bytes cannot be negative"),
+        (lambda: CostAwareCache("2 KiB", budget=MemoryBudget("1 KiB")), "does not fit into a budget"),
+        (lambda: CostAwareCache[int](10).put("a", 1, -1), "cannot be negative"),
+        (lambda: CostAwareCache[int](10).put("a", 1, 1, float("nan")), "cost_seconds"),
+        (lambda: CostAwareCache[int](10).put("a", 1, 1, -1.0), "cost_seconds"),
+        (lambda: CostAwareCache[str](10).get_or_build("a", lambda: "text"), "a str has no nbytes"),
     ],
 )
 def test_mistakes_are_named(mistake: object, words: str) -> None:
@@ -306,7 +306,7 @@ def test_mistakes_are_named(mistake: object, words: str) -> None:
 
 def test_many_threads_leave_it_consistent() -> None:
     budget = MemoryBudget(10_000)
-    cache: HotCache[int] = HotCache(1000, budget=budget)
+    cache: CostAwareCache[int] = CostAwareCache(1000, budget=budget)
     alive: dict[int, int] = {}
     lock = threading.Lock()
 
@@ -338,7 +338,7 @@ class Model(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.budget = MemoryBudget(10_000)
-        self.cache: HotCache[int] = HotCache(500, budget=self.budget)
+        self.cache: CostAwareCache[int] = CostAwareCache(500, budget=self.budget)
         self.known: dict[int, tuple[int, int]] = {}
         self.ages = [0.0]
 
@@ -382,7 +382,7 @@ TestModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 50)), max_size=200))
 def test_of_equal_seconds_for_each_byte_nothing_is_ever_above_the_limit(accesses: list[tuple[int, int]]) -> None:
-    cache: HotCache[int] = HotCache(100)
+    cache: CostAwareCache[int] = CostAwareCache(100)
     for key, nbytes in accesses:
         if cache.get(key) is None:
             cache.put(key, key + 1, nbytes, nbytes * 1e-6)
@@ -391,7 +391,7 @@ def test_of_equal_seconds_for_each_byte_nothing_is_ever_above_the_limit(accesses
 
 
 def test_looking_at_a_value_is_not_using_it() -> None:
-    cache: HotCache[str] = HotCache(100)
+    cache: CostAwareCache[str] = CostAwareCache(100)
     cache.put("a", "value", 10, 1.0)
     assert (cache.peek("a"), cache.peek("b")) == ("value", None)
     assert (cache.stats().hits, cache.stats().misses) == (0, 0)

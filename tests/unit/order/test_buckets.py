@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from penstock.errors import ConfigError, DataError
 from penstock.order.buckets import BucketOrder
 from penstock.order.overlong import Fit
-from penstock.order.plan import Feed, Plan
+from penstock.order.plan import Plan, PlanSource
 from penstock.order.samples import Samples
 
 Ints = npt.NDArray[np.int64]
@@ -80,7 +80,7 @@ def test_steps_of_a_plan_are_the_batches_and_are_found_again(
     if drop_last and len(lengths) < size:
         return
     order = order_of(lengths, size, seed=seed)
-    plan = Plan((Feed("rows", order),), size, drop_last=drop_last)
+    plan = Plan((PlanSource("rows", order),), size, drop_last=drop_last)
     steps = [plan.step(number) for number in range(plan.steps_in(0) + plan.steps_in(1))]
     epochs = [[row for step in steps if step.epoch == epoch for row in step.samples.rows.tolist()] for epoch in (0, 1)]
     for epoch, rows in enumerate(epochs):

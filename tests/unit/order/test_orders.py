@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from penstock.errors import ConfigError, DataError
 from penstock.order.overlong import Fit
-from penstock.order.sample_orders import BudgetOrder, ChopOrder, FittedOrder, Order, PackedOrder, Place, RowOrder
+from penstock.order.sample_orders import (
+    BudgetOrder,
+    ChopOrder,
+    FittedOrder,
+    Order,
+    OrderPosition,
+    PackedOrder,
+    RowOrder,
+)
 from penstock.order.samples import Samples
 
 
@@ -87,7 +95,7 @@ def test_counts_places_and_finding_agree_with_the_samples(kind: str, lengths: li
         place = order.place_of(epoch, number)
         assert order.number_of(place) == number
         assert list(order.window(place.epoch, place.window))[place.index] == sample
-    assert order.place_of(epoch, len(samples)) == Place(epoch + 1)
+    assert order.place_of(epoch, len(samples)) == OrderPosition(epoch + 1)
     for row in range(len(lengths)):
         found = order.find(epoch, row)
         assert found == [i for i, sample in enumerate(samples) if any(part[0] == row for part in sample)]

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
-from penstock.order.mixed import Together
+from penstock.order.mixed import MixedSteps
 from penstock.order.overlong import Fit
-from penstock.order.plan import Feed, Plan, Position, Step
+from penstock.order.plan import Plan, PlanSource, Position, Step
 from penstock.order.sample_orders import ChopOrder, FittedOrder, Order, PackedOrder, RowOrder
 from penstock.order.schedules import Schedule
 
@@ -60,13 +60,13 @@ def make_order(kind: str, lengths: list[int], seed: int = 0, name: str = "a", *,
 
 def alone(kind: str = "rows", rows: int = 23, size: int = 4, **more: Any) -> Plan:
     lengths = np.random.default_rng(rows).integers(1, 10, rows).tolist()
-    return Plan((Feed("a", make_order(kind, lengths)),), size, **more)
+    return Plan((PlanSource("a", make_order(kind, lengths)),), size, **more)
 
 
 def mixed(kind: str = "rows", size: int = 4, weights: dict[str, float] | None = None, **more: Any) -> Plan:
     limits = more.pop("max_epochs", {})
     feeds = tuple(
-        Feed(
+        PlanSource(
             name, make_order(kind, np.random.default_rng(n).integers(1, 10, n).tolist(), n, name), "", limits.get(name)
         )
         for name, n in {"a": 30, "b": 11, "c": 17}.items()
@@ -182,12 +182,12 @@ def test_epochs_hold_the_same_rows_in_another_order(kind: str) -> None:
 
 
 def test_without_shuffling_rows_come_as_they_stand() -> None:
-    plan = Plan((Feed("a", make_order("rows", [1] * 9, shuffle=False)),), 4)
+    plan = Plan((PlanSource("a", make_order("rows", [1] * 9, shuffle=False)),), 4)
     assert [step.samples.rows.tolist() for step in some(plan, 3)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
 
 
 def test_another_seed_is_another_order_and_another_plan() -> None:
-    one, other = (Plan((Feed("a", make_order("rows", [1] * 50, seed)),), 8) for seed in (1, 2))
+    one, other = (Plan((PlanSource("a", make_order("rows", [1] * 50, seed)),), 8) for seed in (1, 2))
     assert one.step(0).rows != other.step(0).rows
     assert one.fingerprint != other.fingerprint
 
@@ -219,8 +219,8 @@ def test_the_fingerprint_names_what_decides_the_steps_but_not_the_size_of_batche
         alone("packed"),
         alone("concat"),
         alone(drop_last=True),
-        Plan((Feed("b", plan.feeds[0].order),), 4),
-        Plan((Feed("a", plan.feeds[0].order, "other rows"),), 4),
+        Plan((PlanSource("b", plan.feeds[0].order),), 4),
+        Plan((PlanSource("a", plan.feeds[0].order, "other rows"),), 4),
         mixed(),
         mixed(weights={"a": 1, "b": 1, "c": 1}),
         mixed(stopping="never"),
@@ -417,7 +417,7 @@ def test_a_single_source_has_nothing_to_reweight() -> None:
             lambda: Plan((alone().feeds[0],) * 2, 4, schedule=Schedule.constant({"a": 1})),
             r"must differ, got \['a', 'a'\]",
         ),
-        (lambda: Plan((Feed("a", make_order("rows", [])),), 4), "no rows in 'a'"),
+        (lambda: Plan((PlanSource("a", make_order("rows", [])),), 4), "no rows in 'a'"),
         (lambda: alone(rows=3, size=4, drop_last=True), "has 3 samples, fewer than a global batch of 4"),
     ],
 )
@@ -443,7 +443,7 @@ def test_a_mixture_whose_sources_come_again_fills_any_batch(stopping: str) -> No
 
 def test_rows_without_a_token_are_nothing_to_train_on() -> None:
     with pytest.raises(ConfigError, match=r"nothing to train on|no tokens"):
-        Plan((Feed("a", make_order("concat", [0, 0, 0])),), 4)
+        Plan((PlanSource("a", make_order("concat", [0, 0, 0])),), 4)
 
 
 def test_a_mixture_that_never_stops_has_no_number_of_steps() -> None:
@@ -464,7 +464,7 @@ def test_a_mixture_that_never_stops_has_no_number_of_steps() -> None:
     ids=["weight 0", "weight 0 later", "used up in the first epoch"],
 )
 def test_an_epoch_does_not_wait_for_a_source_that_gives_nothing(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Together, "_draw", at_most(2000, Together._draw))
+    monkeypatch.setattr(MixedSteps, "_draw", at_most(2000, MixedSteps._draw))
     epochs = [step.epoch for step in some(plan, plan.steps_in(0) + plan.steps_in(1))]
     assert (plan.steps_in(0), plan.steps_in(1)) == (epochs.count(0), epochs.count(1))
     assert plan.steps_in(1) < 60

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from penstock.errors import ResumeError
 from penstock.files.states import with_checksum
 from penstock.order.overlong import Fit
-from penstock.order.plan import Feed, Plan, Position
+from penstock.order.plan import Plan, PlanSource, Position
 from penstock.order.sample_orders import PackedOrder, RowOrder
 from penstock.order.schedules import Schedule
 from penstock.order.states import from_state, to_state
@@ -41,11 +41,11 @@ class Lengths:
         raise NotImplementedError
 
 
-def feed(name: str, rows: int, *, packed: bool = False) -> Feed:
+def feed(name: str, rows: int, *, packed: bool = False) -> PlanSource:
     table = Lengths(np.random.default_rng(rows).integers(1, 9, rows).tolist())
     if packed:
-        return Feed(name, PackedOrder(table, Fit(9), window_rows=8, shuffle=True, seed=1, name=name))
-    return Feed(name, RowOrder(table, Fit(9), shuffle=True, seed=1, name=name))
+        return PlanSource(name, PackedOrder(table, Fit(9), window_rows=8, shuffle=True, seed=1, name=name))
+    return PlanSource(name, RowOrder(table, Fit(9), shuffle=True, seed=1, name=name))
 
 
 def alone(size: int = 4, *, packed: bool = False, **more: Any) -> Plan:
@@ -159,7 +159,7 @@ def test_edits_the_state_does_not_know_are_refused_naming_both_sides() -> None:
         alone(drop_last=True),
         mixed(),
         Plan((feed("b", 31),), 4),
-        Plan((Feed("a", feed("a", 31).order, "other content"),), 4),
+        Plan((PlanSource("a", feed("a", 31).order, "other content"),), 4),
     ],
 )
 def test_the_state_of_another_plan_is_refused_naming_both_sides(other: Plan) -> None:

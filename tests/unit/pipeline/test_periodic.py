@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from penstock.pipeline.periodic import Ticker
+from penstock.pipeline.periodic import PeriodicThread
 
 
 def test_the_work_is_done_again_and_again_until_it_is_stopped() -> None:
@@ -16,7 +16,7 @@ def test_the_work_is_done_again_and_again_until_it_is_stopped() -> None:
         if len(calls) == 3:
             third.set()
 
-    ticker = Ticker(0.001, work, name="tick")
+    ticker = PeriodicThread(0.001, work, name="tick")
     ticker.start()
     ticker.start()
     assert third.wait(20)
@@ -30,7 +30,7 @@ def test_the_work_is_done_again_and_again_until_it_is_stopped() -> None:
 
 def test_it_can_be_started_again() -> None:
     again = threading.Event()
-    ticker = Ticker(0.001, again.set)
+    ticker = PeriodicThread(0.001, again.set)
     for _ in range(2):
         again.clear()
         ticker.start()
@@ -47,7 +47,7 @@ def test_work_that_fails_is_logged_and_done_again(caplog: pytest.LogCaptureFixtu
             raise ValueError("no luck")
         second.set()
 
-    ticker = Ticker(0.001, work, name="tick")
+    ticker = PeriodicThread(0.001, work, name="tick")
     with caplog.at_level(logging.ERROR):
         ticker.start()
         assert second.wait(20)
@@ -63,14 +63,14 @@ def test_the_work_may_stop_it() -> None:
         ticker.stop()
         stopped.set()
 
-    ticker = Ticker(0.001, work)
+    ticker = PeriodicThread(0.001, work)
     ticker.start()
     assert stopped.wait(20)
 
 
 def test_nothing_is_done_before_the_first_interval_is_over() -> None:
     calls: list[int] = []
-    ticker = Ticker(1000.0, lambda: calls.append(1))
+    ticker = PeriodicThread(1000.0, lambda: calls.append(1))
     ticker.start()
     ticker.stop()
     assert calls == []

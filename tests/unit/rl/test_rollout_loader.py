@@ -19,7 +19,7 @@ from penstock.errors import ConfigError, DataError, ResumeError
 from penstock.files.states import with_checksum
 from penstock.loaders.rollout import RolloutDataLoader
 from penstock.rl import advantages as known
-from penstock.rl.compute import ESTIMATORS, AdvantageSpec, KLPenalty, Overlong
+from penstock.rl.compute import ESTIMATORS, AdvantageSpec, KLPenalty, OverlongPenalty
 from penstock.rl.options import RolloutKeywords, RolloutOptions
 
 SIZES = (4, 2, 3, 4, 2, 4, 2, 3, 4, 4)
@@ -152,7 +152,7 @@ def test_penalties_change_rewards_before_advantages_are_computed() -> None:
     shaped = rewards + known.overlong_penalty(lengths, 8, 4, penalty=2.0) - 0.1 * ((ours - theirs) * mask).sum(1)
     wanted = known.rloo(shaped, [r["group"] for r in rollouts])
     spec = AdvantageSpec(
-        estimator="rloo", kl=KLPenalty(beta=0.1), overlong=Overlong(max_length=8, buffer=4, penalty=2.0)
+        estimator="rloo", kl=KLPenalty(beta=0.1), overlong=OverlongPenalty(max_length=8, buffer=4, penalty=2.0)
     )
     for batch in make(rollouts, estimator=spec):
         for row, name in enumerate(batch.ids):

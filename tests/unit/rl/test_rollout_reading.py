@@ -17,10 +17,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.arrays.ragged import Ragged
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.rl.read.rollouts import TextRule, read_rollouts
 from penstock.rl.rollout import Rollout
-from penstock.rl.table import Ragged, RolloutTable
+from penstock.rl.table import RolloutTable
 from penstock.transforms.tokenization import ByteTokenizer
 
 TOKENIZER = ByteTokenizer(special=("<bos>", "<eos>", "<pad>", "<|im_start|>", "<|im_end|>"))

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from penstock.arrays.ragged import Ragged
 from penstock.errors import ConfigError, DataError
 from penstock.loaders.rollout import RolloutDataLoader
 from penstock.rl.advantages import groups as group_rules
@@ -22,7 +23,7 @@ from penstock.rl.live import LiveBuffer
 from penstock.rl.queue import RolloutQueue
 from penstock.rl.read.rollouts import read_rollouts
 from penstock.rl.rollout import Rollout
-from penstock.rl.table import Ragged, RolloutTable
+from penstock.rl.table import RolloutTable
 
 Rows = list[dict[str, Any]]
 

@@ -16,7 +16,7 @@ from penstock.errors import ConfigError, DataError
 from penstock.loaders.rollout import RolloutDataLoader
 from penstock.rl import spec as specs
 from penstock.rl.advantages import aggregate_loss
-from penstock.rl.compute import AdvantageSpec, Overlong
+from penstock.rl.compute import AdvantageSpec, OverlongPenalty
 
 
 def make(rollouts: list[dict[str, Any]], **more: Any) -> RolloutDataLoader:
@@ -70,7 +70,7 @@ def test_a_response_that_is_cut_keeps_its_rewards_and_its_length() -> None:
     batch = one(rollouts, estimator="reward_to_go", **cut)
     assert batch.advantages[:, 0].tolist() == batch.rewards.tolist() == [4.0, 10.0]
     assert batch.as_verl()["token_level_scores"][1].tolist() == [0.0] * 7 + [10.0]
-    rule = AdvantageSpec(estimator="rloo", overlong=Overlong(max_length=10, buffer=4))
+    rule = AdvantageSpec(estimator="rloo", overlong=OverlongPenalty(max_length=10, buffer=4))
     assert one(rollouts, estimator=rule, **cut).metadata["shaped_rewards"].tolist() == [4.0, 9.0]
 
 

@@ -14,12 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.arrays.ragged import Ragged
 from penstock.batching.backends import BACKENDS, get_backend
 from penstock.batching.collate import FIELDS
 from penstock.errors import ConfigError
 from penstock.rl.batch import RolloutBatch
 from penstock.rl.collate import RolloutForm, assemble
-from penstock.rl.table import Ragged, RolloutTable
+from penstock.rl.table import RolloutTable
 from rollout_tables import make_table, tables
 
 HOMES = {"numpy": "numpy", "torch": "torch", "mlx": "mlx.core", "jax": "jax"}

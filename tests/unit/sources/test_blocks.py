@@ -11,20 +11,24 @@ from hypothesis import strategies as st
 from penstock.errors import DataError, ResumeError
 from penstock.files.records import CsvRecords, Cutter, Lines
 from penstock.memory.pool import BufferPool
-from penstock.sources.blocks import BlockReader, Layout, Place, RawBlock
+from penstock.sources.blocks import BlockPosition, BlockReader, FileLayout, RawBlock
 
 
 def reader(
-    *paths: Path, cutter: Cutter | None = None, limit: int = 1 << 20, place: Place | None = None, empty: bool = False
+    *paths: Path,
+    cutter: Cutter | None = None,
+    limit: int = 1 << 20,
+    place: BlockPosition | None = None,
+    empty: bool = False,
 ) -> BlockReader:
-    layout = Layout(0, cutter or Lines())
+    layout = FileLayout(0, cutter or Lines())
     return BlockReader(
         paths,
         lambda number: layout,
         pool=BufferPool("1 MiB"),
         max_row_bytes=limit,
         allow_empty=empty,
-        place=place or Place(),
+        place=place or BlockPosition(),
     )
 
 
@@ -114,7 +118,7 @@ def test_a_record_that_is_too_long_and_the_last_ends_the_file(tmp_path: Path) ->
         blocks.next(100)
     blocks.skip_bad()
     [block] = everything(blocks, 100)
-    assert (block.place, block.data.to_pybytes()) == (Place(1), b"two\n")
+    assert (block.place, block.data.to_pybytes()) == (BlockPosition(1), b"two\n")
 
 
 def test_where_a_newline_need_not_end_a_record_a_long_one_costs_the_rest_of_the_file(tmp_path: Path) -> None:
@@ -166,7 +170,7 @@ def test_a_cut_gzip_gives_its_whole_records_and_then_the_error_again_and_again(t
 def test_a_file_that_became_shorter_is_not_the_one_that_was_saved(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"one\n")
     with pytest.raises(ResumeError, match=r"a\.txt has 4 bytes now, and byte 100 of it was asked for"):
-        reader(tmp_path / "a.txt", place=Place(0, 100, 3)).next(10)
+        reader(tmp_path / "a.txt", place=BlockPosition(0, 100, 3)).next(10)
 
 
 def test_empty_files_are_refused_or_passed_over(tmp_path: Path) -> None:
@@ -188,8 +192,10 @@ def test_memory_for_blocks_is_used_again(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"0123456789\n" * 50_000)
     pool = BufferPool("4 MiB")
-    layout = Layout(0, Lines())
-    blocks = BlockReader([path], lambda number: layout, pool=pool, max_row_bytes=1000, allow_empty=False, place=Place())
+    layout = FileLayout(0, Lines())
+    blocks = BlockReader(
+        [path], lambda number: layout, pool=pool, max_row_bytes=1000, allow_empty=False, place=BlockPosition()
+    )
     while (block := blocks.next(8192)) is not None:
         del block
     assert pool.stats().allocated <= 4

@@ -20,7 +20,7 @@ from penstock.files.listing import list_files
 from penstock.sinks import JsonlSink, MemorySink
 from penstock.sources import CsvSource, JsonlSource, MemorySource, ParquetSource, open_source
 from penstock.sources import by_suffix as opening
-from penstock.sources.splits import cut_into_stretches, open_stretch
+from penstock.sources.splits import open_split, split_input
 from penstock.store.lineage import content_key
 
 Write = Callable[[pa.Table, Path], None]
@@ -93,8 +93,8 @@ def test_stretches_have_the_columns_of_directories(tmp_path: Path, suffix: str) 
     put(tmp_path, "lang=de", suffix, text=["b"])
     source = open_source(tmp_path)
     found = []
-    for stretch in cut_into_stretches(source, 1 << 20):
-        reader = open_stretch(source, stretch)
+    for stretch in split_input(source, 1 << 20):
+        reader = open_split(source, stretch)
         while (cut := reader.cut(10, 1 << 20)) is not None:
             found += reader.decode(cut).batch.to_pylist()
         reader.close()

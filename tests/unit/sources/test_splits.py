@@ -15,20 +15,20 @@ from hypothesis import strategies as st
 
 from penstock.errors import ConfigError, DataError
 from penstock.sources import ArrowSource, CsvSource, IteratorSource, JsonlSource, ParquetSource, TextSource
-from penstock.sources.splits import Stretch, cut_into_stretches, input_files, open_stretch
+from penstock.sources.splits import InputSplit, input_files, open_split, split_input
 
 
-def rows_of(source: Any, stretch: Stretch, records: int = 1 << 30, nbytes: int = 1 << 30) -> list[tuple[int, str]]:
+def rows_of(source: Any, stretch: InputSplit, records: int = 1 << 30, nbytes: int = 1 << 30) -> list[tuple[int, str]]:
     """(place, text) of a stretch, read with these limits."""
     found: list[tuple[int, str]] = []
-    with closing(open_stretch(source, stretch)) as reader:
+    with closing(open_split(source, stretch)) as reader:
         while (cut := reader.cut(records, nbytes)) is not None:
             rows = reader.decode(cut)
             found += zip(rows.places.tolist(), rows.batch.column("text").to_pylist())
     return found
 
 
-def all_rows(source: Any, stretches: Sequence[Stretch]) -> list[tuple[int, str]]:
+def all_rows(source: Any, stretches: Sequence[InputSplit]) -> list[tuple[int, str]]:
     return [row for stretch in stretches for row in rows_of(source, stretch)]
 
 
@@ -51,7 +51,7 @@ def test_a_line_belongs_to_the_stretch_it_begins_in(
     for line in data.removesuffix("\n").split("\n") if data else []:
         expected.append((places, line))
         places += len(line.encode()) + 1
-    stretches = cut_into_stretches(source, target)
+    stretches = split_input(source, target)
     assert sum(stretch.nbytes for stretch in stretches) == len(data.encode())
     assert all_rows(source, stretches) == expected
     for stretch in stretches:
@@ -68,10 +68,10 @@ def test_a_reader_opened_where_another_stood_cuts_the_same(
     path = tmp_path / "a.jsonl"
     path.write_text("".join(f'{{"text": "{"x" * size}"}}\n' + "\n" * (size % 3) for size in sizes), "utf-8")
     source = JsonlSource(path)
-    for stretch in cut_into_stretches(source, target):
-        with closing(open_stretch(source, stretch)) as whole:
+    for stretch in split_input(source, target):
+        with closing(open_split(source, stretch)) as whole:
             while True:
-                with closing(open_stretch(source, stretch, whole.at)) as again:
+                with closing(open_split(source, stretch, whole.at)) as again:
                     one, other = whole.cut(records, nbytes), again.cut(records, nbytes)
                 assert (one is None) == (other is None)
                 if one is None or other is None:
@@ -89,10 +89,10 @@ def test_columnar_files_are_cut_between_groups(tmp_path: Path) -> None:
     expected = list(enumerate(table.column("text").to_pylist()))
     for source in (ParquetSource(tmp_path / "a.parquet"), ArrowSource(tmp_path / "a.arrow")):
         for target in (1, 300, 1 << 20):
-            stretches = cut_into_stretches(source, target)
+            stretches = split_input(source, target)
             assert all(stretch.start % 10 == 0 for stretch in stretches)
             assert all_rows(source, stretches) == expected
-        assert len(cut_into_stretches(source, 1)) == 10
+        assert len(split_input(source, 1)) == 10
         assert rows_of(source, stretches[0], records=7) == expected
 
 
@@ -100,7 +100,7 @@ def test_a_file_that_cannot_be_cut_is_one_stretch(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text('text\n"one\nline"\n"two"\n', "utf-8")
     source = CsvSource(path)
-    (stretch,) = cut_into_stretches(source, 1)
+    (stretch,) = split_input(source, 1)
     assert [text for _, text in rows_of(source, stretch, records=1)] == ["one\nline", "two"]
 
 
@@ -110,10 +110,10 @@ def test_rows_have_the_types_of_their_own_stretch(tmp_path: Path) -> None:
         '{"text": "a long one, longer than the other", "n": 1}\n{"text": "b", "n": "x", "late": true}\n', "utf-8"
     )
     source = JsonlSource(path)
-    first, second = cut_into_stretches(source, 50)
+    first, second = split_input(source, 50)
     kinds = []
     for stretch in (first, second):
-        with closing(open_stretch(source, stretch)) as reader:
+        with closing(open_split(source, stretch)) as reader:
             cut = reader.cut(10, 1 << 20)
             assert cut is not None
             kinds.append(reader.decode(cut).batch.schema)
@@ -127,8 +127,8 @@ def test_damage_is_told_behind_the_last_good_row_and_can_be_passed_over(tmp_path
     path = tmp_path / "a.txt"
     path.write_text("a\nb\n" + "x" * 100 + "\nc\n", "utf-8")
     source = TextSource(path, max_row_bytes=50)
-    (stretch,) = cut_into_stretches(source, 1 << 20)
-    with closing(open_stretch(source, stretch)) as reader:
+    (stretch,) = split_input(source, 1 << 20)
+    with closing(open_split(source, stretch)) as reader:
         cut = reader.cut(10, 1 << 20)
         assert cut is not None
         assert cut.records == 2

@@ -12,7 +12,7 @@ import penstock.store.writer as writer_module
 from penstock.errors import ConfigError, DataError
 from penstock.files.locks import FileLock
 from penstock.store import Lineage, StoreWriter, append, checkout, diff, open_store, prune, versions
-from penstock.store.versions import lock_of
+from penstock.store.history import lock_of
 
 
 def rows(first: int, count: int) -> pa.RecordBatch:

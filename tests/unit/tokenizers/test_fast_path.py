@@ -7,6 +7,7 @@ import pickle
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -55,12 +56,12 @@ def spoil(monkeypatch: pytest.MonkeyPatch, wrong: bytes) -> list[int]:
 
     def spoiled(self: Backends, data: Any) -> Any:
         rows = encode(self, data)
-        calls.append(len(data.bounds) - 1)
+        calls.append(len(data.offsets) - 1)
         values = rows.values.copy()
-        for row, (start, stop) in enumerate(zip(data.bounds, data.bounds[1:])):
+        for row, (start, stop) in enumerate(zip(data.offsets, data.offsets[1:])):
             if wrong in data.data[start:stop].tobytes():
-                values[rows.bounds[row]] += 1
-        return rows._replace(values=values)
+                values[rows.offsets[row]] += 1
+        return replace(rows, values=values)
 
     monkeypatch.setattr(Backends, "encode", spoiled)
     return calls
@@ -147,7 +148,7 @@ def test_a_pipeline_that_skips_bad_rows_does_not_skip_a_difference(
 
     def wrong(self: Backends, data: Any) -> Any:
         rows = encode(self, data)
-        return rows._replace(values=rows.values + (b"turbine" in data.data.tobytes()))
+        return replace(rows, values=rows.values + (b"turbine" in data.data.tobytes()))
 
     monkeypatch.setattr(Backends, "encode", wrong)
     values = [*["the water"] * 1000, *sampled()]
@@ -216,10 +217,10 @@ def test_long_rows_are_compared_at_both_ends(monkeypatch: pytest.MonkeyPatch, pl
     def wrong(self: Backends, data: Any) -> Any:
         rows = encode(self, data)
         values = rows.values.copy()
-        for start, stop in zip(rows.bounds, rows.bounds[1:]):
+        for start, stop in zip(rows.offsets, rows.offsets[1:]):
             if stop - start > 1000:
                 values[start + 20 if place == "head" else stop - 20] += 1
-        return rows._replace(values=values)
+        return replace(rows, values=values)
 
     monkeypatch.setattr(Backends, "encode", wrong)
     tokenizer = fresh()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.fsqueue.split_reader import Counts
+from penstock.fsqueue.split_reader import ReadCounts
 from penstock.trainer.loop import Trainer
 from penstock.trainer.progress import Progress
 from penstock.trainer.settings import TrainSettings
@@ -55,7 +55,7 @@ class FakeConsumer:
         self.commits: list[dict[str, int]] = []
         self.settings: dict[str, Any] = {}
         self.queue_dir = Path("queue")
-        self.seen = Counts()
+        self.seen = ReadCounts()
 
     def schema(self, split: str) -> list[dict[str, Any]] | None:
         return self.meta.get("batch_schema")
@@ -73,7 +73,7 @@ class FakeConsumer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.position = positions(state)
 
-    def counts(self, split: str = "train") -> Counts:
+    def counts(self, split: str = "train") -> ReadCounts:
         return self.seen
 
     def commit(self, state: Mapping[str, Any] | None = None) -> None:

@@ -98,7 +98,7 @@ class Layout:
         """For which of these rows the conditions are met."""
         met = np.ones(len(rows), np.bool_)
         for hole, question, given, answer in self.conditions:
-            at = flat.bounds[rows] + hole.message
+            at = flat.offsets[rows] + hole.message
             if question == "filled" and not hole.strips:
                 found = flat.lengths[at] > 0
             elif question == "filled" and hole.strips == SAYS:
@@ -119,7 +119,7 @@ class Flat:
     """Of the contents, in bytes."""
     says: npt.NDArray[np.bool_]
     """Which contents have more to them than white space."""
-    bounds: Ints
+    offsets: Ints
     """The messages of row i are `bounds[i]` to `bounds[i + 1]`."""
     kinds: list[bytes | None]
     """For each row its roles and flags, encoded; None where there is more to it than roles and text."""
@@ -160,7 +160,7 @@ def filled(flat: Flat, chosen: Sequence[tuple[Layout, Ints]]) -> tuple[Ints, Spa
     Each fixed text and the hole behind it are a slot, the last of a row with nothing in it. The slots of all rows, one
     behind the other, are the texts of all rows, one behind the other.
     """
-    rows = len(flat.bounds) - 1
+    rows = len(flat.offsets) - 1
     slots, marked = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
     for layout, of in chosen:
         slots[of], marked[of] = len(layout.text.fixed), len(layout.spans)
@@ -175,7 +175,7 @@ def filled(flat: Flat, chosen: Sequence[tuple[Layout, Ints]]) -> tuple[Ints, Spa
         at = slot_at[of][:, None] + np.arange(len(layout.text.fixed))
         codes[at] = [fixed.setdefault(text, len(fixed)) for text in layout.text.fixed]
         kinds[at[:, :-1]] = [strips.setdefault(hole.strips, len(strips)) for hole in layout.text.holes]
-        message[at[:, :-1]] = flat.bounds[of][:, None] + np.array([hole.message for hole in layout.text.holes], int)
+        message[at[:, :-1]] = flat.offsets[of][:, None] + np.array([hole.message for hole in layout.text.holes], int)
         spans = span_at[of][:, None] + np.arange(len(layout.spans))
         for places, end in ((starts, 0), (stops, 1)):
             found = [span[end] for span in layout.spans]

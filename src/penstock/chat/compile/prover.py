@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.chat.compile.layouts import SAYS, Flat, Hole, Layout, Place, Text, filled
-from penstock.chat.compile.symbols import Symbol, Watch
+from penstock.chat.compile.symbols import Symbol, SymbolWatch
 from penstock.chat.marks import END, START, unmarked
 from penstock.chat.messages import ROLES, Conversation
 from penstock.chat.render import EVERYTHING, Renderer
@@ -72,7 +72,7 @@ class Layouts:
         """The rows whose text is known beyond doubt, their texts and spans, and where the prompt of each span ends."""
         kinds: dict[bytes, list[int]] = {}
         total = np.concatenate(([0], np.cumsum(flat.lengths)))
-        short = (np.diff(total[flat.bounds]) <= MAX_ROW_BYTES).tolist()
+        short = (np.diff(total[flat.offsets]) <= MAX_ROW_BYTES).tolist()
         for row, kind in enumerate(flat.kinds):
             if kind is not None and short[row]:
                 kinds.setdefault(kind, []).append(row)
@@ -95,7 +95,7 @@ class Layouts:
         while len(rows) and known.tries < TRIES and self.possible:
             known.tries += 1
             self._proofs += 1
-            first, stop = flat.bounds[rows[0]], flat.bounds[rows[0] + 1]
+            first, stop = flat.offsets[rows[0]], flat.offsets[rows[0] + 1]
             proven = self.proven(kind, flat.contents[first:stop].to_pylist())
             if proven is None:
                 break
@@ -108,7 +108,7 @@ class Layouts:
     def proven(self, kind: bytes, contents: Sequence[str]) -> Layout | None:
         """The layout of conversations of this kind that are like the given one, if it can be proven."""
         roles, _, flags = kind.partition(FLAGGED)
-        watch = Watch(contents)
+        watch = SymbolWatch(contents)
         messages = [{"role": ROLES[role], "content": Symbol(watch, (Hole(i),))} for i, role in enumerate(roles)]
         conversation = Conversation(messages, flags=[(None, False, True)[flag] for flag in flags] or None)
         try:
@@ -116,7 +116,7 @@ class Layouts:
         except Exception:  # noqa: BLE001 - whatever the template objects to, it will say of the row itself
             return None
 
-    def _proven(self, conversation: Conversation, watch: Watch) -> Layout:
+    def _proven(self, conversation: Conversation, watch: SymbolWatch) -> Layout:
         renderer = self.renderer
         everything = renderer.train_on == EVERYTHING
         trained = renderer.trained(conversation)
@@ -244,7 +244,7 @@ def _hole_of(text: Text, i: int) -> int:
     return found[0]
 
 
-def _check_holes(text: Text, messages: int, watch: Watch) -> None:
+def _check_holes(text: Text, messages: int, watch: SymbolWatch) -> None:
     """Every content is in the text, once and in order, with nothing but white space gone from its ends."""
     written = [hole.message for hole in text.holes]
     if any(one >= other for one, other in pairwise(written)):

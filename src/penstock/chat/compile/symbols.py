@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from penstock.chat.compile.layouts import QUESTIONS, Hole, stripped
 
-__all__ = ["MAX_PARTS", "LeakError", "Symbol", "Watch", "leak"]
+__all__ = ["MAX_PARTS", "LeakError", "Symbol", "SymbolWatch", "reject"]
 
 MAX_PARTS = 4096
 
@@ -16,7 +16,7 @@ class LeakError(Exception):
     """A template wants to know something of a content that cannot be noted."""
 
 
-class Watch:
+class SymbolWatch:
     """The contents of one real conversation, and what a template asked about them."""
 
     def __init__(self, contents: Sequence[str]) -> None:
@@ -34,7 +34,7 @@ class Symbol:
 
     __slots__ = ("parts", "watch")
 
-    def __init__(self, watch: Watch, parts: Sequence[str | Hole]) -> None:
+    def __init__(self, watch: SymbolWatch, parts: Sequence[str | Hole]) -> None:
         if len(parts) > MAX_PARTS:
             raise LeakError(f"a text of more than {MAX_PARTS} pieces")
         self.watch, self.parts = watch, tuple(parts)
@@ -56,16 +56,16 @@ class Symbol:
         return self.watch.ask(self._only(), "has", _text(other))
 
     def __hash__(self) -> int:
-        leak()
+        reject()
 
     def __str__(self) -> str:
-        leak()
+        reject()
 
     def __repr__(self) -> str:
-        leak()
+        reject()
 
     def __format__(self, form: str) -> str:
-        leak()
+        reject()
 
     def startswith(self, beginning: object) -> bool:
         return self.watch.ask(self._only(), "starts", _text(beginning))
@@ -112,7 +112,7 @@ class Symbol:
 def _text(value: object) -> str:
     """A text that a content can be compared with: any that could be one, but the empty one, which is in all."""
     if type(value) is not str or not value:
-        leak()
+        reject()
     _encoded(value)
     return value
 
@@ -125,8 +125,8 @@ def _encoded(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        leak()
+        reject()
 
 
-def leak() -> NoReturn:
+def reject() -> NoReturn:
     raise LeakError("the template looks at a content")

@@ -20,7 +20,7 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from penstock.chat.compile.layouts import Hole
-from penstock.chat.compile.symbols import MAX_PARTS, LeakError, Symbol, leak
+from penstock.chat.compile.symbols import MAX_PARTS, LeakError, Symbol, reject
 from penstock.chat.sandbox import Sandbox, added, allowance, joined, sandboxed
 
 __all__ = ["Tracer", "tracer"]
@@ -51,7 +51,7 @@ PASSING = frozenset(
 """Filters that look at what a list holds only through tests and other filters."""
 
 
-class Written(str):
+class TracedText(str):
     """What stands for a symbol in the output. Stays what it is when it is made a text."""
 
     symbol: Symbol
@@ -84,24 +84,24 @@ class TracingSandbox(Sandbox):
             return function(*args, **given)
         passing = isinstance(function, Macro) or function is Namespace or type(_owner(function)) is dict
         if not passing and _has_symbol((args, given)):
-            leak()
+            reject()
         return super().call(context, function, *args, **kwargs)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         if type(obj) is not Symbol:
             return super().getattr(obj, attribute)
         if attribute not in ("strip", "lstrip", "rstrip", "startswith", "endswith"):
-            leak()
+            reject()
         return Method(obj, attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
         if type(obj) is Symbol or type(argument) is Symbol:
-            leak()
+            reject()
         return super().getitem(obj, argument)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if _has_symbol((left, right)):
-            leak()
+            reject()
         return super().call_binop(context, operator, left, right)
 
 
@@ -144,7 +144,7 @@ class Tracer:
         context = self._template.new_context({**variables, **allowance()})
         parts: list[str | Hole] = []
         for part in self._template.root_render_func(context):
-            if isinstance(part, Written):
+            if isinstance(part, TracedText):
                 parts += part.symbol.parts
             else:
                 parts.append(part)
@@ -183,7 +183,7 @@ def _careful(filter_: Callable[..., Any], *, passing: bool) -> Callable[..., Any
     def careful(*args: Any, **kwargs: Any) -> Any:
         given = (*args[skipped:], *kwargs.values())
         if any(type(value) is Symbol for value in given) if passing else _has_symbol(given):
-            leak()
+            reject()
         return filter_(*args, **kwargs)
 
     return careful
@@ -201,7 +201,7 @@ def _careful_test(name: str, test: Any) -> Any:
             return OF_EVERY_TEXT[name]
         # Only of what kind a value is, these ask: what a list or a message holds does not matter to them.
         if any(type(value) is Symbol for value in given) if name in OF_EVERY_TEXT else _has_symbol((given, kwargs)):
-            leak()
+            reject()
         return test(*args, **kwargs)
 
     return careful
@@ -219,7 +219,7 @@ def _has_symbol(value: Any) -> bool:
 def _finalized(value: Any) -> Any:
     if type(value) is not Symbol:
         return value
-    written = Written()
+    written = TracedText()
     written.symbol = value
     return written
 
@@ -236,12 +236,12 @@ def _added(terms: list[Any]) -> Any:
     if symbol is None:
         return added(terms)
     if not all(type(term) in (Symbol, str) for term in terms):
-        leak()
+        reject()
     return _joined(terms)
 
 
 def _plain(value: Any) -> Any:
-    return leak() if type(value) is Symbol else value
+    return reject() if type(value) is Symbol else value
 
 
 def _trim(value: Any, chars: Any = None) -> Any:
@@ -253,7 +253,7 @@ def _string(value: Any) -> Any:
 
 
 def _known(value: Any) -> Any:
-    return leak() if _has_symbol(value) else value
+    return reject() if _has_symbol(value) else value
 
 
 def _pieces(part: Any) -> Sequence[str | Hole]:

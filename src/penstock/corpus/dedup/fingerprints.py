@@ -34,7 +34,7 @@ def fingerprints(array: pa.Array, rows_before: int = 0) -> Words:
         native = _native() if rows_before >= WORTH_NUMBA else None
         if native is not None:
             words: Words = np.empty((len(array), 2), np.uint64)
-            native.digests(frozen(text.data), frozen(text.bounds.astype(np.int64, copy=False)), words)
+            native.digests(frozen(text.data), frozen(text.offsets.astype(np.int64, copy=False)), words)
         else:
             words = _joined([_of_bytes(text, start) for start in range(0, len(array), _ROWS)])
     else:
@@ -45,7 +45,7 @@ def fingerprints(array: pa.Array, rows_before: int = 0) -> Words:
 
 def _of_bytes(text: Utf8, start: int) -> Words:
     digest, view = xxhash.xxh3_128_digest, text.data.data
-    bounds = text.bounds[start : start + _ROWS + 1].tolist()
+    bounds = text.offsets[start : start + _ROWS + 1].tolist()
     return _words([digest(view[begin:end]) for begin, end in pairwise(bounds)])
 
 

@@ -67,9 +67,9 @@ class MinHash:
 
     def keys(self, text: Utf8) -> tuple[Words, np.ndarray[Any, np.dtype[np.bool_]]]:
         """A row of band keys for each text, none of them 0; and which texts have words at all."""
-        rows = len(text.bounds) - 1
+        rows = len(text.offsets) - 1
         keys, worded = np.empty((rows, self.bands), np.uint64), np.empty(rows, np.bool_)
-        data, bounds = frozen(text.data), frozen(text.bounds.astype(np.int64, copy=False))
+        data, bounds = frozen(text.data), frozen(text.offsets.astype(np.int64, copy=False))
         for start in range(0, rows, _ROWS):
             part = slice(start, start + _ROWS)
             minima = self._minima(data, bounds[start : start + _ROWS + 1])

@@ -110,7 +110,7 @@ def _character(char: str) -> int:
 def shingles(text: Utf8, ngram: int) -> Shingles:
     """The shingles of every row."""
     hashes, rows = _words(text)
-    per_row = np.bincount(rows, minlength=len(text.bounds) - 1)
+    per_row = np.bincount(rows, minlength=len(text.offsets) - 1)
     rank = np.arange(len(hashes)) - np.repeat(np.cumsum(per_row) - per_row, per_row)
     sums = np.zeros(len(hashes), np.uint64)
     factor = 1

@@ -28,7 +28,7 @@ from penstock.files.filesystems import require_local
 from penstock.files.states import with_checksum
 from penstock.pipeline.stages import State, Transform
 from penstock.transforms.columns import append, as_names, column, keep_rows
-from penstock.transforms.counts import Counting
+from penstock.transforms.counts import CountingTransform
 from penstock.transforms.text import Lower, NormalizeUnicode, NormalizeWhitespace, as_text
 
 __all__ = ["Dedup", "ExactDedup", "MinHashDedup", "dedup_stages"]
@@ -37,7 +37,7 @@ _STEPS = {"lower": Lower, "whitespace": NormalizeWhitespace, "unicode": Normaliz
 _BUDGET_SHARE = 6  # this part of the budget is for what was seen
 
 
-class Dedup(Counting):
+class Dedup(CountingTransform):
     """Drops every row with a key that an earlier row had, and counts it under `reason`.
 
     The base of `ExactDedup` and `MinHashDedup`. Making the keys is most of the work and needs no order:

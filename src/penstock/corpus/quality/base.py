@@ -13,13 +13,13 @@ import xxhash
 from penstock.arrays.text import flags
 from penstock.corpus.quality.measures import Codes, WordRule
 from penstock.transforms.columns import as_names, brief, column, keep_rows
-from penstock.transforms.counts import Counting
+from penstock.transforms.counts import CountingTransform
 from penstock.transforms.text import as_text
 
 __all__ = ["TextFilter", "as_limit", "as_limits", "as_words", "grams"]
 
 
-class TextFilter(Counting):
+class TextFilter(CountingTransform):
     """A filter of rows by one text column. Rows left out are counted as `"<name>: <reason>"`, null text as `null`."""
 
     name: ClassVar[str]

@@ -13,16 +13,16 @@ from penstock.batching.batch import TrainingBatch
 from penstock.batching.collate import collate, width
 from penstock.batching.options import Options
 from penstock.errors import ConfigError
-from penstock.loaders.plan_engine import Indexed, Share
+from penstock.loaders.plan_engine import PlanEngine, Share
 from penstock.loaders.preferences.batch import PreferenceBatch
 from penstock.loaders.preferences.mismatch import Mismatched, collate_mismatched, partners_of
-from penstock.loaders.sampling import Stock
+from penstock.loaders.sampling import LoaderSource
 from penstock.order.plan import Step
 from penstock.order.samples import Samples
 from penstock.store.gather import Placed, TokenTable
 from penstock.store.sides import PairTable, read_column
 
-__all__ = ["PreferenceIndexed"]
+__all__ = ["PreferenceEngine"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -39,12 +39,12 @@ class _Share(Share):
     lengths: tuple[Ints, ...]
 
 
-class PreferenceIndexed(Indexed):
+class PreferenceEngine(PlanEngine):
     """The batches of one rank of a plan over preferences, from any position on."""
 
     batch_class: type[TrainingBatch] = PreferenceBatch
 
-    def __init__(self, stock: Stock, options: Options, *, everything: bool, kl: bool) -> None:
+    def __init__(self, stock: LoaderSource, options: Options, *, everything: bool, kl: bool) -> None:
         super().__init__([stock], options)
         table = stock.inputs.table
         self._sides: tuple[TokenTable, ...] = (table, table.rejected) if isinstance(table, PairTable) else (table,)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-__all__ = ["Pace"]
+__all__ = ["RateLimit"]
 
 _SHORTEST_SLEEP = 0.002
 """Seconds: a system sleeps no shorter than that with any precision, so samples come a few at a time instead."""
@@ -14,7 +14,7 @@ _LOOK_SECONDS = 1.0
 _ENOUGH = 0.95
 
 
-class Pace:
+class RateLimit:
     """Counts samples as they are handed out, holds them back when they come faster than `target` a second, and
     measures: over the whole run, and over the last second or more.
 

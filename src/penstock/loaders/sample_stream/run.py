@@ -18,7 +18,7 @@ import pyarrow as pa
 from penstock.errors import ConfigError, DataError, PenstockError, ResumeError, StageError, StoppedError
 from penstock.files.states import StateFormat
 from penstock.loaders.sample_stream.arrow import is_packed, pack, unpack
-from penstock.loaders.sample_stream.pace import Pace
+from penstock.loaders.sample_stream.pace import RateLimit
 from penstock.memory import format_bytes
 from penstock.pipeline.metrics import StageMetrics, bottleneck
 from penstock.pipeline.pipeline import Pipeline
@@ -32,7 +32,7 @@ __all__ = [
     "IterableSource",
     "Run",
     "SampleSource",
-    "Window",
+    "SampleWindow",
     "buffer_hint",
     "engine_state",
     "rest_of",
@@ -94,7 +94,7 @@ def _of_items(items: Sequence[Any], depth: int) -> int:
     return sum(rough_bytes(each, depth) for each in items)
 
 
-class Window:
+class SampleWindow:
     """Room for `most` samples, of one run. Closing it wakes whoever waits, and there is no more."""
 
     def __init__(self, most: int) -> None:
@@ -165,7 +165,7 @@ _MUCH = 0.3
 """The share of the time from which something is worth naming."""
 
 
-def why_waiting(snapshot: Mapping[str, Any], window: Window | None, hint: str | None) -> str:
+def why_waiting(snapshot: Mapping[str, Any], window: SampleWindow | None, hint: str | None) -> str:
     """What a loop waits for that is not the one that sets the pace. `hint`: what `buffer_hint` says."""
     fetch = window.longest_fetch() if window is not None else None
     if fetch is not None and fetch[0] >= _LONG_SECONDS:
@@ -241,13 +241,13 @@ class Run:
         self._pipeline = pipeline
         self._stopped = threading.Event()
         self._signs = _Signs()
-        self._window = Window(buffer_size)
+        self._window = SampleWindow(buffer_size)
         weakref.finalize(self, self._window.stop).atexit = False
         self._source = pipeline.source if isinstance(pipeline.source, (SampleSource, IterableSource)) else None
         if self._source is not None:
             self._source.window = self._window
         self._hint = hint if isinstance(self._source, SampleSource) else None
-        self._pace = Pace(target, clock, sleep or self._stopped.wait, self._report_behind)
+        self._pace = RateLimit(target, clock, sleep or self._stopped.wait, self._report_behind)
         self._before = position["pipeline"]
         """The engine's state before the chunk that is handed out, of which `_taken` samples are."""
         self._taken = self._skip = position["skip"]
@@ -392,6 +392,7 @@ def _chunks(pipeline: Pipeline, signs: _Signs) -> Generator[tuple[pa.RecordBatch
         signs.ended.set()
         signs.made.release()
 
+
 def engine_state(pipeline: Pipeline) -> State | None:
     """None where the source has no state."""
     try:
@@ -440,7 +441,7 @@ class _Chunk:
 
     rows: range
     allowed: int
-    window: Window
+    window: SampleWindow
 
 
 class SampleSource(Source):
@@ -460,7 +461,7 @@ class SampleSource(Source):
         self._counting = threading.Lock()
         self.skipped: Counter[str] = Counter()
         """Rows left out of what was fetched so far, by reason."""
-        self.window = Window(1 << 62)
+        self.window = SampleWindow(1 << 62)
         """Set by whoever limits how many samples are on their way."""
 
     def size_hint(self) -> int | None:
@@ -639,7 +640,7 @@ class IterableSource(Source):
         self._row = self._first_row = 0
         self._allowed = _MOST_BYTES
         self._ended = False
-        self.window = Window(1 << 62)
+        self.window = SampleWindow(1 << 62)
 
     def fit_budget(self, nbytes: int) -> None:
         """What a chunk may take: room was made for rows like those before it, and these may be larger."""
@@ -686,7 +687,7 @@ class IterableSource(Source):
     def __repr__(self) -> str:
         return f"IterableSource({self._name})"
 
-    def _gather(self, count: int, window: Window) -> tuple[list[Any], bool]:
+    def _gather(self, count: int, window: SampleWindow) -> tuple[list[Any], bool]:
         """The next samples, and whether they are the last."""
         samples: list[Any] = []
         nbytes, me, since = 0, threading.get_ident(), time.monotonic()

@@ -18,19 +18,19 @@ from penstock.distributed.ranks import Rank
 from penstock.errors import ConfigError, DataError
 from penstock.loaders.profile import Stages
 from penstock.loaders.samples.batch import SampleBatch, converter_of
-from penstock.loaders.samples.columns import Columns
-from penstock.loaders.samples.datasets import Origin
+from penstock.loaders.samples.columns import SampleColumns
+from penstock.loaders.samples.datasets import SampleDataset
 from penstock.loaders.samples.layout import Form, Picked, assemble, blank, count_labels
 from penstock.loaders.samples.schema import IGNORE
 from penstock.order.plan import Step
 
-__all__ = ["LabelCounts", "Maker", "Micro"]
+__all__ = ["LabelCounts", "MicroBatch", "SampleCollator"]
 
 
 Ints = npt.NDArray[np.int64]
 
 
-class Micro:
+class MicroBatch:
     """One micro-batch: its rows on all ranks, and which of them are this rank's."""
 
     __slots__ = ("behind", "count", "high", "low", "number", "rows", "step")
@@ -64,10 +64,10 @@ _FILLED = 0.75
 """Batches are put together as one if at least this share of it is theirs."""
 
 
-class Maker:
+class SampleCollator:
     """Makes the batches of one rank; any number of threads at once."""
 
-    def __init__(self, origin: Origin, form: Form, options: Options, rank: Rank) -> None:
+    def __init__(self, origin: SampleDataset, form: Form, options: Options, rank: Rank) -> None:
         self.origin, self.form, self.options, self.rank = origin, form, options, rank
         self.stages: Stages | None = None
         """Where what is spent on making batches is added up, if anybody asks for it."""
@@ -77,7 +77,7 @@ class Maker:
         self._lock = threading.Lock()
         self.labels = LabelCounts(origin, form, rank)
 
-    def make(self, micro: Micro) -> SampleBatch:
+    def make(self, micro: MicroBatch) -> SampleBatch:
         """One batch, of whatever the samples are."""
         columns = self.origin.columns()
         if columns is not None:
@@ -91,7 +91,7 @@ class Maker:
         if self._asks_lengths:
             self.origin.lengths()
 
-    def make_fetched(self, micros: list[Micro]) -> list[SampleBatch]:
+    def make_fetched(self, micros: list[MicroBatch]) -> list[SampleBatch]:
         """Batches of samples that are fetched for them; of a whole step where its labels are to be counted, once."""
         wanted: list[Ints] = []
         places: list[Ints] = []
@@ -115,7 +115,7 @@ class Maker:
         ]
         return list(self.make_group(micros, columns, _joined(places), items))
 
-    def _fetch(self, rows: Ints) -> Columns:
+    def _fetch(self, rows: Ints) -> SampleColumns:
         """Samples; of no rows that of row 0, for what samples are like."""
         stages = self.stages
         begun = stages.clock() if stages is not None else 0.0
@@ -127,8 +127,8 @@ class Maker:
 
     def make_group(
         self,
-        micros: list[Micro],
-        columns: Columns,
+        micros: list[MicroBatch],
+        columns: SampleColumns,
         at: Ints | None = None,
         items: Sequence[int | None] | None = None,
     ) -> Generator[SampleBatch, None, None]:
@@ -195,7 +195,7 @@ class Maker:
                     stages.add("convert", stages.clock() - begun)
                 yield batch
 
-    def _longest_on_all_ranks(self, micros: list[Micro], own: list[int], lengths: Ints | None) -> list[int]:
+    def _longest_on_all_ranks(self, micros: list[MicroBatch], own: list[int], lengths: Ints | None) -> list[int]:
         """The longest row of each batch on any rank: batches are as wide on all of them."""
         rows = _joined([micro.rows for micro in micros])
         known = self.origin.lengths() if lengths is None else lengths
@@ -222,8 +222,8 @@ class Maker:
 
     def _build(
         self,
-        micro: Micro,
-        columns: Columns,
+        micro: MicroBatch,
+        columns: SampleColumns,
         at: Ints,
         arrays: dict[str, Any] | None,
         width: int,
@@ -264,7 +264,7 @@ class Maker:
         """Whether the width of a batch depends on samples that this rank does not fetch."""
         return self.rank.world > 1 and not self.form.to_max_length and self.origin.has_tokens
 
-    def _check_tokens(self, columns: Columns) -> None:
+    def _check_tokens(self, columns: SampleColumns) -> None:
         if columns.ids is None and self.form.max_length is not None:
             raise ConfigError(
                 f"max_length={self.form.max_length} is about tokens, and the samples of {self.origin.name} have no "
@@ -339,20 +339,20 @@ def _zeros(count: int) -> Ints:
 class LabelCounts:
     """How many labels steps have."""
 
-    def __init__(self, origin: Origin, form: Form, rank: Rank) -> None:
+    def __init__(self, origin: SampleDataset, form: Form, rank: Rank) -> None:
         self._origin, self._form, self._rank = origin, form, rank
         self._last: tuple[Step, int] | None = None
         self._told = False
 
-    def counts_step(self, micro: Micro) -> bool:
+    def counts_step(self, micro: MicroBatch) -> bool:
         """Whether it has to be counted how many labels the other batches of its step have."""
         return self._is_part(micro) and (self._form.corruption is not None or self._origin.labels_by_token)
 
-    def _is_part(self, micro: Micro) -> bool:
+    def _is_part(self, micro: MicroBatch) -> bool:
         """Whether its step has other batches, here or on other ranks."""
         return self._rank.world > 1 or micro.count > 1
 
-    def by_token(self, step: Step, columns: Columns, at: Ints) -> int:
+    def by_token(self, step: Step, columns: SampleColumns, at: Ints) -> int:
         """Tokens with a label of a step whose samples are rows `at` of the columns."""
         held = self._last
         if held is None or held[0] is not step:
@@ -361,7 +361,7 @@ class LabelCounts:
             held = self._last = step, labels
         return held[1]
 
-    def by_row(self, micro: Micro, ignored: npt.NDArray[np.bool_], at: Ints | None) -> int:
+    def by_row(self, micro: MicroBatch, ignored: npt.NDArray[np.bool_], at: Ints | None) -> int:
         """Rows of a step whose label is to be learned.
 
         `at`: where the samples of the batch are among those that were fetched; None: all of the dataset are known.
@@ -380,7 +380,7 @@ class LabelCounts:
             )
         return len(rows) - int(np.count_nonzero(left_out))
 
-    def tell_none(self, micro: Micro) -> None:
+    def tell_none(self, micro: MicroBatch) -> None:
         """A step without a label: an error where the labels are made here, else they may not be meant for learning."""
         rows = micro.step.samples.rows
         some = ", ".join(map(str, rows[:8].tolist())) + (", ..." if len(rows) > 8 else "")

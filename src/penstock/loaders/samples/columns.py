@@ -15,10 +15,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import DataError, SchemaError
-from penstock.loaders.samples.ragged import Ragged, numbers_of
-from penstock.loaders.samples.schema import IGNORE, Kind, Objective, Schema, array_of, keeps_type, read_schema
+from penstock.loaders.samples.ragged import MemoryRows, numbers_of
+from penstock.loaders.samples.schema import (
+    IGNORE,
+    FieldKind,
+    Objective,
+    SampleSchema,
+    array_of,
+    keeps_type,
+    read_schema,
+)
 
-__all__ = ["LOOKED_AT", "ArrowCells", "Columns", "ListCells", "columns_of_samples", "columns_of_table", "some_of"]
+__all__ = ["LOOKED_AT", "ArrowCells", "ListCells", "SampleColumns", "columns_of_samples", "columns_of_table", "some_of"]
 
 
 Ints = npt.NDArray[np.int64]
@@ -47,13 +55,13 @@ class ArrowCells:
 
 
 @dataclass(frozen=True)
-class Columns:
+class SampleColumns:
     """Some samples: row i of every column is of sample i."""
 
     rows: int
-    ids: Ragged | None = None
+    ids: MemoryRows | None = None
     """None: samples that have no tokens, only numbers of one shape."""
-    by_token: Mapping[str, Ragged] = field(default_factory=dict)
+    by_token: Mapping[str, MemoryRows] = field(default_factory=dict)
     """Of the same lengths as the ids."""
     fixed: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     """Whole numbers as they were given (bytes and truth values only where batches have them), others as float32."""
@@ -80,7 +88,7 @@ class Columns:
         return found if found.any() else None
 
     def identity(self, digest: Callable[[bytes], object]) -> None:
-        """Feed what tells these samples from others: how long they are, the ids of some, their numbers beside."""
+        """PlanSource what tells these samples from others: how long they are, the ids of some, their numbers beside."""
         if self.ids is not None:
             digest(np.ascontiguousarray(self.ids.lengths).tobytes())
             for row in some_of(len(self.ids)).tolist():
@@ -102,7 +110,7 @@ NumberOf = Callable[[int], int]
 """Which row of the dataset a sample is."""
 
 
-def columns_of_samples(samples: Sequence[Any], schema: Schema, number_of: NumberOf = int) -> Columns:
+def columns_of_samples(samples: Sequence[Any], schema: SampleSchema, number_of: NumberOf = int) -> SampleColumns:
     """Samples as columns. `number_of` says which row of the dataset sample i is, for errors."""
     names = (*schema.kinds, *schema.left_out)
     try:
@@ -115,7 +123,7 @@ def columns_of_samples(samples: Sequence[Any], schema: Schema, number_of: Number
             schema.check_keys(sample, number_of(number))
         columns = {name: [sample[name] for sample in samples] for name in schema.kinds}
     ids = _tokens("input_ids", columns["input_ids"], None, number_of) if schema.has_tokens else None
-    by_token: dict[str, Ragged] = {}
+    by_token: dict[str, MemoryRows] = {}
     fixed: dict[str, npt.NDArray[Any]] = {}
     beside: dict[str, ListCells | ArrowCells] = {}
     for name, kind in schema.kinds.items():
@@ -130,13 +138,13 @@ def columns_of_samples(samples: Sequence[Any], schema: Schema, number_of: Number
     for name in schema.details:
         entries = columns["metadata"]
         beside[name] = ListCells([each.get(name) if isinstance(each, Mapping) else None for each in entries])
-    return Columns(len(samples), ids, _without_plain_mask(by_token), fixed, beside)
+    return SampleColumns(len(samples), ids, _without_plain_mask(by_token), fixed, beside)
 
 
-def columns_of_table(table: pa.Table, objective: Objective, keep: frozenset[str] = frozenset()) -> Columns:
+def columns_of_table(table: pa.Table, objective: Objective, keep: frozenset[str] = frozenset()) -> SampleColumns:
     """The columns of a table. Those of numbers are views of it where they can be; no row becomes a Python object."""
     if not table.num_rows:
-        return Columns(0)
+        return SampleColumns(0)
     first = {name: _first_cell(table.column(name)) for name in table.column_names}
     rows = min(table.num_rows, LOOKED_AT + 1)
     told = [name for name in ("input_ids", "labels") if name in table.column_names]
@@ -146,9 +154,9 @@ def columns_of_table(table: pa.Table, objective: Objective, keep: frozenset[str]
         _check_no_nulls(name, table.column(name), schema.kinds[name])
     ids = None
     if schema.has_tokens:
-        ids = Ragged.of_column(_lists_of("input_ids", table.column("input_ids")))
+        ids = MemoryRows.of_column(_lists_of("input_ids", table.column("input_ids")))
         _check_not_empty(ids, int)
-    by_token: dict[str, Ragged] = {}
+    by_token: dict[str, MemoryRows] = {}
     fixed: dict[str, npt.NDArray[Any]] = {}
     beside: dict[str, ListCells | ArrowCells] = {}
     for name, kind in schema.kinds.items():
@@ -156,19 +164,19 @@ def columns_of_table(table: pa.Table, objective: Objective, keep: frozenset[str]
         if kind.role == "meta":
             beside[name] = ArrowCells(column)
         elif kind.role == "tokens" and ids is not None and name != "input_ids":
-            by_token[name] = Ragged.of_column(_lists_of(name, column))
+            by_token[name] = MemoryRows.of_column(_lists_of(name, column))
             _check_lengths(name, by_token[name], ids, int)
         elif kind.role == "fixed":
             fixed[name] = _checked_numbers(name, _column_numbers(name, column, kind), kind, int)
     for name in schema.details:
         beside[name] = ArrowCells(pc.struct_field(table.column("metadata"), name))
-    return Columns(table.num_rows, ids, _without_plain_mask(by_token), fixed, beside)
+    return SampleColumns(table.num_rows, ids, _without_plain_mask(by_token), fixed, beside)
 
 
 # Of samples
 
 
-def _tokens(name: str, values: list[Any], ids: Ragged | None, number_of: NumberOf) -> Ragged:
+def _tokens(name: str, values: list[Any], ids: MemoryRows | None, number_of: NumberOf) -> MemoryRows:
     arrays = _arrays(name, values, number_of)
     dtypes = set(map(attrgetter("dtype"), arrays))
     if set(map(attrgetter("ndim"), arrays)) != {1} or not {dtype.kind for dtype in dtypes} <= set("iub"):
@@ -179,7 +187,7 @@ def _tokens(name: str, values: list[Any], ids: Ragged | None, number_of: NumberO
                     "a list of whole numbers",
                     row=number_of(number),
                 )
-    found = Ragged.of_arrays(arrays)
+    found = MemoryRows.of_arrays(arrays)
     if ids is None:
         _check_not_empty(found, number_of)
     else:
@@ -202,7 +210,7 @@ def _arrays(name: str, values: list[Any], number_of: NumberOf) -> list[npt.NDArr
     return arrays
 
 
-def _numbers(name: str, values: list[Any], kind: Kind, number_of: NumberOf) -> npt.NDArray[Any]:
+def _numbers(name: str, values: list[Any], kind: FieldKind, number_of: NumberOf) -> npt.NDArray[Any]:
     if not kind.shape and set(map(type, values)) <= {int, float, bool, np.float32, np.float64, np.int64, np.int32}:
         stacked = np.asarray(values)
         if stacked.dtype.kind == "O":
@@ -222,7 +230,7 @@ def _numbers(name: str, values: list[Any], kind: Kind, number_of: NumberOf) -> n
 # Of both
 
 
-def _without_plain_mask(by_token: dict[str, Ragged]) -> dict[str, Ragged]:
+def _without_plain_mask(by_token: dict[str, MemoryRows]) -> dict[str, MemoryRows]:
     """Without a mask that is all ones, which is the one that is made anyway."""
     mask = by_token.get("attention_mask")
     if mask is not None and mask.all_ones():
@@ -230,7 +238,7 @@ def _without_plain_mask(by_token: dict[str, Ragged]) -> dict[str, Ragged]:
     return by_token
 
 
-def _checked_numbers(name: str, numbers: npt.NDArray[Any], kind: Kind, number_of: NumberOf) -> npt.NDArray[Any]:
+def _checked_numbers(name: str, numbers: npt.NDArray[Any], kind: FieldKind, number_of: NumberOf) -> npt.NDArray[Any]:
     """Numbers as the batch will have them: whole ones as they are or as bytes, others as float32."""
     real = numbers.dtype.kind == "f"
     if real and not kind.real:
@@ -274,14 +282,14 @@ def _refuse(wrong: npt.NDArray[np.bool_], name: str, numbers: npt.NDArray[Any], 
         raise DataError(f"{name} of row {row} is {numbers[at]}, which is not {why}", row=row)
 
 
-def _if_by_token(name: str, kind: Kind) -> str:
+def _if_by_token(name: str, kind: FieldKind) -> str:
     """What to do if values are by token, which nothing said."""
     if name == "labels":
         return "; for one label for each token, pass objective=None" if kind.by_row and len(kind.shape) == 1 else ""
     return "; rows of tokens are padded if they are called input_ids"
 
 
-def _check_not_empty(ids: Ragged, number_of: NumberOf) -> None:
+def _check_not_empty(ids: MemoryRows, number_of: NumberOf) -> None:
     if not ids.lengths.all():
         row = number_of(int(np.argmin(ids.lengths)))
         raise DataError(
@@ -291,7 +299,7 @@ def _check_not_empty(ids: Ragged, number_of: NumberOf) -> None:
         )
 
 
-def _check_lengths(name: str, found: Ragged, ids: Ragged, number_of: NumberOf) -> None:
+def _check_lengths(name: str, found: MemoryRows, ids: MemoryRows, number_of: NumberOf) -> None:
     different = np.flatnonzero(found.lengths != ids.lengths)
     if len(different):
         row, at = number_of(int(different[0])), int(different[0])
@@ -324,7 +332,7 @@ def _leaf(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _check_no_nulls(name: str, column: pa.ChunkedArray, kind: Kind) -> None:
+def _check_no_nulls(name: str, column: pa.ChunkedArray, kind: FieldKind) -> None:
     if kind.role == "meta" and not (name == "labels" and column.null_count):
         return
     nested = pa.types.is_nested(column.type)
@@ -345,12 +353,12 @@ def _lists_of(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column
 
 
-def _column_numbers(name: str, column: pa.ChunkedArray, kind: Kind) -> npt.NDArray[Any]:
+def _column_numbers(name: str, column: pa.ChunkedArray, kind: FieldKind) -> npt.NDArray[Any]:
     if not pa.types.is_nested(column.type):
         return _flat_numbers(column.chunks)
     if len(kind.shape) > 1:
         return np.stack([np.asarray(cell) for cell in column.to_pylist()])
-    ragged = Ragged.of_column(column)
+    ragged = MemoryRows.of_column(column)
     wrong = np.flatnonzero(ragged.lengths != kind.shape[0])
     if len(wrong):
         row = int(wrong[0])

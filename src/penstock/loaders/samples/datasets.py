@@ -16,16 +16,16 @@ import xxhash
 
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.files.filesystems import local_or_none
-from penstock.loaders.samples.columns import LOOKED_AT, Columns, columns_of_samples, columns_of_table, some_of
-from penstock.loaders.samples.schema import Objective, Schema, array_of, read_schema
+from penstock.loaders.samples.columns import LOOKED_AT, SampleColumns, columns_of_samples, columns_of_table, some_of
+from penstock.loaders.samples.schema import Objective, SampleSchema, array_of, read_schema
 from penstock.memory import MemoryBudget, format_bytes
-from penstock.memory.cost_cache import HotCache
+from penstock.memory.cost_cache import CostAwareCache
 from penstock.pipeline.prefetch import map_ahead
 from penstock.store import Store, open_store
 from penstock.store.manifest import is_store
 from penstock.store.remote import refuse_remote_store
 
-__all__ = ["Columnar", "Fetched", "Listed", "Origin", "length_of", "name_of", "open_origin"]
+__all__ = ["Columnar", "Fetched", "Listed", "SampleDataset", "as_sample_dataset", "length_of", "name_of"]
 
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ _TRIED = 64
 _CHUNK = 256
 
 
-class Origin:
+class SampleDataset:
     """Samples by their number."""
 
     rows: int
@@ -49,11 +49,11 @@ class Origin:
         """Names the samples, as far as that can be told without reading them."""
         return f"{self.rows} rows"
 
-    def columns(self) -> Columns | None:
+    def columns(self) -> SampleColumns | None:
         """All samples as columns; None if they have to be asked for one by one."""
         raise NotImplementedError
 
-    def fetch(self, rows: Ints) -> Columns:
+    def fetch(self, rows: Ints) -> SampleColumns:
         """Some samples as columns, anew."""
         raise NotImplementedError
 
@@ -95,7 +95,7 @@ class Origin:
         """Let go of what is held."""
 
 
-class Columnar(Origin):
+class Columnar(SampleDataset):
     """Samples that are columns already."""
 
     def __init__(
@@ -110,7 +110,7 @@ class Columnar(Origin):
     ) -> None:
         self.rows, self.name = rows, name
         self._read, self._objective, self._keep, self._identity = read, objective, keep, identity
-        self._columns: Columns | None = None
+        self._columns: SampleColumns | None = None
 
     @property
     def identity(self) -> str:
@@ -120,7 +120,7 @@ class Columnar(Origin):
             self._identity = f"{self.rows} rows {digest.hexdigest()}"
         return self._identity
 
-    def columns(self) -> Columns:
+    def columns(self) -> SampleColumns:
         if self._columns is None:
             table = self._read()
             if not isinstance(table, pa.Table):
@@ -130,7 +130,7 @@ class Columnar(Origin):
             self._columns = columns_of_table(table, self._objective, self._keep)
         return self._columns
 
-    def fetch(self, rows: Ints) -> Columns:
+    def fetch(self, rows: Ints) -> SampleColumns:
         raise NotImplementedError("columns are never fetched")
 
     def __getstate__(self) -> dict[str, Any]:
@@ -139,13 +139,15 @@ class Columnar(Origin):
         return self.__dict__ | {"_read": None}
 
 
-class Fetched(Origin):
+class Fetched(SampleDataset):
     """Samples that are asked for one by one, by any number of threads."""
 
-    def __init__(self, dataset: Any, objective: Objective, keep: frozenset[str], cache: HotCache[Any] | None) -> None:
+    def __init__(
+        self, dataset: Any, objective: Objective, keep: frozenset[str], cache: CostAwareCache[Any] | None
+    ) -> None:
         self.dataset, self.rows, self.name = dataset, length_of(dataset), type(dataset).__name__
         self._objective, self._keep, self._cache = objective, keep, cache
-        self._schema: Schema | None = None
+        self._schema: SampleSchema | None = None
         self._lengths: Ints | None = None
 
     @property
@@ -153,7 +155,7 @@ class Fetched(Origin):
         return name_of(self.dataset, self.rows)
 
     @property
-    def schema(self) -> Schema:
+    def schema(self) -> SampleSchema:
         """What samples are like, by that of row 0, and by the next ones where it does not tell."""
         if self._schema is None:
             others = map(self._sample, range(1, min(self.rows, LOOKED_AT + 1)))
@@ -173,10 +175,10 @@ class Fetched(Origin):
     def one_by_one(self) -> bool:
         return True
 
-    def columns(self) -> Columns | None:
+    def columns(self) -> SampleColumns | None:
         return None
 
-    def fetch(self, rows: Ints) -> Columns:
+    def fetch(self, rows: Ints) -> SampleColumns:
         numbers: list[int] = rows.tolist()
         samples = [self._kept(row) for row in numbers]
         return columns_of_samples(samples, self.schema, numbers.__getitem__)
@@ -244,7 +246,7 @@ class Listed(Fetched):
         super().__init__(dataset, objective, keep, None)
         self._budget = budget
         self._tried = self._too_large = False
-        self._columns: Columns | None = None
+        self._columns: SampleColumns | None = None
 
     @cached_property
     def identity(self) -> str:
@@ -262,7 +264,7 @@ class Listed(Fetched):
     def one_by_one(self) -> bool:
         return self._too_large
 
-    def columns(self) -> Columns | None:
+    def columns(self) -> SampleColumns | None:
         if not self._tried:
             most = _MOST_COLUMN_BYTES if self._budget is None else self._budget.available // 2
             tried = self.fetch(np.arange(min(self.rows, _TRIED)))
@@ -313,7 +315,7 @@ def length_of(dataset: Any) -> int:
     return rows
 
 
-def _plain(sample: Any, row: int, schema: Schema) -> Any:
+def _plain(sample: Any, row: int, schema: SampleSchema) -> Any:
     """A sample whose numbers are NumPy's: those of a lazy framework belong to the thread that made them."""
     if not isinstance(sample, Mapping):
         return sample
@@ -335,14 +337,14 @@ def _size(value: Any) -> int:
     return max(own, int(getattr(value, "nbytes", 0)))
 
 
-def open_origin(
+def as_sample_dataset(
     dataset: Any,
     objective: Objective,
     *,
     keep: frozenset[str] = frozenset(),
     cache_bytes: int = 0,
     budget: MemoryBudget | None = None,
-) -> Origin:
+) -> SampleDataset:
     """What a loader was given, by what it can do."""
     if isinstance(dataset, (str, os.PathLike)):
         refuse_remote_store(dataset)
@@ -371,7 +373,9 @@ def open_origin(
         named = name_of(dataset, rows)
         told = named if named != name_of(None, rows) else None  # else the columns are looked at
         return Columnar(read, rows, type(dataset).__name__, objective, keep, identity=told)
-    cache: HotCache[Any] | None = HotCache(cache_bytes, budget=budget, owner="samples") if cache_bytes else None
+    cache: CostAwareCache[Any] | None = (
+        CostAwareCache(cache_bytes, budget=budget, owner="samples") if cache_bytes else None
+    )
     return Fetched(dataset, objective, keep, cache)
 
 

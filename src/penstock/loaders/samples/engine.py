@@ -15,23 +15,23 @@ from penstock.batching.options import Options
 from penstock.distributed.sharding import share_cuts
 from penstock.errors import ConfigError, PenstockError, ResumeError
 from penstock.loaders.plan_engine import StepNumbers
-from penstock.loaders.samples.collate import Maker, Micro
-from penstock.loaders.samples.datasets import Origin
+from penstock.loaders.samples.collate import MicroBatch, SampleCollator
+from penstock.loaders.samples.datasets import SampleDataset
 from penstock.loaders.samples.layout import Form
 from penstock.loaders.samples.prefetch import Made, Production
-from penstock.loaders.tuner import LoaderTuner, Setting
+from penstock.loaders.tuner import LoaderTuner, TunerSetting
 from penstock.memory.addresses import keep_freed
 from penstock.order.plan import Plan, Position, Step
 from penstock.order.states import STATE, from_state, to_state
 
-__all__ = ["Sampled", "Spot"]
+__all__ = ["SampleEngine", "SamplePosition"]
 
 _KEPT_BYTES = 4 << 20
 _STEPS_AT_ONCE = 64
 """Of the plan, which are read together."""
 
 
-class Spot(NamedTuple):
+class SamplePosition(NamedTuple):
     """Between two batches: in front of a step of the plan, with the first `micro` of its micro-batches done."""
 
     place: Position
@@ -46,30 +46,30 @@ class Spot(NamedTuple):
         return self.place.step
 
 
-class Sampled:
+class SampleEngine:
     """The batches of one rank, from any position on."""
 
     def __init__(
         self,
-        origin: Origin,
+        origin: SampleDataset,
         plan: Plan,
         options: Options,
         form: Form,
         *,
         accumulation: int,
-        setting: Setting,
+        setting: TunerSetting,
         tuner: LoaderTuner | None = None,
     ) -> None:
         self.origin, self.plan, self.options = origin, plan, options
         self.rank, self.batch_size, self.accumulation = options.find_rank(), options.batch_size, accumulation
         self.global_micro = self.batch_size * self.rank.world
-        self.maker = Maker(origin, form, options, self.rank)
+        self.maker = SampleCollator(origin, form, options, self.rank)
         self._production = Production(self.maker, setting, tuner, options.budget)
         self._numbers = StepNumbers()
         keep_freed(_KEPT_BYTES)
 
     @property
-    def setting(self) -> Setting:
+    def setting(self) -> TunerSetting:
         """How batches are made now."""
         return self._production.setting
 
@@ -83,14 +83,14 @@ class Sampled:
 
     # Positions
 
-    def start(self) -> Spot:
-        return Spot(self.plan.start())
+    def start(self) -> SamplePosition:
+        return SamplePosition(self.plan.start())
 
-    def seek(self, step: int) -> Spot:
-        return Spot(self.plan.seek(step))
+    def seek(self, step: int) -> SamplePosition:
+        return SamplePosition(self.plan.seek(step))
 
-    def seek_epoch(self, epoch: int, position: Spot) -> Spot:
-        return Spot(self.plan.seek_epoch(epoch))
+    def seek_epoch(self, epoch: int, position: SamplePosition) -> SamplePosition:
+        return SamplePosition(self.plan.seek_epoch(epoch))
 
     def count(self, epoch: int) -> int:
         """Micro-batches of an epoch."""
@@ -105,22 +105,22 @@ class Sampled:
         position = self.plan.seek(self._numbers.of(self.plan, epoch)[step])
         read, behind = self.plan.read(position)
         assert read is not None
-        micro = next(islice(self._cut(read, position, Spot(behind), self.global_micro), within, None))
+        micro = next(islice(self._cut(read, position, SamplePosition(behind), self.global_micro), within, None))
         return self.maker.make(micro)
 
-    def position_of(self, epoch: int, number: int) -> Spot:
+    def position_of(self, epoch: int, number: int) -> SamplePosition:
         """In front of a micro-batch of an epoch; behind the last one, the beginning of the next epoch."""
         if number >= self.count(epoch):
-            return Spot(self.plan.settle(self.plan.seek_epoch(epoch + 1))[0])
+            return SamplePosition(self.plan.settle(self.plan.seek_epoch(epoch + 1))[0])
         step, micro = divmod(number, self.accumulation)
-        return Spot(self.plan.seek(self._numbers.of(self.plan, epoch)[step]), micro)
+        return SamplePosition(self.plan.seek(self._numbers.of(self.plan, epoch)[step]), micro)
 
-    def number_of(self, position: Spot) -> int:
+    def number_of(self, position: SamplePosition) -> int:
         """How many micro-batches of its epoch are in front of a position."""
         steps = self._numbers.of(self.plan, position.epoch)
         return bisect_left(steps, position.step) * self.accumulation + position.micro
 
-    def one(self, position: Spot, batch_size: int | None) -> Made:
+    def one(self, position: SamplePosition, batch_size: int | None) -> Made:
         """The batch at a position, over the end of an epoch if there is one."""
         other = batch_size is not None and batch_size != self.batch_size
         if other and self.accumulation > 1:
@@ -140,12 +140,12 @@ class Sampled:
         for _ in range(2):
             step, behind = self.plan.read(place, count)
             if step is not None:
-                micro = self._at(step, place, Spot(self.plan.settle(behind, count)[0]), position.micro, size)
+                micro = self._at(step, place, SamplePosition(self.plan.settle(behind, count)[0]), position.micro, size)
                 return self.maker.make(micro), micro.behind
             place = self.plan.next_epoch(behind)
         raise self._nothing(count)
 
-    def batches(self, position: Spot) -> Generator[Made, None, None]:
+    def batches(self, position: SamplePosition) -> Generator[Made, None, None]:
         """The batches of the rest of an epoch, each with the position behind it."""
         self.origin.check_unchanged()
         stages = self.maker.stages
@@ -157,7 +157,7 @@ class Sampled:
         making = self._production
         return making.of_columns(micros, columns) if columns is not None else making.fetched(micros)
 
-    def _micros(self, position: Spot) -> Iterator[Micro]:
+    def _micros(self, position: SamplePosition) -> Iterator[MicroBatch]:
         """The micro-batches of the rest of an epoch. Steps are read some at a time, first one and then ever more."""
         place, _ = self.plan.settle(position.place)
         first = position.micro if place == position.place else 0
@@ -171,13 +171,13 @@ class Sampled:
                 return
             for step, behind in found:
                 if whole:
-                    yield Micro(step, 0, 1, step.samples.rows, 0, len(step.samples.rows), Spot(behind))
+                    yield MicroBatch(step, 0, 1, step.samples.rows, 0, len(step.samples.rows), SamplePosition(behind))
                 else:
-                    yield from islice(self._cut(step, place, Spot(behind), self.global_micro), first, None)
+                    yield from islice(self._cut(step, place, SamplePosition(behind), self.global_micro), first, None)
                 place, first = behind, 0
             wanted = min(wanted * 2, _STEPS_AT_ONCE)
 
-    def _cut(self, step: Step, place: Position, behind: Spot, size: int) -> Iterator[Micro]:
+    def _cut(self, step: Step, place: Position, behind: SamplePosition, size: int) -> Iterator[MicroBatch]:
         """The micro-batches of a step."""
         samples, world = step.samples, self.rank.world
         total = len(samples)
@@ -188,10 +188,10 @@ class Sampled:
             if world > 1:
                 cuts = share_cuts(len(part), world)[self.rank.rank : self.rank.rank + 2]
                 low, high = (int(part.offsets[cut]) for cut in cuts)
-            after = behind if number + 1 == count else Spot(place, number + 1)
-            yield Micro(step, number, count, part.rows, low, high, after)
+            after = behind if number + 1 == count else SamplePosition(place, number + 1)
+            yield MicroBatch(step, number, count, part.rows, low, high, after)
 
-    def _at(self, step: Step, place: Position, behind: Spot, number: int, size: int) -> Micro:
+    def _at(self, step: Step, place: Position, behind: SamplePosition, number: int, size: int) -> MicroBatch:
         found = next(islice(self._cut(step, place, behind, size), number, None), None)
         if found is None:
             raise ResumeError(f"step {step.number} has no micro-batch {number}")
@@ -199,10 +199,10 @@ class Sampled:
 
     # State
 
-    def to_state(self, position: Spot) -> dict[str, Any]:
+    def to_state(self, position: SamplePosition) -> dict[str, Any]:
         return to_state(self.plan, position.place, {"micro_step": position.micro, "accumulation": self.accumulation})
 
-    def from_state(self, state: Mapping[str, Any], *, new_batch_size: bool = False) -> Spot:
+    def from_state(self, state: Mapping[str, Any], *, new_batch_size: bool = False) -> SamplePosition:
         """The position that a state stands for; the plan takes on its edits."""
         STATE.read(state)
         self._check_step_size(state, new_batch_size)
@@ -221,7 +221,7 @@ class Sampled:
             if step is None or micro >= -(-len(step) // self.global_micro):
                 raise ResumeError(f"the state is damaged: step {place.step} has no micro-batch {micro}")
         self.plan = plan
-        return Spot(place, micro)
+        return SamplePosition(place, micro)
 
     def _check_step_size(self, state: Any, new_batch_size: bool) -> None:
         """Refuse a state of steps of another size by all that they are made of."""
@@ -236,7 +236,7 @@ class Sampled:
                 "steps of another size, load_state_dict(state, new_batch_size=True)"
             )
 
-    def edit(self, plan: Plan, position: Spot) -> Spot:
+    def edit(self, plan: Plan, position: SamplePosition) -> SamplePosition:
         """Go on by an edited plan from a position; what was delivered before it cannot change."""
         if plan.fingerprint != self.plan.fingerprint or plan.edits[: self.plan.version] != self.plan.edits:
             raise ConfigError("this plan was not made from the plan of the loader; edit loader.plan")
@@ -248,7 +248,7 @@ class Sampled:
                     "there or later"
                 )
         self.plan = plan
-        return position if position.micro else Spot(plan.settle(position.place)[0])
+        return position if position.micro else SamplePosition(plan.settle(position.place)[0])
 
     def close(self) -> None:
         self._production.end()

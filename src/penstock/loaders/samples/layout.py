@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ConfigError, DataError
-from penstock.loaders.samples.columns import Columns
-from penstock.loaders.samples.ragged import Ragged, mask_of
+from penstock.loaders.samples.columns import SampleColumns
+from penstock.loaders.samples.ragged import MemoryRows, mask_of
 from penstock.loaders.samples.schema import FILLS, IGNORE, Objective, keeps_type
 
-__all__ = ["Corruption", "Cut", "Form", "Picked", "assemble", "blank", "count_labels"]
+__all__ = ["Corruption", "Form", "Picked", "SampleTruncation", "assemble", "blank", "count_labels"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -45,11 +45,11 @@ class Form:
         if self.to_max_length and self.max_length is None:
             raise ConfigError("padding='max_length' needs a max_length to pad to; pass one, or padding='longest'")
 
-    def cut(self, lengths: Ints, rows: Ints) -> Cut:
+    def cut(self, lengths: Ints, rows: Ints) -> SampleTruncation:
         """What is kept of rows of these lengths."""
         limit = self.max_length
         if limit is None or not len(lengths) or int(lengths.max()) <= limit:
-            return Cut(lengths, None)
+            return SampleTruncation(lengths, None)
         if self.truncation == "error":
             at = int(np.argmax(lengths > limit))
             raise DataError(
@@ -59,7 +59,7 @@ class Form:
             )
         kept = np.minimum(lengths, limit)
         skips = lengths - kept if self.truncation == "left" else None
-        return Cut(kept, skips)
+        return SampleTruncation(kept, skips)
 
     def width(self, longest: int) -> int:
         """Tokens of a row of a batch whose longest has so many."""
@@ -68,15 +68,15 @@ class Form:
         return -(-max(longest, 1) // self.multiple) * self.multiple
 
 
-class Cut(NamedTuple):
+class SampleTruncation(NamedTuple):
     """What is kept of some rows."""
 
     lengths: Ints
     skips: Ints | None
     """Tokens left out in front; None: of no row."""
 
-    def slice(self, low: int, high: int) -> Cut:
-        return Cut(self.lengths[low:high], None if self.skips is None else self.skips[low:high])
+    def slice(self, low: int, high: int) -> SampleTruncation:
+        return SampleTruncation(self.lengths[low:high], None if self.skips is None else self.skips[low:high])
 
 
 class Picked(NamedTuple):
@@ -84,12 +84,12 @@ class Picked(NamedTuple):
 
     at: Ints
     rows: Ints
-    cut: Cut
+    cut: SampleTruncation
     width: int
     """Tokens of each row of the batch."""
 
 
-def assemble(columns: Columns, picked: Picked, epoch: int, form: Form) -> dict[str, npt.NDArray[Any]]:
+def assemble(columns: SampleColumns, picked: Picked, epoch: int, form: Form) -> dict[str, npt.NDArray[Any]]:
     """The arrays of a batch."""
     arrays: dict[str, npt.NDArray[Any]] = {}
     if columns.ids is not None:
@@ -109,7 +109,7 @@ def assemble(columns: Columns, picked: Picked, epoch: int, form: Form) -> dict[s
     return arrays
 
 
-def blank(columns: Columns, width: int, form: Form) -> dict[str, npt.NDArray[Any]]:
+def blank(columns: SampleColumns, width: int, form: Form) -> dict[str, npt.NDArray[Any]]:
     """The arrays of a batch without samples: one row of padding that attends to its first token, or a softmax over
     nothing would make NaN; `loss_mask` says that nothing is learned from it."""
     shape = (1, width)
@@ -131,7 +131,7 @@ def blank(columns: Columns, width: int, form: Form) -> dict[str, npt.NDArray[Any
     return arrays
 
 
-def count_labels(columns: Columns, at: Ints, rows: Ints, epoch: int, form: Form) -> int:
+def count_labels(columns: SampleColumns, at: Ints, rows: Ints, epoch: int, form: Form) -> int:
     """Tokens with a label of some samples, however they are put into batches."""
     assert columns.ids is not None
     cut = form.cut(columns.lengths[at], rows)
@@ -155,7 +155,7 @@ def _type_of(name: str, given: np.dtype[Any], form: Form) -> np.dtype[Any]:
 
 
 def _grid(
-    name: str, column: Ragged, picked: Picked, mask: npt.NDArray[Any], fill: int, dtype: np.dtype[Any]
+    name: str, column: MemoryRows, picked: Picked, mask: npt.NDArray[Any], fill: int, dtype: np.dtype[Any]
 ) -> npt.NDArray[Any]:
     found = column.grid(picked.at, picked.cut.skips, picked.width)
     if dtype.kind == "f":

@@ -9,9 +9,9 @@ from itertools import islice
 from typing import Any
 
 from penstock.batching.batch import TrainingBatch
-from penstock.loaders.samples.collate import Maker, Micro
-from penstock.loaders.samples.columns import Columns
-from penstock.loaders.tuner import LoaderTuner, Setting
+from penstock.loaders.samples.collate import MicroBatch, SampleCollator
+from penstock.loaders.samples.columns import SampleColumns
+from penstock.loaders.tuner import LoaderTuner, TunerSetting
 from penstock.memory import MemoryBudget
 from penstock.pipeline.prefetch import WorkAhead
 
@@ -26,14 +26,16 @@ Made = tuple[TrainingBatch, Any]
 class Production:
     """Makes the batches of one loop after the other, as a setting says, which a tuner may change meanwhile."""
 
-    def __init__(self, maker: Maker, setting: Setting, tuner: LoaderTuner | None, budget: MemoryBudget | None) -> None:
+    def __init__(
+        self, maker: SampleCollator, setting: TunerSetting, tuner: LoaderTuner | None, budget: MemoryBudget | None
+    ) -> None:
         self.maker, self.setting, self.tuner, self._budget = maker, setting, tuner, budget
         self._batch_seconds = 1.0
         """What a batch of fetched samples took last."""
-        self._ahead: WorkAhead[list[Micro], list[Made | Exception]] | None = None
+        self._ahead: WorkAhead[list[MicroBatch], list[Made | Exception]] | None = None
         """The threads of the loop that was begun last."""
 
-    def of_columns(self, micros: Iterator[Micro], columns: Columns) -> Generator[Made, None, None]:
+    def of_columns(self, micros: Iterator[MicroBatch], columns: SampleColumns) -> Generator[Made, None, None]:
         """Some batches at a time: what is looked up for each row is looked up for all of them at once."""
         chunk, tuner = 1, self.tuner
         if tuner is not None:
@@ -54,7 +56,7 @@ class Production:
                     begun = tuner.clock()
             chunk = min(chunk * 2, max(self.setting.chunk, 1))
 
-    def fetched(self, micros: Iterator[Micro]) -> Generator[Made, None, None]:
+    def fetched(self, micros: Iterator[MicroBatch]) -> Generator[Made, None, None]:
         """Batches of samples that are fetched by threads, in order; or by this one."""
         self.maker.get_ready()
         tuner = self.tuner
@@ -73,7 +75,9 @@ class Production:
                 if ahead is not None:
                     ahead.stop()
 
-    def _begin_ahead(self, groups: Iterator[list[Micro]]) -> WorkAhead[list[Micro], list[Made | Exception]] | None:
+    def _begin_ahead(
+        self, groups: Iterator[list[MicroBatch]]
+    ) -> WorkAhead[list[MicroBatch], list[Made | Exception]] | None:
         """Threads that make batches, once those of the loop before have ended; None: the one that wants them does."""
         self.end()
         workers = self.setting.workers
@@ -114,7 +118,7 @@ class Production:
                 return False
         return True
 
-    def _make_all(self, micros: list[Micro]) -> list[Made | Exception]:
+    def _make_all(self, micros: list[MicroBatch]) -> list[Made | Exception]:
         """Batches, up to the first that cannot be made, and why."""
         begun = time.perf_counter()
         try:
@@ -131,7 +135,7 @@ class Production:
         self._batch_seconds = (time.perf_counter() - begun) / len(micros)
         return [(batch, micro.behind) for batch, micro in zip(batches, micros, strict=True)]
 
-    def _next_group(self, micros: Iterator[Micro], size: int) -> list[Micro]:
+    def _next_group(self, micros: Iterator[MicroBatch], size: int) -> list[MicroBatch]:
         stages = self.maker.stages
         begun = stages.clock() if stages is not None else 0.0
         group = list(islice(micros, size))
@@ -139,14 +143,14 @@ class Production:
             stages.add("order", stages.clock() - begun)
         return group
 
-    def _paced(self, setting: Setting) -> int:
+    def _paced(self, setting: TunerSetting) -> int:
         """How many batches to fetch at a time: several if that takes no time, but at most half of what may be ahead."""
         quick = int(_QUICK_SECONDS / max(self._batch_seconds, 1e-6))
         trying = self.tuner is not None and not self.tuner.done
         most = (setting.workers + setting.prefetch) // 2 if setting.workers else setting.prefetch
         return min(setting.chunk if trying else max(setting.chunk, quick), max(most, 1))
 
-    def _groups(self, micros: Iterator[Micro], size: Callable[[], int]) -> Iterator[list[Micro]]:
+    def _groups(self, micros: Iterator[MicroBatch], size: Callable[[], int]) -> Iterator[list[MicroBatch]]:
         """So many at a time; those of one step together where its labels are to be counted."""
         while group := self._next_group(micros, size()):
             while self.maker.labels.counts_step(group[-1]) and group[-1].number + 1 < group[-1].count:

@@ -17,14 +17,14 @@ import pyarrow as pa
 
 from penstock.memory.addresses import LONGEST_STRETCH, memory_as, place_of, stretches_of
 
-__all__ = ["Ragged", "mask_of", "numbers_of"]
+__all__ = ["MemoryRows", "mask_of", "numbers_of"]
 
 Ints = npt.NDArray[np.int64]
 _STEPS: dict[str, tuple[int, npt.NDArray[Any], dict[int, npt.NDArray[Any]]]] = {}
 """By type: a run of ones and then of zeros, and views of it by their width."""
 
 
-class Ragged:
+class MemoryRows:
     """One number for each token of each row."""
 
     def __init__(self, places: Ints, lengths: Ints, room: Ints, dtype: np.dtype[Any], held: Any, nbytes: int) -> None:
@@ -34,7 +34,7 @@ class Ragged:
         self._views: dict[int, npt.NDArray[Any]] = {}
 
     @classmethod
-    def of_parts(cls, parts: Sequence[tuple[npt.NDArray[Any], npt.NDArray[Any]]]) -> Ragged:
+    def of_parts(cls, parts: Sequence[tuple[npt.NDArray[Any], npt.NDArray[Any]]]) -> MemoryRows:
         """Of pieces, each of (flat numbers, offsets): row i of a piece is `numbers[offsets[i]:offsets[i + 1]]`.
 
         The numbers are not copied where they are of one type and lie at multiples of its size. They may go on behind
@@ -56,7 +56,7 @@ class Ragged:
         return cls(_joined(places), _joined(lengths), _joined(room), dtype, held, nbytes)
 
     @classmethod
-    def of_arrays(cls, arrays: Sequence[npt.NDArray[Any]]) -> Ragged:
+    def of_arrays(cls, arrays: Sequence[npt.NDArray[Any]]) -> MemoryRows:
         """Of one array for each row, copied behind one another."""
         lengths = np.array(list(map(len, arrays)), np.int64)
         offsets = np.zeros(len(arrays) + 1, np.int64)
@@ -71,7 +71,7 @@ class Ragged:
         return cls.of_parts([(flat, offsets)])
 
     @classmethod
-    def of_column(cls, column: pa.ChunkedArray) -> Ragged:
+    def of_column(cls, column: pa.ChunkedArray) -> MemoryRows:
         """Of a column of lists without nulls, as views of it."""
         parts = []
         for chunk in column.chunks:
@@ -131,7 +131,7 @@ class Ragged:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         offsets = np.concatenate([[0], np.cumsum(state["lengths"])]).astype(np.int64)
-        self.__dict__.update(Ragged.of_parts([(state["flat"], offsets)]).__dict__)
+        self.__dict__.update(MemoryRows.of_parts([(state["flat"], offsets)]).__dict__)
 
 
 def _joined(parts: list[Ints]) -> Ints:

@@ -14,7 +14,17 @@ from penstock.batching.backends import backend_of
 from penstock.batching.collate import IGNORE
 from penstock.errors import DataError, SchemaError
 
-__all__ = ["FILLS", "IGNORE", "Kind", "Objective", "Schema", "array_of", "as_array", "keeps_type", "read_schema"]
+__all__ = [
+    "FILLS",
+    "IGNORE",
+    "FieldKind",
+    "Objective",
+    "SampleSchema",
+    "array_of",
+    "as_array",
+    "keeps_type",
+    "read_schema",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +39,7 @@ _BESIDE = frozenset({"id", "metadata", "text"})
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FieldKind:
     """`tokens` is one number for each token, `fixed` numbers of one shape, `meta` anything, kept beside the batch."""
 
     role: Role
@@ -49,10 +59,10 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True)
-class Schema:
+class SampleSchema:
     """The values that every sample has, by name."""
 
-    kinds: Mapping[str, Kind]
+    kinds: Mapping[str, FieldKind]
     left_out: frozenset[str] = frozenset()
     """Values that samples have and batches do not."""
     details: tuple[str, ...] = ()
@@ -87,21 +97,21 @@ def keeps_type(name: str) -> bool:
 
 def read_schema(
     sample: Any, objective: Objective, keep: frozenset[str] = frozenset(), others: Iterable[Any] = ()
-) -> Schema:
+) -> SampleSchema:
     """What samples are like, by the sample of row 0. `keep` names values that go beside the batch.
 
     `others` are the samples of the next rows. They are looked at if row 0 has one token and a list of one label, up to
     the first that tells whether labels are by token.
     """
     if not isinstance(sample, Mapping):
-        Schema({}).check_keys(sample, 0)
+        SampleSchema({}).check_keys(sample, 0)
     length = None
     if "input_ids" in sample:
         ids = array_of("input_ids", sample["input_ids"], 0)
         if ids is None or ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
             raise DataError(f"input_ids of row 0 are no list of whole numbers: {sample['input_ids']!r:.80}", row=0)
         length = len(ids)
-    kinds: dict[str, Kind] = {}
+    kinds: dict[str, FieldKind] = {}
     left_out = set()
     for name, value in sample.items():
         if not isinstance(name, str):
@@ -109,19 +119,19 @@ def read_schema(
         if name == "labels" and objective == "masked_lm":
             left_out.add(name)
         elif name in _BESIDE or name in keep:
-            kinds[name] = Kind("meta")
+            kinds[name] = FieldKind("meta")
         else:
             array = array_of(name, value, 0)
             kinds[name] = _kind(name, array, length, objective)
             single = name == "labels" and objective is None and array is not None and array.shape == (1,) == (length,)
             if single and not kinds[name].real and _are_by_token(others):
-                kinds[name] = Kind("tokens")
+                kinds[name] = FieldKind("tokens")
     if length is None and (objective == "masked_lm" or all(kind.role == "meta" for kind in kinds.values())):
         raise SchemaError(
             f"row 0 has no input_ids, only {', '.join(map(str, sample)) or 'nothing'}; tokenize first, or name the "
             "column of tokens input_ids"
         )
-    return Schema(kinds, frozenset(left_out), _details(sample, kinds))
+    return SampleSchema(kinds, frozenset(left_out), _details(sample, kinds))
 
 
 def _are_by_token(others: Iterable[Any]) -> bool:
@@ -135,7 +145,7 @@ def _are_by_token(others: Iterable[Any]) -> bool:
     return False
 
 
-def _details(sample: Mapping[str, Any], kinds: Mapping[str, Kind]) -> tuple[str, ...]:
+def _details(sample: Mapping[str, Any], kinds: Mapping[str, FieldKind]) -> tuple[str, ...]:
     """What the metadata of a sample has of its own: single values, under names that are free."""
     entries = sample.get("metadata")
     if not isinstance(entries, Mapping):
@@ -150,13 +160,13 @@ def _details(sample: Mapping[str, Any], kinds: Mapping[str, Kind]) -> tuple[str,
     )
 
 
-def _kind(name: str, array: npt.NDArray[Any] | None, length: int | None, objective: Objective) -> Kind:
+def _kind(name: str, array: npt.NDArray[Any] | None, length: int | None, objective: Objective) -> FieldKind:
     if name == "input_ids":
-        return Kind("tokens")
+        return FieldKind("tokens")
     if array is None:
         if name == "labels":
             raise DataError("labels of row 0 are no numbers; turn classes into numbers from 0 on", row=0)
-        return Kind("meta")
+        return FieldKind("meta")
     real = array.dtype.kind == "f"
     if name in _BY_TOKEN:
         if array.shape != (length,):
@@ -166,14 +176,14 @@ def _kind(name: str, array: npt.NDArray[Any] | None, length: int | None, objecti
                 + f"; {name} is one number for each token",
                 row=0,
             )
-        return Kind("tokens", real)
+        return FieldKind("tokens", real)
     if name == "labels" and objective is None and not real and array.shape == (length,) and array.size > 1:
         if set(array.tolist()) <= {0, 1}:
             logger.warning(
                 "labels of row 0 are 0s and 1s, as many as its tokens, and are taken to be one for each token; if they "
                 "are labels of the whole row, pass objective='classification'"
             )
-        return Kind("tokens", real)
+        return FieldKind("tokens", real)
     if name == "labels" and objective == "regression":
         real = True
     if name == "labels" and objective == "classification" and array.size == 1:
@@ -181,7 +191,7 @@ def _kind(name: str, array: npt.NDArray[Any] | None, length: int | None, objecti
     narrow: Literal["bool", "uint8"] | None = None
     if keeps_type(name) and array.dtype in (np.bool_, np.uint8):
         narrow = "bool" if array.dtype == np.bool_ else "uint8"
-    return Kind("fixed", real, array.shape, narrow, by_row=name == "labels" and objective is not None)
+    return FieldKind("fixed", real, array.shape, narrow, by_row=name == "labels" and objective is not None)
 
 
 def as_array(value: Any) -> npt.NDArray[Any] | None:

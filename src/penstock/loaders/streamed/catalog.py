@@ -20,9 +20,9 @@ from penstock.files.listing import PathLike, names_of
 from penstock.order.permutation import Permutation, derive_key
 from penstock.sources import CsvSource, JsonlSource, StoreSource, open_source
 from penstock.sources.record_source import RecordSource
-from penstock.sources.splits import Stretch, cut_into_stretches, input_files
+from penstock.sources.splits import InputSplit, input_files, split_input
 
-__all__ = ["Catalog", "Opened", "opened"]
+__all__ = ["Catalog", "OpenedInput", "open_input_rows"]
 
 
 Ints = npt.NDArray[np.int64]
@@ -64,10 +64,10 @@ class Catalog:
         return FileStamps()
 
     @cached_property
-    def blocks(self) -> list[Stretch]:
+    def blocks(self) -> list[InputSplit]:
         total = sum(size for _, size in self.files)
         target = total // (_BLOCKS_PER_STREAM * self.wanted)
-        return cut_into_stretches(self.source, max(_LEAST_BYTES, min(target, _MOST_BYTES), total // _MOST_BLOCKS))
+        return split_input(self.source, max(_LEAST_BYTES, min(target, _MOST_BYTES), total // _MOST_BLOCKS))
 
     @cached_property
     def sharding(self) -> CanonicalStreams:
@@ -151,7 +151,7 @@ class Catalog:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedInput:
     """The input, and how its rows become tokens."""
 
     source: Any
@@ -161,14 +161,14 @@ class Opened:
     mask: str | None
 
 
-def opened(recipe: Recipe | None, paths: list[PathLike]) -> Opened:
+def open_input_rows(recipe: Recipe | None, paths: list[PathLike]) -> OpenedInput:
     """Files or a token store, looked at just far enough to know their columns."""
     source = open_source(paths)
     if isinstance(source, StoreSource):
         manifest = source.manifest
         if manifest.tokens_column is None:
             raise ConfigError(f"{source.path} holds no tokens; prepare it with a tokenizer")
-        return Opened(source, [], ["store", manifest.checksum], manifest.tokens_column, manifest.mask_column)
+        return OpenedInput(source, [], ["store", manifest.checksum], manifest.tokens_column, manifest.mask_column)
     if recipe is None:
         raise ConfigError(f"{paths} are raw files, so it must be said how they become tokens; pass a tokenizer")
     source = _source(recipe, paths)
@@ -182,7 +182,7 @@ def opened(recipe: Recipe | None, paths: list[PathLike]) -> Opened:
     numbered = schema.append(pa.field(ROW, pa.int64()))
     steps = replace(recipe, keep=[ROW]).steps(numbered)
     described = [steps.tokenizer.fingerprint, steps.template, *steps.described]
-    return Opened(source, steps.transforms, described, steps.tokens, steps.mask)
+    return OpenedInput(source, steps.transforms, described, steps.tokens, steps.mask)
 
 
 def _source(recipe: Recipe, paths: list[PathLike]) -> Any:

@@ -7,15 +7,15 @@ from collections import Counter
 from penstock.distributed.ranks import Rank
 from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
-from penstock.loaders.streamed.windows import Window
+from penstock.loaders.streamed.windows import RowWindow
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.metrics import tokens_in
 from penstock.pipeline.quarantine import BadRows
 
-__all__ = ["Tally"]
+__all__ = ["StreamCounts"]
 
 
-class Tally:
+class StreamCounts:
     """Counts of one rank, of this process. Each rank has a quarantine file of its own."""
 
     def __init__(self, on_error: str, quarantine: PathLike | None, rank: Rank) -> None:
@@ -40,13 +40,13 @@ class Tally:
         """Tokens that are in no sample, by reason."""
         return tokens_in(self.changed)
 
-    def add(self, window: Window) -> None:
+    def add(self, window: RowWindow) -> None:
         self.rows += window.read
         self.dropped.update(window.dropped)
         self.changed.update(window.changed)
         self._bad.add(window.rejected, self.rows)
 
-    def ignore(self, window: Window) -> None:
+    def ignore(self, window: RowWindow) -> None:
         """Another rank reads it too, and counts it."""
 
     def go_on(self) -> None:

@@ -6,7 +6,7 @@ from dataclasses import astuple, dataclass
 
 from penstock.errors import ResumeError
 
-__all__ = ["Cursor", "Start"]
+__all__ = ["Start", "StreamCursor"]
 
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-_"
 _VALUES = {digit: value for value, digit in enumerate(_DIGITS)}
@@ -24,7 +24,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Cursor:
+class StreamCursor:
     """The next sample of a stream: number `index` of the window `ahead` behind the one that begins at `start`.
 
     The windows between hold the last `carry` tokens before it, which its first samples begin with; without any there
@@ -44,7 +44,7 @@ class Cursor:
         return "".join(map(_spelled, (*astuple(self.start), self.ahead, self.carry, self.index)))
 
     @classmethod
-    def from_text(cls, text: str) -> Cursor:
+    def from_text(cls, text: str) -> StreamCursor:
         if text == _ENDED:
             return cls(ended=True)
         numbers, number, shift = [], 0, 0

@@ -18,7 +18,7 @@ from penstock.store import Store
 if TYPE_CHECKING:
     from penstock.corpus.recipe import Recipe
 
-__all__ = ["Streamed"]
+__all__ = ["StreamEngine"]
 
 _ONE_BY_ONE = (
     "batches of a stream come one after the other; prepare the data (streaming=False) to get them by number, or from "
@@ -26,7 +26,7 @@ _ONE_BY_ONE = (
 )
 
 
-class Streamed:
+class StreamEngine:
     """The batches of one rank of a stream, from any position on.
 
     Cursors of a rank are those of the streams it reads. On several ranks, `gather_states(loader.state_dict())` makes a

@@ -35,13 +35,13 @@ from penstock.errors import ConfigError, ResumeError
 from penstock.files.listing import PathLike
 from penstock.files.states import StateFormat
 from penstock.loaders.streamed.batches import collated
-from penstock.loaders.streamed.catalog import Catalog, Opened, opened
-from penstock.loaders.streamed.counts import Tally
-from penstock.loaders.streamed.cursors import Cursor
+from penstock.loaders.streamed.catalog import Catalog, OpenedInput, open_input_rows
+from penstock.loaders.streamed.counts import StreamCounts
+from penstock.loaders.streamed.cursors import StreamCursor
 from penstock.loaders.streamed.epoch_end import Ending
 from penstock.loaders.streamed.samples import Shape
-from penstock.loaders.streamed.stream import Filled, Lane, Stream
-from penstock.loaders.streamed.windows import Course, Maker, WindowLimits
+from penstock.loaders.streamed.stream import Filled, Stream, StreamLane
+from penstock.loaders.streamed.windows import BlockSequence, WindowBuilder, WindowLimits
 from penstock.memory import MemoryBudget
 from penstock.order.overlong import Truncation
 from penstock.pipeline.prefetch import Background
@@ -98,7 +98,7 @@ class StreamPosition:
     """Steps since the start of the run."""
     epoch_step: int = 0
     """Steps since the start of the epoch."""
-    cursors: Mapping[int, Cursor] = field(default_factory=dict)
+    cursors: Mapping[int, StreamCursor] = field(default_factory=dict)
 
 
 class StreamStep(NamedTuple):
@@ -164,7 +164,7 @@ class StreamReader:
         self._ending = Ending(
             self.rank, self.options.steps_per_epoch, self.options.rendezvous, self.options.timeout_seconds
         )
-        self.tally = Tally(self.options.on_error, self.options.quarantine, self.rank)
+        self.tally = StreamCounts(self.options.on_error, self.options.quarantine, self.rank)
         self._live: tuple[int, dict[int, Stream]] | None = None
         self._behind: StreamPosition | None = None
         """Where the streams stand, if that is known without looking at each."""
@@ -269,7 +269,7 @@ class StreamReader:
             )
         try:
             epoch, step, epoch_step = (int(state[name]) for name in ("epoch", "step", "epoch_step"))
-            cursors = {int(number): Cursor.from_text(text) for number, text in state["streams"].items()}
+            cursors = {int(number): StreamCursor.from_text(text) for number, text in state["streams"].items()}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, ResumeError):
                 raise
@@ -287,7 +287,7 @@ class StreamReader:
         return Catalog(self._prepared.source, self.global_batch, self.options.streams)
 
     @cached_property
-    def lanes(self) -> list[Lane]:
+    def lanes(self) -> list[StreamLane]:
         """The streams that this rank reads, with the slots they fill."""
         return _lanes(self.catalog.streams, self.global_batch, self._slots)
 
@@ -296,16 +296,16 @@ class StreamReader:
         return self.catalog.sharding.slots_of(self.rank, self.global_batch)
 
     @cached_property
-    def _prepared(self) -> Opened:
-        return opened(self.recipe, self.paths)
+    def _prepared(self) -> OpenedInput:
+        return open_input_rows(self.recipe, self.paths)
 
     @cached_property
-    def _maker(self) -> Maker:
+    def _maker(self) -> WindowBuilder:
         ready = self._prepared
         for transform in ready.transforms:
             if isinstance(transform, Fitting):
                 transform.fit_budget(self._budget.limit)
-        return Maker(
+        return WindowBuilder(
             self.catalog,
             ready.transforms,
             tokens=ready.tokens,
@@ -341,11 +341,11 @@ class StreamReader:
         for lane in self.lanes:
             told = self.tally.add if lane.slots.start in self._slots else self.tally.ignore
             for number in lane.streams:
-                course = Course(number, epoch, hands[number])
+                course = BlockSequence(number, epoch, hands[number])
                 made[number] = Stream(course, self._maker, self.shape, pool=self._pool, budget=self._budget, told=told)
         return made
 
-    def _replay(self, lane: Lane, streams: dict[int, Stream], steps: int) -> None:
+    def _replay(self, lane: StreamLane, streams: dict[int, Stream], steps: int) -> None:
         """Read a lane from the beginning of the epoch up to a step."""
         mine = [streams[number] for number in lane.streams]
         for stream in mine:
@@ -356,7 +356,7 @@ class StreamReader:
         for stream in mine:
             stream.counting = True
 
-    def _own(self, lane: Lane, taken: list[tuple[Filled, int]]) -> list[tuple[Filled, int]]:
+    def _own(self, lane: StreamLane, taken: list[tuple[Filled, int]]) -> list[tuple[Filled, int]]:
         """Of a lane's samples those in this rank's slots."""
         return [sample for slot, sample in zip(lane.slots, taken) if slot in self._slots]
 
@@ -389,11 +389,11 @@ class StreamReader:
         self._ending.forget()
 
 
-def _lanes(streams: int, global_batch: int, slots: range) -> list[Lane]:
+def _lanes(streams: int, global_batch: int, slots: range) -> list[StreamLane]:
     """The lanes that touch some slots."""
     if streams >= global_batch:
         each = streams // global_batch
-        return [Lane(range(slot, slot + 1), range(slot * each, (slot + 1) * each)) for slot in slots]
+        return [StreamLane(range(slot, slot + 1), range(slot * each, (slot + 1) * each)) for slot in slots]
     each = global_batch // streams
     numbers = range(slots.start // each, (slots.stop - 1) // each + 1)
-    return [Lane(range(number * each, (number + 1) * each), range(number, number + 1)) for number in numbers]
+    return [StreamLane(range(number * each, (number + 1) * each), range(number, number + 1)) for number in numbers]

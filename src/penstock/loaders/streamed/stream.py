@@ -7,19 +7,19 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 from penstock.errors import DataError
-from penstock.loaders.streamed.cursors import Cursor, Start
+from penstock.loaders.streamed.cursors import Start, StreamCursor
 from penstock.loaders.streamed.rows import TokenRows
 from penstock.loaders.streamed.samples import Shape
-from penstock.loaders.streamed.windows import Course, Held, Maker, Window
+from penstock.loaders.streamed.windows import BlockSequence, HeldWindow, RowWindow, WindowBuilder
 from penstock.memory import MemoryBudget, Reservation
 from penstock.order.permutation import derive_key
 from penstock.order.samples import Samples
 from penstock.pipeline.metrics import TOKENS
 from penstock.pipeline.prefetch import Background
 
-__all__ = ["Filled", "Lane", "Stream"]
+__all__ = ["Filled", "Stream", "StreamLane"]
 
-Told = Callable[[Window], None]
+Told = Callable[[RowWindow], None]
 _MAKING = 3
 """What a window takes while it is made, in sizes of its input: as bytes, as text, as tokens."""
 
@@ -33,10 +33,10 @@ class _Before:
     """Where the windows that hold the left-over tokens begin, and how many tokens each has."""
     carry: TokenRows | None = None
 
-    def cursor(self) -> Cursor:
+    def cursor(self) -> StreamCursor:
         if self.carry is None:
-            return Cursor(self.start)
-        return Cursor(self.trail[0][0], len(self.trail), self.carry.tokens)
+            return StreamCursor(self.start)
+        return StreamCursor(self.trail[0][0], len(self.trail), self.carry.tokens)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,11 +45,11 @@ class Filled:
 
     rows: TokenRows
     samples: Samples
-    cursor: Cursor
+    cursor: StreamCursor
     """Of its first sample."""
     behind: _Before | None
     """What the next window needs; None if it was the last."""
-    window: Window
+    window: RowWindow
     charge: Reservation
 
     def __len__(self) -> int:
@@ -60,14 +60,21 @@ class Stream:
     """One stream of one epoch. Samples are taken in order; `seek` goes anywhere a cursor was."""
 
     def __init__(
-        self, course: Course, maker: Maker, shape: Shape, *, pool: Background, budget: MemoryBudget, told: Told
+        self,
+        course: BlockSequence,
+        maker: WindowBuilder,
+        shape: Shape,
+        *,
+        pool: Background,
+        budget: MemoryBudget,
+        told: Told,
     ) -> None:
         self._course, self._maker, self._shape = course, maker, shape
         self._pool, self._budget, self._told = pool, budget, told
-        self._held = Held()
+        self._held = HeldWindow()
         self._here: Filled | None = None
         self._next: Future[Filled] | None = None
-        self.cursor = Cursor() if len(course.blocks) else Cursor(ended=True)
+        self.cursor = StreamCursor() if len(course.blocks) else StreamCursor(ended=True)
         self.nbytes = 0
         """Of the last window that was made."""
         self.counting = True
@@ -88,7 +95,7 @@ class Stream:
         """Whether there is no window behind the present one."""
         return self.cursor.ended or (self._here is not None and self._here.behind is None)
 
-    def seek(self, cursor: Cursor) -> None:
+    def seek(self, cursor: StreamCursor) -> None:
         if cursor == self.cursor:
             return
         here = self._here
@@ -99,7 +106,7 @@ class Stream:
     def rewind(self) -> None:
         """Back to the first sample."""
         self._drop()
-        self.cursor = Cursor() if len(self._course.blocks) else Cursor(ended=True)
+        self.cursor = StreamCursor() if len(self._course.blocks) else StreamCursor(ended=True)
 
     def begin(self) -> None:
         """Have the next window made that will be asked for, if that is not done yet."""
@@ -126,7 +133,7 @@ class Stream:
                     self._step_behind(here)
                 else:
                     at = here.cursor
-                    self.cursor = Cursor(at.start, at.ahead, at.carry, index + 1)
+                    self.cursor = StreamCursor(at.start, at.ahead, at.carry, index + 1)
                 return here, index
             self._step_behind(here)
         return None
@@ -138,7 +145,7 @@ class Stream:
         self.begin()  # while it is known what comes next
         here.charge.release()
         self._here = None
-        self.cursor = Cursor(ended=True) if here.behind is None else here.behind.cursor()
+        self.cursor = StreamCursor(ended=True) if here.behind is None else here.behind.cursor()
 
     def _awaited(self) -> Filled:
         self.begin()
@@ -157,7 +164,7 @@ class Stream:
         self._next = self._here = None
         self._held.close()
 
-    def _before(self, cursor: Cursor) -> _Before:
+    def _before(self, cursor: StreamCursor) -> _Before:
         """Reads the windows again that hold what was carried over, one as a rule."""
         if not cursor.carry:
             return _Before(cursor.start)
@@ -197,7 +204,7 @@ class Stream:
             window.changed[f"{TOKENS}{shape.truncation}"] += cut
         return Filled(rows, samples, before.cursor(), behind, window, charge)
 
-    def _behind(self, before: _Before, window: Window, rows: TokenRows, samples: Samples) -> _Before:
+    def _behind(self, before: _Before, window: RowWindow, rows: TokenRows, samples: Samples) -> _Before:
         left = rows.tokens - samples.tokens if self._shape.carries else 0
         if not left:
             return _Before(window.next)
@@ -208,7 +215,7 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class StreamLane:
     """Slots that neighbouring streams fill, and nobody else: one slot and its streams, or one stream and its slots.
 
     The streams of a slot take turns; one that has ended is passed over, so that a slot is empty only when all of its

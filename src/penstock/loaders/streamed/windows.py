@@ -20,9 +20,9 @@ from penstock.order.permutation import Permutation, derive_key
 from penstock.pipeline.chain import BrokenStageError, Chain, Ran, StepError, stage_name
 from penstock.pipeline.metrics import StageMetrics
 from penstock.pipeline.stages import Finishing, Rejected, Stateful, Transform, TwoPart
-from penstock.sources.splits import Rows, StretchReader, open_stretch
+from penstock.sources.splits import SplitReader, SplitRows, open_split
 
-__all__ = ["ROW", "Course", "Maker", "Window", "WindowLimits"]
+__all__ = ["ROW", "BlockSequence", "RowWindow", "WindowBuilder", "WindowLimits"]
 
 _FIRST_SHARE = 64
 
@@ -52,7 +52,7 @@ class WindowLimits:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Course:
+class BlockSequence:
     """What one stream reads in one epoch."""
 
     stream: int
@@ -61,7 +61,7 @@ class Course:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class RowWindow:
     """Rows that were read and shuffled together, and where the next ones begin."""
 
     rows: TokenRows
@@ -74,7 +74,7 @@ class Window:
     rejected: tuple[Rejected, ...] = ()
 
 
-class Maker:
+class WindowBuilder:
     """Makes windows. Which one it is depends on the arguments alone, so any thread may make any window."""
 
     def __init__(
@@ -99,7 +99,7 @@ class Maker:
         self.limits, self.seed, self.shuffle, self.on_error = limits, seed, shuffle, on_error
         self._chain = Chain(transforms, [StageMetrics(stage_name(each), "transform") for each in transforms])
 
-    def make(self, course: Course, start: Start, held: Held) -> Window:
+    def make(self, course: BlockSequence, start: Start, held: HeldWindow) -> RowWindow:
         """The window that begins at `start`. `held` keeps the file open from one window of a stream to the next."""
         found, rejected, behind = self._read(course, start, held)
         rows, parts = _Rows(self.catalog, found), []
@@ -116,11 +116,13 @@ class Maker:
         if self.shuffle and made.rows > 1:
             key = derive_key(self.seed, "rows", course.epoch, course.stream, start.number)
             made = made.taken(Permutation(made.rows, key)(np.arange(made.rows)))
-        return Window(made, behind, rows.count, dropped, changed, tuple(rejected))
+        return RowWindow(made, behind, rows.count, dropped, changed, tuple(rejected))
 
-    def _read(self, course: Course, start: Start, held: Held) -> tuple[list[tuple[int, Rows]], list[Rejected], Start]:
+    def _read(
+        self, course: BlockSequence, start: Start, held: HeldWindow
+    ) -> tuple[list[tuple[int, SplitRows]], list[Rejected], Start]:
         most_rows, most_bytes = self.limits.of(course.stream, start.number)
-        found: list[tuple[int, Rows]] = []
+        found: list[tuple[int, SplitRows]] = []
         rejected: list[Rejected] = []
         block, at = start.block, start.at
         while most_rows > 0 and most_bytes > 0 and block < len(course.blocks):
@@ -177,18 +179,18 @@ class Maker:
         return TokenRows.of(_plain(batch.column(self.tokens)), _plain(mask), blocks, places)
 
 
-class Held:
+class HeldWindow:
     """The open reader of a stream, if there is one."""
 
     def __init__(self) -> None:
-        self._open: tuple[int, StretchReader] | None = None
+        self._open: tuple[int, SplitReader] | None = None
 
-    def reader(self, catalog: Catalog, block: int, at: int) -> StretchReader:
+    def reader(self, catalog: Catalog, block: int, at: int) -> SplitReader:
         """A reader that stands there: the open one, or another."""
         if self._open is None or self._open[0] != block or self._open[1].at != at:
             self.close()
             catalog.check_unchanged(block)
-            self._open = (block, open_stretch(catalog.source, catalog.blocks[block], at))
+            self._open = (block, open_split(catalog.source, catalog.blocks[block], at))
         return self._open[1]
 
     def close(self) -> None:
@@ -200,7 +202,7 @@ class Held:
 class _Rows:
     """The rows that were read for a window, numbered through."""
 
-    def __init__(self, catalog: Catalog, found: Sequence[tuple[int, Rows]]) -> None:
+    def __init__(self, catalog: Catalog, found: Sequence[tuple[int, SplitRows]]) -> None:
         self._catalog, self._found = catalog, found
         sizes = [rows.batch.num_rows for _, rows in found]
         self.count = sum(sizes)

@@ -10,17 +10,17 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock._suggest import did_you_mean
+from penstock.arrays.ragged import Ragged
 from penstock.errors import ConfigError
-from penstock.rl.read.columns import Lists
-from penstock.rl.read.problems import Problems
-from penstock.rl.table import Ragged
+from penstock.rl.read.columns import ListColumn
+from penstock.rl.read.problems import RolloutProblems
 
 if TYPE_CHECKING:
     from penstock.transforms.tokenization import Tokenizer
 
 __all__ = [
     "LOGPROB_ROUNDING",
-    "Rules",
+    "TokenRules",
     "check_ids",
     "check_logprobs",
     "checked_mask",
@@ -34,7 +34,7 @@ LOGPROB_ROUNDING = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class TokenRules:
     """What to do with rows that have nothing to learn from."""
 
     missing_rewards: str
@@ -56,7 +56,7 @@ class Rules:
                 )
 
 
-def check_ids(lists: Lists, name: str, tokenizer: Tokenizer | None, problems: Problems) -> None:
+def check_ids(lists: ListColumn, name: str, tokenizer: Tokenizer | None, problems: RolloutProblems) -> None:
     """Refuse ids below 0, and those that the tokenizer does not have."""
     most = 2**63 - 1 if tokenizer is None else tokenizer.vocab_size - 1
     values = lists.ragged.values
@@ -74,7 +74,7 @@ def check_ids(lists: Lists, name: str, tokenizer: Tokenizer | None, problems: Pr
     )
 
 
-def checked_mask(mask: Lists | None, response: Lists, name: str, problems: Problems) -> Ragged:
+def checked_mask(mask: ListColumn | None, response: ListColumn, name: str, problems: RolloutProblems) -> Ragged:
     """Which tokens are the policy's own: all of them, in rows that do not say otherwise."""
     if mask is not None and not mask.missing.any() and _as_long(mask, response, name, problems):
         return mask.ragged
@@ -85,7 +85,7 @@ def checked_mask(mask: Lists | None, response: Lists, name: str, problems: Probl
 
 
 def checked_numbers(
-    lists: Lists, response: Lists, mask: Ragged, name: str, problems: Problems, changed: dict[str, int]
+    lists: ListColumn, response: ListColumn, mask: Ragged, name: str, problems: RolloutProblems, changed: dict[str, int]
 ) -> Ragged | None:
     """Numbers that are finite where the policy wrote, and 0 where it did not and there was none; None for no column."""
     if lists.missing.all() and not len(lists.odd):
@@ -112,7 +112,7 @@ def checked_numbers(
     return Ragged(np.where(endless, np.float32(0), values), lists.ragged.offsets)
 
 
-def check_logprobs(column: Ragged | None, mask: Ragged, name: str, problems: Problems) -> None:
+def check_logprobs(column: Ragged | None, mask: Ragged, name: str, problems: RolloutProblems) -> None:
     """Refuse log-probs of learned tokens that are clearly above 0."""
     if column is None or not (column.values > LOGPROB_ROUNDING).any():
         return
@@ -130,12 +130,12 @@ def check_logprobs(column: Ragged | None, mask: Ragged, name: str, problems: Pro
 
 
 def rows_to_keep(
-    rules: Rules,
-    response: Lists,
+    rules: TokenRules,
+    response: ListColumn,
     mask: Ragged,
     rewards: npt.NDArray[np.float64],
     numbers: Mapping[str, Any],
-    problems: Problems,
+    problems: RolloutProblems,
     changed: dict[str, int],
 ) -> Flags:
     """Which rows stay; rewards that are missing are set, if that is the rule."""
@@ -176,7 +176,7 @@ def rows_to_keep(
     return keep
 
 
-def _as_long(lists: Lists, response: Lists, name: str, problems: Problems) -> bool:
+def _as_long(lists: ListColumn, response: ListColumn, name: str, problems: RolloutProblems) -> bool:
     """Whether every row that has a list has as many entries as its response has tokens."""
     wrong = np.flatnonzero(~lists.missing & (lists.lengths != response.lengths))
     problems.add(

@@ -17,12 +17,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.arrays.ragged import Ragged
 from penstock.arrays.text import plain
 from penstock.chat.formats import reader
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.files.listing import list_files, split_suffix
-from penstock.rl.read.problems import Places
-from penstock.rl.table import Ragged
+from penstock.rl.read.problems import RowNames
 from penstock.sources.by_suffix import open_source
 from penstock.sources.jsonl import JsonlSource, JsonSource
 from penstock.types.columns import as_numpy
@@ -31,8 +31,8 @@ __all__ = [
     "JSON_ROLE",
     "Column",
     "Intake",
-    "Lists",
-    "Numbers",
+    "ListColumn",
+    "NumberColumn",
     "as_lists",
     "as_numbers",
     "as_objects",
@@ -55,7 +55,7 @@ EXPECTED = {"ids": "a list of token ids", "floats": "a list of numbers", "mask":
 
 
 @dataclass(frozen=True, slots=True)
-class Lists:
+class ListColumn:
     """A list of numbers for each row."""
 
     ragged: Ragged
@@ -75,18 +75,18 @@ class Lists:
     def __len__(self) -> int:
         return len(self.missing)
 
-    def with_ragged(self, ragged: Ragged) -> Lists:
-        return Lists(ragged, self.missing, self.odd, self.describe)
+    def with_ragged(self, ragged: Ragged) -> ListColumn:
+        return ListColumn(ragged, self.missing, self.odd, self.describe)
 
     @classmethod
-    def of(cls, ragged: Ragged, missing: Flags | None = None) -> Lists:
+    def of(cls, ragged: Ragged, missing: Flags | None = None) -> ListColumn:
         """Lists with nothing odd about them."""
         none = np.zeros(len(ragged), np.bool_) if missing is None else missing
         return cls(ragged, none, np.empty(0, np.int64), str)
 
 
 @dataclass(frozen=True, slots=True)
-class Numbers:
+class NumberColumn:
     """A number for each row, NaN where there is none."""
 
     values: npt.NDArray[np.float64]
@@ -94,7 +94,7 @@ class Numbers:
     describe: Callable[[int], str]
 
 
-def as_lists(column: Column, kind: Kind) -> Lists:
+def as_lists(column: Column, kind: Kind) -> ListColumn:
     """Lists of token ids (int64), of numbers (float32; None among them is NaN), or of flags (bool)."""
     if isinstance(column, pa.ChunkedArray):
         found = joined_lists([_from_arrow(chunk, kind) for chunk in column.chunks] or [_from_objects([], kind)])
@@ -102,13 +102,13 @@ def as_lists(column: Column, kind: Kind) -> Lists:
         rows, width = column.shape
         values = np.ascontiguousarray(column).reshape(-1)
         whole = Ragged(_typed(values, kind), np.arange(rows + 1, dtype=np.int64) * width)
-        found = Lists(whole, np.zeros(rows, np.bool_), np.empty(0, np.int64), str, padded=True)
+        found = ListColumn(whole, np.zeros(rows, np.bool_), np.empty(0, np.int64), str, padded=True)
     else:
         found = _from_objects(list(column), kind)
     return _flags(found) if kind == "mask" else found
 
 
-def joined_lists(parts: Sequence[Lists]) -> Lists:
+def joined_lists(parts: Sequence[ListColumn]) -> ListColumn:
     """Some rows, and those behind them."""
     if len(parts) == 1:
         return parts[0]
@@ -120,29 +120,29 @@ def joined_lists(parts: Sequence[Lists]) -> Lists:
         return parts[part].describe(row - int(starts[part]))
 
     missing = np.concatenate([part.missing for part in parts])
-    return Lists(Ragged.joined([part.ragged for part in parts]), missing, odd, describe)
+    return ListColumn(Ragged.joined([part.ragged for part in parts]), missing, odd, describe)
 
 
-def as_numbers(column: Column) -> Numbers:
+def as_numbers(column: Column) -> NumberColumn:
     """One number for each row. True and False are 1 and 0; text, lists and the rest are odd."""
     if isinstance(column, pa.ChunkedArray):
         kind = column.type
         if pa.types.is_null(kind):
-            return Numbers(np.full(len(column), np.nan), np.empty(0, np.int64), str)
+            return NumberColumn(np.full(len(column), np.nan), np.empty(0, np.int64), str)
         if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
             values = column.cast(pa.float64(), safe=False).fill_null(float("nan")).combine_chunks()
-            return Numbers(_array(values).astype(np.float64), np.empty(0, np.int64), str)
+            return NumberColumn(_array(values).astype(np.float64), np.empty(0, np.int64), str)
         column = as_objects(column)
     if isinstance(column, np.ndarray) and column.ndim == 1 and column.dtype.kind in "biuf":
-        return Numbers(column.astype(np.float64), np.empty(0, np.int64), str)
+        return NumberColumn(column.astype(np.float64), np.empty(0, np.int64), str)
     cells = list(column)
     plain_types = (float, int, bool, type(None))
     if all(kind in plain_types or issubclass(kind, np.number | np.bool_) for kind in set(map(type, cells))):
-        return Numbers(np.array(cells, np.float64).reshape(len(cells)), np.empty(0, np.int64), str)
+        return NumberColumn(np.array(cells, np.float64).reshape(len(cells)), np.empty(0, np.int64), str)
     numbers = [_number(cell) for cell in cells]
     odd = np.flatnonzero([number is None for number in numbers])
     values = np.array([np.nan if number is None else number for number in numbers], np.float64)
-    return Numbers(values, odd, lambda row: _described(cells[row]))
+    return NumberColumn(values, odd, lambda row: _described(cells[row]))
 
 
 def as_objects(column: Column) -> list[Any]:
@@ -180,7 +180,7 @@ def narrow(ragged: Ragged) -> Ragged:
 # -- Python objects ----------------------------------------------------------------------------------------------------
 
 
-def _from_objects(cells: list[Any], kind: Kind) -> Lists:
+def _from_objects(cells: list[Any], kind: Kind) -> ListColumn:
     allowed = KINDS[kind]
     arrays: list[npt.NDArray[Any]] = []
     missing = np.zeros(len(cells), np.bool_)
@@ -203,7 +203,7 @@ def _from_objects(cells: list[Any], kind: Kind) -> Lists:
     offsets = np.zeros(len(cells) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, arrays), np.int64, len(arrays)), out=offsets[1:])
     values = _typed(np.concatenate(_alike(arrays, kind)), kind) if arrays else nothing
-    return Lists(Ragged(values, offsets), missing, np.array(odd, np.int64), lambda row: _described(cells[row]))
+    return ListColumn(Ragged(values, offsets), missing, np.array(odd, np.int64), lambda row: _described(cells[row]))
 
 
 def _as_array(cell: Any, kind: Kind) -> npt.NDArray[Any] | None:
@@ -255,7 +255,7 @@ def _typed(values: npt.NDArray[Any], kind: Kind) -> npt.NDArray[Any]:
     return values.astype(np.float32, copy=False)
 
 
-def _flags(lists: Lists) -> Lists:
+def _flags(lists: ListColumn) -> ListColumn:
     """As bool; rows with anything but 0 and 1 are odd."""
     ragged = lists.ragged
     if ragged.values.dtype == np.bool_:
@@ -263,7 +263,7 @@ def _flags(lists: Lists) -> Lists:
     flags = ragged.values != 0
     wrong = flags & (ragged.values != 1)
     if not wrong.any():
-        return Lists(Ragged(flags, ragged.offsets), lists.missing, lists.odd, lists.describe, lists.padded)
+        return ListColumn(Ragged(flags, ragged.offsets), lists.missing, lists.odd, lists.describe, lists.padded)
     where = np.flatnonzero(wrong)
     rows, firsts = np.unique(np.searchsorted(ragged.offsets, where, "right") - 1, return_index=True)
     shown = dict(zip(rows.tolist(), ragged.values[where[firsts]].tolist()))
@@ -272,7 +272,7 @@ def _flags(lists: Lists) -> Lists:
         return f"a list with {shown[row]} in it" if row in shown else lists.describe(row)
 
     odd = np.union1d(lists.odd, rows)
-    return Lists(Ragged(flags, ragged.offsets), lists.missing, odd, describe, lists.padded)
+    return ListColumn(Ragged(flags, ragged.offsets), lists.missing, odd, describe, lists.padded)
 
 
 def _number(cell: Any) -> float | None:
@@ -302,7 +302,7 @@ def _described(cell: Any) -> str:
 # -- Arrow -------------------------------------------------------------------------------------------------------------
 
 
-def _from_arrow(chunk: pa.Array, kind: Kind) -> Lists:
+def _from_arrow(chunk: pa.Array, kind: Kind) -> ListColumn:
     chunk = plain(chunk)
     if isinstance(chunk, pa.ExtensionArray):
         chunk = chunk.storage
@@ -310,15 +310,15 @@ def _from_arrow(chunk: pa.Array, kind: Kind) -> Lists:
     nothing = Ragged(np.empty(0, DTYPES[kind]), np.zeros(len(chunk) + 1, np.int64))
     if not _is_list(chunk.type):
         odd = np.flatnonzero(~missing)
-        return Lists(nothing, missing, odd, lambda row: _described(chunk[row].as_py()))
+        return ListColumn(nothing, missing, odd, lambda row: _described(chunk[row].as_py()))
     values = chunk.flatten()
     offsets = np.zeros(len(chunk) + 1, np.int64)
     np.cumsum(_array(pc.list_value_length(chunk).cast(pa.int64()).fill_null(0)), out=offsets[1:])
     if not len(values):
-        return Lists(Ragged(nothing.values, offsets), missing, np.empty(0, np.int64), str)
+        return ListColumn(Ragged(nothing.values, offsets), missing, np.empty(0, np.int64), str)
     if not _is_number(values.type) or np.dtype(values.type.to_pandas_dtype()).kind not in KINDS[kind]:
         odd = np.flatnonzero(np.diff(offsets))
-        return Lists(nothing, missing, odd, lambda row: f"{chunk.type}: {reprlib.repr(chunk[row].as_py())}")
+        return ListColumn(nothing, missing, odd, lambda row: f"{chunk.type}: {reprlib.repr(chunk[row].as_py())}")
     odd = np.empty(0, np.int64)
     if values.null_count and kind == "floats":
         values = values.cast(pa.float32(), safe=False).fill_null(float("nan"))
@@ -327,7 +327,9 @@ def _from_arrow(chunk: pa.Array, kind: Kind) -> Lists:
         odd = np.unique(np.searchsorted(offsets, nulls, "right") - 1)
         values = values.fill_null(0)
     described = Ragged(_typed(_array(values), kind), offsets)
-    return Lists(described, missing, odd, lambda row: f"a list with null in it: {reprlib.repr(chunk[row].as_py())}")
+    return ListColumn(
+        described, missing, odd, lambda row: f"a list with null in it: {reprlib.repr(chunk[row].as_py())}"
+    )
 
 
 def _views(chunk: pa.Array) -> Iterable[npt.NDArray[Any] | None]:
@@ -375,7 +377,7 @@ class Intake:
 
     columns: dict[str, Column]
     rows: int
-    places: Places
+    places: RowNames
     arrow: bool
     """Whether rows that lack a key of a struct have it all the same, as null."""
 
@@ -385,16 +387,16 @@ def take_in(data: Any, first_row: int = 0) -> Intake:
     if isinstance(data, str | os.PathLike):
         return _from_files(data)
     if isinstance(data, pa.RecordBatch):
-        return _from_table(pa.Table.from_batches([data]), Places(first_row=first_row))
+        return _from_table(pa.Table.from_batches([data]), RowNames(first_row=first_row))
     if isinstance(data, pa.Table):
-        return _from_table(data, Places(first_row=first_row))
+        return _from_table(data, RowNames(first_row=first_row))
     if hasattr(data, "batch") and hasattr(data, "non_tensor_batch"):  # verl's DataProto
         tensors = data.batch if data.batch is not None else {}
-        return _from_columns({**dict(tensors.items()), **dict(data.non_tensor_batch)}, Places(first_row=first_row))
+        return _from_columns({**dict(tensors.items()), **dict(data.non_tensor_batch)}, RowNames(first_row=first_row))
     if isinstance(data, Mapping):
-        return _from_columns(data, Places(first_row=first_row))
+        return _from_columns(data, RowNames(first_row=first_row))
     if hasattr(data, "__arrow_c_stream__"):
-        return _from_table(pa.table(data), Places(first_row=first_row))
+        return _from_table(pa.table(data), RowNames(first_row=first_row))
     if is_dataclass(data) or not isinstance(data, Iterable):
         raise ConfigError(f"expected {SEVERAL}, got {type(data).__name__}; put a single rollout into a list")
     items = list(data)
@@ -403,8 +405,8 @@ def take_in(data: Any, first_row: int = 0) -> Intake:
         return _from_files(items)
     if isinstance(first, pa.RecordBatch | pa.Table):
         tables = [pa.Table.from_batches([item]) if isinstance(item, pa.RecordBatch) else item for item in items]
-        return _from_table(pa.concat_tables(tables, promote_options="default"), Places(first_row=first_row))
-    return _from_rows(items, Places(first_row=first_row))
+        return _from_table(pa.concat_tables(tables, promote_options="default"), RowNames(first_row=first_row))
+    return _from_rows(items, RowNames(first_row=first_row))
 
 
 # -- files and Arrow ---------------------------------------------------------------------------------------------------
@@ -416,7 +418,7 @@ def _from_files(paths: Any) -> Intake:
     # Free metadata is of any type in any row. Fields whose types do not go together come as JSON text, marked as such.
     options = {"mixed": "json"} if all(split_suffix(file)[0] in json for file in files) else {}
     source: Any = open_source(files, **options)
-    places = Places()
+    places = RowNames()
     batches: list[pa.RecordBatch] = []
     rows = 0
     try:
@@ -434,7 +436,7 @@ def _from_files(paths: Any) -> Intake:
     return _from_table(pa.Table.from_batches(batches, batches[0].schema if batches else pa.schema([])), places)
 
 
-def _from_table(table: pa.Table, places: Places) -> Intake:
+def _from_table(table: pa.Table, places: RowNames) -> Intake:
     names = table.column_names
     if len(set(names)) < len(names):
         raise SchemaError(f"two columns have the same name; the columns are {names}")
@@ -454,7 +456,7 @@ def _from_table(table: pa.Table, places: Places) -> Intake:
 # -- Python objects ----------------------------------------------------------------------------------------------------
 
 
-def _from_columns(data: Mapping[Any, Any], places: Places) -> Intake:
+def _from_columns(data: Mapping[Any, Any], places: RowNames) -> Intake:
     """A dict of columns: tensors, arrays and lists, all of as many rows."""
     columns: dict[str, Column] = {}
     for name, values in data.items():
@@ -501,7 +503,7 @@ def _holds_rows(column: Column) -> bool:
     return any(hasattr(cell, "__len__") for cell in column)
 
 
-def _from_rows(items: Sequence[Any], places: Places) -> Intake:
+def _from_rows(items: Sequence[Any], places: RowNames) -> Intake:
     """Dicts, dataclasses and named tuples, of one kind or of several."""
     names: dict[str, None] = {}
     of_type: dict[type, tuple[str, ...]] = {}

@@ -16,7 +16,7 @@ import pyarrow as pa
 from penstock.rl.column_aliases import Meaning
 from penstock.rl.groups import check_unique_ids
 from penstock.rl.read.columns import Column, Intake, as_numbers, as_objects
-from penstock.rl.read.problems import Problems
+from penstock.rl.read.problems import RolloutProblems
 
 __all__ = ["Whole", "read_whole"]
 
@@ -26,7 +26,7 @@ Objects = npt.NDArray[np.object_]
 class Whole:
     """The columns with one entry per rollout."""
 
-    def __init__(self, intake: Intake, meaning: Meaning, problems: Problems) -> None:
+    def __init__(self, intake: Intake, meaning: Meaning, problems: RolloutProblems) -> None:
         self._intake, self._meaning, self._problems = intake, meaning, problems
         self.ids = self._ids()
         self.finish_reasons = self._finish_reasons()
@@ -139,7 +139,7 @@ class Whole:
         return np.array([bool(cell) for cell in self.cells("tokenized")], np.bool_)
 
 
-def read_whole(intake: Intake, meaning: Meaning, problems: Problems) -> Whole:
+def read_whole(intake: Intake, meaning: Meaning, problems: RolloutProblems) -> Whole:
     """Everything that is one entry per rollout; what cannot be is a problem."""
     return Whole(intake, meaning, problems)
 

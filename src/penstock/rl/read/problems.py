@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from penstock.errors import DataError
 
-__all__ = ["Places", "Problems"]
+__all__ = ["RolloutProblems", "RowNames"]
 
 MOST = 10
 """Problems that are told; the rest are counted."""
@@ -21,7 +21,7 @@ ALIKE = 3
 
 
 @dataclass(slots=True)
-class Places:
+class RowNames:
     """Where each row came from: its file and number there, or its number alone; and what it is called."""
 
     starts: list[int] = field(default_factory=list)
@@ -46,10 +46,10 @@ class Places:
         return (f"{file}, " if file is not None else "") + f"row {number}" + (f" (id {name!r})" if name else "")
 
 
-class Problems:
+class RolloutProblems:
     """Collects what is wrong; `refuse` raises one error with all of it."""
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: RowNames) -> None:
         self.places = places
         self._told: list[str] = []
         self._more = 0

@@ -26,7 +26,7 @@ from penstock.errors import DataError
 from penstock.rl.column_aliases import OPENRLHF, Meaning, meaning_of
 from penstock.rl.groups import check_group_prompts, check_unique_ids
 from penstock.rl.read.checks import (
-    Rules,
+    TokenRules,
     check_ids,
     check_logprobs,
     checked_mask,
@@ -35,7 +35,7 @@ from penstock.rl.read.checks import (
 )
 from penstock.rl.read.columns import Intake, is_listed, narrow, take_in
 from penstock.rl.read.metadata import read_whole
-from penstock.rl.read.problems import Places, Problems
+from penstock.rl.read.problems import RolloutProblems, RowNames
 from penstock.rl.read.shapes import read_parts
 from penstock.rl.read.text import TextRule, Texts, fill_from_text
 from penstock.rl.read.turns import read_turns
@@ -89,7 +89,7 @@ def read_rollouts(
     log-probs above 0 by more than rounding are errors. Everything that is wrong is told in one `DataError`, with files
     and rows.
     """
-    rules = Rules(missing_rewards, empty_responses, all_masked, group_prompts)
+    rules = TokenRules(missing_rewards, empty_responses, all_masked, group_prompts)
     if isinstance(data, RolloutTable):
         _check_table(data, rules)
         return data
@@ -120,7 +120,7 @@ class _Reading:
     ) -> None:
         listed = {name: is_listed(column) for name, column in intake.columns.items()}
         self.meaning = _settled(meaning_of(list(intake.columns), columns, listed), listed)
-        self.problems = Problems(intake.places)
+        self.problems = RolloutProblems(intake.places)
         self.whole = read_whole(intake, self.meaning, self.problems)
         self.tokenizer = None
         if tokenizer is not None:
@@ -142,7 +142,7 @@ class _Reading:
         self.parts, made = fill_from_text(parts, texts, self.tokenizer, text, self.problems)
         self.tokenized = made | self.whole.tokenized
 
-    def finished(self, rules: Rules) -> tuple[RolloutTable, npt.NDArray[np.bool_], dict[str, int]]:
+    def finished(self, rules: TokenRules) -> tuple[RolloutTable, npt.NDArray[np.bool_], dict[str, int]]:
         """The table of all rows, which of them to keep, and how many not for which reason."""
         whole, problems = self.whole, self.problems
         prompt, response = self.parts.prompt, self.parts.response
@@ -183,9 +183,9 @@ class _Reading:
         return self.meaning.fields.get(field, field)
 
 
-def _check_table(table: RolloutTable, rules: Rules) -> None:
+def _check_table(table: RolloutTable, rules: TokenRules) -> None:
     """What must hold of a table that somebody made, as of all others."""
-    problems = Problems(Places(ids=table.ids.tolist()))
+    problems = RolloutProblems(RowNames(ids=table.ids.tolist()))
     check_unique_ids(table.ids.tolist(), np.ones(len(table), np.bool_), "id", problems)
     for name in LOGPROBS:
         check_logprobs(getattr(table, name), table.loss_mask, name, problems)

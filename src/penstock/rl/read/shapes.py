@@ -13,36 +13,36 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from penstock.arrays.ragged import Ragged
 from penstock.rl.column_aliases import PER_TOKEN, Meaning
-from penstock.rl.read.columns import EXPECTED, Column, Kind, Lists, as_lists, as_numbers
-from penstock.rl.read.problems import Problems
-from penstock.rl.table import Ragged
+from penstock.rl.read.columns import EXPECTED, Column, Kind, ListColumn, as_lists, as_numbers
+from penstock.rl.read.problems import RolloutProblems
 
-__all__ = ["Parts", "firsts", "lasts", "read_parts", "windows"]
+__all__ = ["PromptResponse", "firsts", "lasts", "read_parts", "windows"]
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class PromptResponse:
     """Prompt, response, and what is known of each token of it; None for what no column says."""
 
-    prompt: Lists | None
-    response: Lists | None
-    mask: Lists | None = None
-    per_token: dict[str, Lists] = field(default_factory=dict)
+    prompt: ListColumn | None
+    response: ListColumn | None
+    mask: ListColumn | None = None
+    per_token: dict[str, ListColumn] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class ShapeReader:
     """The columns that the fields are in."""
 
     columns: dict[str, Column]
     meaning: Meaning
-    problems: Problems
+    problems: RolloutProblems
 
-    def lists(self, name: str, kind: Kind) -> Lists | None:
+    def lists(self, name: str, kind: Kind) -> ListColumn | None:
         """A field as lists; what is not a list of such numbers is a problem."""
         column = self.meaning.fields.get(name)
         if column is None:
@@ -56,23 +56,23 @@ class Reader:
         return self.meaning.fields.get(name, name)
 
 
-def read_parts(columns: dict[str, Column], meaning: Meaning, problems: Problems) -> Parts:
+def read_parts(columns: dict[str, Column], meaning: Meaning, problems: RolloutProblems) -> PromptResponse:
     """The token columns of rollouts of any shape."""
-    reader = Reader(columns, meaning, problems)
+    reader = ShapeReader(columns, meaning, problems)
     per_token = {name: found for name in PER_TOKEN if (found := reader.lists(name, "floats")) is not None}
     if "sequences" in meaning.fields:
         return _from_sequences(reader, per_token)
     if "tokens" in meaning.fields:
         return _from_tokens(reader, per_token)
     prompt, response = reader.lists("prompt_ids", "ids"), reader.lists("response_ids", "ids")
-    parts = Parts(prompt, response, reader.lists("loss_mask", "mask"), per_token)
+    parts = PromptResponse(prompt, response, reader.lists("loss_mask", "mask"), per_token)
     return parts if response is None else _unpadded(reader, parts, response)
 
 
 # -- padding -----------------------------------------------------------------------------------------------------------
 
 
-def _unpadded(reader: Reader, parts: Parts, response: Lists) -> Parts:
+def _unpadded(reader: ShapeReader, parts: PromptResponse, response: ListColumn) -> PromptResponse:
     attention, mask = reader.lists("attention_mask", "mask"), parts.mask
     completion, tool = reader.lists("completion_mask", "mask"), reader.lists("tool_mask", "mask")
     prompt_mask = reader.lists("prompt_mask", "mask")
@@ -103,7 +103,9 @@ def _unpadded(reader: Reader, parts: Parts, response: Lists) -> Parts:
     return _cut(parts, response, lasts(ends.ragged) + 1)
 
 
-def _by_attention(reader: Reader, parts: Parts, response: Lists, attention: Lists) -> Parts:
+def _by_attention(
+    reader: ShapeReader, parts: PromptResponse, response: ListColumn, attention: ListColumn
+) -> PromptResponse:
     """One mask over prompt and response together, as verl has it."""
     prompt = parts.prompt
     before = prompt.lengths if prompt is not None else np.zeros(len(response), np.int64)
@@ -127,25 +129,25 @@ def _by_attention(reader: Reader, parts: Parts, response: Lists, attention: List
         ),
     )
     if prompt is not None:
-        shown = Lists.of(windows(attention.ragged, np.zeros_like(before), before))
+        shown = ListColumn.of(windows(attention.ragged, np.zeros_like(before), before))
         prompt = _kept(reader, prompt, shown, "prompt_ids", "attention_mask")
     return parts if len(holes) else _cut(replace(parts, prompt=prompt), response, lengths)
 
 
-def _cut(parts: Parts, response: Lists, lengths: Ints) -> Parts:
+def _cut(parts: PromptResponse, response: ListColumn, lengths: Ints) -> PromptResponse:
     """The first tokens of each response, and of everything that is as long as it was."""
     full = response.lengths
 
-    def cut(lists: Lists | None) -> Lists | None:
+    def cut(lists: ListColumn | None) -> ListColumn | None:
         if lists is None or not np.array_equal(lists.lengths, full):
             return lists
         return lists.with_ragged(windows(lists.ragged, np.zeros_like(lengths), lengths))
 
     per_token = {name: cut(lists) or lists for name, lists in parts.per_token.items()}
-    return Parts(parts.prompt, cut(response), cut(parts.mask), per_token)
+    return PromptResponse(parts.prompt, cut(response), cut(parts.mask), per_token)
 
 
-def _kept(reader: Reader, lists: Lists, mask: Lists, name: str, by: str) -> Lists:
+def _kept(reader: ShapeReader, lists: ListColumn, mask: ListColumn, name: str, by: str) -> ListColumn:
     """The tokens that a mask of their length leaves."""
     wrong = mask.lengths != lists.lengths
     reader.problems.add(
@@ -162,7 +164,7 @@ def _kept(reader: Reader, lists: Lists, mask: Lists, name: str, by: str) -> List
     return lists.with_ragged(kept)
 
 
-def _both(first: Lists, second: Lists | None) -> Lists:
+def _both(first: ListColumn, second: ListColumn | None) -> ListColumn:
     if second is None or not np.array_equal(first.lengths, second.lengths):
         return first
     return replace(first, ragged=Ragged(first.ragged.values & second.ragged.values, first.ragged.offsets))
@@ -171,7 +173,7 @@ def _both(first: Lists, second: Lists | None) -> Lists:
 # -- one sequence ------------------------------------------------------------------------------------------------------
 
 
-def _from_sequences(reader: Reader, per_token: dict[str, Lists]) -> Parts:
+def _from_sequences(reader: ShapeReader, per_token: dict[str, ListColumn]) -> PromptResponse:
     """Prompt and response in one, and a mask of actions over the last tokens of it, as OpenRLHF has it.
 
     The mask is as long as the sequence, or one shorter (the first token is nobody's action), or covers the response
@@ -182,34 +184,34 @@ def _from_sequences(reader: Reader, per_token: dict[str, Lists]) -> Parts:
     attention = reader.lists("attention_mask", "mask")
     if actions is None:
         reader.problems.add_whole("sequences need an action_mask, which says where the response is; pass it in columns")
-        return Parts(whole, None)
+        return PromptResponse(whole, None)
     if attention is None and whole.padded:
         reader.problems.add_whole(
             "sequences is one array for all rows, filled up to one length, and nothing says what of it is padding; "
             "give attention_mask, or a list of arrays of their own lengths"
         )
-        return Parts(whole, None)
+        return PromptResponse(whole, None)
     total, covered = whole.lengths, actions.lengths
     if _refused(reader, total < covered, lambda row: f"action_mask has {covered[row]} entries for {total[row]} tokens"):
-        return Parts(whole, None)
+        return PromptResponse(whole, None)
     begin, end = np.zeros_like(total), total
     if attention is not None:
         shown = attention.lengths
         if _refused(
             reader, shown != total, lambda row: f"attention_mask has {shown[row]} entries for {total[row]} tokens"
         ):
-            return Parts(whole, None)
+            return PromptResponse(whole, None)
         begin, end = np.minimum(firsts(attention.ragged), total), lasts(attention.ragged) + 1
     ahead = total - covered  # tokens before the first that the mask is about
     start = np.clip(firsts(actions.ragged) + ahead, begin, np.maximum(begin, end))
     lengths = np.maximum(end - start, 0)
 
-    def of_response(lists: Lists) -> Lists:
+    def of_response(lists: ListColumn) -> ListColumn:
         if not np.array_equal(lists.lengths, covered):
             return lists  # of the length of the response, or wrong: the check of lengths tells
         return lists.with_ragged(windows(lists.ragged, start - ahead, lengths))
 
-    return Parts(
+    return PromptResponse(
         whole.with_ragged(windows(whole.ragged, begin, start - begin)),
         whole.with_ragged(windows(whole.ragged, start, lengths)),
         of_response(actions),
@@ -217,7 +219,7 @@ def _from_sequences(reader: Reader, per_token: dict[str, Lists]) -> Parts:
     )
 
 
-def _from_tokens(reader: Reader, per_token: dict[str, Lists]) -> Parts:
+def _from_tokens(reader: ShapeReader, per_token: dict[str, ListColumn]) -> PromptResponse:
     """Prompt and response in one, and how many tokens at the end are the response, as slime has it."""
     whole = reader.lists("tokens", "ids")
     assert whole is not None
@@ -228,20 +230,20 @@ def _from_tokens(reader: Reader, per_token: dict[str, Lists]) -> Parts:
             "tokens hold prompt and response in one, and no response_length says where the response begins; pass it in "
             "columns, or columns={'response_ids': 'tokens'} if they are the response alone"
         )
-        return Parts(whole, None)
+        return PromptResponse(whole, None)
     counts = as_numbers(reader.columns[column])
     total, given = whole.lengths, counts.values
     wrong = ~((given >= 0) & (given <= total) & (given % 1 == 0))
     wrong[counts.odd] = True
     if _refused(reader, wrong, lambda row: f"{column} is {_shown(given[row])}, expected 0 to {total[row]}, its tokens"):
-        return Parts(whole, None)
+        return PromptResponse(whole, None)
     lengths = given.astype(np.int64)
     prompt = whole.with_ragged(windows(whole.ragged, np.zeros_like(total), total - lengths))
     response = whole.with_ragged(windows(whole.ragged, total - lengths, lengths))
-    return Parts(prompt, response, mask, per_token)
+    return PromptResponse(prompt, response, mask, per_token)
 
 
-def _refused(reader: Reader, wrong: Flags, tell: Callable[[int], str]) -> bool:
+def _refused(reader: ShapeReader, wrong: Flags, tell: Callable[[int], str]) -> bool:
     reader.problems.add(np.flatnonzero(wrong), tell)
     return bool(wrong.any())
 

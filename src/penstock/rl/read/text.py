@@ -12,12 +12,12 @@ import numpy.typing as npt
 import orjson
 import pyarrow as pa
 
+from penstock.arrays.ragged import Ragged
 from penstock.chat.messages import without_nulls
 from penstock.errors import ConfigError, DataError, SchemaError
-from penstock.rl.read.columns import Lists
-from penstock.rl.read.problems import Problems
-from penstock.rl.read.shapes import Parts, firsts, lasts, windows
-from penstock.rl.table import Ragged
+from penstock.rl.read.columns import ListColumn
+from penstock.rl.read.problems import RolloutProblems
+from penstock.rl.read.shapes import PromptResponse, firsts, lasts, windows
 
 if TYPE_CHECKING:
     from penstock.transforms.tokenization import Tokenizer
@@ -61,8 +61,8 @@ class Texts:
 
 
 def fill_from_text(
-    parts: Parts, texts: Texts, tokenizer: Tokenizer | None, rule: TextRule, problems: Problems
-) -> tuple[Parts, Flags]:
+    parts: PromptResponse, texts: Texts, tokenizer: Tokenizer | None, rule: TextRule, problems: RolloutProblems
+) -> tuple[PromptResponse, Flags]:
     """The same with prompts and responses for the rows that lack them, and which rows those are."""
     rows = len(texts.prompt)
     no_prompt, no_response = _missing(parts.prompt, rows), _missing(parts.response, rows)
@@ -106,7 +106,7 @@ def fill_from_text(
 class _Wanted:
     """Which rows are to be tokenised as what; those that cannot be are problems."""
 
-    def __init__(self, texts: Texts, no_prompt: Flags, no_response: Flags, problems: Problems) -> None:
+    def __init__(self, texts: Texts, no_prompt: Flags, no_response: Flags, problems: RolloutProblems) -> None:
         self.prompts: list[int] = []
         self.responses: list[int] = []
         self.chats: dict[int, list[Any]] = {}
@@ -215,7 +215,12 @@ def _ends_with(ids: Ragged, token: int, *, first: bool) -> Flags:
 
 
 def _written(
-    chats: list[list[Any]], rows: list[int], texts: Texts, tokenizer: Tokenizer, rule: TextRule, problems: Problems
+    chats: list[list[Any]],
+    rows: list[int],
+    texts: Texts,
+    tokenizer: Tokenizer,
+    rule: TextRule,
+    problems: RolloutProblems,
 ) -> tuple[Ragged, Ragged] | None:
     """Conversations as the template writes them: ids, and which of them the assistant said."""
     from penstock.chat.format_chat import FormatChat  # templates are for those who have conversations
@@ -248,20 +253,20 @@ def _json(value: Any, arrow: bool) -> str:
 # -- putting together --------------------------------------------------------------------------------------------------
 
 
-def _missing(lists: Lists | None, rows: int) -> Flags:
+def _missing(lists: ListColumn | None, rows: int) -> Flags:
     return lists.missing if lists is not None else np.ones(rows, np.bool_)
 
 
-def _spread(ragged: Ragged, rows: Sequence[int], total: int) -> Lists:
+def _spread(ragged: Ragged, rows: Sequence[int], total: int) -> ListColumn:
     """Lists for some of the rows; the others miss one."""
     missing = np.ones(total, np.bool_)
     missing[rows] = False
     lengths = np.zeros(total, np.int64)
     lengths[rows] = ragged.lengths
-    return Lists.of(Ragged(ragged.values, np.concatenate(([0], np.cumsum(lengths)))), missing)
+    return ListColumn.of(Ragged(ragged.values, np.concatenate(([0], np.cumsum(lengths)))), missing)
 
 
-def _filled(lists: Sequence[Lists | None]) -> Lists | None:
+def _filled(lists: Sequence[ListColumn | None]) -> ListColumn | None:
     """One of several, row by row: the first that has a list there."""
     given = [each for each in lists if each is not None]
     if len(given) < 2:
@@ -275,4 +280,4 @@ def _filled(lists: Sequence[Lists | None]) -> Lists | None:
         open_rows &= ~taken
     dtype = np.bool_ if given[0].ragged.values.dtype == np.bool_ else np.int64
     parts = [Ragged(each.ragged.values.astype(dtype, copy=False), each.ragged.offsets) for each in given]
-    return Lists.of(Ragged.joined(parts).take(source), open_rows)
+    return ListColumn.of(Ragged.joined(parts).take(source), open_rows)

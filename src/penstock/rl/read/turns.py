@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.arrays.ragged import Ragged
 from penstock.arrays.text import plain
 from penstock.rl.column_aliases import DIALECTS, PER_TOKEN, alike
-from penstock.rl.read.columns import EXPECTED, Column, Lists, as_lists, as_objects
-from penstock.rl.read.problems import Problems
-from penstock.rl.read.shapes import Parts
-from penstock.rl.table import Ragged
+from penstock.rl.read.columns import EXPECTED, Column, ListColumn, as_lists, as_objects
+from penstock.rl.read.problems import RolloutProblems
+from penstock.rl.read.shapes import PromptResponse
 
 __all__ = ["OWN_ROLES", "read_turns"]
 
@@ -45,7 +45,7 @@ class Turns:
         return np.repeat(np.arange(len(self.bounds) - 1), np.diff(self.bounds))
 
 
-def read_turns(column: Column, given: Parts, problems: Problems) -> Parts:
+def read_turns(column: Column, given: PromptResponse, problems: RolloutProblems) -> PromptResponse:
     """`[{"role": "assistant", "ids": [...], "logprobs": [...]}, {"role": "tool", "ids": [...]}, ...]` for each row.
 
     Turns before the first of the policy are the prompt, unless prompt ids were given. From there on everything is the
@@ -96,17 +96,20 @@ def read_turns(column: Column, given: Parts, problems: Problems) -> Parts:
     if masks is not None:
         told = np.repeat(~masks.missing, ids.lengths)
         flags[told] = masks.ragged.values
-    prompt = given.prompt if given.prompt is not None else Lists.of(_kept(ids.ragged.values, ~behind, edges))
+    prompt = given.prompt if given.prompt is not None else ListColumn.of(_kept(ids.ragged.values, ~behind, edges))
     per_token = dict(given.per_token)
     for key, lists in numbers.items():
         if lists is not None:
-            per_token[key] = Lists.of(_kept(_spread(lists, ids), behind, edges))
-    return Parts(
-        prompt, Lists.of(_kept(ids.ragged.values, behind, edges)), Lists.of(_kept(flags, behind, edges)), per_token
+            per_token[key] = ListColumn.of(_kept(_spread(lists, ids), behind, edges))
+    return PromptResponse(
+        prompt,
+        ListColumn.of(_kept(ids.ragged.values, behind, edges)),
+        ListColumn.of(_kept(flags, behind, edges)),
+        per_token,
     )
 
 
-def _check_keys(columns: Mapping[str, Column], problems: Problems) -> None:
+def _check_keys(columns: Mapping[str, Column], problems: RolloutProblems) -> None:
     """Tells a key that is nearly one of ours, or what others call it: it would be passed over."""
     for key in columns:
         if key in KEYS or not isinstance(key, str):
@@ -123,7 +126,7 @@ def _check_keys(columns: Mapping[str, Column], problems: Problems) -> None:
                 break
 
 
-def _check_roles(turns: Turns, roles: list[Any], own: npt.NDArray[np.bool_], problems: Problems) -> None:
+def _check_roles(turns: Turns, roles: list[Any], own: npt.NDArray[np.bool_], problems: RolloutProblems) -> None:
     """Tells rows in which nobody is the policy, though somebody may be: by another name, or written otherwise."""
     meant = np.array([isinstance(role, str) and role.strip().lower() in OWN_ROLES for role in roles], np.bool_) & ~own
     unknown = np.array([isinstance(role, str) and role not in OTHERS for role in roles], np.bool_) & ~own
@@ -140,7 +143,7 @@ def _check_roles(turns: Turns, roles: list[Any], own: npt.NDArray[np.bool_], pro
     problems.add(bad, tell)
 
 
-def _per_turn(turns: Turns, key: str, ids: Lists, rows: Ints, problems: Problems) -> Lists | None:
+def _per_turn(turns: Turns, key: str, ids: ListColumn, rows: Ints, problems: RolloutProblems) -> ListColumn | None:
     """What a turn says of each of its tokens; None if no turn does."""
     if key not in turns.columns:
         return None
@@ -160,7 +163,7 @@ def _per_turn(turns: Turns, key: str, ids: Lists, rows: Ints, problems: Problems
     return None if lists.missing.all() else lists
 
 
-def _spread(lists: Lists, ids: Lists) -> npt.NDArray[Any]:
+def _spread(lists: ListColumn, ids: ListColumn) -> npt.NDArray[Any]:
     """The numbers of all tokens, NaN for those of turns without."""
     found = np.full(len(ids.ragged.values), np.nan, np.float32)
     found[np.repeat(~lists.missing, ids.lengths)] = lists.ragged.values
@@ -172,7 +175,7 @@ def _kept(values: npt.NDArray[Any], keep: npt.NDArray[np.bool_], edges: Ints) ->
     return Ragged(values[keep], running[edges])
 
 
-def _taken_apart(column: Column, problems: Problems) -> Turns | None:
+def _taken_apart(column: Column, problems: RolloutProblems) -> Turns | None:
     if isinstance(column, pa.ChunkedArray):
         array = plain(column.combine_chunks() if column.num_chunks != 1 else column.chunk(0))
         kind = array.type
