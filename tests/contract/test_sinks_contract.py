@@ -53,7 +53,7 @@ def test_a_run_without_rows_ends_well(tmp_path: Path, sink_case: Any) -> None:
 
 def test_a_failed_run_leaves_nothing_behind(tmp_path: Path, sink_case: Any) -> None:
     sink = sink_case.make(tmp_path)
-    with pytest.raises(StageError, match="cannot stand 55"):
+    with pytest.raises(StageError, match=r"\b55\b"):
         Pipeline(RowsSource(ROWS), [FailingTransform("n", [55])], sink).run()
     assert left_in(tmp_path) == []
 
@@ -80,7 +80,7 @@ class Broken(MemorySink):
 
 
 def test_a_sink_that_fails_is_named() -> None:
-    with pytest.raises(StageError, match=r"Broken\(\) failed: RuntimeError: gone"):
+    with pytest.raises(StageError, match=r"Broken\(\).*RuntimeError"):
         Pipeline(RowsSource(ROWS), [], Broken()).run()
 
 
@@ -123,7 +123,7 @@ def test_a_run_with_a_checkpoint_goes_on_after_a_failure_and_repeats_nothing(
         return Pipeline(RowsSource(ROWS), [Stumbling(cured, number)], sink_case.make(out), config)
 
     if not sink_case.durable:
-        with pytest.raises(ConfigError, match="needs a sink that survives a crash"):
+        with pytest.raises(ConfigError, match=r"checkpoint=.*Sink\(\)"):
             make().run(tmp_path / "checkpoint")
         return
     with pytest.raises(StageError, match="stumbled"):

@@ -102,7 +102,7 @@ def test_a_failing_transform_is_named_with_the_file_and_the_row(source_case: Any
         wanted = next(i for i, row in enumerate(source_case.rows) if repr(row) == choking._wanted)
         sink = MemorySink()
         pipeline = Pipeline(source_case.make(), [choking], sink, PipelineConfig(workers=workers))
-        with pytest.raises(StageError, match=r"Choking\(\) failed at .*ZeroDivisionError: choked") as caught:
+        with pytest.raises(StageError, match=r"Choking\(\).*ZeroDivisionError") as caught:
             pipeline.run()
         assert (caught.value.stage, caught.value.file, caught.value.row) == ("Choking()", *source_case.places[wanted])
         assert pipeline.budget.used == 0

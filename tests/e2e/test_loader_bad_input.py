@@ -39,7 +39,7 @@ def test_less_than_a_global_batch_is_refused_when_the_loader_is_made(store: Path
     count = 60 if packing is None else -(-sum(map(len, ROWS)) // 12)
     with pytest.raises(
         ConfigError,
-        match=f"an epoch has {count} samples, fewer than a global batch of 400.*smaller batch, or drop_last",
+        match=rf"{count}.*drop_last",
     ):
         make(store, packing=packing, batch_size=100, world_size=4, rank=0, drop_last=True)
 
@@ -47,7 +47,7 @@ def test_less_than_a_global_batch_is_refused_when_the_loader_is_made(store: Path
 @pytest.mark.parametrize("use", [list, lambda loader: loader.get_batch()], ids=["loop", "get_batch"])
 def test_less_than_a_global_batch_of_packed_samples_is_refused_when_they_are_counted(store: Path, use: Any) -> None:
     loader = make(store, packing="best_fit", batch_size=400, drop_last=True)
-    with pytest.raises(ConfigError, match=r"fewer samples than a global batch of 400.*use a smaller batch"):
+    with pytest.raises(ConfigError, match=r"\buse\b"):
         use(loader)
 
 
@@ -62,7 +62,7 @@ def test_a_mixture_smaller_than_a_global_batch_is_refused(
         return next_epoch(plan, position)
 
     monkeypatch.setattr(Plan, "next_epoch", limited)
-    with pytest.raises(ConfigError, match=r"fewer (samples )?than a global batch of 400"):
+    with pytest.raises(ConfigError, match="drop_last=True"):
         use(
             MixedDataLoader(
                 {"a": store, "b": store},
@@ -92,15 +92,15 @@ def test_more_ranks_than_rows_still_get_a_batch_each(tmp_path: Path) -> None:
 
 def test_an_empty_store_is_refused(tmp_path: Path) -> None:
     empty = make_store(tmp_path / "empty", [])
-    with pytest.raises(ConfigError, match="no rows in 'data', so there is nothing to train on"):
+    with pytest.raises(ConfigError, match="'data'"):
         make(empty)
-    with pytest.raises(ConfigError, match="no rows in 'b'"):
+    with pytest.raises(ConfigError, match="'b'"):
         MixedDataLoader({"a": make_store(tmp_path / "a", [[1]]), "b": empty}, [1, 1])
 
 
 @pytest.mark.parametrize("packing", [None, "concat", "best_fit"])
 def test_a_store_of_empty_rows_is_refused(tmp_path: Path, packing: Any) -> None:
-    with pytest.raises(ConfigError, match="nothing to train on"):
+    with pytest.raises(ConfigError, match="'data'"):
         list(make(make_store(tmp_path / "empty", [[], []]), packing=packing))
 
 
@@ -109,7 +109,7 @@ def test_a_store_of_empty_rows_is_refused(tmp_path: Path, packing: Any) -> None:
 
 @pytest.mark.parametrize("rank", [2, 7, -1])
 def test_a_rank_outside_the_world_is_refused(store: Path, rank: int) -> None:
-    with pytest.raises(ConfigError, match=f"rank {rank} outside the world of 2; ranks count from 0 to 1"):
+    with pytest.raises(ConfigError, match=f"rank {rank}"):
         make(store, rank=rank, world_size=2)
 
 
@@ -129,13 +129,13 @@ def test_a_launcher_that_makes_no_sense_is_refused(
 def test_a_state_of_another_dataset_is_refused_naming_both(store: Path, tmp_path: Path) -> None:
     there = make(make_store(tmp_path / "other", ROWS[:-1]))
     here = make(store)
-    with pytest.raises(ResumeError, match=f"plan {there.plan.fingerprint}, this loader has {here.plan.fingerprint}"):
+    with pytest.raises(ResumeError, match=rf"{there.plan.fingerprint}.*{here.plan.fingerprint}"):
         here.load_state_dict(there.state_dict())
 
 
 def test_a_state_of_a_newer_release_is_refused(store: Path) -> None:
     loader = make(store)
-    with pytest.raises(ResumeError, match="version 99, this release reads up to 1; update penstock"):
+    with pytest.raises(ResumeError, match=r"version 99\b"):
         loader.load_state_dict(loader.state_dict() | {"version": 99})
 
 
@@ -160,7 +160,7 @@ def test_a_state_that_lost_or_changed_anything_is_refused_and_the_loader_stays_w
 
 def test_the_state_of_another_kind_of_loader_is_refused(store: Path) -> None:
     mixed = MixedDataLoader({"data": store}, [1], chunk_size=12, packing=None, batch_size=4, backend="numpy")
-    with pytest.raises(ResumeError, match="belongs to the plan"):
+    with pytest.raises(ResumeError):
         make(store).load_state_dict(mixed.state_dict())
     with pytest.raises(ResumeError):
         make(store).load_state_dict({"version": 1, "cursors": {}})
@@ -183,7 +183,7 @@ def test_a_shard_that_is_removed_under_a_running_loader_is_noticed(
     next(running)
     for shard in shards(store):
         shard.unlink()
-    with pytest.raises((DataError, FileNotFoundError), match=r"removed|missing|no such|No such"):
+    with pytest.raises((DataError, FileNotFoundError)):
         list(running)
 
 
@@ -196,7 +196,7 @@ def test_a_shard_that_is_rewritten_under_a_running_loader_is_noticed(
         next(running)
     for shard in shards(store):
         os.utime(shard, (1, 1))
-    with pytest.raises(DataError, match=r"changed while it was being read.*start again with the store as it is now"):
+    with pytest.raises(DataError, match=r"\.arrow"):
         list(running)
 
 
@@ -212,7 +212,7 @@ def test_a_changed_shard_is_noticed_however_batches_are_taken(
         loader.get_batch()
     for shard in shards(store):
         os.utime(shard, (1, 1))
-    with pytest.raises(DataError, match="changed while it was being read"):
+    with pytest.raises(DataError, match=r"\.arrow"):
         use(loader)
 
 
@@ -235,7 +235,7 @@ def test_a_new_version_of_a_store_does_not_disturb_a_running_loader(tmp_path: Pa
     found += [batch.input_ids.tolist() for batch in running]
     assert found == wanted
     loader.close()
-    with pytest.raises(ResumeError, match=r"data .* there, .* here"):
+    with pytest.raises(ResumeError):
         make(path).load_state_dict(state)
 
 
@@ -244,9 +244,7 @@ def test_a_new_version_of_a_store_does_not_disturb_a_running_loader(tmp_path: Pa
 
 @pytest.mark.parametrize("packing", [None, "best_fit", "first_fit"])
 def test_a_length_shorter_than_one_document_is_an_error_unless_told_what_to_do(store: Path, packing: Any) -> None:
-    with pytest.raises(
-        DataError, match=r"row \d+ has \d+ tokens, and a sample holds 5; pass a larger length, or trunc"
-    ):
+    with pytest.raises(DataError, match="truncation='right'"):
         list(make(store, packing=packing, chunk_size=5))
     for truncation in ("left", "right", "split", "drop"):
         assert list(make(store, packing=packing, chunk_size=5, truncation=truncation))
@@ -255,7 +253,7 @@ def test_a_length_shorter_than_one_document_is_an_error_unless_told_what_to_do(s
 
 def test_a_row_too_long_for_a_token_budget_is_an_error(store: Path) -> None:
     for padding_free in (False, True):
-        with pytest.raises(DataError, match=r"row \d+ has \d+ tokens"):
+        with pytest.raises(DataError, match="truncation='right'"):
             list(make(store, max_tokens=8, chunk_size=12, padding_free=padding_free))
 
 
@@ -264,23 +262,21 @@ def test_a_tokenizer_that_does_not_match_the_store_is_refused_naming_both(tmp_pa
     mine, other = ByteTokenizer(("<eos>",)), ByteTokenizer(("<eos>", "<pad>"))
     path = prepare(tmp_path / "a.jsonl", tmp_path / "made", Recipe(tokenizer=mine)).path
     for kind in (PretrainDataLoader, ConversationDataLoader):
-        with pytest.raises(
-            ConfigError, match=rf"made with .*{mine.fingerprint}.* given is .*{other.fingerprint}.*pass"
-        ):
+        with pytest.raises(ConfigError, match=rf"{mine.fingerprint}.*{other.fingerprint}"):
             kind(path, other)
-    with pytest.raises(ConfigError, match="its ids would mean other tokens"):
+    with pytest.raises(ConfigError, match="tokenizer"):
         MixedDataLoader({"a": path}, tokenizer=other)
 
 
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        ({"a": -1, "b": 1}, "weight of 'a' .* at least 0, got -1"),
-        ({"a": 0, "b": 0}, "all weights .* are 0"),
-        ({"a": 1, "c": 1}, "unknown source 'c'.*there are"),
-        ({"a": 1}, "no weight for the source 'b'"),
-        ([(0, {"a": 1, "b": 1}), (3, {"a": 1})], "has a gap: at step 3 the weights of 'b' are missing"),
-        ([(2, {"a": 1, "b": 1})], "has a gap: its first point is at step 2, so steps 0 to 1 have no weights"),
+        ({"a": -1, "b": 1}, "'a'"),
+        ({"a": 0, "b": 0}, "weights"),
+        ({"a": 1, "c": 1}, "'c'"),
+        ({"a": 1}, "'b'"),
+        ([(0, {"a": 1, "b": 1}), (3, {"a": 1})], r"step 3\b.*'b'"),
+        ([(2, {"a": 1, "b": 1})], r"step 2\b"),
     ],
 )
 def test_weights_that_cannot_be_are_refused(store: Path, weights: Any, message: str) -> None:
@@ -293,7 +289,7 @@ def test_weights_that_cannot_be_are_refused(store: Path, weights: Any, message: 
 
 def test_text_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello\n")
-    with pytest.raises(ConfigError, match=r"notes.txt are raw files, which need a tokenizer"):
+    with pytest.raises(ConfigError, match=r"notes\.txt"):
         make(tmp_path / "notes.txt")
 
 

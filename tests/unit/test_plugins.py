@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -112,21 +113,19 @@ def test_the_example_source_resumes_exactly(settings: Path) -> None:
 
 def test_the_example_plugin_names_what_is_wrong(settings: Path) -> None:
     settings.write_text("no section\n")
-    with pytest.raises(DataError, match=r"settings\.ini: File contains no section headers"):
+    with pytest.raises(DataError, match=r"settings\.ini"):
         open_source(settings).next_batch(1)
     shout = plugins.find("transforms", "shout")
-    with pytest.raises(ValueError, match="marks cannot be negative, got -1"):
+    with pytest.raises(ValueError, match=r"\bmarks\b"):
         shout("name", marks=-1)
     settings.write_text(INI)
     batch = open_source(settings).next_batch(5)
-    with pytest.raises(SchemaError, match=r"column 'nme' not found; the batch has \['section', 'name', 'colour'\]"):
+    with pytest.raises(SchemaError, match=r"'nme'.*'section'"):
         shout("nme").transform(batch)
 
 
 def test_an_unknown_plugin_is_an_error_with_a_suggestion() -> None:
-    with pytest.raises(
-        PluginError, match=r"no plugin called 'shuot' in penstock\.transforms; .*did you mean 'shout'\?"
-    ):
+    with pytest.raises(PluginError, match=r"'shuot'.*'shout'"):
         plugins.find("transforms", "shuot")
 
 
@@ -135,11 +134,10 @@ def test_an_unknown_plugin_is_an_error_with_a_suggestion() -> None:
     [
         (
             "gone",
-            r"plugin 'gone' \(penstock\.transforms, from broken-package\) cannot be loaded: ModuleNotFoundError: "
-            r"No module named 'broken_package_gone'; update or uninstall broken-package",
+            r"'gone'.*'broken_package_gone'",
         ),
-        ("number", r"plugin 'number' \(penstock\.transforms, from broken-package\) is 3\.14\d*, expected a class"),
-        ("shout", r"plugin 'shout' in penstock\.transforms comes from broken-package and penstock-example-plugin; "),
+        ("number", r"'number'.*penstock\.transforms"),
+        ("shout", r"'shout'.*penstock\.transforms"),
     ],
 )
 def test_a_plugin_that_does_not_work_names_its_package(
@@ -154,7 +152,7 @@ def test_a_plugin_that_does_not_work_is_named_by_the_command(broken: Path, setti
     (settings.parent / "p.yaml").write_text("source: settings.ini\ntransforms: [gone]\nsink: out.ini\n")
     done = cli("run", "p.yaml", path=broken, cwd=settings.parent)
     assert done.returncode == 1
-    assert "transforms[0]: plugin 'gone' (penstock.transforms, from broken-package) cannot be loaded" in done.stderr
+    assert re.search(r"transforms\[0\].*'gone'", done.stderr)
 
 
 def test_plugins_that_do_not_work_are_marked_in_the_list(broken: Path) -> None:
@@ -162,13 +160,13 @@ def test_plugins_that_do_not_work_are_marked_in_the_list(broken: Path) -> None:
     assert done.returncode == 0, done.stderr
     listed: list[dict[str, Any]] = json.loads(done.stdout)
     problems = {entry["name"]: entry["problem"] for entry in listed if entry["package"] == "broken-package"}
-    assert "No module named 'broken_package_gone'" in problems["gone"]
+    assert "'broken_package_gone'" in problems["gone"]
     assert "expected a class or a function" in problems["number"]
     assert problems["lower"] == "hidden by the built-in 'lower'"
-    assert "comes from broken-package and penstock-example-plugin" in problems["shout"]
+    assert "penstock-example-plugin" in problems["shout"]
     assert all(entry["problem"] is None for entry in listed if entry["package"] == "penstock")
     text = cli("plugins", path=broken).stdout
-    assert "    cannot be used: plugin 'gone' (penstock.transforms, from broken-package) cannot be loaded" in text
+    assert "'gone'" in text
 
 
 def test_a_format_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +177,7 @@ def test_a_format_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.syspath_prepend(str(tmp_path))
     plugins._points.cache_clear()
     try:
-        with pytest.raises(PluginError, match=r"plugin 'odd' .* expected a penstock\.plugins\.Format"):
+        with pytest.raises(PluginError, match=r"'odd'.*penstock\.plugins\.Format"):
             plugins.find("formats", "odd")
     finally:
         plugins._points.cache_clear()

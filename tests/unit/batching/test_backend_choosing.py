@@ -40,11 +40,11 @@ def test_a_missing_framework_says_what_to_install() -> None:
         "try: get_backend('torch')\n"
         "except ModuleNotFoundError as error: print(error)"
     )
-    assert "pip install 'penstock[torch]'" in in_a_fresh_process(code)
+    assert "'penstock[torch]'" in in_a_fresh_process(code)
 
 
 def test_an_unknown_backend_suggests_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"unknown backend 'pytorch'; did you mean 'torch'\?; known are numpy, torch"):
+    with pytest.raises(ConfigError, match=r"'pytorch'.*'torch'"):
         get_backend("pytorch")
 
 
@@ -60,7 +60,7 @@ def test_subclasses_of_arrays_belong_to_their_framework() -> None:
 
 
 def test_what_is_no_array_has_no_backend() -> None:
-    with pytest.raises(ConfigError, match=r"not an array of a known framework: builtins\.list"):
+    with pytest.raises(ConfigError, match=r"builtins\.list"):
         backend_of([1, 2])
 
 
@@ -69,7 +69,7 @@ def test_require_gives_the_module() -> None:
 
 
 def test_require_names_the_extra() -> None:
-    with pytest.raises(ModuleNotFoundError, match=r"no_such_thing\.core is needed.*penstock\[thing\]"):
+    with pytest.raises(ModuleNotFoundError, match=r"no_such_thing.*penstock\[thing\]"):
         require("no_such_thing.core", "thing")
 
 

@@ -105,7 +105,7 @@ def test_narrow_token_ids_become_what_the_framework_wants(backend: str) -> None:
 
 def test_ids_too_large_for_the_framework_are_refused() -> None:
     pytest.importorskip("jax")
-    with pytest.raises(DataError, match=r"input_ids\[0, 1\].*int32 cannot hold"):
+    with pytest.raises(DataError, match=r"input_ids.*\bint32\b"):
         TrainingBatch.from_numpy({"input_ids": np.array([[1, 2**33]])}, backend="jax")
 
 
@@ -219,7 +219,7 @@ def test_rows_of_one_document_need_no_document_ids_for_a_block_mask() -> None:
 def test_a_block_mask_without_anything_to_go_by_is_an_error() -> None:
     arrays = packed_arrays([[3, 2]], 5)
     del arrays["document_ids"]
-    with pytest.raises(ConfigError, match="block_mask needs document_ids"):
+    with pytest.raises(ConfigError, match=r"block_mask.*document_ids"):
         TrainingBatch.from_numpy(arrays, backend="numpy").block_mask()
 
 
@@ -339,7 +339,7 @@ def test_moving_really_moves() -> None:
 
 def test_arrays_of_numpy_go_to_no_other_device() -> None:
     batch = TrainingBatch.from_numpy(padded_arrays(), backend="numpy")
-    with pytest.raises(ConfigError, match="'cpu' only, got device 'cuda'"):
+    with pytest.raises(ConfigError, match=r"'cpu'.*'cuda'"):
         batch.to("cuda")
 
 
@@ -444,14 +444,14 @@ def test_a_mask_would_let_packed_documents_see_each_other() -> None:
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"input_ids": None}, SchemaError, "a batch needs input_ids, got"),
-        ({"input_ids": np.zeros(6, np.int64)}, SchemaError, r"\(rows, tokens\), got \(6,\)"),
-        ({"labels": np.zeros((2, 5), np.int64)}, SchemaError, r"labels must have the shape.*\(2, 6\), got \(2, 5\)"),
-        ({"cu_seqlens": np.array([0, 3, 9], np.int32)}, SchemaError, "from 0 to 12, .* from 0 to 9"),
-        ({"cu_seqlens": np.array([1, 12], np.int32)}, SchemaError, "from 0 to 12, .* from 1 to 12"),
-        ({"cu_seqlens": np.zeros(0, np.int32)}, SchemaError, r"shape \(0,\)"),
-        ({"cu_seqlens": np.zeros((2, 2), np.int32)}, SchemaError, r"shape \(2, 2\)"),
-        ({"label": np.zeros((2, 6))}, ConfigError, "no field 'label'; did you mean 'labels'.*metadata"),
+        ({"input_ids": None}, SchemaError, "input_ids"),
+        ({"input_ids": np.zeros(6, np.int64)}, SchemaError, "input_ids"),
+        ({"labels": np.zeros((2, 5), np.int64)}, SchemaError, "labels"),
+        ({"cu_seqlens": np.array([0, 3, 9], np.int32)}, SchemaError, r"\b0\b.*\b12\b"),
+        ({"cu_seqlens": np.array([1, 12], np.int32)}, SchemaError, r"\b0\b.*\b12\b"),
+        ({"cu_seqlens": np.zeros(0, np.int32)}, SchemaError, "cu_seqlens"),
+        ({"cu_seqlens": np.zeros((2, 2), np.int32)}, SchemaError, "cu_seqlens"),
+        ({"label": np.zeros((2, 6))}, ConfigError, r"'label'.*'labels'"),
     ],
 )
 def test_arrays_that_disagree_are_refused(change: dict[str, Any], error: type[Exception], message: str) -> None:

@@ -57,7 +57,7 @@ def test_bfloat16_masks_where_there_is_bfloat16(backend: Backend) -> None:
 
 
 def test_ids_of_another_shape_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"\(rows, tokens\), got \(3,\)"):
+    with pytest.raises(ConfigError, match="document_ids"):
         block_diagonal_mask(np.zeros(3, np.int32))
 
 

@@ -167,9 +167,9 @@ def test_a_batch_without_samples_is_a_blank_row_that_attends_to_itself() -> None
 
 
 def test_forms_that_cannot_be_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"no field 'label'.*did you mean 'labels'"):
+    with pytest.raises(ConfigError, match=r"'label'.*'labels'"):
         BatchForm(fields=frozenset({"input_ids", "label"}))
-    with pytest.raises(ConfigError, match="pad_to_multiple_of must be positive"):
+    with pytest.raises(ConfigError, match="pad_to_multiple_of"):
         BatchForm(multiple=0)
     with pytest.raises(ConfigError, match="padding_side"):
         BatchForm(side="middle")  # type: ignore[arg-type]

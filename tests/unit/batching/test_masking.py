@@ -283,26 +283,26 @@ def test_a_tokenizer_whose_tokens_do_not_show_words_is_refused() -> None:
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     made.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=90, special_tokens=SPECIAL))
     MaskedLM.of(made)
-    with pytest.raises(ConfigError, match="drops the spaces between words"):
+    with pytest.raises(ConfigError, match="whole_words"):
         MaskedLM.of(made, whole_words=True)
 
 
 def test_a_tokenizer_without_a_mask_token_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"byte has no mask token.*pass mask_id="):
+    with pytest.raises(ConfigError, match=r"\bbyte\b.*mask_id="):
         MaskedLM.of("byte")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"probability": 0}, "probability must be above 0"),
-        ({"probability": 1.5}, "at most 1, got 1.5"),
-        ({"mask": 0.9, "random": 0.2}, "shares of at most 1 together"),
-        ({"mask_id": 1000}, r"from 0 to vocab_size - 1 = 999: \[1000\]"),
+        ({"probability": 0}, "probability"),
+        ({"probability": 1.5}, r"probability.*1\.5"),
+        ({"mask": 0.9, "random": 0.2}, r"\bmask\b"),
+        ({"mask_id": 1000}, "vocab_size"),
         ({"special_ids": (-1,)}, r"\[-1\]"),
-        ({"whole_words": True}, "needs word_starts"),
-        ({"whole_words": True, "word_starts": np.ones(3, np.bool_)}, "one value for each of 1000 ids"),
-        ({"vocab_size": 5}, "every id is special"),
+        ({"whole_words": True}, "word_starts"),
+        ({"whole_words": True, "word_starts": np.ones(3, np.bool_)}, "word_starts"),
+        ({"vocab_size": 5}, "random=0"),
     ],
 )
 def test_options_that_cannot_work_are_refused(options: dict[str, Any], message: str) -> None:
@@ -313,12 +313,12 @@ def test_options_that_cannot_work_are_refused(options: dict[str, Any], message: 
 @pytest.mark.parametrize(
     ("ids", "mask", "rows", "message"),
     [
-        (np.ones(4, np.int32), None, [0], "rows and columns"),
-        (np.ones((1, 4)), None, [0], "must be integers"),
-        (np.full((1, 4), 1000), None, [0], "is this the tokenizer that made them"),
-        (np.full((1, 4), -1), None, [0], "from -1 to -1"),
-        (np.ones((2, 4), np.int32), np.ones((2, 3)), [0, 1], "attention_mask has shape"),
-        (np.ones((2, 4), np.int32), None, [0], "one number for each of 2 rows"),
+        (np.ones(4, np.int32), None, [0], "input_ids"),
+        (np.ones((1, 4)), None, [0], "input_ids"),
+        (np.full((1, 4), 1000), None, [0], "input_ids"),
+        (np.full((1, 4), -1), None, [0], r"-1\b"),
+        (np.ones((2, 4), np.int32), np.ones((2, 3)), [0, 1], "attention_mask"),
+        (np.ones((2, 4), np.int32), None, [0], r"\brows\b.*\b2\b"),
     ],
 )
 def test_batches_that_do_not_fit_are_refused(ids: Any, mask: Any, rows: Any, message: str) -> None:

@@ -112,7 +112,7 @@ def test_a_value_that_should_be_json_and_is_not_names_its_row() -> None:
     good = [{"role": "user", "content": '"Q"'}, {"role": "assistant", "content": '"A"'}]
     bad = [good[0], {"role": "assistant", "content": "A"}]
     batch = pa.RecordBatch.from_arrays([pa.array([good, bad], kind)], ["messages"])
-    with pytest.raises(RowProblem, match="row 1 of the batch: 'content' should be JSON, as its schema says") as caught:
+    with pytest.raises(RowProblem, match=r"row 1\b.*'content'") as caught:
         FormatChat(QWEN, "chatml").transform(batch)
     assert caught.value.kind == "malformed chat"
     assert [(v.row, v.kind) for v in FormatChat(QWEN, "chatml").check_rows(batch)] == [(1, "malformed chat")]

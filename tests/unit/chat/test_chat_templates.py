@@ -119,7 +119,7 @@ def test_with_markers_too_the_prompt_must_be_how_the_text_begins() -> None:
     prompt = "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n"
     assert prompt in source
     thinking = source.replace(prompt, prompt + "<think>")
-    with pytest.raises(ConfigError, match=r"the prompt for message 1 is not how the training text begins.*<think>"):
+    with pytest.raises(ConfigError, match=r"prompt.*message 1\b"):
         FormatChat(BYTES, thinking)
     chat = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
     unchecked = FormatChat(BYTES, thinking, gate=Gate(prompt=False))
@@ -143,7 +143,7 @@ def test_a_text_whose_turns_are_written_otherwise_when_they_are_last_is_cut_by_i
 
 def test_a_template_whose_prompts_never_begin_its_text_is_refused() -> None:
     source = without_blocks("plain").replace("{{- bos_token -}}", "{{- bos_token ~ messages | length -}}")
-    with pytest.raises(ConfigError, match="the prompt for message 1 is not how the training text begins"):
+    with pytest.raises(ConfigError, match=r"message 1\b"):
         FormatChat(BYTES, source)
 
 
@@ -180,7 +180,7 @@ def test_blocks_in_macros_are_marked_where_their_text_ends_up() -> None:
     trimmed = source.replace("{{ say(m) }}", "{{ say(m) | trim }}").replace(
         "{{ m.content + eos", "{{ ' ' + m.content + eos"
     )
-    with pytest.raises(ConfigError, match="changes its text where its generation blocks are marked"):
+    with pytest.raises(ConfigError):
         FormatChat(BYTES, trimmed)
 
 
@@ -258,7 +258,7 @@ def test_what_the_system_says_is_neither_lost_nor_moved_behind_an_answer(name: s
     batch = pa.RecordBatch.from_pydict({"messages": [[{"role": role, "content": role} for role in roles]] * 2})
     for train_on in ("assistant", "last", "all"):
         transform = FormatChat(BYTES, name, train_on=train_on)
-        with pytest.raises(RowProblem, match="a request must follow the system message") as caught:
+        with pytest.raises(RowProblem, match="system") as caught:
             transform.transform(batch)
         assert caught.value.kind == "render"
         assert [violation.row for violation in transform.check_rows(batch)] == [0, 1]
@@ -268,7 +268,7 @@ def test_what_the_system_says_is_neither_lost_nor_moved_behind_an_answer(name: s
 def test_a_system_message_alone_is_not_rendered_as_nothing(name: str) -> None:
     for text in ("S", ""):
         batch = pa.RecordBatch.from_pydict({"messages": [[{"role": "system", "content": text}]]})
-        with pytest.raises(RowProblem, match="a request must follow the system message"):
+        with pytest.raises(RowProblem, match="system"):
             FormatChat(BYTES, name, train_on="all").transform(batch)
 
 
@@ -338,7 +338,7 @@ def test_indent_is_that_of_jinja(text: str, width: int | str, first: bool, blank
 
 @pytest.mark.parametrize("width", [65, 10**12, " " * 65])
 def test_a_width_that_is_too_large_is_refused_and_not_made_smaller(width: int | str) -> None:
-    with pytest.raises(SecurityError, match="indent by at most 64"):
+    with pytest.raises(SecurityError, match="templates"):
         compiled("{{ 'a' | indent(width) }}").render(width=width)
 
 
@@ -352,9 +352,7 @@ def test_the_tokenizers_own_template_is_checked_for_tokens_it_lacks(caplog: pyte
     source = load_template("chatml", None).source + "{# #}"
     assert FormatChat(with_template(source)).template.own
     few = ("<bos>", "<eos>")
-    with pytest.raises(
-        ConfigError, match=r"lacks '<\|im_start\|>', '<\|im_end\|>', which the tokenizer's template writes"
-    ):
+    with pytest.raises(ConfigError, match=r"'<\|im_start\|>'.*'<\|im_end\|>'"):
         FormatChat(with_template(source, few))
     # Only what it writes: a token for tools does not matter to conversations without.
     unused = "{% if tools %}<|tools|>{% endif %}" + load_template("zephyr", None).source
@@ -362,14 +360,14 @@ def test_the_tokenizers_own_template_is_checked_for_tokens_it_lacks(caplog: pyte
     FormatChat(with_template(unused, few))
     # Zephyr's own writes names of roles as text; its model was trained with that.
     assert "writes <|user|>, <|assistant|>, which byte has in pieces" in caplog.text
-    with pytest.raises(ConfigError, match=r"lacks '<\|user\|>'"):
+    with pytest.raises(ConfigError, match=r"'<\|user\|>'"):
         FormatChat(with_template(unused, few), special_tokens=["<|user|>"])
 
 
 def test_a_lone_surrogate_in_a_template_is_refused_clearly() -> None:
-    with pytest.raises(ConfigError, match="the given template has a lone surrogate at 15, which is not text"):
+    with pytest.raises(ConfigError, match=r"\b15\b"):
         FormatChat(BYTES, "{{ bos_token }}\ud83d")
-    with pytest.raises(ConfigError, match="the given template writes a lone surrogate, which is not text"):
+    with pytest.raises(ConfigError):
         FormatChat(BYTES, "{{ bos_token + '\\ud83d' }}{% for m in messages %}{{ m.content + eos_token }}{% endfor %}")
 
 
@@ -405,7 +403,7 @@ def test_symbols_of_a_sentencepiece_model_do_for_a_template(tmp_path: Path) -> N
 
 
 def test_a_template_that_is_not_jinja_is_refused_with_its_line() -> None:
-    with pytest.raises(ConfigError, match="is not Jinja, line 2"):
+    with pytest.raises(ConfigError, match=r"line 2\b"):
         FormatChat(BYTES, "{{ bos_token }}\n{% for %}")
 
 
@@ -433,5 +431,5 @@ def test_marks_are_read_back_as_bytes_and_spans(rows: list[list[tuple[str, str]]
     ],
 )
 def test_marks_that_do_not_pair_and_other_surrogates_name_their_row(bad: str, told: str) -> None:
-    with pytest.raises(RowProblem, match=f"row 1 of the batch: .*{told}"):
+    with pytest.raises(RowProblem, match=rf"row 1\b.*{told}"):
         read_marks([f"x{START}y{END}", bad, f"{START}z{END}"])

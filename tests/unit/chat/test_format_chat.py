@@ -277,13 +277,13 @@ def test_truncation_keeps_what_the_policy_says_and_counts_the_rest(
 
 
 def test_a_row_that_is_too_long_is_an_error_by_default() -> None:
-    with pytest.raises(RowProblem, match=r"row 1 of the batch: \d+ tokens, more than max_length=20"):
+    with pytest.raises(RowProblem, match=r"row 1\b.*max_length=20"):
         FormatChat(BYTES, "plain", max_length=20).transform(batch_of([HI, YES], [{**HI, "content": "x" * 20}, YES]))
 
 
 def test_preferences_cannot_be_split() -> None:
     rows = pa.RecordBatch.from_pydict({"prompt": ["a"], "chosen": ["b"], "rejected": ["c"]})
-    with pytest.raises(SchemaError, match="cannot be split"):
+    with pytest.raises(SchemaError, match=r"\bsplit\b"):
         FormatChat(BYTES, "plain", max_length=2, truncation="split").transform(rows)
 
 
@@ -325,21 +325,21 @@ def test_the_tokenizers_own_template_is_the_default(theirs: Any) -> None:
 
 
 def test_a_tokenizer_without_a_template_needs_one() -> None:
-    with pytest.raises(ConfigError, match=r"no chat template; pass template= .*chatml"):
+    with pytest.raises(ConfigError, match="template="):
         FormatChat(BYTES)
 
 
 def test_a_vocabulary_without_the_templates_tokens_is_refused_at_once() -> None:
-    with pytest.raises(ConfigError, match=r"byte lacks '<\|im_start\|>', '<\|im_end\|>', which chatml writes"):
+    with pytest.raises(ConfigError, match=r"'<\|im_start\|>'.*'<\|im_end\|>'"):
         FormatChat(ByteTokenizer(), "chatml")
     jinja = "{% for m in messages %}<|turn|>{{ m.content }}<eos>{% endfor %}"
-    with pytest.raises(ConfigError, match=r"lacks '<\|turn\|>'"):
+    with pytest.raises(ConfigError, match=r"'<\|turn\|>'"):
         FormatChat(BYTES, jinja)
 
 
 def test_a_template_that_ends_turns_with_nothing_is_refused_unless_asked_for() -> None:
     jinja = "{{ bos_token }}{% for m in messages %}{{ m.content }}\n{% endfor %}"
-    with pytest.raises(ConfigError, match="would not learn to stop"):
+    with pytest.raises(ConfigError, match="include_eot=False"):
         FormatChat(BYTES, jinja)
     assert marked(FormatChat(BYTES, jinja, include_eot=False).transform(batch_of([HI, YES]))) == "<bos>Hi ü\n⟦Yes\n⟧"
 
@@ -349,7 +349,7 @@ def test_a_template_with_an_empty_mask_is_refused_at_once() -> None:
         "{{ bos_token }}{% for m in messages %}{{ m.content + eos_token }}"
         "{% if m.role == 'assistant' %}{% generation %}{% endgeneration %}{% endif %}{% endfor %}"
     )
-    with pytest.raises(ConfigError, match="sample conversation does not pass the gate"):
+    with pytest.raises(ConfigError):
         FormatChat(BYTES, jinja)
 
 
@@ -366,15 +366,15 @@ def test_a_template_file_is_read(tmp_path: Path) -> None:
     file = tmp_path / "mine.jinja"
     file.write_text("{{ bos_token }}{% for m in messages %}{{ m.content + eos_token }}{% endfor %}")
     assert marked(FormatChat(BYTES, file).transform(batch_of([HI, YES]))) == "<bos>Hi ü<eos>⟦Yes<eos>⟧"
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match=r"missing\.jinja"):
         FormatChat(BYTES, tmp_path / "missing.jinja")
-    with pytest.raises(ConfigError, match=r"no template is called 'chatlm'; expected one of .*chatml"):
+    with pytest.raises(ConfigError, match="'chatlm'"):
         FormatChat(BYTES, "chatlm")
 
 
 def test_time_comes_as_an_argument() -> None:
     jinja = "{{ bos_token + strftime_now('%Y') }}{% for m in messages %}{{ m.content + eos_token }}{% endfor %}"
-    with pytest.raises(ConfigError, match="pass now="):
+    with pytest.raises(ConfigError, match="now="):
         FormatChat(BYTES, jinja)
     made = FormatChat(BYTES, jinja, now=datetime(1999, 5, 1)).transform(batch_of([HI, YES]))
     assert marked(made) == "<bos>1999Hi ü<eos>⟦Yes<eos>⟧"
@@ -383,7 +383,7 @@ def test_time_comes_as_an_argument() -> None:
 def test_variables_reach_the_template() -> None:
     jinja = "{{ bos_token + mood }}{% for m in messages %}{{ m.content + eos_token }}{% endfor %}"
     assert marked(FormatChat(BYTES, jinja, variables={"mood": "!"}).transform(batch_of([HI, YES]))).startswith("<bos>!")
-    with pytest.raises(ConfigError, match="come from the rows"):
+    with pytest.raises(ConfigError, match="'messages'"):
         FormatChat(BYTES, jinja, variables={"messages": []})
 
 
@@ -493,7 +493,7 @@ def test_processes_give_the_same_rows_and_counts_as_threads() -> None:
 def test_the_way_turns_are_found_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "penstock.chat.format_chat"):
         FormatChat(BYTES, "chatml")
-    assert "turns are found by its generation blocks" in caplog.text
+    assert "generation" in caplog.text
 
 
 def test_a_row_of_ten_megabytes_is_a_row_like_any_other() -> None:

@@ -70,14 +70,14 @@ def test_a_label_is_about_the_last_answer() -> None:
 
 def test_a_template_that_writes_another_prompt_before_each_answer_is_refused() -> None:
     telling = FormatPreference("byte", TELLTALE, gate={"prompt": False})
-    with pytest.raises(DataError, match=r"chosen and rejected do not begin with the same prompt.*'9>.*'25>"):
+    with pytest.raises(DataError, match=r"rejected.*prompt"):
         telling.transform(batch(PAIR))
     rows = batch(PAIR, PAIR | {"rejected": "The Rhine"}, PAIR)
     assert [(found.row, found.kind) for found in telling.check_rows(rows)] == [
         (0, "prompt not shared"),
         (2, "prompt not shared"),
     ]
-    with pytest.raises(DataError, match="row 2 of the batch"):
+    with pytest.raises(DataError, match=r"row 2\b"):
         telling.transform(batch(*rows.to_pylist()[1:2] * 2, PAIR))
 
 
@@ -85,7 +85,7 @@ def test_labels_are_true_or_false() -> None:
     good = {"prompt": "a", "completion": "b"}
     rows = batch(good | {"label": True}, good | {"label": None})
     assert [(found.row, found.kind) for found in shape().check_rows(rows)] == [(1, "label")]
-    with pytest.raises(DataError, match="row 1 of the batch: the label is None, expected true or false"):
+    with pytest.raises(DataError, match=r"row 1\b.*\blabel\b"):
         shape().transform(rows)
     with pytest.raises(DataError, match="the label is 'good'"):
         shape().transform(batch(good | {"kto_tag": "good"}))
@@ -149,21 +149,21 @@ def test_truncation_keeps_one_prompt_and_an_answer_on_both_sides(
 
 def test_rows_that_are_too_long_are_an_error_that_names_the_side() -> None:
     short = len(shape().transform(batch(PAIR)).to_pylist()[0]["chosen_input_ids"])
-    with pytest.raises(DataError, match=r"rejected: \d+ tokens with the prompt, more than max_length=.*'left'"):
+    with pytest.raises(DataError, match=r"rejected: .*max_length="):
         shape(max_length=short).transform(batch(PAIR))
     assert shape(max_length=short).check_rows(batch(PAIR))[0].kind == "too long"
 
 
 def test_what_cannot_be_done_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="error, drop, left, right"):
+    with pytest.raises(ConfigError, match=r"\berror\b"):
         shape(truncation="split")
     with pytest.raises(ConfigError, match="train_on='all'"):
         shape(train_on="all")
-    with pytest.raises(ConfigError, match="max_prompt_length must be at least 1"):
+    with pytest.raises(ConfigError, match="max_prompt_length"):
         shape(max_prompt_length=0)
-    with pytest.raises(ConfigError, match="made here"):
+    with pytest.raises(ConfigError, match="keep="):
         shape(keep="label")
-    with pytest.raises(SchemaError, match="hold no preferences"):
+    with pytest.raises(SchemaError, match="'prompt'"):
         shape().transform(batch({"prompt": "a", "completion": "b"}))
 
 

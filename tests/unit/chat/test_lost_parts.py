@@ -56,7 +56,7 @@ def test_a_call_that_is_written_only_beside_null_is_given_null() -> None:
 
 def test_a_call_that_is_not_written_is_refused_with_its_words() -> None:
     source = HEAD + "{# tool_calls #}{{ m.content or '' }}" + TAIL
-    with pytest.raises(RowProblem, match=r"tool_calls\[0\].name is not in the text.*'weather'") as caught:
+    with pytest.raises(RowProblem, match=r"tool_calls\[0\]\.name.*'weather'") as caught:
         FormatChat(BYTES, source).transform(rows(CALLING))
     assert "⟪weather⟫" in str(caught.value)
 
@@ -83,7 +83,7 @@ def test_thoughts_of_earlier_turns_are_refused_or_counted(tmp_path: Path) -> Non
 
     report = Pipeline(JsonlSource(tmp_path / "a.jsonl"), [allowed], MemorySink()).run()
     assert report.changed["lost: earlier_thoughts"] == 1
-    with pytest.raises(ConfigError, match="allow_lost has no kind 'thougts'"):
+    with pytest.raises(ConfigError, match=r"allow_lost.*'thougts'"):
         FormatChat(BYTES, KEEPS_THE_LAST, allow_lost=["thougts"])
 
 
@@ -109,7 +109,7 @@ def test_a_turn_that_only_the_next_header_ends_needs_an_end_of_turn() -> None:
         "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{% endfor %}"
         "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
     )
-    with pytest.raises(ConfigError, match=r"pass end_of_turn='<\|user\|>'"):
+    with pytest.raises(ConfigError, match=r"end_of_turn='<\|user\|>'"):
         FormatChat(BYTES, source, special_tokens=())
     chat = [ASKED, {"role": "assistant", "content": "Sunny."}]
     closed = FormatChat(BYTES, source, special_tokens=(), end_of_turn="<|user|>")
@@ -206,10 +206,10 @@ def test_an_allowed_loss_allows_no_other_order_and_no_change() -> None:
     source = HEAD + "{{ m.content }}" + CALLS
     assert supervised(FormatChat(BYTES, source + TAIL, allow_lost=["earlier_thoughts"]), chat).endswith("{}<|im_end|>")
     turned = source.replace("m.tool_calls or []", "(m.tool_calls or []) | reverse")
-    with pytest.raises(RowProblem, match="stands earlier"):
+    with pytest.raises(RowProblem, match="'second'"):
         FormatChat(BYTES, turned + TAIL, allow_lost=["earlier_thoughts"]).transform(rows(chat))
     shouted = HEAD + "{{ (m.reasoning_content or '') | upper }}{{ m.content }}" + TAIL
-    with pytest.raises(RowProblem, match=r"not written as it is|is not in the text"):
+    with pytest.raises(RowProblem, match="reasoning_content"):
         FormatChat(BYTES, shouted, allow_lost=["text_beside_calls"]).transform(rows(THINKING))
 
 
@@ -272,7 +272,7 @@ def test_a_token_between_calls_does_not_end_the_turn() -> None:
     )
     made = FormatChat(ending, source)
     assert supervised(made, [ASKED, {"role": "assistant", "content": "a"}]) == "a<|im_end|>"
-    with pytest.raises(RowProblem, match="without the token that ends it"):
+    with pytest.raises(RowProblem, match="include_eot=False"):
         made.transform(rows([*CALLING, {"role": "tool", "content": "sunny"}, {"role": "assistant", "content": "a"}]))
 
 
@@ -282,7 +282,7 @@ def test_a_template_that_drops_the_parameters_of_tools_is_refused() -> None:
     named = "{{ bos_token }}{% for t in tools or [] %}{{ t.name }}{{ t.description }}{% endfor %}"
     chat = [ASKED, {"role": "assistant", "content": "a"}]
     batch = rows(chat).append_column("tools", pa.array([json.dumps([tool])]))
-    with pytest.raises(RowProblem, match=r"parameter is not in the text.*'city'"):
+    with pytest.raises(RowProblem, match="'city'"):
         FormatChat(BYTES, named + rest).transform(batch)
     whole = "{{ bos_token }}{% for t in tools or [] %}{{ t | tojson }}{% endfor %}"
     assert FormatChat(BYTES, whole + rest).transform(batch).num_rows == 1

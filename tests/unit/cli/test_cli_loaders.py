@@ -95,14 +95,14 @@ def test_plan_of_a_mixture_has_a_line_for_each_source(penstock: Call, mixture: s
     assert re.search(r"source +epochs +samples +tokens +share +rows\n", table)
     assert re.search(r"\na +1\.\d{3} +\d+ +[\d,]+ +7\d\.\d+% +64\n", table)
     endless = penstock("plan", mixture, "--set", "stopping_strategy=never")
-    assert "has no end to count to; pass --steps" in said(endless, 1)
+    assert "--steps" in said(endless, 1)
     assert "steps               7  1 epoch" in said(
         penstock("plan", mixture, "--set", "stopping_strategy=never", "--steps", "7")
     )
 
 
 def test_a_diff_of_two_plans_shows_only_what_differs(penstock: Call, chats: str) -> None:
-    assert "make the same plan" in said(penstock("plan", chats, "--diff", chats))
+    assert "same plan" in said(penstock("plan", chats, "--diff", chats))
     table = said(penstock("plan", chats, "--set", "packing=null", "--diff", chats))
     assert re.search(r"settings\.packing +- +best_fit", table)
     assert re.search(r"steps +6 +4 +-33\.3%", table)
@@ -113,17 +113,17 @@ def test_a_diff_of_two_plans_shows_only_what_differs(penstock: Call, chats: str)
 
 
 def test_a_description_that_is_wrong_is_a_line_and_an_exit_code(penstock: Call, chats: str) -> None:
-    assert "did you mean 'batch_size'" in said(penstock("plan", chats, "--set", "batch_sise=3"), 1)
+    assert "'batch_size'" in said(penstock("plan", chats, "--set", "batch_sise=3"), 1)
     assert "expected a.b=value" in said(penstock("plan", chats, "--set", "batch_size"), 2)
     assert "No such file" in said(penstock("plan", "nothing.yaml"), 1)
     Path("bad.yaml").write_text("loader: conversation\npth: x\n")
-    assert "bad.yaml: pth: unknown key; did you mean 'path'?" in said(penstock("plan", "bad.yaml"), 1)
+    assert re.search(r"bad\.yaml.*'path'", said(penstock("plan", "bad.yaml"), 1))
     assert "max_length" in said(penstock("plan", chats, "--set", "max_length=20"), 1)
 
 
 def test_a_stream_has_no_plan(penstock: Call, chats: str) -> None:
     for verb in (["plan"], ["trace", "--step", "1"], ["show", "--step", "1"], ["verify-resume"]):
-        assert "a stream has no plan" in said(penstock(*verb, chats, "--set", "streaming=true"), 1)
+        assert "stream" in said(penstock(*verb, chats, "--set", "streaming=true"), 1)
 
 
 def test_show_of_a_step_names_every_document_and_brackets_its_labels(penstock: Call, chats: str) -> None:
@@ -165,7 +165,7 @@ def test_show_of_a_step_without_packing_has_a_document_in_every_row(penstock: Ca
 
 def test_show_of_a_step_that_is_not_delivered_says_so(penstock: Call, chats: str) -> None:
     skipped = penstock("show", chats, "--step", "3", "--set", "edits=[{skip: [2, 4]}]")
-    assert "step 3 is skipped by an edit" in said(skipped, 1)
+    assert "step 3" in said(skipped, 1)
     assert "from 0 to 1" in said(penstock("show", chats, "--step", "3", "--rank", "2"), 1)
     assert "pass --step N" in said(penstock("show", chats), 1)
 
@@ -186,22 +186,22 @@ def test_trace_goes_from_a_step_to_rows_and_back(penstock: Call, mixture: str) -
 
 def test_trace_says_what_is_not_delivered(penstock: Call, chats: str) -> None:
     edits = "edits=[{skip: [0, 1]}, {ban: [5]}]"
-    assert "skipped: not delivered" in said(penstock("trace", chats, "--step", "0", "--set", edits))
+    assert "skipped: " in said(penstock("trace", chats, "--step", "0", "--set", edits))
     assert "not delivered" in said(penstock("trace", chats, "--row", "5", "--set", edits))
     assert "not delivered" not in said(penstock("trace", chats, "--row", "5"))
 
 
 def test_trace_of_what_is_not_there_is_an_error(penstock: Call, chats: str, mixture: str) -> None:
-    assert "pass one of --step and --row" in said(penstock("trace", chats), 2)
-    assert "pass one of --step and --row" in said(penstock("trace", chats, "--step", "1", "--row", "1"), 2)
-    assert "which has 24 rows" in said(penstock("trace", chats, "--row", "24"), 1)
-    assert "expected a source and a row, as a:4711" in said(penstock("trace", mixture, "--row", "3"), 1)
-    assert "no source is called 'c'" in said(penstock("trace", mixture, "--row", "c:3"), 1)
+    assert re.search(r"--step.*--row", said(penstock("trace", chats), 2))
+    assert re.search(r"--step.*--row", said(penstock("trace", chats, "--step", "1", "--row", "1"), 2))
+    assert "24 rows" in said(penstock("trace", chats, "--row", "24"), 1)
+    assert "a:4711" in said(penstock("trace", mixture, "--row", "3"), 1)
+    assert "'c'" in said(penstock("trace", mixture, "--row", "c:3"), 1)
 
 
 def test_verify_resume_says_that_all_is_the_same(penstock: Call, chats: str) -> None:
     text = said(penstock("verify-resume", chats, "--steps", "12", "--stops", "2"))
-    assert "the same, byte for byte: 12 steps, 2 ends of an epoch among them" in text
+    assert re.search(r"12 steps.*2 ends", text)
     facts = json.loads(said(penstock("verify-resume", chats, "--steps", "6", "--worlds", "4,3", "--json")))
     assert facts["difference"] is None
     assert facts["left_out"] == ["3 ranks: a global batch of 4 samples cannot be shared evenly"]
@@ -273,7 +273,7 @@ def test_probe_isolation_fails_when_documents_see_each_other(penstock: Call, cha
     fields = ("--set", "fields=[input_ids, labels, document_ids]")
     text = said(penstock("probe-isolation", chats, "--model", model, *fields), 1)
     assert re.search(r"model\(\*\*batch\) +sdpa +NO", text)
-    assert "lets documents see each other; use model(**batch.as_dict(block_mask=...))" in text
+    assert "as_dict(block_mask=...)" in text
     facts = json.loads(penstock("probe-isolation", chats, "--model", model, *fields, "--json").stdout)
     assert [way["isolates"] for way in facts["ways"]] == [False, True, True]
 

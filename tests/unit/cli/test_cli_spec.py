@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -150,30 +151,31 @@ def test_a_problem_names_its_place_in_the_file(corpus: Path, text: str, problem:
 
 
 def test_all_problems_are_told_at_once(corpus: Path) -> None:
-    assert problems("sorce: a\ntransforms: [{lowr: a}, {lower: 5}]\nconfig: {wokers: 1}\nbudget: x") == [
-        "sorce: unknown key; did you mean 'source'?",
-        "transforms[0]: no transform is called 'lowr'; did you mean 'lower'?",
-        "transforms[1].lower: expected text or a list of text, got 5; put quotes around it",
-        "config: unknown key 'wokers'; did you mean 'workers'?",
-        "budget: not a size: 'x'; write a number of bytes, or one with a unit such as '256 MiB'",
+    said = problems("sorce: a\ntransforms: [{lowr: a}, {lower: 5}]\nconfig: {wokers: 1}\nbudget: x")
+    expected = [
+        "sorce: .*'source'",
+        r"transforms\[0\]: .*'lowr'.*'lower'",
+        r"transforms\[1\]\.lower: .*\b5\b",
+        "config: .*'wokers'.*'workers'",
+        "budget: .*'x'",
     ]
+    for problem, facts in zip(said, expected, strict=True):
+        assert re.match(facts, problem)
 
 
 def test_a_module_that_fails_to_import_says_how(corpus: Path, module: Callable[..., None]) -> None:
     module("cli_broken", "1 / 0\n")
-    assert problems("transforms: [{map: 'cli_broken:f'}]") == [
-        "transforms[0].map: importing 'cli_broken' failed: ZeroDivisionError: division by zero"
-    ]
+    [broken] = problems("transforms: [{map: 'cli_broken:f'}]")
+    assert re.match(r"transforms\[0\]\.map: .*'cli_broken'.*ZeroDivisionError", broken)
     module("cli_needs", "import cli_missing_module\n")
-    assert problems("transforms: [{map: 'cli_needs:f'}]") == [
-        "transforms[0].map: importing 'cli_needs' failed: No module named 'cli_missing_module'"
-    ]
+    [missing] = problems("transforms: [{map: 'cli_needs:f'}]")
+    assert re.match(r"transforms\[0\]\.map: .*'cli_needs'.*'cli_missing_module'", missing)
 
 
 def test_a_function_that_is_not_there_has_a_near_one(corpus: Path, module: Callable[..., None]) -> None:
     module("cli_near", "def double(row): return row\n")
     (said,) = problems("transforms: [{map: 'cli_near:duble'}]")
-    assert said.endswith("cli_near.py; did you mean 'double'?")
+    assert re.search(r"cli_near\.py.*'double'", said)
 
 
 def test_a_description_is_built_without_reading_or_writing(corpus: Path) -> None:

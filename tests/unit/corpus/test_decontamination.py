@@ -54,7 +54,7 @@ def test_rows_go_exactly_if_enough_of_their_n_grams_are_known(
 ) -> None:
     known = {gram for text in evaluation for gram in grams_of(text, n)}
     if not known:
-        with pytest.raises(ValueError, match="no text of"):
+        with pytest.raises(ValueError, match="evaluation"):
             Decontaminate(evaluation, n=n)
         return
     expected = []
@@ -128,7 +128,7 @@ def test_marking_keeps_every_row_and_names_the_set() -> None:
     out = stage.transform(pa.record_batch({"text": ["x a b", "b a", None]}))
     assert out["leak"].to_pylist() == ["one", None, None]
     assert stage.counts == {"contaminated: one": 1}
-    with pytest.raises(SchemaError, match="'leak' is already there"):
+    with pytest.raises(SchemaError, match="'leak'"):
         stage.transform(out)
 
 
@@ -152,7 +152,7 @@ def test_texts_too_short_to_be_found_are_counted_and_said(caplog: pytest.LogCapt
     with caplog.at_level(logging.WARNING):
         stage = Decontaminate({"tiny": ["yes", "no way", "a b c d"]}, n=4)
     assert stage.short_texts == {"tiny": 2}
-    assert "2 texts of 'tiny' have fewer than 4 words" in caplog.text
+    assert "'tiny'" in caplog.text
 
 
 def test_long_columns_are_done_in_stretches_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,13 +182,13 @@ def test_it_travels_to_other_processes_and_says_what_it_holds() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Decontaminate(["a"], n=0), "n and min_grams must be at least 1"),
-        (lambda: Decontaminate(["a"], n=2), "hold no text of 2 words or more"),
-        (lambda: Decontaminate({}), "hold no text"),
-        (lambda: Decontaminate(["a b"], n=1, min_share=3), "min_share must be from 0 to 1"),
-        (lambda: Decontaminate(["a b"], n=1, action="burn"), "action must be 'drop' or 'mark'"),  # type: ignore[arg-type]
-        (lambda: Decontaminate("a b c"), "is one string"),
-        (lambda: Decontaminate(pa.table({"n": [1]})), "has no text column"),
+        (lambda: Decontaminate(["a"], n=0), "min_grams"),
+        (lambda: Decontaminate(["a"], n=2), r"(?i)evaluation.*\b2\b"),
+        (lambda: Decontaminate({}), "(?i)evaluation"),
+        (lambda: Decontaminate(["a b"], n=1, min_share=3), "min_share"),
+        (lambda: Decontaminate(["a b"], n=1, action="burn"), r"action.*'drop'"),  # type: ignore[arg-type]
+        (lambda: Decontaminate("a b c"), "'evaluation'"),
+        (lambda: Decontaminate(pa.table({"n": [1]})), "'n'"),
     ],
 )
 def test_what_cannot_work_is_refused(make: Any, message: str) -> None:

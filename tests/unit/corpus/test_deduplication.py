@@ -363,9 +363,9 @@ def test_five_budgets_of_text_stay_within_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda path: ExactDedup(normalize="upper"), "normalize takes any of 'lower'"),
-        (lambda path: MinHashDedup(rows=1), "rows must be a whole number from 2"),
-        (lambda path: MinHashDedup(directory=path / "file"), "must be a directory"),
+        (lambda path: ExactDedup(normalize="upper"), r"normalize.*'lower'"),
+        (lambda path: MinHashDedup(rows=1), r"\brows\b"),
+        (lambda path: MinHashDedup(directory=path / "file"), "directory"),
     ],
 )
 def test_what_cannot_work_is_refused_at_once(tmp_path: Path, make: Any, message: str) -> None:
@@ -377,9 +377,9 @@ def test_what_cannot_work_is_refused_at_once(tmp_path: Path, make: Any, message:
 def test_a_column_that_is_not_there_or_no_text_is_named() -> None:
     with pytest.raises(SchemaError, match="'text'"):
         ExactDedup().transform(pa.record_batch({"body": ["a"]}))
-    with pytest.raises(SchemaError, match="is int64, expected text"):
+    with pytest.raises(SchemaError, match=r"\bint64\b"):
         MinHashDedup().transform(pa.record_batch({"text": [1]}))
-    with pytest.raises(SchemaError, match="is int64, expected text"):
+    with pytest.raises(SchemaError, match=r"\bint64\b"):
         ExactDedup(normalize="lower").transform(pa.record_batch({"text": [1]}))
 
 
@@ -402,9 +402,7 @@ def test_a_checkpoint_asks_for_a_directory(tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text('{"text": "a"}\n')
     pipeline = Pipeline(JsonlSource(source), [ExactDedup("text")], JsonlSink(tmp_path / "out.jsonl"))
-    with pytest.raises(
-        ConfigError, match=r"ExactDedup\('text'\), which keeps what it has seen in memory; give it a dir"
-    ):
+    with pytest.raises(ConfigError, match=r"ExactDedup\('text'\)"):
         pipeline.run(tmp_path / "checkpoint")
 
 
@@ -419,7 +417,7 @@ def test_two_equal_dedups_with_one_directory_are_refused_before_anything_is_lost
         return pipeline.run(tmp_path / f"checkpoint of {second.name}")
 
     for on_error in ("raise", "skip"):
-        with pytest.raises(StageError, match=r"another ExactDedup\('text'\).*give each its own directory="):
+        with pytest.raises(StageError, match=r"ExactDedup\('text'\).*directory="):
             run(seen, on_error=on_error)
     assert run(tmp_path / "other").rows_out == 1
 
@@ -440,11 +438,11 @@ def test_a_run_in_the_directory_of_another_process_is_refused_until_that_one_end
         assert other.stdout is not None
         assert other.stdout.readline() == "ready\n"
         pipeline = Pipeline(MemorySource(batch), [ExactDedup(directory=tmp_path / "seen")], MemorySink())
-        with pytest.raises(ConfigError, match=rf"is being written by process {other.pid} .*another directory="):
+        with pytest.raises(ConfigError, match=rf"{other.pid}.*directory="):
             pipeline.run()
         dedup = ExactDedup(directory=tmp_path / "seen")
         state = with_checksum(dedup.state_dict() | {"keys": 2, "digest": "0"})
-        with pytest.raises(ConfigError, match="is being written by process"):
+        with pytest.raises(ConfigError, match="directory="):
             dedup.load_state_dict(state)
         other.kill()
     assert pipeline.run().rows_out == 1
@@ -466,7 +464,7 @@ def test_a_state_of_another_rule_is_refused_by_name_and_its_keys_stay(
         before.reset()
     del state["rule"]  # as in states from before there was a second rule
     now = MinHashDedup(directory=tmp_path)
-    with pytest.raises(ResumeError, match=r"MinHashDedup\('text'.* version 1 of its rule.* has version 2.*start again"):
+    with pytest.raises(ResumeError, match=r"'text'.*version 1\b"):
         now.load_state_dict(state)
     now.transform(batch)
     assert keys.read_bytes() == written
@@ -500,9 +498,9 @@ def test_a_fresh_dedup_goes_on_for_one_that_was_left_behind_and_that_one_stops(t
     fresh = ExactDedup(directory=tmp_path)
     fresh.load_state_dict(left.state_dict())
     assert fresh.transform(pa.record_batch({"text": ["b", "c"]}))["text"].to_pylist() == ["c"]
-    with pytest.raises(BrokenStageError, match="another ExactDedup"):
+    with pytest.raises(BrokenStageError, match="ExactDedup"):
         left.transform(pa.record_batch({"text": ["d"]}))
-    with pytest.raises(BrokenStageError, match="another ExactDedup"):
+    with pytest.raises(BrokenStageError, match="ExactDedup"):
         left.sync()
     assert fresh.transform(pa.record_batch({"text": ["a", "c", "d"]}))["text"].to_pylist() == ["d"]
 

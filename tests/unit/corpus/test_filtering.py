@@ -201,7 +201,7 @@ def test_null_empty_and_strange_rows_are_counted_and_never_an_error(name: str) -
 
 
 def test_a_column_that_is_not_text_is_an_error_that_says_what_to_do() -> None:
-    with pytest.raises(SchemaError, match=r"column 'n' is int64, expected text; put Cast"):
+    with pytest.raises(SchemaError, match=r"'n'.*\bint64\b"):
         GopherQuality("n").transform(batch_of("a"))
 
 
@@ -295,22 +295,22 @@ def test_a_list_of_thousands_of_words_works(count: int, lines: bool) -> None:
 
 
 def test_a_phrase_that_is_too_long_is_refused_when_given() -> None:
-    with pytest.raises(ValueError, match=r"'xyxy.* is too long"):
+    with pytest.raises(ValueError, match="'xyxy"):
         WordListFilter(["fine", "xy" * 400_000])
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: GopherQuality(min_words=-1), "min_words must be a number that is not negative"),
-        (lambda: GopherQuality(words="spaces"), "words must be 'english' or 'whitespace', got 'spaces'"),
-        (lambda: GopherRepetition(top_grams=[(0, 0.5)]), "top_grams must be pairs"),
-        (lambda: LengthFilter(), "no limit is given"),
-        (lambda: LanguageCharacters(), "nothing to look for"),
-        (lambda: LanguageCharacters(scripts=["klingon"]), "no script is called 'klingon'"),
-        (lambda: LanguageCharacters(scripts="latin", min_share=2), "min_share must be from 0 to 1"),
-        (lambda: RegexFilter("("), r"the pattern '\(' cannot be used"),
-        (lambda: WordListFilter([" "]), "at least one word"),
+        (lambda: GopherQuality(min_words=-1), "min_words"),
+        (lambda: GopherQuality(words="spaces"), r"\bwords\b.*'spaces'"),
+        (lambda: GopherRepetition(top_grams=[(0, 0.5)]), "top_grams"),
+        (lambda: LengthFilter(), "min_characters"),
+        (lambda: LanguageCharacters(), "scripts="),
+        (lambda: LanguageCharacters(scripts=["klingon"]), "'klingon'"),
+        (lambda: LanguageCharacters(scripts="latin", min_share=2), "min_share"),
+        (lambda: RegexFilter("("), r"'\('"),
+        (lambda: WordListFilter([" "]), r"\bwords\b"),
     ],
 )
 def test_options_that_cannot_work_are_refused_when_given(make: Any, message: str) -> None:
@@ -321,7 +321,7 @@ def test_options_that_cannot_work_are_refused_when_given(make: Any, message: str
 def test_filters_come_by_name_in_order_and_a_misspelt_name_gets_a_suggestion() -> None:
     assert [stage.name for stage in quality_filters("c4, gopher")] == ["c4", "gopher-quality", "gopher-repetition"]
     assert [stage.column for stage in quality_filters(["fineweb"], column="body")] == ["body"]
-    with pytest.raises(ConfigError, match="no filter is called 'goper'; did you mean 'gopher'"):
+    with pytest.raises(ConfigError, match=r"'goper'.*'gopher'"):
         quality_filters("goper")
 
 

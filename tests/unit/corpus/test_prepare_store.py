@@ -81,7 +81,7 @@ def test_another_input_or_recipe_is_refused_where_a_store_is_and_makes_a_new_ver
     out = tmp_path / "a.store"
     prepare(SAMPLE / "documents.jsonl", out, Recipe(tokenizer=TOKENIZER))
     longer = Recipe(tokenizer=TOKENIZER, max_length=64, truncation="split")
-    with pytest.raises(PenstockError, match="holds a store already"):
+    with pytest.raises(PenstockError, match="--mode"):
         prepare(SAMPLE / "documents.jsonl", out, longer)
     prepare(SAMPLE / "documents.jsonl", out, longer, mode="overwrite")
     with open_store(out) as store:
@@ -109,10 +109,10 @@ def test_tokens_cut_off_are_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("recipe", "error", "message"),
     [
-        ({"filters": ["gophr"]}, ConfigError, "no filter is called 'gophr'; did you mean 'gopher'"),
-        ({"dedup": ["exakt"]}, ConfigError, "no deduplication is called 'exakt'; did you mean 'exact'"),
-        ({"column": "body"}, ConfigError, "no column 'body' in the input, which has"),
-        ({"template": "chatml"}, SchemaError, "none of the known forms of chat data"),
+        ({"filters": ["gophr"]}, ConfigError, r"'gophr'.*'gopher'"),
+        ({"dedup": ["exakt"]}, ConfigError, r"'exakt'.*'exact'"),
+        ({"column": "body"}, ConfigError, "'body'"),
+        ({"template": "chatml"}, SchemaError, "columns="),
     ],
 )
 def test_a_wrong_recipe_is_told_before_anything_is_read(
@@ -129,9 +129,9 @@ def test_a_template_whose_tokens_the_tokenizer_lacks_is_refused(tmp_path: Path) 
 
 
 def test_chats_cannot_be_filtered_as_documents(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="chats are neither filtered nor deduplicated"):
+    with pytest.raises(ConfigError, match="dedup="):
         Recipe(tokenizer=TOKENIZER, template="chatml", dedup=["exact"])
-    with pytest.raises(ConfigError, match="these rows are chats"):
+    with pytest.raises(ConfigError, match="filters"):
         prepare(SAMPLE / "chats.jsonl", tmp_path / "a", Recipe(tokenizer=TOKENIZER, dedup=["exact"]))
 
 
@@ -139,7 +139,7 @@ def test_rows_that_are_documents_and_chats_have_to_be_told_apart(tmp_path: Path)
     both = tmp_path / "both.jsonl"
     row = {"text": "Hello", "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
     both.write_text(json.dumps(row) + "\n")
-    with pytest.raises(ConfigError, match=r"a column 'text' and the columns of a chat \(messages\)"):
+    with pytest.raises(ConfigError, match=r"'text'.*messages"):
         prepare(both, tmp_path / "a", Recipe(tokenizer=TOKENIZER))
     assert "loss_mask" not in rows_of(prepare(both, tmp_path / "b", Recipe(tokenizer=TOKENIZER, column="text")).path)[0]
     assert "loss_mask" in rows_of(prepare(both, tmp_path / "c", Recipe(tokenizer=TOKENIZER, template="chatml")).path)[0]
@@ -179,7 +179,7 @@ def test_append_adds_once_and_only_what_goes_together(tmp_path: Path) -> None:
     assert prepare(more, out, chats, mode="append").manifest.rows == 25
     assert prepare(more, out, chats, mode="append").report is None
     plain = Recipe(tokenizer=TOKENIZER, template="plain", chat={"include_eot": False})
-    with pytest.raises(ConfigError, match="use the same template, or another store"):
+    with pytest.raises(ConfigError, match="template"):
         prepare(more, out, plain, mode="append")
 
 
@@ -209,7 +209,7 @@ def test_a_source_given_as_an_object_is_not_taken_for_another(tmp_path: Path) ->
     lines = tmp_path / "lines.txt"
     lines.write_text("one\ntwo\n")
     prepare(TextSource(lines, per="line"), tmp_path / "a.store", Recipe(tokenizer=TOKENIZER))
-    with pytest.raises(PenstockError, match="holds a store already"):
+    with pytest.raises(PenstockError, match="--mode"):
         prepare(TextSource(lines, per="file"), tmp_path / "a.store", Recipe(tokenizer=TOKENIZER))
 
 
@@ -299,7 +299,7 @@ def test_a_process_that_does_not_wait_is_told_who_is_at_work(tmp_path: Path) -> 
         until = time.monotonic() + 60
         while not (lock.exists() and lock.stat().st_size) and time.monotonic() < until:
             time.sleep(0.01)
-        with pytest.raises(ConfigError, match=f"is being prepared by process {first.pid}"):
+        with pytest.raises(ConfigError, match=str(first.pid)):
             prepare(source, tmp_path / "a.store", Recipe(tokenizer=TOKENIZER))
     finally:
         first.kill()

@@ -54,9 +54,9 @@ def test_a_type_is_found_by_what_people_write(given: Any, member: CompetitionTyp
 
 
 def test_an_unknown_type_is_refused_with_what_was_meant() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'regression'"):
+    with pytest.raises(ConfigError, match="'regression'"):
         CompetitionType("regresion")
-    with pytest.raises(ConfigError, match="expected one of"):
+    with pytest.raises(ConfigError, match="binary_classification"):
         CompetitionType(3)
 
 
@@ -128,19 +128,19 @@ def test_a_column_is_said_as_its_spec_says() -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"competition_name": " "}, "not empty"),
-        ({"num_samples": -1}, "num_samples must be a count or None, got -1"),
-        ({"num_features": 2.5}, "num_features must be a count"),
-        ({"target_column": ["a", "b"]}, "one target column"),
-        ({"competition_type": "multilabel", "target_column": ["a", "a"]}, "must differ"),
-        ({"target_column": "a", "id_column": "a"}, "the id and as the target"),
-        ({"class_names": ["a", "a"]}, "class_names must differ"),
-        ({"competition_type": "binary", "class_names": [1, 2, 3]}, "two class_names"),
-        ({"columns": {"x": "numerical"}}, "did you mean 'numeric'"),
-        ({"columns": {"x": 3}}, "expected a ColumnSpec"),
-        ({"columns": {"x": {"units": "m"}}}, "did you mean 'unit'"),
-        ({"columns": {"x": {"categories": [[1, 2, 3]]}}}, "pairs of a value and its name"),
-        ({"files": {"trian": "x.csv"}}, "did you mean 'train'"),
+        ({"competition_name": " "}, "competition_name"),
+        ({"num_samples": -1}, "num_samples"),
+        ({"num_features": 2.5}, "num_features"),
+        ({"target_column": ["a", "b"]}, "'a'"),
+        ({"competition_type": "multilabel", "target_column": ["a", "a"]}, "'a'"),
+        ({"target_column": "a", "id_column": "a"}, "'a'"),
+        ({"class_names": ["a", "a"]}, "class_names"),
+        ({"competition_type": "binary", "class_names": [1, 2, 3]}, "class_names"),
+        ({"columns": {"x": "numerical"}}, "'numeric'"),
+        ({"columns": {"x": 3}}, "ColumnSpec"),
+        ({"columns": {"x": {"units": "m"}}}, "'unit'"),
+        ({"columns": {"x": {"categories": [[1, 2, 3]]}}}, "categories"),
+        ({"files": {"trian": "x.csv"}}, "'train'"),
     ],
 )
 def test_a_spec_that_cannot_be_is_refused(options: dict[str, Any], problem: str) -> None:
@@ -152,9 +152,9 @@ def test_a_spec_that_cannot_be_is_refused(options: dict[str, Any], problem: str)
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({"competition_nam": "a"}, "did you mean 'competition_name'"),
-        ({"competition_name": "a", "dataset_path": "x"}, "a spec needs 'competition_type'"),
-        ([], "is made from a mapping"),
+        ({"competition_nam": "a"}, "'competition_name'"),
+        ({"competition_name": "a", "dataset_path": "x"}, "'competition_type'"),
+        ([], "DatasetSpec"),
     ],
 )
 def test_a_file_that_is_no_spec_is_refused(given: Any, problem: str) -> None:
@@ -178,37 +178,37 @@ def test_metadata_scores_with_its_metric() -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"evaluation_metric": "rmes"}, "did you mean 'rmse'"),
-        ({"evaluation_metric": "auc"}, r"'auc' does not go with regression; of the known ones these do: .*'rmse'"),
-        ({"competition_name": ""}, "not empty"),
-        ({"competition_type": "regress"}, "did you mean 'regression'"),
+        ({"evaluation_metric": "rmes"}, "'rmse'"),
+        ({"evaluation_metric": "auc"}, r"'auc'.*'rmse'"),
+        ({"competition_name": ""}, "competition_name"),
+        ({"competition_type": "regress"}, "'regression'"),
     ],
 )
 def test_metadata_that_cannot_be_is_refused(options: dict[str, Any], problem: str) -> None:
     usual: dict[str, Any] = {"competition_name": "a", "competition_type": "regression", "evaluation_metric": "rmse"}
     with pytest.raises(ConfigError, match=problem):
         CompetitionMetadata(**usual | options)
-    with pytest.raises(ConfigError, match="metadata needs 'competition_type'"):
+    with pytest.raises(ConfigError, match=r"metadata.*'competition_type'"):
         CompetitionMetadata.from_dict({"competition_name": "a"})
 
 
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"target_column": 5}, "target_column must be the name of a column, or a list of names, got 5.*in quotes"),
-        ({"target_column": ["a", 5]}, "target_column must be the name of a column"),
-        ({"id_column": 5}, "id_column must be text, got 5; write '5' if that is its name"),
-        ({"group_column": 4}, "group_column must be text, got 4"),
-        ({"time_column": ["day"]}, "time_column must be text"),
-        ({"delimiter": 5}, "delimiter must be text, got 5"),
-        ({"delimiter": ";;"}, "delimiter must be one ASCII character"),
-        ({"encoding": 8}, "encoding must be text"),
-        ({"columns": [1]}, r"columns must be a mapping such as .*, got \[1\]"),
-        ({"columns": {1: "numeric"}}, "columns has 1, which is not text; write '1', in quotes"),
-        ({"files": {"train": 3}}, r"files\['train'\] must be text, got 3"),
-        ({"class_names": "ab"}, "class_names must be a list of the target's values.*got 'ab'"),
-        ({"class_names": True}, "class_names must be a list"),
-        ({"class_names": [[1], [2]]}, r"values such as numbers and texts, got \[1\] among them"),
+        ({"target_column": 5}, "target_column"),
+        ({"target_column": ["a", 5]}, "target_column"),
+        ({"id_column": 5}, r"id_column.*'5'"),
+        ({"group_column": 4}, "group_column"),
+        ({"time_column": ["day"]}, "time_column"),
+        ({"delimiter": 5}, "delimiter"),
+        ({"delimiter": ";;"}, "delimiter"),
+        ({"encoding": 8}, "encoding"),
+        ({"columns": [1]}, "columns"),
+        ({"columns": {1: "numeric"}}, r"columns.*'1'"),
+        ({"files": {"train": 3}}, r"files\['train'\]"),
+        ({"class_names": "ab"}, r"class_names.*'ab'"),
+        ({"class_names": True}, "class_names"),
+        ({"class_names": [[1], [2]]}, "class_names"),
     ],
 )
 def test_fields_of_another_type_are_refused(options: dict[str, Any], problem: str) -> None:

@@ -66,7 +66,7 @@ def test_files_are_chosen_by_the_convention(tmp_path: Path) -> None:
 def test_a_file_that_is_named_is_loaded_whatever_it_is_called(tmp_path: Path) -> None:
     file = write(tmp_path, "other.py", CLASS.format(name="ShipsDataset"))
     assert names(file) == ["ships"]
-    with pytest.raises(FileNotFoundError, match=r"no such file or directory: .*gone"):
+    with pytest.raises(FileNotFoundError, match=r"\bgone\b"):
         discover(tmp_path / "gone")
 
 
@@ -201,9 +201,7 @@ def test_two_classes_for_one_competition_are_an_error_and_the_first_stays(tmp_pa
     second = write(tmp_path, "b_dataset.py", CLASS.format(name="ShipsDataset"))
     found = discover(tmp_path, installed=False)
     assert found.found["ships"].__module__.startswith("_penstock_discovered_a_dataset")
-    assert f"ShipsDataset in {second} is for 'ships', and so is ShipsDataset in {first}" in str(
-        found.errors[str(second)]
-    )
+    assert str(first) in str(found.errors[str(second)])
 
 
 def test_nothing_is_run_that_nobody_named(tmp_path: Path) -> None:
@@ -270,12 +268,12 @@ def test_a_class_is_found_again_by_its_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nothing", "'nothing' names no class; expected"),
-        ("no_such_module:X", "cannot be loaded: ModuleNotFoundError"),
-        ("/no/such/file.py:X", "cannot be loaded: FileNotFoundError"),
-        ("json:nothing", "cannot be loaded: AttributeError"),
-        ("json:JSONDecoder", "expected a class that inherits from KaggleDataset"),
-        ("penstock.datasets.base:KaggleDataset", "cannot be used: it lacks __getitem__, _load_data, _validate_data"),
+        ("nothing", "'nothing'"),
+        ("no_such_module:X", "ModuleNotFoundError"),
+        ("/no/such/file.py:X", "FileNotFoundError"),
+        ("json:nothing", "AttributeError"),
+        ("json:JSONDecoder", "KaggleDataset"),
+        ("penstock.datasets.base:KaggleDataset", r"penstock\.datasets\.base"),
     ],
 )
 def test_a_name_that_leads_to_no_dataset_is_an_error(name: str, message: str) -> None:

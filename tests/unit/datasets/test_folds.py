@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -126,7 +127,7 @@ def test_in_time_validation_is_later_than_training_and_equal_times_stay_together
     for number in range(count):
         first = time[assigned == number].min()
         if len(set(time[time < first].tolist())) <= gap:
-            with pytest.raises(ConfigError, match=f"gap={gap} leaves no rows"):
+            with pytest.raises(ConfigError, match=rf"gap=.*{gap}"):
                 folds.split(data, about, number)
             continue
         train, val = folds.split(data, about, number)
@@ -151,7 +152,7 @@ def test_in_time_no_group_is_on_both_sides(seed: int, count: int) -> None:
         validated = set(group[fold.val].tolist())
         assert fold.train.tolist() == [row for row in timed.train.tolist() if group[row] not in validated]
     everywhere = pa.table({"y": [0] * 8, "time": range(8), "group": [1] * 8})
-    with pytest.raises(ConfigError, match=r"group of 'group' that is validated later.*kind='grouped'"):
+    with pytest.raises(ConfigError, match=r"\bgroup\b.*'group'"):
         Folds(2).split(everywhere, about, 0)
 
 
@@ -167,7 +168,7 @@ def test_times_may_be_dates_texts_of_dates_or_timestamps() -> None:
     for times in (pa.array(days), pa.array(days).cast(pa.date32()), pa.array(days.strftime("%Y-%m-%d").tolist())):
         data = pa.table({"y": [0] * 24, "time": times})
         assert Folds(3).assign(data, spec(time_column="time")).tolist() == expected
-    with pytest.raises(DataError, match="cannot be read as dates"):
+    with pytest.raises(DataError, match="'time'"):
         Folds(3).assign(numbers.set_column(1, "time", pa.array(["1 May"] * 24)), spec(time_column="time"))
 
 
@@ -274,21 +275,21 @@ def test_classes_with_fewer_rows_than_folds_are_told(caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.WARNING):
         Folds(5).assign(pa.table({"y": [0] * 20 + [1, 1]}), spec("binary"))
         Folds(5).assign(pa.table({"y": [0] * 20 + [1] * 2}), spec("binary"))
-    assert "1 of 2 classes have fewer rows than the 5 folds, the rarest 2" in caplog.text
+    assert re.search(r"\b2 classes.*\b5 folds", caplog.text)
     assert len(caplog.records) == 1  # once, whoever asks
 
 
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"count": 1}, "count must be a whole number of at least 2"),
-        ({"count": True}, "count must be"),
-        ({"kind": "stratifed"}, "did you mean 'stratified'"),
-        ({"kind": "plain", "gap": 1}, "gap=1 is for kind='time'"),
-        ({"gap": -1}, "gap must be"),
-        ({"kind": "time", "keep_together": ["a"]}, "cannot be kept with kind='time'"),
-        ({"bins": 1}, "bins must be"),
-        ({"by": "group"}, "by='group' does not say what for"),
+        ({"count": 1}, r"\bcount\b"),
+        ({"count": True}, r"\bcount\b"),
+        ({"kind": "stratifed"}, "'stratified'"),
+        ({"kind": "plain", "gap": 1}, r"gap=1.*kind='time'"),
+        ({"gap": -1}, r"\bgap\b"),
+        ({"kind": "time", "keep_together": ["a"]}, "kind='time'"),
+        ({"bins": 1}, r"\bbins\b"),
+        ({"by": "group"}, "by='group'"),
     ],
 )
 def test_folds_that_cannot_be_are_refused(options: dict[str, Any], problem: str) -> None:
@@ -299,15 +300,15 @@ def test_folds_that_cannot_be_are_refused(options: dict[str, Any], problem: str)
 @pytest.mark.parametrize(
     ("folds", "about", "problem"),
     [
-        (Folds(100), spec(), "60 rows cannot be divided into 100 folds"),
-        (Folds(20, kind="grouped"), spec(group_column="group"), r"15 groups of \['group'\] cannot be divided"),
-        (Folds(20, kind="time"), spec(time_column="time"), "need 21 different times, and there are 20"),
-        (Folds(3, keep_together="group"), spec(time_column="time"), "cannot be kept with kind='time'"),  # type: ignore[arg-type]
-        (Folds(3, gap=1), spec(), "gap=1 is for kind='time', got 'stratified'"),
-        (Folds(3, kind="grouped"), spec(), "needs a column"),
-        (Folds(3, kind="time"), spec(), "needs a column"),
-        (Folds(3, kind="stratified"), spec(target_column=None), "needs? a column"),
-        (Folds(3, kind="grouped", by="grop"), spec(), "did you mean 'group'"),
+        (Folds(100), spec(), r"\b60\b.*\b100\b"),
+        (Folds(20, kind="grouped"), spec(group_column="group"), "'group'"),
+        (Folds(20, kind="time"), spec(time_column="time"), r"\b21\b.*\b20\b"),
+        (Folds(3, keep_together="group"), spec(time_column="time"), "kind='time'"),  # type: ignore[arg-type]
+        (Folds(3, gap=1), spec(), r"gap=1.*'stratified'"),
+        (Folds(3, kind="grouped"), spec(), r"by=\.\.\."),
+        (Folds(3, kind="time"), spec(), r"by=\.\.\."),
+        (Folds(3, kind="stratified"), spec(target_column=None), "target_column"),
+        (Folds(3, kind="grouped", by="grop"), spec(), "'group'"),
     ],
 )
 def test_data_that_cannot_be_divided_says_why(folds: Folds, about: DatasetSpec, problem: str) -> None:
@@ -318,11 +319,11 @@ def test_data_that_cannot_be_divided_says_why(folds: Folds, about: DatasetSpec, 
 @pytest.mark.parametrize("option", ["group_column", "time_column"])
 def test_a_row_without_its_group_or_time_is_refused(option: str) -> None:
     data = pa.table({"y": [0, 1] * 5, "it": [1, 2, None, 4, 5, 6, 7, 8, 9, 10]})
-    with pytest.raises(DataError, match="is missing in 1 of 10 rows, first in row 2"):
+    with pytest.raises(DataError, match=r"row 2\b"):
         Folds(2).assign(data, spec("binary", **{option: "it"}))
 
 
 @pytest.mark.parametrize("fold", [-1, 5, True, 1.0])
 def test_a_fold_that_is_not_there_is_refused(fold: Any) -> None:
-    with pytest.raises(ConfigError, match="fold must be from 0 to 4"):
+    with pytest.raises(ConfigError, match=r"\bfold\b"):
         Folds(5).split(table(1), spec(), fold)

@@ -155,7 +155,7 @@ def test_files_that_hold_something_else_are_left_alone(tmp_path: Path) -> None:
     make_titanic(tmp_path, rows=30, test_rows=10)  # the same again is no harm
     (tmp_path / "test.csv").write_text("mine\n1\n")
     (tmp_path / "train.csv").unlink()
-    with pytest.raises(ConfigError, match=r"test\.csv is there and holds other data; name another directory"):
+    with pytest.raises(ConfigError, match=r"test\.csv"):
         make_titanic(tmp_path, rows=30, test_rows=10)
     assert (tmp_path / "test.csv").read_text() == "mine\n1\n"
     assert not (tmp_path / "train.csv").exists(), "none is written if one cannot be"
@@ -164,5 +164,5 @@ def test_files_that_hold_something_else_are_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("make", [titanic_table, house_prices_table])
 def test_no_rows_are_refused(make: object) -> None:
     assert callable(make)
-    with pytest.raises(ConfigError, match="rows must be positive, got 0"):
+    with pytest.raises(ConfigError, match=r"\brows\b.*\b0\b"):
         make(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -88,7 +89,7 @@ def test_the_printed_dataset_takes_a_tokenizer_and_a_length(
     assert dataset.cut_tokens == sum(len(dataset[row]["text"].encode()) - 32 for row in (0, 1))
     cut = [record for record in caplog.records if "max_length=32" in record.getMessage()]
     assert len(cut) == 1  # announced once, counted always
-    with pytest.raises(TypeError, match="unexpected keyword argument 'tokeniser'"):
+    with pytest.raises(TypeError, match="'tokeniser'"):
         printed(houses, tokeniser="byte")
 
 
@@ -163,21 +164,21 @@ def test_rows_may_be_held_by_anything(holder: Any) -> None:
 @pytest.mark.parametrize(
     ("columns", "spec", "problem"),
     [
-        ({}, {"num_samples": 5}, "says num_samples=5, and the training file has 4 rows"),
-        ({}, {"num_features": 7}, "says num_features=7, and the training file has 1 columns without the id 'Id'"),
-        ({}, {"target_column": "Y"}, "the target column 'Y' is not in the train file"),
-        ({}, {"target_column": "yy"}, "did you mean 'y'"),
-        ({}, {"id_column": "id"}, "id_column='id' is not in the train file"),
-        ({}, {"group_column": "g"}, "group_column='g' is not in"),
-        ({}, {"columns": {"xx": "numeric"}}, "describes column 'xx', which is not in the train file.*did you mean 'x'"),
-        ({"Id": [1, 2, 1, 2]}, {"id_column": "Id"}, "the id 1 in 'Id' is in row 0 and in row 2 .* 2 ids in all"),
-        ({"Id": [1, None, 3, 4]}, {"id_column": "Id"}, "the id 'Id' is missing in row 1"),
-        ({"y": [0, 1, None, None]}, {}, "the target 'y' is missing in 2 of the 4 rows .* first in row 2"),
-        ({"x": [None] * 4}, {}, r"column 'x' has no value in any of the 4 rows.*kind='ignore'"),
-        ({"Id": [1.0, NAN, 3.0, 4.0]}, {"id_column": "Id"}, "the id 'Id' is missing in row 1"),
-        ({"y": [0.0, 1.0, NAN, 0.0]}, {}, "the target 'y' is missing in 1 of the 4 rows .* first in row 2"),
-        ({"x": [NAN] * 4}, {}, "column 'x' has no value in any of the 4 rows"),
-        ({"y": list("abab")}, {"class_names": (False, True)}, "has False, and the target 'y' holds texts.*in quotes"),
+        ({}, {"num_samples": 5}, "num_samples=5"),
+        ({}, {"num_features": 7}, r"num_features=7.*'Id'"),
+        ({}, {"target_column": "Y"}, "'Y'"),
+        ({}, {"target_column": "yy"}, "'y'"),
+        ({}, {"id_column": "id"}, "id_column='id'"),
+        ({}, {"group_column": "g"}, "group_column='g'"),
+        ({}, {"columns": {"xx": "numeric"}}, r"'xx'.*'x'"),
+        ({"Id": [1, 2, 1, 2]}, {"id_column": "Id"}, r"'Id'.*row 0\b"),
+        ({"Id": [1, None, 3, 4]}, {"id_column": "Id"}, r"'Id'.*row 1\b"),
+        ({"y": [0, 1, None, None]}, {}, r"'y'.*row 2\b"),
+        ({"x": [None] * 4}, {}, r"'x'.*kind='ignore'"),
+        ({"Id": [1.0, NAN, 3.0, 4.0]}, {"id_column": "Id"}, r"'Id'.*row 1\b"),
+        ({"y": [0.0, 1.0, NAN, 0.0]}, {}, r"'y'.*row 2\b"),
+        ({"x": [NAN] * 4}, {}, "'x'"),
+        ({"y": list("abab")}, {"class_names": (False, True)}, "'y'"),
     ],
 )
 def test_rows_that_are_not_what_the_spec_says_are_refused(
@@ -201,7 +202,7 @@ def test_a_test_file_needs_no_target_and_its_length_is_its_own() -> None:
 
 def test_values_of_different_types_are_refused_by_name() -> None:
     cls, spec = small(pd.DataFrame(FRAME | {"y": pd.Series([0, "a", 1, None], dtype=object)}))
-    with pytest.raises(DataError, match="column 'y' holds values of different types"):
+    with pytest.raises(DataError, match="'y'"):
         cls(spec)
 
 
@@ -217,22 +218,22 @@ def test_ids_are_row_numbers_where_there_are_none() -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"split": "validation"}, "split must be one of .*'val'.*, got 'validation'; did you mean 'val'"),
-        ({"split": "val"}, r"needs a val file or folds: pass the same folds=Folds\(5\)"),
-        ({"split": "val", "folds": Folds(2), "fold": 2}, "fold must be from 0 to 1, got 2"),
-        ({"folds": 5}, r"folds must be Folds\(...\), such as Folds\(5\), got 5"),
-        ({"max_length": 0}, "max_length must be a number of tokens"),
-        ({"transform": "upper"}, "transform must be a function"),
-        ({"max_length": 2}, "above 2, the tokens around a text"),
+        ({"split": "validation"}, r"\bsplit\b.*'validation'"),
+        ({"split": "val"}, r"\bval\b.*folds=Folds\(5\)"),
+        ({"split": "val", "folds": Folds(2), "fold": 2}, r"\bfold\b"),
+        ({"folds": 5}, r"\bfolds\b.*Folds\(\.\.\.\)"),
+        ({"max_length": 0}, "max_length"),
+        ({"transform": "upper"}, "transform"),
+        ({"max_length": 2}, "max_length"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], problem: str) -> None:
     cls, spec = small(pa.table(FRAME))
     with pytest.raises(ConfigError, match=problem):
         _ = cls(spec, **options).encoder
-    with pytest.raises(ConfigError, match="made from a DatasetSpec"):
+    with pytest.raises(ConfigError, match="DatasetSpec"):
         cls({"competition_name": "made"})  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"got 'data/made'; for the files of a directory: infer\(path\)\.spec"):
+    with pytest.raises(ConfigError, match=r"'data/made'.*infer\(path\)"):
         cls("data/made")  # type: ignore[arg-type]
     assert cls(spec, folds=Folds(2), fold=np.int64(1)).fold == 1  # type: ignore[arg-type]
 
@@ -241,18 +242,18 @@ def test_a_directory_that_is_not_there_or_no_dataset_is_told(tmp_path: Path, pri
     def open_at(path: Path) -> None:
         printed(DatasetSpec("houses", path, CompetitionType.REGRESSION))
 
-    with pytest.raises(FileNotFoundError, match=r"'houses' should be in .*which does not exist"):
+    with pytest.raises(FileNotFoundError, match="'houses'"):
         open_at(tmp_path / "nowhere")
     (tmp_path / "readme.md").write_text("no data")
-    with pytest.raises(FileNotFoundError, match=r"has no train file that can be read .*it has readme\.md"):
+    with pytest.raises(FileNotFoundError, match=r"readme\.md"):
         open_at(tmp_path)
-    with pytest.raises(FileNotFoundError, match="is a file: give its directory"):
+    with pytest.raises(FileNotFoundError, match="'houses'"):
         open_at(tmp_path / "readme.md")
 
 
 def test_rows_that_were_never_loaded_are_missed() -> None:
     cls, spec = small(None)
-    with pytest.raises(DataError, match=r"_load_data\(\) must put the rows into self._data"):
+    with pytest.raises(DataError, match=r"self\._data"):
         cls(spec)
 
 
@@ -291,12 +292,12 @@ def test_a_validation_file_with_rows_of_the_training_file_is_told(
         pd.DataFrame({"Id": ids, "a": 1, "SalePrice": 5.0}).to_csv(tmp_path / f"{split}.csv", index=False)
     spec = DatasetSpec("houses", tmp_path, CompetitionType.REGRESSION, target_column="SalePrice", id_column=given)
     if given is not None:
-        with pytest.raises(DataError, match=r"1 of the 3 ids of the val file are in the training file too, such as"):
+        with pytest.raises(DataError, match=r"\bval\b"):
             printed(spec, "val")
         return
     with caplog.at_level("WARNING"):  # files that number their rows from 0 each have no ids
         printed(spec, "val")
-    assert "1 of the 3 ids of the val file are in the training file too" in caplog.text
+    assert re.search(r"\b1\b.*\b3 ids", caplog.text)
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -310,7 +311,7 @@ def test_the_training_file_says_what_the_ids_are(tmp_path: Path, printed: Any, k
         assert printed(spec, split, folds=Folds(2)).id_column == ("store_id" if kept else None)
     pd.DataFrame({"store_id": [7, 7]}).to_csv(tmp_path / "test.csv", index=False)
     if kept:
-        with pytest.raises(DataError, match=r"the id 7 .*columns=\{'store_id': 'categorical'\}"):
+        with pytest.raises(DataError, match=r"columns=.*'store_id'"):
             printed(spec, "test")
     said = dataclasses.replace(spec, columns={"store_id": "categorical"})  # type: ignore[arg-type]
     assert printed(said, "test").id_column is None
@@ -338,7 +339,7 @@ def test_a_transform_is_applied_exactly_once() -> None:
 
 def test_a_transform_that_returns_nothing_is_refused() -> None:
     cls, spec = small(pa.table(FRAME))
-    with pytest.raises(DataError, match="transform returned None for row 1"):
+    with pytest.raises(DataError, match=r"transform.*row 1\b"):
         _ = cls(spec, transform=lambda sample: sample.update(x=1))[1]
 
 

@@ -64,16 +64,16 @@ def test_every_form_of_the_same_predictions_is_the_same_or_refused(classes: tupl
 def test_whole_numbers_are_what_they_can_be_and_refused_if_they_can_be_both() -> None:
     assert Predictions.of([0, 2], (1, 2, 3)).meaning == "numbers"
     assert Predictions.of([1, 3], (1, 2, 3)).meaning == "names"
-    with pytest.raises(SchemaError, match=r"\[1, 2\] may be numbers \(0 is the class 1\) or names.*predictions_are="):
+    with pytest.raises(SchemaError, match="predictions_are="):
         Predictions.of([1, 2], (1, 2, 3)).numbers()
     with pytest.raises(SchemaError, match="predictions_are="):
         Predictions.of([True, False], (True, False)).numbers()
     assert Predictions.of([True, False], (1, 0)).names().tolist() == [0, 1]
-    with pytest.raises(SchemaError, match="true or false tell two classes apart"):
+    with pytest.raises(SchemaError, match=r"classes.*\b3\b"):
         Predictions.of([True, False], (1, 2, 3)).numbers()
-    with pytest.raises(DataError, match="5 in row 1 is none of the classes"):
+    with pytest.raises(DataError, match=r"row 1\b"):
         Predictions.of([1, 5], (1, 2, 3), "names").numbers()
-    with pytest.raises(ConfigError, match="'numbers' or 'names', got 'labels'"):
+    with pytest.raises(ConfigError, match=r"'numbers'.*'labels'"):
         Predictions.of([1], (1, 2), "labels")  # type: ignore[arg-type]
 
 
@@ -137,7 +137,7 @@ def test_a_fold_of_one_class_is_scored_with_the_classes_of_the_dataset(tmp_path:
 
 def test_a_score_without_a_metric_goes_by_that_of_the_competition(tmp_path: Path) -> None:
     data = dataset(tmp_path, ["no", "yes"] * 3, "binary")
-    with pytest.raises(ConfigError, match="nobody said how 'made' is scored; pass a metric"):
+    with pytest.raises(ConfigError, match="'made'"):
         data.score([0.1, 0.9] * 3)
     data.metric = "accuracy"
     assert data.score([0.1, 0.9] * 3) == 1.0
@@ -148,15 +148,15 @@ def test_a_score_without_a_metric_goes_by_that_of_the_competition(tmp_path: Path
 
 def test_names_are_no_scores(tmp_path: Path) -> None:
     data = dataset(tmp_path, ["no", "yes"] * 3, "binary")
-    with pytest.raises(SchemaError, match="auc needs scores, and predictions are names"):
+    with pytest.raises(SchemaError, match=r"\bauc\b"):
         data.score(data.targets(), "auc")
     turned = dataset(tmp_path, [0, 1] * 3, "binary", class_names=(1, 0))
     with pytest.raises(SchemaError, match="predictions_are="):
         turned.score(turned.targets(), "auc")
-    with pytest.raises(SchemaError, match=r"\[0.0, 1.0, 0.0\] may be scores.*names, as the array it is"):
+    with pytest.raises(SchemaError, match=r"\b0\.0\b.*\b1\.0\b"):
         turned.score(turned.targets().astype(float), "auc")  # type: ignore[union-attr]
     assert turned.score(turned.labels(), "auc", predictions_are="numbers") == 1.0
-    with pytest.raises(SchemaError, match="needs a score for each of the 3 classes"):
+    with pytest.raises(SchemaError, match=r"\bauc\b"):
         dataset(tmp_path, ["a", "b", "c"]).score([0, 1, 2], "auc")
 
 
@@ -169,11 +169,11 @@ def test_columns_of_targets_and_rows_are_found_by_name_and_id(tmp_path: Path) ->
     for frame in (turned, pl.from_pandas(turned), pa.Table.from_pandas(turned, preserve_index=False)):
         assert data.score(frame, "rmse") == 0.0
     assert data.score(train[["l1", "l2"]].to_numpy(), "rmse") == 0.0
-    with pytest.raises(SchemaError, match=r"the columns \['l1', 'foo'\], and the targets are \['l1', 'l2'\]"):
+    with pytest.raises(SchemaError, match=r"'l1'.*'foo'"):
         data.score({"l1": [1] * 4, "foo": [2] * 4}, "rmse")
-    with pytest.raises(DataError, match=r"1 rows are not there \(first \[8\]\), 1 ids are of no row \(first \[1\]\)"):
+    with pytest.raises(DataError, match=r"\b1\b.*\b8\b"):
         data.score(train.assign(id=[5, 6, 7, 1])[["id", "l1", "l2"]], "rmse")
-    with pytest.raises(ConfigError, match="predictions_are='names' is for classes"):
+    with pytest.raises(ConfigError, match="predictions_are='names'"):
         data.score(train[["l1", "l2"]].to_numpy(), "rmse", predictions_are="names")
 
 
@@ -183,7 +183,7 @@ def test_rows_of_an_index_of_ids_are_found_by_it(tmp_path: Path) -> None:
     assert data.score(given, "rmse") == data.score(given["y"], "rmse") == data.score({"y": given["y"]}, "rmse") == 0.0
     assert data.score(given.reset_index().set_index("y", drop=False), "rmse") == 0.0
     for predictions in (given.rename_axis("row"), given["y"].rename_axis("row")):
-        with pytest.raises(SchemaError, match=r"the index 'row', and the ids are in \['id'\].*reset_index"):
+        with pytest.raises(SchemaError, match=r"'row'.*reset_index"):
             data.score(predictions, "rmse")
 
 
@@ -193,7 +193,7 @@ def test_columns_of_classes_may_all_begin_alike_and_targets_may_not(tmp_path: Pa
     named = pd.DataFrame(scores[:, [2, 0, 1]], columns=["Class_mid", "Class_hi", "Class_lo"])
     assert data.score(named, "log_loss") == data.score(scores, "log_loss")
     numbers = dataset(tmp_path, [1.5, 2.5], "regression")
-    with pytest.raises(SchemaError, match=r"the columns \['log_y'\], and the targets are \['y'\]"):
+    with pytest.raises(SchemaError, match=r"'log_y'.*'y'"):
         numbers.score({"log_y": [1.5, 2.5]}, "rmse")
 
 
@@ -206,13 +206,13 @@ def test_lists_of_classes_are_scored_in_every_form(tmp_path: Path, target: list[
         assert data.score(lists, "map@2") == pytest.approx((1 + 0.5 + 1) / 3)
     for one in ([0, 2, 2], np.array([[0], [2], [2]]), data.class_of([0, 2, 2])):
         assert data.score(one, "map@2") == pytest.approx(2 / 3)
-    with pytest.raises(DataError, match="'x' in row 1 is none of the classes"):
+    with pytest.raises(DataError, match=r"'x'.*row 1\b"):
         data.score([texts[0], f"{first} x", texts[2]], "map@2")
     for metric in ("map@2", "accuracy"):
         for nothing in (None, "abc", np.float64(1)):
-            with pytest.raises(SchemaError, match="expected a prediction for each row, got"):
+            with pytest.raises(SchemaError):
                 data.score(nothing, metric)
-    with pytest.raises(SchemaError, match="neither classes nor lists"):
+    with pytest.raises(SchemaError, match=r"\b0\.5\b"):
         data.score([0.5, 0.25, 0.5], "map@2")
 
 
@@ -229,15 +229,15 @@ def test_bfloat16_is_scored_and_written(tmp_path: Path, library: Any) -> None:
 def test_texts_are_no_numbers_and_objects_may_be(tmp_path: Path) -> None:
     data = dataset(tmp_path, [1.0, 2.5], "regression")
     for texts in (["1", "2.5"], np.array(["1", "2.5"], object)):
-        with pytest.raises(SchemaError, match=r"rmse needs numbers, got texts: \['1', '2.5'\]"):
+        with pytest.raises(SchemaError, match=r"'1'.*'2\.5'"):
             data.score(texts, "rmse")
     assert data.score(np.array([1, 2.5], object), "rmse") == 0.0
 
 
 def test_a_number_of_no_class_is_told_with_what_it_is() -> None:
-    with pytest.raises(DataError, match=r"5 in row 1 is the number of none of 3 classes, but the name of one.*'names'"):
+    with pytest.raises(DataError, match=r"row 1\b.*'names'"):
         Predictions.of([1, 5], (1, 2, 5), "numbers").numbers()
-    with pytest.raises(DataError, match=r"7 in row 1 .* and no name of one: \[1, 2, 5\]$"):
+    with pytest.raises(DataError, match=r"row 1\b"):
         Predictions.of([1, 7], (1, 2, 5)).numbers()
 
 
@@ -246,7 +246,7 @@ def test_a_number_of_no_class_is_told_with_what_it_is() -> None:
 
 def test_classes_with_an_order_need_one_that_is_not_the_alphabet(tmp_path: Path) -> None:
     target = ["low", "mid", "high"] * 2
-    with pytest.raises(ConfigError, match="give class_names in the spec, from the lowest to the highest"):
+    with pytest.raises(ConfigError, match="class_names"):
         dataset(tmp_path, target, "ordinal")
     data = dataset(tmp_path, target, "ordinal", class_names=("low", "mid", "high"))
     assert data.score([0, 1, 2, 0, 1, 1], "mae") == pytest.approx(1 / 6)
@@ -254,7 +254,7 @@ def test_classes_with_an_order_need_one_that_is_not_the_alphabet(tmp_path: Path)
     assert data.score([0.5, 1, 2, 0, 1, 2], "mae") == pytest.approx(0.5 / 6)
     expected = sk.cohen_kappa_score([0, 1, 2, 0, 1, 2], [0, 1, 2, 0, 1, 0], weights="quadratic")
     assert data.score([0, 1, 2, 0, 1, 0], "qwk") == pytest.approx(expected)
-    with pytest.raises(ConfigError, match="qwk goes by the order of the classes"):
+    with pytest.raises(ConfigError, match=r"\bqwk\b"):
         dataset(tmp_path, target).score([0, 1, 2, 0, 1, 2], "qwk")
 
 
@@ -267,9 +267,9 @@ def test_stars_are_compared_by_their_values(tmp_path: Path) -> None:
     with pytest.raises(SchemaError, match="predictions_are="):
         data.score([1.5, 3, 5, 1, 3, 5], "mae")
     for are in (None, "numbers", "names"):
-        with pytest.raises(SchemaError, match=r"qwk compares classes.*\[1.5, 3.0, 5.0\] lie between them; round them"):
+        with pytest.raises(SchemaError, match=r"\bqwk\b"):
             data.score([1.5, 3, 5, 1, 3, 5], "qwk", predictions_are=are)
-        with pytest.raises((DataError, SchemaError), match="round them first"):
+        with pytest.raises((DataError, SchemaError), match=r"\b1\.5\b"):
             data.score([1.5, 3, 5, 1, 3, 5], "accuracy", predictions_are=are)
 
 
@@ -301,7 +301,7 @@ def test_a_dataset_that_somebody_wrote_has_targets_and_scores(tmp_path: Path, ta
     test = Written(spec, "test")
     assert test.targets() is None
     assert test.class_names == (("no", "yes") if kind == "binary" else None)
-    with pytest.raises(ConfigError, match="no targets to score against"):
+    with pytest.raises(ConfigError):
         test.score([0, 1, 1], "accuracy")
     if kind == "binary":
         assert written(test, [0, 1, 1]) == ["no", "yes", "yes"]  # type: ignore[arg-type]
@@ -313,7 +313,7 @@ def test_a_dataset_that_somebody_wrote_has_targets_and_scores(tmp_path: Path, ta
 def test_a_target_that_is_no_number_in_float32_is_refused(tmp_path: Path, value: float) -> None:
     pq.write_table(pa.table({"id": [1, 2], "x": ["a", "b"], "y": [3.0, value]}), tmp_path / "train.parquet")
     data = TabularDataset(DatasetSpec("made", tmp_path, "regression", target_column="y", id_column="id"))  # type: ignore[arg-type]
-    with pytest.raises(DataError, match=r"'y' is .* in row 1, which is no number in float32"):
+    with pytest.raises(DataError, match=r"'y'.*row 1\b"):
         data.labels()
 
 

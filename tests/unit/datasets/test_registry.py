@@ -102,7 +102,7 @@ def test_any_name_can_be_registered(registry: DatasetRegistry, name: str) -> Non
 
 def test_registering_twice_through_one_registry_is_an_error(registry: DatasetRegistry) -> None:
     registry.register_competition(*competition("a"))
-    with pytest.raises(ConfigError, match="'a' is registered already, through this registry; pass replace=True"):
+    with pytest.raises(ConfigError, match=r"'a'.*replace=True"):
         registry.register_competition(*competition("a"))
     registry.register_competition(*competition("a", samples=11), replace=True)
     assert registry.get_spec("a").num_samples == 11
@@ -113,8 +113,7 @@ def test_the_same_from_an_earlier_process_is_fine_and_something_else_is_an_error
     DatasetRegistry(registry.path).register_competition(*competition("a"))
     with pytest.raises(
         ConfigError,
-        match=r"'a' is registered already in .*, as something else: metadata.description is None there and 'new' here; "
-        r"spec.num_samples is 10 there and 11 here; pass replace=True",
+        match=r"description.*replace=True",
     ):
         DatasetRegistry(registry.path).register_competition(*competition("a", samples=11, description="new"))
     assert registry.get_spec("a").num_samples == 10
@@ -131,26 +130,26 @@ def test_categories_that_are_numbers_compare_equal_after_a_round_trip(registry: 
 
 def test_what_does_not_belong_together_is_refused(registry: DatasetRegistry) -> None:
     _, metadata, spec = competition("a")
-    with pytest.raises(ConfigError, match="the metadata is that of 'a', and is registered as 'b'"):
+    with pytest.raises(ConfigError, match=r"'a'.*'b'"):
         registry.register_competition("b", metadata, spec)
-    with pytest.raises(ConfigError, match="the spec is that of 'b', and is registered as 'a'"):
+    with pytest.raises(ConfigError, match=r"'b'.*'a'"):
         registry.register_competition("a", metadata, competition("b")[2])
     binary = competition("a", "binary", metric="accuracy")[2]
-    with pytest.raises(ConfigError, match="the metadata says regression, the spec binary_classification"):
+    with pytest.raises(ConfigError, match="binary_classification"):
         registry.register_competition("a", metadata, binary)
-    with pytest.raises(ConfigError, match="got dict and DatasetSpec"):
+    with pytest.raises(ConfigError, match="DatasetSpec"):
         registry.register_competition("a", {}, spec)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="must be a text that is not empty, got ' '"):
+    with pytest.raises(ConfigError, match="competition_name"):
         registry.register_competition(" ", metadata, spec)
     assert registry.list_competitions() == []
 
 
 def test_an_unknown_name_is_an_error_that_suggests_one(registry: DatasetRegistry) -> None:
-    with pytest.raises(ConfigError, match=r"no competition 'titanic' is registered in .*; nothing is registered there"):
+    with pytest.raises(ConfigError, match="'titanic'"):
         registry.get("titanic")
     registry.register_competition(*competition("titanic"))
     for ask in (registry.get, registry.get_spec, registry.get_metadata, registry.remove, registry.load):
-        with pytest.raises(ConfigError, match=r"no competition 'titanik' .*did you mean 'titanic'"):
+        with pytest.raises(ConfigError, match=r"'titanik'.*'titanic'"):
             ask("titanik")
 
 
@@ -183,11 +182,11 @@ def test_search_narrows_by_type_metric_size_and_text(registry: DatasetRegistry) 
 
 
 def test_a_search_that_cannot_find_anything_is_an_error(registry: DatasetRegistry) -> None:
-    with pytest.raises(ConfigError, match="'binry' is not a competition type"):
+    with pytest.raises(ConfigError, match="'binry'"):
         registry.search_competitions("binry")
-    with pytest.raises(ConfigError, match="'acuracy' is not a metric"):
+    with pytest.raises(ConfigError, match=r"'acuracy'.*metric"):
         registry.search_competitions(metric="acuracy")
-    with pytest.raises(ConfigError, match="min_samples=2 is above max_samples=1"):
+    with pytest.raises(ConfigError, match=r"min_samples=2.*max_samples=1"):
         registry.search_competitions(min_samples=2, max_samples=1)
 
 
@@ -202,7 +201,7 @@ def test_a_damaged_file_is_named_and_the_others_still_work(
     registry.register_competition(*competition("bad"))
     [file] = registry.path.glob("bad-*.json")
     file.write_bytes(content)
-    with pytest.raises(DataError, match=rf"{file.name}: the (file is no entry|entry is damaged)"):
+    with pytest.raises(DataError, match=file.name):
         registry.get("bad")
     with caplog.at_level(logging.WARNING, logger="penstock"):
         assert registry.list_competitions() == ["good"]
@@ -223,7 +222,7 @@ def test_an_entry_of_a_later_release_is_said_to_be_one(registry: DatasetRegistry
     registry.register_competition(*competition("a"))
     [file] = registry.path.glob("a-*.json")
     file.write_text(json.dumps(json.loads(file.read_text()) | {"format": 2}))
-    with pytest.raises(DataError, match="the entry has format 2, this release reads up to 1; update penstock"):
+    with pytest.raises(DataError, match="format"):
         registry.get("a")
 
 
@@ -247,8 +246,8 @@ def test_a_class_of_the_script_that_is_run_is_warned_of(
     monkeypatch.setattr("penstock.datasets.discovery._file_of", lambda dataset: tmp_path / "script.py")
     registry.register_competition(*competition("tiny"), dataset_class=MiniDataset)
     [record] = caplog.records
-    assert f"{tmp_path / 'script.py'}:MiniDataset, a class of the script that is run" in record.getMessage()
-    assert "put the class into a module of its own" in record.getMessage()
+    assert f"{tmp_path / 'script.py'}:MiniDataset" in record.getMessage()
+    assert "module" in record.getMessage()
 
 
 def test_a_class_in_a_file_is_loaded_by_another_process(registry: DatasetRegistry, tmp_path: Path) -> None:
@@ -271,7 +270,7 @@ def test_a_class_in_a_file_is_loaded_by_another_process(registry: DatasetRegistr
     done = subprocess.run([sys.executable, "-c", code, str(registry.path)], capture_output=True, text=True, check=True)
     assert done.stdout == "3\n"
     file.write_text("raise RuntimeError('boom')")
-    with pytest.raises(ConfigError, match=r"mini_dataset\.py:MiniDataset' cannot be loaded: RuntimeError: boom"):
+    with pytest.raises(ConfigError, match=r"mini_dataset\.py.*MiniDataset"):
         DatasetRegistry(registry.path).load("a")
 
 
@@ -330,15 +329,15 @@ def test_a_discovered_class_is_remembered_and_nothing_else_takes_its_place(
     assert other.class_of(name) == (f"{file}:LakesDataset", "discovered for its name")
     with caplog.at_level(logging.INFO, logger="penstock"):
         assert type(other.load(name)).__name__ == "LakesDataset"
-    assert f"'lakes' is read by {file}:LakesDataset" in caplog.text
+    assert str(file) in caplog.text
     other.register_competition(name, metadata, spec)  # a script that runs again
     DatasetRegistry(registry.path).register_competition(name, metadata, spec, replace=True)
     assert other.get(name).discovered_class == f"{file}:LakesDataset"
     file.write_text("raise RuntimeError('boom')")
-    with pytest.raises(ConfigError, match=r"'lakes' is read by a class that was discovered .*RuntimeError: boom"):
+    with pytest.raises(ConfigError, match=r"'lakes'.*RuntimeError"):
         DatasetRegistry(registry.path).load(name)
     file.unlink()
-    with pytest.raises(ConfigError, match=r"no other takes its place: .*lakes_dataset\.py:LakesDataset' cannot be"):
+    with pytest.raises(ConfigError, match=r"lakes_dataset\.py.*LakesDataset"):
         DatasetRegistry(registry.path).load(name)
     other.remove(name)
     other.register_competition(name, metadata, spec)
@@ -384,7 +383,7 @@ def test_what_cannot_be_opened_counts_as_damaged(registry: DatasetRegistry, capl
     (registry.path / "loop.json").symlink_to("loop.json")
     with caplog.at_level(logging.WARNING, logger="penstock"):
         assert registry.list_competitions() == ["good"]
-    assert "folder.json: the entry cannot be read" in caplog.text
+    assert "folder.json" in caplog.text
     assert sorted(file.name for file in registry.damaged()) == ["folder.json", "loop.json"]
 
 
@@ -400,7 +399,7 @@ def test_what_another_process_removed_can_be_registered_again(registry: DatasetR
 )
 def test_a_password_is_not_stored(registry: DatasetRegistry, url: str) -> None:
     name, metadata, spec = competition("a")
-    with pytest.raises(ConfigError, match=r"\*\*\*.*has a password in it, and the registry is plain text") as error:
+    with pytest.raises(ConfigError, match=r"\*\*\*") as error:
         registry.register_competition(name, metadata, dataclasses.replace(spec, dataset_path=path_of(url)))  # type: ignore[arg-type]
     assert "secret'" not in str(error.value)
     assert "a" not in registry
@@ -505,6 +504,6 @@ def test_a_writer_that_holds_on_is_named(registry: DatasetRegistry, monkeypatch:
     [file] = registry.path.glob("a-*.json")
     with FileLock(file.with_name(f".{file.stem}.lock")) as lock:
         assert lock.acquire()
-        with pytest.raises(StalledError, match=rf"'a' has been written for more than 0 s by process {os.getpid()}"):
+        with pytest.raises(StalledError, match=rf"'a'.*{os.getpid()}"):
             registry.register_competition(*competition("a"), replace=True)
         assert registry.get_spec("a").num_samples == 10

@@ -68,9 +68,9 @@ def test_scores_become_labels_only_where_the_metric_says_so(tmp_path: Path) -> N
     dataset = competition(tmp_path, ["no", "yes"], {"y": "no"})
     given = np.array([[0.1, 0.9], [0.8, 0.2], [0.7, 0.3], [0.4, 0.6]])
     path = tmp_path / "submission.csv"
-    with pytest.raises(SchemaError, match="are scores, and the submission has one label for each row; pass metric="):
+    with pytest.raises(SchemaError, match="metric="):
         dataset.submission(given, path)
-    with pytest.raises(SchemaError, match="are scores"):
+    with pytest.raises(SchemaError, match="metric="):
         dataset.submission(given[:, 1], path)
     assert not path.exists()
     for scores in (given, given[:, 1]):
@@ -119,7 +119,7 @@ def test_columns_of_targets_are_put_where_the_sample_has_them(tmp_path: Path) ->
     assert lines(dataset.submission(given, tmp_path / "s.csv", sample=sample)) == ["Id,l2,l1", "3,0.9,0.1", "4,0.8,0.2"]
     assert lines(dataset.submission(given, tmp_path / "s.csv")) == ["Id,l1,l2", "3,0.1,0.9", "4,0.2,0.8"]
     strange = sample.rename_columns(["Id", "first", "second"])
-    with pytest.raises(SchemaError, match=r"these are not the \['l1', 'l2'\] in any order.*pass a mapping"):
+    with pytest.raises(SchemaError, match=r"'l1'.*'l2'"):
         dataset.submission(given, tmp_path / "s.csv", sample=strange)
 
 
@@ -128,11 +128,11 @@ def test_rows_with_ids_of_their_own_are_found_by_them(tmp_path: Path) -> None:
     given = pd.DataFrame({"y": [0, 1, 0, 1], "Id": [3, 7, 5, 9]})
     for predictions in (given, given.to_dict("list"), pa.Table.from_pandas(given, preserve_index=False)):
         assert lines(dataset.submission(predictions, tmp_path / "s.csv"))[1:] == ["3,0", "5,0", "7,1", "9,1"]
-    with pytest.raises(DataError, match=r"the id 3 is there 2 times in the column 'Id' of the predictions"):
+    with pytest.raises(DataError, match="'Id'"):
         dataset.submission(given.assign(Id=[3, 3, 5, 9]), tmp_path / "s.csv")
-    with pytest.raises(SchemaError, match=r"predictions for 'y' have shape \(3,\), and there are 4 ids"):
+    with pytest.raises(SchemaError, match="'y'"):
         dataset.submission({"Id": [3, 7, 5, 9], "y": [0, 1, 0]}, tmp_path / "s.csv")
-    with pytest.raises(SchemaError, match=r"'Id' of the predictions is .*, and it should be int64"):
+    with pytest.raises(SchemaError, match=r"'Id'.*\bint64\b"):
         dataset.submission(given.assign(Id=list("abcd")), tmp_path / "s.csv")
 
 
@@ -147,9 +147,9 @@ def test_rows_are_found_by_an_index_with_the_name_of_the_ids(tmp_path: Path) -> 
     ):
         assert lines(dataset.submission(predictions, tmp_path / "s.csv"))[1:] == ["3,0", "5,0", "7,1", "9,1"]
     for predictions in (given.rename_axis("row"), given["y"].rename_axis("row")):
-        with pytest.raises(SchemaError, match=r"the index 'row', and the ids are in \['Id'\]; name it so"):
+        with pytest.raises(SchemaError, match=r"'row'.*'Id'"):
             dataset.submission(predictions, tmp_path / "s.csv")
-    with pytest.raises(DataError, match=r"the index 'Id' of the predictions has 3 ids, .* \(first \[9\]\)"):
+    with pytest.raises(DataError, match="'Id'"):
         dataset.submission(given["y"].iloc[:3], tmp_path / "s.csv")
     unnamed = pd.Series([1, 0, 0, 1], index=[9, 9, 9, 9])
     assert lines(dataset.submission(unnamed, tmp_path / "s.csv"))[1:] == ["3,0", "5,0", "7,1", "9,1"]
@@ -157,9 +157,9 @@ def test_rows_are_found_by_an_index_with_the_name_of_the_ids(tmp_path: Path) -> 
 
 def test_a_column_is_not_told_by_the_end_of_its_name(tmp_path: Path) -> None:
     dataset = competition(tmp_path, [0.5, 1.5], {"log_y": 0.5}, "regression")
-    with pytest.raises(SchemaError, match=r"the columns \['log_y'\] behind 'Id', got \['y'\]"):
+    with pytest.raises(SchemaError, match=r"'log_y'.*'Id'"):
         dataset.submission({"y": [1.0, 2, 3, 4]}, tmp_path / "s.csv")
-    with pytest.raises(SchemaError, match=r"has the columns \['log_a', 'log_b'\]"):
+    with pytest.raises(SchemaError, match=r"'log_a'.*'log_b'"):
         write_submission([1], {"a": [1.0], "b": [2.0]}, tmp_path / "s.csv", target=("log_a", "log_b"))
 
 
@@ -179,11 +179,11 @@ def test_booleans_are_numbers_where_scores_are_meant(tmp_path: Path, flags: np.n
 @pytest.mark.parametrize(
     ("predictions", "metric", "problem"),
     [
-        ({"a": [0.5, 0.1], "b": [0.5, 1.5]}, "log_loss", "'b' in row 1 is 1.5; log_loss needs probabilities"),
-        ({"a": [0, 1], "b": [0.2, 1]}, "f1_macro", "'b' in row 0 is 0.2; f1_macro needs labels, 0 or 1"),
-        ({"a": [0, 1], "b": [0, 2]}, "accuracy", "'b' in row 1 is 2; accuracy needs labels, 0 or 1"),
-        ({"a": [-0.5, 0.5]}, "brier", "'a' in row 0 is -0.5; brier needs probabilities"),
-        ({"a": [1.0, 2.5]}, "qwk", "'a' in row 1 is 2.5; qwk needs whole numbers: round them"),
+        ({"a": [0.5, 0.1], "b": [0.5, 1.5]}, "log_loss", r"'b'.*log_loss"),
+        ({"a": [0, 1], "b": [0.2, 1]}, "f1_macro", r"'b'.*f1_macro"),
+        ({"a": [0, 1], "b": [0, 2]}, "accuracy", r"'b'.*row 1\b"),
+        ({"a": [-0.5, 0.5]}, "brier", r"'a'.*row 0\b"),
+        ({"a": [1.0, 2.5]}, "qwk", r"'a'.*row 1\b"),
     ],
 )
 def test_what_the_metric_would_refuse_is_not_written(
@@ -196,7 +196,7 @@ def test_what_the_metric_would_refuse_is_not_written(
 
 def test_logits_are_no_probabilities_of_two_classes(tmp_path: Path) -> None:
     dataset = competition(tmp_path, ["no", "yes"], None)
-    with pytest.raises(SchemaError, match=r"row 0 is -3\.5; log_loss needs probabilities"):
+    with pytest.raises(SchemaError, match=r"row 0\b.*log_loss"):
         dataset.submission([-3.5, 1, 2, 3], tmp_path / "s.csv", metric="log_loss")
 
 
@@ -210,12 +210,12 @@ def test_objects_that_are_all_numbers_are_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("predictions", "problem"),
     [
-        (["yes"] * 4, "'yes' in row 0 is none of the classes"),
-        ({"y": [7] * 4}, "7 in row 0 is the number of none of 2 classes"),
+        (["yes"] * 4, r"'yes'.*row 0\b"),
+        ({"y": [7] * 4}, r"row 0\b"),
         ({"foo": [0] * 4}, r"\['foo'\]"),
-        ([0, None, 0, 0], "row 1 is None"),
-        (np.array([0, pd.NA, 0, 0], object), "row 1 is <NA>"),
-        ([1j] * 4, "got complex128"),
+        ([0, None, 0, 0], r"row 1\b"),
+        (np.array([0, pd.NA, 0, 0], object), r"row 1\b"),
+        ([1j] * 4, "complex128"),
     ],
 )
 def test_what_is_of_no_class_is_refused(
@@ -254,7 +254,7 @@ def test_without_a_sample_the_rows_are_in_their_own_order(tmp_path: Path) -> Non
 def test_ids_and_predictions_alone_make_a_submission(tmp_path: Path) -> None:
     path = write_submission(["a", "b"], [0.5, 1.5], tmp_path / "s.csv", id_column="row", target="price")
     assert lines(path) == ["row,price", "a,0.5", "b,1.5"]
-    with pytest.raises(ConfigError, match="pass target="):
+    with pytest.raises(ConfigError, match="target="):
         write_submission(["a"], [1.0], tmp_path / "t.csv")
 
 
@@ -270,20 +270,20 @@ def test_the_sample_may_have_another_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("predictions", "sample", "problem"),
     [
-        ([1, 0, 0], {"y": 0}, "3 predictions for 'y' and 4 rows"),
-        ([0.5, float("nan"), 0.5, 0.5], {"y": 0.5}, "the prediction for 'y' in row 1 is .*nan"),
-        ([0.5, float("inf"), 0.5, 0.5], {"y": 0.5}, "in row 1 is .*inf"),
-        (["a", None, "a", "a"], {"y": "a"}, "in row 1 is None"),
-        (["a", "b", "a", "b"], {"y": 0}, "the sample submission has whole numbers in 'y'"),
-        (["a", "b", "a", "b"], {"y": 0.5}, "the sample submission has numbers in 'y'"),
-        ([0, 1, 0, 1], {"y": "a"}, "the sample submission has texts in 'y'"),
-        ({"z": [0, 1, 0, 1]}, {"y": 0}, r"has the columns \['y'\] behind 'Id', got \['z'\]"),
-        (np.zeros((4, 3)), {"a": 0.5, "b": 0.5}, r"3 columns, and the submission has \['a', 'b'\]"),
-        (np.zeros((4, 2, 2)), {"y": 0}, r"shape \(4, 2, 2\)"),
-        (np.array(["2024-01-01", "NaT"] * 2, "M8[D]"), {"y": "a"}, "in row 1 is .*NaT"),
-        (np.array([1j] * 4), {"y": 0}, "are complex128; expected numbers or texts"),
-        (np.array([1, [2], 3, 4], object), {"y": 0}, r"in row 1 is \[2\]"),
-        (np.zeros((4, 2)), {"a": 0.5, "b": 0.5}, "pass a mapping"),
+        ([1, 0, 0], {"y": 0}, "'y'"),
+        ([0.5, float("nan"), 0.5, 0.5], {"y": 0.5}, r"'y'.*row 1\b"),
+        ([0.5, float("inf"), 0.5, 0.5], {"y": 0.5}, "row 1.*inf"),
+        (["a", None, "a", "a"], {"y": "a"}, r"row 1\b"),
+        (["a", "b", "a", "b"], {"y": 0}, "'y'"),
+        (["a", "b", "a", "b"], {"y": 0.5}, "'y'"),
+        ([0, 1, 0, 1], {"y": "a"}, "'y'"),
+        ({"z": [0, 1, 0, 1]}, {"y": 0}, r"'y'.*'Id'"),
+        (np.zeros((4, 3)), {"a": 0.5, "b": 0.5}, r"'a'.*'b'"),
+        (np.zeros((4, 2, 2)), {"y": 0}, r"\b4\b.*\b2\b"),
+        (np.array(["2024-01-01", "NaT"] * 2, "M8[D]"), {"y": "a"}, "row 1.*NaT"),
+        (np.array([1j] * 4), {"y": 0}, "'y'"),
+        (np.array([1, [2], 3, 4], object), {"y": 0}, r"row 1\b"),
+        (np.zeros((4, 2)), {"a": 0.5, "b": 0.5}, "'a'"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_nothing_is_written(
@@ -298,16 +298,16 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(
 def test_ids_that_are_not_those_of_the_sample_are_told(tmp_path: Path) -> None:
     sample = pa.table({"Id": [3, 5, 8], "y": [0, 0, 0]})
     dataset = competition(tmp_path, [0, 1], None)
-    problem = r"3 ids and there are 4 predictions: 1 ids have none \(first \[8\]\), 2 predictions are for others"
+    problem = r"\b3\b.*\b4\b"
     with pytest.raises(DataError, match=problem):
         dataset.submission([1, 0, 0, 1], tmp_path / "s.csv", sample=sample)
-    with pytest.raises(DataError, match="the id 3 is there 2 times in the rows"):
+    with pytest.raises(DataError, match=r"\b3\b.*\b2\b"):
         write_submission([3, 3], [0, 1], tmp_path / "s.csv", target="y")
-    with pytest.raises(DataError, match="the id 3 is there 2 times in the column 'Id' of the sample submission"):
+    with pytest.raises(DataError, match=r"'Id'.*sample"):
         write_submission([3, 5], [0, 1], tmp_path / "s.csv", sample=pa.table({"Id": [3, 3], "y": [0, 0]}))
-    with pytest.raises(DataError, match=r"4 predictions: 1 predictions are for others \(first \[9\]\); predict"):
+    with pytest.raises(DataError, match=r"\b4\b.*\b1\b"):
         dataset.submission([1, 0, 0, 1], tmp_path / "s.csv", sample=pa.table({"Id": [3, 5, 7], "y": [0, 0, 0]}))
-    with pytest.raises(SchemaError, match="the sample's ids 'Id' are int64, and the given ones string"):
+    with pytest.raises(SchemaError, match=r"sample.*'Id'"):
         write_submission(["a"], [0], tmp_path / "s.csv", sample=sample)
 
 
@@ -321,8 +321,8 @@ def test_ids_stand_where_the_sample_has_them(tmp_path: Path) -> None:
 def test_a_sample_that_is_named_and_not_there_is_looked_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     dataset = competition(tmp_path, [0, 1], {"y": 0}, files={"sample_submission": "gender_submission.csv"})
     assert lines(dataset.submission([1, 0, 0, 1], tmp_path / "s.csv"))[1:] == ["3,0", "5,0", "7,1", "9,1"]
-    assert "'gender_submission.csv' is not in" in caplog.text
-    assert "'sample_submission.csv' is used instead" in caplog.text
+    assert "'gender_submission.csv'" in caplog.text
+    assert "'sample_submission.csv'" in caplog.text
     (tmp_path / "sample_submission.csv").unlink()
     assert lines(dataset.submission([1, 0, 0, 1], tmp_path / "s.csv"))[1:] == ["7,1", "3,0", "5,0", "9,1"]
     assert "not checked against one" in caplog.text
@@ -339,15 +339,15 @@ def test_lists_of_classes_are_written_as_the_competition_writes_them(tmp_path: P
         assert lines(path)[1:] == ["3,a b", "5,c a", "7,b a", "9,a c"]
     path = dataset.submission([["b", "a"], ["a"], ["c"], ["a", "c"]], tmp_path / "s.csv", metric="map@2")
     assert lines(path)[1:] == ["3,a", "5,c", "7,b a", "9,a c"]
-    with pytest.raises(SchemaError, match="whole numbers as float64 may be classes or scores"):
+    with pytest.raises(SchemaError, match=r"\bfloat64\b"):
         dataset.submission(np.eye(3)[[0, 1, 2, 0]], tmp_path / "s.csv", metric="map@2")
-    with pytest.raises(DataError, match="row 1 is None, and no list"):
+    with pytest.raises(DataError, match=r"row 1\b"):
         dataset.submission(["b a", None, "c", "a"], tmp_path / "s.csv", metric="map@2")
     for nothing in (None, "abca"):
-        with pytest.raises(SchemaError, match="lists of classes, one for each row, got"):
+        with pytest.raises(SchemaError, match="map@2"):
             dataset.submission(nothing, tmp_path / "s.csv", metric="map@2")
     blank = competition(tmp_path, ["a b", "c"], {"y": "a"}, "multiclass")
-    with pytest.raises(SchemaError, match="'a b' has blanks in its name; pass them as one text"):
+    with pytest.raises(SchemaError, match="'a b'"):
         blank.submission(scores[:, :2], tmp_path / "s.csv", metric="map@2")
 
 

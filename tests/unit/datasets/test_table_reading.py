@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,10 @@ def test_a_byte_order_mark_tells_the_encoding_and_is_in_no_name(tmp_path: Path, 
 
 def test_bytes_of_another_encoding_are_refused_until_it_is_named(tmp_path: Path) -> None:
     path = written(tmp_path, ROWS.encode("latin-1"))
-    with pytest.raises(DataError, match=r"not utf-8: .* in line 3; pass the encoding .*='latin-1'"):
+    with pytest.raises(DataError, match=r"encoding.*'latin-1'"):
         read_table(path)
     assert read_table(path, encoding="latin-1").to_pydict() == VALUES
-    with pytest.raises(DataError, match="not an encoding"):
+    with pytest.raises(DataError, match="encoding"):
         read_table(path, encoding="latin-one")
 
 
@@ -77,9 +78,9 @@ def test_a_file_with_one_column_is_a_table(tmp_path: Path) -> None:
 
 def test_a_delimiter_that_is_given_is_used(tmp_path: Path) -> None:
     assert read_table(written(tmp_path, "a^b\n1^2\n"), delimiter="^").to_pydict() == {"a": [1], "b": [2]}
-    with pytest.raises(ConfigError, match="one ASCII character"):
+    with pytest.raises(ConfigError, match="delimiter"):
         read_table(tmp_path / "train.csv", delimiter="::")
-    with pytest.raises(ConfigError, match="one ASCII character, got 5"):
+    with pytest.raises(ConfigError, match="delimiter"):
         read_table(tmp_path / "train.csv", delimiter=5)  # type: ignore[arg-type]
 
 
@@ -96,9 +97,9 @@ def test_compressed_files_are_read(tmp_path: Path, suffix: str) -> None:
 
 def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path) -> None:
     path = written(tmp_path, gzip.compress(ROWS.encode())[:-12], "train.csv.gz")
-    with pytest.raises(DataError, match=r"train\.csv\.gz: the file is damaged"):
+    with pytest.raises(DataError, match=r"train\.csv\.gz"):
         read_table(path)
-    with pytest.raises(DataError, match="cannot be read as Parquet"):
+    with pytest.raises(DataError, match=r"train\.parquet"):
         read_table(written(tmp_path, b"no parquet", "train.parquet"))
 
 
@@ -127,7 +128,7 @@ def test_one_word_among_numbers_makes_a_column_text(tmp_path: Path) -> None:
 
 def test_a_word_in_a_column_said_to_be_numeric_is_named(tmp_path: Path) -> None:
     path = written(tmp_path, 'age,b\n22,1\n"about 30",2\nyoung,3\n')
-    problem = r"train.csv, row 1: column 'age' has 'about 30', which is not a number, and 2 such values"
+    problem = r"'age'.*'about 30'"
     with pytest.raises(DataError, match=problem) as caught:
         read_table(path, kinds={"age": "numeric"})
     assert caught.value.row == 1
@@ -219,7 +220,7 @@ def test_lines_before_the_header_are_no_header(tmp_path: Path, first: str) -> No
     path = written(tmp_path, first + "a;b\n1;x,y\n2;z\n")
     assert read_table(path).to_pydict() == {"a": [1, 2], "b": ["x,y", "z"]}
     assert read_names(path) == ["a", "b"]
-    with pytest.raises(DataError, match="the row that begins in line 3") as caught:
+    with pytest.raises(DataError, match=r"line 3\b") as caught:
         read_table(written(tmp_path, '\na;b\n1;"x\n'))
     assert caught.value.row == 0
 
@@ -231,7 +232,7 @@ def test_the_delimiter_that_a_first_line_says_is_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
 def test_two_bytes_for_a_sign_without_a_mark_are_told(tmp_path: Path, encoding: str) -> None:
     path = written(tmp_path, ROWS.encode(encoding))
-    with pytest.raises(DataError, match=f"looks like {encoding} without a byte order mark.*encoding='{encoding}'"):
+    with pytest.raises(DataError, match=rf"{encoding}.*encoding='{encoding}'"):
         read_table(path)
     assert read_table(path, encoding=encoding).to_pydict() == VALUES
 
@@ -245,7 +246,7 @@ def test_decimal_commas_are_read_in_files_of_semicolons(tmp_path: Path, caplog: 
         caplog.clear()
         assert read_table(path, kinds={"b": "numeric", "a": "text"})["b"].to_pylist() == [1.0, 2.5]
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
-    with pytest.raises(DataError, match=r"'1,5', which is not a number \(a decimal comma"):
+    with pytest.raises(DataError, match="'1,5'"):
         read_table(written(tmp_path, 'a,b\n"1,5",2\n'), kinds={"a": "numeric"})
 
 
@@ -256,8 +257,8 @@ def test_points_beside_decimal_commas_may_be_thousands(tmp_path: Path, caplog: p
     assert table["price"].to_pylist() == ["1.500", "900", None]
     assert (table["weight"].to_pylist(), table["size"].to_pylist()) == ([2.5, 3.75, None], [1.5, 1.25, None])
     [record] = caplog.records
-    assert "column 'price' stays text: the point in '1.500' may be thousands" in record.getMessage()
-    with pytest.raises(DataError, match=r"'price' has '1\.500', which may be thousands") as caught:
+    assert re.search(r"'price'.*'1\.500'", record.getMessage())
+    with pytest.raises(DataError, match=r"'price'.*'1\.500'") as caught:
         read_table(path, kinds={"price": "numeric"})
     assert caught.value.row == 0
     told = read_table(path, kinds={"price": "numeric"}, followed={"price": pa.float64()})
@@ -268,19 +269,19 @@ def test_points_beside_decimal_commas_may_be_thousands(tmp_path: Path, caplog: p
 def test_dates_are_read_and_others_named(tmp_path: Path) -> None:
     table = read_table(written(tmp_path, "day,b\n2024-05-17,1\n,2\n"), kinds={"day": "date"})
     assert pa.types.is_temporal(table["day"].type)
-    with pytest.raises(DataError, match=r"row 0: column 'day' has 'Friday', which is not a date of the form %Y-%m-%d"):
+    with pytest.raises(DataError, match=r"'day'.*'Friday'"):
         read_table(written(tmp_path, "day,b\nFriday,1\n"), kinds={"day": "date"})
-    with pytest.raises(DataError, match="column 'b' has 'maybe', which is not a boolean"):
+    with pytest.raises(DataError, match=r"'b'.*'maybe'"):
         read_table(written(tmp_path, "a,b\n1,maybe\n"), kinds={"b": "boolean"})
 
 
 @pytest.mark.parametrize(
     ("text", "row", "found"),
     [
-        ("a,b\n1,2\n3\n", 1, "1 cells where the header has 2: '3'"),
-        ("a,b\n\n1,2\n\n3,4\n5,6,7\n", 2, "3 cells where the header has 2: '5,6,7'"),
-        ('a,b\n1,"x\ny"\n3\n', 1, "1 cells where the header has 2"),
-        ('a,b\n1,2\n3,"4\n5,6\n', 1, "a quote is opened in the row that begins in line 3"),
+        ("a,b\n1,2\n3\n", 1, "'3'"),
+        ("a,b\n\n1,2\n\n3,4\n5,6,7\n", 2, "'5,6,7'"),
+        ('a,b\n1,"x\ny"\n3\n', 1, "delimiter="),
+        ('a,b\n1,2\n3,"4\n5,6\n', 1, r"line 3\b"),
     ],
 )
 def test_ragged_rows_are_refused_with_their_number(tmp_path: Path, text: str, row: int, found: str) -> None:
@@ -295,11 +296,11 @@ def test_a_quote_inside_a_cell_is_no_open_quote(tmp_path: Path) -> None:
 
 
 def test_headers_that_cannot_be_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(SchemaError, match="the header has 'a' twice"):
+    with pytest.raises(SchemaError, match="'a'"):
         read_table(written(tmp_path, "a,a\n1,2\n"))
-    with pytest.raises(DataError, match="the file is empty"):
+    with pytest.raises(DataError, match=r"train\.csv"):
         read_table(written(tmp_path, "\n"))
-    with pytest.raises(DataError, match="the file is empty"):
+    with pytest.raises(DataError, match=r"train\.csv"):
         read_table(written(tmp_path, ""))
     assert read_table(written(tmp_path, ",a\n1,2\n")).column_names == ["Unnamed: 0", "a"]
     assert read_table(written(tmp_path, "a,b\n")).num_rows == 0
@@ -307,14 +308,14 @@ def test_headers_that_cannot_be_are_refused(tmp_path: Path) -> None:
 
 def test_columns_are_chosen_by_name(tmp_path: Path) -> None:
     assert read_table(written(tmp_path, ROWS), columns=["size"]).to_pydict() == {"size": [2.5, None]}
-    with pytest.raises(SchemaError, match="did you mean 'size'"):
+    with pytest.raises(SchemaError, match="'size'"):
         read_table(tmp_path / "train.csv", columns=["sise"])
 
 
 def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no such file"):
+    with pytest.raises(FileNotFoundError, match=r"train\.csv"):
         read_table(tmp_path / "train.csv")
-    with pytest.raises(ConfigError, match="expected one of"):
+    with pytest.raises(ConfigError, match=r"'\.csv'"):
         read_table(written(tmp_path, "x", "train.png"))
 
 
@@ -365,9 +366,9 @@ def test_a_plain_csv_file_comes_before_others(tmp_path: Path) -> None:
 def test_a_split_whose_file_is_missing_lists_what_is_there(tmp_path: Path) -> None:
     spec = DatasetSpec("a", tmp_path, "binary", files={"test": "t.csv"})  # type: ignore[arg-type]
     (tmp_path / "notes.txt").touch()
-    with pytest.raises(FileNotFoundError, match=r"no train file in .*; it has notes.txt"):
+    with pytest.raises(FileNotFoundError, match=r"notes\.txt"):
         split_file(spec, "train")
-    with pytest.raises(FileNotFoundError, match=r"'t\.csv' is not in"):
+    with pytest.raises(FileNotFoundError, match=r"'t\.csv'"):
         split_file(spec, "test")
 
 

@@ -47,9 +47,9 @@ def test_a_sentence_does_without_what_is_left_out(titanic: Path) -> None:
     ignoring = dataclasses.replace(spec, columns={**spec.columns, "Fare": "ignore"})  # type: ignore[dict-item]
     for dataset in (TitanicDataset(spec, exclude=["Fare"]), TitanicDataset(ignoring)):
         assert dataset.texts().to_pylist() == [re.sub(r", who paid £[0-9.]+", "", text) for text in full]
-    with pytest.raises(ConfigError, match=r"'titanic_v1' cannot do without column 'Name'"):
+    with pytest.raises(ConfigError, match=r"'titanic_v1'.*'Name'"):
         TitanicDataset(spec, exclude=["Name"]).texts()
-    with pytest.raises(SchemaError, match=r"exclude has 'Fair'.*did you mean 'Fare'"):
+    with pytest.raises(SchemaError, match=r"exclude.*'Fare'"):
         TitanicDataset(spec, exclude=["Fair"])
 
 
@@ -60,7 +60,7 @@ def test_a_sentence_of_some_columns_uses_their_formats(titanic: Path) -> None:
 
 
 def test_a_directory_in_the_place_of_a_spec_says_what_to_do(titanic: Path) -> None:
-    with pytest.raises(ConfigError, match=r"titanic_spec\(path\), or infer\(path\)\.spec"):
+    with pytest.raises(ConfigError, match=r"titanic_spec\(path\).*infer\(path\)"):
         TitanicDataset(str(titanic))  # type: ignore[arg-type]
 
 
@@ -115,7 +115,7 @@ def test_titanic_is_scored_by_accuracy(titanic: Path) -> None:
 
 def test_files_of_another_length_need_a_spec_that_says_so(tmp_path: Path) -> None:
     make_titanic(tmp_path, rows=50, test_rows=20)
-    with pytest.raises(SchemaError, match="num_samples=891, and the training file has 50"):
+    with pytest.raises(SchemaError, match="num_samples=891"):
         TitanicDataset(titanic_spec(tmp_path))
     assert len(TitanicDataset(titanic_spec(tmp_path, num_samples=None))) == 50
 

@@ -33,14 +33,14 @@ def start_torch(monkeypatch: pytest.MonkeyPatch, rank: int, world: int, *, start
 
 
 def test_a_rank_outside_the_world_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"rank 4 outside the world of 4; ranks count from 0 to 3"):
+    with pytest.raises(ConfigError, match=r"rank 4\b"):
         Rank(4, 4)
-    with pytest.raises(ConfigError, match="rank -1 outside the world of 2"):
+    with pytest.raises(ConfigError, match=r"rank -1\b"):
         Rank(-1, 2)
-    with pytest.raises(ConfigError, match="at least one rank, got 0"):
+    with pytest.raises(ConfigError, match=r"\brank\b.*\b0\b"):
         Rank(0, 0)
     for wrong in (1.0, "1", True, None):
-        with pytest.raises(ConfigError, match="rank must be a whole number"):
+        with pytest.raises(ConfigError, match=r"\brank\b"):
             Rank(wrong, 4)  # type: ignore[arg-type]
 
 
@@ -75,18 +75,18 @@ def test_an_interactive_slurm_shell_is_no_launcher(monkeypatch: pytest.MonkeyPat
 
 
 def test_half_an_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="rank=1 was given without world_size"):
+    with pytest.raises(ConfigError, match=r"rank=1.*world_size"):
         find_rank(1)
-    with pytest.raises(ConfigError, match="world_size=4 was given without rank"):
+    with pytest.raises(ConfigError, match="world_size=4"):
         find_rank(world_size=4)
     monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.raises(ConfigError, match="WORLD_SIZE='4' but no RANK"):
+    with pytest.raises(ConfigError, match=r"WORLD_SIZE.*'4'"):
         find_rank()
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert find_rank() == Rank(0, 1)
     monkeypatch.delenv("WORLD_SIZE")
     monkeypatch.setenv("RANK", "0")
-    with pytest.raises(ConfigError, match="RANK='0' but no WORLD_SIZE"):
+    with pytest.raises(ConfigError, match=r"'0'.*WORLD_SIZE"):
         find_rank()
     assert find_rank(1, 2) == Rank(1, 2)
 
@@ -95,7 +95,7 @@ def test_half_an_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_launcher_that_names_no_rank_is_an_error(rank: str, world: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setenv("WORLD_SIZE", world)
-    with pytest.raises(ConfigError, match=f"RANK='{rank}' and WORLD_SIZE='{world}', which name no rank"):
+    with pytest.raises(ConfigError, match=rf"'{rank}'.*WORLD_SIZE"):
         find_rank()
 
 
@@ -103,9 +103,9 @@ def test_model_parallel_neighbours_share_a_data_rank(monkeypatch: pytest.MonkeyP
     assert [find_rank(rank, 8, model_parallel_size=4) for rank in range(8)] == [Rank(0, 2)] * 4 + [Rank(1, 2)] * 4
     start_torch(monkeypatch, 5, 6)
     assert find_rank(model_parallel_size=2) == Rank(2, 3)
-    with pytest.raises(ConfigError, match="6 ranks cannot be divided into groups of model_parallel_size=4"):
+    with pytest.raises(ConfigError, match="model_parallel_size=4"):
         find_rank(model_parallel_size=4)
-    with pytest.raises(ConfigError, match="model_parallel_size must be at least 1, got 0"):
+    with pytest.raises(ConfigError, match="model_parallel_size"):
         find_rank(model_parallel_size=0)
 
 
@@ -114,13 +114,13 @@ def test_a_group_says_the_data_rank_itself() -> None:
     assert find_rank(group=group) == Rank(1, 3)
     mesh = SimpleNamespace(get_coordinate=lambda: [1, 2], shape=(2, 3))
     assert find_rank(group=mesh) == Rank(5, 6)
-    with pytest.raises(ConfigError, match="no part of the mesh"):
+    with pytest.raises(ConfigError, match=r"shape=\(2,\)"):
         find_rank(group=SimpleNamespace(get_coordinate=lambda: None, shape=(2,)))
-    with pytest.raises(ConfigError, match="that this process belongs to, or a DeviceMesh, got -100"):
+    with pytest.raises(ConfigError, match="DeviceMesh"):
         find_rank(group=-100)
-    with pytest.raises(ConfigError, match="rank=0 and a group were both given"):
+    with pytest.raises(ConfigError, match=r"rank=0.*\bgroup\b"):
         find_rank(0, 2, group=group)
-    with pytest.raises(ConfigError, match="model_parallel_size=2 and a data-parallel group were both given"):
+    with pytest.raises(ConfigError, match=r"model_parallel_size=2.*\bgroup\b"):
         find_rank(group=group, model_parallel_size=2)
 
 

@@ -84,7 +84,7 @@ def test_a_full_disk_is_reported_under_the_name_of_the_target(tmp_path: Path) ->
     full = os.open("/dev/full", os.O_WRONLY)
     os.dup2(full, target.file.fileno())
     os.close(full)
-    with pytest.raises(OSError, match=r"No space left on device: .*a\.txt") as caught:
+    with pytest.raises(OSError, match=r"a\.txt") as caught:
         target.file.write(b"x" * 100_000)
     assert caught.value.errno == errno.ENOSPC
     target.abort()

@@ -94,21 +94,21 @@ def test_a_list_keeps_the_order_it_was_given_in(tmp_path: Path) -> None:
 
 def test_nothing_found_is_an_error_that_says_what_there_is(tmp_path: Path) -> None:
     make(tmp_path, "a.csv", "b.parquet.gz", "README")
-    with pytest.raises(FileNotFoundError, match=r"no \.jsonl file in directory .*; it holds: \.csv, \.parquet\.gz, no"):
+    with pytest.raises(FileNotFoundError, match=r"parquet\.gz"):
         list_files(tmp_path, (".jsonl",))
-    with pytest.raises(FileNotFoundError, match=r"no file matches .*\*\.jsonl' \(looked from"):
+    with pytest.raises(FileNotFoundError, match=r"\*\.jsonl"):
         list_files(str(tmp_path / "*.jsonl"))
-    with pytest.raises(FileNotFoundError, match=r"no such file or directory: .*missing"):
+    with pytest.raises(FileNotFoundError, match="missing"):
         list_files(tmp_path / "missing")
-    with pytest.raises(FileNotFoundError, match="the list of paths is empty"):
+    with pytest.raises(FileNotFoundError, match=r"\bempty\b"):
         list_files([])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(FileNotFoundError, match="it holds: nothing"):
+    with pytest.raises(FileNotFoundError, match=r"\bempty\b"):
         list_files(tmp_path / "empty")
 
 
 def test_a_url_that_nothing_can_open_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"'nope://bucket/a\.csv' cannot be opened"):
+    with pytest.raises(ConfigError, match=r"'nope://bucket/a\.csv'"):
         list_files("nope://bucket/a.csv")
 
 
@@ -161,7 +161,7 @@ def test_a_link_that_leads_nowhere_is_an_error_that_names_it(tmp_path: Path, how
     asked = str(tmp_path / "in") if how != "glob" else str(folder / "*.jsonl")
     assert list_files(asked, [".jsonl"]) == [folder / "a.jsonl"], "hidden ones are left out, wherever they lead"
     (folder / "c.jsonl").symlink_to("gone.jsonl")
-    with pytest.raises(FileNotFoundError, match=r"c.jsonl is a symbolic link that leads nowhere, to gone.jsonl; mend"):
+    with pytest.raises(FileNotFoundError, match=r"c\.jsonl.*gone\.jsonl"):
         list_files(asked, [".jsonl"])
     (folder / "gone.jsonl").touch()
     assert len(list_files(asked, [".jsonl"])) == 3

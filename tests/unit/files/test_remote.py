@@ -125,7 +125,7 @@ def test_what_must_not_be_written_down_is_told(url: str, expected: str | None) -
 
 
 def test_what_is_no_url_is_refused_as_a_remote_path() -> None:
-    with pytest.raises(ConfigError, match=r"'data/a\.csv' is no URL; expected scheme://"):
+    with pytest.raises(ConfigError, match=r"'data/a\.csv'"):
         RemotePath("data/a.csv")
 
 
@@ -140,7 +140,7 @@ def test_file_urls_are_local_paths(tmp_path: Path) -> None:
     assert list_files(tmp_path.as_uri(), (".csv",)) == [file]
     filesystem, path = open_filesystem(file.as_uri())
     assert filesystem.open_input_file(path).read() == b"a\n1\n"
-    with pytest.raises(ConfigError, match="expected file:///path, with three slashes"):
+    with pytest.raises(ConfigError, match="file:///path,"):
         path_of("file://data/a.csv")
 
 
@@ -192,7 +192,7 @@ def test_copies_can_be_cleared(memory: Any, tmp_path: Path) -> None:
     assert list((tmp_path / "c").iterdir()) == []
     assert clear_copies() == 0
     assert fetch("memory://data/old.csv", tmp_path / "c").read_text() == "12345"
-    with pytest.raises(ConfigError, match="older_than_days must not be negative, got -1"):
+    with pytest.raises(ConfigError, match="older_than_days"):
         clear_copies(-1)
 
 
@@ -231,7 +231,7 @@ def test_a_directory_of_a_web_server_holds_the_usual_files(web: tuple[Path, str]
 
 
 def test_a_web_server_that_does_not_answer_is_an_error() -> None:
-    with pytest.raises(OSError, match=r"'http://127\.0\.0\.1:9/t/gender_submission.csv' cannot be asked for: "):
+    with pytest.raises(OSError, match=r"'http://127\.0\.0\.1:9/t/gender_submission\.csv'"):
         list(RemotePath("http://127.0.0.1:9/t").iterdir())
 
 
@@ -271,7 +271,7 @@ def test_a_file_that_changes_while_it_is_read_is_read_again(memory: Any, monkeyp
 
     monkeypatch.setattr(remote, "_download", never_at_rest)
     put(memory, train_csv="a\n3\n")
-    with pytest.raises(DataError, match="it changed while it was read, 3 times"):
+    with pytest.raises(DataError, match=r"train\.csv.*\b3\b"):
         fetch("memory://data/train.csv")
 
 
@@ -284,7 +284,7 @@ def test_a_download_that_ends_early_is_an_error_and_leaves_nothing(
         return int(copy.file.write(b"a"))
 
     monkeypatch.setattr(remote, "_download", short)
-    with pytest.raises(DataError, match=r"memory://data/train\.csv: 1 bytes came, and 4 were promised"):
+    with pytest.raises(DataError, match=r"memory://data/train\.csv:"):
         fetch("memory://data/train.csv", tmp_path / "own")
     assert not [file for file in (tmp_path / "own").rglob("*") if file.is_file()]
 
@@ -295,7 +295,7 @@ def test_a_download_of_another_is_waited_for(memory: Any, tmp_path: Path) -> Non
     copy.unlink()
     with FileLock(copy.parent / ".lock") as lock:
         assert lock.acquire()
-        with pytest.raises(StalledError, match="has been downloaded for more than 0 s by process"):
+        with pytest.raises(StalledError, match="wait_seconds="):
             fetch("memory://data/train.csv", tmp_path, wait_seconds=0)
     assert fetch("memory://data/train.csv", tmp_path, wait_seconds=0) == copy
 
@@ -316,26 +316,26 @@ def test_directories_and_globs_are_as_for_local_files(memory: Any) -> None:
 
 def test_nothing_found_is_an_error_that_names_the_url(memory: Any) -> None:
     put(memory, a_csv="a")
-    with pytest.raises(FileNotFoundError, match=r"no \.parquet file in directory 'memory://data'; it holds: \.csv"):
+    with pytest.raises(FileNotFoundError, match="'memory://data'"):
         list_files("memory://data", (".parquet",))
-    with pytest.raises(FileNotFoundError, match=r"no file matches 'memory://data/\*\.json'"):
+    with pytest.raises(FileNotFoundError, match=r"'memory://data/\*\.json'"):
         list_files("memory://data/*.json")
-    with pytest.raises(FileNotFoundError, match="no such file or directory: 'memory://gone'"):
+    with pytest.raises(FileNotFoundError, match="'memory://gone'"):
         list_files("memory://gone")
-    with pytest.raises(FileNotFoundError, match="'memory://data' is a directory; expected a file"):
+    with pytest.raises(FileNotFoundError, match="'memory://data'"):
         fetch("memory://data")
-    with pytest.raises(FileNotFoundError, match=r"'memory://data/b\.csv' does not exist"):
+    with pytest.raises(FileNotFoundError, match=r"'memory://data/b\.csv'"):
         fetch("memory://data/b.csv")
-    with pytest.raises(FileNotFoundError, match=r"no such file or directory: 'memory://data/b\.csv'"):
+    with pytest.raises(FileNotFoundError, match=r"'memory://data/b\.csv'"):
         RemotePath("memory://data/b.csv").read_bytes()
 
 
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("nope://a/b", r"'nope://a/b' cannot be opened: Protocol not known: nope; such as s3://, gs://"),
-        ("adl://a/b", r"'adl://a/b' needs a package that is not installed: .*adlfs"),
-        ("github://a", r"'github://a' cannot be opened: .*'org' and 'repo'"),
+        ("nope://a/b", r"'nope://a/b'.*s3://,"),
+        ("adl://a/b", "'adl://a/b'"),
+        ("github://a", r"'github://a'.*'org'"),
     ],
 )
 def test_a_scheme_that_cannot_be_opened_is_an_error_that_says_why(url: str, message: str) -> None:
@@ -345,7 +345,7 @@ def test_a_scheme_that_cannot_be_opened_is_an_error_that_says_why(url: str, mess
 
 def test_without_fsspec_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
-    with pytest.raises(ConfigError, match=r"needs fsspec, which is not installed; .*'penstock\[cloud\]' \(for"):
+    with pytest.raises(ConfigError, match=r"'penstock\[cloud\]'"):
         open_filesystem("memory://a")
 
 
@@ -356,7 +356,7 @@ def test_a_failing_file_system_names_the_url(memory: Any, monkeypatch: pytest.Mo
         raise RuntimeError("the wire is cut")
 
     monkeypatch.setattr(type(memory), "info", lambda self, path, **options: broken(path))
-    with pytest.raises(OSError, match=r"'memory://data/a\.csv' cannot be read: the wire is cut"):
+    with pytest.raises(OSError, match=r"'memory://data/a\.csv'"):
         fetch("memory://data/a.csv")
 
 

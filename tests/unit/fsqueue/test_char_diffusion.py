@@ -198,13 +198,13 @@ def test_settings_that_cannot_work_are_refused_with_all_problems_named(config: d
 
 
 def test_a_text_that_is_missing_or_no_text_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"input\.txt: the text cannot be read .*input_file"):
+    with pytest.raises(DataError, match=r"input\.txt.*input_file"):
         provider(tmp_path)
     (tmp_path / "latin.txt").write_bytes("Grüße ".encode("latin-1") * 100)
-    with pytest.raises(DataError, match=r"latin\.txt, byte 2: not UTF-8"):
+    with pytest.raises(DataError, match=r"latin\.txt.*byte 2\b"):
         provider(tmp_path, input_file="latin.txt")
     (tmp_path / "wide.txt").write_bytes(("word " * 100).encode("utf-16"))
-    with pytest.raises(DataError, match=r"wide\.txt, byte 0: not UTF-8"):
+    with pytest.raises(DataError, match=r"wide\.txt.*byte 0\b"):
         provider(tmp_path, input_file="wide.txt")
 
 
@@ -213,7 +213,7 @@ def test_a_text_that_is_missing_or_no_text_is_named(tmp_path: Path) -> None:
 )
 def test_a_text_too_short_for_a_row_is_refused(text: str, short: list[str], tmp_path: Path) -> None:
     (tmp_path / "input.txt").write_text(text, encoding="utf-8")
-    with pytest.raises(ConfigError, match="characters, a row takes block_size=48") as refused:
+    with pytest.raises(ConfigError, match=r"characters.*block_size=48") as refused:
         provider(tmp_path)
     assert re.findall(r"the split '(\w+)'", str(refused.value)) == short
 
@@ -266,7 +266,7 @@ def test_decode_shows_what_is_hidden_and_refuses_ids_that_are_none() -> None:
     assert made.decode(np.array(ids), mask="?") == "a?b"
     assert made.decode([-100, *ids]) == "_a_b"
     assert made.decode([]) == ""
-    with pytest.raises(DataError, match=r"\[0, 66\), got 0 to 66"):
+    with pytest.raises(DataError, match=r"\b66\b.*\b0\b"):
         made.decode([0, 66])
 
 

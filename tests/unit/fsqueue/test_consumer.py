@@ -58,7 +58,7 @@ def test_the_end_of_a_split_ends_the_loop(tmp_path: Path) -> None:
         assert ks(reader.batches()) == list(range(6))
         assert ks(reader.batches()) == []
         assert reader.get_arrays() is None
-        with pytest.raises(StopIteration, match=r"split 'train' of .* is at its end"):
+        with pytest.raises(StopIteration, match="'train'"):
             reader.get_batch()
         assert reader.counts().delivered == 6
         assert reader.counts().files == 2
@@ -69,15 +69,15 @@ def test_the_end_of_a_split_ends_the_loop(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"order": "sorted"}, "order is one of 'any', 'strict', got 'sorted'"),
-        ({"acknowledge": "never"}, "acknowledge is one of"),
-        ({"on_bad": "ignore"}, "on_bad is one of"),
-        ({"timeout_seconds": 0}, "timeout_seconds must be positive, or None"),
-        ({"timeout_seconds": float("nan")}, "timeout_seconds must be positive"),
-        ({"poll_seconds": -1}, "poll_seconds must be positive"),
-        ({"lease_seconds": 0}, "lease_seconds must be at least"),
-        ({"rank": 2, "world_size": 2}, "rank 2 outside the world of 2"),
-        ({"rank": 0}, "rank=0 was given without world_size"),
+        ({"order": "sorted"}, r"\border\b.*'sorted'"),
+        ({"acknowledge": "never"}, "acknowledge"),
+        ({"on_bad": "ignore"}, "on_bad"),
+        ({"timeout_seconds": 0}, "timeout_seconds"),
+        ({"timeout_seconds": float("nan")}, "timeout_seconds"),
+        ({"poll_seconds": -1}, "poll_seconds"),
+        ({"lease_seconds": 0}, "lease_seconds"),
+        ({"rank": 2, "world_size": 2}, r"rank 2\b"),
+        ({"rank": 0}, r"rank=0.*world_size"),
         ({"backend": "tensorfire"}, "tensorfire"),
     ],
 )
@@ -91,16 +91,12 @@ def test_wrong_arguments_are_named(options: dict[str, Any], words: str, tmp_path
 def test_at_the_deadline_it_is_said_what_is_missing(order: str, tmp_path: Path) -> None:
     path = tmp_path / "q"
     maker = Maker(path)
-    expected = (
-        rf"waited 0.05 s for a batch of split 'train' in {path}: 0 files are ready, %d are taken by consumers, %s"
-    )
+    expected = rf"0\.05 s.*'train'.*{path}.*"
     with consumer(path, order=order, timeout_seconds=0.05) as reader:
-        with pytest.raises(
-            StalledError, match=expected % (0, "no provider is at work; run `python prepare.py <config>`")
-        ):
+        with pytest.raises(StalledError, match=expected + r"prepare\.py"):
             reader.get_batch()
         maker.member.join()
-        with pytest.raises(TimeoutError, match=expected % (0, "1 providers are listed; look at their output")):
+        with pytest.raises(TimeoutError, match=expected + "1 provider"):
             reader.get_batch()
         maker.make()
         assert k_of(reader.get_batch()) == 0, "a deadline is no end"
@@ -163,7 +159,7 @@ def test_a_file_that_cannot_be_read_is_an_error_with_the_remedy(order: str, tmp_
     with consumer(path, order=order) as reader:
         assert take(reader, 4) == [0, 1, 2, 3]
         for _ in range(2):
-            with pytest.raises(DataError, match=rf"cut short or changed.*`penstock queue doctor {path} --repair`"):
+            with pytest.raises(DataError, match=rf"{path}.*--repair"):
                 reader.get_batch()
     assert len(names(path)) == 2, "it is still there to be looked at"
 
@@ -177,7 +173,7 @@ def test_or_it_is_put_aside_and_counted(order: str, tmp_path: Path, caplog: pyte
         assert reader.counts().skipped == 4
         assert reader.counts().delivered == 8
         assert reader.counts().lost == 0
-    assert "4 batches are skipped" in caplog.text
+    assert "4 batches" in caplog.text
     (left,) = names(path)
     assert left.startswith("000000000001-")
     assert left.endswith(".bad")
@@ -195,7 +191,7 @@ def test_every_rank_counts_its_own_batches_of_a_bad_file(tmp_path: Path) -> None
         file = reader._queue.split("train").files()[1]
         reader._queue.split("train").reject(file)
         assert take(reader, 4) == [0, 1, 2, 3]
-        with pytest.raises(DataError, match='put aside, and strict order cannot do without it; on_bad="skip"'):
+        with pytest.raises(DataError, match=r"\border\b.*on_bad="):
             reader.get_batch()
 
 
@@ -207,17 +203,17 @@ def test_a_state_of_another_queue_order_or_version_is_refused(tmp_path: Path) ->
         assert json.loads(json.dumps(state)) == state
         for wrong, words in (
             ({**state, "version": 2}, "version 2"),
-            ({**state, "order": "strict"}, "the state is damaged"),
-            (with_checksum({**state, "order": "strict"}), "order='strict', this one has order='any'"),
+            ({**state, "order": "strict"}, "checksum"),
+            (with_checksum({**state, "order": "strict"}), r"order='strict'.*order='any'"),
             (with_checksum({**state, "fingerprint": "0"}), "fingerprint 0"),
-            ({}, "not a state of a DatasetConsumer"),
-            (None, "not a state"),
+            ({}, "DatasetConsumer"),
+            (None, "DatasetConsumer"),
         ):
             with pytest.raises(ResumeError, match=words):
                 reader.load_state_dict(wrong)  # type: ignore[arg-type]
-        with consumer(other) as stranger, pytest.raises(ResumeError, match="its batches were made otherwise"):
+        with consumer(other) as stranger, pytest.raises(ResumeError, match="fingerprint"):
             stranger.load_state_dict(state)
-        with pytest.raises(ConfigError, match='commit is for consumers with acknowledge="committed"'):
+        with pytest.raises(ConfigError, match=r'acknowledge=.*"committed"'):
             reader.commit()
 
 
@@ -226,7 +222,7 @@ def test_closing_twice_does_nothing_and_a_closed_consumer_delivers_no_more(tmp_p
     assert take(reader, 2) == [0, 1]
     reader.close()
     reader.close()
-    with pytest.raises(ConfigError, match="the consumer is closed"):
+    with pytest.raises(ConfigError):
         reader.get_batch()
 
 
@@ -244,7 +240,7 @@ def test_splits_are_read_by_themselves(tmp_path: Path) -> None:
 
 def test_a_device_that_is_not_there_is_refused_before_a_batch_is_gone(tmp_path: Path) -> None:
     path = fill(tmp_path / "q", 4)
-    with pytest.raises(ConfigError, match="device='nowhere' cannot be used with torch"):
+    with pytest.raises(ConfigError, match="device='nowhere'"):
         DatasetConsumer(path, device="nowhere")
     assert ks(consumer(path)) == [0, 1, 2, 3]
 
@@ -300,7 +296,7 @@ def test_a_state_of_a_queue_that_was_purged_holds_in_strict_order_only(tmp_path:
             states[order] = reader.state_dict()
     purge(path)
     fill(path, 12)
-    with consumer(path) as reader, pytest.raises(ResumeError, match="before this one was made"):
+    with consumer(path) as reader, pytest.raises(ResumeError, match=str(tmp_path)):
         reader.load_state_dict(states["any"])
     with consumer(path, order="strict") as reader:
         reader.load_state_dict(states["strict"])
@@ -312,7 +308,7 @@ def test_one_that_reads_in_any_order_takes_nothing_from_a_strict_run(tmp_path: P
     with consumer(path, order="strict", acknowledge="committed") as reader:
         take(reader, 6)
         state = reader.state_dict()
-    with consumer(path) as other, pytest.raises(ConfigError, match="is read in strict order"):
+    with consumer(path) as other, pytest.raises(ConfigError, match=r"strict.*\border\b"):
         other.get_batch()
     with consumer(path, order="strict") as reader:
         reader.load_state_dict(state)

@@ -85,25 +85,25 @@ def test_the_symbol_provider_decides_wherever_its_class_comes_from(write: Write,
     [
         (
             provider("A") + provider("B", "A"),
-            r"defines 2 subclasses of DataProviderBase \(A, B\); say which one to use: Provider = A",
+            "DataProviderBase",
         ),
-        ("x = 1\n", r"prepare_streaming\.py defines no subclass of DataProviderBase$"),
+        ("x = 1\n", r"prepare_streaming\.py.*DataProviderBase"),
         (
             "from .other import Helper\n",
-            "defines no subclass of DataProviderBase; Helper is imported: to use it, write",
+            "DataProviderBase",
         ),
-        (provider("A") + "Provider = 3\n", "Provider is 3; expected a subclass of DataProviderBase"),
-        ("class Provider: pass\n", "Provider is the class Provider; expected a subclass of DataProviderBase"),
-        ("Provider = DataProviderBase\n", "Provider is the class DataProviderBase; expected a subclass"),
-        ("class A(DataProviderBase): pass\n", "A has to define build_meta and sample_batch"),
-        ("class Provider(DataProviderBase): pass\n", "Provider has to define build_meta and sample_batch"),
-        ("\nx = y\n", r"prepare_streaming\.py, line 3: NameError: name 'y' is not defined"),
-        ("def f(:\n", r"prepare_streaming\.py, line 2: SyntaxError: .*: def f\(:"),
-        ("raise SystemExit(2)\n", r"prepare_streaming\.py, line 2: it called exit\(2\)"),
-        ("import nowhere_at_all\n", r"line 2: ModuleNotFoundError: No module named 'nowhere_at_all'$"),
+        (provider("A") + "Provider = 3\n", "DataProviderBase"),
+        ("class Provider: pass\n", "DataProviderBase"),
+        ("Provider = DataProviderBase\n", "DataProviderBase"),
+        ("class A(DataProviderBase): pass\n", r"build_meta.*sample_batch"),
+        ("class Provider(DataProviderBase): pass\n", r"build_meta.*sample_batch"),
+        ("\nx = y\n", r"prepare_streaming\.py.*'y'"),
+        ("def f(:\n", r"prepare_streaming\.py.*line 2\b"),
+        ("raise SystemExit(2)\n", r"prepare_streaming\.py.*line 2\b"),
+        ("import nowhere_at_all\n", r"line 2\b.*'nowhere_at_all'"),
         (
             "from other import Helper\n",
-            r"line 2: ModuleNotFoundError.*; to import tiny/other, write `from \.other import",
+            r"line 2\b.*ModuleNotFoundError",
         ),
         ("from .broken import x\n", r"broken\.py, line 1: ZeroDivisionError"),
     ],
@@ -122,27 +122,25 @@ def test_what_cannot_be_used_is_refused_with_the_reason(write: Write, tmp_path: 
 
 def test_a_dataset_that_is_not_there_is_refused_with_those_that_are(write: Write, tmp_path: Path) -> None:
     root = tmp_path / "data"
-    with pytest.raises(ConfigError, match=r"no directory '.*data' for the dataset 'tiny'.*or set data_root"):
+    with pytest.raises(ConfigError, match=r"'.*data'.*data_root"):
         find_provider("tiny", root)
     root.mkdir()
-    with pytest.raises(ConfigError, match=r"no dataset 'tiny' in .*data; there is none yet"):
+    with pytest.raises(ConfigError, match="'tiny'"):
         find_provider("tiny", root)
     write(HEAD, "data/chars/prepare_streaming.py")
     write(HEAD, "data/words/prepare_streaming.py")
     (root / "empty").mkdir()
-    with pytest.raises(ConfigError, match=r"no dataset 'tiny' in .*data; there are: chars, words$"):
+    with pytest.raises(ConfigError, match="'tiny'"):
         find_provider("tiny", root)
-    with pytest.raises(
-        ConfigError, match=r"no dataset 'charz' in .*data; there are: chars, words; did you mean 'chars'"
-    ):
+    with pytest.raises(ConfigError, match=r"'charz'.*'chars'"):
         find_provider("charz", root)
-    with pytest.raises(ConfigError, match=r"'empty' has no .*prepare_streaming\.py; write the subclass .* there$"):
+    with pytest.raises(ConfigError, match=r"'empty'.*prepare_streaming\.py"):
         find_provider("empty", root)
     (root / "empty/prepare_streming.py").touch()
-    with pytest.raises(ConfigError, match=r"there; did you mean 'prepare_streming\.py'"):
+    with pytest.raises(ConfigError, match=r"'prepare_streming\.py'"):
         find_provider("empty", root)
     for bad in ("..", "", "a/b", "../data/chars"):
-        with pytest.raises(ConfigError, match="without slashes, got"):
+        with pytest.raises(ConfigError, match=str(tmp_path)):
             find_provider(bad, root)
 
 

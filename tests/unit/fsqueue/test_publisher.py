@@ -109,9 +109,9 @@ def test_a_number_that_a_strict_reader_waits_for_is_made_though_enough_waits(tmp
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "many"])
 def test_limits_are_positive_whole_numbers(value: int) -> None:
-    with pytest.raises(ConfigError, match="backlog_files must be a positive whole number"):
+    with pytest.raises(ConfigError, match="backlog_files"):
         Limits(backlog_files=value)
-    with pytest.raises(ConfigError, match="backlog_bytes must be a positive whole number"):
+    with pytest.raises(ConfigError, match="backlog_bytes"):
         Limits(backlog_bytes=value)
 
 
@@ -239,7 +239,7 @@ def test_the_end_of_a_split_cuts_the_last_file_short(tmp_path: Path) -> None:
     assert maker.publisher.reserve() is None
     assert maker.publisher.ended
     longer = Maker(tmp_path / "q", max_batches=8)
-    with pytest.raises(ConfigError, match=r"was made to end after 6 batches, in the middle of a file of 4"):
+    with pytest.raises(ConfigError, match=r"\b6\b.*\b4\b"):
         longer.publisher.set_end()
 
 
@@ -264,7 +264,7 @@ def test_a_member_counts_what_it_published(tmp_path: Path) -> None:
 
 def test_an_end_below_what_was_made_is_refused(tmp_path: Path) -> None:
     path = fill(tmp_path / "q", 40)
-    with pytest.raises(ConfigError, match=r"was made up to batch 40 already, so it cannot end after max_batches=8"):
+    with pytest.raises(ConfigError, match="max_batches=8"):
         provider(path).run(max_batches=8)
     assert provider(path, backlog_files=1000).run(max_batches=40).batches == {"train": 0}
     assert provider(path, backlog_files=1000).run(max_batches=44).batches == {"train": 4}

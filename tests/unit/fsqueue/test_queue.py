@@ -57,17 +57,17 @@ def test_an_empty_directory_becomes_the_queue_and_any_other_is_left_alone(tmp_pa
     Queue.create(tmp_path / "empty", described())
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").touch()
-    with pytest.raises(QueueNotFoundError, match="no metadata"):
+    with pytest.raises(QueueNotFoundError, match=r"queue\.json"):
         Queue.create(tmp_path / "photos", described())
     assert [path.name for path in (tmp_path / "photos").iterdir()] == ["cat.jpg"]
 
 
 def test_no_queue_is_an_error_that_says_how_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(QueueNotFoundError, match=r"not found: .*nowhere; run `python prepare.py <config>` first"):
+    with pytest.raises(QueueNotFoundError, match=r"nowhere.*`python prepare\.py <config>`"):
         DatasetConsumer(tmp_path / "nowhere", backend="numpy")
     with pytest.raises(FileNotFoundError):
         DatasetConsumer(tmp_path / "nowhere", backend="numpy")
-    with pytest.raises(QueueNotFoundError, match=r"has no metadata \(queue.json\).*run `python prepare.py <config>`"):
+    with pytest.raises(QueueNotFoundError, match=r"queue\.json.*`python prepare\.py <config>`"):
         DatasetConsumer(tmp_path, backend="numpy")
 
 
@@ -106,7 +106,7 @@ def edited(path: Path, **changes: Any) -> None:
 def test_metadata_that_was_edited_by_hand_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:
     path = fill(tmp_path / "q", 4)
     edited(path, **changes)
-    with pytest.raises(StaleQueueError, match=f"queue.json .*run `penstock queue purge {path}`"):
+    with pytest.raises(StaleQueueError, match=rf"queue\.json.*{path}"):
         Queue.open(path)
     with pytest.raises(StaleQueueError):
         provider(path).run(max_batches=4)
@@ -116,7 +116,7 @@ def test_metadata_that_was_edited_by_hand_is_refused(changes: dict[str, Any], tm
 def test_metadata_that_was_cut_short_is_refused(content: bytes, tmp_path: Path) -> None:
     path = fill(tmp_path / "q", 4)
     (path / "queue.json").write_bytes(content)
-    with pytest.raises(StaleQueueError, match="penstock queue purge"):
+    with pytest.raises(StaleQueueError, match=r"queue\.json"):
         Queue.open(path)
 
 
@@ -132,10 +132,10 @@ def test_a_provider_with_another_vocabulary_is_refused_saying_what_differs(tmp_p
     make(stoi={"a": 0}, vocab_size=65).run(max_batches=4)
     with pytest.raises(
         StaleQueueError,
-        match=rf"meta vocab_size was 65, is 66; meta new was None, is 1; .*`penstock queue purge {path}`",
+        match=rf"vocab_size.*{path}",
     ):
         make(vocab_size=66, stoi={"a": 0}, new=1).run(max_batches=4)
-    with pytest.raises(StaleQueueError, match="setting seed was 0, is 1"):
+    with pytest.raises(StaleQueueError, match=r"\bseed\b"):
         given(path, lambda k, rng: {}, seed=1).run()
     assert len(names(path)) == 1, "nothing was thrown away unasked"
     purge(path)
@@ -146,9 +146,9 @@ def test_a_provider_with_another_vocabulary_is_refused_saying_what_differs(tmp_p
 
 def test_a_split_that_the_queue_does_not_have_is_refused(tmp_path: Path) -> None:
     path = fill(tmp_path / "q", 4)
-    with pytest.raises(StaleQueueError, match=r"has the splits \['train'\], and \['test'\] are asked for"):
+    with pytest.raises(StaleQueueError, match=r"'train'.*'test'"):
         provider(path, split_proportions={"train": 1.0, "test": 1.0}).run()
-    with consumer(path) as reader, pytest.raises(ConfigError, match=r"no split 'trian'.*did you mean 'train'"):
+    with consumer(path) as reader, pytest.raises(ConfigError, match=r"'trian'.*'train'"):
         reader.get_batch("trian")
 
 
@@ -187,7 +187,7 @@ def test_a_wrong_batch_schema_is_named(meta: dict[str, Any], words: str, tmp_pat
 def test_meta_that_json_cannot_hold_is_refused(value: Any, tmp_path: Path) -> None:
     source = given(tmp_path / "q", lambda k, rng: {})
     source.meta = {"stoi": value}
-    with pytest.raises(ConfigError, match="plain values that JSON can hold"):
+    with pytest.raises(ConfigError, match=r"\bJSON\b"):
         source.run(max_batches=1)
     assert list(tmp_path.iterdir()) == []
 
@@ -197,11 +197,11 @@ def test_purge_removes_a_queue_and_nothing_else(tmp_path: Path) -> None:
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
     assert purge(path) == size
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(QueueNotFoundError, match="nothing to purge"):
+    with pytest.raises(QueueNotFoundError, match=str(tmp_path)):
         purge(path)
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").touch()
-    with pytest.raises(ConfigError, match="is no queue"):
+    with pytest.raises(ConfigError, match="--force"):
         purge(tmp_path / "photos")
     assert (tmp_path / "photos" / "cat.jpg").exists()
 

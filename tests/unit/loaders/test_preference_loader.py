@@ -115,7 +115,7 @@ def test_preferences_are_plain_chats_if_that_is_what_was_asked_for(tmp_path: Pat
     for streaming in (False, True):
         loader = ConversationDataLoader(file, chat_template="chatml", preference=False, streaming=streaming, **common)
         assert next(iter(loader)).labels.max() > 0
-    with pytest.raises(ConfigError, match="use PreferenceDataLoader"):
+    with pytest.raises(ConfigError, match="PreferenceDataLoader"):
         ConversationDataLoader(file, preference=True, **common)  # type: ignore[arg-type]
 
 
@@ -124,11 +124,11 @@ def test_stores_of_preferences_are_refused_where_chats_are_read(home: Path, name
     store = home / f"{name}.store"
     for streaming in (False, True):
         for kind in (ConversationDataLoader, PretrainDataLoader):
-            with pytest.raises(ConfigError, match="use PreferenceDataLoader"):
+            with pytest.raises(ConfigError, match="PreferenceDataLoader"):
                 kind(store, streaming=streaming, backend="numpy")
-    with pytest.raises(ConfigError, match="use PreferenceDataLoader"):
+    with pytest.raises(ConfigError, match="PreferenceDataLoader"):
         MixedDataLoader({"a": store}, backend="numpy")
-    with pytest.raises(ConfigError, match="a loader of preferences"):
+    with pytest.raises(ConfigError, match="'a'"):
         MixedDataLoader({"a": opened(store)}, backend="numpy")
 
 
@@ -145,15 +145,15 @@ def test_other_columns_named_label_are_left_alone(tmp_path: Path) -> None:
 
 def test_what_holds_no_preferences_is_no_input(home: Path, tmp_path: Path) -> None:
     file = write(tmp_path / "chats.jsonl", [LABELLED])
-    with pytest.raises(ConfigError, match="hold no preferences"):
+    with pytest.raises(ConfigError, match="--preference"):
         PreferenceDataLoader(file, TOKENIZER, chat_template="chatml", cache_dir=tmp_path, backend="numpy")
     prepare(file, tmp_path / "chats.store", Recipe(tokenizer=TOKENIZER, template="chatml"))
-    with pytest.raises(ConfigError, match="was not prepared as preferences"):
+    with pytest.raises(ConfigError, match="--preference"):
         opened(tmp_path / "chats.store")
-    with pytest.raises(SchemaError, match="need the same columns"):
+    with pytest.raises(SchemaError, match=r"pairs\.store"):
         PreferenceDataLoader([home / "pairs.store", home / "labels.store"], backend="numpy")
     both = write(tmp_path / "both.jsonl", [REFUSED["prompt, chosen and rejected"] | {"label": True}])
-    with pytest.raises(SchemaError, match=r"pairs .* and labels"):
+    with pytest.raises(SchemaError, match="'label'"):
         PreferenceDataLoader(both, TOKENIZER, chat_template="chatml", cache_dir=tmp_path, backend="numpy")
 
 
@@ -325,7 +325,7 @@ def test_the_sides_of_a_batch_are_views_of_its_halves(home: Path) -> None:
     assert batch["labels"] is batch.labels
     again = PreferenceBatch.from_numpy(batch.to_numpy(), batch.metadata, "numpy")
     assert again.as_dict().keys() == batch.as_dict().keys()
-    with pytest.raises(ConfigError, match="no chosen and rejected side"):
+    with pytest.raises(ConfigError, match="label"):
         _ = next(iter(opened(home / "labels.store"))).chosen
 
 
@@ -379,21 +379,21 @@ def test_the_mismatched_are_the_same_on_any_number_of_ranks(home: Path) -> None:
 def test_loaders_of_preferences_refuse_what_they_cannot_do(home: Path, tmp_path: Path) -> None:
     pairs, labels = home / "pairs.store", home / "labels.store"
     for path, options, told in [
-        (pairs, {"streaming": True}, "cannot be streamed"),
+        (pairs, {"streaming": True}, "streaming"),
         (pairs, {"packing": "concat"}, "best_fit or first_fit"),
-        (pairs, {"kl": True}, "answers with labels"),
-        (labels, {"kl": True, "padding_free": True}, "one answer a row"),
+        (pairs, {"kl": True}, "kl=True"),
+        (labels, {"kl": True, "padding_free": True}, "padding_free"),
         (pairs, {"completion": "some"}, "'supervised' or 'all'"),
-        (pairs, {"truncation": "split"}, "error, drop, left, right"),
-        (pairs, {"truncation": "left", "max_length": 30}, "cut when a store is made; prepare the raw files"),
-        (pairs, {"max_prompt_length": 5}, "needs a tokenizer"),
+        (pairs, {"truncation": "split"}, r"\berror\b"),
+        (pairs, {"truncation": "left", "max_length": 30}, "max_length=30"),
+        (pairs, {"max_prompt_length": 5}, "max_prompt_length"),
     ]:
         with pytest.raises(ConfigError, match=told):
             opened(path, **options)
-    with pytest.raises(PenstockError, match=r"row 0 has \d+ tokens"):
+    with pytest.raises(PenstockError, match=r"row 0\b"):
         next(iter(opened(pairs, max_length=10)))
     kept = [row for batch in opened(pairs, max_length=60, truncation="drop") for row in batch.metadata["row"].tolist()]
     assert 0 < len(kept) < 23
-    with pytest.raises(ConfigError, match="two sequences a row"):
+    with pytest.raises(ConfigError, match="PreferenceDataLoader"):
         plan_figures(opened(pairs))
     assert plan_figures(opened(labels)).samples == 19

@@ -60,18 +60,18 @@ def test_a_stream_holds_what_a_store_does(tmp_path: Path) -> None:
 
 
 def test_what_only_a_plan_can_do_is_refused_with_a_reason() -> None:
-    with pytest.raises(ConfigError, match="drop_last=True needs to know where an epoch ends"):
+    with pytest.raises(ConfigError, match="drop_last=True"):
         documents(drop_last=True)
     with documents() as loader:
-        with pytest.raises(TypeError, match="prepare the data"):
+        with pytest.raises(TypeError, match="streaming=False"):
             len(loader)
-        with pytest.raises(ConfigError, match="has no plan"):
+        with pytest.raises(ConfigError, match="streaming=False"):
             _ = loader.plan
-        with pytest.raises(ConfigError, match="pass batch_size=7 when making the loader"):
+        with pytest.raises(ConfigError, match="batch_size=7"):
             loader.get_batch(7)
-        with pytest.raises(ConfigError, match="load a state"):
+        with pytest.raises(ConfigError, match=r"step 3\b"):
             loader.seek(3)
-        with pytest.raises(TypeError, match=r"one after the other|prepare the data"):
+        with pytest.raises(TypeError, match="streaming=False"):
             loader[0]
         assert ids(loader.get_batch(4)) == ids(next(iter(documents())))
 

@@ -5,6 +5,7 @@ import gc
 import json
 import logging
 import math
+import re
 import subprocess
 import sys
 import threading
@@ -296,7 +297,7 @@ def test_two_loops_at_once_are_an_error() -> None:
     pipeline = StreamingPipeline(Rows(100), SMALL)
     first = iter(pipeline)
     next(first)
-    with pytest.raises(ConfigError, match="looped over already"):
+    with pytest.raises(ConfigError):
         iter(pipeline)
     pipeline.stop()
     assert list(first) == []
@@ -454,7 +455,7 @@ def test_an_error_in_the_dataset_names_the_row(bad: int, caplog: pytest.LogCaptu
     seen: list[int] = []
     with (
         caplog.at_level(logging.WARNING),
-        pytest.raises(StageError, match=rf"Rows, row {bad}: KeyError: 'Age'") as caught,
+        pytest.raises(StageError, match=rf"row {bad}.*'Age'") as caught,
     ):
         seen.extend(sample["row"] for sample in pipeline)
     assert not caplog.records, "no thread was left behind"
@@ -468,44 +469,44 @@ def test_an_error_in_an_iterable_names_the_row() -> None:
         yield from ({"row": row} for row in range(30))
         raise OSError("gone")
 
-    with pytest.raises(StageError, match="make, row 30: OSError: gone"):
+    with pytest.raises(StageError, match=r"\bmake\b.*row 30\b"):
         list(StreamingPipeline(make, SMALL))
 
 
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (object(), "field 'bad' holds a builtins.object"),
-        ({1, 2}, "field 'bad' holds a builtins.set"),
-        ({"deep": [1, {2, 3}]}, "field 'bad' holds a builtins.set"),
-        (np.array([object()]), "field 'bad': an array of object"),
-        (np.zeros(2, [("a", "i4")]), "field 'bad': an array of"),
-        (np.ma.masked_array([1, 2], [True, False]), "field 'bad': a masked array"),
-        (10**5000, "field 'bad' cannot be written down"),
+        (object(), r"'bad'.*builtins\.object"),
+        ({1, 2}, r"'bad'.*builtins\.set"),
+        ({"deep": [1, {2, 3}]}, r"'bad'.*builtins\.set"),
+        (np.array([object()]), "'bad'"),
+        (np.zeros(2, [("a", "i4")]), "'bad'"),
+        (np.ma.masked_array([1, 2], [True, False]), "'bad'"),
+        (10**5000, "'bad'"),
     ],
     ids=["object", "set", "deep set", "array of objects", "fields", "masked", "huge"],
 )
 def test_what_a_batch_cannot_hold_is_named_with_its_field_and_row(value: Any, words: str) -> None:
     dataset = Rows(50, lambda row: {"row": row, "bad": value if row == 23 else 1})
-    with pytest.raises(DataError, match=f"Rows, row 23: {words}"):
+    with pytest.raises(DataError, match=rf"row 23\b.*{words}"):
         list(StreamingPipeline(dataset, SMALL))
 
 
 def test_a_value_that_contains_itself_is_an_error() -> None:
     endless: list[Any] = []
     endless.append(endless)
-    with pytest.raises(DataError, match="row 0: field 'x' cannot be written down"):
+    with pytest.raises(DataError, match=r"row 0\b.*'x'"):
         pack([{"x": endless}], where="data", rows=[0])
 
 
 def test_a_key_that_is_no_string_is_an_error() -> None:
-    with pytest.raises(DataError, match=r"row 4: the keys of a sample are strings, got 1"):
+    with pytest.raises(DataError, match=r"row 4\b"):
         list(StreamingPipeline(Rows(9, lambda row: {1: row} if row == 4 else {"a": row}), SMALL))
 
 
 def test_an_array_that_another_thread_has_not_computed_is_an_error_with_a_remedy() -> None:
     kept = mx.zeros((4, 3)) + 1
-    with pytest.raises(DataError, match=r"row 0: field 'x' cannot be computed here .* mlx\.core\.eval"):
+    with pytest.raises(DataError, match=r"row 0\b.*'x'"):
         list(StreamingPipeline(Rows(4, lambda row: {"x": kept[row]}), SMALL))
     mx.eval(kept)
     assert [sample["x"].tolist() for sample in StreamingPipeline(Rows(4, lambda row: {"x": kept[row]}))] == [
@@ -530,11 +531,11 @@ def test_samples_that_cannot_be_made_are_left_out_and_counted_when_asked_to(capl
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"buffer_size": 0}, "buffer_size must be a positive number, got 0"),
+        ({"buffer_size": 0}, "buffer_size"),
         ({"chunk_size": -1}, "chunk_size"),
         ({"num_workers": 0}, "num_workers"),
         ({"num_workers": True}, "num_workers"),
-        ({"buffer_size": 10, "chunk_size": 20}, "a chunk of 20 samples does not fit into a buffer of 10"),
+        ({"buffer_size": 10, "chunk_size": 20}, r"\b20\b.*\b10\b"),
         ({"target_throughput": 0}, "target_throughput"),
         ({"target_throughput": math.nan}, "target_throughput"),
         ({"on_error": "ignore"}, "on_error"),
@@ -550,14 +551,14 @@ def test_options_may_be_passed_by_name() -> None:
     assert StreamingPipeline(Rows(9), SMALL, num_workers=1).config == StreamingConfig(
         buffer_size=64, chunk_size=16, num_workers=1
     )
-    with pytest.raises(TypeError, match="no option is called 'num_worker'; did you mean 'num_workers'"):
+    with pytest.raises(TypeError, match=r"'num_worker'.*'num_workers'"):
         StreamingPipeline(Rows(9), num_worker=3)
-    with pytest.raises(ConfigError, match="config must be of type StreamingConfig, got 8"):
+    with pytest.raises(ConfigError, match=r"config.*StreamingConfig"):
         StreamingPipeline(Rows(9), 8)  # type: ignore[arg-type]
 
 
 def test_what_cannot_be_streamed_is_refused() -> None:
-    with pytest.raises(ConfigError, match="cannot stream a int"):
+    with pytest.raises(ConfigError):
         StreamingPipeline(7)
 
 
@@ -612,7 +613,7 @@ def test_what_an_iterable_makes_slowly_is_passed_on_before_a_chunk_is_full(monke
 def test_an_iterator_runs_only_once_and_says_so() -> None:
     pipeline = StreamingPipeline(iter([{"row": 0}]), SMALL)
     assert rows_of(pipeline) == [0]
-    with pytest.raises(ConfigError, match="runs only once"):
+    with pytest.raises(ConfigError):
         rows_of(pipeline)
 
 
@@ -887,7 +888,7 @@ def test_a_source_that_stalls_is_reported_while_it_does(caplog: pytest.LogCaptur
         wait_for(lambda: caplog.records)
         go.set()
         looping.join(LONG)
-    assert "fewer than the 1000 asked for" in caplog.messages[0]
+    assert "1000" in caplog.messages[0]
     assert len(seen) == 30
 
 
@@ -929,8 +930,8 @@ def test_a_slow_loop_is_reported_once_as_the_reason(caplog: pytest.LogCaptureFix
         for _ in pipeline:
             fake.now += 0.1
     assert len(caplog.records) == 1
-    assert "10.0 samples a second, fewer than the 1000 asked for" in caplog.messages[0]
-    assert "the loop that takes the samples is busy 100% of the time" in caplog.messages[0]
+    assert re.search(r"10\.0 samples.*1000", caplog.messages[0])
+    assert "100%" in caplog.messages[0]
     stats = pipeline.stats()
     assert stats["behind"] is True
     assert stats["recent_samples_per_sec"] == pytest.approx(10, rel=0.1)
@@ -947,7 +948,7 @@ def test_a_slow_dataset_is_reported_with_the_reason_of_the_engine() -> None:
     assert rows_of(pipeline) == list(range(150))
     stats = pipeline.stats()
     assert stats["behind"] is True
-    assert "decoding Rows(150 samples) is the bottleneck: 1 worker busy" in stats["reason"]
+    assert "Rows(150 samples)" in stats["reason"]
     assert stats["waited_seconds"] > 0.5 * stats["seconds"]
 
 
@@ -1033,11 +1034,11 @@ def test_a_resumed_pipeline_has_a_state_in_its_second_loop_too() -> None:
 def test_a_state_of_something_else_is_refused() -> None:
     pipeline = StreamingPipeline(Rows(100), SMALL)
     state = pipeline.state_dict()
-    with pytest.raises(ResumeError, match="another pipeline"):
+    with pytest.raises(ResumeError, match=r"100.*99"):
         StreamingPipeline(Rows(99), SMALL).load_state_dict(state)
-    with pytest.raises(ResumeError, match="not a state of a StreamingPipeline"):
+    with pytest.raises(ResumeError, match="StreamingPipeline"):
         pipeline.load_state_dict({"version": 99})
     pipeline.start()
-    with pytest.raises(ResumeError, match="stop the running pipeline"):
+    with pytest.raises(ResumeError):
         pipeline.load_state_dict(state)
     pipeline.stop()

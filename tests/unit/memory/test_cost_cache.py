@@ -231,7 +231,7 @@ def test_when_a_build_fails_its_caller_hears_of_it_and_the_next_one_tries() -> N
 
 def test_a_build_that_asks_for_itself_is_an_error_and_not_a_deadlock() -> None:
     cache: CostAwareCache[str] = CostAwareCache(1000)
-    with pytest.raises(ConfigError, match="for ever"):
+    with pytest.raises(ConfigError, match="'a'"):
         cache.get_or_build("a", lambda: cache.get_or_build("a", lambda: "x", 1), 1)
     assert cache.get_or_build("a", lambda: cache.get_or_build("b", lambda: "x", 1), 1) == "x"
 
@@ -291,12 +291,12 @@ def test_what_dies_with_an_item_may_use_the_cache() -> None:
 @pytest.mark.parametrize(
     ("mistake", "words"),
     [
-        (lambda: CostAwareCache(-1), "max_bytes cannot be negative"),
-        (lambda: CostAwareCache("2 KiB", budget=MemoryBudget("1 KiB")), "does not fit into a budget"),
-        (lambda: CostAwareCache[int](10).put("a", 1, -1), "cannot be negative"),
+        (lambda: CostAwareCache(-1), "max_bytes"),
+        (lambda: CostAwareCache("2 KiB", budget=MemoryBudget("1 KiB")), "budget"),
+        (lambda: CostAwareCache[int](10).put("a", 1, -1), "'a'"),
         (lambda: CostAwareCache[int](10).put("a", 1, 1, float("nan")), "cost_seconds"),
         (lambda: CostAwareCache[int](10).put("a", 1, 1, -1.0), "cost_seconds"),
-        (lambda: CostAwareCache[str](10).get_or_build("a", lambda: "text"), "a str has no nbytes"),
+        (lambda: CostAwareCache[str](10).get_or_build("a", lambda: "text"), "size="),
     ],
 )
 def test_mistakes_are_named(mistake: object, words: str) -> None:

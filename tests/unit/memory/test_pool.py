@@ -225,7 +225,7 @@ def test_buffers_outlive_a_closed_pool_and_are_then_freed() -> None:
     pool.close()
     view[:] = 7
     assert pool.stats().in_use_bytes == MIB
-    with pytest.raises(ValueError, match="closed buffer pool"):
+    with pytest.raises(ValueError, match=r"(?i)pool"):
         pool.acquire(1)
     del view
     stats = pool.stats()
@@ -239,9 +239,9 @@ def test_a_released_buffer_makes_no_new_views() -> None:
     kept = buffer.array()
     buffer.release()
     buffer.release()
-    with pytest.raises(ValueError, match="was released"):
+    with pytest.raises(ValueError, match=r"(?i)buffer"):
         buffer.array()
-    with pytest.raises(ValueError, match="was released"):
+    with pytest.raises(ValueError, match=r"(?i)buffer"):
         buffer.arrow()
     kept[:] = 1
     assert (buffer.nbytes, buffer.capacity) == (100, 4096)
@@ -250,12 +250,12 @@ def test_a_released_buffer_makes_no_new_views() -> None:
 
 def test_views_that_do_not_fit_are_refused() -> None:
     buffer = BufferPool().acquire(10)
-    with pytest.raises(ValueError, match="10 bytes are not a whole number of float32; pass shape="):
+    with pytest.raises(ValueError, match=r"\bfloat32\b.*shape="):
         buffer.array(np.float32)
-    with pytest.raises(ValueError, match="takes 8192 bytes, this buffer has 4096"):
+    with pytest.raises(ValueError, match=r"\b8192\b.*\b4096\b"):
         buffer.array(np.float64, (2, 512))
     for length in (-1, 4097):
-        with pytest.raises(ValueError, match="between 0 and 4096, got"):
+        with pytest.raises(ValueError, match=r"\b0\b.*\b4096\b"):
             buffer.arrow(length)
     assert buffer.array(np.float64, 512).shape == (512,)
     assert buffer.arrow(4096).size == 4096
@@ -264,10 +264,10 @@ def test_views_that_do_not_fit_are_refused() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: BufferPool(-1), "max_bytes cannot be negative"),
-        (lambda: BufferPool(alignment=48), "power of two, got 48"),
-        (lambda: BufferPool(alignment=0), "power of two, got 0"),
-        (lambda: BufferPool().acquire(-1), "cannot be negative, got -1"),
+        (lambda: BufferPool(-1), "max_bytes"),
+        (lambda: BufferPool(alignment=48), "alignment"),
+        (lambda: BufferPool(alignment=0), "alignment"),
+        (lambda: BufferPool().acquire(-1), r"-1\b"),
     ],
 )
 def test_wrong_arguments_are_refused(make: Callable[[], object], message: str) -> None:

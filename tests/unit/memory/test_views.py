@@ -68,7 +68,7 @@ def test_a_slice_beyond_the_end_has_what_is_left() -> None:
     assert slice_batch(numbers, 8, 5)["x"].to_pylist() == [8, 9]
     assert slice_batch(numbers, 20, 5).num_rows == 0
     for start, rows in ((-1, 5), (0, -1)):
-        with pytest.raises(ValueError, match="cannot be negative"):
+        with pytest.raises(ValueError, match=r"\bstart\b"):
             slice_batch(numbers, start, rows)
 
 
@@ -118,9 +118,9 @@ def test_a_batch_within_the_limits_is_given_as_it_is(rows: int) -> None:
 @pytest.mark.parametrize(
     ("limits", "message"),
     [
-        ({}, "needs max_rows, max_bytes or both"),
-        ({"max_rows": 0}, "max_rows must be positive, got 0"),
-        ({"max_bytes": -1}, "max_bytes must be positive, got -1"),
+        ({}, r"max_rows.*max_bytes"),
+        ({"max_rows": 0}, "max_rows"),
+        ({"max_bytes": -1}, "max_bytes"),
     ],
 )
 def test_limits_that_cannot_be_met_are_refused_at_the_call(limits: dict[str, int], message: str) -> None:
@@ -247,7 +247,7 @@ def test_an_empty_file_is_an_empty_buffer(tmp_path: Path) -> None:
 def test_bytes_outside_the_file_are_refused(tmp_path: Path, offset: int, length: int | None) -> None:
     file = MappedFile(write(tmp_path / "f", b"x" * 10))
     for method in (file.buffer, file.drop):
-        with pytest.raises(ValueError, match=r"are not within the 10 bytes of .*f"):
+        with pytest.raises(ValueError, match=r"\b10\b"):
             method(offset, length)
 
 
@@ -257,7 +257,7 @@ def test_a_closed_file_gives_no_more_views(tmp_path: Path) -> None:
     file.close()
     assert repr(file).endswith("f', 10 bytes, closed)")
     for method in (file.buffer, file.drop):
-        with pytest.raises(ValueError, match="is closed; take the views before"):
+        with pytest.raises(ValueError, match=str(tmp_path)):
             method()
 
 

@@ -83,14 +83,14 @@ def test_to_dict_and_back_through_json_gives_an_equal_schedule(
 @pytest.mark.parametrize(
     ("weights", "says"),
     [
-        ({"web": -0.5, "code": 1}, r"'web' at step 0 must be .* at least 0, got -0.5"),
-        ({"web": math.nan, "code": 1}, r"'web' at step 0 must be a finite number .* got nan"),
-        ({"web": math.inf, "code": 1}, r"'web' at step 0 must be a finite number .* got inf"),
-        ({"web": "much", "code": 1}, r"'web' at step 0 must be a finite number .* got 'much'"),
-        ({"web": None, "code": 1}, r"'web' at step 0 must be a finite number .* got None"),
-        ({"web": True, "code": 1}, r"'web' at step 0 must be a finite number .* got True"),
-        ({"web": 0, "code": 0.0}, r"all weights at step 0 are 0: .* at least one must be positive"),
-        ({}, r"at least one source, got none"),
+        ({"web": -0.5, "code": 1}, r"'web'.*step 0\b"),
+        ({"web": math.nan, "code": 1}, r"'web'.*step 0\b"),
+        ({"web": math.inf, "code": 1}, r"'web'.*step 0\b"),
+        ({"web": "much", "code": 1}, r"'web'.*'much'"),
+        ({"web": None, "code": 1}, r"'web'.*step 0\b"),
+        ({"web": True, "code": 1}, r"'web'.*step 0\b"),
+        ({"web": 0, "code": 0.0}, r"step 0\b"),
+        ({}, "(?i)schedule"),
     ],
 )
 def test_weights_that_cannot_work_are_refused(weights: Any, says: str) -> None:
@@ -101,14 +101,14 @@ def test_weights_that_cannot_work_are_refused(weights: Any, says: str) -> None:
 @pytest.mark.parametrize(
     ("points", "says"),
     [
-        ([], "at least one point"),
-        ([(5, EVEN)], "gap: its first point is at step 5, so steps 0 to 4 have no weights; add a point at step 0"),
-        ([(0, EVEN), (7, EVEN), (7, EVEN)], "must increase, got 7 after 7"),
-        ([(0, EVEN), (9, EVEN), (7, EVEN)], "must increase, got 7 after 9"),
-        ([(0, EVEN), (7, {"web": 1})], "gap: at step 7 the weights of 'code' are missing"),
-        ([(0, EVEN), (7, {**EVEN, "wbe": 1})], "unknown source 'wbe' in the weights at step 7.*did you mean 'web'"),
-        ([(0, EVEN), (1.5, EVEN)], "a step must be an integer of at least 0, got 1.5"),
-        ([(-1, EVEN)], "a step must be an integer of at least 0, got -1"),
+        ([], "(?i)schedule"),
+        ([(5, EVEN)], r"\bgap: .*step 5\b"),
+        ([(0, EVEN), (7, EVEN), (7, EVEN)], r"\b7\b.*\b7\b"),
+        ([(0, EVEN), (9, EVEN), (7, EVEN)], r"\b7\b.*\b9\b"),
+        ([(0, EVEN), (7, {"web": 1})], r"\bgap: .*'code'"),
+        ([(0, EVEN), (7, {**EVEN, "wbe": 1})], r"'wbe'.*'web'"),
+        ([(0, EVEN), (1.5, EVEN)], r"\b0\b.*\b1\.5\b"),
+        ([(-1, EVEN)], r"\b0\b.*-1\b"),
     ],
 )
 def test_a_schedule_with_a_gap_or_out_of_order_is_refused(points: Any, says: str) -> None:
@@ -117,12 +117,12 @@ def test_a_schedule_with_a_gap_or_out_of_order_is_refused(points: Any, says: str
 
 
 def test_an_unknown_interpolation_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"got 'liner'; did you mean 'linear'\?"):
+    with pytest.raises(ConfigError, match=r"'liner'.*'linear'"):
         Schedule.of([(0, EVEN)], interpolation="liner")  # type: ignore[arg-type]
 
 
 def test_a_change_that_names_an_unknown_source_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"unknown source 'cod' in the weights at step 3.*did you mean 'code'\?"):
+    with pytest.raises(ConfigError, match=r"'cod'.*'code'"):
         Schedule.constant(EVEN).with_change(3, {"cod": 1, "web": 1})
 
 
@@ -130,7 +130,7 @@ def test_a_change_that_names_an_unknown_source_is_refused() -> None:
     "data", [{}, {"names": ["a"], "parts": []}, {"names": ["a"], "parts": [{"points": [[0, [1, 2]]]}]}]
 )
 def test_from_dict_refuses_what_is_not_a_schedule(data: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"not a schedule.*to_dict"):
+    with pytest.raises(ConfigError, match="to_dict"):
         Schedule.from_dict(data)
 
 
@@ -145,12 +145,12 @@ def test_temperature_goes_from_the_sizes_to_even_shares() -> None:
 @pytest.mark.parametrize(
     ("sizes", "temperature", "says"),
     [
-        ({"a": 1.0}, 0, "temperature must be positive and finite, got 0"),
-        ({"a": 1.0}, math.inf, "temperature must be positive and finite, got inf"),
-        ({"a": -1.0}, 1, "size of 'a' must be a finite number of at least 0, got -1.0"),
-        ({"a": math.nan}, 1, "size of 'a' must be a finite number"),
-        ({"a": 0.0}, 1, "all sizes are 0"),
-        ({}, 1, "at least one source"),
+        ({"a": 1.0}, 0, "temperature"),
+        ({"a": 1.0}, math.inf, "temperature"),
+        ({"a": -1.0}, 1, "'a'"),
+        ({"a": math.nan}, 1, "'a'"),
+        ({"a": 0.0}, 1, "'a'"),
+        ({}, 1, "temperature_weights"),
     ],
 )
 def test_sizes_and_temperatures_that_cannot_work_are_refused(sizes: Any, temperature: float, says: str) -> None:

@@ -208,25 +208,25 @@ def test_computed_token_rewards_do_not_hide_those_that_were_given() -> None:
 @pytest.mark.parametrize(("part", "lengths"), [("prompt", (9, 2)), ("response", (2, 9))])
 def test_a_rollout_that_is_too_long_is_an_error_that_names_it(part: str, lengths: tuple[int, int]) -> None:
     form = RolloutForm(max_prompt_length=8, max_response_length=8)
-    with pytest.raises(DataError, match=rf"the {part} of rollout 'r1' has 9 tokens.*max_{part}_length=8") as caught:
+    with pytest.raises(DataError, match=rf"{part}.*{part}") as caught:
         assemble(make_table([(2, 2), lengths]), form)
     assert caught.value.row == 1
     assemble(make_table([(2, 2), lengths]), form, rows=[0])
 
 
 def test_a_batch_without_rollouts_is_an_error() -> None:
-    with pytest.raises(DataError, match="at least one rollout"):
+    with pytest.raises(DataError):
         assemble(make_table([(1, 1)]), RolloutForm(), rows=[])
 
 
 def test_a_first_token_that_nothing_predicts_is_not_learned() -> None:
     table = make_table([(1, 1), (0, 3)], all_learned=True)
-    with pytest.raises(DataError, match="rollout 'r1' has no prompt to predict"):
+    with pytest.raises(DataError, match="'r1'"):
         assemble(table, RolloutForm())
     mask = Ragged.of([[True], [False, True, True]], np.bool_)
     arrays, _ = assemble(replace(table, loss_mask=mask), RolloutForm())
     assert arrays["num_items_in_batch"] == 3
-    with pytest.raises(DataError, match="no prompt and no response"):
+    with pytest.raises(DataError, match="'r0'"):
         assemble(make_table([(0, 0)]), RolloutForm())
 
 
@@ -238,18 +238,18 @@ def test_an_empty_response_at_the_end_of_a_row_without_padding_is_fine() -> None
 
 def test_numbers_that_do_not_match_the_tokens_name_the_rollout() -> None:
     table = make_table([(1, 2), (1, 3)])
-    with pytest.raises(DataError, match="advantages of rollout 'r1' has 2 numbers, its response 3 tokens"):
+    with pytest.raises(DataError, match=r"advantages.*'r1'"):
         assemble(table, RolloutForm(), per_token={"advantages": Ragged.of([[1.0, 2.0], [1.0, 2.0]], np.float32)})
-    with pytest.raises(DataError, match="advantages is of 1 rollouts, the table has 2"):
+    with pytest.raises(DataError, match="advantages"):
         assemble(table, RolloutForm(), per_token={"advantages": Ragged.of([[1.0, 2.0]], np.float32)})
-    with pytest.raises(DataError, match=r"weights has shape \(3,\)"):
+    with pytest.raises(DataError, match="weights"):
         assemble(table, RolloutForm(), per_row={"weights": np.ones(3)})
 
 
 def test_an_id_that_narrow_integers_cannot_hold_is_refused_and_not_cut_off() -> None:
     table = make_table([(1, 1), (1, 2)])
     wide = replace(table, response_ids=Ragged.of([[1], [2, 2**31]], np.int64))
-    with pytest.raises(DataError, match="response_ids of rollout 'r1' has the id 2147483648, which int32 cannot hold"):
+    with pytest.raises(DataError, match=r"response_ids.*'r1'"):
         assemble(wide, RolloutForm(integer=np.int32))
     assert assemble(wide, RolloutForm())[0]["input_ids"].max() == 2**31
 
@@ -257,15 +257,15 @@ def test_an_id_that_narrow_integers_cannot_hold_is_refused_and_not_cut_off() -> 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"padding": "right"}, "padding must be one of 'sides', 'free'"),
-        ({"response_truncation": "left"}, "response_truncation must be one of"),
-        ({"pad_to_multiple_of": 0}, "must be positive"),
-        ({"max_prompt_length": 0}, "max_prompt_length must be positive"),
-        ({"fixed": True}, "fixed widths need max_prompt_length"),
-        ({"fixed": True, "max_prompt_length": 1, "max_response_length": 1, "padding": "free"}, "nothing to fix"),
-        ({"pad_id": -1}, "pad_id must be a token id"),
-        ({"pad_id": 2**31, "integer": np.int32}, "pad_id must be a token id that int32"),
-        ({"fields": frozenset({"label"})}, "no field 'label'.*labels"),
+        ({"padding": "right"}, r"padding.*'sides'"),
+        ({"response_truncation": "left"}, "response_truncation"),
+        ({"pad_to_multiple_of": 0}, "pad_to_multiple_of"),
+        ({"max_prompt_length": 0}, "max_prompt_length"),
+        ({"fixed": True}, r"\bfixed\b.*max_prompt_length"),
+        ({"fixed": True, "max_prompt_length": 1, "max_response_length": 1, "padding": "free"}, "padding='sides'"),
+        ({"pad_id": -1}, "pad_id"),
+        ({"pad_id": 2**31, "integer": np.int32}, r"pad_id.*\bint32\b"),
+        ({"fields": frozenset({"label"})}, "'label'"),
     ],
 )
 def test_forms_that_cannot_work_are_refused(options: dict[str, Any], message: str) -> None:

@@ -64,7 +64,7 @@ def test_the_text_is_short_where_much_is_alike() -> None:
     assert to_text({**{number: [0] for number in range(8, 256)}, 264: [0, 1, 2, 3, 7], 266: [0, 1, 2, 3, 7]}) == (
         "8x248 8:0-3,7 1"
     )
-    with pytest.raises(ValueError, match="not rows of entries: 'x3'"):
+    with pytest.raises(ValueError, match="'x3'"):
         from_text("1 x3")
 
 
@@ -80,7 +80,7 @@ def test_a_state_stays_small_with_many_groups_in_flight(tmp_path: Path) -> None:
         state = json.dumps(loader.state_dict())
         assert '"pending": "' in state
         assert len(state) < 4096
-        with pytest.raises(ResumeError, match="the state is damaged"):
+        with pytest.raises(ResumeError):
             loader.load_state_dict(json.loads(state.replace('"pending": "', '"pending": "?')))
 
 
@@ -149,9 +149,9 @@ def test_a_group_that_is_waited_for_very_long_is_told_of(caplog: pytest.LogCaptu
         buffer.append(one("a", number))
     loader = make(buffer, rollout_batch_size=1100, batch_size=1100)
     list(loader)
-    assert "while 1101 appends came" in caplog.text
-    assert "pass max_pending_appends=" in caplog.text
-    with pytest.raises(ConfigError, match="pass group_size= too"):
+    assert "1101 appends" in caplog.text
+    assert "max_pending_appends=" in caplog.text
+    with pytest.raises(ConfigError, match="group_size="):
         make(buffer, group_size=None, max_pending_appends=3)
 
 
@@ -167,7 +167,7 @@ def test_a_rollout_that_cannot_be_used_is_got_past_as_the_error_says(tmp_path: P
         list(loader)
         state = loader.state_dict()
         for _ in range(2):
-            with pytest.raises(DataError, match=r"rollout 'b\.1' .*missing_rewards='zero', 'exclude' or 'drop'"):
+            with pytest.raises(DataError, match=r"'b\.1'.*missing_rewards='zero'"):
                 list(loader)
     with make(opened(tmp_path / "queue"), group_size=None, missing_rewards="zero") as again:
         again.load_state_dict(state)
@@ -217,9 +217,7 @@ def test_a_version_that_was_not_set_behind_a_state_is_told_of(caplog: pytest.Log
         again = make(filled(1), policy_version=0)
         again.load_state_dict(state)
         if said:
-            with pytest.raises(
-                DataError, match=r"is of policy version 1, and the policy that is trained has version 0"
-            ):
+            with pytest.raises(DataError, match=r"version 1\b.*version 0\b"):
                 list(again)
             again.policy_version = 1
         assert names(again) == ["1.0", "1.1"]

@@ -76,9 +76,9 @@ def test_a_loop_is_over_one_rollout_batch_and_the_last_is_what_is_left(prefetch:
     assert not loader.ended
     assert rounds(loader) == [names("c", "d"), names("e")]
     assert loader.ended
-    with pytest.raises(EOFError, match="no more rollouts will come"):
+    with pytest.raises(EOFError, match="LiveBuffer"):
         loader.get_batch()
-    with pytest.raises(TypeError, match="as they come"):
+    with pytest.raises(TypeError, match="LiveBuffer"):
         len(loader)
 
 
@@ -110,11 +110,11 @@ def test_engines_append_from_threads_while_the_trainer_reads() -> None:
 def test_a_full_buffer_makes_engines_wait_or_raises() -> None:
     buffer = LiveBuffer(capacity=2, on_full="raise")
     buffer.append(group("a"))
-    with pytest.raises(StalledError, match="2 rollouts wait in a buffer of capacity 2"):
+    with pytest.raises(StalledError, match="capacity"):
         buffer.append(group("b"))
     waiting = LiveBuffer(capacity=2, timeout_seconds=0.05)
     waiting.append(group("a"))
-    with pytest.raises(StalledError, match=r"waited 0\.05 s for room.*is the trainer still reading"):
+    with pytest.raises(StalledError, match="capacity"):
         waiting.append(group("b"))
 
 
@@ -135,7 +135,7 @@ def test_waiting_for_rollouts_ends_with_a_word_about_what_is_missing() -> None:
     buffer = LiveBuffer(timeout_seconds=0.05)
     buffer.append([*group("a"), *group("b", 1)])
     loader = make(buffer, group_size=2)
-    with pytest.raises(StalledError, match=r"2 of the 4 .* are there, 1 more are in groups that are not whole; is any"):
+    with pytest.raises(StalledError, match=r"\b2\b.*\b4\b"):
         loader.get_batch()
     buffer.append(group("b", 1, first=1))
     assert rounds(loader, 1) == [names("a", "b")], "what was waited with is not lost"
@@ -167,7 +167,7 @@ def test_a_group_cannot_become_whole_without_a_name() -> None:
     buffer = LiveBuffer()
     buffer.append(group("~a", 2))
     buffer.append(Rollout(prompt_ids=[1], response_ids=[2], reward=1.0, id="x"))
-    with pytest.raises(DataError, match=r"rollout 'x' names no group.*group_size=2"):
+    with pytest.raises(DataError, match=r"'x'.*group_size=2"):
         make(buffer, group_size=2).get_batch()
     assert rounds(make(buffer, rollout_batch_size=3, preset="trl"), 1) == [["x", "~a.0", "~a.1"]]
 
@@ -179,7 +179,7 @@ def test_incomplete_groups_at_the_end_are_counted(caplog: pytest.LogCaptureFixtu
     loader = make(buffer, group_size=2)
     assert rounds(loader) == [names("a")]
     assert loader.counts == {"incomplete group": 1}
-    assert "fewer than group_size=2 are dropped" in caplog.text
+    assert "group_size=2" in caplog.text
 
 
 def test_dynamic_sampling_takes_more_until_the_rollout_batch_is_full() -> None:
@@ -228,7 +228,7 @@ def test_all_that_was_dropped_is_counted_when_nothing_else_is_left() -> None:
 def test_waiting_in_vain_says_what_was_dropped() -> None:
     buffer = LiveBuffer(timeout_seconds=0.05)
     buffer.append([*group("a", 3), *group("b", 3)])
-    with pytest.raises(StalledError, match=r"0 of the 4 .* are there; dropped were 6 stale; is anybody appending"):
+    with pytest.raises(StalledError, match=r"\b0\b.*\b4\b"):
         make(buffer, policy_version=5, max_staleness=1).get_batch()
 
 
@@ -251,7 +251,7 @@ def test_one_rollout_may_be_a_dict_and_several_a_dict_of_columns() -> None:
 def test_a_version_from_the_future_names_the_sample() -> None:
     buffer = LiveBuffer()
     buffer.append(group("a", version=9, size=4))
-    with pytest.raises(DataError, match=r"rollout 'a\.0' is of policy version 9"):
+    with pytest.raises(DataError, match=r"'a\.0'.*version 9\b"):
         make(buffer, policy_version=3).get_batch()
 
 
@@ -261,10 +261,10 @@ def test_a_buffer_can_be_saved_when_everything_was_used_and_not_before() -> None
         buffer.append(group(name))
     loader = make(buffer, batch_size=2)
     loader.get_batch()
-    with pytest.raises(ConfigError, match=r"would be lost with the process.*RolloutQueue"):
+    with pytest.raises(ConfigError, match="RolloutQueue"):
         loader.state_dict()
     loader.get_batch()
-    with pytest.raises(ConfigError, match="would be lost"):
+    with pytest.raises(ConfigError, match="LiveBuffer"):
         loader.state_dict()
     buffer.append(group("d"))
     assert rounds(loader, 1) == [names("c", "d")]
@@ -279,25 +279,25 @@ def test_a_buffer_can_be_saved_when_everything_was_used_and_not_before() -> None
 
 def test_what_cannot_work_with_a_buffer_is_refused() -> None:
     buffer = LiveBuffer()
-    with pytest.raises(ConfigError, match="pass rollout_batch_size="):
+    with pytest.raises(ConfigError, match="rollout_batch_size="):
         make(buffer, rollout_batch_size=None)
-    with pytest.raises(ConfigError, match=r"this is rank 0 of 2; use a RolloutQueue"):
+    with pytest.raises(ConfigError, match=r"rank 0\b.*RolloutQueue"):
         make(buffer, rank=0, world_size=2)
     make(LiveBuffer(replicated=True), rank=0, world_size=2)
-    with pytest.raises(ConfigError, match="capacity must be"):
+    with pytest.raises(ConfigError, match="capacity"):
         LiveBuffer(capacity=0)
-    with pytest.raises(DataError, match="no rollouts"):
+    with pytest.raises(DataError):
         buffer.append([])
     buffer.append(group("a"))
-    with pytest.raises(DataError, match="these rollouts have values, earlier have not"):
+    with pytest.raises(DataError, match="values"):
         buffer.append(Rollout(prompt_ids=[1], response_ids=[2], reward=0.0, values=[0.5]))
     assert len(buffer) == 2, "what was wrong is not in it"
     buffer.close()
-    with pytest.raises(ConfigError, match="the buffer is closed"):
+    with pytest.raises(ConfigError):
         buffer.append(group("b"))
     loader = make(buffer)
     loader.get_batch()
-    with pytest.raises(TypeError, match="go to a step"):
+    with pytest.raises(TypeError, match="LiveBuffer"):
         loader.seek(3)
 
 
@@ -429,7 +429,7 @@ def test_what_was_committed_is_deleted_and_nothing_else(home: Path) -> None:
             assert rounds(loader, 1) == [names("c", "d")]
             loader.commit()
             assert there() == 2
-        with make(opened(home)) as old, pytest.raises(ResumeError, match="were done with and deleted"):
+        with make(opened(home)) as old, pytest.raises(ResumeError, match="'rollouts'"):
             old.load_state_dict(state)
         with make(opened(home)) as fresh:
             assert rounds(fresh, 1) == [names("e", "f")]
@@ -453,7 +453,7 @@ def test_waiting_for_a_queue_ends_with_a_word_about_what_is_missing(home: Path) 
         queue.append(group("a"))
         with (
             make(opened(home, timeout_seconds=0.1)) as loader,
-            pytest.raises(StalledError, match=r"waited 0\.1 s for rollouts: 2 of the 4 .* is anybody appending"),
+            pytest.raises(StalledError, match=r"\b0\.1\b.*\b2\b"),
         ):
             loader.get_batch()
         with make(opened(home, timeout_seconds=0.1)) as patient:
@@ -467,7 +467,7 @@ def test_a_full_queue_makes_producers_wait(home: Path) -> None:
     with opened(home, max_waiting=2, timeout_seconds=0.1) as queue:
         queue.append(group("a"))
         queue.append(group("b"))
-        with pytest.raises(StalledError, match=r"room in .*max_waiting is 2; is the trainer still reading"):
+        with pytest.raises(StalledError, match="max_waiting"):
             queue.append(group("c"))
         with make(opened(home)) as loader:
             loader.get_batch()
@@ -495,7 +495,7 @@ def test_a_finished_queue_takes_no_more(home: Path) -> None:
         queue.append(group("a"))
         queue.finish()
         queue.finish()
-        with pytest.raises(ConfigError, match="was finished after 1 appends"):
+        with pytest.raises(ConfigError, match=r"queue.*\b1\b"):
             queue.append(group("b"))
     with make(opened(home)) as loader:
         assert rounds(loader) == [names("a")]
@@ -505,12 +505,12 @@ def test_what_does_not_go_together_is_refused_where_it_is_appended(home: Path) -
     odd = Rollout(prompt_ids=[1], response_ids=[2], reward=0.0, values=[0.5])
     with opened(home) as queue, opened(home) as other:
         queue.append(group("a"))
-        with pytest.raises(DataError, match="these rollouts have values, earlier have not"):
+        with pytest.raises(DataError, match="values"):
             other.append(odd)
         with make(opened(home), rollout_batch_size=2) as loader:
             assert rounds(loader, 1) == [names("a")]
             loader.commit()
-        with opened(home) as late, pytest.raises(DataError, match="these rollouts have values"):
+        with opened(home) as late, pytest.raises(DataError, match="values"):
             late.append(odd)
         other.append(group("b"))
         with make(opened(home), rollout_batch_size=2) as loader:
@@ -525,7 +525,7 @@ def test_what_got_past_that_is_refused_again_and_not_passed_over(home: Path) -> 
         queue.append(Rollout(prompt_ids=[1], response_ids=[2], reward=0.0, values=[0.5]))
     with make(opened(home)) as loader:
         for _ in range(2):
-            with pytest.raises(DataError, match="these rollouts have values, earlier have not"):
+            with pytest.raises(DataError, match="values"):
                 loader.get_batch()
 
 
@@ -558,7 +558,7 @@ def test_an_append_that_was_damaged_is_put_aside_and_counted_if_asked(home: Path
             assert rounds(loader) == [names("a", "b" if last else "c")]
             assert loader.counts == {"unreadable append": 1}
             loader.load_state_dict(start)
-    with pytest.raises(ConfigError, match="on_bad is 'raise' or 'skip'"):
+    with pytest.raises(ConfigError, match=r"on_bad.*'raise'"):
         RolloutQueue(home, on_bad="drop")  # type: ignore[arg-type]
 
 

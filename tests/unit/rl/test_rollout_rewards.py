@@ -82,7 +82,7 @@ BOTH = [
 
 @pytest.mark.parametrize("estimator", ["reward_to_go", "grpo"])
 def test_a_reward_beside_others_of_its_tokens_is_refused_or_added(estimator: str) -> None:
-    with pytest.raises(DataError, match=r"'a' of group 'g' has a reward of 10, .* sum to 0\.25; .*both_rewards='add'"):
+    with pytest.raises(DataError, match=r"'a'.*both_rewards='add'"):
         one(BOTH, estimator=estimator)
     alike = one([BOTH[1], BOTH[1] | {"id": "c"}], estimator=estimator)  # says the same twice
     assert alike.rewards.tolist() == [0.5, 0.5]
@@ -101,7 +101,7 @@ def test_what_is_added_up_decides_whether_rewards_vary() -> None:
 
 
 def test_how_two_rewards_go_together_is_one_of_two() -> None:
-    with pytest.raises(ConfigError, match="both_rewards is 'error' or 'add', got 'sum'"):
+    with pytest.raises(ConfigError, match=r"both_rewards.*'sum'"):
         AdvantageSpec(both_rewards="sum")  # type: ignore[arg-type]
     assert "both_rewards" not in AdvantageSpec().described()
     assert "both_rewards=add" in AdvantageSpec(both_rewards="add").described()
@@ -187,7 +187,7 @@ def test_micro_batches_of_uneven_ranks_are_equally_many_and_add_up(padding: Any,
 
 def test_a_rollout_that_fits_into_no_micro_batch_is_named() -> None:
     rollouts = [{"id": f"r{n}", "response_ids": [2] * n, "reward": float(n)} for n in (3, 9, 4)]
-    with pytest.raises(ConfigError, match="rollout 'r9' has a prompt of 1 tokens and a response of 9"):
+    with pytest.raises(ConfigError, match="'r9'"):
         one(rollouts, micro_batch_tokens=6)
-    with pytest.raises(ConfigError, match="rollout 'r9'"):
+    with pytest.raises(ConfigError, match="'r9'"):
         one(rollouts).micro_batches(6)

@@ -144,18 +144,18 @@ def test_tables_are_joined_in_order_and_empty_ones_do_not_matter() -> None:
 def test_tables_of_which_some_lack_a_column_are_not_joined() -> None:
     first = read([{"prompt_ids": [1], "response_ids": [2], "reward": 1.0, "logprobs": [-0.5]}])
     second = read([{"prompt_ids": [1], "response_ids": [2], "reward": 1.0, "id": "b"}])
-    with pytest.raises(DataError, match="1 rollouts, the first of them 'b', have no logprobs, and 1 have"):
+    with pytest.raises(DataError, match=r"'b'.*logprobs"):
         RolloutTable.joined([first, second])
-    with pytest.raises(ValueError, match="no tables"):
+    with pytest.raises(ValueError, match=r"(?i)tables"):
         RolloutTable.joined([])
 
 
 def test_metadata_that_json_cannot_hold_is_refused_with_the_rollout() -> None:
     table = read([{"prompt_ids": [1], "response_ids": [2], "reward": 1.0, "id": "x", "metadata": {"f": print}}])
-    with pytest.raises(DataError, match="rollout 'x'"):
+    with pytest.raises(DataError, match="'x'"):
         to_record_batch(table)
     table = read([{"prompt_ids": [1], "response_ids": [2], "reward": 1.0, "id": "x", "metadata": {1: 2}}])
-    with pytest.raises(DataError, match="rollout 'x': the keys of metadata are text, got 1"):
+    with pytest.raises(DataError, match=r"'x'.*metadata"):
         to_record_batch(table)
 
 
@@ -165,10 +165,10 @@ def test_arrays_in_metadata_travel_as_lists() -> None:
 
 
 def test_a_batch_that_holds_no_rollouts_is_refused() -> None:
-    with pytest.raises(SchemaError, match="it lacks"):
+    with pytest.raises(SchemaError, match="'response_ids'"):
         from_record_batch(pa.record_batch({"prompt_ids": [[1]]}))
     batch = to_record_batch(read([{"prompt_ids": [1], "response_ids": [2], "reward": 1.0, "logprobs": [-0.5]}] * 2))
     column = batch.schema.get_field_index("logprobs")
     holed = batch.set_column(column, batch.schema.field(column), pa.array([[-0.5], None], pa.list_(pa.float32())))
-    with pytest.raises(SchemaError, match="'logprobs' has null in some rows"):
+    with pytest.raises(SchemaError, match="'logprobs'"):
         from_record_batch(holed)

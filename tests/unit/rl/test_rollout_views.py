@@ -152,7 +152,7 @@ def test_what_is_taken_of_no_rollouts_is_one_that_teaches_nothing(backend: str, 
 
 def test_micro_batches_are_those_of_the_loader_unless_others_are_asked_for() -> None:
     batch = make_batch(make_table(LENGTHS))
-    with pytest.raises(ConfigError, match="pass max_tokens"):
+    with pytest.raises(ConfigError, match="max_tokens"):
         batch.micro_batches()
     batch.metadata["micro_batches"] = [[3], [2, 0, 1]]
     parts = batch.micro_batches()
@@ -322,18 +322,18 @@ def test_views_that_cannot_be_say_why() -> None:
     for name in ("as_trl", "as_verl"):
         with pytest.raises(ConfigError, match=f"{name}.*padding='sides'"):
             getattr(free, name)()
-    with pytest.raises(ConfigError, match="in turns in one row"):
+    with pytest.raises(ConfigError, match="padding='sides'"):
         _ = free.prompts
     arrays, metadata = assemble(make_table(LENGTHS), RolloutForm())
-    with pytest.raises(ConfigError, match="TRL's loss needs advantages"):
+    with pytest.raises(ConfigError, match="compute_advantages=True"):
         RolloutBatch.from_numpy(arrays, metadata, "numpy").as_trl()
     arrays.pop("attention_mask")
-    with pytest.raises(ConfigError, match="needs attention_mask"):
+    with pytest.raises(ConfigError, match="attention_mask"):
         RolloutBatch.from_numpy(arrays, metadata, "numpy").as_verl()
-    with pytest.raises(ConfigError, match=r"metadata\['layout'\] is missing"):
+    with pytest.raises(ConfigError, match=r"metadata\['layout'\]"):
         RolloutBatch(np.ones((1, 2))).micro_batches(10)
     free["pixel_values"] = np.ones((1, 2))
-    with pytest.raises(ConfigError, match="'pixel_values' was assigned"):
+    with pytest.raises(ConfigError, match="'pixel_values'"):
         free.take([0])
 
 

@@ -66,7 +66,7 @@ def test_only_text_that_repeats_gets_a_dictionary(tmp_path: Path) -> None:
 
 def test_what_parquet_has_no_form_for_is_a_matter_of_the_schema(tmp_path: Path) -> None:
     sink = ParquetSink(tmp_path / "a.parquet")
-    with pytest.raises(SchemaError, match=r"ParquetSink\(.*a\.parquet'\) cannot write these columns: .*no child field"):
+    with pytest.raises(SchemaError, match=r"ParquetSink\(.*a\.parquet'\)"):
         write(sink, pa.table({"e": [{}, {}]}))
     sink.abort()
     assert list(tmp_path.iterdir()) == []
@@ -118,7 +118,7 @@ def test_tensors_and_their_types_come_back(tmp_path: Path, kind: Any) -> None:
 
 
 def test_unknown_compressions_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="unknown compression 'rar'; expected one of zstd, snappy"):
+    with pytest.raises(ConfigError, match=r"compression.*'rar'"):
         ParquetSink(tmp_path / "a.parquet", compression="rar")
-    with pytest.raises(ConfigError, match="compression must be 'lz4', 'zstd' or None, got 'gzip'"):
+    with pytest.raises(ConfigError, match=r"compression.*'gzip'"):
         ArrowSink(tmp_path / "a.arrow", compression="gzip")

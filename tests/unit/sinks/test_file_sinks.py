@@ -111,11 +111,11 @@ def test_a_directory_that_is_not_empty_is_refused_and_an_empty_one_used(tmp_path
     sink = fill(JsonlSink(tmp_path / "out"))
     sink.flush()
     assert see(sink) == TABLE.to_pylist()
-    with pytest.raises(ConfigError, match=r"directory .*out is not empty; delete it or write elsewhere"):
+    with pytest.raises(ConfigError, match=r"\bout\b"):
         fill(JsonlSink(tmp_path / "out"))
     assert left_in(tmp_path) == ["out", "out/part-000000.jsonl"]
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"file is a file, and a path without a suffix is written as a directory"):
+    with pytest.raises(ConfigError, match=str(tmp_path)):
         fill(JsonlSink(tmp_path / "file"))
 
 
@@ -123,7 +123,7 @@ def test_a_directory_that_is_not_empty_is_refused_and_an_empty_one_used(tmp_path
 def test_a_sink_that_has_published_refuses_more_until_it_is_reset_and_then_replaces(tmp_path: Path, name: str) -> None:
     sink = fill(JsonlSink(tmp_path / name))
     sink.flush()
-    with pytest.raises(ConfigError, match="has published its output; call reset"):
+    with pytest.raises(ConfigError, match="JsonlSink"):
         sink.consume(BATCHES[0])
     sink.reset()
     fill(sink, BATCHES[1:])
@@ -159,7 +159,7 @@ def test_an_empty_directory_holds_one_part_that_says_the_columns(tmp_path: Path,
 @pytest.mark.parametrize("kind", KINDS)
 def test_another_schema_is_refused_and_says_what_differs(tmp_path: Path, kind: Any) -> None:
     sink = fill(kind(tmp_path / f"out{kind.suffix}"))
-    with pytest.raises(SchemaError, match="got another schema than before: 's' is missing; 'x' was double, is string"):
+    with pytest.raises(SchemaError, match=r"'s'.*'x'"):
         sink.consume(pa.record_batch({"n": [1], "x": ["a"]}))
     sink.abort()
     sink = kind(tmp_path / f"out{kind.suffix}")
@@ -168,7 +168,7 @@ def test_another_schema_is_refused_and_says_what_differs(tmp_path: Path, kind: A
     token = sink.checkpoint()
     resumed = kind(tmp_path / f"out{kind.suffix}")
     resumed.restore(token)
-    with pytest.raises(SchemaError, match="got another schema than before: 'n' was int64, is double"):
+    with pytest.raises(SchemaError, match=r"'n'.*\bint64\b"):
         resumed.consume(pa.record_batch({"n": [0.5], "s": ["a"], "x": [1.0]}))
     resumed.abort()
 
@@ -266,13 +266,13 @@ def test_a_segment_that_the_checkpoint_counts_on_and_is_gone_is_an_error(tmp_pat
     fill(sink)
     token = sink.checkpoint()
     shutil.rmtree(tmp_path / ".out.jsonl.penstock-parts")
-    with pytest.raises(ResumeError, match=r"the checkpoint counts on .*part-000000\.jsonl, which is gone; delete the"):
+    with pytest.raises(ResumeError, match=r"part-000000\.jsonl"):
         JsonlSink(tmp_path / "out.jsonl").restore(token)
 
 
 def test_a_checkpoint_of_a_plain_run_is_refused(tmp_path: Path) -> None:
     sink = fill(JsonlSink(tmp_path / "out.jsonl"))
-    with pytest.raises(ConfigError, match=r"call restore\(\{\}\) first"):
+    with pytest.raises(ConfigError, match=r"restore\(\{\}\)"):
         sink.checkpoint()
     sink.abort()
 
@@ -309,22 +309,20 @@ def test_a_durable_run_into_a_directory_shows_nothing_before_the_end(tmp_path: P
 @pytest.mark.parametrize("durable", [False, True])
 def test_a_missing_directory_is_named_and_not_made(tmp_path: Path, durable: bool) -> None:
     sink = JsonlSink(tmp_path / "missing" / "out.jsonl")
-    with pytest.raises(FileNotFoundError, match=r"no such directory: '.*missing'; make it before writing out\.jsonl"):
+    with pytest.raises(FileNotFoundError, match=r"'.*missing'.*out\.jsonl"):
         sink.restore({}) if durable else fill(sink)
     assert left_in(tmp_path) == []
 
 
 def test_wrong_arguments_are_refused_when_the_sink_is_made(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"rows_per_file needs a directory to write to, and .*out\.csv is a file name"
-    ):
+    with pytest.raises(ConfigError, match=r"rows_per_file.*out\.csv"):
         CsvSink(tmp_path / "out.csv", rows_per_file=3)
-    with pytest.raises(ConfigError, match="rows_per_file must be positive, got 0"):
+    with pytest.raises(ConfigError, match="rows_per_file"):
         CsvSink(tmp_path / "out", rows_per_file=0)
-    with pytest.raises(ConfigError, match="is a URL, and the output of a file sink must be a local path"):
+    with pytest.raises(ConfigError, match=r"\bsink\b"):
         JsonlSink("s3://bucket/out.jsonl")
     for kind in (ParquetSink, ArrowSink):
-        with pytest.raises(ConfigError, match=r"compresses inside; leave '\.gz' out and pass compression="):
+        with pytest.raises(ConfigError, match=r"'\.gz'.*compression="):
             kind(tmp_path / f"out{kind.suffix}.gz")
 
 
@@ -338,7 +336,7 @@ def test_the_suffix_picks_the_sink(tmp_path: Path) -> None:
     for suffix, kind in kinds.items():
         assert type(open_sink(tmp_path / f"out{suffix}")) is kind
     assert open_sink(tmp_path / "out.csv", delimiter=";")._delimiter == ";"  # type: ignore[attr-defined]
-    with pytest.raises(ConfigError, match=r"no sink writes '\.xls'; known: \.arrow, \.csv"):
+    with pytest.raises(ConfigError, match=r"'\.xls'"):
         open_sink(tmp_path / "out.xls")
-    with pytest.raises(ConfigError, match="no sink writes 'a path without a suffix'"):
+    with pytest.raises(ConfigError, match="'a path without a suffix'"):
         open_sink(tmp_path / "out")

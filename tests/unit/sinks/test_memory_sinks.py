@@ -55,7 +55,7 @@ def test_an_iterator_sink_has_room_for_so_many_batches() -> None:
     assert sink.memory_usage() == 48
     next(iter(sink))
     assert sink.wait_for_room(0)
-    with pytest.raises(ValueError, match="max_batches must be positive, got 0"):
+    with pytest.raises(ValueError, match="max_batches"):
         IteratorSink(0)
 
 
@@ -65,7 +65,7 @@ def test_iterating_raises_after_what_is_there_when_the_pipeline_fails() -> None:
     sink.abort()
     batches = iter(sink)
     next(batches)
-    with pytest.raises(StoppedError, match="its wait\\(\\) says why"):
+    with pytest.raises(StoppedError, match=r"wait\(\)"):
         next(batches)
     sink.reset()
     sink.consume(BATCHES[1])
@@ -75,5 +75,5 @@ def test_iterating_raises_after_what_is_there_when_the_pipeline_fails() -> None:
 
 def test_waiting_for_a_batch_has_a_deadline_if_asked_for() -> None:
     sink = IteratorSink(timeout=0.01)
-    with pytest.raises(StalledError, match="no batch came within"):
+    with pytest.raises(StalledError):
         next(iter(sink))

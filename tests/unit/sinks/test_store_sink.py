@@ -59,7 +59,7 @@ def test_append_mode_adds_a_version_with_each_run(tmp_path: Path) -> None:
 
 def test_a_pipeline_without_the_column_of_tokens_is_told_which_columns_there_are(tmp_path: Path) -> None:
     pipeline = Pipeline(MemorySource({"ids": [[1]]}), [], StoreSink(tmp_path / "a.store"))
-    with pytest.raises(SchemaError, match=r"no column 'input_ids' in \['ids'\]"):
+    with pytest.raises(SchemaError, match=r"'input_ids'.*'ids'"):
         pipeline.run()
     assert list(tmp_path.iterdir()) == []
 
@@ -67,12 +67,12 @@ def test_a_pipeline_without_the_column_of_tokens_is_told_which_columns_there_are
 def test_a_store_that_is_there_is_not_touched(tmp_path: Path) -> None:
     Pipeline(MemorySource(TABLE), [], StoreSink(tmp_path / "a.store")).run()
     before = shards(tmp_path / "a.store")
-    with pytest.raises(ConfigError, match="holds a store already"):
+    with pytest.raises(ConfigError, match="mode='append'"):
         Pipeline(MemorySource(TABLE.slice(5)), [], StoreSink(tmp_path / "a.store")).run()
     assert shards(tmp_path / "a.store") == before
 
 
 def test_it_prints_as_it_was_made(tmp_path: Path) -> None:
     assert repr(StoreSink("corpus.store")) == "StoreSink('corpus.store')"
-    with pytest.raises(ConfigError, match="mode must be one of"):
+    with pytest.raises(ConfigError, match=r"\bmode\b"):
         StoreSink(tmp_path, mode="w")

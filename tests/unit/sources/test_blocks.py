@@ -112,9 +112,7 @@ def test_a_record_that_is_too_long_and_the_last_ends_the_file(tmp_path: Path) ->
     (tmp_path / "b.txt").write_bytes(b"two\n")
     blocks = reader(tmp_path / "a.txt", tmp_path / "b.txt", limit=1000)
     assert blocks.next(100) is not None
-    with pytest.raises(
-        DataError, match=r"a\.txt, row 1, byte 4: a record is longer than max_row_bytes=1000 B; raise max"
-    ):
+    with pytest.raises(DataError, match=r"row 1\b.*max_row_bytes=1000"):
         blocks.next(100)
     blocks.skip_bad()
     [block] = everything(blocks, 100)
@@ -125,7 +123,7 @@ def test_where_a_newline_need_not_end_a_record_a_long_one_costs_the_rest_of_the_
     (tmp_path / "a.csv").write_bytes(b'1\n"' + b"x\n" * 200 + b'"\n2\n')
     blocks = reader(tmp_path / "a.csv", cutter=CsvRecords(), limit=100)
     assert blocks.next(50) is not None
-    with pytest.raises(DataError, match="row 1, byte 2: a record is longer"):
+    with pytest.raises(DataError, match=r"row 1\b.*byte 2\b"):
         blocks.next(50)
     assert blocks.skip_bad() == "the rest of the file is unreadable"
     assert blocks.next(50) is None
@@ -136,7 +134,7 @@ def test_an_endless_line_is_refused_before_it_is_read(tmp_path: Path) -> None:
     path.touch()
     os.truncate(path, 1 << 32)
     blocks = reader(path, limit=1 << 20)
-    with pytest.raises(DataError, match="row 0, byte 0: a record is longer than"):
+    with pytest.raises(DataError, match=r"row 0\b.*byte 0\b"):
         blocks.next(1 << 16)
     assert blocks.held_bytes <= (1 << 20) + 1
 
@@ -160,8 +158,8 @@ def test_a_cut_gzip_gives_its_whole_records_and_then_the_error_again_and_again(t
     assert len(good) > 500
     assert good == rows[: len(good)]
     assert (failure.row, failure.offset) == (len(good), 41 * len(good))
-    assert "the compressed stream is damaged or cut short (Truncated compressed stream)" in str(failure)
-    with pytest.raises(DataError, match="damaged or cut short"):
+    assert "Truncated compressed stream" in str(failure)
+    with pytest.raises(DataError, match=r"a\.txt\.gz"):
         everything(blocks, max_bytes)
     blocks.skip_bad()
     assert blocks.next(max_bytes) is None
@@ -169,7 +167,7 @@ def test_a_cut_gzip_gives_its_whole_records_and_then_the_error_again_and_again(t
 
 def test_a_file_that_became_shorter_is_not_the_one_that_was_saved(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"one\n")
-    with pytest.raises(ResumeError, match=r"a\.txt has 4 bytes now, and byte 100 of it was asked for"):
+    with pytest.raises(ResumeError, match=r"a\.txt.*byte 100\b"):
         reader(tmp_path / "a.txt", place=BlockPosition(0, 100, 3)).next(10)
 
 
@@ -181,7 +179,7 @@ def test_empty_files_are_refused_or_passed_over(tmp_path: Path) -> None:
     paths = sorted(tmp_path.iterdir())
     blocks = reader(*paths)
     for path in paths[:-1]:
-        with pytest.raises(DataError, match=rf"{path.name}, row 0, byte 0: the file is empty \(0 bytes\)"):
+        with pytest.raises(DataError, match=rf"{path.name}.*\bempty\b"):
             blocks.next(10)
         blocks.skip_bad()
     assert len(everything(blocks, 10)) == 1

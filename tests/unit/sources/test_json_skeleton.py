@@ -100,5 +100,5 @@ def test_types_are_those_of_a_scan_of_everything(tmp_path: Path, monkeypatch: py
 
 def test_a_conflict_of_types_still_names_its_row(tmp_path: Path) -> None:
     rows = [json.dumps({"text": LONG, "x": 1})] * 3 + [json.dumps({"text": LONG, "x": "one"})]
-    with pytest.raises(SchemaError, match=r"row 3: field 'x' is string here and int64 before"):
+    with pytest.raises(SchemaError, match=r"row 3\b.*'x'"):
         _ = lines(tmp_path / "a.jsonl", rows).schema

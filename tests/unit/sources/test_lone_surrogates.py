@@ -38,7 +38,7 @@ def test_half_a_pair_is_refused_with_its_row(tmp_path: Path, source: type[JsonlS
     rows = ['{"text": "fine"}', f'{{"text": "{bad}"}}', r'{"text": "\ud83c\udf89 fine"}']
     file = tmp_path / ("rows.jsonl" if source is JsonlSource else "rows.json")
     file.write_text("\n".join(rows) if source is JsonlSource else f"[{','.join(rows)}]")
-    with pytest.raises(DataError, match=r"row 1, .*is half of a surrogate pair") as caught:
+    with pytest.raises(DataError, match=r"row 1\b") as caught:
         Pipeline(source(file), [], MemorySink()).run()
     assert file.name in str(caught.value)
     report = Pipeline(source(file), [], sink := MemorySink(), config=PipelineConfig(on_error="skip")).run()
@@ -58,7 +58,7 @@ def test_columns_are_known_though_every_row_has_half_a_pair(tmp_path: Path, sour
 def test_a_chat_with_half_a_pair_is_refused_with_its_row(tmp_path: Path) -> None:
     file = tmp_path / "chats.jsonl"
     file.write_text(CHAT)
-    with pytest.raises(PenstockError, match=r"chats.jsonl, row 0, .*is half of a surrogate pair"):
+    with pytest.raises(PenstockError, match=r"chats\.jsonl.*row 0\b"):
         prepare(file, tmp_path / "chats.store", Recipe(tokenizer=trained(tmp_path), template="chatml"))
 
 

@@ -163,13 +163,13 @@ def test_a_column_of_the_file_that_disagrees_is_refused_with_both_values(
     tmp_path: Path, suffix: str, folder: str
 ) -> None:
     path = put(tmp_path, folder, suffix, text=["a", "b"], lang=["fr", "fr"])
-    with pytest.raises(SchemaError, match=rf"'lang' is 'fr' in .*{path.name}.* says {folder}; rename"):
+    with pytest.raises(SchemaError, match=rf"{path.name}.*{folder}"):
         rows_of(open_source(tmp_path))
 
 
 def test_a_value_that_does_not_fit_the_column_of_the_file_is_refused(tmp_path: Path) -> None:
     put(tmp_path, "n=one", n=[1])
-    with pytest.raises(SchemaError, match=r"'n' is int64, and a directory of .* gives it 'one'"):
+    with pytest.raises(SchemaError, match=r"'n'.*'one'"):
         rows_of(open_source(tmp_path))
 
 
@@ -180,7 +180,7 @@ def test_a_column_of_a_dictionary_agrees_or_not_by_its_values(tmp_path: Path) ->
 
 def test_two_values_for_one_column_are_refused(tmp_path: Path) -> None:
     put(tmp_path, "lang=en/lang=de")
-    with pytest.raises(SchemaError, match="lang=en/lang=de gives column 'lang' two values"):
+    with pytest.raises(SchemaError, match=r"lang=en.*lang=de"):
         rows_of(open_source(tmp_path))
 
 
@@ -190,11 +190,9 @@ def test_columns_choose_among_directories_too(tmp_path: Path, kind: Any) -> None
     put(tmp_path, "year=2024/lang=en", suffix, text=["a"], other=[1])
     assert rows_of(kind(tmp_path, columns=["lang", "text"])) == [{"lang": "en", "text": "a"}]
     assert rows_of(kind(tmp_path, columns=["text"])) == [{"text": "a"}]
-    with pytest.raises(
-        ConfigError, match=r"\['lang'\] are all names of directories .*lang=en.* no column of the files"
-    ):
+    with pytest.raises(ConfigError, match=r"'lang'.*lang=en"):
         rows_of(kind(tmp_path, columns=["lang"]))
-    with pytest.raises(SchemaError, match="'missing' not in"):
+    with pytest.raises(SchemaError, match="'missing'"):
         rows_of(kind(tmp_path, columns=["text", "missing"]))
 
 
@@ -221,7 +219,7 @@ def test_a_state_of_a_partition_that_was_renamed_is_refused(tmp_path: Path, suff
     moved.load_state_dict(state)
     assert moved.next_batch(1).to_pylist() == [{"text": "b", "lang": "en"}]
     (tmp_path / "moved/lang=en").rename(tmp_path / "moved/lang=de")
-    with pytest.raises(ResumeError, match=rf"was 'lang=en/part-0.{suffix}' .* is 'lang=de/part-0.{suffix}' now"):
+    with pytest.raises(ResumeError, match=rf"'lang=en/part-0\.{suffix}'.*'lang=de/part-0\.{suffix}'"):
         open_source(tmp_path / "moved").load_state_dict(state)  # type: ignore[attr-defined]
 
 
@@ -254,7 +252,7 @@ def test_a_source_of_others_that_knows_no_such_columns_says_so(
     open_source(tmp_path)
     (said,) = caplog.messages
     assert "MemorySource" in said
-    assert "those of lang=en are left out" in said
+    assert "lang=en" in said
 
 
 def test_local_copies_of_remote_files_have_the_directories_of_the_url() -> None:

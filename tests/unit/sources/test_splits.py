@@ -142,5 +142,5 @@ def test_damage_is_told_behind_the_last_good_row_and_can_be_passed_over(tmp_path
 
 
 def test_what_is_no_file_cannot_be_cut() -> None:
-    with pytest.raises(ConfigError, match="streaming reads files, or a token store"):
+    with pytest.raises(ConfigError, match="IteratorSource"):
         input_files(IteratorSource([{"a": 1}]))

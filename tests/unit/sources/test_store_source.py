@@ -36,9 +36,9 @@ def read(source: StoreSource, max_rows: int = 7) -> list[int]:
 def test_columns_are_chosen_and_checked(path: Path) -> None:
     assert_source_contract(lambda: StoreSource(path, columns=["n"]), [{"n": n} for n in range(50)])
     assert StoreSource(path, columns=["n", "input_ids"]).schema.names == ["n", "input_ids"]
-    with pytest.raises(SchemaError, match=r"column 'm' not in .*it has \['input_ids', 'n'\]"):
+    with pytest.raises(SchemaError, match=r"'m'.*'input_ids'"):
         _ = StoreSource(path, columns=["m"]).schema
-    with pytest.raises(ConfigError, match="columns must be a list"):
+    with pytest.raises(ConfigError, match="columns"):
         StoreSource(path, columns="n")
 
 
@@ -68,7 +68,7 @@ def test_a_position_belongs_to_a_version(path: Path) -> None:
     source.next_batch(9)
     state = source.state_dict()
     append(path, [batch(50, 10)])
-    with pytest.raises(ResumeError, match=r"saved in version 1 of a store, and .* is at version 2, .*pass version=1"):
+    with pytest.raises(ResumeError, match=r"version 1\b.*version 2\b"):
         StoreSource(path).load_state_dict(state)
     older = StoreSource(path, version=1)
     older.load_state_dict(state)
@@ -84,7 +84,7 @@ def test_a_missing_shard_is_named_where_its_rows_would_have_come(path: Path) -> 
     source = StoreSource(path)
     lost = source.manifest.shards[2]
     (path / lost.file).unlink()
-    with pytest.raises(DataError, match=rf"{lost.name}\.arrow: this shard is missing"):
+    with pytest.raises(DataError, match=rf"{lost.name}\.arrow"):
         read(source)
     sink = MemorySink()
     report = Pipeline(StoreSource(path), [], sink, PipelineConfig(on_error="skip")).run()
@@ -97,16 +97,16 @@ def test_a_flipped_bit_is_noticed_unless_told_not_to_look(path: Path) -> None:
     file = path / shard.file
     data = file.read_bytes()
     file.write_bytes(data[:-300] + bytes([data[-300] ^ 1]) + data[-299:])
-    with pytest.raises(DataError, match=rf"{shard.name}\.arrow, row 0: this shard is damaged: its checksum"):
+    with pytest.raises(DataError, match=rf"{shard.name}\.arrow.*row 0\b"):
         read(StoreSource(path))
     source = StoreSource(path, verify="full")
-    with pytest.raises(DataError, match=rf"{shard.name}\.arrow, row 0: this shard is damaged: its checksum"):
+    with pytest.raises(DataError, match=rf"{shard.name}\.arrow.*row 0\b"):
         source.next_batch(1)
     assert len(read(StoreSource(path, verify="fast"))) == 50
     sink = MemorySink()
     Pipeline(StoreSource(path), [], sink, PipelineConfig(on_error="skip")).run()
     assert len(sink.rows()) == 50 - shard.rows
-    with pytest.raises(ConfigError, match="verify must be one of fast, touch, full, got 'slow'"):
+    with pytest.raises(ConfigError, match=r"verify.*'slow'"):
         StoreSource(path, verify="slow")  # type: ignore[arg-type]
     assert open_source(path, verify="fast").next_batch(3) is not None
 
@@ -123,5 +123,5 @@ def test_a_source_stays_where_it_was_made(path: Path, tmp_path: Path, monkeypatc
 def test_nothing_is_read_before_it_is_needed(tmp_path: Path) -> None:
     source = StoreSource(tmp_path / "later.store", version=3)
     assert repr(source) == f"StoreSource({str(tmp_path / 'later.store')!r}, version=3)"
-    with pytest.raises(FileNotFoundError, match="is not a store"):
+    with pytest.raises(FileNotFoundError, match=r"later\.store"):
         source.next_batch(1)

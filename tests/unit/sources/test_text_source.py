@@ -63,7 +63,7 @@ def test_a_file_can_be_one_row(tmp_path: Path) -> None:
     assert_source_contract(lambda: TextSource(tmp_path, per="file"), rows)
     (tmp_path / "4.txt").touch()
     assert len(read(TextSource(tmp_path, per="file", allow_empty=True))) == 3
-    with pytest.raises(ConfigError, match="per must be 'line' or 'file', got 'word'"):
+    with pytest.raises(ConfigError, match=r"\bper\b.*'word'"):
         TextSource(tmp_path, per="word")  # type: ignore[arg-type]
 
 
@@ -71,7 +71,7 @@ def test_a_file_that_is_too_long_for_one_row_is_refused_and_the_next_is_read(tmp
     (tmp_path / "1.txt").write_text("one\n" * 100)
     (tmp_path / "2.txt").write_text("two")
     source = TextSource(tmp_path, per="file", max_row_bytes=100)
-    with pytest.raises(DataError, match=r"1\.txt, row 0, byte 0: a record is longer than max_row_bytes=100 B"):
+    with pytest.raises(DataError, match=r"row 0\b.*max_row_bytes=100"):
         source.next_batch(1)
     source.skip_file()
     assert read(source) == ["two"]
@@ -93,5 +93,5 @@ def test_a_line_that_is_not_utf8_is_named_and_no_blank_line_is_lost_beside_it(tm
 
 @pytest.mark.parametrize("limit", [0, -1, "3 GiB"])
 def test_a_limit_for_rows_must_make_sense(tmp_path: Path, limit: int | str) -> None:
-    with pytest.raises(ConfigError, match="max_row_bytes must be between 1 byte and 2047 MiB"):
+    with pytest.raises(ConfigError, match="max_row_bytes"):
         TextSource(tmp_path, max_row_bytes=limit)

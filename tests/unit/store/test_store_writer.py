@@ -228,36 +228,36 @@ def test_tensors_and_their_types_come_back(tmp_path: Path) -> None:
 def test_what_a_store_cannot_hold_is_refused_by_name(tmp_path: Path) -> None:
     union = pa.UnionArray.from_sparse(pa.array([0, 1], pa.int8()), [pa.array([1, 2]), pa.array(["a", "b"])])
     for odd in (union, pa.array(["a", "b"]).cast(pa.string_view())):
-        with pytest.raises(SchemaError, match=r"column 'odd' has the type .* which a store cannot hold"):
+        with pytest.raises(SchemaError, match="'odd'"):
             write(tmp_path / "s", [pa.record_batch({"odd": odd})], tokens=None)
     nested = pa.array([["a"]], pa.list_(pa.dictionary(pa.int8(), pa.string())))
-    with pytest.raises(SchemaError, match="column 'odd' has the type dictionary"):
+    with pytest.raises(SchemaError, match="'odd'"):
         write(tmp_path / "s", [pa.record_batch({"odd": nested})], tokens=None)
     assert left_in(tmp_path) == []
 
 
 def test_the_columns_of_tokens_and_mask_must_be_there_and_hold_lists(tmp_path: Path) -> None:
     batch = pa.record_batch({"ids": [1, 2]})
-    with pytest.raises(SchemaError, match=r"no column 'input_ids' in \['ids'\]; pass tokens= its name, or tokens=None"):
+    with pytest.raises(SchemaError, match=r"'ids'.*tokens="):
         write(tmp_path / "s", [batch])
     with pytest.raises(SchemaError, match="'ids' is int64"):
         write(tmp_path / "s", [batch], tokens="ids")
     lists = pa.record_batch({"ids": pa.array([[1], [2]])})
-    with pytest.raises(SchemaError, match=r"no column 'mask' in \['ids'\]; pass mask= its name"):
+    with pytest.raises(SchemaError, match=r"'mask'.*'ids'"):
         write(tmp_path / "s", [lists], tokens="ids", mask="mask")
     assert left_in(tmp_path) == []
 
 
 def test_another_schema_in_the_middle_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SchemaError, match="got another schema than before: 'n' was int64, is string"):
+    with pytest.raises(SchemaError, match=r"'n'.*\bint64\b"):
         write(tmp_path / "s", [pa.record_batch({"n": [1]}), pa.record_batch({"n": ["1"]})], tokens=None)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mode": "add"}, "mode must be one of create, append, overwrite, got 'add'"),
-        ({"shard_bytes": 0}, "shard_bytes must be positive"),
+        ({"mode": "add"}, r"\bmode\b.*'add'"),
+        ({"shard_bytes": 0}, "shard_bytes"),
     ],
 )
 def test_options_that_cannot_work_are_refused_at_once(tmp_path: Path, options: Any, message: str) -> None:
@@ -266,20 +266,20 @@ def test_options_that_cannot_work_are_refused_at_once(tmp_path: Path, options: A
 
 
 def test_a_url_is_refused() -> None:
-    with pytest.raises(ConfigError, match="is a URL"):
+    with pytest.raises(ConfigError, match=r"\bstore\b"):
         StoreWriter("s3://bucket/store")
 
 
 def test_targets_that_are_taken_or_missing_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "s", [WHOLE])
-    with pytest.raises(ConfigError, match="holds a store already; pass mode='append'"):
+    with pytest.raises(ConfigError, match="mode='append'"):
         write(tmp_path / "s", [WHOLE])
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "mine.txt").write_text("mine")
     for mode in ("create", "append", "overwrite"):
-        with pytest.raises(ConfigError, match="is not a store; delete it or write elsewhere"):
+        with pytest.raises(ConfigError, match=str(tmp_path)):
             write(tmp_path / "d", [WHOLE], mode=mode)
-    with pytest.raises(FileNotFoundError, match="no such directory"):
+    with pytest.raises(FileNotFoundError, match=str(tmp_path)):
         write(tmp_path / "no" / "s", [WHOLE])
     assert left_in(tmp_path) == ["d", "s"]
     assert contents(tmp_path / "s") == ROWS
@@ -294,10 +294,10 @@ def test_an_empty_directory_is_taken(tmp_path: Path) -> None:
 def test_a_second_writer_is_refused_while_the_first_writes(tmp_path: Path) -> None:
     with StoreWriter(tmp_path / "s") as first, StoreWriter(tmp_path / "s", wait_seconds=0.02) as second:
         first.write(WHOLE)
-        with pytest.raises(ConfigError, match=rf"is being written by process {os.getpid()} on .*wait for it to end"):
+        with pytest.raises(ConfigError, match=str(os.getpid())):
             second.write(WHOLE)
         first.publish()
-        with pytest.raises(ConfigError, match="holds a store already"):
+        with pytest.raises(ConfigError, match="mode='append'"):
             second.write(WHOLE)
     assert contents(tmp_path / "s") == ROWS
     assert left_in(tmp_path) == ["s"]
@@ -310,7 +310,7 @@ def test_a_writer_that_was_replaced_writes_no_more(tmp_path: Path) -> None:
     token = first.checkpoint()
     second.restore(token)
     for action in (lambda: first.write(WHOLE), first.checkpoint, first.publish):
-        with pytest.raises(ConfigError, match="another writer has taken its place"):
+        with pytest.raises(ConfigError, match="StoreWriter"):
             action()
     first.abort()
     second.publish()
@@ -414,9 +414,9 @@ def test_a_store_can_be_written_from_inside_its_directory_but_not_made_there(
     assert append("..", [WHOLE]).rows == 360
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
-    with pytest.raises(ConfigError, match=r"is the directory this process is in, .*name a directory that is not there"):
+    with pytest.raises(ConfigError, match=r"\bempty\b"):
         write(Path(), [WHOLE])
-    with pytest.raises(ConfigError, match="cannot be a store"):
+    with pytest.raises(ConfigError, match="'/'"):
         StoreWriter("/")
     assert left_in(tmp_path) == ["empty", "s"]
 
@@ -546,11 +546,11 @@ def test_rows_that_do_not_go_with_those_before_are_refused(tmp_path: Path) -> No
     ids = pa.record_batch({"ids": pa.array([[1]], pa.list_(pa.uint16()))})
     write(tmp_path / "s", [ids], tokens="ids", lineage=Lineage(tokenizer="one"))
     wide = pa.record_batch({"ids": pa.array([[1]], pa.list_(pa.uint32()))})
-    with pytest.raises(SchemaError, match=r"do not go with those in .*'ids' was list<item: uint16>"):
+    with pytest.raises(SchemaError, match=r"'ids'.*\buint16\b"):
         append(tmp_path / "s", [wide])
-    with pytest.raises(SchemaError, match="has its tokens in 'ids' and their mask in None, this run in None"):
+    with pytest.raises(SchemaError, match=r"tokens.*'ids'"):
         write(tmp_path / "s", [ids], mode="append", tokens=None)
-    with pytest.raises(ConfigError, match="made with the tokenizer one, these rows with two"):
+    with pytest.raises(ConfigError, match="tokenizer"):
         append(tmp_path / "s", [ids], lineage=Lineage(tokenizer="two"))
     assert append(tmp_path / "s", [ids], lineage=Lineage(tokenizer="one")).rows == 2
 
@@ -559,7 +559,7 @@ def test_rows_that_do_not_go_with_those_before_are_refused(tmp_path: Path) -> No
 
 
 def test_checkpoint_needs_restore_first(tmp_path: Path) -> None:
-    with StoreWriter(tmp_path / "s") as writer, pytest.raises(ConfigError, match="checkpoint\\(\\) without restore"):
+    with StoreWriter(tmp_path / "s") as writer, pytest.raises(ConfigError, match=r"checkpoint\(\)"):
         writer.checkpoint()
 
 
@@ -654,9 +654,9 @@ def test_a_store_that_another_run_made_is_not_taken_for_our_own(tmp_path: Path) 
     token = writer.checkpoint() | {"finishing": True}
     writer.abort()
     write(tmp_path / "s", [WHOLE.slice(0, 3)])
-    with pytest.raises(ConfigError, match="holds a store already"):
+    with pytest.raises(ConfigError, match="mode='append'"):
         StoreWriter(tmp_path / "s").restore(token)
-    with pytest.raises(ResumeError, match=r"builds on version None of .*, which has version 1 now"):
+    with pytest.raises(ResumeError, match=r"version 1\b"):
         StoreWriter(tmp_path / "s", mode="append").restore(token)
 
 
@@ -668,7 +668,7 @@ def test_a_file_the_checkpoint_counts_on_that_is_gone_is_named(tmp_path: Path, l
     token = writer.checkpoint()
     writer.abort()
     (tmp_path / ".s.penstock-store" / ".build" / lost).unlink()
-    with pytest.raises(ResumeError, match=f"{lost}, which is gone; delete the checkpoint"):
+    with pytest.raises(ResumeError, match=str(lost)):
         StoreWriter(tmp_path / "s").restore(token)
 
 
@@ -677,7 +677,7 @@ def test_reset_runs_again_in_place_of_the_first(tmp_path: Path) -> None:
     for rows in (WHOLE, WHOLE.slice(5)):
         writer.write(rows)
         writer.publish()
-        with pytest.raises(ConfigError, match="has been published"):
+        with pytest.raises(ConfigError, match=str(tmp_path)):
             writer.write(rows)
         assert contents(tmp_path / "s") == rows.to_pylist()
         writer.reset()
@@ -703,7 +703,7 @@ def test_a_checkpoint_does_not_take_the_files_of_another_run_for_its_own(tmp_pat
         return token
 
     first, second = begun(1), begun(2)
-    with pytest.raises(ResumeError, match="another run has begun to write"):
+    with pytest.raises(ResumeError, match=str(tmp_path)):
         StoreWriter(tmp_path / "a.store").restore(first)
     with StoreWriter(tmp_path / "a.store") as writer:  # the lock is free, and the second run can go on
         writer.restore(second)
@@ -734,7 +734,7 @@ def test_what_a_checkpoint_counts_on_is_refused_if_it_was_damaged_meanwhile(tmp_
         damaged = bytearray(whole)
         damaged[len(damaged) // 2] ^= 1
         (build / name).write_bytes(damaged)
-        with pytest.raises(ResumeError, match=rf"{name}, which is damaged"):
+        with pytest.raises(ResumeError, match=str(name)):
             writer().restore(token)
         (build / name).write_bytes(whole)
     resumed = writer()

@@ -176,7 +176,7 @@ def test_files_are_read_by_their_suffix(tmp_path: Path, titanic: pd.DataFrame) -
     for name in ("a.csv", "a.tsv", "a.jsonl", "a.parquet"):
         assert converter.convert_batch(tmp_path / name) == expected
         assert converter.convert_batch(str(tmp_path / name)) == expected
-    with pytest.raises(FileNotFoundError, match="no such file"):
+    with pytest.raises(FileNotFoundError, match=r"b\.csv"):
         converter.convert_batch(tmp_path / "b.csv")
 
 
@@ -202,7 +202,7 @@ def test_the_target_is_never_said_and_need_not_be_there(titanic: pd.DataFrame) -
     assert converter.convert_row(titanic.iloc[2]) == (
         'The Name is Cumings, "Mrs." John. The Age is 0.42. The Cabin is C85.'
     )
-    with pytest.raises(ConfigError, match="template 'sentence' says 'Survived', which is the target"):
+    with pytest.raises(ConfigError, match=r"'sentence'.*target"):
         TabularTextConverter("{Name}: {Survived}", target="Survived")
 
 
@@ -216,23 +216,23 @@ def test_a_column_that_is_not_there_is_named_with_a_suggestion(titanic: pd.DataF
     given: Any = {"Agee": ColumnFormat()} if option == "columns" else ["Agee"]
     converter = TabularTextConverter(**{option: given})
     for convert, data in ((converter.convert_batch, titanic), (converter.convert_row, titanic.iloc[0])):
-        with pytest.raises(SchemaError, match=r"column 'Agee', the data has \['PassengerId'.*did you mean 'Age'\?"):
+        with pytest.raises(SchemaError, match=r"'Agee'.*'Age'"):
             convert(data)
 
 
 def test_options_that_cannot_work_are_refused() -> None:
     template = KeyValueTemplate()
-    with pytest.raises(ConfigError, match=r"unknown style 'keyvalue'; did you mean 'key_value'\?"):
+    with pytest.raises(ConfigError, match=r"\bstyle\b.*'key_value'"):
         TabularTextConverter(style="keyvalue")
-    with pytest.raises(ConfigError, match="a template has its own formats"):
+    with pytest.raises(ConfigError, match="columns="):
         TabularTextConverter(template, columns={})
-    with pytest.raises(ConfigError, match="a template has chosen its own"):
+    with pytest.raises(ConfigError, match="only="):
         TabularTextConverter(template, exclude=["a"])
-    with pytest.raises(ConfigError, match="column 'a' is in only= and in exclude="):
+    with pytest.raises(ConfigError, match=r"only=.*exclude="):
         TabularTextConverter(only=["a"], exclude=["a"])
-    with pytest.raises(ConfigError, match="column 'a' is in exclude= twice"):
+    with pytest.raises(ConfigError, match=r"'a'.*exclude="):
         TabularTextConverter(exclude=["a", "a"])
-    with pytest.raises(ConfigError, match="mixed must be 'error' or 'text', got 'maybe'"):
+    with pytest.raises(ConfigError, match=r"\bmixed\b.*'maybe'"):
         TabularTextConverter(mixed="maybe").convert_batch([])  # type: ignore[arg-type]
 
 
@@ -243,7 +243,7 @@ def test_an_empty_frame_has_no_texts(style: str) -> None:
         assert converter.convert_batch(empty) == []
         assert len(converter.convert_table(empty)) == 0
     assert TabularTextConverter("{a}").convert_batch([]) == []
-    with pytest.raises(SchemaError, match="uses column 'a', the data has"):
+    with pytest.raises(SchemaError, match="'a'"):
         TabularTextConverter("{a}").convert_batch(pd.DataFrame({"b": []}))
 
 
@@ -256,31 +256,29 @@ def test_a_row_without_values_is_still_a_row() -> None:
 
 def test_columns_of_one_name_are_refused() -> None:
     frame = pd.DataFrame([[1, 2, 3]], columns=["a", "b", "a"])
-    message = r"2 columns are called 'a'; rename all but one; the columns are \['a', 'b', 'a'\]"
+    message = r"'a'.*'b'"
     for data in (frame, pa.Table.from_arrays([pa.array([1])] * 3, names=["a", "b", "a"])):
         with pytest.raises(SchemaError, match=message):
             TabularTextConverter().convert_batch(data)
     with pytest.raises(SchemaError, match=message):
         TabularTextConverter().convert_row(frame.iloc[0])
-    with pytest.raises(SchemaError, match="2 columns are called '1'"):
+    with pytest.raises(SchemaError, match="'1'"):
         TabularTextConverter().convert_batch(pd.DataFrame([[1, 2]], columns=[1, "1"]))
 
 
 def test_what_is_no_table_or_no_row_is_refused(titanic: pd.DataFrame) -> None:
     converter = TabularTextConverter()
-    with pytest.raises(SchemaError, match="expected a table, got one row, a Series; see convert_row"):
+    with pytest.raises(SchemaError, match="convert_row"):
         converter.convert_batch(titanic.iloc[0])
-    with pytest.raises(
-        SchemaError, match=r"column 'a' is 1, expected its values in a list.*for one row see convert_row"
-    ):
+    with pytest.raises(SchemaError, match=r"'a'.*convert_row"):
         converter.convert_batch({"a": 1})
-    with pytest.raises(SchemaError, match="got LazyFrame; call collect"):
+    with pytest.raises(SchemaError, match="LazyFrame"):
         converter.convert_batch(pl.LazyFrame({"a": [1]}))
-    with pytest.raises(SchemaError, match="has a zero byte in its name; rename it"):
+    with pytest.raises(SchemaError, match=r"a\\x00b"):
         converter.convert_batch(pl.DataFrame({"a\0b": [1]}))
-    with pytest.raises(SchemaError, match="expected a row as a pandas Series or a mapping, got DataFrame"):
+    with pytest.raises(SchemaError, match="DataFrame"):
         converter.convert_row(titanic)
-    with pytest.raises(SchemaError, match="columns must be equally long: 'b' has 1 values, 'a' has 2"):
+    with pytest.raises(SchemaError, match=r"columns.*'b'"):
         converter.convert_batch({"a": [1, 2], "b": [1]})
 
 
@@ -311,7 +309,7 @@ def test_texts_past_the_limit_of_one_arrow_array_are_several(monkeypatch: pytest
     texts = KeyValueTemplate().render(table)
     assert texts.num_chunks > 4
     assert texts.to_pylist() == ["x: " + "a" * 50] * 9
-    with pytest.raises(DataError, match="the text of one row has"):
+    with pytest.raises(DataError, match=r"\b200\b"):
         KeyValueTemplate().render(pa.table({"x": ["a" * 300]}))
 
 
@@ -353,11 +351,11 @@ def test_a_string_that_is_a_style_is_that_style(titanic: pd.DataFrame) -> None:
         by_name = TabularTextConverter(style, columns={"Age": ColumnFormat(unit="years")}, exclude=["Name"])
         assert by_name.template == make_style(style, columns={"Age": ColumnFormat(unit="years")}, exclude=["Name"])
     assert TabularTextConverter("json", target="Survived").convert_row(titanic.iloc[0]).startswith('{"PassengerId": 1')
-    with pytest.raises(ConfigError, match=r"'jsno' is neither a sentence.*, nor a style; did you mean 'json'\?"):
+    with pytest.raises(ConfigError, match=r"\bstyle\b.*'json'"):
         TabularTextConverter("jsno")
-    with pytest.raises(ConfigError, match=r"names columns as in '\{Age\}', nor a style; the styles are natural"):
+    with pytest.raises(ConfigError, match=r"'\{Age\}'.*\bstyle\b"):
         TabularTextConverter("Guess who survived.")
-    with pytest.raises(ConfigError, match="'json' and style='list' are two styles"):
+    with pytest.raises(ConfigError, match=r"'json'.*style='list'"):
         TabularTextConverter("json", style="list")
 
 
@@ -365,7 +363,7 @@ def test_a_string_that_is_a_style_is_that_style(titanic: pd.DataFrame) -> None:
 def test_a_misspelt_target_is_not_put_into_the_text(titanic: pd.DataFrame, target: str) -> None:
     converter = TabularTextConverter(target=target)
     for convert, data in ((converter.convert_batch, titanic), (converter.convert_row, titanic.iloc[0])):
-        with pytest.raises(SchemaError, match=rf"target '{target}' is not in the data, and 'Survived'.*would be in"):
+        with pytest.raises(SchemaError, match=rf"target.*'{target}'"):
             convert(data)
     unsaid = TabularTextConverter("{Name}", target=target)
     assert unsaid.convert_batch(titanic) == TabularTextConverter("{Name}").convert_batch(titanic)

@@ -81,9 +81,7 @@ def test_copies_of_a_row_are_not_drawn_for_it_either() -> None:
     for text in template.render(as_table(examples)).to_pylist():
         found, row = drawn(text)
         assert row not in found
-    with pytest.raises(
-        DataError, match="row 0: 6 examples are wanted, 5 of the 8 say something else than the row itself"
-    ):
+    with pytest.raises(DataError, match=r"row 0\b"):
         FewShot(SAY, examples, labels="y", count=6).render(as_table(examples))
 
 
@@ -95,7 +93,7 @@ def test_an_id_decides_what_is_drawn_and_what_is_left_out() -> None:
     after = [drawn(text)[0] for text in template.render(as_table(same_id)).to_pylist()]
     assert before == after
     assert all(n not in examples for n, examples in enumerate(before))
-    with pytest.raises(SchemaError, match="uses column 'id'"):
+    with pytest.raises(SchemaError, match="'id'"):
         FewShot(SAY, frame(40), labels="y", count=3, id_column="id").render_row({"x": 1})
 
 
@@ -131,10 +129,10 @@ def test_a_converter_is_taken_with_its_template_and_its_target() -> None:
     assert FewShot(converter.template, frame(5), labels=[0, 1, 0, 1, 0], count=1).fingerprint != template.fingerprint
     with hiding(["y"]):
         assert FewShot(converter, frame(5), labels="y", count=1).fingerprint == template.fingerprint
-    with pytest.raises(ConfigError, match="must be a template or a TabularTextConverter, got str"):
+    with pytest.raises(ConfigError, match="TabularTextConverter"):
         FewShot("{x}", frame(5), labels="y")  # type: ignore[arg-type]
     labelled = frame(5).rename(columns={"y": "label"})
-    with pytest.raises(SchemaError, match="target 'labl' is not in the data, and 'label', which is"):
+    with pytest.raises(SchemaError, match=r"target.*'labl'"):
         FewShot(TabularTextConverter(target="labl"), labelled, labels=[0, 1, 0, 1, 0], count=1)
 
 
@@ -150,12 +148,12 @@ def test_labels_may_be_given_beside_the_table() -> None:
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
-        ({"labels": "z"}, SchemaError, r"the label column 'z' is not in the examples, which have \['id', 'x', 'y'\]"),
-        ({"labels": [1, 2]}, SchemaError, "5 examples have 2 labels"),
-        ({"labels": [1, None, 1, 1, 1]}, DataError, "example 1 has no label"),
-        ({"labels": "x"}, ConfigError, "template 't' says the label column 'x'"),
-        ({"labels": "y", "count": 0}, ConfigError, "count must be a positive number of examples, got 0"),
-        ({"labels": "y", "id_column": "key"}, SchemaError, "the id column 'key' is not among"),
+        ({"labels": "z"}, SchemaError, r"'z'.*'id'"),
+        ({"labels": [1, 2]}, SchemaError, "labels"),
+        ({"labels": [1, None, 1, 1, 1]}, DataError, r"(?i)example 1\b"),
+        ({"labels": "x"}, ConfigError, r"'t'.*'x'"),
+        ({"labels": "y", "count": 0}, ConfigError, r"\bcount\b"),
+        ({"labels": "y", "id_column": "key"}, SchemaError, "'key'"),
     ],
 )
 def test_what_cannot_work_is_refused(options: dict[str, Any], kind: type[Exception], message: str) -> None:

@@ -57,7 +57,7 @@ def test_outside_of_brackets_a_missing_value_is_said() -> None:
     assert render(SentenceTemplate("t", "{a} is here", columns=rule), a=[None]) == ["somebody is here"]
     kept = SentenceTemplate("t", "[{a} is] here", columns={"a": ColumnFormat(missing="say")})
     assert render(kept, a=[None, "x"]) == ["unknown is here", "x is here"]
-    with pytest.raises(DataError, match=r"column 'a' is missing, first in row 0"):
+    with pytest.raises(DataError, match=r"'a'.*missing"):
         SentenceTemplate("t", "[{a}]", columns={"a": ColumnFormat(missing="error")}).render(pa.table({"a": [None, 1]}))
 
 
@@ -70,7 +70,7 @@ def test_signs_are_written_twice_to_mean_themselves_and_names_can_be_quoted() ->
 
 @pytest.mark.parametrize("text", ["always the same", "", "{{Age}} [[x]]", "json"])
 def test_a_text_without_columns_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"the text of template 't' names no column.*such as \{Age\}"):
+    with pytest.raises(ConfigError, match="'t'"):
         SentenceTemplate("t", text)
 
 
@@ -97,9 +97,9 @@ def test_a_sentence_without_some_columns_reads_as_where_they_are_missing(columns
 
 
 def test_what_stands_outside_of_brackets_cannot_be_left_out() -> None:
-    with pytest.raises(ConfigError, match=r"'t' cannot do without column 'a', which stands outside of \[\.\.\.\]"):
+    with pytest.raises(ConfigError, match=r"'t'.*'a'"):
         SentenceTemplate("t", "{a}[ {b}]").without({"a"})
-    with pytest.raises(ConfigError, match="names no column"):
+    with pytest.raises(ConfigError, match="'t'"):
         SentenceTemplate("t", "x[ {b}]").without("b")
 
 
@@ -121,32 +121,32 @@ def test_formats_of_python_and_of_dates_are_understood() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("{a", r"character 0: '\{' is never closed"),
-        ("x {a [b]", r"character 2: '\{' is never closed"),
-        ("{a{b}}", r"character 0: '\{' is never closed"),
-        ("a} b", r"character 1: '\}' ends nothing; write '\}\}'"),
-        ("a [ {b}", r"character 2: '\[' is never closed; write '\[\['"),
-        ("a {b}] c", r"character 5: '\]' ends nothing"),
-        ("[no column]", r"character 0: a part in \[...\] needs a column"),
-        ("{}", "character 0: a column needs a name"),
-        ("{:.2f}", "character 0: a column needs a name"),
-        ('{"a', 'character 0: the quote " is never closed'),
-        ('{"a" b}', "character 0: a quoted name is followed by"),
-        ("{a:.0q}", "column 'a': '.0q' is no format; such as"),
-        ("{a:99999}", "column 'a': the format '99999' would make texts of more than 999 characters"),
+        ("{a", r"character 0\b.*'\{'"),
+        ("x {a [b]", r"character 2\b.*'\{'"),
+        ("{a{b}}", r"character 0\b.*'\{'"),
+        ("a} b", r"'\}'.*'\}\}'"),
+        ("a [ {b}", r"'\['.*'\[\['"),
+        ("a {b}] c", r"character 5\b.*'\]'"),
+        ("[no column]", r"character 0\b"),
+        ("{}", r"character 0\b"),
+        ("{:.2f}", r"character 0\b"),
+        ('{"a', r"character 0\b"),
+        ('{"a" b}', r"character 0\b"),
+        ("{a:.0q}", r"'a'.*'\.0q'"),
+        ("{a:99999}", r"'a'.*'99999'"),
     ],
 )
 def test_a_text_that_cannot_be_read_is_refused_where_it_is_written(text: str, reason: str) -> None:
-    with pytest.raises(ConfigError, match=f"template 't', {reason}"):
+    with pytest.raises(ConfigError, match=rf"'t'.*{reason}"):
         SentenceTemplate("t", text)
 
 
 def test_a_format_that_does_not_go_with_the_values_is_an_error_with_column_and_row() -> None:
-    with pytest.raises(DataError, match=r"column 'a', row 1: the format '.0f' is for numbers, got 'male'"):
+    with pytest.raises(DataError, match=r"'a'.*'male'"):
         SentenceTemplate("t", "{a:.0f}").render(pa.table({"a": [None, "male"]}))
-    with pytest.raises(DataError, match=r"column 'a', row 0: the format 'd' does not go with 1.5"):
+    with pytest.raises(DataError, match=r"'a'.*'d'"):
         SentenceTemplate("t", "{a:d}").render(pa.table({"a": [1.5]}))
-    with pytest.raises(DataError, match=r"column 'a': the format 'd' does not go with 1.5"):
+    with pytest.raises(DataError, match=r"'a'.*'d'"):
         SentenceTemplate("t", "{a:d}").render_row({"a": 1.5})
 
 
@@ -157,11 +157,9 @@ def test_a_column_that_is_not_there_is_named_with_a_suggestion() -> None:
         (TITANIC.render_row, frame.iloc[0]),
         (TITANIC.validate, list(frame)),
     ):
-        with pytest.raises(
-            SchemaError, match=r"template 'titanic_v1' uses column 'Age', the data has \['Name'.*mean 'age'\?"
-        ):
+        with pytest.raises(SchemaError, match=r"'Name'.*'age'"):
             convert(data)  # type: ignore[operator]
-    with pytest.raises(ConfigError, match=r"has a format for column 'b', which its text does not use; it uses \['a'\]"):
+    with pytest.raises(ConfigError, match=r"'b'.*'a'"):
         SentenceTemplate("t", "{a}", columns={"b": ColumnFormat()})
 
 
@@ -218,13 +216,13 @@ def test_jinja_says_a_row_as_it_says_a_table(columns: dict[str, list[Any]]) -> N
 
 
 def test_jinja_is_checked_and_kept_in_its_box() -> None:
-    with pytest.raises(ConfigError, match="template 'j', line 2: "):
+    with pytest.raises(ConfigError, match=r"'j'.*line 2\b"):
         JinjaTemplate("j", "\n{% if %}")
-    with pytest.raises(SchemaError, match=r"uses column 'agee', the data has \['age'\]; did you mean 'age'\?"):
+    with pytest.raises(SchemaError, match=r"'agee'.*'age'"):
         JinjaTemplate("j", "{{ agee }}").render(pa.table({"age": [1]}))
-    with pytest.raises(DataError, match=r"template 'j', row 1: .*unsafe"):
+    with pytest.raises(DataError, match=r"'j'.*row 1\b"):
         JinjaTemplate("j", "{% if a %}{{ a.__class__.__mro__ }}{% endif %}").render(pa.table({"a": [0, 1]}))
-    with pytest.raises(DataError, match=r"template 'j', row 0: .*more than"):
+    with pytest.raises(DataError, match=r"'j'.*row 0\b"):
         JinjaTemplate("j", "{% for i in range(99999) %}{% for j in range(99) %}{{ a }}{% endfor %}{% endfor %}").render(
             pa.table({"a": [0]})
         )

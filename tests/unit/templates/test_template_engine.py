@@ -57,9 +57,9 @@ def test_the_latest_version_is_meant_unless_one_is_named() -> None:
     assert engine.versions("t") == ["1.2", "1.10", "9", "10"]
     assert engine.convert_data([{"a": 1}], "t") == ["1 10"]
     assert engine.convert_data([{"a": 1}], "t", version="1.2") == ["1 1.2"]
-    with pytest.raises(ConfigError, match=r"template 't' has no version '2'; it has '1.2', '1.10', '9', '10'"):
+    with pytest.raises(ConfigError, match=r"'t'.*version"):
         engine.get_template("t", "2")
-    with pytest.raises(ConfigError, match=r"no template is called 'ntural'; did you mean 'natural'\?"):
+    with pytest.raises(ConfigError, match=r"'ntural'.*'natural'"):
         engine.get_template("ntural")
 
 
@@ -67,12 +67,12 @@ def test_the_same_template_may_be_registered_twice_another_only_to_replace_it() 
     engine = TextTemplateEngine([AGE])
     engine.register_template(SentenceTemplate("ages", AGE.text, columns=AGE.formats))
     other = SentenceTemplate("ages", "{Name}")
-    with pytest.raises(ConfigError, match=r"'ages' version '1' is registered with other content .*replace=True"):
+    with pytest.raises(ConfigError, match=r"'ages'.*replace=True"):
         engine.register_template(other)
     assert engine.get_template("ages") == AGE
     engine.register_template(other, replace=True)
     assert engine.get_template("ages") is other
-    with pytest.raises(ConfigError, match="expected a template, such as SentenceTemplate"):
+    with pytest.raises(ConfigError, match="SentenceTemplate"):
         engine.register_template("{Name}")  # type: ignore[arg-type]
 
 
@@ -85,7 +85,7 @@ def test_columns_are_checked_before_anything_is_said(df: pd.DataFrame) -> None:
         ["Name", "age"],
         pa.schema({"Name": pa.string(), "age": pa.int8()}),
     ):
-        with pytest.raises(SchemaError, match=r"template 'ages' uses column 'Age'.*did you mean 'age'\?"):
+        with pytest.raises(SchemaError, match=r"'Age'.*'age'"):
             engine.validate(data, "ages")
 
 
@@ -132,13 +132,13 @@ def test_templates_travel_through_a_file(tmp_path: Path, df: pd.DataFrame, name:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("templates: [{kind: sentnce, name: a, text: b}]", r"template 0: unknown kind .* 'sentence'\?"),
-        ("templates: [{kind: sentence, name: a, txt: b}]", r"template 0: .*unknown key 'txt'; did you mean 'text'\?"),
-        ("templates: [{kind: sentence, name: a}]", "template 0: template 'a' of kind 'sentence': .*'text'"),
-        ("templates: [{kind: sentence, name: a, text: '{b'}]", "template 0: template 'a', character 0: .*never closed"),
-        ("templates: [{name: a}]", "template 0: a template has keys, such as 'kind: sentence'"),
-        ("templates: {a: 1}", "must have one key, 'templates', with a list"),
-        ("templtes: []", r"must have one key, 'templates', with a list; it has \['templtes'\]"),
+        ("templates: [{kind: sentnce, name: a, text: b}]", "template 0.*'sentence'"),
+        ("templates: [{kind: sentence, name: a, txt: b}]", "template 0.*'txt'.*'text'"),
+        ("templates: [{kind: sentence, name: a}]", "template 0.*'a'.*'sentence'.*'text'"),
+        ("templates: [{kind: sentence, name: a, text: '{b'}]", r"template 0.*'a'.*character 0\b"),
+        ("templates: [{name: a}]", "template 0.*'kind: sentence'"),
+        ("templates: {a: 1}", "'templates'"),
+        ("templtes: []", r"'templates'.*\['templtes'\]"),
         ("templates: [", "line 1"),
     ],
 )
@@ -179,9 +179,9 @@ def test_a_template_of_ones_own_needs_three_methods(tmp_path: Path, df: pd.DataF
     assert Shout("Name").render_row(df.iloc[1]) == "BOB"
     assert Shout("Name") == Shout("Name") != Shout("Age")
     assert Shout("Name").render(as_table(df)).type == pa.string()
-    with pytest.raises(SchemaError, match=r"template 'shout' uses column 'Nam'.*did you mean 'Name'\?"):
+    with pytest.raises(SchemaError, match=r"'shout'.*'Name'"):
         Shout("Nam").render(as_table(df))
-    with pytest.raises(ConfigError, match="is of a class of its own, which a file cannot hold"):
+    with pytest.raises(ConfigError, match="'shout'"):
         engine.save_templates(tmp_path / "t.yaml")
 
 
@@ -261,12 +261,10 @@ def test_every_template_converts_rows_and_tables(df: pd.DataFrame) -> None:
 
 
 def test_names_and_versions_are_texts() -> None:
-    with pytest.raises(ConfigError, match="the name of a template must be text that is not empty, got ''"):
+    with pytest.raises(ConfigError, match="template"):
         SentenceTemplate("", "{a}")
     for version in (1.5, True, ""):
-        with pytest.raises(
-            ConfigError, match=f"the version of a template must be text or a whole number, got {version!r}"
-        ):
+        with pytest.raises(ConfigError, match=rf"version.*{version!r}"):
             SentenceTemplate("a", "{a}", version=version)  # type: ignore[arg-type]
     assert SentenceTemplate("a", "{a}", version=2) == SentenceTemplate("a", "{a}", version="2")
     engine = TextTemplateEngine([KeyValueTemplate("a", version=1), KeyValueTemplate("a", version=2, between="; ")])

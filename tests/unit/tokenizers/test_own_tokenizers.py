@@ -64,7 +64,7 @@ def test_bytes_without_special_tokens_fit_in_eight_bits() -> None:
 def test_a_character_outside_the_alphabet_is_unknown_or_an_error() -> None:
     column = pa.array(["ab", "añb"])
     assert CharTokenizer("ab").encode(column).to_pylist() == [[0, 1], [0, 5, 1]]
-    with pytest.raises(DataError, match=r"row 1 of the batch: the character 'ñ' \(U\+00F1\) is not in the alphabet"):
+    with pytest.raises(DataError, match=r"row 1\b.*'ñ'"):
         CharTokenizer("ab", special=()).encode(column)
 
 
@@ -88,17 +88,17 @@ def test_an_alphabet_is_fitted_saved_and_loaded(tmp_path: Path) -> None:
         assert loaded.special == tokenizer.special
     assert tokenizer.fingerprint != CharTokenizer("abn", special=("<eos>",)).fingerprint
     (tmp_path / "other.json").write_text("{}")
-    with pytest.raises(ConfigError, match="is not a saved CharTokenizer"):
+    with pytest.raises(ConfigError, match="CharTokenizer"):
         CharTokenizer.load(tmp_path / "other.json")
 
 
 @pytest.mark.parametrize("alphabet", ["", "aa", ["ab", "c"]])
 def test_an_alphabet_that_is_none_is_refused(alphabet: str | list[str]) -> None:
-    with pytest.raises(ConfigError, match="an alphabet is one or more different characters"):
+    with pytest.raises(ConfigError, match="alphabet"):
         CharTokenizer(alphabet)
 
 
 @pytest.mark.parametrize("special", [("<a>", "<a>"), ("",)])
 def test_special_tokens_must_differ_and_have_a_text(special: tuple[str, ...]) -> None:
-    with pytest.raises(ConfigError, match="special tokens must be different texts"):
+    with pytest.raises(ConfigError, match=r"special.*tokens"):
         ByteTokenizer(special)

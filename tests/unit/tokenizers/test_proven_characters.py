@@ -174,7 +174,7 @@ def test_the_log_says_once_that_rows_take_the_reference(caplog: pytest.LogCaptur
     for _ in range(3):
         tokenize.transform(pa.record_batch({"text": ["plain", "costs \u20c1 5"]}))
     assert sum("take the slower reference" in record.message for record in caplog.records) == 1
-    assert "such as 'costs" in caplog.text
+    assert "'costs" in caplog.text
     assert isinstance(tokenize.tokenizer, LoadedTokenizer)
     assert tokenize.tokenizer.reference_rows() == 3
 

@@ -89,19 +89,19 @@ def test_an_added_token_with_the_id_of_another_is_refused(tmp_path: Any) -> None
     number = len(vocab)
     moved = next(text for text in reversed(vocab) if text not in ("<|endofprompt|>", "<|endoftext|>"))
     vocab[moved] = number  # where the library puts the first added token
-    with pytest.raises(ConfigError, match=rf"'<\|im_start\|>'.*601 in the file.*gives it {number}, the id of"):
+    with pytest.raises(ConfigError, match=rf"'<\|im_start\|>'.*{number}"):
         load_tokenizer(saved(tmp_path, document))
 
 
 def test_an_absurd_id_is_refused_by_name(tmp_path: Any) -> None:
     document = with_holes(601, vocabulary={"far": 4294967295})
-    with pytest.raises(ConfigError, match=r"token 'far' of .* has id 4,294,967,295, but the vocabulary has"):
+    with pytest.raises(ConfigError, match=r"'far'.*vocabulary"):
         load_tokenizer(saved(tmp_path, document))
     made = encoding()
     far = tiktoken.Encoding(
         "far", pat_str=made._pat_str, mergeable_ranks=made._mergeable_ranks, special_tokens={"<|far|>": 2**31}
     )
-    with pytest.raises(ConfigError, match=r"'<\|far\|>' of far has id 2,147,483,648"):
+    with pytest.raises(ConfigError, match=r"'<\|far\|>'.*\bfar\b"):
         load_tokenizer(far)
 
 
@@ -114,7 +114,7 @@ def test_a_hole_between_ids_of_tiktoken_is_an_empty_token() -> None:
     tokenizer = load_tokenizer(holes)
     assert tokenizer.vocab_size == last + 11
     assert tokenizer.token_bytes(last + 5) == b""
-    with pytest.raises(ConfigError, match="no token"):
+    with pytest.raises(ConfigError, match=r"\bholes\b"):
         tokenizer.token_bytes(last + 11)
     spans = tokenizer.encode_spans(pa.array(["the<|end|>"]))
     assert spans.ids.to_pylist()[0][-1] == last + 10

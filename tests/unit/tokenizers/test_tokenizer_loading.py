@@ -88,9 +88,9 @@ def test_special_tokens_can_be_named_by_the_caller() -> None:
     assert (tokenizer.special.bos, tokenizer.special.eos) == (named["<|im_start|>"], named["<|im_end|>"])
     assert tokenizer.chat_template == "{{ x }}"
     assert tokenizer.fingerprint != load_tokenizer(HUGGING_FACE["gpt2"]()).fingerprint
-    with pytest.raises(ConfigError, match=r"eos='<nothing>' is not a token .* '<\|im_end\|>'"):
+    with pytest.raises(ConfigError, match=r"eos='<nothing>'.*'<\|im_end\|>'"):
         load_tokenizer(HUGGING_FACE["gpt2"](), eos="<nothing>")
-    with pytest.raises(ConfigError, match="cannot be changed for ByteTokenizer"):
+    with pytest.raises(ConfigError, match="ByteTokenizer"):
         load_tokenizer("byte", eos="x")
 
 
@@ -113,7 +113,7 @@ def test_a_transformers_tokenizer_in_python_is_refused_with_the_remedy() -> None
         def convert_tokens_to_ids(self, token: str) -> int:
             return 0
 
-    with pytest.raises(ConfigError, match=r"Slow is a tokenizer written in Python.*use_fast=True"):
+    with pytest.raises(ConfigError, match="use_fast=True"):
         load_tokenizer(Slow())
 
 
@@ -176,10 +176,10 @@ def test_a_file_of_ranks_is_known_by_its_name(tmp_path: Path) -> None:
     assert tokenizer.encode(TEXTS).to_pylist() == [encoding().encode_ordinary(text) for text in TEXTS.to_pylist()]
     assert tokenizer.special.eos == 100257
     (tmp_path / "mine.tiktoken").write_bytes(lines)
-    with pytest.raises(ConfigError, match=r"mine.tiktoken holds ranks only.*tiktoken.Encoding"):
+    with pytest.raises(ConfigError, match=r"mine\.tiktoken.*tiktoken\.Encoding"):
         load_tokenizer(tmp_path / "mine.tiktoken")
     (tmp_path / "cl100k_base.tiktoken").write_bytes(b"not ranks\n")
-    with pytest.raises(ConfigError, match="is not a file of ranks"):
+    with pytest.raises(ConfigError, match="cl100k_base"):
         load_tokenizer(tmp_path / "cl100k_base.tiktoken")
 
 
@@ -188,7 +188,7 @@ def test_an_encoding_that_cannot_be_fetched_says_what_to_do(monkeypatch: pytest.
         raise OSError("no network")
 
     monkeypatch.setattr(tiktoken, "get_encoding", offline)
-    with pytest.raises(ConfigError, match=r"'cl100k_base' could not be fetched \(OSError\).*TIKTOKEN_CACHE_DIR"):
+    with pytest.raises(ConfigError, match=r"'cl100k_base'.*TIKTOKEN_CACHE_DIR"):
         load_tokenizer("cl100k_base")
     monkeypatch.setattr(tiktoken, "get_encoding", lambda name: encoding())
     assert load_tokenizer("cl100k_base").name == "small"
@@ -197,9 +197,9 @@ def test_an_encoding_that_cannot_be_fetched_says_what_to_do(monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("no/such/model", "there is no such file or directory"),
-        (42, "builtins.int is not a tokenizer"),
-        ("char", r"needs an alphabet.*CharTokenizer.fit"),
+        ("no/such/model", "'no/such/model'"),
+        (42, r"builtins\.int"),
+        ("char", "CharTokenizer"),
     ],
 )
 def test_what_is_no_tokenizer_is_refused_with_what_would_be(spec: Any, message: str) -> None:
@@ -212,9 +212,9 @@ def test_what_is_no_tokenizer_is_refused_with_what_would_be(spec: Any, message: 
     [
         ("tokenizer.json", b"{", "is not JSON"),
         ("tokenizer.json", b"[]", "no 'model'"),
-        ("tokenizer.json", b'{"model": {"type": "Strange"}}', "can load"),
-        ("other.json", b"\xff\xfe", "is not UTF-8"),
-        ("bad.model", b"not a model", "is not a SentencePiece model"),
+        ("tokenizer.json", b'{"model": {"type": "Strange"}}', r"tokenizer\.json"),
+        ("other.json", b"\xff\xfe", r"other\.json"),
+        ("bad.model", b"not a model", "SentencePiece"),
     ],
 )
 def test_files_that_are_something_else_are_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
@@ -224,13 +224,13 @@ def test_files_that_are_something_else_are_named(tmp_path: Path, name: str, cont
 
 
 def test_folders_that_miss_something_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"has no tokenizer\.json"):
+    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
         load_tokenizer(tmp_path)
     folder = write_model(tmp_path / "model", config={"eos_token": "<missing>"})
-    with pytest.raises(ConfigError, match="the eos token '<missing>' of model is not in its vocabulary"):
+    with pytest.raises(ConfigError, match="'<missing>'"):
         load_tokenizer(folder)
     (folder / "tokenizer_config.json").write_bytes(b"{")
-    with pytest.raises(ConfigError, match=r"tokenizer_config\.json is not JSON"):
+    with pytest.raises(ConfigError, match=r"tokenizer_config\.json"):
         load_tokenizer(folder)
 
 
@@ -265,10 +265,10 @@ def test_a_token_that_does_not_exist_is_refused(kind: str) -> None:
 @pytest.mark.parametrize("kind", _makers())
 def test_bytes_that_are_not_utf8_are_refused_with_their_row(kind: str) -> None:
     texts = pa.array([b"fine", b"\xed\xa0\x80 a lone surrogate"], pa.binary()).view(pa.string())
-    with pytest.raises(DataError, match=r"row 1 of the batch is not UTF-8: b'\\xed\\xa0\\x80 a lone") as caught:
+    with pytest.raises(DataError, match=r"row 1\b") as caught:
         load_tokenizer(_makers()[kind]()).encode(texts)
     assert caught.value.row == 1
-    with pytest.raises(DataError, match="must be a string or large_string array, got binary"):
+    with pytest.raises(DataError, match="large_string"):
         load_tokenizer(_makers()[kind]()).encode(texts.view(pa.binary()))
 
 

@@ -93,12 +93,12 @@ def test_a_mask_behind_the_vocabulary_has_its_own_row() -> None:
     [
         (
             {"training_type": "GAN"},
-            "training_type='GAN'; this trainer knows MLM, diffusion, CLM, LM, AR, classification",
+            "training_type='GAN'",
         ),
-        ({"training_type": None}, "training_type=None; this trainer knows"),
-        ({"vocab_size": None}, "needs vocab_size in the queue's metadata, a positive whole number, got None"),
-        ({"vocab_size": "65"}, "got '65'"),
-        ({"training_type": "classification"}, "needs num_classes"),
+        ({"training_type": None}, "training_type=None"),
+        ({"vocab_size": None}, "vocab_size"),
+        ({"vocab_size": "65"}, "'65'"),
+        ({"training_type": "classification"}, "num_classes"),
     ],
 )
 def test_metadata_that_lacks_something_is_refused_with_the_key(meta: dict[str, Any], said: str) -> None:
@@ -109,9 +109,9 @@ def test_metadata_that_lacks_something_is_refused_with_the_key(meta: dict[str, A
 def test_ids_outside_the_vocabulary_are_refused() -> None:
     objective, fine = Objective.of(META), torch.tensor([[0, 5]])
     objective.check(Batch(fine, torch.tensor([[-1, 5]])))
-    with pytest.raises(SchemaError, match="token ids from 0 to 6"):
+    with pytest.raises(SchemaError, match=r"\b0\b.*\b6\b"):
         objective.check(Batch(torch.tensor([[0, 6]]), fine))
-    with pytest.raises(SchemaError, match="target ids from -2 to 5"):
+    with pytest.raises(SchemaError, match=r"-2\b.*\b5\b"):
         objective.check(Batch(fine, torch.tensor([[-2, 5]])))
 
 
@@ -144,10 +144,10 @@ def test_the_plain_pair_needs_no_roles() -> None:
     ("schema", "said"),
     [
         (None, "no batch_schema"),
-        ([entry("x", "input", [8])], "one array of the role 'target' or 'label' and of the shape"),
-        ([entry("x", "input", [8, 8]), entry("y", "target", [8])], "tokens have one dimension"),
-        ([entry("x", "input", [8]), entry("z", "input", [8]), entry("y", "target", [8])], "has 2"),
-        ([entry("x", "input", [8]), entry("y", "target", [4])], r"shape \[8\] a sample, and the batch_schema has 0"),
+        ([entry("x", "input", [8])], r"'target'.*'label'"),
+        ([entry("x", "input", [8, 8]), entry("y", "target", [8])], "'x'"),
+        ([entry("x", "input", [8]), entry("z", "input", [8]), entry("y", "target", [8])], "batch_schema"),
+        ([entry("x", "input", [8]), entry("y", "target", [4])], "batch_schema"),
     ],
 )
 def test_a_schema_that_cannot_be_trained_on_is_refused(schema: Any, said: str) -> None:
@@ -157,5 +157,5 @@ def test_a_schema_that_cannot_be_trained_on_is_refused(schema: Any, said: str) -
 
 def test_a_misspelt_role_of_an_array_that_is_needed_is_pointed_at() -> None:
     schema = [entry("x", "inptu", [4]), entry("y", "target", [4]), entry("z", "note", [4])]
-    with pytest.raises(SchemaError, match=r"has 0; it lists .*; x has the role 'inptu'; did you mean 'input'\?$"):
+    with pytest.raises(SchemaError, match=r"'inptu'.*'input'"):
         Fields.of(schema, block_size=4, per_sample=False)

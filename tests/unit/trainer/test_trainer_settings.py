@@ -41,13 +41,13 @@ def test_a_validated_config_gives_the_same_defaults_as_the_trainer_itself() -> N
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"n_embd": 10, "n_head": 3}, "n_embd=10 is no multiple of n_head=3"),
-        ({"n_embd": 6, "n_head": 2}, "gives n_head=2 heads an odd share"),
-        ({"max_iters": 0}, "max_iters must be positive, got 0"),
-        ({"dropout": 1.0, "beta1": -0.1}, r"dropout must be in \[0, 1\), got 1.0; beta1"),
-        ({"dtype": "float16"}, "dtype must be one of float32, bfloat16, got 'float16'"),
-        ({"device": "tpu"}, "device must be one of auto, cpu, cuda, mps, got 'tpu'"),
-        ({"warmup_iters": -1}, "warmup_iters must not be negative, got -1"),
+        ({"n_embd": 10, "n_head": 3}, r"n_embd=10.*n_head=3"),
+        ({"n_embd": 6, "n_head": 2}, "n_head=2"),
+        ({"max_iters": 0}, "max_iters"),
+        ({"dropout": 1.0, "beta1": -0.1}, r"dropout.*\bbeta1\b"),
+        ({"dtype": "float16"}, r"\bdtype\b.*'float16'"),
+        ({"device": "tpu"}, r"device.*'tpu'"),
+        ({"warmup_iters": -1}, "warmup_iters"),
     ],
 )
 def test_numbers_that_cannot_work_are_refused_all_at_once(changes: dict[str, Any], said: str) -> None:
@@ -56,5 +56,5 @@ def test_numbers_that_cannot_work_are_refused_all_at_once(changes: dict[str, Any
 
 
 def test_a_config_without_the_needed_three_is_refused() -> None:
-    with pytest.raises(ConfigError, match="lacks batch_size, block_size"):
+    with pytest.raises(ConfigError, match=r"batch_size.*block_size"):
         TrainSettings.of({"dataset": "d"})

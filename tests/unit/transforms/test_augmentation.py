@@ -223,7 +223,7 @@ def test_augment_follows_each_row_with_its_copies(values: list[str | None], copi
 def test_augment_with_a_plain_transform_makes_one_copy() -> None:
     out = Augment(Lower("text")).transform(rows(["A"]))
     assert out["text"].to_pylist() == ["A", "a"]
-    with pytest.raises(ValueError, match=r"Lower\('text'\) has no augment\(batch, copy\), so all 2 copies would be"):
+    with pytest.raises(ValueError, match=r"Lower\('text'\).*copies"):
         Augment(Lower("text"), copies=2)
 
 
@@ -242,9 +242,9 @@ def test_augment_refuses_transforms_that_change_the_shape_of_the_data() -> None:
         def __repr__(self) -> str:
             return "Widen()"
 
-    with pytest.raises(SchemaError, match=r"Shorten\(\) made 1 rows of 2; Augment needs as many"):
+    with pytest.raises(SchemaError, match=r"Shorten\(\)"):
         Augment(Shorten()).transform(rows(["a", "b"]))
-    with pytest.raises(SchemaError, match=r"Widen\(\) changed the columns from id: int64"):
+    with pytest.raises(SchemaError, match=r"Widen\(\).*\bint64\b"):
         Augment(Widen()).transform(rows(["a", "b"]))
 
 
@@ -278,26 +278,26 @@ def test_empty_batches_pass() -> None:
 def test_wrong_columns_are_named() -> None:
     batch = pa.record_batch({"id": [1]})
     for transform in NOISY:
-        with pytest.raises(SchemaError, match=r"column '(x|text)' not found; the batch has \['id'\]"):
+        with pytest.raises(SchemaError, match="'id'"):
             transform.transform(batch)
-    with pytest.raises(SchemaError, match=r"column 'id' is int64, expected floats; put Cast\(\{'id': 'float64'\}\)"):
+    with pytest.raises(SchemaError, match=r"'id'.*Cast\(\{'id': 'float64'\}\)"):
         Jitter("id", scale=1).transform(batch)
-    with pytest.raises(SchemaError, match="column 'id' is int64, expected text"):
+    with pytest.raises(SchemaError, match=r"'id'.*\bint64\b"):
         DropWords("id", probability=0.5).transform(batch)
-    with pytest.raises(SchemaError, match="column 'key' not found"):
+    with pytest.raises(SchemaError, match="'key'"):
         Jitter("x", scale=1, key="key").transform(rows(["a"]))
 
 
 def test_constructors_refuse_what_cannot_work() -> None:
     for scale in (-1, math.inf, math.nan):
-        with pytest.raises(ValueError, match="scale must be a finite number, at least 0, got"):
+        with pytest.raises(ValueError, match=r"\bscale\b"):
             Jitter("x", scale=scale)
     for make in (DropWords, SwapChars):
-        with pytest.raises(ValueError, match=r"probability must be between 0 and 1, got 1\.5"):
+        with pytest.raises(ValueError, match="probability"):
             make("text", probability=1.5)
-        with pytest.raises(ValueError, match="seed must be an integer"):
+        with pytest.raises(ValueError, match=r"\bseed\b"):
             make("text", probability=0.5, seed=-1)
-    with pytest.raises(ValueError, match="copies must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="copies"):
         Augment(Lower("text"), copies=0)
 
 

@@ -34,7 +34,7 @@ def test_drop_keeps_the_others(batch: pa.RecordBatch) -> None:
 
 
 def test_drop_refuses_to_leave_no_columns(batch: pa.RecordBatch) -> None:
-    with pytest.raises(SchemaError, match=r"Drop\(\['id', 'text', 'score'\]\) would leave no columns"):
+    with pytest.raises(SchemaError, match=r"Drop\(\['id', 'text', 'score'\]\)"):
         Drop(["id", "text", "score"]).transform(batch)
 
 
@@ -47,43 +47,43 @@ def test_rename_keeps_values_order_and_metadata(batch: pa.RecordBatch) -> None:
 
 
 def test_rename_refuses_to_make_two_columns_of_one_name(batch: pa.RecordBatch) -> None:
-    with pytest.raises(SchemaError, match="would make 2 columns called 'score'; drop or rename the other first"):
+    with pytest.raises(SchemaError, match="'score'"):
         Rename({"id": "score"}).transform(batch)
 
 
 def test_a_missing_column_is_named_with_those_there_are_and_a_suggestion(batch: pa.RecordBatch) -> None:
     with pytest.raises(
         SchemaError,
-        match=r"column 'txet' not found; the batch has \['id', 'text', 'score'\]; did you mean 'text'\?",
+        match=r"'txet'.*'text'",
     ):
         column(batch, "txet")
-    with pytest.raises(SchemaError, match=r"column 'zzz' not found; the batch has \['id', 'text', 'score'\]$"):
+    with pytest.raises(SchemaError, match=r"'zzz'.*'id'"):
         Select("zzz").transform(batch)
     for transform in (Drop("zzz"), Rename({"zzz": "a"}), Cast({"zzz": "int8"})):
-        with pytest.raises(SchemaError, match="column 'zzz' not found"):
+        with pytest.raises(SchemaError, match="'zzz'"):
             transform.transform(batch)
 
 
 def test_a_name_that_occurs_twice_is_an_error() -> None:
     twice = pa.RecordBatch.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
-    with pytest.raises(SchemaError, match="2 columns are called 'a'"):
+    with pytest.raises(SchemaError, match="'a'"):
         column(twice, "a")
 
 
 def test_constructors_refuse_names_that_cannot_work() -> None:
-    with pytest.raises(ValueError, match="at least one column name is needed"):
+    with pytest.raises(ValueError, match=r"(?i)column"):
         Select([])
-    with pytest.raises(ValueError, match=r"column 'a' is named more than once in \['a', 'a'\]"):
+    with pytest.raises(ValueError, match="'a'"):
         Drop(["a", "a"])
-    with pytest.raises(ValueError, match="column names must be strings, got 3"):
+    with pytest.raises(ValueError, match=r"(?i)column.*\b3\b"):
         Select(["a", 3])  # type: ignore[list-item]
-    with pytest.raises(ValueError, match="names must map at least one old name"):
+    with pytest.raises(ValueError, match=r"\bnames\b"):
         Rename({})
-    with pytest.raises(ValueError, match="two columns cannot both become 'c'"):
+    with pytest.raises(ValueError, match="'c'"):
         Rename({"a": "c", "b": "c"})
-    with pytest.raises(ValueError, match="types must name at least one column"):
+    with pytest.raises(ValueError, match=r"\btypes\b"):
         Cast({})
-    with pytest.raises(ValueError, match=r"'integer' is not a type; pass a pa\.DataType, or a name such as 'int32'"):
+    with pytest.raises(ValueError, match=r"'integer'.*'int32'"):
         Cast({"a": "integer"})
 
 
@@ -101,7 +101,7 @@ def test_cast_agrees_with_numpy_or_names_the_first_value_that_does_not_fit(value
     unfit = [i for i, value in enumerate(left) if value is not None and not -128 <= value <= 127]
     if unfit:
         row = unfit[0]
-        message = rf"column 'n', row {row} of the batch: {left[row]} \(int64\) does not fit int8"
+        message = rf"'n'.*row {row}\b.*{left[row]}.*\bint8\b"
         with pytest.raises(SchemaError, match=message):
             Cast({"n": "int8"}).transform(batch)
     else:
@@ -113,21 +113,21 @@ def test_cast_agrees_with_numpy_or_names_the_first_value_that_does_not_fit(value
 @pytest.mark.parametrize(
     ("values", "dtype", "message"),
     [
-        (["1", "x"], "int64", r"row 1 of the batch: 'x' \(string\) does not fit int64"),
-        ([1.0, 2.0, 2.5], "int32", r"row 2 of the batch: 2.5 \(double\) does not fit int32"),
-        ([1.0, math.inf, 1e300], "float32", r"row 2 of the batch: 1e\+300 \(double\) does not fit float"),
-        (["1", "1e300"], "float32", r"row 1 of the batch: '1e300' \(string\) does not fit float"),
-        ([-1], "uint8", r"row 0 of the batch: -1 \(int64\) does not fit uint8"),
-        (["y" * 200], "int64", r"row 0 of the batch: 'y{76}\.\.\. \(string\) does not fit int64"),
+        (["1", "x"], "int64", r"row 1\b.*'x'.*\bint64\b"),
+        ([1.0, 2.0, 2.5], "int32", r"row 2\b.*2\.5.*\bint32\b"),
+        ([1.0, math.inf, 1e300], "float32", r"row 2\b.*1e\+300.*float"),
+        (["1", "1e300"], "float32", r"row 1\b.*'1e300'.*float"),
+        ([-1], "uint8", r"row 0\b.*-1\b.*\buint8\b"),
+        (["y" * 200], "int64", r"row 0\b.*'y{76}\.\.\. .*\bint64\b"),
     ],
 )
 def test_cast_names_the_row_and_the_value_that_do_not_fit(values: list[object], dtype: str, message: str) -> None:
-    with pytest.raises(SchemaError, match="column 'a', " + message):
+    with pytest.raises(SchemaError, match="'a'.*" + message):
         Cast({"a": dtype}).transform(pa.record_batch({"a": values}))
 
 
 def test_cast_says_when_a_type_cannot_become_another() -> None:
-    with pytest.raises(SchemaError, match=r"column 'a' is list<.*>, which cannot be cast to int64"):
+    with pytest.raises(SchemaError, match=r"'a'.*\bint64\b"):
         Cast({"a": "int64"}).transform(pa.record_batch({"a": [[1], [2]]}))
 
 

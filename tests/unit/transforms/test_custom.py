@@ -100,21 +100,21 @@ def test_each_copy_learns_its_own_columns() -> None:
 
 
 def test_an_unknown_option_is_refused_at_once() -> None:
-    with pytest.raises(ConfigError, match=r"shortened has no option 'size'; .* \['length', 'mark'\]"):
+    with pytest.raises(ConfigError, match=r"'size'.*'length'"):
         shortened(size=3)
-    with pytest.raises(ConfigError, match=r"doubled has no option 'by'; .* none"):
+    with pytest.raises(ConfigError, match="'by'"):
         doubled(by=3)
 
 
 def test_a_missing_option_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"shortened\(\) needs length; pass shortened\(length=...\)"):
+    with pytest.raises(ConfigError, match=r"shortened\(\).*shortened\(length=\.\.\.\)"):
         shortened.transform(TABLE.to_batches()[0])
 
 
 def test_only_functions_can_be_decorated() -> None:
-    with pytest.raises(ConfigError, match="@transform takes a function"):
+    with pytest.raises(ConfigError, match="@transform"):
         transform(3)  # type: ignore[call-overload]
-    with pytest.raises(ConfigError, match="@transform takes a function"):
+    with pytest.raises(ConfigError, match="@transform"):
         transform(dict)
 
 
@@ -123,7 +123,7 @@ def test_an_error_in_the_function_names_it() -> None:
     def picky(row: dict[str, Any]) -> dict[str, Any]:
         raise KeyError("nothing suits")
 
-    with pytest.raises(StageError, match=r"picky\(\) failed"):
+    with pytest.raises(StageError, match=r"picky\(\)"):
         rows_of([picky])
 
 
@@ -132,7 +132,7 @@ def test_a_state_is_refused_if_the_options_are_others() -> None:
     next(batches := iter(pipeline))
     state = pipeline.state_dict()
     batches.close()  # type: ignore[attr-defined]
-    with pytest.raises(ResumeError, match=r"another pipeline .*shortened\(length=5\).*shortened\(length=12\)"):
+    with pytest.raises(ResumeError, match=r"shortened\(length=5\).*shortened\(length=12\)"):
         Pipeline(MemorySource(TABLE), [shortened(length=12)]).load_state_dict(state)
     again = Pipeline(MemorySource(TABLE), [shortened(length=5)])
     again.load_state_dict(state)

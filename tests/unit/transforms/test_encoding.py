@@ -37,7 +37,7 @@ def pieces(batch: pa.RecordBatch, at: list[int]) -> list[pa.RecordBatch]:
 
 @pytest.mark.parametrize("encoder", [OneHotEncoder("x"), OrdinalEncoder("x")], ids=repr)
 def test_transforming_before_fitting_says_what_to_do(encoder: Any) -> None:
-    with pytest.raises(ConfigError, match=r"\('x'.*\) has not been fitted; call fit\(source\) first, or load one"):
+    with pytest.raises(ConfigError, match=r"'x'.*fit\(source\)"):
         encoder.transform(pa.record_batch({"x": [1]}))
 
 
@@ -86,7 +86,7 @@ def test_categories_may_be_numbers_booleans_or_dictionaries(array: pa.Array, kno
 
 def test_a_value_not_seen_in_the_fit_is_an_error_unless_told_otherwise() -> None:
     seen, new = pa.record_batch({"x": ["a", "b"]}), pa.record_batch({"x": ["b", None, "c", "c"]})
-    message = "column 'x', row 2 of the batch: 'c' is not among the 2 categories of the fit; fit on more data, or pass "
+    message = r"'x'.*row 2\b.*'c'.*"
     with pytest.raises(DataError, match=message + "unknown='ignore'") as caught:
         OneHotEncoder("x").fit(seen).transform(new)
     assert caught.value.row == 2
@@ -102,28 +102,28 @@ def test_a_value_not_seen_in_the_fit_is_an_error_unless_told_otherwise() -> None
 
 def test_too_many_categories_are_an_error_that_leaves_the_encoder_as_it_was() -> None:
     encoder = OneHotEncoder("x", max_categories=2).fit(pa.record_batch({"x": ["a", "b"]}))
-    with pytest.raises(DataError, match="column 'x' has more than 2 categories; raise max_categories, or use Hashing"):
+    with pytest.raises(DataError, match=r"'x'.*max_categories"):
         encoder.partial_fit(pa.record_batch({"x": ["c"]}))
     assert encoder.categories == {"x": ["a", "b"]}
 
 
 def test_types_that_change_or_cannot_be_categories_are_errors() -> None:
     encoder = OrdinalEncoder("x").fit(pa.record_batch({"x": [1, 2]}))
-    with pytest.raises(SchemaError, match="column 'x': categories were int64 in earlier batches, and are large_string"):
+    with pytest.raises(SchemaError, match=r"'x'.*large_string"):
         encoder.partial_fit(pa.record_batch({"x": ["a"]}))
-    with pytest.raises(SchemaError, match="column 'x' is large_string, but was fitted as int64"):
+    with pytest.raises(SchemaError, match=r"'x'.*large_string"):
         encoder.transform(pa.record_batch({"x": ["a"]}))
     for make in (OrdinalEncoder("x").fit, HashingEncoder("x", buckets=8).transform):
-        with pytest.raises(SchemaError, match=r"column 'x' is double, expected text, .*put Cast\(\{'x': 'string'\}\)"):
+        with pytest.raises(SchemaError, match=r"'x'.*Cast\(\{'x': 'string'\}\)"):
             make(pa.record_batch({"x": [0.5]}))
 
 
 def test_one_hot_refuses_columns_that_are_already_there_and_leaving_none() -> None:
     batch = pa.record_batch({"x": ["a"], "x=a": [1]})
-    with pytest.raises(SchemaError, match="would make a second column called 'x=a'; rename the one there"):
+    with pytest.raises(SchemaError, match="'x=a'"):
         OneHotEncoder("x").fit(batch).transform(batch)
     nothing = pa.record_batch({"x": pa.nulls(1)})
-    with pytest.raises(SchemaError, match="column 'x' is the only one, and had no category in the fit"):
+    with pytest.raises(SchemaError, match="'x'"):
         OneHotEncoder("x").fit(nothing).transform(nothing)
 
 
@@ -160,15 +160,15 @@ def test_merging_two_fits_is_fitting_both_parts(encoder: OneHotEncoder | Ordinal
 
 
 def test_constructors_refuse_what_cannot_work() -> None:
-    with pytest.raises(ValueError, match="max_categories must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="max_categories"):
         OneHotEncoder("x", max_categories=0)
-    with pytest.raises(ValueError, match="unknown must be 'error' or 'ignore', got 'skip'"):
+    with pytest.raises(ValueError, match=r"unknown.*'skip'"):
         OneHotEncoder("x", unknown="skip")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="unknown must be 'error' or a negative number, got 0"):
+    with pytest.raises(ValueError, match=r"unknown.*'error'"):
         OrdinalEncoder("x", unknown=0)
-    with pytest.raises(ValueError, match=r"buckets must be between 1 and 2\*\*31, got 0"):
+    with pytest.raises(ValueError, match="buckets"):
         HashingEncoder("x", buckets=0)
-    with pytest.raises(ValueError, match=r"seed must be an integer from 0 to 2\*\*64 - 1, got -1"):
+    with pytest.raises(ValueError, match=r"\bseed\b"):
         HashingEncoder("x", buckets=1, seed=-1)
 
 
@@ -234,11 +234,11 @@ def test_empty_batches_keep_the_promised_columns() -> None:
 def test_a_missing_column_is_named() -> None:
     batch, other = pa.record_batch({"x": [1]}), pa.record_batch({"y": [1]})
     for encoder in (OneHotEncoder("x"), OrdinalEncoder("x")):
-        with pytest.raises(SchemaError, match=r"column 'x' not found; the batch has \['y'\]"):
+        with pytest.raises(SchemaError, match=r"'x'.*'y'"):
             encoder.fit(other)
-        with pytest.raises(SchemaError, match=r"column 'x' not found; the batch has \['y'\]"):
+        with pytest.raises(SchemaError, match=r"'x'.*'y'"):
             encoder.fit(batch).transform(other)
-    with pytest.raises(SchemaError, match=r"column 'x' not found; the batch has \['y'\]"):
+    with pytest.raises(SchemaError, match=r"'x'.*'y'"):
         HashingEncoder("x", buckets=3).transform(other)
 
 

@@ -161,7 +161,7 @@ def test_text_that_is_already_single_spaced_is_not_copied() -> None:
 
 def test_counts_refuse_to_overwrite_a_column() -> None:
     batch = pa.record_batch({"text": ["a b"], "words": [9]})
-    with pytest.raises(SchemaError, match=r"column 'words' is already there; pass another name with into=\.\.\."):
+    with pytest.raises(SchemaError, match=r"'words'.*into=\.\.\."):
         CountWords("text").transform(batch)
     assert CountWords("text", into="n").transform(batch).column("n").to_pylist() == [2]
 
@@ -169,14 +169,14 @@ def test_counts_refuse_to_overwrite_a_column() -> None:
 @pytest.mark.parametrize("make", [Lower, Strip, NormalizeWhitespace, NormalizeUnicode, CountWords, CountChars])
 def test_a_column_that_is_missing_or_no_text_is_named(make: Callable[[str], Transform]) -> None:
     batch = pa.record_batch({"n": [1]})
-    with pytest.raises(SchemaError, match=r"column 'n' is int64, expected text; put Cast\(\{'n': 'string'\}\) before"):
+    with pytest.raises(SchemaError, match=r"'n'.*Cast\(\{'n': 'string'\}\)"):
         make("n").transform(batch)
-    with pytest.raises(SchemaError, match=r"column 'text' not found; the batch has \['n'\]"):
+    with pytest.raises(SchemaError, match=r"'text'.*'n'"):
         make("text").transform(batch)
 
 
 def test_an_unknown_unicode_form_is_refused() -> None:
-    with pytest.raises(ValueError, match="form must be one of NFC, NFKC, NFD, NFKD, got 'nfc'"):
+    with pytest.raises(ValueError, match=r"\bform\b.*'nfc'"):
         NormalizeUnicode("text", form="nfc")
 
 

@@ -64,9 +64,9 @@ def test_keep_names_the_columns_that_stay() -> None:
     assert Tokenize("byte", keep=(name for name in ["id"])).transform(batch).schema.names == ["id", "input_ids"]
     assert Tokenize("byte", keep="more").transform(batch).schema.names == ["more", "input_ids"]
     assert Tokenize("byte", into="text").transform(batch).column("text").to_pylist() == [[97, 98]]
-    with pytest.raises(SchemaError, match="column 'none' not found"):
+    with pytest.raises(SchemaError, match="'none'"):
         Tokenize("byte", keep=["none"]).transform(batch)
-    with pytest.raises(SchemaError, match="column 'id' is already there"):
+    with pytest.raises(SchemaError, match="'id'"):
         Tokenize("byte", into="id").transform(batch)
 
 
@@ -168,34 +168,32 @@ def test_what_is_left_out_is_counted_by_reason_in_rows_and_tokens() -> None:
 def test_a_row_too_long_is_an_error_that_names_it_and_the_ways_out() -> None:
     tokenize = Tokenize("byte", add_eos=True, max_length=4)
     assert ids_of(tokenize.transform(batch_of(["abc"]))) == [[*b"abc", EOS]]
-    with pytest.raises(
-        DataError, match=r"row 1 of the batch has 5 tokens, more than max_length=4; .*'split'"
-    ) as caught:
+    with pytest.raises(DataError, match=r"max_length=4.*'split'") as caught:
         tokenize.transform(batch_of(["abc", "abcd"]))
     assert caught.value.row == 1
 
 
 def test_a_null_text_and_a_column_that_is_no_text_are_errors() -> None:
-    with pytest.raises(DataError, match=r"column 'text', row 1 of the batch is null.*DropNulls"):
+    with pytest.raises(DataError, match=r"'text'.*row 1\b"):
         Tokenize("byte").transform(pa.record_batch({"text": ["a", None]}))
-    with pytest.raises(SchemaError, match="column 'text' is int64, expected text"):
+    with pytest.raises(SchemaError, match=r"'text'.*\bint64\b"):
         Tokenize("byte").transform(pa.record_batch({"text": [1]}))
-    with pytest.raises(SchemaError, match="column 'body' not found"):
+    with pytest.raises(SchemaError, match="'body'"):
         Tokenize("byte", "body").transform(batch_of(["a"]))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"truncation": "middle", "max_length": 3}, "truncation must be one of"),
-        ({"truncation": "right"}, "need a max_length"),
-        ({"stride": 1}, "need a max_length"),
-        ({"max_length": 0}, "leaves no room"),
-        ({"max_length": 1, "add_bos": True}, "leaves no room"),
-        ({"max_length": 3, "min_length": 4}, "leaves no room"),
-        ({"max_length": 4, "truncation": "right", "stride": 1}, "stride=1 is for truncation='split'"),
-        ({"max_length": 4, "truncation": "split", "stride": 4}, "stride=4 must be smaller than the 4 tokens"),
-        ({"min_length": -1}, "must not be negative"),
+        ({"truncation": "middle", "max_length": 3}, "truncation"),
+        ({"truncation": "right"}, "max_length"),
+        ({"stride": 1}, "max_length"),
+        ({"max_length": 0}, "max_length"),
+        ({"max_length": 1, "add_bos": True}, "max_length"),
+        ({"max_length": 3, "min_length": 4}, "max_length"),
+        ({"max_length": 4, "truncation": "right", "stride": 1}, r"stride=1.*truncation='split'"),
+        ({"max_length": 4, "truncation": "split", "stride": 4}, "stride=4"),
+        ({"min_length": -1}, "min_length"),
     ],
 )
 def test_options_that_cannot_work_are_refused_at_once(options: dict[str, Any], message: str) -> None:
@@ -204,10 +202,10 @@ def test_options_that_cannot_work_are_refused_at_once(options: dict[str, Any], m
 
 
 def test_a_token_the_tokenizer_does_not_have_is_refused_at_once() -> None:
-    with pytest.raises(ConfigError, match=r"add_eos=True, but byte has no EOS token; name one with load_tokenizer"):
+    with pytest.raises(ConfigError, match=r"add_eos=True.*load_tokenizer"):
         Tokenize(ByteTokenizer(special=()), add_eos=True)
     plain = tokenizers.Tokenizer(models.BPE())
-    with pytest.raises(ConfigError, match="has no BOS token"):
+    with pytest.raises(ConfigError, match="add_bos=True"):
         Tokenize(plain, add_bos=True)
 
 
@@ -315,5 +313,5 @@ def test_texts_with_nuls_controls_and_lone_surrogate_bytes() -> None:
         for text, ids in zip(texts, tokenize.transform(batch_of(texts)).column("input_ids")):
             assert tokenize.tokenizer.decode(ids.values.to_numpy()) == text
         surrogate = pa.array([b"fine", b"\xed\xb0\x80"], pa.binary()).view(pa.string())
-        with pytest.raises(DataError, match="row 1 of the batch is not UTF-8"):
+        with pytest.raises(DataError, match=r"row 1\b"):
             tokenize.transform(pa.record_batch({"text": surrogate}))

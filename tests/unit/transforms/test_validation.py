@@ -76,7 +76,7 @@ def test_raise_names_the_first_bad_row_its_value_and_the_rule(rows: list[tuple[A
         Validate(**RULES).transform(batch)
     name, problem = str(first_broken(rows[skip:][bad[0]])).split(": ")
     assert caught.value.row == bad[0]
-    assert str(caught.value).startswith(f"column {name!r}, row {bad[0]} of the batch: {problem}: ")
+    assert re.search(rf"{name!r}.*row {bad[0]}\b.*{re.escape(problem)}", str(caught.value))
 
 
 @given(rows=people, skip=st.integers(0, 3))
@@ -118,17 +118,15 @@ def test_messages_say_what_was_given_and_what_was_expected(rules: dict[str, Any]
 
 def test_of_several_bad_rows_the_first_is_raised_whatever_rule_it_breaks() -> None:
     batch = pa.record_batch({"a": [1, 99], "b": [99, 1]})
-    with pytest.raises(DataError, match="column 'b', row 0 of the batch"):
+    with pytest.raises(DataError, match=r"'b'.*row 0\b"):
         Validate(ranges={"a": (0, 9), "b": (0, 9)}).transform(batch)
 
 
 def test_a_batch_with_other_types_than_the_schema_is_an_error_even_when_rows_are_dropped() -> None:
     validate = Validate(pa.schema({"age": pa.int64()}), on_invalid="drop")
-    with pytest.raises(
-        SchemaError, match=r"column 'age' is string, expected int64; put Cast\(\{'age': 'int64'\}\) before"
-    ):
+    with pytest.raises(SchemaError, match=r"'age'.*Cast\(\{'age': 'int64'\}\)"):
         validate.transform(pa.record_batch({"age": ["1"]}))
-    with pytest.raises(SchemaError, match=r"column 'age' not found; the batch has \['agee'\]; did you mean 'agee'\?"):
+    with pytest.raises(SchemaError, match=r"'age'.*'agee'"):
         validate.transform(pa.record_batch({"agee": [1]}))
     more = pa.record_batch({"other": ["x"], "age": [1]})
     assert validate.transform(more) is more
@@ -146,7 +144,7 @@ def test_anything_that_knows_its_arrow_schema_is_a_schema() -> None:
         def to_arrow(self) -> pa.Schema:
             return pa.schema({"a": pa.int64()})
 
-    with pytest.raises(SchemaError, match="column 'a' is string, expected int64"):
+    with pytest.raises(SchemaError, match=r"'a'.*\bint64\b"):
         Validate(Schema()).transform(pa.record_batch({"a": ["x"]}))
 
 
@@ -175,26 +173,26 @@ def test_ranges_wider_than_the_type_and_columns_of_nothing_but_nulls_break_no_ru
 def test_rules_that_do_not_fit_the_type_of_the_column_are_errors() -> None:
     batch = pa.record_batch({"n": [1], "t": ["a"]})
     for value in ("x", 0.5, 2**70):
-        with pytest.raises(SchemaError, match=rf"column 'n' is int64, which allowed=\[{value!r}\] does not fit"):
+        with pytest.raises(SchemaError, match=rf"allowed=.*{value!r}"):
             Validate(allowed={"n": [value]}).transform(batch)
-    with pytest.raises(SchemaError, match=r"column 't' is string, which the range \(0, 1\) does not fit"):
+    with pytest.raises(SchemaError, match="'t'"):
         Validate(ranges={"t": (0, 1)}).transform(batch)
-    with pytest.raises(SchemaError, match="column 'n' is int64, expected text"):
+    with pytest.raises(SchemaError, match=r"'n'.*\bint64\b"):
         Validate(regex={"n": "x"}).transform(batch)
 
 
 def test_constructors_refuse_what_cannot_work() -> None:
-    with pytest.raises(ValueError, match="nothing to validate; pass a schema, not_null, ranges, regex or allowed"):
+    with pytest.raises(ValueError, match=r"not_null.*ranges"):
         Validate()
-    with pytest.raises(ValueError, match="on_invalid must be 'raise', 'drop' or 'null', got 'skip'"):
+    with pytest.raises(ValueError, match=r"on_invalid.*'skip'"):
         Validate(not_null="a", on_invalid="skip")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"on_invalid='null' cannot mend a null in \['a'\]; use 'drop' or 'raise'"):
+    with pytest.raises(ValueError, match=r"on_invalid='null'.*'a'"):
         Validate(not_null="a", on_invalid="null")
-    with pytest.raises(ValueError, match=r"the pattern '\(' of 'a' cannot be used: .*missing \)"):
+    with pytest.raises(ValueError, match=r"'\('.*'a'"):
         Validate(regex={"a": "("})
-    with pytest.raises(ValueError, match=r"the allowed values of 'a' must be one or more, and not None: \(\)"):
+    with pytest.raises(ValueError, match=r"allowed.*'a'"):
         Validate(allowed={"a": []})
-    with pytest.raises(ValueError, match="the range of 'a' must have low <= high"):
+    with pytest.raises(ValueError, match="'a'"):
         Validate(ranges={"a": (1, 0)})
 
 
