@@ -353,7 +353,7 @@ def test_no_metric_takes_nan_or_rows_that_do_not_match(name: str) -> None:
         ("f1_samples", [0, 1], [0, 1], "f1_samples"),
         ("r2", [1], [2], r"\br2\b"),
         ("map@2", [1, 2], [["1", "x"], ["2", "y"]], "y_pred"),
-        ("map@2", ["a", "b"], [[0, 1], [1, 0]], "y_pred"),
+        ("map@2", ["a", "b"], [[0, 1], [1, 0]], "y_true"),
         ("map@2", [0, 1], np.eye(2), "y_pred"),
         ("map@2", [float("nan"), 1], [[1, 2], [1, 2]], r"NaN.*row 0\b"),
     ],
