@@ -17,7 +17,7 @@ from penstock.corpus.quality.filters import LengthFilter as LengthFilter
 from penstock.corpus.quality.filters import RegexFilter as RegexFilter
 from penstock.corpus.quality.filters import WordListFilter as WordListFilter
 from penstock.corpus.quality.filters import quality_filters as quality_filters
-from penstock.pipeline.expressions import parse_expression as parse_expression
+from penstock.pipeline.functions import parse_expression as parse_expression
 from penstock.transforms.augmentation import Augment as Augment
 from penstock.transforms.augmentation import DropWords as DropWords
 from penstock.transforms.augmentation import Jitter as Jitter

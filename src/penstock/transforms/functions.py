@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import SchemaError
-from penstock.pipeline.expressions import parse_expression
 from penstock.pipeline.functions import (
     FunctionStage,
     Map,
     function_name,
     kind_of,
+    parse_expression,
     project,
     rows_of,
     values_of,
