@@ -23,7 +23,7 @@ from penstock.files.listing import PathLike
 from penstock.pipeline import Source, Transform
 from penstock.sources import JsonlSource, ParquetSource, open_source
 from penstock.store import Lineage
-from penstock.store.labels import LABELS, label_column, rejected_column
+from penstock.store.preferences import LABELS, label_column, rejected_column
 from penstock.tokenizers.load import TokenizerSpec
 from penstock.transforms import Select
 from penstock.transforms.tokenization import Tokenize, Tokenizer, load_tokenizer

@@ -20,8 +20,7 @@ from penstock.sources.jsonl import JsonlSource, JsonSource
 from penstock.sources.record_source import RecordSource
 from penstock.sources.store import StoreSource
 from penstock.sources.text import TextSource
-from penstock.store.manifest import VERSIONS, is_store
-from penstock.store.remote import refuse_remote_store
+from penstock.store.manifest import VERSIONS, is_store, refuse_remote_store
 
 __all__ = ["open_source"]
 
