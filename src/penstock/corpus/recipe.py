@@ -18,7 +18,7 @@ from penstock.chat.labels import refuse_labels
 from penstock.corpus.dedup.stages import Dedup, ExactDedup, MinHashDedup, dedup_stages
 from penstock.corpus.quality.filters import quality_filters
 from penstock.errors import ConfigError, SchemaError
-from penstock.files.fingerprints import FileFingerprint
+from penstock.files.checksums import FileFingerprint
 from penstock.files.listing import PathLike
 from penstock.pipeline import Source, Transform
 from penstock.sources import JsonlSource, ParquetSource, open_source

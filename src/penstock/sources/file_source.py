@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from penstock.errors import ConfigError, DataError, ResumeError, SchemaError
-from penstock.files.fingerprints import FileStamps
+from penstock.files.checksums import FileStamps
 from penstock.files.listing import FoundFiles, PathLike, list_files, names_of
 from penstock.files.states import StateFormat
 from penstock.pipeline.stages import Origin, Source, State

@@ -14,8 +14,8 @@ from penstock.arrays.hashes import Words
 from penstock.corpus.dedup.key_runs import KeyRuns
 from penstock.corpus.dedup.key_table import Flags, KeyTable
 from penstock.errors import ConfigError, ResumeError
+from penstock.files.atomic import open_own
 from penstock.files.locks import FileLock
-from penstock.files.ownership import open_own
 from penstock.files.states import StateFormat
 from penstock.pipeline.chain import BrokenStageError
 from penstock.pipeline.stages import State
