@@ -81,12 +81,15 @@ def _passes(answer: Any) -> bool:
 def _share_words() -> None:
     """Give datatrove the words that penstock sees."""
     import datatrove.utils.word_tokenizers as word_tokenizers
+    import pyarrow as pa
 
-    from penstock.corpus.quality.english import split_english
+    from penstock.corpus.quality.words import word_spans
 
     class Splitter:
         def word_tokenize(self, text: str) -> list[str]:
-            return split_english(text)
+            starts, ends, _ = word_spans(pa.array([text]), "english")
+            data = text.encode()
+            return [data[start:end].decode() for start, end in zip(starts.tolist(), ends.tolist())]
 
         def __getattr__(self, name: str) -> Any:
             return getattr(kept, name)

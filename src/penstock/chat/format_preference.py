@@ -19,7 +19,7 @@ from penstock.chat.problems import RowProblem, TooLongError, Violation, alone
 from penstock.chat.truncation import TruncatedPieces, gathered
 from penstock.errors import ConfigError, SchemaError
 from penstock.pipeline.metrics import TOKENS
-from penstock.store.labels import LABELS, label_column
+from penstock.store.preferences import LABELS, label_column
 from penstock.transforms.columns import as_names, column, take_rows
 from penstock.transforms.counts import CountingTransform
 

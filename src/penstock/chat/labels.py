@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from penstock.chat.messages import FLAGS
 from penstock.errors import SchemaError
-from penstock.store.labels import label_column, rejected_column
+from penstock.store.preferences import label_column, rejected_column
 
 __all__ = ["refuse_flags", "refuse_label_values", "refuse_labels"]
 

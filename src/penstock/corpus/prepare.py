@@ -14,13 +14,12 @@ import orjson
 
 from penstock.corpus.recipe import Recipe, Steps
 from penstock.errors import ChangedFileError, ConfigError, ResumeError
-from penstock.files.atomic import write_atomic
+from penstock.files.atomic import check_own_directory, remove_own_directory, write_atomic
 from penstock.files.cache import default_cache_directory
+from penstock.files.checksums import FileFingerprint, FileStamps, fingerprint_files, hash_file, is_settled
 from penstock.files.filesystems import require_local
-from penstock.files.fingerprints import FileFingerprint, FileStamps, fingerprint_files, hash_file, is_settled
 from penstock.files.listing import PathLike
 from penstock.files.locks import FileLock
-from penstock.files.ownership import check_own_directory, remove_own_directory
 from penstock.memory import MemoryBudget
 from penstock.pipeline import Pipeline, PipelineConfig, Report, Source
 from penstock.pipeline.chain import BrokenStageError

@@ -18,12 +18,12 @@ from penstock.chat.labels import refuse_labels
 from penstock.corpus.dedup.stages import Dedup, ExactDedup, MinHashDedup, dedup_stages
 from penstock.corpus.quality.filters import quality_filters
 from penstock.errors import ConfigError, SchemaError
-from penstock.files.fingerprints import FileFingerprint
+from penstock.files.checksums import FileFingerprint
 from penstock.files.listing import PathLike
 from penstock.pipeline import Source, Transform
 from penstock.sources import JsonlSource, ParquetSource, open_source
 from penstock.store import Lineage
-from penstock.store.labels import LABELS, label_column, rejected_column
+from penstock.store.preferences import LABELS, label_column, rejected_column
 from penstock.tokenizers.load import TokenizerSpec
 from penstock.transforms import Select
 from penstock.transforms.tokenization import Tokenize, Tokenizer, load_tokenizer

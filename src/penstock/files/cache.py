@@ -18,8 +18,8 @@ import xxhash
 
 from penstock.errors import ConfigError, StalledError
 from penstock.files.atomic import AtomicFile
+from penstock.files.checksums import hash_file
 from penstock.files.filesystems import require_local
-from penstock.files.fingerprints import hash_file
 from penstock.files.listing import PathLike
 from penstock.files.locks import FileLock
 

@@ -21,8 +21,8 @@ from typing import Self
 import orjson
 
 from penstock.errors import ConfigError
+from penstock.files.atomic import open_own
 from penstock.files.listing import PathLike
-from penstock.files.ownership import open_own
 
 __all__ = ["FileLock"]
 

@@ -28,7 +28,7 @@ import orjson
 from penstock.errors import ConfigError
 from penstock.files.atomic import naming
 from penstock.fsqueue.layout import rename
-from penstock.pipeline.periodic import PeriodicThread
+from penstock.pipeline.control import PeriodicThread
 
 __all__ = ["Member", "MemberWatch", "Membership", "facts_of", "is_running", "living"]
 

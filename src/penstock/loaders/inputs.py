@@ -19,8 +19,7 @@ from penstock.loaders.preferences.mismatch import check_plain
 from penstock.memory import MemoryBudget
 from penstock.store import Store, open_store
 from penstock.store.gather import TokenTable
-from penstock.store.manifest import is_store
-from penstock.store.remote import refuse_remote_store
+from penstock.store.manifest import is_store, refuse_remote_store
 from penstock.store.shards import Verify
 
 if TYPE_CHECKING:

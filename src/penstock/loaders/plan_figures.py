@@ -22,7 +22,7 @@ from penstock.order.plan import Plan
 from penstock.order.sample_orders import Order
 from penstock.order.samples import Samples
 from penstock.order.statistics import Chunk, capacity_of, chunks_of, passes_of
-from penstock.store.sides import PairTable
+from penstock.store.preferences import PairTable
 
 __all__ = ["EpochFigures", "PlanFigures", "SourceFigures", "plan_figures"]
 

@@ -17,7 +17,7 @@ from penstock.loaders.preferences.batch import EXTRA
 from penstock.loaders.preferences.engine import PreferenceEngine
 from penstock.loaders.preferences.mismatch import check_preferences
 from penstock.loaders.sampling import Packing, Sampling, build_source
-from penstock.store.sides import PairTable
+from penstock.store.preferences import PairTable
 
 if TYPE_CHECKING:
     from penstock.tokenizers.load import TokenizerSpec

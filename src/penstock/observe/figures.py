@@ -10,7 +10,7 @@ from typing import Any, Self
 from penstock.errors import PenstockError
 from penstock.files.listing import split_suffix
 from penstock.pipeline.stages import BlockSource, Source
-from penstock.sources.parquet import ParquetSource
+from penstock.sources.columnar import ParquetSource
 
 __all__ = ["Extent", "Rates", "left_out"]
 

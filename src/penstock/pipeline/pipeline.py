@@ -23,8 +23,7 @@ from penstock.pipeline.delivery import DeliveryPosition
 from penstock.pipeline.functions import as_transform
 from penstock.pipeline.metrics import Report
 from penstock.pipeline.quarantine import BadRows
-from penstock.pipeline.runner import Runner
-from penstock.pipeline.sink_thread import SinkThread
+from penstock.pipeline.runner import Runner, SinkThread
 from penstock.pipeline.stages import Finishing, Fitting, Sink, Source, State, Stateful, Transform, TwoPart
 
 __all__ = ["Pipeline"]

@@ -14,8 +14,7 @@ import pyarrow as pa
 
 from penstock.pipeline.chain import BrokenStageError, Chain, StepError, stage_name
 from penstock.pipeline.metrics import StageMetrics
-from penstock.pipeline.processes import BATCH, ERROR, RESULT, SETUP, SHARED, read_frame, write_frame
-from penstock.pipeline.shared_memory import SharedBytes
+from penstock.pipeline.processes import BATCH, ERROR, RESULT, SETUP, SHARED, SharedBytes, read_frame, write_frame
 
 
 class _Recorder(StageMetrics):

@@ -11,9 +11,8 @@ from typing import Any, BinaryIO
 import orjson
 
 from penstock.errors import FailureBudgetError
-from penstock.files.atomic import naming
+from penstock.files.atomic import naming, open_own
 from penstock.files.locks import FileLock
-from penstock.files.ownership import open_own
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.stages import Rejected, State
 

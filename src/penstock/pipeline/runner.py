@@ -2,21 +2,140 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from typing import Any, Protocol, runtime_checkable
 
-from penstock.errors import StalledError
+import pyarrow as pa
+
+from penstock.errors import DataError, PenstockError, StageError, StalledError, StoppedError
+from penstock.memory.budget import MemoryBudget, Reservation
+from penstock.pipeline.buffers import Buffers, Parcel
+from penstock.pipeline.chain import stage_name
+from penstock.pipeline.checkpoint import Checkpoint
 from penstock.pipeline.context import Context
 from penstock.pipeline.control import Control
 from penstock.pipeline.delivery import Delivery, DeliveryPosition
+from penstock.pipeline.metrics import Report
 from penstock.pipeline.quarantine import BadRows
-from penstock.pipeline.source_thread import SourceThread
+from penstock.pipeline.stages import Block, Origin, Publishing, Rejected, Sink, State
 from penstock.pipeline.workers import Workers
 
-__all__ = ["Runner"]
+__all__ = ["Runner", "SinkThread", "SourceThread"]
+
+
+class SourceThread:
+    """Reads ahead as far as the budget and the buffers allow.
+
+    Memory is reserved before a batch is read, for its whole way (read, decoded, transformed), and given back as it
+    shrinks. So a batch that was admitted never waits for memory again, and order cannot turn into a deadlock.
+    """
+
+    def __init__(self, context: Context, buffers: Buffers) -> None:
+        self._context, self._buffers = context, buffers
+
+    def read(self, closing: Callable[[], Iterable[Parcel]]) -> None:
+        """Until the input ends, the run is stopped, or the source fails; a failure travels in its turn, as a parcel."""
+        context, number = self._context, 0
+        while not context.stop.is_set():
+            reservation = self._reserve(context.tuner.to_reserve(context.tuner.batch_bytes))
+            if reservation is None:
+                return
+            since = context.reading.begin()
+            try:
+                parcel = self._next_parcel(number, reservation)
+            except Exception as error:  # noqa: BLE001 - whatever the source raises goes to the caller, in its turn
+                parcel = self._unreadable(number, reservation, error)
+            except BaseException:
+                reservation.release()
+                raise
+            if parcel is None or parcel.payload is None:
+                context.reading.leave(since)
+            else:
+                rows, size = parcel.rows_in, parcel.size
+                context.reading.done(since, rows=(rows, rows), nbytes=(size, size))
+                reservation.resize(context.tuner.to_reserve(size))
+            if parcel is None:
+                reservation.release()
+                break
+            context.resident.give_back()
+            context.reading.waited(for_room=self._buffers.put_read(parcel))
+            number += 1
+            if parcel.error is not None:
+                break
+        self._buffers.end(number, closing)
+
+    def _reserve(self, nbytes: int) -> Reservation | None:
+        """Wait for room. It comes when parcels of ours are delivered (with none in flight the budget admits the next
+        one at once), and those who work on them have deadlines of their own."""
+        context, since = self._context, time.monotonic()
+        try:
+            while not context.stop.is_set():
+                with contextlib.suppress(StalledError):
+                    return context.budget.reserve(nbytes, "pipeline", timeout=0.1, by=context)
+                context.resident.give_back()
+            return None
+        finally:
+            context.reading.waited(for_room=time.monotonic() - since)
+
+    def _next_parcel(self, number: int, reservation: Reservation) -> Parcel | None:
+        context = self._context
+        payload: Block | pa.RecordBatch | None
+        origin: Origin | None
+        if context.blocks is not None:
+            payload = block = context.blocks.next_block(context.tuner.batch_bytes)
+            origin = block.origin if block is not None else None
+        else:
+            payload = context.source.next_batch(context.tuner.batch_rows)
+            origin = context.located.origin() if context.located is not None else None
+        if payload is None:
+            return None
+        rows = 0
+        if isinstance(payload, pa.RecordBatch):
+            rows = payload.num_rows
+        elif not isinstance(payload, Block):
+            raise StageError(
+                f"next_batch returned {type(payload).__name__}, expected a pyarrow.RecordBatch or None",
+                stage=context.reading.name,
+            )
+        size = payload.nbytes
+        context.tuner.saw_read(rows, size)
+        state = context.source_state()
+        return Parcel(number, payload, origin, state, reservation, time.monotonic(), rows_in=rows, size=size)
+
+    def _unreadable(self, number: int, reservation: Reservation, error: Exception) -> Parcel:
+        """A parcel that carries the source's failure; or, if bad rows may be left out, the loss of the file's rest."""
+        context = self._context
+        parcel = Parcel(number, None, None, None, reservation, time.monotonic(), error=self._named(error))
+        skip = getattr(context.source, "skip_file", None)
+        if context.config.on_error == "raise" or not isinstance(error, DataError) or not callable(skip):
+            return parcel
+        skipped = skip()
+        parcel.error, parcel.source_state = None, context.source_state()
+        parcel.rejected = (
+            Rejected(
+                file=error.file,
+                row=error.row,
+                offset=error.offset,
+                stage=context.reading.name,
+                kind=skipped or "the rest of the file is unreadable",
+                reason=error.reason,
+                data=error.data,
+            ),
+        )
+        return parcel
+
+    def _named(self, error: Exception) -> Exception:
+        if isinstance(error, (PenstockError, OSError)):
+            return error
+        wrapped = StageError(f"{type(error).__name__}: {error}", stage=self._context.reading.name)
+        wrapped.__cause__ = error
+        return wrapped
+
 
 log = logging.getLogger("penstock.pipeline")
 
@@ -122,3 +241,144 @@ class Runner:
             work(*args)
         except BaseException as error:  # noqa: BLE001 - it is raised again in the caller
             self.fail(error)
+
+
+@runtime_checkable
+class _Bounded(Protocol):
+    """A sink that may have no room. Waiting for it is its consumer's time, so no deadline applies."""
+
+    def wait_for_room(self, timeout: float, /) -> bool: ...
+
+
+class SinkThread:
+    """Feeds a sink from a runner in a thread of its own, with checkpoints if asked for."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        sink: Sink,
+        budget: MemoryBudget,
+        checkpoint: Checkpoint | None,
+        state: Callable[[], State],
+        report: Callable[[], Report],
+    ) -> None:
+        self._runner, self._sink, self._budget = runner, sink, budget
+        self._checkpoint, self._state, self._make_report = checkpoint, state, report
+        self._bounded = sink if isinstance(sink, _Bounded) else None
+        # With a checkpoint it is the checkpoint that says what comes again.
+        self._publishing = sink if checkpoint is None and isinstance(sink, Publishing) else None
+        self._published_before = self._publishing.rows_published if self._publishing is not None else 0
+        usage = getattr(sink, "memory_usage", None)
+        self._usage: Callable[[], int] | None = usage if callable(usage) else None
+        self.report: Report | None = None
+        self.error: BaseException | None = None
+        self.done = threading.Event()
+        self.thread = threading.Thread(target=self._run, name="penstock-sink", daemon=True)
+
+    def _run(self) -> None:
+        try:
+            self._consume_all()
+            self.report = self._publish()
+        except BaseException as error:  # noqa: BLE001 - whatever it is, wait() raises it again in the caller
+            self._runner.fail(error)
+            self.error = self._runner.failure
+            self._give_up()
+        finally:
+            self._runner.halt()
+            with contextlib.suppress(
+                OSError
+            ):  # a full disk, of which the error of the run has told; else all is synced
+                self._runner.delivery.bad_rows.close()
+            if self._checkpoint is not None:
+                self._checkpoint.close()
+            self._budget.hold("sink", 0, by=self)
+            self.done.set()
+
+    def _consume_all(self) -> None:
+        runner, delivery, checkpoint = self._runner, self._runner.delivery, self._checkpoint
+        with closing(delivery.parcels()) as parcels:
+            for parcel in parcels:
+                batch = parcel.batch
+                rows = batch.num_rows if batch is not None else 0
+                if batch is not None and rows:
+                    if self._bounded is not None:
+                        self._wait_for_room(self._bounded)
+                    self._consume(batch, parcel.size)
+                parcel.batch = batch = None
+                delivery.took(parcel, rows)
+                runner.context.resident.give_back()
+                if self._publishing is not None:
+                    delivery.commit_published(self._publishing.rows_published - self._published_before)
+                if checkpoint is not None and checkpoint.due():
+                    self._save(checkpoint)
+                    delivery.commit()
+
+    def _publish(self) -> Report:
+        delivery, checkpoint = self._runner.delivery, self._checkpoint
+        schema = self._runner.workers.schema_without_rows() if not delivery.rows_out else None
+        if schema is not None:
+            # No rows, but the columns are known: a file with a header says more than none.
+            self._call(lambda: self._sink.consume(pa.RecordBatch.from_pylist([], schema=schema)))
+        delivery.bad_rows.finish(delivery.rows_read)
+        if checkpoint is not None:
+            self._save(checkpoint, finishing=True)
+        self._call(self._sink.flush)
+        report = self._make_report()
+        if checkpoint is not None:
+            checkpoint.save(delivery, self._state(), finishing=True, report=report)
+        delivery.commit()
+        return report
+
+    def _save(self, checkpoint: Checkpoint, *, finishing: bool = False) -> None:
+        self._call(lambda: checkpoint.save(self._runner.delivery, self._state(), finishing=finishing))
+
+    def _give_up(self) -> None:
+        """Keep what a checkpoint can still use, drop the rest."""
+        try:
+            if self._checkpoint is not None and isinstance(self.error, StoppedError):
+                self._checkpoint.save(self._runner.delivery, self._state())
+                self._runner.delivery.commit()
+            abort = getattr(self._sink, "abort", None)
+            if callable(abort):
+                abort()
+        except Exception:
+            log.exception("cleaning up after a failed run failed too")
+
+    def _consume(self, batch: pa.RecordBatch, size: int) -> None:
+        metrics = self._runner.context.sinking
+        since = metrics.begin()
+        self._guarded(lambda: self._sink.consume(batch))
+        metrics.done(since, rows=(batch.num_rows, batch.num_rows), nbytes=(size, size))
+        self._charge()
+
+    def _call(self, action: Callable[[], None]) -> None:
+        metrics = self._runner.context.sinking
+        since = metrics.begin()
+        self._guarded(action)
+        metrics.leave()
+        metrics.busy += time.monotonic() - since
+        self._charge()
+
+    def _guarded(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:
+            self._runner.context.sinking.leave()
+            remote = isinstance(error, (ConnectionError, TimeoutError))
+            if isinstance(error, PenstockError) or (isinstance(error, OSError) and not remote):
+                raise  # it names the file already
+            raise StageError(f"{type(error).__name__}: {error}", stage=stage_name(self._sink)) from error
+
+    def _charge(self) -> None:
+        """What the sink holds between calls stands against the budget."""
+        if self._usage is not None:
+            self._runner.context.sinking.memory = held = self._usage()
+            self._budget.hold("sink", held, by=self)
+
+    def _wait_for_room(self, sink: _Bounded) -> None:
+        since = time.monotonic()
+        while not sink.wait_for_room(0.2):
+            if self._runner.stopping:
+                self._runner.check()
+                raise StoppedError("the pipeline was stopped before the end of its input")
+        self._runner.context.sinking.waited(for_room=time.monotonic() - since)

@@ -24,11 +24,18 @@ from typing import BinaryIO, ClassVar, Protocol
 import pyarrow as pa
 
 from penstock.errors import ConfigError, ResumeError, SchemaError
-from penstock.files.atomic import AtomicFile, sync_directory, write_atomic
+from penstock.files.atomic import (
+    AtomicFile,
+    check_own_directory,
+    refuse_link,
+    remove_own_directory,
+    strangers,
+    sync_directory,
+    write_atomic,
+)
 from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike, split_suffix
 from penstock.files.locks import FileLock
-from penstock.files.ownership import check_own_directory, refuse_link, remove_own_directory, strangers
 from penstock.pipeline.chain import describe_difference
 from penstock.pipeline.checkpoint import schema_from_text, schema_to_text
 from penstock.pipeline.stages import Sink, State

@@ -4,13 +4,11 @@ source = open_source("corpus/*.jsonl.zst")      # by suffix; or JsonlSource(...)
 batch = source.next_batch(1024)                 # None at the end
 """
 
-from penstock.sources.arrow import ArrowSource
 from penstock.sources.by_suffix import open_source
+from penstock.sources.columnar import ArrowSource, ParquetSource
 from penstock.sources.csv import CsvSource
-from penstock.sources.iterator import IteratorSource
 from penstock.sources.jsonl import JsonlSource, JsonSource
-from penstock.sources.memory import MemorySource
-from penstock.sources.parquet import ParquetSource
+from penstock.sources.memory import IteratorSource, MemorySource
 from penstock.sources.store import StoreSource
 from penstock.sources.text import TextSource
 

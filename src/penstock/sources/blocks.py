@@ -14,8 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import DataError
+from penstock.files.checksums import FileStamps
 from penstock.files.compression import ByteReader, DamagedStreamError, open_input
-from penstock.files.fingerprints import FileStamps
 from penstock.files.records import Cutter, first_newline
 from penstock.memory.budget import format_bytes
 from penstock.memory.pool import BufferPool, PooledBuffer

@@ -13,16 +13,14 @@ from penstock.files.filesystems import local_or_none
 from penstock.files.listing import PathLike, list_files, split_suffix
 from penstock.pipeline.stages import Source
 from penstock.plugins import formats
-from penstock.sources.arrow import ArrowSource
+from penstock.sources.columnar import ArrowSource, ParquetSource
 from penstock.sources.csv import CsvSource
 from penstock.sources.file_source import FileSource
 from penstock.sources.jsonl import JsonlSource, JsonSource
-from penstock.sources.parquet import ParquetSource
 from penstock.sources.record_source import RecordSource
 from penstock.sources.store import StoreSource
 from penstock.sources.text import TextSource
-from penstock.store.manifest import VERSIONS, is_store
-from penstock.store.remote import refuse_remote_store
+from penstock.store.manifest import VERSIONS, is_store, refuse_remote_store
 
 __all__ = ["open_source"]
 

@@ -20,7 +20,7 @@ from penstock.files.records import CsvRecords
 from penstock.pipeline.functions import arrow_schema
 from penstock.pipeline.stages import Block
 from penstock.sources.blocks import BlockPosition, BlockReader, FileLayout
-from penstock.sources.file_list import project
+from penstock.sources.file_source import project
 from penstock.sources.record_source import RecordSource, Scan, check_utf8
 
 __all__ = ["CsvSource"]

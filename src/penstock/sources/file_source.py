@@ -2,19 +2,276 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import base64
+import hashlib
+import re
+import zlib
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, Protocol
+from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
 
-from penstock.errors import DataError, ResumeError, SchemaError
-from penstock.files.listing import PathLike
+from penstock.errors import ConfigError, DataError, ResumeError, SchemaError
+from penstock.files.checksums import FileStamps
+from penstock.files.listing import FoundFiles, PathLike, list_files, names_of
 from penstock.files.states import StateFormat
 from penstock.pipeline.stages import Origin, Source, State
-from penstock.sources.file_list import FileList
 
-__all__ = ["FileSource", "OpenedFile"]
+__all__ = [
+    "FileList",
+    "FileSource",
+    "OpenedFile",
+    "Partitions",
+    "check_columns",
+    "is_schema",
+    "project",
+    "schema_mark",
+    "schema_of",
+]
+
+
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
+
+
+class Partitions:
+    """What the directories of some files say about their rows."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        folders = files.partitions if isinstance(files, FoundFiles) else []
+        self._values = {str(file): _parsed(parts, file) for file, parts in zip(files, folders) if parts}
+        names = dict.fromkeys(name for values in self._values.values() for name in values)
+        self.schema = pa.schema([(name, self._kind(name)) for name in names])
+
+    def _kind(self, name: str) -> pa.DataType:
+        given = [text for values in self._values.values() if (text := values.get(name)) is not None]
+        return pa.int64() if given and all(map(_INTEGER.fullmatch, given)) else pa.string()
+
+    def stored(self, columns: list[str] | None, there: Sequence[str]) -> list[str] | None:
+        """Of the columns asked for those that are to be found in the files; `there` is what is known to be in them."""
+        if columns is None or not self._values:
+            return columns
+        inside = [name for name in columns if name in there or name not in self.schema.names]
+        if not inside:
+            raise ConfigError(
+                f"columns={columns!r} are all names of directories ({self._example()}), and no column of the files; "
+                "ask for one of theirs too"
+            )
+        return inside
+
+    def completed(self, schema: pa.Schema, columns: list[str] | None) -> pa.Schema:
+        """The schema of files with the columns of directories behind it, or in the order asked for."""
+        for field in self.schema:
+            if field.name not in schema.names and (columns is None or field.name in columns):
+                schema = schema.append(field)
+        return schema if columns is None else pa.schema([schema.field(name) for name in columns])
+
+    def filled(self, batch: pa.RecordBatch, path: str | Path, wanted: pa.Schema) -> pa.RecordBatch:
+        """Rows of a file with those of its directories' columns that are `wanted`.
+
+        What the file itself has in such a column must be the same, or null, which is then filled.
+        """
+        if not self._values:
+            return batch
+        values = self._values.get(str(path), {})
+        for field in self.schema:
+            if field.name not in wanted.names:
+                continue
+            index = batch.schema.get_field_index(field.name)
+            if index < 0:
+                kind = wanted.field(field.name).type
+                column = pa.repeat(_scalar(values.get(field.name), kind, field.name, path), batch.num_rows)
+                batch = batch.append_column(pa.field(field.name, kind), column)
+            elif field.name in values:
+                column = _agreed(batch.column(index), values[field.name], field.name, path)
+                batch = batch.set_column(index, batch.schema.field(index), column)
+        return batch
+
+    def _example(self) -> str:
+        return ", ".join(f"{name}={text}" for name, text in next(iter(self._values.values())).items())
+
+
+def _parsed(folders: Sequence[str], file: Path) -> dict[str, str | None]:
+    values: dict[str, str | None] = {}
+    for folder in folders:
+        name, _, text = folder.partition("=")
+        value = None if text == _NULL else unquote(text)
+        if values.setdefault(unquote(name), value) != value:
+            raise SchemaError(
+                f"{'/'.join(folders)} gives column {unquote(name)!r} two values ({file}); rename one of the directories"
+            )
+    return values
+
+
+def _scalar(text: str | None, kind: pa.DataType, name: str, path: str | Path) -> pa.Scalar:
+    if text is None:
+        return pa.scalar(None, kind)
+    try:
+        return pa.scalar(text).cast(kind)
+    except (pa.ArrowException, ValueError) as error:
+        raise SchemaError(
+            f"column {name!r} is {kind}, and a directory of {path} gives it {text!r}; rename the directory, or make "
+            "the types agree"
+        ) from error
+
+
+def _agreed(column: pa.Array, text: str | None, name: str, path: str | Path) -> pa.Array:
+    """The column of the file, with null filled; every other value must be that of the directory."""
+    if column.null_count == len(column) and text is None:
+        return column
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    plain = column.cast(kind)
+    expected = _scalar(text, kind, name, path)
+    same = pc.is_null(plain) if text is None else pc.equal(plain, expected).fill_null(True)
+    if not pc.all(same).as_py():
+        other = plain.filter(pc.invert(same))[0].as_py()
+        raise SchemaError(
+            f"column {name!r} is {other!r} in {path}, whose directory says {name}={_NULL if text is None else text}; "
+            "rename the directory, or drop the column from the file"
+        )
+    return column if not column.null_count else pc.fill_null(plain, expected).cast(column.type)
+
+
+_HEAD_BYTES = 4096
+
+
+class FileList:
+    """The files behind a path, directory, glob or list of them; looked for when first needed."""
+
+    def __init__(self, paths: PathLike | Iterable[PathLike], suffixes: tuple[str, ...]) -> None:
+        single = isinstance(paths, str) or hasattr(paths, "__fspath__")
+        self._paths: list[PathLike] = [paths] if single else list(paths)  # type: ignore[arg-type, list-item]
+        self._listed = paths if isinstance(paths, FoundFiles) else None
+        self._suffixes = suffixes
+        self._found: list[Path] | None = None
+        self._heads: dict[int, list[int | str]] = {}
+        self._sizes: dict[int, int] = {}
+        self.stamps = FileStamps()
+        """Of the files that were opened since the source began at its first row."""
+
+    @property
+    def files(self) -> list[Path]:
+        if self._found is None:
+            self._found = self._listed if self._listed is not None else list_files(self._paths, self._suffixes)
+        return self._found
+
+    @cached_property
+    def partitions(self) -> Partitions:
+        """What the names of directories say about the rows."""
+        return Partitions(self.files)
+
+    def name(self, number: int) -> str | None:
+        """The name of a file, as `names_of` has it; None behind the last."""
+        return self._names[number] if number < len(self.files) else None
+
+    @cached_property
+    def _names(self) -> list[str]:
+        return names_of(self.files)
+
+    def state(self, number: int) -> State:
+        """What a position in a file has to say about the file."""
+        return {
+            "files": len(self.files),
+            "file": number,
+            "path": self.name(number),
+            "head": self._head(number),
+            "size": self._size(number),
+        }
+
+    def _head(self, number: int) -> list[int | str] | None:
+        """How many first bytes a file has (4096 at most) and their hash: a rewritten file differs, a grown one not."""
+        if number >= len(self.files):
+            return None
+        if number not in self._heads:
+            with open(self.files[number], "rb") as file:
+                data = file.read(_HEAD_BYTES)
+            self._heads[number] = [len(data), xxhash.xxh3_64_hexdigest(data)]
+        return self._heads[number]
+
+    def _size(self, number: int) -> int | None:
+        """The size of a file when it was first asked for: one that has less by the time of resuming lacks rows."""
+        if number >= len(self.files):
+            return None
+        if number not in self._sizes:
+            self._sizes[number] = self.files[number].stat().st_size
+        return self._sizes[number]
+
+    def check(self, state: State) -> None:
+        """Refuse a position in files that are not these."""
+        number, count = state["file"], len(self.files)
+        if state["files"] != count:
+            raise ResumeError(
+                f"the state was saved with {state['files']} input files, now there are {count}; "
+                "restore the same files, or start without the state"
+            )
+        if self.name(number) != state["path"]:
+            raise ResumeError(
+                f"file {number + 1} of the input was {state['path']!r} when the state was saved and is "
+                f"{self.name(number)!r} now; restore the same files, or start without the state"
+            )
+        if state.get("head") is not None:
+            size, digest = state["head"]
+            with open(self.files[number], "rb") as file:
+                data = file.read(size)
+            if xxhash.xxh3_64_hexdigest(data) != digest:
+                raise ResumeError(
+                    f"{self.files[number]} is not the file the state was saved in: it begins with other bytes now; "
+                    "restore it, or start without the state"
+                )
+        if state.get("size") is not None and (now := self.files[number].stat().st_size) < state["size"]:
+            raise ResumeError(
+                f"{self.files[number]} has {now} bytes and had {state['size']} when the state was saved, so rows of it "
+                "are gone; restore it, or start without the state"
+            )
+
+    def __str__(self) -> str:
+        if len(self._paths) > 2:
+            return f"{len(self._paths)} paths"
+        return ", ".join(repr(str(path)) for path in self._paths)
+
+
+_MOST_CHARACTERS = 2048
+
+
+def schema_mark(schema: pa.Schema) -> str:
+    """The schema as text; a very wide one as a fingerprint, which costs a resumed source another look at its input."""
+    text = base64.b85encode(zlib.compress(schema.serialize().to_pybytes(), 9)).decode()
+    if len(text) <= _MOST_CHARACTERS:
+        return text
+    columns = "\n".join(f"{field.name!r} {field.type}" for field in schema)
+    return f"blake2b {hashlib.blake2b(columns.encode(), digest_size=16).hexdigest()}"
+
+
+def is_schema(mark: str) -> bool:
+    """Whether a mark holds the schema itself."""
+    return " " not in mark
+
+
+def schema_of(mark: str) -> pa.Schema:
+    return pa.ipc.read_schema(pa.py_buffer(zlib.decompress(base64.b85decode(mark))))
+
+
+def project(schema: pa.Schema, columns: Sequence[str] | None, where: str) -> pa.Schema:
+    """Only the columns asked for, in that order; each of them must be there."""
+    if columns is None:
+        return schema
+    for name in columns:
+        if name not in schema.names:
+            raise SchemaError(f"column {name!r} not in {where}; it has {schema.names}")
+    return pa.schema([schema.field(name) for name in columns])
+
+
+def check_columns(columns: Sequence[str] | None) -> list[str] | None:
+    """The `columns` argument of a source, as a list."""
+    if columns is not None and (isinstance(columns, str) or not columns):
+        raise ConfigError(f"columns must be a list of at least one name, got {columns!r}")
+    return list(columns) if columns is not None else None
+
 
 _STATE = StateFormat("rows of files", "a source of columnar files")
 _DAMAGED = (pa.ArrowException, OSError, EOFError)

@@ -21,7 +21,7 @@ from penstock.pipeline.functions import arrow_schema
 from penstock.pipeline.prefetch import map_ahead
 from penstock.pipeline.stages import Block, Decoded
 from penstock.sources.blocks import FileLayout
-from penstock.sources.file_list import project
+from penstock.sources.file_source import project
 from penstock.sources.json_types import (
     TypeConflictError,
     conform,

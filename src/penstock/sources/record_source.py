@@ -26,7 +26,7 @@ from penstock.memory.budget import parse_bytes
 from penstock.memory.pool import BufferPool
 from penstock.pipeline.stages import Block, Decoded, Origin, Rejected, Source, State
 from penstock.sources.blocks import BlockPosition, BlockReader, FileLayout, Pending, RawBlock, RecordSpans
-from penstock.sources.file_list import FileList, check_columns, is_schema, project, schema_mark, schema_of
+from penstock.sources.file_source import FileList, check_columns, is_schema, project, schema_mark, schema_of
 
 __all__ = ["RecordSource", "Scan", "check_utf8"]
 

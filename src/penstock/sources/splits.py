@@ -30,11 +30,10 @@ from penstock.files.listing import split_suffix
 from penstock.files.records import first_newline
 from penstock.pipeline.prefetch import map_ahead
 from penstock.pipeline.stages import Block, Origin, Rejected
-from penstock.sources.arrow import ArrowSource
 from penstock.sources.blocks import BlockPosition, BlockReader, RecordSpans
+from penstock.sources.columnar import ArrowSource, ParquetSource
 from penstock.sources.file_source import FileSource, OpenedFile
 from penstock.sources.jsonl import JsonlSource
-from penstock.sources.parquet import ParquetSource
 from penstock.sources.record_source import RecordSource
 from penstock.sources.store import StoreSource
 from penstock.store.shards import ShardReader, check_touched

@@ -13,7 +13,7 @@ from penstock.errors import ResumeError
 from penstock.files.listing import PathLike
 from penstock.files.states import StateFormat
 from penstock.pipeline.stages import Origin, Source, State
-from penstock.sources.file_list import check_columns, project
+from penstock.sources.file_source import check_columns, project
 from penstock.store.manifest import Manifest, read_manifest, store_path
 from penstock.store.shards import ShardReader, Verify, check_content, check_touched, check_verify
 

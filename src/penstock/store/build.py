@@ -18,8 +18,7 @@ import pyarrow as pa
 import xxhash
 
 from penstock.errors import ConfigError, ResumeError
-from penstock.files.atomic import sync_directory, write_atomic
-from penstock.files.ownership import check_own_directory, remove_own_directory, strangers
+from penstock.files.atomic import check_own_directory, remove_own_directory, strangers, sync_directory, write_atomic
 from penstock.files.states import StateFormat, parse_json, to_json
 from penstock.store.manifest import BUILD, MANIFEST_NAME, SHARDS, VERSIONS, ShardEntry
 

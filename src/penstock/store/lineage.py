@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from penstock.files.fingerprints import FileFingerprint
+from penstock.files.checksums import FileFingerprint
 
 __all__ = ["Lineage", "combined_key", "content_key"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import time
 import zlib
 from collections.abc import Mapping
@@ -14,9 +15,9 @@ import orjson
 import pyarrow as pa
 import xxhash
 
-from penstock.errors import DataError
+from penstock.errors import ConfigError, DataError
 from penstock.files.atomic import write_atomic
-from penstock.files.filesystems import require_local
+from penstock.files.filesystems import is_remote, require_local, shown
 from penstock.files.listing import PathLike
 from penstock.store.lineage import Lineage
 
@@ -27,10 +28,12 @@ __all__ = [
     "is_store",
     "manifest_path",
     "read_manifest",
+    "refuse_remote_store",
     "store_path",
     "version_numbers",
     "write_manifest",
 ]
+
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -222,3 +225,27 @@ def _nothing_there(path: Path, version: int | None) -> Exception:
             there += f", though it has the versions {numbers}: check one out"
         return FileNotFoundError(f"{str(path)!r} is not a store: {there} (looked from {Path.cwd()})")
     return DataError(f"the store has no version {version}; it has {version_numbers(path)}", file=str(path))
+
+
+def refuse_remote_store(path: PathLike) -> None:
+    """Raise a ConfigError if a URL leads to a store: it would be taken for raw files."""
+    if not is_remote(path):
+        return
+    from penstock.files.remote import RemotePath, path_of  # for those who have URLs
+
+    place = path_of(path)
+    if not isinstance(place, RemotePath):
+        return
+    named = place.name.endswith(".store")
+    # Asked for only where it may be a directory: it costs two requests.
+    if named or (
+        place.can_be_listed
+        and not place.suffix
+        and not re.search(r"[*\[]", place.url)
+        and (place / MANIFEST_NAME).is_file()
+        and (place / VERSIONS).is_dir()
+    ):
+        raise ConfigError(
+            f"{shown(place.url)!r} is a token store behind a URL, and stores are read from local disk; copy the "
+            "directory to this machine with the tools of the storage, and pass the copy"
+        )

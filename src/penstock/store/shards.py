@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import ConfigError, DataError
-from penstock.files.fingerprints import hash_file, is_settled
+from penstock.files.checksums import hash_file, is_settled
 from penstock.store.manifest import Manifest, ShardEntry
 
 __all__ = [

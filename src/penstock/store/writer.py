@@ -32,8 +32,7 @@ from penstock.store.manifest import (
     version_numbers,
     write_manifest,
 )
-from penstock.store.pieces import Pieces, plain_batch, plain_schema
-from penstock.store.shard_writer import ShardWriter
+from penstock.store.shard_writer import Pieces, ShardWriter, plain_batch, plain_schema
 
 __all__ = ["StoreWriter", "append"]
 

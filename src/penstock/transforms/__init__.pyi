@@ -17,7 +17,7 @@ from penstock.corpus.quality.filters import LengthFilter as LengthFilter
 from penstock.corpus.quality.filters import RegexFilter as RegexFilter
 from penstock.corpus.quality.filters import WordListFilter as WordListFilter
 from penstock.corpus.quality.filters import quality_filters as quality_filters
-from penstock.pipeline.expressions import parse_expression as parse_expression
+from penstock.pipeline.functions import parse_expression as parse_expression
 from penstock.transforms.augmentation import Augment as Augment
 from penstock.transforms.augmentation import DropWords as DropWords
 from penstock.transforms.augmentation import Jitter as Jitter
@@ -30,14 +30,14 @@ from penstock.transforms.columns import Cast as Cast
 from penstock.transforms.columns import Drop as Drop
 from penstock.transforms.columns import Rename as Rename
 from penstock.transforms.columns import Select as Select
-from penstock.transforms.custom import CustomTransform as CustomTransform
-from penstock.transforms.custom import transform as transform
 from penstock.transforms.encoders import HashingEncoder as HashingEncoder
 from penstock.transforms.encoders import OneHotEncoder as OneHotEncoder
 from penstock.transforms.encoders import OrdinalEncoder as OrdinalEncoder
+from penstock.transforms.functions import CustomTransform as CustomTransform
 from penstock.transforms.functions import Filter as Filter
 from penstock.transforms.functions import FlatMap as FlatMap
 from penstock.transforms.functions import Map as Map
+from penstock.transforms.functions import transform as transform
 from penstock.transforms.scalers import MinMaxScaler as MinMaxScaler
 from penstock.transforms.scalers import StandardScaler as StandardScaler
 from penstock.transforms.text import CountChars as CountChars

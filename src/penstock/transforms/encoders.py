@@ -18,7 +18,7 @@ from penstock.arrays.text import flags, plain
 from penstock.errors import DataError, SchemaError
 from penstock.pipeline.stages import Transform
 from penstock.transforms.columns import as_names, brief, column, one_or_list, position, replace
-from penstock.transforms.fitted import Fitted
+from penstock.transforms.scalers import Fitted
 
 __all__ = ["HashingEncoder", "OneHotEncoder", "OrdinalEncoder"]
 

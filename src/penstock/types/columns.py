@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from penstock._suggest import did_you_mean
 from penstock.errors import SchemaError
-from penstock.types.spelling import (
+from penstock.types.dtypes import (
     Shape,
     is_tensor_storage,
     parse,

@@ -47,7 +47,7 @@ from penstock.types.columns import (
     to_column,
     to_dense,
 )
-from penstock.types.spelling import parse, shape_text, sparse_size, spell, spelling_of, tensor_parts
+from penstock.types.dtypes import parse, shape_text, sparse_size, spell, spelling_of, tensor_parts
 
 __all__ = [
     "Field",
@@ -70,7 +70,7 @@ _ROLE_KEY = b"penstock.role"
 class Field:
     """One column: its name, its type, the shape of its tensors if it holds tensors, and what it is for.
 
-    `dtype` may be given as a spelling (`"list<int64>"`, see `penstock.types.spelling`), a `pyarrow.DataType`, a NumPy
+    `dtype` may be given as a spelling (`"list<int64>"`, see `penstock.types.dtypes`), a `pyarrow.DataType`, a NumPy
     dtype, or one of `bool`, `int`, `float`, `str`, `bytes`; it is kept as the canonical spelling.
     `role` is free text that travels with the column through Arrow files.
     """

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.files.fingerprints import FileFingerprint
+from penstock.files.checksums import FileFingerprint
 from penstock.store import Lineage, StoreWriter, append, open_store
 
 Call = Callable[..., Any]

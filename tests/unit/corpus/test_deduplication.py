@@ -10,11 +10,9 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from textwrap import dedent
 from typing import Any
 
 import cloudpickle
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -23,11 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import MemoryBudget, Pipeline, PipelineConfig
-from penstock.corpus.dedup import fingerprints as fingerprints_module
-from penstock.corpus.dedup import key_table as tables
-from penstock.corpus.dedup import minhash as signatures
-from penstock.corpus.dedup.fingerprints import WORTH_NUMBA, fingerprints
-from penstock.corpus.dedup.stages import Dedup, ExactDedup, MinHashDedup, dedup_stages
+from penstock.corpus.dedup.stages import Dedup, ExactDedup, MinHashDedup, dedup_stages, fingerprints
 from penstock.errors import ConfigError, ResumeError, SchemaError, StageError
 from penstock.files.states import with_checksum
 from penstock.pipeline.chain import BrokenStageError
@@ -84,48 +78,14 @@ def test_exact_keeps_the_first_of_each_value_and_every_null(
     assert dedup.counts == ({"duplicate": len(rest) - len(wanted)} if len(wanted) < len(rest) else {})
 
 
-@given(st.lists(st.binary(max_size=600), max_size=10), st.integers(0, 3), st.sampled_from([0, WORTH_NUMBA]))
+@given(st.lists(st.binary(max_size=600), max_size=10), st.integers(0, 3))
 @settings(deadline=None)
-def test_fingerprints_are_xxh3_128(rows: list[bytes], skip: int, rows_before: int) -> None:
+def test_fingerprints_are_xxh3_128(rows: list[bytes], skip: int) -> None:
     for dtype in (pa.binary(), pa.large_binary(), pa.binary_view()):
-        words = fingerprints(pa.array(rows, dtype)[skip:], rows_before)
+        words = fingerprints(pa.array(rows, dtype)[skip:])
         assert [(high << 64) | low for high, low in words.tolist()] == [
             xxhash.xxh3_128_intdigest(row) for row in rows[skip:]
         ]
-
-
-def test_compiled_fingerprints_are_xxh3_128_at_every_length() -> None:
-    noise = random.Random(7).randbytes(20_000)
-    rows = [noise[i : i + size] for i, size in enumerate([*range(1400), *range(2000, 2200), 4096, 4097, 16_384])]
-    rows += [b"\0" * size for size in range(260)] + [b"\xff" * size for size in range(260)]
-    rows = [row for i, row in enumerate(rows) for row in (row, b"x" * (i % 3))]  # so that they begin anywhere
-    array = pa.array(rows, pa.binary())
-    assert np.array_equal(fingerprints(array, WORTH_NUMBA), fingerprints(array))
-
-
-def test_the_same_rows_go_before_and_after_keys_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fingerprints_module, "WORTH_NUMBA", 25)
-    batches = [pa.record_batch({"text": [f"{n % 17}" * (n % 17) for n in range(i, i + 10)]}) for i in range(6)]
-    dedup = ExactDedup("text")
-    assert sum(dedup.transform(batch).num_rows for batch in batches) == len(
-        {t for b in batches for t in b[0].to_pylist()}
-    )
-
-
-def test_exact_loads_neither_numba_nor_pandas_for_a_few_rows() -> None:
-    code = """
-        import struct, sys
-        import pyarrow as pa
-        from penstock.corpus.dedup.stages import ExactDedup
-        dedup = ExactDedup("text")
-        buffers = [None, pa.py_buffer(struct.pack("4i", 0, 1, 2, 3)), pa.py_buffer(b"aba")]
-        text = pa.Array.from_buffers(pa.string(), 3, buffers)  # pa.array would import pandas too
-        batch = dedup.preparation().transform(pa.RecordBatch.from_arrays([text], ["text"]))
-        assert dedup.transform(batch).num_rows == 2
-        print(sorted({"numba", "pandas"} & set(sys.modules)))
-    """
-    done = subprocess.run([sys.executable, "-c", dedent(code)], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
 
 
 def test_exact_compares_any_column() -> None:
@@ -188,13 +148,10 @@ def test_texts_shorter_than_a_shingle_go_if_their_words_are_the_same() -> None:
     ]
 
 
-def test_without_numba_the_same_rows_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exact_and_near_copies_go_and_the_first_of_each_stays() -> None:
     rows = corpus()
-    wanted = kept(rows, dedup_stages(ExactDedup(), MinHashDedup()))
-    monkeypatch.setattr(signatures, "kernels", lambda: None)
-    monkeypatch.setattr(tables, "kernels", lambda: None)
-    assert kept(rows, dedup_stages(ExactDedup(), MinHashDedup())) == wanted
-    assert wanted == [row["n"] for row in rows if not row["copy"]]
+    stages = dedup_stages(ExactDedup(), MinHashDedup())
+    assert kept(rows, stages) == [row["n"] for row in rows if not row["copy"]]
 
 
 @pytest.mark.parametrize("kind", [ExactDedup, MinHashDedup])

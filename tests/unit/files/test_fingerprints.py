@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import xxhash
 
-import penstock.files.fingerprints as module
-from penstock.files.fingerprints import fingerprint_files, hash_file
+import penstock.files.checksums as module
+from penstock.files.checksums import fingerprint_files, hash_file
 
 OLD = 1_000_000_000
 
@@ -111,7 +111,7 @@ def test_a_missing_file_is_the_systems_error(tmp_path: Path) -> None:
 
 
 def test_a_file_whose_time_was_set_back_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.files.fingerprints.is_settled", lambda stat: True)
+    monkeypatch.setattr("penstock.files.checksums.is_settled", lambda stat: True)
     path, memo = tmp_path / "a", tmp_path / "memo.json"
     path.write_bytes(b"one")
     before = path.stat()

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from penstock.pipeline.periodic import PeriodicThread
+from penstock.pipeline.control import PeriodicThread
 
 
 def test_the_work_is_done_again_and_again_until_it_is_stopped() -> None:

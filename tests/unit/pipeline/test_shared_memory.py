@@ -9,7 +9,7 @@ import sys
 import pyarrow as pa
 import pytest
 
-from penstock.pipeline.shared_memory import SharedBytes, batch_bytes
+from penstock.pipeline.processes import SharedBytes, batch_bytes
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="worker processes on Windows use pipes")
 
@@ -50,7 +50,7 @@ def test_a_fresh_process_sees_it_by_its_descriptor() -> None:
     size = shared.write_batch(batch_of(7))
     program = (
         "import sys, pyarrow as pa\n"
-        "from penstock.pipeline.shared_memory import SharedBytes\n"
+        "from penstock.pipeline.processes import SharedBytes\n"
         "content = SharedBytes(int(sys.argv[1])).content(int(sys.argv[2]))\n"
         "print(pa.ipc.open_stream(content).read_next_batch().num_rows)\n"
     )

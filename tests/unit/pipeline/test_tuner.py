@@ -7,8 +7,8 @@ import time
 import pytest
 
 from penstock import PipelineConfig
-from penstock.pipeline import tuner as tuning
-from penstock.pipeline.tuner import Tuner
+from penstock.pipeline import context as tuning
+from penstock.pipeline.context import Tuner
 
 MIB = 1 << 20
 

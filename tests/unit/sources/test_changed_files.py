@@ -15,8 +15,8 @@ import pytest
 
 from penstock import Pipeline, PipelineConfig
 from penstock.errors import ChangedFileError, DataError, ResumeError
+from penstock.files.checksums import FileStamps, fingerprint_files
 from penstock.files.compression import DamagedStreamError, open_input
-from penstock.files.fingerprints import FileStamps, fingerprint_files
 from penstock.sinks import JsonlSink, MemorySink
 from penstock.sources import JsonlSource, open_source
 
@@ -237,7 +237,7 @@ def test_a_file_that_changes_while_it_is_hashed_has_no_fingerprint(
         grow(path)
         return "0" * 32
 
-    monkeypatch.setattr("penstock.files.fingerprints.hash_file", changing)
+    monkeypatch.setattr("penstock.files.checksums.hash_file", changing)
     with pytest.raises(ChangedFileError, match=r"in\.jsonl"):
         fingerprint_files([path])
 

@@ -115,7 +115,7 @@ def test_a_plugin_that_cannot_be_loaded_is_in_the_way_of_unknown_formats_only(
         raise PluginError("plugin 'ini' (penstock.formats, from odd) cannot be loaded; update or uninstall odd")
 
     monkeypatch.setattr("penstock.sources.by_suffix.formats", broken)
-    monkeypatch.setattr("penstock.sinks.by_suffix.formats", broken)
+    monkeypatch.setattr("penstock.sinks.formats.formats", broken)
     (tmp_path / "a.jsonl").write_text("{}\n")
     (tmp_path / "a.ini").touch()
     assert type(open_source(tmp_path / "a.jsonl")) is JsonlSource
@@ -129,7 +129,7 @@ def test_a_plugin_that_cannot_be_loaded_is_in_the_way_of_unknown_formats_only(
 def test_a_plugin_cannot_take_the_place_of_a_built_in_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = plugins.Format("mine", (".jsonl", ".mine"), source=TextSource, sink=open_sink)
     monkeypatch.setattr("penstock.sources.by_suffix.formats", lambda: (found,))
-    monkeypatch.setattr("penstock.sinks.by_suffix.formats", lambda: (found,))
+    monkeypatch.setattr("penstock.sinks.formats.formats", lambda: (found,))
     for name in ("a.jsonl", "a.mine"):
         (tmp_path / name).touch()
     with pytest.raises(ConfigError, match=r"a\.jsonl"):

@@ -15,7 +15,7 @@ import pytest
 
 from penstock import Pipeline
 from penstock.errors import ConfigError, ResumeError, SchemaError
-from penstock.files.fingerprints import fingerprint_files
+from penstock.files.checksums import fingerprint_files
 from penstock.files.listing import list_files
 from penstock.sinks import JsonlSink, MemorySink
 from penstock.sources import CsvSource, JsonlSource, MemorySource, ParquetSource, open_source

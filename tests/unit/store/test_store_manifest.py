@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import DataError
-from penstock.files.fingerprints import FileFingerprint
+from penstock.files.checksums import FileFingerprint
 from penstock.store import FORMAT_VERSION, Lineage, StoreWriter, content_key, open_store
 from penstock.store.lineage import combined_key
 from penstock.store.manifest import Manifest, read_manifest

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import penstock.store.reader as module
 import penstock.store.shards as shards_module
 from penstock.errors import ConfigError, DataError, SchemaError
-from penstock.files.fingerprints import FileFingerprint
+from penstock.files.checksums import FileFingerprint
 from penstock.store import Manifest, Store, StoreWriter, append, describe, find_store, is_complete, open_store, prune
 from penstock.store.lineage import Lineage, content_key
 

@@ -13,7 +13,7 @@ from penstock import Pipeline, PipelineConfig
 from penstock.errors import ConfigError, ResumeError, StageError
 from penstock.sinks import MemorySink
 from penstock.sources import MemorySource
-from penstock.transforms.custom import CustomTransform, DataProcessor, Transform, transform
+from penstock.transforms.functions import CustomTransform, DataProcessor, Transform, transform
 
 TABLE = pa.table({"n": list(range(100)), "text": [f"row {i}" for i in range(100)]})
 

@@ -1,6 +1,6 @@
-"""Inside deduplication: from text to keys, and from keys to what was seen before.
+"""Deduplication: from text to keys, and from keys to the rows that were seen before.
 
-    text --shingles--> MinHash signature --signatures--> 14 band keys  \
-                                                                        seen --> tables (memory), runs (disk), log
-    value --fingerprints--> one xxh3-128 key                           /
+    text --minhash--> signature --> 14 band keys  \
+                                                   seen_keys --> key_table (memory), runs (disk), log
+    value --------> one xxh3-128 key              /
 """

@@ -6,29 +6,23 @@ so the table is sorted but for small displacements, and can be written out in or
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from copy import copy
 from typing import Any
 
 import numpy as np
 
 from penstock.arrays.hashes import Words
-from penstock.corpus.dedup.fingerprints import WORTH_NUMBA
-from penstock.corpus.dedup.minhash import frozen, kernels
+from penstock.corpus.dedup.minhash import frozen
+from penstock.corpus.kernels import kernel
 
-__all__ = ["Flags", "KeyTable", "first_places", "sort_keys"]
+__all__ = ["Flags", "KeyTable", "sort_keys"]
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
-Places = np.ndarray[Any, np.dtype[np.int64]]
 
 _FEWEST_SLOTS = 1 << 10
 _CHUNK = 1 << 15
-_NARROW, _WIDE, _FEW = (
-    np.arange(4),
-    np.arange(24),
-    200,
-)  # slots looked at together: of few keys more, or steps cost most
+_ZERO = np.uint64(0)
 
 
 class KeyTable:
@@ -44,7 +38,7 @@ class KeyTable:
         return self._slots.nbytes
 
     def most_keys(self, nbytes: int) -> int:
-        """How many keys a table of at most `nbytes` takes; at least as many as the smallest table."""
+        """Number of keys a table of at most `nbytes` holds; at least that of the smallest table."""
         slots = max(_FEWEST_SLOTS, nbytes // (8 * self._width))
         return _filled(1 << slots.bit_length() - 1)
 
@@ -57,41 +51,24 @@ class KeyTable:
             return
         old = copy(self)
         self._slots = np.zeros((slots, self._width), np.uint64)
-        compiled = self._kernels()
-        if compiled is None:
-            self._lay_out(old.in_order())
-            return
         for start in range(0, len(old._slots), _CHUNK):
-            compiled.insert_all(self._slots, self._shift, frozen(old._slots[start : start + _CHUNK]))
+            _insert_all(self._slots, self._shift, frozen(old._slots[start : start + _CHUNK]))
 
     def add_rows(self, keys: Words, known: Flags | None) -> tuple[Flags, Words]:
-        """Which rows have a key that is `known`, is in the table, or was in an earlier row; and the keys new to all.
+        """Flags of the rows with a key that is `known`, in the table or in an earlier row; and the keys that are new.
 
         `keys` has a row, a band and a word axis. There must be room for all of them: see `grow_for`.
         """
-        compiled = self._kernels()
-        if compiled is None:
-            duplicate, fresh = self._add_rows(keys, known)
-        else:
-            duplicate = np.zeros(len(keys), np.bool_)
-            fresh = np.empty((keys.shape[0] * keys.shape[1], self._width), np.uint64)
-            known = np.zeros((0, 0), np.bool_) if known is None else known
-            added, _ = compiled.add_rows(self._slots, self._shift, frozen(keys), frozen(known), duplicate, fresh)
-            fresh = fresh[:added]
-        self.stored += len(fresh)
-        return duplicate, fresh
+        duplicate = np.zeros(len(keys), np.bool_)
+        fresh = np.empty((keys.shape[0] * keys.shape[1], self._width), np.uint64)
+        known = np.zeros((0, 0), np.bool_) if known is None else known
+        added, _ = _add_rows(self._slots, self._shift, frozen(keys), frozen(known), duplicate, fresh)
+        self.stored += added
+        return duplicate, fresh[:added]
 
     def remove(self, keys: Words) -> None:
         """Take out keys that are in it."""
-        compiled = self._kernels()
-        if compiled is not None:
-            compiled.remove_all(self._slots, self._shift, frozen(keys))
-        else:
-            held = self._slots[self._slots[:, 0] != 0]
-            both = np.concatenate((keys, held))
-            self._slots[:] = 0
-            left = held[first_places(both)[len(keys) :] >= len(keys)]
-            self._put(left, self._find(left, self._home(left))[0])
+        _remove_all(self._slots, self._shift, frozen(keys))
         self.stored -= len(keys)
 
     def clear(self) -> None:
@@ -126,104 +103,14 @@ class KeyTable:
             start += _CHUNK
         return len(self._slots)
 
-    def _kernels(self) -> Any:
-        """The compiled loops. With one key a row NumPy does at first: loading numba takes as long as many lookups."""
-        return kernels() if self._width == 1 or self.stored > WORTH_NUMBA or "numba" in sys.modules else None
-
     @property
     def _shift(self) -> np.uint64:
         return np.uint64(64 - (len(self._slots).bit_length() - 1))
-
-    def _lay_out(self, pieces: Iterable[Words]) -> None:
-        """Put sorted keys into the empty table: each in its own place, or behind the one before it."""
-        behind, ran_over = 0, []
-        for keys in pieces:
-            steps = np.arange(len(keys))
-            home = self._home(keys)
-            home[0] = max(home[0], behind)
-            at = np.maximum.accumulate(home - steps) + steps
-            behind = int(at[-1]) + 1
-            inside = int(np.searchsorted(at, len(self._slots)))
-            self._slots[at[:inside]] = keys[:inside]
-            ran_over.append(keys[inside:])
-        for keys in ran_over:
-            self._put(keys, self._find(keys, self._home(keys))[0])
-
-    def _add_rows(self, keys: Words, known: Flags | None) -> tuple[Flags, Words]:
-        rows, bands = keys.shape[:2]
-        flat = keys.reshape(rows * bands, self._width)
-        first, numbers = first_places(flat), np.arange(len(flat))
-        places, seen = self._find(flat, self._home(flat))
-        if known is not None:
-            seen |= known.reshape(-1)
-        new = ~seen & (first == numbers)
-        fresh = flat.take(np.flatnonzero(new), axis=0)
-        self._put(fresh, places[new])
-        seen |= first // bands < numbers // bands  # in an earlier row
-        return np.logical_or.reduce(seen.reshape(rows, bands), axis=1), fresh
-
-    def _find(self, keys: Words, places: Places) -> tuple[Places, Flags]:
-        """For each key the slot where it stands, or the empty one where it belongs; and whether it stands there.
-
-        Looks from `places` on: where the keys are at home, or as far as is known already.
-        """
-        there = self._slots.take(places, axis=0)  # several times as fast as an index
-        found = _equal(there, keys)
-        asked = np.flatnonzero(~found & (there[:, 0] != 0))
-        at, mask = places[asked] + 1, len(self._slots) - 1
-        while len(asked):
-            wanted = keys[asked]
-            reach = _WIDE if len(asked) < _FEW else _NARROW
-            window = at[:, None] + reach & mask
-            words = self._slots[window, 0]
-            # The search ends at the key or at an empty slot; a key that is equal in its first word alone is passed by.
-            stops = (words == wanted[:, :1]) | (words == 0)
-            rows, step = np.arange(len(asked)), stops.argmax(axis=1)
-            stopped, here = stops[rows, step], window[rows, step]
-            there = self._slots.take(here, axis=0)
-            same = _equal(there, wanted)
-            places[asked], found[asked] = here, same
-            further = ~same & ((there[:, 0] != 0) | ~stopped)
-            asked, at = asked[further], np.where(stopped, here + 1, at + len(reach))[further]
-        return places, found
-
-    def _put(self, keys: Words, places: Places) -> None:
-        """Put keys that are not in the table into the empty slots that were found for them."""
-        while len(keys):
-            self._slots[places] = keys
-            # Of several keys with the same slot one has got it now; the others look on.
-            lost = ~_equal(self._slots.take(places, axis=0), keys)
-            keys = keys[lost]
-            places, _ = self._find(keys, places[lost] + 1 & len(self._slots) - 1)
-
-    def _home(self, keys: Words) -> Places:
-        return (keys[:, 0] >> self._shift).astype(np.int64)
 
 
 def sort_keys(keys: Words) -> Words:
     """Sorted by the first word."""
     return keys.take(np.argsort(keys[:, 0], kind="stable"), axis=0)
-
-
-def first_places(keys: Words) -> Places:
-    """For each key, where the same key stands for the first time."""
-    words = np.sort(keys[:, 0])
-    if not (words[1:] == words[:-1]).any():
-        return np.arange(len(keys))
-    order = np.lexsort(keys.T[::-1])
-    new = np.ones(len(keys), np.bool_)
-    new[1:] = (keys[order[1:]] != keys[order[:-1]]).any(axis=1)
-    first = np.empty(len(keys), np.int64)
-    first[order] = order[new][np.cumsum(new) - 1]
-    return first
-
-
-def _equal(left: Words, right: Words) -> Flags:
-    """Which rows are equal. With two or three words, several times as fast as `(left == right).all(axis=1)`."""
-    same: Flags = left[:, 0] == right[:, 0]
-    for word in range(1, left.shape[1]):
-        same &= left[:, word] == right[:, word]
-    return same
 
 
 def _sorted(keys: Words) -> Iterator[Words]:
@@ -232,5 +119,82 @@ def _sorted(keys: Words) -> Iterator[Words]:
 
 
 def _filled(slots: int) -> int:
-    """How many keys that many slots take: beyond three quarters, looking for a free one takes long."""
+    """Number of keys that this many slots may hold: beyond three quarters, probes become long."""
     return slots * 3 // 4
+
+
+@kernel
+def _add_rows(slots: Any, shift: Any, keys: Any, known: Any, duplicate: Any, fresh: Any) -> tuple[int, Any]:
+    """Mark rows with a key that is `known`, in the table or in an earlier row; add the new keys, also to `fresh`."""
+    mask = len(slots) - 1
+    width = slots.shape[1]
+    added = 0
+    touched = _ZERO
+    for row in range(keys.shape[0]):
+        before = added
+        # Ask for the slots of the next row now: they come from memory all at once, while this row is looked at.
+        if row + 1 < keys.shape[0]:
+            for band in range(keys.shape[1]):
+                touched ^= slots[np.int64(keys[row + 1, band, 0] >> shift), 0]
+        seen = False
+        for band in range(keys.shape[1]):
+            if known.size and known[row, band]:
+                seen = True
+                continue
+            key = keys[row, band]
+            at = np.int64(key[0] >> shift)
+            while slots[at, 0] != _ZERO and not _equal(slots[at], key):
+                at = (at + 1) & mask
+            if slots[at, 0] != _ZERO:
+                own = False  # a key may be twice in one row
+                for i in range(before, added):
+                    own = own or _equal(fresh[i], key)
+                seen = seen or not own
+                continue
+            for i in range(width):
+                slots[at, i] = fresh[added, i] = key[i]
+            added += 1
+        duplicate[row] = seen
+    return added, touched  # which has to be returned, or it would not be asked for
+
+
+@kernel
+def _insert_all(slots: Any, shift: Any, keys: Any) -> None:
+    """Put keys that are not in the table into it."""
+    mask = len(slots) - 1
+    for row in range(len(keys)):
+        if keys[row, 0] == _ZERO:
+            continue
+        at = np.int64(keys[row, 0] >> shift)
+        while slots[at, 0] != _ZERO:
+            at = (at + 1) & mask
+        for i in range(slots.shape[1]):
+            slots[at, i] = keys[row, i]
+
+
+@kernel
+def _remove_all(slots: Any, shift: Any, keys: Any) -> None:
+    """Take keys that are in the table out of it, moving up those that had to stand behind them."""
+    mask = len(slots) - 1
+    for row in range(len(keys)):
+        hole = np.int64(keys[row, 0] >> shift)
+        while not _equal(slots[hole], keys[row]):
+            hole = (hole + 1) & mask
+        at = hole
+        while True:
+            at = (at + 1) & mask
+            if slots[at, 0] == _ZERO:
+                break
+            home = np.int64(slots[at, 0] >> shift)
+            if (at - home) & mask >= (at - hole) & mask:
+                slots[hole] = slots[at]
+                hole = at
+        slots[hole] = _ZERO
+
+
+@kernel
+def _equal(left: Any, right: Any) -> bool:
+    for i in range(len(left)):  # noqa: SIM110 - numba compiles no generators
+        if left[i] != right[i]:
+            return False
+    return True

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -18,8 +19,7 @@ import pyarrow as pa
 import xxhash
 
 from penstock.arrays.hashes import Words
-from penstock.arrays.text import flags, utf8
-from penstock.corpus.dedup.fingerprints import fingerprints
+from penstock.arrays.text import flags, plain, utf8
 from penstock.corpus.dedup.key_table import Flags
 from penstock.corpus.dedup.minhash import MinHash
 from penstock.corpus.dedup.seen_keys import SeenKeys
@@ -31,10 +31,12 @@ from penstock.transforms.columns import append, as_names, column, keep_rows
 from penstock.transforms.counts import CountingTransform
 from penstock.transforms.text import Lower, NormalizeUnicode, NormalizeWhitespace, as_text
 
-__all__ = ["Dedup", "ExactDedup", "MinHashDedup", "dedup_stages"]
+__all__ = ["Dedup", "ExactDedup", "MinHashDedup", "dedup_stages", "fingerprints"]
 
 _STEPS = {"lower": Lower, "whitespace": NormalizeWhitespace, "unicode": NormalizeUnicode}
-_BUDGET_SHARE = 6  # this part of the budget is for what was seen
+_BUDGET_SHARE = 6  # a sixth of the budget is for the keys seen
+_TEXT_OR_BYTES = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
+_ROWS = 2048  # digests that exist as Python objects at a time
 
 
 class Dedup(CountingTransform):
@@ -229,7 +231,6 @@ class Fingerprints:
     def __init__(self, name: str, normalize: tuple[str, ...]) -> None:
         self._column = name
         self._steps = [_STEPS[step](name) for step in normalize]
-        self._rows = 0  # about: several threads count, and it decides nothing but how keys are made
 
     def keys(self, batch: pa.RecordBatch) -> tuple[Words, Flags | None]:
         values = column(batch, self._column)
@@ -238,9 +239,26 @@ class Fingerprints:
             for step in self._steps:
                 alone = step.transform(alone)
             values = alone.column(0)
-        keys = fingerprints(values, self._rows)[:, None]
-        self._rows += len(values)
+        keys = fingerprints(values)[:, None]
         return keys, flags(values.is_valid()) if values.null_count else None
+
+
+def fingerprints(array: pa.Array) -> Words:
+    """xxh3-128 of each value as two words, the first never 0. Anything but text and bytes is hashed as printed."""
+    array = plain(array)
+    text = utf8(array) if array.type in _TEXT_OR_BYTES else None
+    words: Words = np.empty((len(array), 2), np.uint64)
+    digest = xxhash.xxh3_128_digest
+    for start in range(0, len(array), _ROWS):
+        if text is not None:
+            bounds, view = text.offsets[start : start + _ROWS + 1].tolist(), text.data.data
+            digests = [digest(view[begin:end]) for begin, end in pairwise(bounds)]
+        else:
+            rows = array[start : start + _ROWS].to_pylist()
+            digests = [digest(repr(value).encode("utf-8", "surrogatepass")) for value in rows]
+        words[start : start + _ROWS] = np.frombuffer(b"".join(digests), ">u8").reshape(-1, 2)
+    np.maximum(words[:, 0], 1, out=words[:, 0])
+    return words
 
 
 class Signatures:

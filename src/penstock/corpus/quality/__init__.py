@@ -1,8 +1,8 @@
-"""What the quality filters measure: words, lines and repetition, on the UTF-8 bytes of a whole column.
+"""Quality filters: each leaves rows of text out, and counts them by reason.
 
-characters      what kind of character each code point is
-english         English words by rule: the tables, and the rules as regular expressions
-measures        a column of text -> a reason code per row, by the fastest path there is
-plain           the rules in plain Python: slow, short, and the definition of what is right
-compiled        the same by numba, on bytes; imported only where numba is installed
+filters         every filter by name
+gopher c4 fineweb   published rules: a class and its kernels each
+content         length, script, patterns, word lists
+base            the class they share
+characters words    what the kernels read: kinds of characters, lines, English words and sentences
 """

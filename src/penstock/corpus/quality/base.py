@@ -1,26 +1,28 @@
-"""What every text filter shares: a column, options that describe it, and rows left out by reason."""
+"""Base of the text filters: a column, options that describe the filter, and rows left out by reason."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import xxhash
 
 from penstock.arrays.text import flags
-from penstock.corpus.quality.measures import Codes, WordRule
 from penstock.transforms.columns import as_names, brief, column, keep_rows
 from penstock.transforms.counts import CountingTransform
 from penstock.transforms.text import as_text
 
-__all__ = ["TextFilter", "as_limit", "as_limits", "as_words", "grams"]
+__all__ = ["Codes", "Limits", "TextFilter", "as_limit", "as_limits", "grams"]
+
+Codes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
+Limits: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class TextFilter(CountingTransform):
-    """A filter of rows by one text column. Rows left out are counted as `"<name>: <reason>"`, null text as `null`."""
+    """Filter of rows by one text column. Rows left out are counted as `"<name>: <reason>"`, null text as `null`."""
 
     name: ClassVar[str]
     version: ClassVar[int] = 1
@@ -33,7 +35,7 @@ class TextFilter(CountingTransform):
         self.options = dict(options)
 
     def codes(self, text: pa.Array) -> Codes:
-        """For every row 0 to keep it, or the number of a reason, counted from 1."""
+        """For every row 0 to keep it, or the number of the first rule it breaks, counted from 1."""
         raise NotImplementedError
 
     def transform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -41,7 +43,7 @@ class TextFilter(CountingTransform):
         return self.leave_out(batch, text, self.codes(text) if len(text) else np.zeros(0, np.uint8))
 
     def leave_out(self, batch: pa.RecordBatch, text: pa.Array, codes: Codes) -> pa.RecordBatch:
-        """The rows with code 0 that have text; the others are counted."""
+        """Keep the rows with code 0 that have text, and count the others by reason."""
         null = flags(text.is_null())
         keep = (codes == 0) & ~null
         if keep.all():
@@ -69,27 +71,21 @@ class TextFilter(CountingTransform):
 
 
 def as_limit(value: float | None, name: str) -> float:
-    """A threshold for the rules: None, which is none, becomes NaN."""
+    """A threshold for the rules. None becomes NaN, which no comparison exceeds."""
     if value is None:
         return math.nan
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-        raise ValueError(f"{name} must be a number that is not negative, or None for no limit, got {value!r}")
+        raise ValueError(f"{name} must be 0 or more, or None for no limit, got {value!r}")
     return float(value)
 
 
-def as_limits(options: Mapping[str, Any], names: Iterable[str]) -> tuple[float, ...]:
-    return tuple(as_limit(options[name], name) for name in names)
-
-
-def as_words(words: str) -> WordRule:
-    """One of the two definitions of a word, checked."""
-    if words == "english" or words == "whitespace":
-        return words  # type: ignore[return-value]
-    raise ValueError(f"words must be 'english' or 'whitespace', got {words!r}")
+def as_limits(options: Mapping[str, float | None]) -> Limits:
+    """Thresholds in the order given, checked."""
+    return np.array([as_limit(value, name) for name, value in options.items()], np.float64)
 
 
 def grams(given: Iterable[Sequence[float]], name: str) -> tuple[tuple[int, float], ...]:
-    """Pairs of an n-gram length and a limit, checked."""
+    """Pairs of an n-gram length in words and a limit, checked."""
     pairs = tuple((int(n), as_limit(limit, name)) for n, limit in given)
     for n, _ in pairs:
         if n < 1:

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.arrays.text import Utf8, flags, utf8
-from penstock.corpus.quality import measures, plain
-from penstock.corpus.quality.base import TextFilter, as_limit, as_words
+from penstock.corpus.quality.base import Codes, TextFilter, as_limits
 from penstock.corpus.quality.characters import LETTER, kinds
+from penstock.corpus.quality.words import as_words, word_spans
 from penstock.transforms.columns import brief, column, like, replace
 from penstock.transforms.text import as_text, row_sums, word_bytes, word_starts
 
@@ -68,11 +68,11 @@ class LengthFilter(TextFilter):
         }
         if all(limit is None for limit in options.values()):
             raise ValueError("no limit is given; pass min_characters, max_characters, min_words or max_words")
-        self._limits = [as_limit(limit, name) for name, limit in options.items()]
+        self._limits = as_limits(options)
         self._words = as_words(words)
         super().__init__(column, options | {"words": words})
 
-    def codes(self, text: pa.Array) -> measures.Codes:
+    def codes(self, text: pa.Array) -> Codes:
         codes = np.zeros(len(text), np.uint8)
         for first, count in ((0, _count_characters), (2, self._count_words)):
             low, high = self._limits[first : first + 2]
@@ -87,9 +87,7 @@ class LengthFilter(TextFilter):
         if self._words == "whitespace":
             data, bounds = utf8(text)
             return row_sums(word_starts(word_bytes(data), bounds), bounds)
-        if measures.can_compile():
-            return np.diff(measures.word_spans(text, "english")[2])
-        return np.array([len(plain.split(row or "", "english")) for row in text.to_pylist()], np.int64)
+        return np.diff(word_spans(text, "english")[2])
 
 
 class LanguageCharacters(TextFilter):
@@ -126,7 +124,7 @@ class LanguageCharacters(TextFilter):
         self._min_share = min_share
         super().__init__(column, {"scripts": tuple(names), "alphabet": alphabet, "min_share": min_share})
 
-    def codes(self, text: pa.Array) -> measures.Codes:
+    def codes(self, text: pa.Array) -> Codes:
         points, bounds = code_points(utf8(text))
         letters = (kinds()[points] & LETTER) != 0
         every = row_sums(letters, bounds)
@@ -150,9 +148,9 @@ class RegexFilter(TextFilter):
         self.reasons = (f"{'does not match' if keep else 'matches'} {brief(pattern)}",)
         super().__init__(column, {"pattern": pattern, "keep": keep})
 
-    def codes(self, text: pa.Array) -> measures.Codes:
+    def codes(self, text: pa.Array) -> Codes:
         matches = flags(pc.match_substring_regex(text, pattern=self._pattern))
-        codes: measures.Codes = (matches != self._keep).astype(np.uint8)
+        codes: Codes = (matches != self._keep).astype(np.uint8)
         return codes
 
 
@@ -179,7 +177,7 @@ class WordListFilter(TextFilter):
         self._patterns = self._compiled(phrases)
         super().__init__(column, {"words": tuple(phrases), "lines": lines, "case_sensitive": case_sensitive})
 
-    def codes(self, text: pa.Array) -> measures.Codes:
+    def codes(self, text: pa.Array) -> Codes:
         hit = np.zeros(len(text), np.bool_)
         for pattern in self._patterns:
             hit |= flags(pc.match_substring_regex(text, pattern=pattern))

@@ -20,7 +20,7 @@ from penstock.loaders.sampling import LoaderSource
 from penstock.order.plan import Step
 from penstock.order.samples import Samples
 from penstock.store.gather import Placed, TokenTable
-from penstock.store.sides import PairTable, read_column
+from penstock.store.preferences import PairTable, read_column
 
 __all__ = ["PreferenceEngine"]
 

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from penstock.batching.collate import BatchForm, Tokens
 from penstock.errors import ConfigError
 from penstock.store import Store
-from penstock.store.labels import label_column
 from penstock.store.manifest import Manifest
+from penstock.store.preferences import label_column
 
 __all__ = ["Mismatched", "check_plain", "check_preferences", "collate_mismatched", "partners_of", "stored_kind"]
 

@@ -22,8 +22,7 @@ from penstock.memory import MemoryBudget, format_bytes
 from penstock.memory.cost_cache import CostAwareCache
 from penstock.pipeline.prefetch import map_ahead
 from penstock.store import Store, open_store
-from penstock.store.manifest import is_store
-from penstock.store.remote import refuse_remote_store
+from penstock.store.manifest import is_store, refuse_remote_store
 
 __all__ = ["Columnar", "Fetched", "Listed", "SampleDataset", "as_sample_dataset", "length_of", "name_of"]
 

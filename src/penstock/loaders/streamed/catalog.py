@@ -15,7 +15,7 @@ import pyarrow as pa
 from penstock.corpus.recipe import Recipe
 from penstock.distributed.sharding import CanonicalStreams, canonical_streams
 from penstock.errors import ConfigError, DataError
-from penstock.files.fingerprints import FileStamps
+from penstock.files.checksums import FileStamps
 from penstock.files.listing import PathLike, names_of
 from penstock.order.permutation import Permutation, derive_key
 from penstock.sources import CsvSource, JsonlSource, StoreSource, open_source

@@ -1,4 +1,4 @@
-"""Words, shingles, MinHash: the compiled loop, the NumPy path and a plain Python reference agree to the bit."""
+"""Words, shingles, MinHash: the kernel, its definition in NumPy and a plain Python reference agree to the bit."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from oracles import shingles as definition
 from penstock.arrays.text import Utf8, utf8
-from penstock.corpus.dedup import minhash as signatures
-from penstock.corpus.dedup import shingles as definition
-from penstock.corpus.dedup.minhash import MinHash
+from penstock.corpus.dedup.minhash import CHAR_FACTOR, WORD_FACTOR, MinHash
 from penstock.errors import ConfigError
 
 WORD = (1 << 64) - 1
@@ -26,13 +25,6 @@ texts = st.lists(
     | st.lists(st.sampled_from(["The", "cat", "sat,", "on", "mat.", "日本語", "...", "don't"])).map(" ".join),
     max_size=8,
 )
-ways = pytest.mark.parametrize("compiled", [True, False], ids=["numba", "numpy"], indirect=True)
-
-
-@pytest.fixture
-def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not request.param:
-        monkeypatch.setattr(signatures, "kernels", lambda: None)
 
 
 def mixed(word: int) -> int:
@@ -84,7 +76,7 @@ def keys_of(text: str, minhash: MinHash) -> list[int] | None:
     for word in words_of(text):
         total = 0
         for number in word:
-            total = total * definition.CHAR_FACTOR + number & WORD
+            total = total * CHAR_FACTOR + number & WORD
         hashes.append(mixed(total))
     if not hashes:
         return None
@@ -93,7 +85,7 @@ def keys_of(text: str, minhash: MinHash) -> list[int] | None:
     for gram in grams:
         total = 0
         for number in gram:
-            total = total * definition.WORD_FACTOR + number & WORD
+            total = total * WORD_FACTOR + number & WORD
         sums.append(mixed(total))
     minima = []
     for j in range(minhash.bands * minhash.rows):
@@ -125,30 +117,19 @@ def test_compiled_keys_are_those_of_the_reference(given_texts: list[str], ngram:
     assert_as_reference(given_texts, MinHash(ngram, 3, 5, seed=7), large, skip)
 
 
-@given(texts, st.integers(1, 4), st.booleans(), st.integers(0, 2))
-@settings(max_examples=150, deadline=None)
-def test_numpy_keys_are_those_of_the_reference(given_texts: list[str], ngram: int, large: bool, skip: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(signatures, "kernels", lambda: None)
-        assert_as_reference(given_texts, MinHash(ngram, 3, 5, seed=7), large, skip)
-
-
 @given(st.lists(st.binary(max_size=30), max_size=6))
 @example([b"5\xc0\xab3", b"5 \xc0\xab 3", b"\xe0\x80\xae"])  # signs in more bytes than they need
 @settings(deadline=None)
-def test_bytes_that_are_no_utf8_give_the_same_keys_on_both_paths(rows: list[bytes]) -> None:
+def test_bytes_that_are_no_utf8_give_the_keys_of_the_definition(rows: list[bytes]) -> None:
     text = utf8(pa.array(rows, pa.binary()))
     minhash = MinHash(2, 4, 2, seed=0)
     keys, worded = minhash.keys(text)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(signatures, "kernels", lambda: None)
-        again, worded_again = minhash.keys(text)
-    assert (keys == again).all()
-    assert (worded == worded_again).all()
+    minima = definition.minima(minhash, text)
+    assert (keys == minhash._fold(minima)).all()
+    assert worded.tolist() == (minima != 0xFFFFFFFF).any(axis=1).tolist()
 
 
-@ways
-def test_a_text_with_more_shingles_than_are_gathered_at_once(compiled: None) -> None:
+def test_a_text_with_more_shingles_than_are_gathered_at_once() -> None:
     rng = np.random.default_rng(1)
     long = " ".join(map(str, rng.integers(0, 1000, 5000)))
     assert_as_reference([long, "short text", long + " end", ""], MinHash(5, 2, 2, seed=3), False, 0)
@@ -159,7 +140,6 @@ def same_keys(one: str, two: str) -> bool:
     return bool((keys[0] == keys[1]).all())
 
 
-@ways
 @pytest.mark.parametrize(
     ("one", "two"),
     [
@@ -172,11 +152,10 @@ def same_keys(one: str, two: str) -> bool:
         ("good ☀\ufe0f", "good ☀"),
     ],
 )
-def test_case_punctuation_and_spacing_make_no_difference(compiled: None, one: str, two: str) -> None:
+def test_case_punctuation_and_spacing_make_no_difference(one: str, two: str) -> None:
     assert same_keys(one, two)
 
 
-@ways
 @pytest.mark.parametrize(
     ("one", "two"),
     [
@@ -189,7 +168,7 @@ def test_case_punctuation_and_spacing_make_no_difference(compiled: None, one: st
         ("5 → 6", "5 ≤ 6"),
     ],
 )
-def test_words_and_numbers_that_differ_are_told_apart(compiled: None, one: str, two: str) -> None:
+def test_words_and_numbers_that_differ_are_told_apart(one: str, two: str) -> None:
     assert not same_keys(one, two)
 
 
@@ -208,8 +187,7 @@ def test_words_need_no_spaces_between_them(text: str, words: int) -> None:
     assert definition.shingles(utf8(pa.array([text])), 1).counts.tolist() == [words]
 
 
-@ways
-def test_a_changed_argument_leaves_most_shingles_of_a_line_of_code(compiled: None) -> None:
+def test_a_changed_argument_leaves_most_shingles_of_a_line_of_code() -> None:
     """A band of two rows agrees as often as the share of common shingles, squared."""
     line = "model.fit(train[features],train[target],epochs=40,batch_size=64,callbacks=[stop,save],verbose=False)"
     keys, _ = MinHash(2, 1000, 2, seed=1).keys(utf8(pa.array([line, line.replace("target", "label")])))
@@ -221,8 +199,7 @@ def test_a_word_of_ten_megabytes_and_nothing_but_punctuation() -> None:
     assert worded.tolist() == [True, False, False, False]
 
 
-@ways
-def test_bands_agree_as_often_as_theory_says(compiled: None) -> None:
+def test_bands_agree_as_often_as_theory_says() -> None:
     """Two texts of 100 shingles, 80 in common, one thousand bands of two rows: each agrees with p = (80/120)**2."""
     one, two = " ".join(f"w{i}" for i in range(100)), " ".join(f"w{i}" for i in range(20, 120))
     keys, _ = MinHash(1, 1000, 2, seed=5).keys(utf8(pa.array([one, two])))

@@ -1,9 +1,7 @@
-"""The hash table in memory and the sorted runs on disk behave like Python's set, with and without numba."""
+"""The hash table in memory and the sorted runs on disk behave like Python's set."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -12,24 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.arrays.hashes import Words
-from penstock.corpus.dedup import key_runs as runs_module
-from penstock.corpus.dedup import key_table as tables
-from penstock.corpus.dedup.key_runs import KeyRuns
-from penstock.corpus.dedup.key_table import KeyTable, first_places
+from penstock.corpus.dedup import seen_keys as runs_module
+from penstock.corpus.dedup.key_table import KeyTable
+from penstock.corpus.dedup.seen_keys import KeyRuns
 
 TOP = (1 << 64) - 1
 # Few different words, and many at both ends of the table: clusters, and keys that run over the end.
 firsts = st.sampled_from([1, 2, 3, 1 << 62, TOP, TOP - 1, TOP - 2, TOP - (1 << 53)]) | st.integers(1, TOP)
 seconds = st.sampled_from([0, 1, 7])
 relaxed = settings(deadline=None, max_examples=120)
-
-
-@contextmanager
-def kernels_of(compiled: bool) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        if not compiled:
-            patch.setattr(tables, "kernels", lambda: None)
-        yield
 
 
 def as_keys(rows: list[list[tuple[int, int]]], bands: int, width: int) -> Words:
@@ -41,10 +30,10 @@ def grouped(bands: int) -> st.SearchStrategy[list[list[tuple[int, int]]]]:
     return st.lists(st.lists(st.tuples(firsts, seconds), min_size=bands, max_size=bands), max_size=12)
 
 
-@given(st.data(), st.booleans(), st.integers(1, 2), st.integers(1, 3))
+@given(st.data(), st.integers(1, 2), st.integers(1, 3))
 @relaxed
 def test_a_row_is_a_duplicate_if_a_key_of_it_was_known_or_in_an_earlier_row(
-    data: st.DataObject, compiled: bool, width: int, bands: int
+    data: st.DataObject, width: int, bands: int
 ) -> None:
     table = KeyTable(width)
     outside = {key[:width] for key in data.draw(st.sets(st.tuples(firsts, seconds), max_size=4))}
@@ -58,9 +47,8 @@ def test_a_row_is_a_duplicate_if_a_key_of_it_was_known_or_in_an_earlier_row(
             wanted.append(any(key in seen for key in cut))
             new += [key for key in cut if key not in seen]
             seen.update(cut)
-        with kernels_of(compiled):
-            table.grow_for(table.stored + keys.shape[0] * bands)
-            duplicate, fresh = table.add_rows(keys, known)
+        table.grow_for(table.stored + keys.shape[0] * bands)
+        duplicate, fresh = table.add_rows(keys, known)
         assert duplicate.tolist() == wanted
         assert list(map(tuple, fresh.tolist())) == new
     stored = seen - outside
@@ -71,44 +59,41 @@ def test_a_row_is_a_duplicate_if_a_key_of_it_was_known_or_in_an_earlier_row(
     assert [key[0] for key in order] == sorted(key[0] for key in order)
 
 
-@given(st.sets(st.tuples(firsts, seconds), max_size=40), st.data(), st.booleans(), st.integers(1, 2))
+@given(st.sets(st.tuples(firsts, seconds), max_size=40), st.data(), st.integers(1, 2))
 @relaxed
 def test_removed_keys_are_gone_and_the_others_are_still_found(
-    given_keys: set[tuple[int, int]], data: st.DataObject, compiled: bool, width: int
+    given_keys: set[tuple[int, int]], data: st.DataObject, width: int
 ) -> None:
     cut = sorted({key[:width] for key in given_keys})
     out = data.draw(st.sets(st.sampled_from(cut))) if cut else set()
     keys = np.array(cut, np.uint64).reshape(-1, 1, width)
     table = KeyTable(width)
-    with kernels_of(compiled):
-        table.add_rows(keys, None)
-        table.remove(np.array(sorted(out), np.uint64).reshape(-1, width))
-        assert table.stored == len(cut) - len(out)
-        duplicate, _ = table.add_rows(keys, None)
+    table.add_rows(keys, None)
+    table.remove(np.array(sorted(out), np.uint64).reshape(-1, width))
+    assert table.stored == len(cut) - len(out)
+    duplicate, _ = table.add_rows(keys, None)
     assert duplicate.tolist() == [key not in out for key in cut]
 
 
-@pytest.mark.parametrize("compiled", [True, False], ids=["numba", "numpy"])
-def test_a_table_grows_and_keeps_its_keys(compiled: bool) -> None:
+def test_a_table_grows_and_keeps_its_keys() -> None:
     rng = np.random.default_rng(0)
     table, total = KeyTable(1), 0
-    with kernels_of(compiled):
-        for size in (10, 1000, 30_000):
-            keys = rng.integers(1, TOP, (size, 1, 1), np.uint64, endpoint=True)
-            table.grow_for(table.stored + size)
-            assert not table.add_rows(keys, None)[0].any()
-            assert table.add_rows(keys, None)[0].all()
-            total += size
+    for size in (10, 1000, 30_000):
+        keys = rng.integers(1, TOP, (size, 1, 1), np.uint64, endpoint=True)
+        table.grow_for(table.stored + size)
+        assert not table.add_rows(keys, None)[0].any()
+        assert table.add_rows(keys, None)[0].all()
+        total += size
     assert table.stored == total
     assert total * 8 <= table.nbytes <= total * 32
     pieces = list(table.in_order())
     assert (np.diff(np.concatenate(pieces)[:, 0].astype(object)) > 0).all()
 
 
-@given(st.integers(0, 1 << 30), st.integers(1, 2), st.sampled_from([7, 300, 700]), st.booleans())
+@given(st.integers(0, 1 << 30), st.integers(1, 2), st.sampled_from([7, 300, 700]))
 @settings(deadline=None, max_examples=16)
 def test_a_crowd_of_keys_at_the_end_of_the_table_runs_over_to_its_beginning(
-    seed: int, width: int, per_call: int, compiled: bool
+    seed: int, width: int, per_call: int
 ) -> None:
     rng = np.random.default_rng(seed)
     keys = TOP - rng.integers(0, 1 << 50, (700, 1, width), np.uint64)
@@ -117,26 +102,18 @@ def test_a_crowd_of_keys_at_the_end_of_the_table_runs_over_to_its_beginning(
     keys[200:350] = rng.integers(1, TOP, (150, 1, width), np.uint64)
     order = [tuple(key) for key in keys[:, 0].tolist()]
     table, seen = KeyTable(width), set[tuple[int, ...]]()
-    with kernels_of(compiled):
-        for start in range(0, 700, per_call):
-            wanted = []
-            for key in order[start : start + per_call]:
-                wanted.append(key in seen)
-                seen.add(key)
-            assert table.add_rows(keys[start : start + per_call], None)[0].tolist() == wanted
-        for size in (0, 2000, 5000):
-            table.grow_for(size)
-            assert table.add_rows(keys, None)[0].all()
-            kept = [tuple(key) for piece in table.in_order() for key in piece.tolist()]
-            assert sorted(kept) == sorted(seen)
-            assert [key[0] for key in kept] == sorted(key[0] for key in kept)
-
-
-@given(st.lists(st.tuples(firsts, seconds), max_size=30), st.integers(1, 2))
-def test_first_places_are_those_of_list_index(keys: list[tuple[int, int]], width: int) -> None:
-    cut = [key[:width] for key in keys]
-    array = np.array(cut, np.uint64).reshape(-1, width)
-    assert first_places(array).tolist() == [cut.index(key) for key in cut]
+    for start in range(0, 700, per_call):
+        wanted = []
+        for key in order[start : start + per_call]:
+            wanted.append(key in seen)
+            seen.add(key)
+        assert table.add_rows(keys[start : start + per_call], None)[0].tolist() == wanted
+    for size in (0, 2000, 5000):
+        table.grow_for(size)
+        assert table.add_rows(keys, None)[0].all()
+        kept = [tuple(key) for piece in table.in_order() for key in piece.tolist()]
+        assert sorted(kept) == sorted(seen)
+        assert [key[0] for key in kept] == sorted(key[0] for key in kept)
 
 
 @given(st.lists(st.sets(st.tuples(firsts, seconds), max_size=20), max_size=9), st.integers(1, 2))

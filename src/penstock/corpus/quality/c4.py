@@ -6,23 +6,127 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from penstock.corpus.quality.characters import NUMERAL, SPACE
-from penstock.corpus.quality.kernels.utf8 import (
+from penstock.arrays.text import Utf8, flags, from_utf8
+from penstock.corpus.kernels import kernel
+from penstock.corpus.quality.base import Codes, TextFilter, as_limits
+from penstock.corpus.quality.characters import (
+    NUMERAL,
+    SPACE,
     Array,
     code_at,
-    compiled,
     grown,
+    kinds,
     line_stop,
     skip_spaces,
     skip_spaces_back,
 )
-from penstock.corpus.quality.kernels.words import count_sentences
+from penstock.corpus.quality.words import as_bytes, count_sentences, exception_table, packed, split_rows
+from penstock.transforms.columns import column, like, replace
+from penstock.transforms.counts import Counts
+from penstock.transforms.text import as_text
 
-__all__ = ["c4_lines", "row_sentences"]
+__all__ = ["C4Quality", "c4_lines"]
+
+PHRASES = (
+    "lorem ipsum",
+    "javascript",
+    "terms of use",
+    "privacy policy",
+    "cookie policy",
+    "uses cookies",
+    "use of cookies",
+    "use cookies",
+)
+"""Phrases C4 looks for: the first drops the page, the others drop the line."""
 
 
-@compiled
+class C4Quality(TextFilter):
+    """C4's rules (Raffel et al. 2020): lines that are no prose are left out of the text, pages with too little go.
+
+    A line stays if it ends in `. ? ! " '` (no ellipsis), has enough words, none of them too long, and mentions neither
+    javascript nor a cookie or privacy policy. A page goes if a line that would stay holds lorem ipsum or a curly
+    bracket, if what is left has fewer than `min_sentences`, or if nothing is left at all. Citations such as `[12]` or
+    `[edit]` are removed.
+    Rows whose text changed are counted as `"c4: text changed"`; `lines_left_out` has the lines by reason.
+    """
+
+    name = "c4"
+    version = 2
+    reasons = ("lorem ipsum", "curly bracket", "too few sentences", "no line left")
+    line_reasons = ("word too long", "no terminal mark", "too few words", "javascript", "policy")
+
+    def __init__(
+        self,
+        column: str = "text",
+        *,
+        min_sentences: int | None = 5,
+        min_words_per_line: int | None = 3,
+        max_word_length: int | None = 1000,
+        drop_citations: bool = True,
+        terminal_mark: bool = True,
+        lorem_ipsum: bool = True,
+        javascript: bool = True,
+        curly_bracket: bool = True,
+        policies: bool = True,
+    ) -> None:
+        limits = {
+            "min_sentences": min_sentences,
+            "min_words_per_line": min_words_per_line,
+            "max_word_length": max_word_length,
+        }
+        rules = {
+            "drop_citations": drop_citations,
+            "terminal_mark": terminal_mark,
+            "lorem_ipsum": lorem_ipsum,
+            "javascript": javascript,
+            "curly_bracket": curly_bracket,
+            "policies": policies,
+        }
+        self._limits = as_limits(limits)
+        self._rules = np.array([*rules.values()], np.bool_)
+        self._lines = Counts()
+        super().__init__(column, limits | rules)
+
+    def transform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        given = column(batch, self.column)
+        text = as_text(given, self.column)
+        if not len(text):
+            return batch
+        left, codes, lines = self.clean(text)
+        self._lines.add(dict(zip(self.line_reasons, lines)))
+        codes[(codes == 0) & flags(pc.equal(left, ""))] = len(self.reasons)
+        changed = flags(pc.not_equal(text, left)) & (codes == 0)
+        self.count_kept({f"{self.name}: text changed": int(np.count_nonzero(changed))})
+        if changed.any():
+            batch = replace(batch, self.column, like(left, given.type))
+        return self.leave_out(batch, text, codes)
+
+    def clean(self, text: pa.Array) -> tuple[pa.Array, Codes, list[int]]:
+        """The lines left of every row, reason codes, and the number of lines left out by `line_reasons`."""
+        data, bounds, lines, row_lines, codes, left_out = c4_lines(
+            *as_bytes(text), kinds(), *packed(PHRASES), self._limits, self._rules
+        )
+        data.flags.writeable = False
+        words = split_rows(data, lines, True, kinds(), exception_table())
+        sentences = row_sentences(data, lines, row_lines, *words, kinds())
+        codes[(codes == 0) & (sentences < self._limits[0])] = 3
+        return pc.utf8_trim_whitespace(from_utf8(Utf8(data, bounds), text)), codes, left_out.tolist()
+
+    @property
+    def lines_left_out(self) -> dict[str, int]:
+        """Lines left out by reason, of all rows seen in this process since the start or the last `reset`."""
+        totals = self._lines.totals()
+        return {reason: totals[reason] for reason in self.line_reasons if reason in totals}
+
+    def reset(self) -> None:
+        super().reset()
+        self._lines.clear()
+
+
+@kernel
 def c4_lines(
     data: Array, bounds: Array, kinds: Array, phrases: Array, phrase_bounds: Array, limits: Array, options: Array
 ) -> tuple[Array, Array, Array, Array, Array, Array]:
@@ -84,7 +188,7 @@ def c4_lines(
     return out[:n], out_bounds, lines[: k + 1], row_lines, codes, left_out
 
 
-@compiled
+@kernel
 def row_sentences(
     data: Array, lines: Array, row_lines: Array, starts: Array, ends: Array, firsts: Array, kinds: Array
 ) -> Array:
@@ -96,7 +200,7 @@ def row_sentences(
     return sentences
 
 
-@compiled
+@kernel
 def count_words(data: Array, at: int, stop: int, kinds: Array) -> tuple[int, int]:
     """Words between whitespace, and the characters of the longest."""
     words, longest, length = 0, 0, 0
@@ -112,7 +216,7 @@ def count_words(data: Array, at: int, stop: int, kinds: Array) -> tuple[int, int
     return words, longest
 
 
-@compiled
+@kernel
 def copy_line(data: Array, at: int, stop: int, out: Array, n: int, without_citations: bool, kinds: Array) -> int:
     while at < stop:
         if without_citations and data[at] == 91:
@@ -126,7 +230,7 @@ def copy_line(data: Array, at: int, stop: int, out: Array, n: int, without_citat
     return n
 
 
-@compiled
+@kernel
 def citation_length(data: Array, at: int, stop: int, kinds: Array) -> int:
     """[], [12], [edit], [citation needed]: how many bytes, 0 if it is none. Digits of any script."""
     i = at + 1
@@ -144,7 +248,7 @@ def citation_length(data: Array, at: int, stop: int, kinds: Array) -> int:
     return 0
 
 
-@compiled
+@kernel
 def is_word(data: Array, at: int, stop: int, word: str) -> bool:
     if stop - at < len(word):
         return False
@@ -154,7 +258,7 @@ def is_word(data: Array, at: int, stop: int, word: str) -> bool:
     return True
 
 
-@compiled
+@kernel
 def is_finished(data: Array, start: int, stop: int) -> Any:
     """Whether the line ends in . ? ! " or ', and not in an ellipsis."""
     if start == stop:
@@ -165,7 +269,7 @@ def is_finished(data: Array, start: int, stop: int) -> Any:
     return last == 63 or last == 33 or last == 34 or last == 39
 
 
-@compiled
+@kernel
 def has_bracket(data: Array, start: int, stop: int) -> bool:
     for at in range(start, stop):
         if data[at] == 123:
@@ -173,7 +277,7 @@ def has_bracket(data: Array, start: int, stop: int) -> bool:
     return False
 
 
-@compiled
+@kernel
 def find_phrases(data: Array, start: int, stop: int, phrases: Array, bounds: Array) -> int:
     """A bit for every phrase that occurs, whatever its case."""
     found = 0
@@ -187,7 +291,7 @@ def find_phrases(data: Array, start: int, stop: int, phrases: Array, bounds: Arr
     return found
 
 
-@compiled
+@kernel
 def begins_with(data: Array, at: int, stop: int, phrases: Array, bounds: Array, phrase: int) -> bool:
     for i in range(bounds[phrase], bounds[phrase + 1]):
         if at >= stop:

@@ -1,77 +1,31 @@
-"""Words and shingles of a column of text as 64-bit hashes: the definition, in NumPy.
-
-`compiled.py` has the same in one pass over the bytes; the tests hold the two together.
-
-A word is a run of letters, marks and digits, in lower case. What stands between words is no part of them: white space,
-punctuation, signs. So code and markup have as many words as they have names and numbers, however they are spaced. But:
-
-- Apostrophes, and characters that cannot be seen, are left out: "don't" is one word.
-- A sign between two digits belongs to the number: 3.14, 12:30, 2024-01-31, 5+3. A comma does not: lists have it.
-- `+`, `<`, `=` and `>` between white space are words of their own: "5 + 3" is not "5 = 3".
-- Symbols outside ASCII, emoji among them, are words of their own.
-- Chinese, Japanese, Thai, Lao, Khmer, Burmese and their like put no space between words: every character is a word.
-
-A shingle is `ngram` words in a row; a text of fewer words has one shingle, which is all of it.
-"""
+"""Shingles and MinHash minima in NumPy: the definition of the kernel in `penstock.corpus.dedup.minhash`."""
 
 from __future__ import annotations
 
-import unicodedata
-from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from penstock.arrays.hashes import Words, mix64
 from penstock.arrays.text import Utf8
+from penstock.corpus.dedup.minhash import (
+    ALONE,
+    BREAK,
+    CHAR_FACTOR,
+    JOINT,
+    SKIP,
+    SOLO,
+    SPACE,
+    WORD_FACTOR,
+    MinHash,
+    characters,
+)
 from penstock.transforms.text import Integers
 
-__all__ = [
-    "ALONE",
-    "BREAK",
-    "CHAR_FACTOR",
-    "JOINT",
-    "SKIP",
-    "SOLO",
-    "SPACE",
-    "WORD_FACTOR",
-    "Shingles",
-    "characters",
-    "shingles",
-]
+__all__ = ["Shingles", "minima", "shingles"]
 
 Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 Codes: TypeAlias = np.ndarray[Any, np.dtype[np.uint32]]
-
-SKIP, SPACE, BREAK = 0, 1, 2
-"""No character at all; white space; anything else that is no part of a word."""
-JOINT = 1 << 29
-"""Marks a sign that belongs to a number if digits are on both sides."""
-ALONE = 1 << 30
-"""Marks a sign that is a word if white space is on both sides."""
-SOLO = 1 << 31
-"""Marks a character that is a word of its own."""
-CHAR_FACTOR = 0x9E3779B97F4A7C15
-WORD_FACTOR = 0xD6E8FEB86659FD93
-
-_JOINTS, _ALONE = "._:/+-*^%=<>", "+<=>"
-_APOSTROPHES = "'\u2018\u2019"
-_SOLO_RANGES = (
-    (0x0E00, 0x0EFF),  # Thai, Lao
-    (0x1000, 0x109F),  # Burmese
-    (0x1780, 0x17FF),  # Khmer
-    (0x1950, 0x19FF),  # Tai Le, New Tai Lue, Khmer
-    (0x1A20, 0x1AAF),  # Tai Tham
-    (0x1B00, 0x1B7F),  # Balinese
-    (0x3005, 0x312F),  # Japanese kana, bopomofo
-    (0x31A0, 0x31FF),
-    (0x3400, 0x9FFF),  # Chinese characters
-    (0xA000, 0xA4CF),  # Yi
-    (0xA980, 0xA9FF),  # Javanese, Burmese
-    (0xAA60, 0xAADF),  # Burmese, Tai Viet
-    (0xF900, 0xFAFF),
-    (0xFF66, 0xFF9F),
-)
 
 
 class Shingles(NamedTuple):
@@ -81,30 +35,19 @@ class Shingles(NamedTuple):
     counts: np.ndarray[Any, np.dtype[np.int64]]
 
 
-@cache
-def characters() -> Codes:
-    """What becomes of each character up to U+FFFF: SKIP, SPACE, BREAK, or its lower case, perhaps marked."""
-    codes = np.array([_character(chr(code)) for code in range(1 << 16)], np.uint32)
-    for first, last in _SOLO_RANGES:
-        codes[first : last + 1][codes[first : last + 1] > BREAK] |= np.uint32(SOLO)
-    codes.flags.writeable = False
-    return codes
-
-
-def _character(char: str) -> int:
-    category = unicodedata.category(char)
-    if char.isspace():
-        return SPACE
-    if category in ("Cc", "Cf") or char in _APOSTROPHES or "\ufe00" <= char <= "\ufe0f":  # variation selectors
-        return SKIP
-    if char in _JOINTS:
-        return ord(char) | JOINT | (ALONE if char in _ALONE else 0)
-    if category[0] == "S" and not char.isascii():
-        return ord(char) | SOLO
-    if category[0] in "PS":
-        return BREAK
-    lower = char.lower()
-    return ord(lower if len(lower) == 1 else char)
+def minima(minhash: MinHash, text: Utf8) -> Codes:
+    """The MinHash signature of every row."""
+    first = text.offsets[0]
+    found = shingles(Utf8(text.data[first : text.offsets[-1]], text.offsets - first), minhash.ngram)
+    low, high = found.hashes.astype(np.uint32), (found.hashes >> np.uint64(32)).astype(np.uint32)
+    signatures = np.full((len(found.counts), minhash.bands * minhash.rows), 0xFFFFFFFF, np.uint32)
+    filled = np.flatnonzero(found.counts)
+    starts = np.cumsum(found.counts[filled]) - found.counts[filled]
+    if len(filled):
+        for j, (factor, term) in enumerate(zip(*minhash._permutations)):
+            words = low if j < minhash._half else high
+            signatures[filled, j] = np.minimum.reduceat(words * factor + term, starts)
+    return signatures
 
 
 def shingles(text: Utf8, ngram: int) -> Shingles:

@@ -1,18 +1,19 @@
-"""English words by rule: punctuation split off, contractions in two, abbreviations and addresses whole.
+"""The rules of the quality filters in plain Python, one row at a time: slow, short, and the definition of the kernels.
 
-The rules are those of the tokenizer most filter pipelines use for English (spaCy's, without a model), as far as they
-can be told in a page: a stretch without whitespace loses punctuation at its front, then at its end, and the middle is
-cut at hyphens, slashes and the like between letters - unless it is an exception or an address. On web text one
-stretch in twenty thousand comes out otherwise, in source code one in a thousand: punctuation that happens to look like
-an emoticon is left in two.
+Every rule gives 0 for a row to keep, or the number of the first rule it breaks. A NaN limit switches a rule off.
 """
 
-# ruff: noqa: RUF001, SIM905
+# ruff: noqa: RUF001
 from __future__ import annotations
 
 import functools
 import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
+import numpy as np
+
+from penstock.corpus.quality.c4 import PHRASES
 from penstock.corpus.quality.characters import (
     CURRENCY,
     CURRENCY_SIGNS,
@@ -23,96 +24,173 @@ from penstock.corpus.quality.characters import (
     PUNCTUATION,
     QUOTE,
     SENTENCE_END,
+    SYMBOL,
+    TERMINAL,
     UPPER,
-    characters,
+    kinds,
 )
+from penstock.corpus.quality.words import UNITS, exceptions
 
-__all__ = ["LONGEST_EXCEPTION", "count_sentences", "exceptions", "split_english"]
-
-UNITS = (
-    "km km² km³ m m² m³ dm dm² dm³ cm cm² cm³ mm mm² mm³ ha µm nm yd in ft kg g mg µg t lb oz m/s km/h kmh mph hPa Pa "
-    "mbar mb MB kb KB gb GB tb TB T G M K %"
-).split()
-"""Split off after a digit."""
-
-_ABBREVIATIONS = """
-Adm. Ak. Ala. Apr. Ariz. Ark. Aug. Bros. Calif. Co. co. Colo. Conn. Corp. D.C. Dec. Del. Dr. E.G. E.g. e.g. Feb. Fla.
-Ga. Gen. Gov. I.E. I.e. i.e. Ia. Id. Ill. Inc. Ind. Jan. Jr. Jul. Jun. Kan. Kans. Ky. La. Ltd. Mar. Mass. Md. Messrs.
-Mich. Minn. Miss. Mo. Mont. Mr. Mrs. Ms. Mt. N.C. N.D. N.H. N.J. N.M. N.Y. Neb. Nebr. Nev. Nov. Oct. Okla. Ore. Pa.
-Ph.D. Prof. Rep. Rev. S.C. Sen. Sep. Sept. St. Tenn. Va. Wash. Wis. a.m. p.m. v.s. vs. ä. ö. ü.
-"""
-_UNTITLED = r"""
-and/or w/o C++ 'em em 'll ll 're 's 'S ‘s ‘S 'd 'nuff nuff 'bout '' ' — <space> \t \n \")
-"""
-_EMOTICONS = r"""
-:) :)) :))) :( :(( :((( :() :* :/ :0 :1 :3 :> :D :O :P :X :] :o :o) :p :x :| :} :-) :-)) :-))) :-( :-(( :-((( :-* :-/
-:-0 :-3 :-> :-D :-O :-P :-X :-] :-o :-p :-x :-| :-} :'( :') :'-( :'-) ;) ;-) ;-D ;D ;_; =( =) =/ =3 =D =[ =] =| (-8 (-:
-(-; (: (; (= (o: )-: ): [-: [: [= ]= 8) 8-) 8-D 8D <3 <33 <333 </3 <.< >.< >.> >:( >:o ><(((*> @_@ ^_^ ^__^ ^___^ -_-
--__- ._. (*_*) (-_-) (._.) (>_<) (^_^) (¬_¬) (ಠ_ಠ) ಠ_ಠ ಠ︵ಠ 0.0 0.o 0_0 0_o o.0 o.O o.o o_0 o_O o_o O.O O.o O_O
-O_o V.V V_V v.v v_v XD XDD xD xDD ¯\(ツ)/¯
-"""
-_CLIPPED = "doin goin havin lovin nothin nuthin somethin ol"
-_CAPITALISED_TOO = "'cause 'cos 'coz 'cuz ma'am o'clock"
-_PRONOUNS = {
-    "i": "m m-a ll ll-ve d d-ve ve",
-    "you": "ll ll-ve d d-ve ve re",
-    "he": "ll ll-ve d d-ve s",
-    "she": "ll ll-ve d d-ve s",
-    "it": "ll ll-ve d d-ve s",
-    "we": "ll ll-ve d d-ve ve re",
-    "they": "ll ll-ve d d-ve ve re",
-}
-_WH = "s ll ll-ve re ve d d-ve"
-_ENDINGS = {
-    **_PRONOUNS,
-    **dict.fromkeys("who what when where why how there".split(), _WH),
-    **dict.fromkeys("that this".split(), "s ll ll-ve d d-ve"),
-    **dict.fromkeys("these those".split(), "ll ll-ve re ve d d-ve"),
-    **dict.fromkeys("could might must should would not".split(), "ve"),
-}
-_NEGATED = "ca could do does did had may might must need ought sha should wo would"
-_NEGATED_ONLY = "ai are is was were have has dare"
-_WHOLE = "ill its hell shell shed were well whore".split()
-_OTHERS = {"cannot": 3, "gonna": 3, "gotta": 3, "let's": 3, "c'mon": 3}
+__all__ = ["c4_lines", "fineweb_quality", "gopher_quality", "gopher_repetition", "split", "split_english"]
 
 
 @functools.cache
-def exceptions() -> dict[str, tuple[int, ...]]:
-    """Stretches that the rules below would split wrongly, and the lengths of the words they are."""
-    found: dict[str, tuple[int, ...]] = {f"{letter}.": (2,) for letter in "abcdefghijklmnopqrstuvwxyz"}
-    for clipped in _CLIPPED.split():
-        found |= {word: (len(word),) for word in (clipped, clipped + "'")}
-    found |= {word: (len(word),) for word in _CAPITALISED_TOO.split()}
-    found |= {word: (at, len(word) - at) for word, at in _OTHERS.items()}
-    found |= {f"{hour}{half}": (len(str(hour)), len(half)) for hour in range(1, 13) for half in ("am", "pm")}
-    found |= {f"{hour}{half}": (len(str(hour)), len(half)) for hour in range(1, 13) for half in ("a.m.", "p.m.")}
-    for word, endings in _ENDINGS.items():
-        for ending in endings.split():
-            parts = ending.split("-")
-            with_mark = ["'" + part if part != "a" else part for part in parts]
-            found[word + "".join(with_mark)] = (len(word), *map(len, with_mark))
-            found[word + "".join(parts)] = (len(word), *map(len, parts))
-    for verb in (_NEGATED + " " + _NEGATED_ONLY).split():
-        for negation, tail in (("n't", "'ve"), ("nt", "ve")):
-            found[verb + negation] = (len(verb), len(negation))
-            if verb in _NEGATED.split():
-                found[verb + negation + tail] = (len(verb), len(negation), len(tail))
-    capitalised = {_capitalised(word): cut for word, cut in found.items() if word[-1] != "."}
-    found |= capitalised
-    found |= {word: (len(word),) for word in (_ABBREVIATIONS + _UNTITLED + _EMOTICONS).split()}
-    found |= {f"°{scale}.": (1, 1, 1) for scale in "CFKcfk"}
-    found["y'all"], found["yall"] = (2, 3), (1, 3)
-    found |= {word.replace("'", "’"): cut for word, cut in found.items() if "'" in word}
-    return {word: cut for word, cut in found.items() if word.lower() not in _WHOLE}
+def characters(bits: int) -> frozenset[str]:
+    """All characters that are of one of these kinds."""
+    return frozenset(map(chr, np.flatnonzero(kinds() & np.uint16(bits)).tolist()))
 
 
-def _capitalised(word: str) -> str:
-    at = 1 if word[0] == "'" else 0
-    return word[:at] + word[at : at + 1].upper() + word[at + 1 :]
+_CITATION = re.compile(r"\[\d*]|\[edit]|\[citation needed]")
 
 
-LONGEST_EXCEPTION = 20
-"""In bytes: longer stretches need not be looked up."""
+def split(text: str, words: str) -> list[str]:
+    """The words of a text, by one of the two definitions."""
+    return split_english(text) if words == "english" else text.split()
+
+
+def gopher_quality(text: str, words: Sequence[str], stop_words: frozenset[str], limits: Sequence[float]) -> int:
+    symbols = characters(SYMBOL)
+    real = [word for word in words if not symbols.issuperset(word)]
+    if len(real) < limits[0]:
+        return 1
+    if len(real) > limits[1]:
+        return 2
+    mean = sum(map(len, real)) / len(real) if real else 0.0
+    if mean < limits[2]:
+        return 3
+    if mean > limits[3]:
+        return 4
+    n = max(len(words), 1)
+    if text.count("#") / n > limits[4]:
+        return 5
+    if (text.count("...") + text.count("…")) / n > limits[4]:
+        return 6
+    lines = text.splitlines()
+    if sum(line.lstrip().startswith(("•", "-")) for line in lines) / max(len(lines), 1) > limits[5]:
+        return 7
+    if sum(line.rstrip().endswith(("...", "…")) for line in lines) / max(len(lines), 1) > limits[6]:
+        return 8
+    if sum(any(map(str.isalpha, word)) for word in words) / n < limits[7]:
+        return 9
+    return 10 if len(stop_words.intersection(words)) < limits[8] else 0
+
+
+def gopher_repetition(
+    text: str,
+    words: Sequence[str],
+    limits: Sequence[float],
+    top: Sequence[tuple[int, float]],
+    repeated: Sequence[tuple[int, float]],
+) -> int:
+    if not text:
+        return 1
+    paragraphs = re.split(r"\n{2,}", text.strip())
+    again, letters = _repeated(paragraphs)
+    if again / len(paragraphs) > limits[0]:
+        return 2
+    if letters / len(text) > limits[1]:
+        return 3
+    lines = re.split("\n+", text)
+    again, letters = _repeated(lines)
+    if again / len(lines) > limits[2]:
+        return 4
+    if letters / len(text) > limits[3]:
+        return 5
+    for i, (n, limit) in enumerate(top):
+        if _top_gram(words, n) / len(text) > limit:
+            return 6 + i
+    for i, (n, limit) in enumerate(repeated):
+        if _repeated_grams(words, n) / len(text) > limit:
+            return 6 + len(top) + i
+    return 0
+
+
+def fineweb_quality(text: str, words: Sequence[str], limits: Sequence[float], accept_none: bool) -> int:
+    lines = [line for line in text.split("\n") if line.strip()]
+    if not lines:
+        return 1
+    terminal = characters(TERMINAL)
+    finished = sum(line[-1] in terminal for line in lines) / len(lines)
+    if finished < limits[0] and not (finished == 0 and accept_none):
+        return 2
+    if sum(len(line) <= limits[2] for line in lines) / len(lines) > limits[1]:
+        return 3
+    newlines = text.count("\n")
+    if _repeated(lines)[1] / (len(text) - newlines) > limits[3]:
+        return 4
+    return 5 if newlines / len(words) > limits[4] else 0
+
+
+def c4_lines(text: str, limits: Sequence[float], options: Sequence[bool]) -> tuple[str, int, list[int]]:
+    """What is left of the text, the reason code, and the number of lines left out by reason."""
+    citations, terminal, lorem, javascript, brackets, policies = options
+    left_out = [0] * 5
+    kept: list[str] = []
+    sentences = 0
+    for whole in text.splitlines():
+        line = whole.strip()
+        words = line.split()
+        if any(len(word) > limits[2] for word in words):
+            left_out[0] += 1
+            continue
+        if citations:
+            line = _CITATION.sub("", line)
+        if terminal and (not line.endswith((".", "?", "!", '"', "'")) or line.endswith("...")):
+            left_out[1] += 1
+            continue
+        if len(words) < limits[1]:
+            left_out[2] += 1
+            continue
+        lower = line.lower()
+        if lorem and PHRASES[0] in lower:
+            return "", 1, left_out
+        if javascript and PHRASES[1] in lower:
+            left_out[3] += 1
+        elif brackets and "{" in line:
+            return "", 2, left_out
+        elif policies and any(phrase in lower for phrase in PHRASES[2:]):
+            left_out[4] += 1
+        else:
+            sentences += count_sentences(split_english(line))
+            kept.append(line)
+    if sentences < limits[0]:
+        return "", 3, left_out
+    return "\n".join(kept).strip(), 0, left_out
+
+
+def _repeated(pieces: Iterable[str]) -> tuple[int, int]:
+    """How many pieces came before, and their characters."""
+    seen: set[str] = set()
+    again = letters = 0
+    for piece in pieces:
+        if piece in seen:
+            again += 1
+            letters += len(piece)
+        seen.add(piece)
+    return again, letters
+
+
+def _top_gram(words: Sequence[str], n: int) -> int:
+    grams = Counter(" ".join(words[i : i + n]) for i in range(len(words) - n + 1))
+    if not grams:
+        return 0
+    gram, times = grams.most_common(1)[0]
+    return len(gram) * times
+
+
+def _repeated_grams(words: Sequence[str], n: int) -> int:
+    seen: set[str] = set()
+    letters = at = 0
+    while at <= len(words) - n:
+        gram = "".join(words[at : at + n])
+        if gram in seen:
+            letters += len(gram)
+            at += n
+        else:
+            seen.add(gram)
+            at += 1
+    return letters
+
 
 _HOST = r"(?:[A-Za-z0-9\x80-\U0010ffff](?:[A-Za-z0-9_\-\x80-\U0010ffff]{0,62}[A-Za-z0-9\x80-\U0010ffff])?\.)+"
 ADDRESS = re.compile(

@@ -3,15 +3,53 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 
-from penstock.corpus.quality.characters import TERMINAL
-from penstock.corpus.quality.kernels.gopher import is_new, table_size
-from penstock.corpus.quality.kernels.utf8 import Array, code_before, compiled, count_characters, skip_spaces
+from penstock.corpus.kernels import kernel
+from penstock.corpus.quality.base import Codes, TextFilter, as_limits
+from penstock.corpus.quality.characters import TERMINAL, Array, code_before, count_characters, kinds, skip_spaces
+from penstock.corpus.quality.gopher import is_new, table_size
+from penstock.corpus.quality.words import as_bytes, as_words, word_spans
 
-__all__ = ["fineweb_quality"]
+__all__ = ["FineWebQuality", "fineweb_quality"]
 
 
-@compiled
+class FineWebQuality(TextFilter):
+    """FineWeb's rules on lines (Penedo et al. 2024): unfinished, short or repeated ones, and too many of them."""
+
+    name = "fineweb"
+    reasons = ("empty", "too few finished lines", "too many short lines", "repeated lines", "too many lines for words")
+
+    def __init__(
+        self,
+        column: str = "text",
+        *,
+        min_finished_lines: float | None = 0.12,
+        accept_no_finished_line: bool = False,
+        max_short_lines: float | None = 0.67,
+        short_line_length: int = 30,
+        max_repeated_line_characters: float | None = 0.01,
+        max_newlines_per_word: float | None = 0.3,
+        words: str = "english",
+    ) -> None:
+        limits = {
+            "min_finished_lines": min_finished_lines,
+            "max_short_lines": max_short_lines,
+            "short_line_length": short_line_length,
+            "max_repeated_line_characters": max_repeated_line_characters,
+            "max_newlines_per_word": max_newlines_per_word,
+        }
+        self._limits = as_limits(limits)
+        self._accept_none = accept_no_finished_line
+        self._words = as_words(words)
+        super().__init__(column, limits | {"accept_no_finished_line": accept_no_finished_line, "words": words})
+
+    def codes(self, text: pa.Array) -> Codes:
+        first_words = word_spans(text, self._words)[2]
+        return fineweb_quality(*as_bytes(text), first_words, kinds(), self._limits, self._accept_none)
+
+
+@kernel
 def fineweb_quality(data: Array, bounds: Array, firsts: Array, kinds: Array, limits: Array, accept_none: bool) -> Array:
     rows = len(bounds) - 1
     codes = np.zeros(rows, np.uint8)

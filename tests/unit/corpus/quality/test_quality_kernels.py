@@ -1,10 +1,9 @@
-"""The compiled rules against the plain ones, on text made to be difficult."""
+"""The compiled rules against the plain ones of `oracles.quality_rules`, on text made to be difficult."""
 
 # ruff: noqa: RUF001
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,10 +12,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.corpus.quality import measures, plain
-from penstock.corpus.quality.english import exceptions, split_english
-
-pytest.importorskip("numba")
+from oracles import quality_rules as plain
+from penstock.corpus.quality.c4 import C4Quality
+from penstock.corpus.quality.fineweb import FineWebQuality
+from penstock.corpus.quality.gopher import GopherQuality, GopherRepetition
+from penstock.corpus.quality.words import exceptions, word_spans
 
 PIECES = [
     "the", "and", "with", "word", "don't", "Mr.", "U.S.", "5km", "US$3", "$5", "10%", "a.m.", "x-y", "well-known",
@@ -49,7 +49,7 @@ def sliced(values: list[str | None], dtype: pa.DataType) -> pa.Array:
 
 def words_of(text: pa.Array, rule: Any) -> list[list[str]]:
     """The words of every row, cut out by the spans."""
-    starts, ends, firsts = measures.word_spans(text, rule)
+    starts, ends, firsts = word_spans(text, rule)
     rows = [(row or "").encode() for row in text.to_pylist()]
     return [
         [rows[row][starts[i] : ends[i]].decode() for i in range(firsts[row], firsts[row + 1])]
@@ -73,7 +73,7 @@ def test_every_exception_is_split_by_both_as_the_table_says() -> None:
         stops = np.cumsum(exceptions()[word]).tolist()
         assert stops[-1] == len(word)
         expected.append([word[start:stop] for start, stop in zip([0, *stops], stops)])
-    assert [split_english(word) for word in every] == expected
+    assert [plain.split_english(word) for word in every] == expected
     assert words_of(pa.array(every), "english") == expected
 
 
@@ -91,20 +91,33 @@ def test_every_exception_is_split_by_both_as_the_table_says() -> None:
     ],
 )  # fmt: skip
 def test_english_words_are_what_a_reader_expects(text: str, words: list[str]) -> None:
-    assert split_english(text) == words
+    assert plain.split_english(text) == words
     assert words_of(pa.array([text]), "english") == [words]
 
 
-def both(measure: Callable[..., Any], *arguments: Any) -> list[int]:
-    fast, slow = measure(*arguments, fast=True), measure(*arguments, fast=False)
-    assert fast.tolist() == slow.tolist()
-    return [int(code) for code in fast]
+def options(names: str, values: Any) -> dict[str, float | None]:
+    """Options of a filter by name; NaN, a rule that is off, becomes None."""
+    return {name: None if math.isnan(value) else value for name, value in zip(names.split(), values)}
+
+
+def strings(text: pa.Array) -> list[str]:
+    return [row or "" for row in text.to_pylist()]
+
+
+GOPHER = (
+    "min_words max_words min_mean_word_length max_mean_word_length max_symbol_ratio max_bullet_lines "
+    "max_ellipsis_lines min_words_with_letters min_stop_words"
+)
+STOP_WORDS = ("the", "and", "é")
 
 
 @settings(max_examples=300, deadline=None)
 @given(values=columns, rule=rules, chosen=st.lists(limits, min_size=9, max_size=9))
-def test_gopher_quality_is_the_same_by_both_paths(values: Any, rule: Any, chosen: list[float]) -> None:
-    both(measures.gopher_quality, sliced(values, pa.string()), rule, ["the", "and", "é"], chosen)
+def test_gopher_quality_is_that_of_the_plain_rules(values: Any, rule: Any, chosen: list[float]) -> None:
+    text = sliced(values, pa.string())
+    codes = GopherQuality(words=rule, stop_words=STOP_WORDS, **options(GOPHER, chosen)).codes(text)  # type: ignore[arg-type]
+    stops = frozenset(STOP_WORDS)
+    assert codes.tolist() == [plain.gopher_quality(t, plain.split(t, rule), stops, chosen) for t in strings(text)]
 
 
 @settings(max_examples=300, deadline=None)
@@ -116,62 +129,67 @@ def test_gopher_quality_is_the_same_by_both_paths(values: Any, rule: Any, chosen
     repeated=st.lists(st.tuples(st.integers(1, 5), limits), max_size=3),
 )
 @example(values=["a b ab a b"], rule="whitespace", chosen=[math.nan] * 4, top=[], repeated=[(2, 0.05)])
-def test_gopher_repetition_is_the_same_by_both_paths(
+def test_gopher_repetition_is_that_of_the_plain_rules(
     values: Any, rule: Any, chosen: list[float], top: Any, repeated: Any
 ) -> None:
-    both(measures.gopher_repetition, sliced(values, pa.string()), rule, chosen, top, repeated)
+    text = sliced(values, pa.string())
+    names = "max_repeated_paragraphs max_repeated_paragraph_characters max_repeated_lines max_repeated_line_characters"
+    grams = {
+        name: [(n, None if math.isnan(limit) else limit) for n, limit in pairs]
+        for name, pairs in (("top_grams", top), ("repeated_grams", repeated))
+    }
+    codes = GopherRepetition(words=rule, **options(names, chosen), **grams).codes(text)  # type: ignore[arg-type]
+    assert codes.tolist() == [
+        plain.gopher_repetition(t, plain.split(t, rule), chosen, top, repeated) for t in strings(text)
+    ]
 
 
 @settings(max_examples=300, deadline=None)
 @given(values=columns, rule=rules, chosen=st.lists(limits, min_size=5, max_size=5), accept=st.booleans())
-def test_fineweb_is_the_same_by_both_paths(values: Any, rule: Any, chosen: list[float], accept: bool) -> None:
-    both(measures.fineweb_quality, sliced(values, pa.large_string()), rule, chosen, accept)
+def test_fineweb_is_that_of_the_plain_rules(values: Any, rule: Any, chosen: list[float], accept: bool) -> None:
+    text = sliced(values, pa.large_string())
+    names = "min_finished_lines max_short_lines short_line_length max_repeated_line_characters max_newlines_per_word"
+    chosen_options: Any = options(names, chosen)
+    codes = FineWebQuality(words=rule, accept_no_finished_line=accept, **chosen_options).codes(text)
+    assert codes.tolist() == [plain.fineweb_quality(t, plain.split(t, rule), chosen, accept) for t in strings(text)]
 
 
 @settings(max_examples=300, deadline=None)
 @given(
     values=columns,
     chosen=st.tuples(st.sampled_from([0, 1, 2, math.nan]), st.sampled_from([0, 2]), st.sampled_from([3, 30, math.nan])),
-    options=st.lists(st.booleans(), min_size=6, max_size=6),
+    switches=st.lists(st.booleans(), min_size=6, max_size=6),
     dtype=st.sampled_from([pa.string(), pa.large_string()]),
 )
-def test_c4_leaves_the_same_text_by_both_paths(values: Any, chosen: Any, options: list[bool], dtype: Any) -> None:
+def test_c4_leaves_the_text_that_the_plain_rules_leave(
+    values: Any, chosen: Any, switches: list[bool], dtype: Any
+) -> None:
     text = sliced(values, dtype)
-    fast, codes, lines = measures.c4_lines(text, chosen, options, fast=True)
-    slow, same_codes, same_lines = measures.c4_lines(text, chosen, options, fast=False)
-    fast.validate(full=True)
-    assert codes.tolist() == same_codes.tolist()
-    assert lines == same_lines
-    kept = pa.array(codes == 0)
-    assert fast.filter(kept).equals(slow.filter(kept))
-    assert fast.type == dtype
+    names = ["drop_citations", "terminal_mark", "lorem_ipsum", "javascript", "curly_bracket", "policies"]
+    chosen_options: Any = options("min_sentences min_words_per_line max_word_length", chosen)
+    left, codes, lines = C4Quality(**chosen_options, **dict(zip(names, switches))).clean(text)
+    wanted = [plain.c4_lines(t, chosen, switches) for t in strings(text)]
+    left.validate(full=True)
+    assert left.type == dtype
+    assert codes.tolist() == [code for _, code, _ in wanted]
+    assert lines == [sum(counts) for counts in zip(*(counts for _, _, counts in wanted))]
+    for row, value, (kept, code, _) in zip(left.to_pylist(), values, wanted):
+        assert code or row == (None if value is None else kept)
 
 
 def test_a_word_of_ten_megabytes_is_one_word_and_takes_little_memory() -> None:
     text = pa.array(["a" * 10_000_000, "é" * 5_000_000, "b"])
-    starts, ends, firsts = measures.word_spans(text, "english")
+    starts, ends, firsts = word_spans(text, "english")
     assert firsts.tolist() == [0, 1, 2, 3]
     assert (ends - starts).tolist() == [10_000_000, 10_000_000, 1]
-    assert both(measures.gopher_quality, text, "whitespace", ["the"], [1, 10, 1, 100, *[math.nan] * 5]) == [4, 4, 0]
+    chosen: Any = options(GOPHER, [1, 10, 1, 100, *[math.nan] * 5])
+    assert GopherQuality(words="whitespace", **chosen).codes(text).tolist() == [4, 4, 0]
 
 
 def test_bytes_that_are_no_utf8_do_not_lead_beyond_the_row() -> None:
     broken = pa.Array.from_buffers(
         pa.string(), 2, [None, pa.py_buffer(np.array([0, 3, 6], np.int32)), pa.py_buffer(b"ab\xf0\xe2\x80c")]
     )
-    starts, ends, firsts = measures.word_spans(broken, "english")
+    starts, ends, firsts = word_spans(broken, "english")
     assert firsts.tolist() == [0, 2, 3]
     assert (starts.tolist(), ends.tolist()) == ([0, 2, 0], [2, 3, 3])
-
-
-def test_without_numba_it_is_said_once_and_plain_python_is_used(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(measures, "find_spec", lambda name: None)
-    measures.can_compile.cache_clear()
-    try:
-        assert not measures.can_compile()
-        assert not measures.can_compile()
-    finally:
-        measures.can_compile.cache_clear()
-    assert [record.message.split(",")[0] for record in caplog.records] == ["numba is not installed"]

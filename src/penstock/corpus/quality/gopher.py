@@ -1,28 +1,146 @@
-"""Gopher's document rules."""
+"""Gopher's rules on documents and on repetition."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from penstock.corpus.quality.characters import LETTER, SYMBOL
-from penstock.corpus.quality.kernels.utf8 import (
+from penstock.corpus.kernels import kernel
+from penstock.corpus.quality.base import Codes, TextFilter, as_limits, grams
+from penstock.corpus.quality.characters import (
+    LETTER,
+    SYMBOL,
     Array,
     code_at,
     code_before,
-    compiled,
     count_characters,
+    kinds,
     line_stop,
     same,
     skip_spaces,
     skip_spaces_back,
 )
+from penstock.corpus.quality.words import as_bytes, as_words, packed, word_spans
 
-__all__ = ["gopher_quality", "gopher_repetition", "is_new", "repeated_pieces", "table_size"]
+__all__ = ["GopherQuality", "GopherRepetition", "gopher_quality", "gopher_repetition", "is_new", "table_size"]
+
+STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
 
 
-@compiled
+class GopherQuality(TextFilter):
+    """Gopher's document rules (Rae et al. 2021, A1.1), in this order; a row is counted under the first it breaks.
+
+    Words of nothing but symbols do not count for number and mean length. `words="english"` splits punctuation and
+    contractions off, as the tokenizers of published pipelines do; `"whitespace"` is `str.split`, twice as fast.
+    """
+
+    name = "gopher-quality"
+    reasons = (
+        "too few words",
+        "too many words",
+        "words too short",
+        "words too long",
+        "too many hashes",
+        "too many ellipses",
+        "too many bullet lines",
+        "too many lines end in an ellipsis",
+        "too few words with letters",
+        "too few stop words",
+    )
+
+    def __init__(
+        self,
+        column: str = "text",
+        *,
+        min_words: int | None = 50,
+        max_words: int | None = 100_000,
+        min_mean_word_length: float | None = 3,
+        max_mean_word_length: float | None = 10,
+        max_symbol_ratio: float | None = 0.1,
+        max_bullet_lines: float | None = 0.9,
+        max_ellipsis_lines: float | None = 0.3,
+        min_words_with_letters: float | None = 0.8,
+        min_stop_words: int | None = 2,
+        stop_words: Sequence[str] = STOP_WORDS,
+        words: str = "english",
+    ) -> None:
+        options = {
+            "min_words": min_words,
+            "max_words": max_words,
+            "min_mean_word_length": min_mean_word_length,
+            "max_mean_word_length": max_mean_word_length,
+            "max_symbol_ratio": max_symbol_ratio,
+            "max_bullet_lines": max_bullet_lines,
+            "max_ellipsis_lines": max_ellipsis_lines,
+            "min_words_with_letters": min_words_with_letters,
+            "min_stop_words": min_stop_words,
+        }
+        self._limits = as_limits(options)
+        self._words = as_words(words)
+        self._stop_words = tuple(dict.fromkeys(stop_words))
+        super().__init__(column, options | {"stop_words": self._stop_words, "words": words})
+
+    def codes(self, text: pa.Array) -> Codes:
+        stops = packed(self._stop_words)
+        return gopher_quality(*as_bytes(text), *word_spans(text, self._words), kinds(), *stops, self._limits)
+
+
+class GopherRepetition(TextFilter):
+    """Gopher's repetition rules (Rae et al. 2021, table A1): repeated paragraphs, lines and n-grams of words.
+
+    Shares are of paragraphs, lines or characters. `top_grams` limits the characters of the most frequent n-gram,
+    `repeated_grams` those of all n-grams that came before in the text, each word counted once.
+    """
+
+    name = "gopher-repetition"
+
+    def __init__(
+        self,
+        column: str = "text",
+        *,
+        max_repeated_paragraphs: float | None = 0.3,
+        max_repeated_paragraph_characters: float | None = 0.2,
+        max_repeated_lines: float | None = 0.3,
+        max_repeated_line_characters: float | None = 0.2,
+        top_grams: Iterable[tuple[int, float]] = ((2, 0.2), (3, 0.18), (4, 0.16)),
+        repeated_grams: Iterable[tuple[int, float]] = (
+            (5, 0.15), (6, 0.14), (7, 0.13), (8, 0.12), (9, 0.11), (10, 0.1),
+        ),
+        words: str = "english",
+    ) -> None:  # fmt: skip
+        limits = {
+            "max_repeated_paragraphs": max_repeated_paragraphs,
+            "max_repeated_paragraph_characters": max_repeated_paragraph_characters,
+            "max_repeated_lines": max_repeated_lines,
+            "max_repeated_line_characters": max_repeated_line_characters,
+        }
+        self._limits = as_limits(limits)
+        self._top, self._repeated = grams(top_grams, "top_grams"), grams(repeated_grams, "repeated_grams")
+        self._words = as_words(words)
+        self.reasons = (
+            "empty",
+            "repeated paragraphs",
+            "characters in repeated paragraphs",
+            "repeated lines",
+            "characters in repeated lines",
+            *(f"most frequent {n}-gram" for n, _ in self._top),
+            *(f"repeated {n}-grams" for n, _ in self._repeated),
+        )
+        super().__init__(column, limits | {"top_grams": self._top, "repeated_grams": self._repeated, "words": words})
+
+    def codes(self, text: pa.Array) -> Codes:
+        limits = [
+            array
+            for pairs in (self._top, self._repeated)
+            for array in (np.array([n for n, _ in pairs], np.int64), np.array([most for _, most in pairs], np.float64))
+        ]
+        return gopher_repetition(*as_bytes(text), *word_spans(text, self._words), kinds(), self._limits, *limits)
+
+
+@kernel
 def gopher_quality(
     data: Array,
     bounds: Array,
@@ -63,7 +181,7 @@ def gopher_quality(
     return codes
 
 
-@compiled
+@kernel
 def mark_stop_word(data: Array, start: int, stop: int, stops: Array, stop_bounds: Array, seen: Array) -> None:
     for number in range(len(seen)):
         first = stop_bounds[number]
@@ -72,7 +190,7 @@ def mark_stop_word(data: Array, start: int, stop: int, stops: Array, stop_bounds
             return
 
 
-@compiled
+@kernel
 def quality_code(
     data: Array,
     begin: int,
@@ -111,7 +229,7 @@ def quality_code(
     return 0
 
 
-@compiled
+@kernel
 def count_symbols(data: Array, begin: int, stop: int) -> tuple[int, int]:
     hashes, ellipses, dots = 0, 0, 0
     for at in range(begin, stop):
@@ -130,7 +248,7 @@ def count_symbols(data: Array, begin: int, stop: int) -> tuple[int, int]:
     return hashes, ellipses
 
 
-@compiled
+@kernel
 def count_lines(data: Array, begin: int, stop: int, kinds: Array) -> tuple[int, int, int]:
     """Lines, those that begin with a bullet, and those that end in an ellipsis."""
     lines, bullets, trailing = 0, 0, 0
@@ -152,7 +270,7 @@ def count_lines(data: Array, begin: int, stop: int, kinds: Array) -> tuple[int, 
     return lines, bullets, trailing
 
 
-@compiled
+@kernel
 def hash_bytes(data: Array, start: int, stop: int) -> Any:
     """Eight bytes at a time; the length is part of it."""
     h = np.uint64(stop - start) * np.uint64(0x9E3779B97F4A7C15)
@@ -167,7 +285,7 @@ def hash_bytes(data: Array, start: int, stop: int) -> Any:
     return h
 
 
-@compiled
+@kernel
 def is_new(data: Array, start: int, stop: int, slots: Array, size: int, spans: Array, n: int) -> bool:
     """Whether this stretch is not among the first `n` spans yet; if so it becomes span `n`."""
     slot = np.int64(hash_bytes(data, start, stop) & np.uint64(size - 1))
@@ -181,7 +299,7 @@ def is_new(data: Array, start: int, stop: int, slots: Array, size: int, spans: A
     return True
 
 
-@compiled
+@kernel
 def table_size(n: int) -> int:
     size = 16
     while size < 2 * n + 2:
@@ -189,7 +307,7 @@ def table_size(n: int) -> int:
     return size
 
 
-@compiled
+@kernel
 def repeated_pieces(
     data: Array, begin: int, stop: int, breaks: int, slots: Array, spans: Array
 ) -> tuple[int, int, int]:
@@ -225,7 +343,7 @@ BASE = np.uint64(0x9E3779B97F4A7C15)
 INVERSE = np.uint64(pow(0x9E3779B97F4A7C15, -1, 2**64))
 
 
-@compiled
+@kernel
 def gopher_repetition(
     data: Array,
     bounds: Array,
@@ -301,7 +419,7 @@ def gopher_repetition(
     return codes
 
 
-@compiled
+@kernel
 def join_words(
     data: Array, begin: int, starts: Array, ends: Array, first: int, words: int, places: Array, lengths: Array,
     sums: Array, scales: Array,
@@ -331,7 +449,7 @@ def join_words(
     return joined
 
 
-@compiled
+@kernel
 def hash_grams(n: int, grams: int, places: Array, sums: Array, scales: Array, hashes: Array) -> None:
     """The hash of every n-gram, as a stretch of bytes; the low bits are as good as the high ones."""
     for i in range(grams):
@@ -340,7 +458,7 @@ def hash_grams(n: int, grams: int, places: Array, sums: Array, scales: Array, ha
         hashes[i] = h ^ (h >> np.uint64(31))
 
 
-@compiled
+@kernel
 def top_gram(
     joined: Array, n: int, grams: int, hashes: Array, places: Array, lengths: Array, slots: Array, tally: Array
 ) -> int:
@@ -367,7 +485,7 @@ def top_gram(
     return int(tally[best]) * (int(lengths[best + n]) - int(lengths[best]) + n - 1)
 
 
-@compiled
+@kernel
 def same_words(joined: Array, places: Array, left: int, right: int, n: int) -> bool:
     for i in range(1, n + 1):
         if places[left + i] - places[left] != places[right + i] - places[right]:
@@ -375,7 +493,7 @@ def same_words(joined: Array, places: Array, left: int, right: int, n: int) -> b
     return same(joined, places[left], joined, places[right], places[left + n] - places[left])
 
 
-@compiled
+@kernel
 def repeated_grams(
     joined: Array, n: int, grams: int, hashes: Array, places: Array, lengths: Array, slots: Array
 ) -> int:

@@ -1,13 +1,27 @@
-"""Words and sentences on UTF-8 bytes; offsets of words are relative to the beginning of their row."""
+"""English words and sentences by rule, as kernels on UTF-8 bytes.
 
+Punctuation is split off, contractions are cut in two, abbreviations and addresses stay whole. The rules are those of
+the tokenizer most filter pipelines use for English (spaCy's, without a model): a stretch without whitespace loses
+punctuation at its front, then at its end, and the middle is cut at hyphens, slashes and the like between letters,
+unless it is an exception or an address. On web text one stretch in twenty thousand comes out differently, in source
+code one in a thousand: punctuation that looks like an emoticon is cut in two.
+"""
+
+# ruff: noqa: RUF001, SIM905
 from __future__ import annotations
 
-from typing import Any
+import functools
+from collections.abc import Iterable
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 
+from penstock.arrays.text import utf8
+from penstock.corpus.kernels import kernel
 from penstock.corpus.quality.characters import (
     CURRENCY,
+    CURRENCY_SIGNS,
     DIGIT,
     ICON,
     LETTER,
@@ -18,25 +32,178 @@ from penstock.corpus.quality.characters import (
     SENTENCE_END,
     SPACE,
     UPPER,
-)
-from penstock.corpus.quality.english import LONGEST_EXCEPTION
-from penstock.corpus.quality.kernels.utf8 import (
     Array,
     code_at,
     code_before,
-    compiled,
     grown,
     is_digit,
+    kinds,
     same,
     skip_spaces,
 )
 
-__all__ = ["count_sentences", "is_address", "split_rows"]
+__all__ = [
+    "WordRule",
+    "as_bytes",
+    "as_words",
+    "count_sentences",
+    "exception_table",
+    "exceptions",
+    "packed",
+    "split_rows",
+    "word_spans",
+]
+
+WordRule: TypeAlias = Literal["english", "whitespace"]
+
+UNITS = (
+    "km km² km³ m m² m³ dm dm² dm³ cm cm² cm³ mm mm² mm³ ha µm nm yd in ft kg g mg µg t lb oz m/s km/h kmh mph hPa Pa "
+    "mbar mb MB kb KB gb GB tb TB T G M K %"
+).split()
+"""Split off after a digit."""
+
+_ABBREVIATIONS = """
+Adm. Ak. Ala. Apr. Ariz. Ark. Aug. Bros. Calif. Co. co. Colo. Conn. Corp. D.C. Dec. Del. Dr. E.G. E.g. e.g. Feb. Fla.
+Ga. Gen. Gov. I.E. I.e. i.e. Ia. Id. Ill. Inc. Ind. Jan. Jr. Jul. Jun. Kan. Kans. Ky. La. Ltd. Mar. Mass. Md. Messrs.
+Mich. Minn. Miss. Mo. Mont. Mr. Mrs. Ms. Mt. N.C. N.D. N.H. N.J. N.M. N.Y. Neb. Nebr. Nev. Nov. Oct. Okla. Ore. Pa.
+Ph.D. Prof. Rep. Rev. S.C. Sen. Sep. Sept. St. Tenn. Va. Wash. Wis. a.m. p.m. v.s. vs. ä. ö. ü.
+"""
+_UNTITLED = r"""
+and/or w/o C++ 'em em 'll ll 're 's 'S ‘s ‘S 'd 'nuff nuff 'bout '' ' — <space> \t \n \")
+"""
+_EMOTICONS = r"""
+:) :)) :))) :( :(( :((( :() :* :/ :0 :1 :3 :> :D :O :P :X :] :o :o) :p :x :| :} :-) :-)) :-))) :-( :-(( :-((( :-* :-/
+:-0 :-3 :-> :-D :-O :-P :-X :-] :-o :-p :-x :-| :-} :'( :') :'-( :'-) ;) ;-) ;-D ;D ;_; =( =) =/ =3 =D =[ =] =| (-8 (-:
+(-; (: (; (= (o: )-: ): [-: [: [= ]= 8) 8-) 8-D 8D <3 <33 <333 </3 <.< >.< >.> >:( >:o ><(((*> @_@ ^_^ ^__^ ^___^ -_-
+-__- ._. (*_*) (-_-) (._.) (>_<) (^_^) (¬_¬) (ಠ_ಠ) ಠ_ಠ ಠ︵ಠ 0.0 0.o 0_0 0_o o.0 o.O o.o o_0 o_O o_o O.O O.o O_O
+O_o V.V V_V v.v v_v XD XDD xD xDD ¯\(ツ)/¯
+"""
+_CLIPPED = "doin goin havin lovin nothin nuthin somethin ol"
+_CAPITALISED_TOO = "'cause 'cos 'coz 'cuz ma'am o'clock"
+_PRONOUNS = {
+    "i": "m m-a ll ll-ve d d-ve ve",
+    "you": "ll ll-ve d d-ve ve re",
+    "he": "ll ll-ve d d-ve s",
+    "she": "ll ll-ve d d-ve s",
+    "it": "ll ll-ve d d-ve s",
+    "we": "ll ll-ve d d-ve ve re",
+    "they": "ll ll-ve d d-ve ve re",
+}
+_WH = "s ll ll-ve re ve d d-ve"
+_ENDINGS = {
+    **_PRONOUNS,
+    **dict.fromkeys("who what when where why how there".split(), _WH),
+    **dict.fromkeys("that this".split(), "s ll ll-ve d d-ve"),
+    **dict.fromkeys("these those".split(), "ll ll-ve re ve d d-ve"),
+    **dict.fromkeys("could might must should would not".split(), "ve"),
+}
+_NEGATED = "ca could do does did had may might must need ought sha should wo would"
+_NEGATED_ONLY = "ai are is was were have has dare"
+_WHOLE = "ill its hell shell shed were well whore".split()
+_OTHERS = {"cannot": 3, "gonna": 3, "gotta": 3, "let's": 3, "c'mon": 3}
 
 
-@compiled
+@functools.cache
+def exceptions() -> dict[str, tuple[int, ...]]:
+    """Stretches that the rules below would split wrongly, and the lengths of the words they are."""
+    found: dict[str, tuple[int, ...]] = {f"{letter}.": (2,) for letter in "abcdefghijklmnopqrstuvwxyz"}
+    for clipped in _CLIPPED.split():
+        found |= {word: (len(word),) for word in (clipped, clipped + "'")}
+    found |= {word: (len(word),) for word in _CAPITALISED_TOO.split()}
+    found |= {word: (at, len(word) - at) for word, at in _OTHERS.items()}
+    found |= {f"{hour}{half}": (len(str(hour)), len(half)) for hour in range(1, 13) for half in ("am", "pm")}
+    found |= {f"{hour}{half}": (len(str(hour)), len(half)) for hour in range(1, 13) for half in ("a.m.", "p.m.")}
+    for word, endings in _ENDINGS.items():
+        for ending in endings.split():
+            parts = ending.split("-")
+            with_mark = ["'" + part if part != "a" else part for part in parts]
+            found[word + "".join(with_mark)] = (len(word), *map(len, with_mark))
+            found[word + "".join(parts)] = (len(word), *map(len, parts))
+    for verb in (_NEGATED + " " + _NEGATED_ONLY).split():
+        for negation, tail in (("n't", "'ve"), ("nt", "ve")):
+            found[verb + negation] = (len(verb), len(negation))
+            if verb in _NEGATED.split():
+                found[verb + negation + tail] = (len(verb), len(negation), len(tail))
+    capitalised = {_capitalised(word): cut for word, cut in found.items() if word[-1] != "."}
+    found |= capitalised
+    found |= {word: (len(word),) for word in (_ABBREVIATIONS + _UNTITLED + _EMOTICONS).split()}
+    found |= {f"°{scale}.": (1, 1, 1) for scale in "CFKcfk"}
+    found["y'all"], found["yall"] = (2, 3), (1, 3)
+    found |= {word.replace("'", "’"): cut for word, cut in found.items() if "'" in word}
+    return {word: cut for word, cut in found.items() if word.lower() not in _WHOLE}
+
+
+def _capitalised(word: str) -> str:
+    at = 1 if word[0] == "'" else 0
+    return word[:at] + word[at : at + 1].upper() + word[at + 1 :]
+
+
+LONGEST_EXCEPTION = 20
+"""In bytes: longer stretches need not be looked up."""
+
+
+def as_words(words: str) -> WordRule:
+    """One of the two definitions of a word, checked."""
+    if words == "english" or words == "whitespace":
+        return words  # type: ignore[return-value]
+    raise ValueError(f"words must be 'english' or 'whitespace', got {words!r}")
+
+
+def as_bytes(text: pa.Array) -> tuple[Array, Array]:
+    """UTF-8 bytes and row bounds of a column, always of the same types, so that a kernel is compiled once."""
+    data, bounds = utf8(text)
+    data = data[:]
+    data.flags.writeable = False
+    return data, bounds.astype(np.int64)
+
+
+def packed(texts: Iterable[str]) -> tuple[Array, Array]:
+    """Texts one after the other, and where each begins."""
+    encoded = [text.encode() for text in texts]
+    bounds = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+    return np.frombuffer(b"".join(encoded), np.uint8), bounds
+
+
+def word_spans(text: pa.Array, words: WordRule) -> tuple[Array, Array, Array]:
+    """Start and end of every word, in bytes from the start of its row, and the number of each row's first word."""
+    data, bounds = as_bytes(text)
+    return split_rows(data, bounds, words == "english", kinds(), exception_table())
+
+
+@functools.cache
+def exception_table() -> tuple[Array, ...]:
+    """Tables of the English rules for the kernels: a hash table of exceptions, their words, and units."""
+    cuts = exceptions()
+    texts, bounds = packed(cuts)
+    slots = np.full(4096, -1, np.int32)
+    lengths = np.zeros((len(cuts), 4), np.int64)
+    by_first_byte = np.zeros(256, np.int64)  # a bit for every length there is: most words need no look at the table
+    for number, (word, pieces) in enumerate(cuts.items()):
+        encoded = word.encode()
+        assert len(encoded) <= LONGEST_EXCEPTION, word
+        by_first_byte[encoded[0]] |= 1 << len(encoded)
+        slot = _fnv(encoded) % len(slots)
+        while slots[slot] >= 0:
+            slot = (slot + 1) % len(slots)
+        slots[slot] = number
+        done = 0
+        for i, length in enumerate(pieces):
+            lengths[number, i] = len(word[done : done + length].encode())
+            done += length
+    units = packed([*UNITS, *CURRENCY_SIGNS, "US$", "C$", "A$"])
+    return slots, texts, bounds, lengths, *units, by_first_byte
+
+
+def _fnv(data: bytes) -> int:
+    h = 0xCBF29CE484222325
+    for byte in data:
+        h = (h ^ byte) * 0x100000001B3 % 2**64
+    return h ^ h >> 29
+
+
+@kernel
 def is_address(data: Array, start: int, stop: int) -> bool:
-    """A web or mail address: see `english.ADDRESS`."""
+    """A web or mail address."""
     if is_host(data, start, stop):
         return True
     scheme = True
@@ -52,13 +219,13 @@ def is_address(data: Array, start: int, stop: int) -> bool:
     return False
 
 
-@compiled
+@kernel
 def is_host_byte(byte: int) -> bool:
     letter = (byte | 32) >= 97 and (byte | 32) <= 122
     return letter or is_digit(byte) or byte == 46 or byte == 45 or byte == 95 or byte >= 0x80
 
 
-@compiled
+@kernel
 def is_host(data: Array, start: int, stop: int) -> bool:
     """A host name or an IPv4 address, then perhaps a port and a path."""
     at = start
@@ -76,7 +243,7 @@ def is_host(data: Array, start: int, stop: int) -> bool:
     return at == stop or data[at] == 47 or data[at] == 63 or data[at] == 35
 
 
-@compiled
+@kernel
 def is_name(data: Array, start: int, stop: int) -> bool:
     label, labels, characters, lower = start, 0, 0, True
     for at in range(start, stop):
@@ -91,12 +258,12 @@ def is_name(data: Array, start: int, stop: int) -> bool:
     return labels > 0 and lower and characters >= 2 and characters <= 63
 
 
-@compiled
+@kernel
 def is_joint(byte: int) -> bool:
     return byte == 45 or byte == 95
 
 
-@compiled
+@kernel
 def is_dotted_quad(data: Array, start: int, stop: int) -> bool:
     digits, dots = 0, 0
     for at in range(start, stop):
@@ -113,7 +280,7 @@ def is_dotted_quad(data: Array, start: int, stop: int) -> bool:
     return dots == 3 and digits > 0
 
 
-@compiled
+@kernel
 def split_rows(data: Array, bounds: Array, english: bool, kinds: Array, exceptions: Any) -> tuple[Array, Array, Array]:
     """The words of all rows: starts, ends, and for each row the number of its first word."""
     rows = len(bounds) - 1
@@ -127,7 +294,7 @@ def split_rows(data: Array, bounds: Array, english: bool, kinds: Array, exceptio
     return starts[:n], ends[:n], firsts
 
 
-@compiled
+@kernel
 def split_row(
     data: Array,
     begin: int,
@@ -174,11 +341,11 @@ def split_row(
             n += 1
 
 
-@compiled
+@kernel
 def split_stretch(
     data: Array, begin: int, start: int, stop: int, kinds: Array, exceptions: Any, starts: Array, ends: Array, n: int
 ) -> int:
-    """The English words of a stretch without whitespace; see `english`."""
+    """The English words of a stretch without whitespace."""
     special = exception_at(data, start, stop, exceptions)
     while start < stop and special < 0:
         length = prefix_length(data, start, stop, kinds)
@@ -213,7 +380,7 @@ def split_stretch(
     return n
 
 
-@compiled
+@kernel
 def split_middle(
     data: Array, begin: int, start: int, stop: int, kinds: Array, starts: Array, ends: Array, n: int
 ) -> int:
@@ -247,7 +414,7 @@ def split_middle(
     return n
 
 
-@compiled
+@kernel
 def reverse(starts: Array, ends: Array, first: int, stop: int) -> None:
     last = stop - 1
     while first < last:
@@ -257,7 +424,7 @@ def reverse(starts: Array, ends: Array, first: int, stop: int) -> None:
         last -= 1
 
 
-@compiled
+@kernel
 def prefix_length(data: Array, start: int, stop: int, kinds: Array) -> int:
     code, width = code_at(data, start, stop)
     kind = kinds[code]
@@ -283,7 +450,7 @@ def prefix_length(data: Array, start: int, stop: int, kinds: Array) -> int:
     return 0
 
 
-@compiled
+@kernel
 def suffix_length(data: Array, start: int, stop: int, kinds: Array, exceptions: Any) -> int:
     code, width = code_before(data, start, stop)
     kind = kinds[code]
@@ -317,7 +484,7 @@ def suffix_length(data: Array, start: int, stop: int, kinds: Array, exceptions: 
     return 0
 
 
-@compiled
+@kernel
 def splits_period(data: Array, start: int, at: int, before: int, kinds: Array) -> bool:
     """Whether a period is split off after the character `before`, which begins at `at`."""
     kind = kinds[before]
@@ -333,7 +500,7 @@ def splits_period(data: Array, start: int, at: int, before: int, kinds: Array) -
     return bool(kind & UPPER) and bool(kinds[earlier] & UPPER)
 
 
-@compiled
+@kernel
 def infix_length(data: Array, start: int, at: int, stop: int, code: int, width: int, kinds: Array) -> int:
     if code == 46 and at + 1 < stop and data[at + 1] == 46:
         last = at
@@ -373,7 +540,7 @@ def infix_length(data: Array, start: int, at: int, stop: int, code: int, width: 
     return 0
 
 
-@compiled
+@kernel
 def exception_at(data: Array, start: int, stop: int, exceptions: Any) -> int:
     """The number of the exception that is exactly these bytes, or -1."""
     slots, texts, bounds = exceptions[0], exceptions[1], exceptions[2]
@@ -390,7 +557,7 @@ def exception_at(data: Array, start: int, stop: int, exceptions: Any) -> int:
     return -1
 
 
-@compiled
+@kernel
 def fnv(data: Array, start: int, stop: int) -> Any:
     """A cheap hash of a few bytes."""
     h = np.uint64(0xCBF29CE484222325)
@@ -399,9 +566,9 @@ def fnv(data: Array, start: int, stop: int) -> Any:
     return h ^ (h >> np.uint64(29))
 
 
-@compiled
+@kernel
 def count_sentences(data: Array, begin: int, starts: Array, ends: Array, first: int, last: int, kinds: Array) -> int:
-    """Sentences in the words from `first` to before `last`; see `english.count_sentences`."""
+    """Sentences in the words from `first` to before `last`."""
     sentences, ended = min(last - first, 1), False
     for word in range(first, last):
         start, stop = begin + starts[word], begin + ends[word]
