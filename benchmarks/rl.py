@@ -34,8 +34,8 @@ from penstock.arrays.ragged import Ragged
 from penstock.rl.advantages import gae, grpo
 from penstock.rl.batch import RolloutBatch
 from penstock.rl.collate import RolloutForm, assemble
-from penstock.rl.sharding import deal_rows
-from penstock.rl.table import RolloutTable
+from penstock.rl.minibatches import deal_rows
+from penstock.rl.rollout import RolloutTable
 
 GAMMA, LAM = 0.99, 0.95
 QUICK_RUNS = 3

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from penstock.arrays.ragged import Ragged
-from penstock.rl.table import RolloutTable
+from penstock.rl.rollout import RolloutTable
 
 TOKENWISE = {"logprobs": "old_log_probs", "ref_logprobs": "ref_log_probs", "values": "values"}
 

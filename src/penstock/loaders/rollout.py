@@ -15,16 +15,16 @@ from penstock.order.plan import Plan
 from penstock.rl.advantages import Preset
 from penstock.rl.compute import AdvantageSpec, Estimator
 from penstock.rl.engine import RolloutEngine
-from penstock.rl.groups import group_by_prompt, log_prompt_groups
 from penstock.rl.live import LiveBuffer
 from penstock.rl.options import RolloutKeywords, RolloutOptions, read_rollout_options
 from penstock.rl.queue import RolloutQueue
 from penstock.rl.read.rollouts import read_rollouts
+from penstock.rl.selection import group_by_prompt, log_prompt_groups
 from penstock.rl.sources import Fixed, Live, RolloutSource
 
 if TYPE_CHECKING:
     from penstock.rl.batch import RolloutBatch
-    from penstock.rl.table import RolloutTable
+    from penstock.rl.rollout import RolloutTable
     from penstock.tokenizers.load import TokenizerSpec
     from penstock.transforms.tokenization import Tokenizer
 

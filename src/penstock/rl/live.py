@@ -23,9 +23,8 @@ from penstock.errors import ConfigError, DataError, ResumeError, StalledError
 from penstock.rl.column_aliases import meaning_of
 from penstock.rl.read.columns import as_objects, is_listed, take_in
 from penstock.rl.read.rollouts import read_rollouts
-from penstock.rl.rollout import Rollout
+from penstock.rl.rollout import Rollout, RolloutTable
 from penstock.rl.sources import Entries
-from penstock.rl.table import RolloutTable
 
 if TYPE_CHECKING:
     from penstock.transforms.tokenization import Tokenizer

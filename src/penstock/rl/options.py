@@ -13,7 +13,7 @@ from penstock._suggest import did_you_mean
 from penstock.batching.options import LoaderOptions, Options
 from penstock.errors import ConfigError
 from penstock.rl.advantages import Preset
-from penstock.rl.layout import RolloutForm
+from penstock.rl.collate import RolloutForm
 
 __all__ = ["RolloutKeywords", "RolloutOptions", "read_rollout_options"]
 

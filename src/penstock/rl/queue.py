@@ -25,8 +25,6 @@ from penstock.fsqueue.queue import Queue
 from penstock.fsqueue.reaper import LeaseReaper
 from penstock.fsqueue.sink import description_for
 from penstock.fsqueue.split_reader import Split
-from penstock.rl.appended import empty_table
-from penstock.rl.arrow import ROLLOUT_SCHEMA, from_record_batch, to_record_batch
 from penstock.rl.live import (
     check_alike,
     check_group_rule,
@@ -36,8 +34,8 @@ from penstock.rl.live import (
     rows_without_id,
     with_ids,
 )
-from penstock.rl.sources import Entries
-from penstock.rl.table import RolloutTable
+from penstock.rl.rollout import ROLLOUT_SCHEMA, RolloutTable, from_record_batch, to_record_batch
+from penstock.rl.sources import Entries, empty_table
 
 if TYPE_CHECKING:
     from penstock.transforms.tokenization import Tokenizer

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.arrays.ragged import Ragged
 from penstock.errors import ConfigError, DataError
 from penstock.rl.collate import RolloutForm, assemble, truncate
-from penstock.rl.table import RolloutTable
+from penstock.rl.rollout import RolloutTable
 from rollout_tables import TOKENWISE, make_table, objects, tables
 
 NAMES = TOKENWISE | {"token_rewards": "token_scores"}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.distributed import attention_cost
 from penstock.errors import ConfigError
 from penstock.rl.collate import RolloutForm, assemble
-from penstock.rl.sharding import deal_rows, micro_batches_of
+from penstock.rl.minibatches import deal_rows, micro_batches_of
 from rollout_tables import make_table
 
 SIDES, FREE = RolloutForm(), RolloutForm(padding="free")

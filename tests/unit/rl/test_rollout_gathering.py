@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from penstock.errors import ConfigError, DataError, ResumeError
 from penstock.loaders.rollout import RolloutDataLoader
-from penstock.rl.appended import from_text, to_text
 from penstock.rl.live import LiveBuffer
 from penstock.rl.queue import RolloutQueue
 from penstock.rl.rollout import Rollout
+from penstock.rl.sources import from_text, to_text
 
 
 def one(name: Any, number: int = 0, version: int = 0) -> Rollout:

@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 from penstock.arrays.ragged import Ragged
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.rl.read.rollouts import TextRule, read_rollouts
-from penstock.rl.rollout import Rollout
-from penstock.rl.table import RolloutTable
+from penstock.rl.rollout import Rollout, RolloutTable
 from penstock.transforms.tokenization import ByteTokenizer
 
 TOKENIZER = ByteTokenizer(special=("<bos>", "<eos>", "<pad>", "<|im_start|>", "<|im_end|>"))

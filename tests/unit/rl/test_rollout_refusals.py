@@ -17,14 +17,13 @@ import pytest
 from penstock.arrays.ragged import Ragged
 from penstock.errors import ConfigError, DataError
 from penstock.loaders.rollout import RolloutDataLoader
-from penstock.rl.advantages import groups as group_rules
 from penstock.rl.advantages import grpo, rloo
+from penstock.rl.advantages import statistics as group_rules
 from penstock.rl.compute import AdvantageSpec
 from penstock.rl.live import LiveBuffer
 from penstock.rl.queue import RolloutQueue
 from penstock.rl.read.rollouts import read_rollouts
-from penstock.rl.rollout import Rollout
-from penstock.rl.table import RolloutTable
+from penstock.rl.rollout import Rollout, RolloutTable
 
 Rows = list[dict[str, Any]]
 

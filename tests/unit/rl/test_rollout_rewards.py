@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import ConfigError, DataError
 from penstock.loaders.rollout import RolloutDataLoader
-from penstock.rl import spec as specs
+from penstock.rl import compute as specs
 from penstock.rl.advantages import aggregate_loss
 from penstock.rl.compute import AdvantageSpec, OverlongPenalty
 

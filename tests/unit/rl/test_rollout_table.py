@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from penstock.arrays.ragged import Ragged
 from penstock.errors import DataError, SchemaError
-from penstock.rl.arrow import ROLLOUT_SCHEMA, from_record_batch, to_record_batch
 from penstock.rl.read.rollouts import read_rollouts
-from penstock.rl.table import RolloutTable
+from penstock.rl.rollout import ROLLOUT_SCHEMA, RolloutTable, from_record_batch, to_record_batch
 
 NUMBERS = ("token_rewards", "logprobs", "ref_logprobs", "values")
 

@@ -20,7 +20,7 @@ from penstock.batching.collate import FIELDS
 from penstock.errors import ConfigError
 from penstock.rl.batch import RolloutBatch
 from penstock.rl.collate import RolloutForm, assemble
-from penstock.rl.table import RolloutTable
+from penstock.rl.rollout import RolloutTable
 from rollout_tables import make_table, tables
 
 HOMES = {"numpy": "numpy", "torch": "torch", "mlx": "mlx.core", "jax": "jax"}

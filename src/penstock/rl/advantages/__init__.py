@@ -11,28 +11,26 @@ numbers are meant ("trl", "verl", "openrlhf", "slime"; the default, "penstock", 
 silent rules), and keywords override single conventions. The table of differences is in docs/rl.md.
 """
 
-from penstock.rl.advantages.losses import aggregate_loss, kl_estimate, loss_denominators, overlong_penalty
-from penstock.rl.advantages.presets import PRESETS, Preset
-from penstock.rl.advantages.sequences import (
+from penstock.rl.advantages.estimators import (
     dr_grpo,
     dynamic_sampling,
+    gae,
+    gae_ragged,
     gpg,
     grpo,
     opo,
     pass_at_k,
-    rloo,
-    zero_variance_groups,
-)
-from penstock.rl.advantages.tokens import (
-    gae,
-    gae_ragged,
     reinforce_plus_plus,
     reinforce_plus_plus_baseline,
     remax,
     reward_to_go,
+    rloo,
     token_rewards,
+    zero_variance_groups,
 )
-from penstock.rl.advantages.whiten import whiten
+from penstock.rl.advantages.losses import aggregate_loss, kl_estimate, loss_denominators, overlong_penalty
+from penstock.rl.advantages.presets import PRESETS, Preset
+from penstock.rl.advantages.statistics import whiten
 
 __all__ = [
     "PRESETS",

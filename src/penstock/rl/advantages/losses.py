@@ -10,7 +10,7 @@ import numpy as np
 from penstock.errors import ConfigError, DataError
 from penstock.rl.advantages.inputs import per_row, per_token, rows_of, token_mask
 from penstock.rl.advantages.presets import Empty, Preset, choice, find_preset
-from penstock.rl.advantages.whiten import Reduce, reduced
+from penstock.rl.advantages.statistics import Reduce, reduced
 from penstock.rl.arrays import Array, arrays_of
 
 __all__ = ["aggregate_loss", "kl_estimate", "loss_denominators", "overlong_penalty"]

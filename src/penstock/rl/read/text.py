@@ -15,9 +15,8 @@ import pyarrow as pa
 from penstock.arrays.ragged import Ragged
 from penstock.chat.messages import without_nulls
 from penstock.errors import ConfigError, DataError, SchemaError
-from penstock.rl.read.columns import ListColumn
-from penstock.rl.read.problems import RolloutProblems
-from penstock.rl.read.shapes import PromptResponse, firsts, lasts, windows
+from penstock.rl.read.columns import ListColumn, RolloutProblems
+from penstock.rl.read.tokens import PromptResponse, firsts, lasts, windows
 
 if TYPE_CHECKING:
     from penstock.transforms.tokenization import Tokenizer
