@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from penstock._suggest import did_you_mean
 from penstock.datasets.dates import date_remedy, find_dates, read_dates
-from penstock.datasets.frames import column_of
+from penstock.datasets.rows import column_of
 from penstock.datasets.spec import DatasetSpec, plain
 from penstock.errors import ConfigError, DataError
 from penstock.order.permutation import Permutation, derive_key

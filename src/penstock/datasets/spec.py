@@ -274,9 +274,14 @@ class DatasetSpec:
         for key in self.files:
             if key not in known:
                 raise ConfigError(f"files has {key!r}; expected some of {list(known)}{did_you_mean(str(key), known)}")
-        sign = self.delimiter
-        if sign is not None and (len(sign) != 1 or not sign.isascii() or sign in '"\r\n'):
-            raise ConfigError(f"delimiter must be one ASCII character, no quote and no line end, got {sign!r}")
+        check_delimiter(self.delimiter)
+
+
+def check_delimiter(delimiter: Any) -> None:
+    """Raise unless the delimiter of a CSV file is None or one ASCII character."""
+    valid = isinstance(delimiter, str) and len(delimiter) == 1 and delimiter.isascii() and delimiter not in '"\r\n'
+    if delimiter is not None and not valid:
+        raise ConfigError(f"delimiter must be one ASCII character, no quote and no line end, got {delimiter!r}")
 
 
 def as_path(given: Any) -> Any:

@@ -18,8 +18,19 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.arrays.text import is_text
-from penstock.datasets.prediction_columns import class_places, in_order, in_rows, matched, places, refuse_copies, told
-from penstock.datasets.predictions import Predictions, PredictionsAre, as_array, is_missing
+from penstock.datasets.predictions import (
+    Predictions,
+    PredictionsAre,
+    as_array,
+    class_places,
+    in_order,
+    in_rows,
+    is_missing,
+    matched,
+    places,
+    refuse_copies,
+    told,
+)
 from penstock.datasets.tables import find_file, read_table
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.files.atomic import write_atomic
@@ -228,7 +239,7 @@ def _one_column(given: Column, form: _Form, asked: _Asked) -> Column:
 
 
 def _ranked_texts(given: Any, asked: _Asked) -> Column:
-    from penstock.datasets.scoring import ranked_texts
+    from penstock.datasets.labels import ranked_texts
 
     assert asked.classes is not None
     assert asked.metric is not None

@@ -1,4 +1,4 @@
-"""Whether rows are what their spec says: counts, target, ids, columns without a value."""
+"""The rows of a dataset, whatever holds them: pandas, Polars, Arrow or a list of dicts, told by what they can do."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import xxhash
 
 from penstock._suggest import did_you_mean
 from penstock.arrays.text import is_text
-from penstock.datasets.frames import column_names, column_of
 from penstock.datasets.guesses import is_called_id
 from penstock.datasets.spec import DatasetSpec
 from penstock.errors import DataError, SchemaError
@@ -22,13 +22,83 @@ __all__ = [
     "check_ids",
     "check_same_columns",
     "check_unseen",
+    "column_names",
+    "column_of",
+    "content_of",
+    "digest_of",
     "feature_names",
     "id_column_of",
+    "plain_column",
     "possible_id",
     "refuse_missing_target",
     "seen_values",
     "shared_ids",
+    "take_rows",
+    "with_plain_targets",
 ]
+
+
+def column_names(data: Any) -> list[str]:
+    """The names of the columns, in their order; none if the rows have no columns."""
+    if isinstance(data, pa.Table):
+        names: list[str] = data.column_names
+        return names
+    if hasattr(data, "columns"):
+        return [str(name) for name in data.columns]
+    if isinstance(data, Sequence) and data and isinstance(data[0], dict):
+        return [str(name) for name in dict.fromkeys(name for row in data for name in row)]
+    return []
+
+
+def column_of(data: Any, name: str) -> pa.Array:
+    """One column as one Arrow array, values rather than a dictionary of them; NaN of pandas is null."""
+    names = column_names(data)
+    if name not in names:
+        raise SchemaError(f"column {name!r} is not in the data; it has {names}{did_you_mean(name, names)}")
+    if isinstance(data, pa.Table):
+        column = plain_column(data.column(name))
+        return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    values = [row.get(name) for row in data] if isinstance(data, Sequence) else data[name]
+    if hasattr(values, "to_arrow"):  # Polars
+        return plain_column(values.to_arrow())
+    try:
+        return plain_column(pa.array(values, from_pandas=True))
+    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError) as error:
+        raise DataError(
+            f"column {name!r} holds values of different types ({error}); make them one type, such as text, when reading"
+        ) from error
+
+
+def plain_column(column: Any) -> Any:
+    """The same values without a dictionary or a view of them, which not everything that reads a column can do."""
+    kind = column.type
+    while pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        kind = pa.string() if pa.types.is_string_view(kind) else pa.binary()
+    return column if kind == column.type else column.cast(kind)
+
+
+def take_rows(data: Any, rows: npt.NDArray[np.int64]) -> Any:
+    """These rows in this order, held by what held them before."""
+    if isinstance(data, pa.Table):
+        return data.take(pa.array(rows))
+    if hasattr(data, "iloc"):
+        return data.iloc[rows].reset_index(drop=True)
+    if hasattr(data, "columns"):
+        return data[rows]
+    return [data[row] for row in rows.tolist()]
+
+
+def with_plain_targets(data: Any, targets: Sequence[str], *, as_floats: bool) -> Any:
+    """A pandas frame whose whole-number targets are Python's numbers: `mx.array([row["y"]])` takes none of NumPy's.
+
+    Targets of a regression become floats, others integers. Anything else is left as it is.
+    """
+    if not hasattr(data, "iloc"):
+        return data
+    whole = [name for name in targets if getattr(data[name].dtype, "kind", "") in "iu"]
+    return data.assign(**{name: data[name].astype(float if as_floats else object) for name in whole}) if whole else data
 
 
 _NO_IDS = ("numeric", "categorical", "boolean", "date")
@@ -270,3 +340,41 @@ def _said(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def digest_of(columns: Mapping[str, pa.Array | npt.NDArray[Any] | None]) -> str:
+    """What texts, ids and numbers are, as 32 hex digits: the same for the same values, however their arrays are cut."""
+    digest = xxhash.xxh3_128()
+    for name, column in columns.items():
+        if column is None:
+            continue
+        if isinstance(column, np.ndarray):
+            digest.update(f"{name} {column.dtype} {column.shape}\n".encode())
+            digest.update(np.ascontiguousarray(column).data)
+            continue
+        digest.update(f"{name} {column.type} {len(column)}\n".encode())
+        wide = column.cast(pa.large_binary() if pa.types.is_binary(column.type) else pa.large_string())
+        _, offsets, data = wide.buffers()
+        bounds = (
+            np.frombuffer(offsets, np.int64, len(wide) + 1, 8 * wide.offset) if len(wide) else np.zeros(1, np.int64)
+        )
+        digest.update((bounds - bounds[0]).data)
+        digest.update(memoryview(data or b"")[bounds[0] : bounds[-1]])
+        if wide.null_count:
+            digest.update(np.packbits(np.asarray(wide.is_null())).data)
+    return digest.hexdigest()
+
+
+def content_of(data: Any) -> str | None:
+    """The digest of rows that are a table, whatever holds them; None for other rows and values that are not plain."""
+    names = column_names(data)
+    try:
+        return digest_of({name: _digestible(column_of(data, name)) for name in names}) if names else None
+    except (DataError, pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
+        return None
+
+
+def _digestible(column: pa.Array) -> pa.Array | npt.NDArray[Any]:
+    """Numbers as they lie in memory: as texts they would take many times as long."""
+    plain = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
+    return column.to_numpy(zero_copy_only=False) if plain and not column.null_count else column
