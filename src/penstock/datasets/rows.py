@@ -1,4 +1,4 @@
-"""The rows of a dataset, whatever holds them: pandas, Polars, Arrow or a list of dicts, told by what they can do."""
+"""Rows of a dataset in any container (pandas, Polars, Arrow, list of dicts), and their validation against the spec."""
 
 from __future__ import annotations
 
@@ -17,41 +17,25 @@ from penstock.datasets.guesses import is_called_id
 from penstock.datasets.spec import DatasetSpec
 from penstock.errors import DataError, SchemaError
 
-__all__ = [
-    "check_data",
-    "check_ids",
-    "check_same_columns",
-    "check_unseen",
-    "column_names",
-    "column_of",
-    "content_of",
-    "digest_of",
-    "feature_names",
-    "id_column_of",
-    "plain_column",
-    "possible_id",
-    "refuse_missing_target",
-    "seen_values",
-    "shared_ids",
-    "take_rows",
-    "with_plain_targets",
-]
+__all__ = ["check_data", "column_names", "column_of", "content_of", "digest_of", "take_rows"]
+
+_NO_IDS = ("numeric", "categorical", "boolean", "date")
+
+
+# -- containers ------------------------------------------------------------------------------------------------------
 
 
 def column_names(data: Any) -> list[str]:
-    """The names of the columns, in their order; none if the rows have no columns."""
-    if isinstance(data, pa.Table):
-        names: list[str] = data.column_names
-        return names
+    """Names of the columns, in their order; empty if the rows have no columns."""
     if hasattr(data, "columns"):
-        return [str(name) for name in data.columns]
+        return [str(name) for name in (data.column_names if isinstance(data, pa.Table) else data.columns)]
     if isinstance(data, Sequence) and data and isinstance(data[0], dict):
         return [str(name) for name in dict.fromkeys(name for row in data for name in row)]
     return []
 
 
 def column_of(data: Any, name: str) -> pa.Array:
-    """One column as one Arrow array, values rather than a dictionary of them; NaN of pandas is null."""
+    """One column as one Arrow array of plain values; NaN of pandas is null."""
     names = column_names(data)
     if name not in names:
         raise SchemaError(f"column {name!r} is not in the data; it has {names}{did_you_mean(name, names)}")
@@ -64,13 +48,11 @@ def column_of(data: Any, name: str) -> pa.Array:
     try:
         return plain_column(pa.array(values, from_pandas=True))
     except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError) as error:
-        raise DataError(
-            f"column {name!r} holds values of different types ({error}); make them one type, such as text, when reading"
-        ) from error
+        raise DataError(f"column {name!r} has values of different types ({error}); convert them to one") from error
 
 
 def plain_column(column: Any) -> Any:
-    """The same values without a dictionary or a view of them, which not everything that reads a column can do."""
+    """The same values without dictionary encoding and views, which not every function can read."""
     kind = column.type
     while pa.types.is_dictionary(kind):
         kind = kind.value_type
@@ -80,20 +62,18 @@ def plain_column(column: Any) -> Any:
 
 
 def take_rows(data: Any, rows: npt.NDArray[np.int64]) -> Any:
-    """These rows in this order, held by what held them before."""
+    """These rows in this order, in the same container."""
     if isinstance(data, pa.Table):
         return data.take(pa.array(rows))
     if hasattr(data, "iloc"):
         return data.iloc[rows].reset_index(drop=True)
-    if hasattr(data, "columns"):
-        return data[rows]
-    return [data[row] for row in rows.tolist()]
+    return data[rows] if hasattr(data, "columns") else [data[row] for row in rows.tolist()]
 
 
 def with_plain_targets(data: Any, targets: Sequence[str], *, as_floats: bool) -> Any:
-    """A pandas frame whose whole-number targets are Python's numbers: `mx.array([row["y"]])` takes none of NumPy's.
+    """Pandas frame whose integer targets are Python numbers: `mx.array([row["y"]])` refuses NumPy's.
 
-    Targets of a regression become floats, others integers. Anything else is left as it is.
+    Targets of a regression become floats, others integers. Other containers are returned unchanged.
     """
     if not hasattr(data, "iloc"):
         return data
@@ -101,32 +81,74 @@ def with_plain_targets(data: Any, targets: Sequence[str], *, as_floats: bool) ->
     return data.assign(**{name: data[name].astype(float if as_floats else object) for name in whole}) if whole else data
 
 
-_NO_IDS = ("numeric", "categorical", "boolean", "date")
+def digest_of(columns: Mapping[str, pa.Array | npt.NDArray[Any] | None]) -> str:
+    """32 hex digits of texts, ids and numbers: equal for equal values, however their arrays are sliced."""
+    digest = xxhash.xxh3_128()
+    for name, column in columns.items():
+        if column is None:
+            continue
+        if isinstance(column, np.ndarray):
+            digest.update(f"{name} {column.dtype} {column.shape}\n".encode())
+            digest.update(np.ascontiguousarray(column).data)
+            continue
+        digest.update(f"{name} {column.type} {len(column)}\n".encode())
+        wide = column.cast(pa.large_binary() if pa.types.is_binary(column.type) else pa.large_string())
+        _, offsets, data = wide.buffers()
+        bounds = (
+            np.frombuffer(offsets, np.int64, len(wide) + 1, 8 * wide.offset) if len(wide) else np.zeros(1, np.int64)
+        )
+        digest.update((bounds - bounds[0]).data)
+        digest.update(memoryview(data or b"")[bounds[0] : bounds[-1]])
+        if wide.null_count:
+            digest.update(np.packbits(np.asarray(wide.is_null())).data)
+    return digest.hexdigest()
+
+
+def content_of(data: Any) -> str | None:
+    """Digest of rows that are a table; None for other rows and for nested values."""
+
+    def values_of(name: str) -> pa.Array | npt.NDArray[Any]:
+        column = column_of(data, name)
+        number = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
+        # Numbers as they are in memory: as text they take many times as long.
+        return column.to_numpy(zero_copy_only=False) if number and not column.null_count else column
+
+    names = column_names(data)
+    try:
+        return digest_of({name: values_of(name) for name in names}) if names else None
+    except (DataError, pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
+        return None
+
+
+# -- validation ------------------------------------------------------------------------------------------------------
 
 
 def check_data(data: Any, spec: DatasetSpec, split: str) -> None:
-    """Raise for the first way in which the rows of a file are not what the spec says.
+    """Raise for the first difference between the rows of a file and the spec.
 
-    Rows that are no table (a list of arrays, say) are counted, and else left to the dataset's own check.
+    Rows that are not a table (a list of arrays, say) are only counted.
     """
     names = column_names(data)
     if split == "train" and spec.num_samples is not None and len(data) != spec.num_samples:
         raise SchemaError(
-            f"the spec of {spec.competition_name!r} says num_samples={spec.num_samples}, and the training file has "
+            f"the spec of {spec.competition_name!r} has num_samples={spec.num_samples}, and the training file "
             f"{len(data)} rows; correct the one that is wrong, or give num_samples=None"
         )
     if not names:
         return
     _check_names(names, spec, split)
     for target in spec.targets if split != "test" else ():
-        values = column_of(data, target)
-        _check_target(values, target, split)
-        _check_classes(values, target, spec)
+        _check_target(column_of(data, target), target, spec, split)
     if spec.id_column is not None:
         check_ids(column_of(data, spec.id_column), spec.id_column, split)
     if split == "train":
-        if len(data):
-            _check_values(data, names, spec)
+        empty = [name for name in names if name not in spec.ignored and len(data) and _is_empty(data, name)]
+        if empty:
+            more = f" (and {empty[1:]} have none)" if len(empty) > 1 else ""
+            raise DataError(
+                f"column {empty[0]!r} has no value in any of the {len(data)} rows of the training file{more}; leave "
+                f"it out with columns={{{empty[0]!r}: ColumnSpec(kind='ignore')}} in the spec, or correct the file"
+            )
         _check_features(data, names, spec)
 
 
@@ -135,41 +157,34 @@ def refuse_missing_target(names: Sequence[str], spec: DatasetSpec, split: str) -
     for target in spec.targets:
         if target not in names:
             raise SchemaError(
-                f"the target column {target!r} is not in the {split} file, which has {list(names)}; give the right "
+                f"the target column {target!r} is not in the {split} file, which has {list(names)}; correct "
                 f"target_column{did_you_mean(target, names)}"
             )
 
 
 def id_column_of(data: Any, spec: DatasetSpec) -> str | None:
-    """The column of ids: the spec's, or the first of the training file if it is called one and has no value twice.
+    """Id column: that of the spec, or the first of the training file if its name is that of an id and it is unique.
 
-    `data` must be the whole training file: a fold of it, or another file, may have no value twice by chance.
+    `data` must be the whole training file: a fold of it, or another file, may be unique by chance.
     """
     name = possible_id(column_names(data), spec)
     if name is None or spec.id_column is not None:
         return spec.id_column
     values = column_of(data, name)
-    unique = not _missing(values).any() and pc.count_distinct(values).as_py() == len(values)
-    return name if unique else None
+    return name if not _missing(values).any() and pc.count_distinct(values).as_py() == len(values) else None
 
 
 def possible_id(names: Sequence[str], spec: DatasetSpec) -> str | None:
-    """The column that can be the id: the spec's, or the first if it is called one and not said to be something else."""
+    """Column that may be the id: that of the spec, or the first if its name is that of an id and no kind forbids it."""
     if spec.id_column is not None or not names:
         return spec.id_column if spec.id_column in names else None
-    said = spec.columns.get(names[0])
-    other = names[0] in spec.targets or (said is not None and said.kind in _NO_IDS)
+    column = spec.columns.get(names[0])
+    other = names[0] in spec.targets or (column is not None and column.kind in _NO_IDS)
     return names[0] if is_called_id(names[0]) and not other else None
 
 
-def feature_names(names: Sequence[str], spec: DatasetSpec, id_column: str | None) -> list[str]:
-    """The columns without id and target, also without those the spec says to ignore."""
-    out = {id_column, *spec.targets, *spec.ignored}
-    return [name for name in names if name not in out]
-
-
 def check_ids(values: pa.Array, name: str, split: str) -> None:
-    """Raise for the first row without an id, or with one that another row has."""
+    """Raise for the first row without an id, or with a duplicate."""
     missing = _missing(values)
     if missing.any():
         row = int(missing.argmax())
@@ -184,67 +199,56 @@ def check_ids(values: pa.Array, name: str, split: str) -> None:
     before = int(np.argmax(codes == codes[row]))
     raise DataError(
         f"the id {values[row].as_py()!r} in {name!r} is in row {before} and in row {row} of the {split} file, and "
-        f"{int(again.sum())} ids in all are there again; ids must differ: leave the copies out, or give another "
-        f"id_column; if {name!r} is no id, say in the spec what it is, such as columns={{{name!r}: 'categorical'}}",
+        f"{int(again.sum())} rows in all repeat an id; remove the duplicates, or give another id_column; if {name!r} "
+        f"is not an id, give its kind in the spec, such as columns={{{name!r}: 'categorical'}}",
         row=row,
     )
 
 
 def shared_ids(ours: pa.Array, theirs: pa.Array) -> pa.Array:
-    """The ids that two files have in common; 7 and "7" are the same."""
+    """Ids that two files have in common; 7 and "7" are the same."""
     ours, theirs = (ids.cast(pa.string()) for ids in (ours, theirs))
     return ours.filter(pc.is_in(ours, theirs))
 
 
 def _missing(values: pa.Array) -> npt.NDArray[np.bool_]:
-    """Where there is no value; NaN, as Parquet files have it, is none."""
+    """Flags of missing values; NaN, as in Parquet files, is missing."""
     return np.asarray(values.is_null(nan_is_null=True)).astype(np.bool_)
 
 
 def _check_names(names: list[str], spec: DatasetSpec, split: str) -> None:
-    needed = {"id_column": spec.id_column, "group_column": spec.group_column, "time_column": spec.time_column}
     if split != "test":
         refuse_missing_target(names, spec, split)
+    needed = {"id_column": spec.id_column}
+    if split != "test":
+        needed |= {"group_column": spec.group_column, "time_column": spec.time_column}
     for option, name in needed.items():
-        if name is not None and name not in names and not (split == "test" and option != "id_column"):
+        if name is not None and name not in names:
             raise SchemaError(
                 f"{option}={name!r} is not in the {split} file, which has {names}{did_you_mean(name, names)}"
             )
-    for name in spec.columns:
-        if split == "train" and name not in names and name not in spec.targets and name not in spec.ignored:
+    for name in spec.columns if split == "train" else ():
+        if name not in names and name not in spec.targets and name not in spec.ignored:
             raise SchemaError(
-                f"the spec describes column {name!r}, which is not in the {split} file; it has {names}"
+                f"the spec describes column {name!r}, which is not in the training file; it has {names}"
                 f"{did_you_mean(name, names)}"
             )
 
 
-def _check_target(values: pa.Array, name: str, split: str) -> None:
+def _check_target(values: pa.Array, name: str, spec: DatasetSpec, split: str) -> None:
     missing = _missing(values)
     if missing.any():
         row = int(missing.argmax())
         raise DataError(
             f"the target {name!r} is missing in {int(missing.sum())} of the {len(values)} rows of the {split} file, "
-            f"first in row {row}; leave these rows out, or fill them",
+            f"first in row {row}; remove these rows, or fill them",
             row=row,
         )
-
-
-def _check_classes(values: pa.Array, name: str, spec: DatasetSpec) -> None:
-    truths = [given for given in spec.class_names or () if isinstance(given, bool)]
-    if truths and len(values) and is_text(values.type):
+    flags = [given for given in spec.class_names or () if isinstance(given, bool)]
+    if flags and len(values) and is_text(values.type):
         raise SchemaError(
-            f"class_names has {truths[0]!r}, and the target {name!r} holds texts such as {values[0].as_py()!r}; YAML "
-            "reads no, yes, off and on without quotes as false and true: write them in quotes"
-        )
-
-
-def _check_values(data: Any, names: list[str], spec: DatasetSpec) -> None:
-    empty = [name for name in names if name not in spec.ignored and _is_empty(data, name)]
-    if empty:
-        raise DataError(
-            f"column {empty[0]!r} has no value in any of the {len(data)} rows of the training file"
-            + (f" (nor have {empty[1:]})" if len(empty) > 1 else "")
-            + f"; leave it out with columns={{{empty[0]!r}: ColumnSpec(kind='ignore')}} in the spec, or mend the file"
+            f"class_names has {flags[0]!r}, and the target {name!r} has text such as {values[0].as_py()!r}; YAML reads "
+            "unquoted no, yes, off and on as false and true: write them in quotes"
         )
 
 
@@ -268,25 +272,25 @@ def _check_features(data: Any, names: list[str], spec: DatasetSpec) -> None:
         without = [f"the id {id_column!r}"] if id_column is not None else []
         without += [f"the target {target!r}" for target in spec.targets]
         raise SchemaError(
-            f"the spec of {spec.competition_name!r} says num_features={spec.num_features}, and the training file has "
+            f"the spec of {spec.competition_name!r} has num_features={spec.num_features}, and the training file "
             f"{len(features)} columns{' without ' if without else ''}{' and '.join(without)}; correct the one that is "
             "wrong, or give num_features=None"
         )
 
 
 def check_same_columns(names: Mapping[str, Sequence[str]], spec: DatasetSpec) -> None:
-    """Raise unless a file and the training file have the same columns, target and ignored ones apart."""
+    """Raise unless a file and the training file have the same columns, except target and ignored ones."""
     refuse_missing_target(names["train"], spec, "train")
     (first, ours), (second, theirs) = names.items()
     apart = {*spec.targets, *spec.ignored}
     only_first = [name for name in ours if name not in theirs and name not in apart]
     only_second = [name for name in theirs if name not in ours and name not in apart]
-    if not spec.targets:  # nobody has said what the target is: it is one of those that only the training file has
+    if not spec.targets:  # an unknown target is one of the columns that only the training file has
         only_first, only_second = (only_first, []) if first == "test" else ([], only_second)
-    if only_first or only_second:
-        sides = [
-            f"only the {file} file has {found}" for file, found in ((first, only_first), (second, only_second)) if found
-        ]
+    sides = [
+        f"only the {file} file has {found}" for file, found in ((first, only_first), (second, only_second)) if found
+    ]
+    if sides:
         raise SchemaError(
             f"the files of {spec.competition_name!r} have different columns: {', and '.join(sides)}; give them the "
             "same columns, name the target in target_column, or mark columns with ColumnSpec(kind='ignore')"
@@ -294,87 +298,45 @@ def check_same_columns(names: Mapping[str, Sequence[str]], spec: DatasetSpec) ->
 
 
 def seen_values(training: pa.Table | None, spec: DatasetSpec) -> dict[str, pa.Array]:
-    """The values that each categorical column may have: those of the spec, or else those of the training file."""
+    """Allowed values of each categorical column: those of the spec, or else those of the training file."""
     seen = {}
     for name, column in spec.columns.items():
         if column.kind != "categorical" or name in spec.targets:
             continue
         if column.categories:
-            seen[name] = _as_texts(pa.array([_said(value) for value in column.categories], pa.string()))
+            seen[name] = pa.array([_text(value) for value in column.categories], pa.string())
         elif training is not None and name in training.column_names:
             seen[name] = _as_texts(training[name]).unique()
     return seen
 
 
 def check_unseen(data: pa.Table, spec: DatasetSpec, seen: Mapping[str, pa.Array], split: str) -> None:
-    """Raise for the first value of a categorical column that is not among those known."""
+    """Raise for the first unknown value of a categorical column."""
     for name, known in seen.items():
         if name not in data.column_names:
             continue
         texts = _as_texts(data[name])
-        new = pc.and_(pc.is_valid(texts), pc.invert(pc.is_in(texts, known)))
-        marks = np.asarray(new).astype(np.bool_)
-        if marks.any():
-            row = int(marks.argmax())
+        new = np.asarray(pc.and_(pc.is_valid(texts), pc.invert(pc.is_in(texts, known)))).astype(np.bool_)
+        if new.any():
+            row = int(new.argmax())
             where = "the spec's categories" if spec.columns[name].categories else "the training file"
             listed = [value for value in known.to_pylist() if value is not None]
             raise DataError(
-                f"column {name!r} of the {split} file has {data[name][row].as_py()!r} in row {row}, a category that "
-                f"{where} does not have, and {int(marks.sum())} such rows in all; known are {sorted(listed)[:20]}: "
-                "add it to the categories in the spec, or pass unseen='keep'",
+                f"column {name!r} of the {split} file has {data[name][row].as_py()!r} in row {row}, which is not in "
+                f"{where}, and {int(new.sum())} such rows in all; known: {sorted(listed)[:20]}: add it to the "
+                "categories in the spec, or pass unseen='keep'",
                 row=row,
             )
 
 
 def _as_texts(column: Any) -> pa.Array:
-    """Values as texts, so that 1, 1.0 and "1" are one category, whatever type a file gave the column."""
+    """Values as text, so that 1, 1.0 and "1" are one category in every type."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if is_text(array.type):
-        return array.cast(pa.string())
-    if pa.types.is_floating(array.type):
-        return pc.replace_substring_regex(array.cast(pa.string()), r"\.0$", "")
-    return array.cast(pa.string())
+    texts = array.cast(pa.string())
+    return pc.replace_substring_regex(texts, r"\.0$", "") if pa.types.is_floating(array.type) else texts
 
 
-def _said(value: Any) -> str:
+def _text(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
-
-
-def digest_of(columns: Mapping[str, pa.Array | npt.NDArray[Any] | None]) -> str:
-    """What texts, ids and numbers are, as 32 hex digits: the same for the same values, however their arrays are cut."""
-    digest = xxhash.xxh3_128()
-    for name, column in columns.items():
-        if column is None:
-            continue
-        if isinstance(column, np.ndarray):
-            digest.update(f"{name} {column.dtype} {column.shape}\n".encode())
-            digest.update(np.ascontiguousarray(column).data)
-            continue
-        digest.update(f"{name} {column.type} {len(column)}\n".encode())
-        wide = column.cast(pa.large_binary() if pa.types.is_binary(column.type) else pa.large_string())
-        _, offsets, data = wide.buffers()
-        bounds = (
-            np.frombuffer(offsets, np.int64, len(wide) + 1, 8 * wide.offset) if len(wide) else np.zeros(1, np.int64)
-        )
-        digest.update((bounds - bounds[0]).data)
-        digest.update(memoryview(data or b"")[bounds[0] : bounds[-1]])
-        if wide.null_count:
-            digest.update(np.packbits(np.asarray(wide.is_null())).data)
-    return digest.hexdigest()
-
-
-def content_of(data: Any) -> str | None:
-    """The digest of rows that are a table, whatever holds them; None for other rows and values that are not plain."""
-    names = column_names(data)
-    try:
-        return digest_of({name: _digestible(column_of(data, name)) for name in names}) if names else None
-    except (DataError, pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
-        return None
-
-
-def _digestible(column: pa.Array) -> pa.Array | npt.NDArray[Any]:
-    """Numbers as they lie in memory: as texts they would take many times as long."""
-    plain = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
-    return column.to_numpy(zero_copy_only=False) if plain and not column.null_count else column

@@ -244,9 +244,7 @@ def _as_scored(columns: dict[str, Array], metric: Metric, known: _Known) -> dict
             continue
         if wrong.any():
             row = int(wrong.argmax())
-            raise SchemaError(
-                f"the prediction for {name!r} in row {row} is {values[row]}; {metric.name} needs {wanted}"
-            )
+            raise SchemaError(f"{name!r} is {values[row]} in row {row}; {metric.name} needs {wanted}")
     return columns
 
 
@@ -299,11 +297,9 @@ def _as_sample(
     try:
         ids = ids if ids.type == wanted.type else ids.cast(wanted.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        raise SchemaError(
-            f"the ids {form.id_name!r} of the sample are {wanted.type}, and the given {ids.type}"
-        ) from None
+        raise SchemaError(f"the sample has {wanted.type} ids in {form.id_name!r}, and the data {ids.type}") from None
     order = places(
-        ids, wanted, f"the rows ({form.id_name!r})", "ids of the sample submission without a prediction",
+        ids, wanted, f"the data ({form.id_name!r})", "ids of the sample submission without a prediction",
         "predictions for other ids",
     )  # fmt: skip
     for name, values in columns.items():

@@ -24,7 +24,6 @@ from penstock.datasets.rows import (
     check_same_columns,
     check_unseen,
     digest_of,
-    feature_names,
     id_column_of,
     possible_id,
     seen_values,
@@ -151,8 +150,8 @@ class TabularDataset(KaggleDataset):
     @property
     def feature_names(self) -> list[str]:
         """Columns that a style renders: all but id, target and excluded ones."""
-        names = feature_names(self._data.column_names, self.spec, self.id_column)
-        return [name for name in names if name not in self.exclude]
+        others = {self.id_column, *self.spec.targets, *self.spec.ignored, *self.exclude}
+        return [name for name in self._data.column_names if name not in others]
 
     def default_template(self) -> BaseTemplate | str:
         """Default of `template`; datasets of one competition override it."""
