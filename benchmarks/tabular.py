@@ -40,7 +40,7 @@ from measure import CaseError, measure
 from table import table
 
 from penstock import MemoryBudget, Pipeline
-from penstock.datasets.generated import titanic_table
+from penstock.datasets.sample_data import titanic_table
 from penstock.loaders.mlx_loader import MLXDataLoader
 from penstock.sources import ParquetSource
 from penstock.templates import TabularTextConverter
@@ -249,7 +249,7 @@ def feed_all(dataset: Any, budget: MemoryBudget) -> int:
 def parquet_file(folder: Path, rows: int) -> Path:
     """Made by another process, whose memory is no matter here."""
     file = folder / f"{rows}.parquet"
-    code = "import pyarrow.parquet as pq\nfrom penstock.datasets.generated import titanic_table\n"
+    code = "import pyarrow.parquet as pq\nfrom penstock.datasets.sample_data import titanic_table\n"
     code += f"pq.write_table(titanic_table({rows}), {str(file)!r}, row_group_size=65536)"
     subprocess.run([sys.executable, "-c", code], check=True)
     return file

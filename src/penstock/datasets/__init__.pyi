@@ -5,8 +5,6 @@ from penstock.datasets.base import KaggleDataset as KaggleDataset
 from penstock.datasets.discovery import Discovery as Discovery
 from penstock.datasets.folds import Fold as Fold
 from penstock.datasets.folds import Folds as Folds
-from penstock.datasets.generated import make_house_prices as make_house_prices
-from penstock.datasets.generated import make_titanic as make_titanic
 from penstock.datasets.house_prices import HousePricesDataset as HousePricesDataset
 from penstock.datasets.inference import infer as infer
 from penstock.datasets.metadata import CompetitionMetadata as CompetitionMetadata
@@ -15,6 +13,7 @@ from penstock.datasets.metrics import Metric as Metric
 from penstock.datasets.metrics import get_metric as get_metric
 from penstock.datasets.registry import Competition as Competition
 from penstock.datasets.registry import DatasetRegistry as DatasetRegistry
+from penstock.datasets.sample_data import make_titanic as make_titanic
 from penstock.datasets.submission import write_submission as write_submission
 from penstock.datasets.tables import read_table as read_table
 from penstock.datasets.tabular import TabularDataset as TabularDataset

@@ -1,12 +1,16 @@
-"""Fundamental types of a competition's data, and `KaggleDataset`, the base of every dataset."""
+"""`KaggleDataset`, the base of every dataset, with the types of a competition's data."""
 
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import os
+import re
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,14 +21,24 @@ import pyarrow as pa
 import xxhash
 
 from penstock._suggest import did_you_mean
-from penstock.datasets.cache import content_of
-from penstock.datasets.checks import check_data, check_ids, id_column_of, possible_id, shared_ids
-from penstock.datasets.frames import column_names, column_of, take_rows, with_plain_targets
-from penstock.datasets.labels import Labels, target_values, training_values
+from penstock.datasets.labels import Labels, score_rows, target_values, training_values
+from penstock.datasets.rows import (
+    check_data,
+    check_ids,
+    column_names,
+    column_of,
+    content_of,
+    id_column_of,
+    possible_id,
+    shared_ids,
+    take_rows,
+    with_plain_targets,
+)
 from penstock.datasets.spec import SPLITS, ColumnKind, ColumnSpec, CompetitionType, DatasetSpec, plain
-from penstock.datasets.wrap import Inside, is_inside, transformed, with_options
+from penstock.datasets.tables import explain_missing, file_contents, find_file, read_names, read_table, split_file
 from penstock.errors import ConfigError, DataError, PenstockError, SchemaError
 from penstock.files.filesystems import require_local
+from penstock.templates.columns import hiding
 
 if TYPE_CHECKING:
     from penstock.datasets.folds import Folds
@@ -37,13 +51,16 @@ __all__ = ["ColumnKind", "ColumnSpec", "CompetitionType", "DatasetSpec", "Kaggle
 
 log = logging.getLogger(__name__)
 
-_MEANT = {"training": "train", "valid": "val", "validation": "val", "dev": "val", "eval": "val", "testing": "test"}
+_OPTIONS = ("folds", "fold", "tokenizer", "max_length", "add_special_tokens")
+_SYNONYMS = {"training": "train", "valid": "val", "validation": "val", "dev": "val", "eval": "val", "testing": "test"}
+_active = threading.local()
+"""Datasets whose own methods run in this thread, by id."""
 
 
 class KaggleDataset(ABC):
-    """The rows of one split of a competition, as samples: dicts of a text, its token ids and its label.
+    """Rows of one split of a competition, as samples: dicts of a text, its token ids and its label.
 
-    A dataset says how its rows are read, what they must be, and what a sample is:
+    A subclass defines how rows are read, how they are validated, and what a sample is:
 
         class HousePricesDataset(KaggleDataset):
             def _load_data(self):
@@ -53,35 +70,31 @@ class KaggleDataset(ABC):
 
             def __getitem__(self, index): ...
 
-    and gets for it, by keywords that its own constructor need not know:
+    The base adds the following, by keywords that the subclass's constructor need not name:
 
-    - `folds`, `fold`: "train" and "val" are then the two sides of that fold of the training file, the same in every
-      process. While the dataset's own methods run, `self.split` is the file that its rows are from, so that a dataset
-      written for `train.csv` and `test.csv` needs no change; for everybody else it is "val".
-    - `transform`, applied to every sample exactly once, however often `__getitem__` calls itself or its parent's.
-    - `tokenizer`, `max_length`, `add_special_tokens` for `_tokenize`; without a tokenizer, tokens are bytes. What is
-      cut off is counted in `cut_rows` and `cut_tokens` and logged.
-    - a check of the rows against the spec: counts, target, ids, columns without a single value, ids of a val file that
-      the training file has too; and a warning if the text of the first sample says its target.
+    - `folds`, `fold`: "train" and "val" are the two sides of that fold of the training file, the same in every process.
+      Inside the dataset's own methods `self.split` is the file of its rows ("train"), so that a dataset written for
+      `train.csv` and `test.csv` needs no change; outside it is "val".
+    - `transform`, applied to every sample once, also if `__getitem__` calls itself or its parent's.
+    - `tokenizer`, `max_length`, `add_special_tokens` for `_tokenize`. The default tokenizer encodes bytes. Truncated
+      texts are counted in `cut_rows` and `cut_tokens`, and logged.
+    - Validation against the spec: counts, target, ids, columns without a value, ids that the val and the training file
+      share. A warning is logged if the text of the first sample contains its target.
 
-    `_data` may be a pandas or Polars DataFrame, a `pyarrow.Table`, or a list of dicts. Whole-number targets of a pandas
-    frame are made Python's numbers (floats for a regression), since `mx.array([row["y"]])` refuses NumPy's.
+    `_data` may be a pandas or Polars DataFrame, a `pyarrow.Table`, or a list of dicts. Integer targets of a pandas
+    frame become Python numbers (floats for a regression), since `mx.array([row["y"]])` refuses NumPy's.
     """
 
     competition: ClassVar[str | None] = None
-    """The name of the competition; None: told by the name of the class."""
-
+    """Name of the competition; None: derived from the name of the class."""
     spec_from: ClassVar[str] = "infer(path).spec"
-    """What makes a spec from a directory, for whoever gives the directory itself."""
-
+    """Expression that makes a spec from a directory, for error messages."""
     says_whole_rows: ClassVar[bool] = True
-    """Whether a text might have the target in it: the first sample is then looked at, and a warning logged."""
-
+    """True if a text may contain the target, so that the first sample is checked."""
     metric: str | Metric | None = None
-    """How the competition scores, which `score` and `submission` go by unless they are told otherwise."""
-
+    """Default metric of `score` and `submission`."""
     data_version: int | None = None
-    """Which version of the competition's data this is, by its number in the registry that loaded it."""
+    """Version of the competition's data in the registry that loaded it."""
 
     _data: Any
 
@@ -100,12 +113,12 @@ class KaggleDataset(ABC):
     ) -> None:
         given = self.__dict__.pop("_given", {})
         if not isinstance(spec, DatasetSpec):
-            hint = f"; for the files of a directory: {self.spec_from}" if isinstance(spec, str | os.PathLike) else ""
-            raise ConfigError(f"a dataset is made from a DatasetSpec, got {spec!r:.80}{hint}")
+            hint = f"; for a directory use {self.spec_from}" if isinstance(spec, str | os.PathLike) else ""
+            raise ConfigError(f"a dataset needs a DatasetSpec, got {spec!r:.80}{hint}")
         if transform is not None and not callable(transform):
             raise ConfigError(f"transform must be a function of a sample, got {transform!r}")
         self.spec, self.transform = spec, transform
-        self._may_leak = self.says_whole_rows
+        self._check_leak = self.says_whole_rows
         self.cache_dir = require_local(cache_dir, "cache_dir") if cache_dir is not None else None
         self.folds: Folds | None = given.get("folds", folds)
         self.fold: int = plain(given.get("fold", fold))
@@ -117,19 +130,19 @@ class KaggleDataset(ABC):
             raise ConfigError(f"max_length must be a number of tokens or None, got {self.max_length!r}")
         self.split = split
         self.rows: npt.NDArray[np.int64] | None = None
-        """The rows of the training file that this fold has; None without folds, when it is all of them."""
+        """Row numbers of this fold in the training file; None without folds."""
         self._source = self._source_of(split)
         self._load()
 
     @property
     def split(self) -> str:
-        """The split that was asked for; within the dataset's own methods the file that its rows are from."""
-        return self._source if is_inside(self) else self._split
+        """Split of the dataset; inside the dataset's own methods, the split of the file that its rows are from."""
+        return self._source if id(self) in _active_datasets() else self._split
 
     @split.setter
     def split(self, split: str) -> None:
         if split not in SPLITS:
-            meant = _MEANT.get(str(split).lower(), str(split).lower())
+            meant = _SYNONYMS.get(str(split).lower(), str(split).lower())
             raise ConfigError(f"split must be one of {list(SPLITS)}, got {split!r}{did_you_mean(meant, SPLITS)}")
         self._split = self._source = split
 
@@ -139,7 +152,7 @@ class KaggleDataset(ABC):
 
     @abstractmethod
     def _validate_data(self) -> None:
-        """Raise if `self._data` is not what it must be."""
+        """Raise if `self._data` is invalid."""
 
     @abstractmethod
     def __getitem__(self, index: int) -> dict[str, Any]:
@@ -153,102 +166,102 @@ class KaggleDataset(ABC):
 
     @property
     def has_labels(self) -> bool:
-        """Whether the rows of this split come with what is to be predicted."""
+        """True unless the rows are from the test file."""
         return self._source != "test"
 
     @property
     def id_column(self) -> str | None:
-        """The column with the ids: that of the spec, or a first column that is called so and has no value twice.
+        """Column of the ids: that of the spec, or the first column if its name is that of an id and it is unique.
 
-        The whole training file decides, whatever the split and the fold; `columns={"store_id": "categorical"}` in the
-        spec says of a column that it is no id.
+        The whole training file decides, for every split and fold. `columns={"store_id": "categorical"}` in the spec
+        declares that a column is not an id.
         """
         return self._id_column
 
     def ids(self) -> pa.Array:
-        """The id of every row, or its number where the competition has no ids."""
+        """Id of every row; row numbers in a competition without ids."""
         if self._id_column is None:
             return pa.array(np.arange(len(self)) if self.rows is None else self.rows)
         return column_of(self._data, self._id_column)
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the samples, loaded when it is first needed."""
+        """Tokenizer of the samples, loaded on first use."""
         return self.encoder.tokenizer
 
     @property
     def encoder(self) -> TextEncoder:
-        """How texts become token ids: the tokenizer, the tokens around a text, the length it is cut to."""
+        """Encoder of texts: tokenizer, special tokens around a text, and length limit."""
         if self._encoder is None:
             from penstock.datasets.text_encoder import TextEncoder
 
-            given = "byte" if self._tokenizer is None else self._tokenizer
-            self._encoder = TextEncoder.of(
-                given, add_special_tokens=self.add_special_tokens, max_length=self.max_length
-            )
+            tokenizer = "byte" if self._tokenizer is None else self._tokenizer
+            special = self.add_special_tokens
+            self._encoder = TextEncoder.of(tokenizer, add_special_tokens=special, max_length=self.max_length)
         return self._encoder
 
     @property
     def cut_rows(self) -> int:
-        """How many texts were longer than `max_length`, of those encoded so far."""
+        """Number of encoded texts that were longer than `max_length`."""
         return 0 if self._encoder is None else self._encoder.cut_rows
 
     @property
     def cut_tokens(self) -> int:
-        """How many tokens they lost."""
+        """Number of tokens that these texts lost."""
         return 0 if self._encoder is None else self._encoder.cut_tokens
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits that name the rows, as far as the base knows them: class, spec, split, fold, and their values.
+        """16 hex digits of class, spec, split, fold and values.
 
-        Rows that are no table (a list of arrays, say) count by the content of their file, if it is called as usual.
+        Rows that are not a table (a list of arrays, say) count by the content of their file, if it has a usual name.
         """
         rows = None if self.rows is None else xxhash.xxh3_128_hexdigest(self.rows.tobytes())
-        told = [type(self).__qualname__, self.spec.to_dict(), self._split, rows, len(self), self.max_length]
-        told.append(content_of(self._data) or self._file_checksum())
-        return xxhash.xxh3_64_hexdigest(orjson.dumps(told, option=orjson.OPT_SORT_KEYS, default=str))
+        content = content_of(self._data)
+        if content is None and (file := file_contents(self.spec, [self._source]).get(self._source)) is not None:
+            content = file.checksum
+        parts = [type(self).__qualname__, self.spec.to_dict(), self._split, rows, len(self), self.max_length, content]
+        return xxhash.xxh3_64_hexdigest(orjson.dumps(parts, option=orjson.OPT_SORT_KEYS, default=str))
 
-    # -- what is to be predicted -------------------------------------------------------------------------------------
+    # -- targets -----------------------------------------------------------------------------------------------------
 
     @functools.cached_property
     def class_names(self) -> tuple[Any, ...] | None:
-        """The values of the target, in the order of their numbers; None where there are no classes."""
+        """Values of the target in the order of their class numbers; None without classes."""
         return self._label_rules.classes
 
     def targets(self) -> npt.NDArray[Any] | None:
-        """What is to be predicted as it is in the file; None for a test file."""
+        """Targets as they are in the file; None for a test file."""
         return self._label_rules.values(self._data) if self.has_labels and self.spec.targets else None
 
     def labels(self) -> npt.NDArray[Any] | None:
-        """What a model learns: class numbers (int32), numbers (float32), or (rows, targets) of 0 and 1 or numbers."""
+        """Targets for training: class numbers (int32), numbers (float32), or (rows, targets); None for a test file."""
         return self._label_rules.numbers(self._data) if self.has_labels and self.spec.targets else None
 
     def class_of(self, predictions: Any) -> npt.NDArray[Any]:
-        """The class names of predictions: class numbers, (rows, classes) of scores, or probabilities of the second.
+        """Class names of predictions: class numbers, (rows, classes) of scores, or probabilities of the second class.
 
-        `score` and `submission` know that what comes from here is names, also where these are numbers.
+        `score` and `submission` recognise the returned array as names, also if the names are numbers.
         """
         return self._label_rules.class_of(predictions)
 
     def score(
         self, predictions: Any, metric: str | Metric | None = None, *, predictions_are: PredictionsAre | None = None
     ) -> float:
-        """How good predictions for these rows are, by a metric or by that of the competition (`self.metric`).
+        """Score of predictions for these rows, by a metric or by that of the competition (`self.metric`).
 
-        Classes may be given by their numbers, by their names, as the probability of the second, or as (rows, classes)
-        of scores; several columns as an array in the order of classes or targets, or by their names. Plain numbers
-        that may be numbers as well as names of classes are refused unless `predictions_are` says what they are.
+        Classes may be given as numbers, as names, as the probability of the second class, or as (rows, classes) of
+        scores; several columns as an array in the order of classes or targets, or by their names. Plain numbers that
+        may be numbers or names of classes are refused unless `predictions_are` is "numbers" or "names".
         """
         from penstock.datasets.metrics import get_metric
-        from penstock.datasets.scoring import score_rows
 
         if not self.has_labels or not self.spec.targets:
             raise ConfigError(f"{self!r} has no targets to score against; score a training or validation split")
         wanted = self.metric if metric is None else metric
         if wanted is None:
             raise ConfigError(
-                f"nobody said how {self.spec.competition_name!r} is scored; pass a metric, such as "
+                f"{self.spec.competition_name!r} has no default metric; pass one, such as "
                 "score(predictions, metadata.evaluation_metric), or set dataset.metric"
             )
         return score_rows(
@@ -257,7 +270,7 @@ class KaggleDataset(ABC):
         )  # fmt: skip
 
     def submission(self, predictions: Any, path: str | Path, **options: Any) -> Path:
-        """Write the file that the competition expects; see `penstock.datasets.submission.write_submission`."""
+        """Write the submission file; see `penstock.datasets.submission.write_submission`."""
         from penstock.datasets.submission import write_submission
 
         return write_submission(self, predictions, path, **options)
@@ -267,7 +280,7 @@ class KaggleDataset(ABC):
         return f"{type(self).__name__}({self.spec.competition_name!r}, {self._split!r}{fold}: {len(self)} rows)"
 
     def _tokenize(self, text: str) -> dict[str, list[int]]:
-        """The token ids of a text, and a mask of ones for them."""
+        """Token ids of a text, with a mask of ones."""
         ids = self.encoder.encode(pa.array([text], pa.string()))[0].as_py()
         return {"input_ids": ids, "attention_mask": [1] * len(ids)}
 
@@ -275,42 +288,58 @@ class KaggleDataset(ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        # A dataset as the design document prints it has a constructor of four parameters and a `__getitem__` that
+        # reads `self.split`. These two wrappers give it folds, a tokenizer and a transform.
         if "__init__" in cls.__dict__:
-            cls.__init__ = with_options(cls.__dict__["__init__"])  # type: ignore[method-assign]
+            cls.__init__ = _with_options(cls.__dict__["__init__"])  # type: ignore[method-assign]
         if "__getitem__" in cls.__dict__ and not getattr(cls.__getitem__, "__isabstractmethod__", False):
-            cls.__getitem__ = transformed(cls.__dict__["__getitem__"])  # type: ignore[method-assign]
+            cls.__getitem__ = _transformed(cls.__dict__["__getitem__"])  # type: ignore[method-assign]
 
     @functools.cached_property
     def _label_rules(self) -> Labels:
-        """Which targets there are, and which classes: those of the whole training file, whatever the fold."""
         whole = self._class_values if self._source == "train" else training_values(self.spec)
         return Labels.of_values(whole, self.spec)
 
-    def _file_checksum(self) -> str | None:
-        from penstock.datasets.versions import contents
-
-        found = contents(self.spec, [self._source]).get(self._source)
-        return None if found is None else found.checksum
-
     def _source_of(self, split: str) -> str:
-        """The split whose file has the rows; also a check that folds and split go together."""
+        """Split whose file has the rows; raises if folds and split do not fit."""
         if self.folds is not None and not hasattr(self.folds, "split"):
             raise ConfigError(f"folds must be Folds(...), such as Folds(5), got {self.folds!r}")
         if self.folds is None:
-            if split == "val" and not self._has_validation_file():
+            has_file = "val" in self.spec.files or find_file(self.spec.dataset_path, "val") is not None
+            if split == "val" and not has_file:
                 raise ConfigError(
                     f"split='val' of {self.spec.competition_name!r} needs a val file or folds: pass the same "
-                    "folds=Folds(5) and fold=0 to split='train' and split='val', or the two would share rows"
+                    "folds=Folds(5) and fold=0 to split='train' and split='val'"
                 )
             return split
         if isinstance(self.fold, bool) or not isinstance(self.fold, int) or not 0 <= self.fold < self.folds.count:
             raise ConfigError(f"fold must be from 0 to {self.folds.count - 1}, got {self.fold!r}")
         return "test" if split == "test" else "train"
 
-    def _has_validation_file(self) -> bool:
-        from penstock.datasets.tables import find_file
-
-        return "val" in self.spec.files or find_file(self.spec.dataset_path, "val") is not None
+    def _load(self) -> None:
+        with _inside(self):
+            try:
+                self._load_data()
+            except (FileNotFoundError, NotADirectoryError) as error:
+                raise FileNotFoundError(explain_missing(self.spec, self._source, error)) from error
+            if getattr(self, "_data", None) is None:
+                raise DataError(f"{type(self).__name__}._load_data() must assign the rows to self._data")
+            self._validate_data()
+        check_data(self._data, self.spec, self._source)
+        self._id_column = self._find_id_column()
+        if self._id_column is not None and self._source != "train":
+            self._check_other_ids(column_of(self._data, self._id_column))
+        if self._source != "test":
+            classes = self.spec.competition_type.is_classification or self.spec.competition_type.has_classes
+            self._data = with_plain_targets(self._data, self.spec.targets, as_floats=not classes)
+        self._class_values = target_values(self._data, self.spec) if self._source == "train" else None
+        if self.folds is not None and self._source == "train":
+            chosen = self.folds.split(self._data, self.spec, self.fold)
+            self.rows = chosen.train if self._split == "train" else chosen.val
+            if not len(self.rows):
+                raise SchemaError(f"fold {self.fold} of {self.folds} has no rows for {self._split!r}; use fewer folds")
+            self._data = take_rows(self._data, self.rows)
+        log.debug("%r read from %s", self, self.spec.dataset_path)
 
     def _find_id_column(self) -> str | None:
         if self._source == "train" or self.spec.id_column is not None:
@@ -320,20 +349,18 @@ class KaggleDataset(ABC):
         return found if found in column_names(self._data) else None
 
     def _training_ids(self) -> pa.Table | None:
-        """The column of the training file that can be its ids, if any; None if there is no such file to be read."""
-        from penstock.datasets.tables import read_names, read_table, split_file
-
+        """Possible id column of the training file; None if there is no readable training file."""
         options: dict[str, Any] = {"delimiter": self.spec.delimiter, "encoding": self.spec.encoding}
         try:
             path = split_file(self.spec, "train")
             name = possible_id(read_names(path, **options), self.spec)
             return pa.table({}) if name is None else read_table(path, columns=[name], kinds={name: "id"}, **options)
-        except (OSError, PenstockError) as error:  # a dataset may read files of its own, its own way
-            log.debug("the ids of the training file of %r are not known: %s", self.spec.competition_name, error)
+        except (OSError, PenstockError) as error:  # a dataset may read other files in another way
+            log.debug("the ids of the training file of %r are unknown: %s", self.spec.competition_name, error)
             return None
 
-    def _check_foreign_ids(self, ids: pa.Array) -> None:
-        """Ids of a file that is not the training file: they differ, and those of val are not for training too."""
+    def _check_other_ids(self, ids: pa.Array) -> None:
+        """Check the ids of a val or test file: they are unique, and no id of val is in the training file."""
         name = str(self._id_column)
         if self.spec.id_column is None:
             check_ids(ids, name, self._source)
@@ -348,35 +375,81 @@ class KaggleDataset(ABC):
             f"{both[0].as_py()!r} in {name!r}"
         )
         if self.spec.id_column is not None:
-            raise DataError(
-                f"{problem}; what is trained on cannot be validated on: take them out of one of the files, or give "
-                "folds=Folds(5) to divide the training file"
-            )
-        log.warning("%s; if they are the same rows, validation will look better than it is", problem)
+            raise DataError(f"{problem}; remove them from one of the files, or pass folds=Folds(5) instead")
+        log.warning("%s; if they are the same rows, validation scores are too good", problem)
 
-    def _load(self) -> None:
-        with Inside(self):
-            try:
-                self._load_data()
-            except (FileNotFoundError, NotADirectoryError) as error:
-                from penstock.datasets.tables import explain_missing
 
-                raise FileNotFoundError(explain_missing(self.spec, self._source, error)) from error
-            if getattr(self, "_data", None) is None:
-                raise DataError(f"{type(self).__name__}._load_data() must put the rows into self._data; it did not")
-            self._validate_data()
-        check_data(self._data, self.spec, self._source)
-        self._id_column = self._find_id_column()
-        if self._id_column is not None and self._source != "train":
-            self._check_foreign_ids(column_of(self._data, self._id_column))
-        if self._source != "test":
-            classes = self.spec.competition_type.is_classification or self.spec.competition_type.has_classes
-            self._data = with_plain_targets(self._data, self.spec.targets, as_floats=not classes)
-        self._class_values = target_values(self._data, self.spec) if self._source == "train" else None
-        if self.folds is not None and self._source == "train":
-            chosen = self.folds.split(self._data, self.spec, self.fold)
-            self.rows = chosen.train if self._split == "train" else chosen.val
-            if not len(self.rows):
-                raise SchemaError(f"fold {self.fold} of {self.folds} has no rows for {self._split!r}; use fewer folds")
-            self._data = take_rows(self._data, self.rows)
-        log.debug("%r read from %s", self, self.spec.dataset_path)
+def _active_datasets() -> set[int]:
+    datasets: set[int] = _active.__dict__.setdefault("datasets", set())
+    return datasets
+
+
+@contextmanager
+def _inside(dataset: KaggleDataset) -> Iterator[bool]:
+    """Mark that a dataset's own method runs in this thread; yields False in nested calls.
+
+    While active, templates that render whole rows omit the target columns.
+    """
+    active, key = _active_datasets(), id(dataset)
+    if key in active:
+        yield False
+        return
+    active.add(key)
+    try:
+        with hiding(dataset.spec.targets):
+            yield True
+    finally:
+        active.discard(key)
+
+
+def _with_options(own: Callable[..., None]) -> Callable[..., None]:
+    """Constructor that also takes the base's options that it does not name, and leaves them for the base."""
+    parameters = inspect.signature(own).parameters
+    others = [name for name in _OPTIONS if name not in parameters]
+    if not others or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return own
+
+    @functools.wraps(own)
+    def __init__(self: KaggleDataset, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        if given := {name: kwargs.pop(name) for name in others if name in kwargs}:
+            self.__dict__["_given"] = self.__dict__.get("_given", {}) | given
+        own(self, *args, **kwargs)
+
+    return __init__
+
+
+def _transformed(own: Callable[[Any, int], Any]) -> Callable[[Any, int], Any]:
+    """`__getitem__` whose outermost call applies the dataset's transform."""
+
+    @functools.wraps(own)
+    def __getitem__(self: KaggleDataset, index: int) -> Any:  # noqa: N807
+        with _inside(self) as outermost:
+            sample = own(self, index)
+        if not outermost:
+            return sample
+        if self.__dict__.get("_check_leak"):
+            self._check_leak = False
+            _warn_of_leak(self, index, sample)
+        if self.transform is None:
+            return sample
+        changed = self.transform(sample)
+        if changed is None:
+            raise DataError(f"transform returned None for row {index} of {self!r}; it must return the sample")
+        return changed
+
+    return __getitem__
+
+
+def _warn_of_leak(dataset: KaggleDataset, index: int, sample: Any) -> None:
+    """Warn if the text of a sample contains the target: a model would learn to read it off."""
+    text = sample.get("text") if isinstance(sample, dict) else None
+    if not isinstance(text, str) or not isinstance(index, int | np.integer) or not dataset.has_labels:
+        return
+    for target in dataset.spec.targets:
+        value = column_of(dataset._data, target)[int(index) % len(dataset)].as_py()
+        value = int(value) if isinstance(value, float) and value.is_integer() else value
+        if all(re.search(rf"(?<!\w){re.escape(str(word))}(?!\w)", text) for word in (target, value)):
+            log.warning(
+                "the text of row %s contains %s, the target: %.80r...; exclude it, for example with "
+                "TabularTextConverter(target=%r)", index, target, text, target,
+            )  # fmt: skip

@@ -1,7 +1,7 @@
-"""Dates as people write them: 31.01.2019, 1/31/2019 4:05 PM, Jan 31, 2019. Reading a column by a format, all at once.
+"""Dates as people write them: 31.01.2019, 1/31/2019 4:05 PM, Jan 31, 2019. A whole column is read at once.
 
-A format is written as for `strptime`, with these differences: `%b` takes short and long English names of months, a day
-may be 31st, seconds may have a fraction, and one blank stands for any number of them.
+Formats are those of `strptime`, with these differences: `%b` takes short and long English month names, a day may be
+31st, seconds may have a fraction, and one blank matches any number of blanks.
 """
 
 from __future__ import annotations
@@ -24,21 +24,7 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     from penstock.datasets.guesses import Facts
 
-__all__ = [
-    "DIRECTIVES",
-    "FileDates",
-    "FoundDates",
-    "ReadDates",
-    "compile_format",
-    "date_remedy",
-    "dates_of_files",
-    "find_dates",
-    "is_called_time",
-    "later_by",
-    "one_array",
-    "read_dates",
-    "with_dates",
-]
+__all__ = ["date_remedy", "find_dates", "read_dates", "with_dates"]
 
 
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
@@ -60,26 +46,26 @@ DIRECTIVES = {
     "p": r"(?P<p>[ap])[.]?m[.]?",
     "a": _WEEKDAY,
 }
-"""What stands for each directive, as a pattern."""
+"""Pattern of each directive."""
 _SAME = {"B": "b", "A": "a"}
 _TWO_DIGITS = 69
-"""From here on a year of two digits is of the 20th century, as `strptime` has it."""
+"""Two-digit years from here on are in the 20th century, as in `strptime`."""
 
 Numbers = npt.NDArray[np.int64]
 
 
 class ReadDates(NamedTuple):
-    """The cells of a column, read by a format."""
+    """Cells of a column, read by a format."""
 
     values: pa.Array
-    """Days, or timestamps if the format has hours; null where a cell is, and where it is no such date."""
+    """Dates, or timestamps if the format has hours; null for null and wrong cells."""
     wrong: npt.NDArray[np.bool_]
-    """Which cells are no such dates."""
+    """Flags of cells that do not have the format."""
 
 
 @functools.cache
 def compile_format(written: str) -> str:
-    """The pattern of a format; one that cannot be a date's is an error."""
+    """Pattern of a format; raises for an invalid one."""
     known = ", ".join(f"%{name}" for name in (*DIRECTIVES, *_SAME))
     if not isinstance(written, str):
         raise ConfigError(f"date_format must be a text such as '%d.%m.%Y', got {written!r}")
@@ -92,8 +78,8 @@ def compile_format(written: str) -> str:
         else:
             name = _SAME.get(part[1:], part[1:])
             if name not in DIRECTIVES or name in names:
-                what = "twice" if name in names else "which is not known here"
-                raise ConfigError(f"date_format={written!r} has {part!r} {what}; known are {known}")
+                what = "twice" if name in names else "which is unknown"
+                raise ConfigError(f"date_format={written!r} has {part!r} {what}; known: {known}")
             names.append(name)
             pattern += DIRECTIVES[name]
     year, month = {"Y", "y"} & {*names}, {"m", "b"} & {*names}
@@ -101,12 +87,12 @@ def compile_format(written: str) -> str:
         raise ConfigError(f"date_format={written!r} must have a year, a month and a day, such as '%d.%m.%Y'")
     hours = {"H", "I"} & {*names}
     if len(hours) > 1 or ("I" in names) != ("p" in names) or ({"M", "S", "p"} & {*names} and not hours):
-        raise ConfigError(f"date_format={written!r} must say hours as '%H:%M:%S' or '%I:%M:%S %p'")
+        raise ConfigError(f"date_format={written!r} must have hours as '%H:%M:%S' or '%I:%M:%S %p'")
     return f"(?i)^{pattern}$"
 
 
 def read_dates(texts: pa.Array, written: str) -> ReadDates:
-    """The cells as dates of this format. Blanks around a cell do not count."""
+    """Cells as dates of this format. Blanks around a cell are ignored."""
     parts = pc.extract_regex(pc.utf8_trim_whitespace(texts), compile_format(written))
     missing = np.asarray(texts.is_null())
     matched = ~np.asarray(parts.is_null())
@@ -136,7 +122,7 @@ def read_dates(texts: pa.Array, written: str) -> ReadDates:
 
 
 def _seconds(parts: pa.StructArray, names: set[str]) -> tuple[Numbers, npt.NDArray[np.bool_]]:
-    """The seconds since midnight, and where there is such a time."""
+    """Seconds since midnight, and flags of valid times."""
     hours = _whole(parts, "H" if "H" in names else "I")
     minutes = _whole(parts, "M") if "M" in names else np.zeros_like(hours)
     seconds = _whole(parts, "S") if "S" in names else np.zeros_like(hours)
@@ -158,11 +144,11 @@ def _of_two_digits(years: Numbers) -> Numbers:
 
 log = logging.getLogger(__name__)
 
-_LOOKED_AT, _MOST_FORMATS = 64, 12
+_SAMPLE_ROWS, _MAX_FORMATS = 64, 12
 _NAME = DIRECTIVES["b"].replace("?P<b>", "?:")
 _DAY = r"\d{1,2}(?:st|nd|rd|th)?"
 _GAP = r"(?:\s*[./-]\s*|,?\s+)"
-_WEEKDAY_date_columns = re.compile(rf"(?P<day>{DIRECTIVES['a']})(?P<gap>[.,]?\s+)", re.IGNORECASE)
+_WEEKDAY_START = re.compile(rf"(?P<day>{DIRECTIVES['a']})(?P<gap>[.,]?\s+)", re.IGNORECASE)
 _TIME = re.compile(
     r"(?P<gap>,?\s+|T)\d{1,2}:\d{2}(?P<seconds>:\d{2}(?:\.\d{1,9})?)?(?P<half>\s*[ap]\.?m\.?)?$", re.IGNORECASE
 )
@@ -177,41 +163,41 @@ _UNREAD = re.compile(
     r"(?:\d{1,2}[./-]\d{1,2}[./-][12]\d{3}|[12]\d{3}[./-]\d{1,2}[./-]\d{1,2})[\sT]+\d{1,2}[:.]\d{2}.*",
     re.IGNORECASE,
 )
-"""What looks like dates, in forms that are not read: months and quarters alone, zones behind a time."""
+"""Unsupported forms that look like dates: months and quarters alone, time zones."""
 
 
 class FoundDates(NamedTuple):
-    """What texts are that look like dates: a format, or why none could be chosen."""
+    """Format of texts that look like dates, or the reason why there is none."""
 
     format: str | None
     doubt: str = ""
     nearest: str | None = None
-    """The format that most of the texts have, where some have it not."""
+    """Format of most texts, if some do not have it."""
 
 
 def find_dates(texts: pa.Array) -> FoundDates | None:
-    """The format in which all of the texts are dates; None if they do not look like dates at all."""
+    """Format in which all texts are dates; None if they do not look like dates."""
     values = texts.drop_null()
     if not len(values):
         return None
-    places = np.unique(np.linspace(0, len(values) - 1, _LOOKED_AT).astype(np.int64))
-    looked_at = [str(value).strip() for value in values.take(pa.array(places)).to_pylist()]
-    formats = [_formats_of(value) for value in looked_at]
-    unread = [value for value, found in zip(looked_at, formats) if not found and _UNREAD.fullmatch(value)]
-    if 2 * (sum(map(bool, formats)) + len(unread)) < len(looked_at):
+    places = np.unique(np.linspace(0, len(values) - 1, _SAMPLE_ROWS).astype(np.int64))
+    sample = [str(value).strip() for value in values.take(pa.array(places)).to_pylist()]
+    formats = [_formats_of(value) for value in sample]
+    unread = [value for value, found in zip(sample, formats) if not found and _UNREAD.fullmatch(value)]
+    if 2 * (sum(map(bool, formats)) + len(unread)) < len(sample):
         return None
-    candidates = list(dict.fromkeys(one for found in formats for one in found))[:_MOST_FORMATS]
+    candidates = list(dict.fromkeys(one for found in formats for one in found))[:_MAX_FORMATS]
     if not candidates or len(unread) > sum(map(bool, formats)):
-        return FoundDates(None, f"{unread[0]!r} is no form that is read")
+        return FoundDates(None, f"{unread[0]!r} has an unsupported form")
     return _decided(values, candidates)
 
 
 def with_dates(
     table: pa.Table, names: Iterable[str], *, file: str, formats: Mapping[str, str]
 ) -> tuple[pa.Table, dict[str, str]]:
-    """The table with those of these columns as dates whose texts are, and the format of each.
+    """Table with the columns of dates among `names` as dates, and their formats.
 
-    `formats` are those that somebody said. What looks like dates and cannot be decided stays text, with a warning.
+    `formats` are the given ones. A column that looks like dates without a clear format stays text, with a warning.
     """
     made = dict(formats)
     for name in names:
@@ -234,15 +220,15 @@ def with_dates(
 
 
 def date_remedy(name: str) -> str:
-    """What to do about a column that looks like dates."""
+    """Advice for a column that looks like dates."""
     return (
-        f"say what it is in the spec: columns={{{name!r}: ColumnSpec(kind='date', date_format='%d/%m/%Y')}}, or "
+        f"give its kind in the spec: columns={{{name!r}: ColumnSpec(kind='date', date_format='%d/%m/%Y')}}, or "
         "kind='text'"
     )
 
 
 def one_array(column: pa.ChunkedArray) -> pa.Array:
-    """A column in one piece."""
+    """Column as one array."""
     whole = column.combine_chunks()
     return pa.concat_arrays(whole.chunks) if isinstance(whole, pa.ChunkedArray) else whole
 
@@ -260,7 +246,7 @@ def _decided(values: pa.Array, candidates: Sequence[str]) -> FoundDates:
             return FoundDates(
                 None,
                 f"{values[row].as_py()!r} is {fitting[first].values[row].as_py():%Y-%m-%d} by {first} and "
-                f"{fitting[other].values[row].as_py():%Y-%m-%d} by {other}, and no value of the column tells which",
+                f"{fitting[other].values[row].as_py():%Y-%m-%d} by {other}, and no value of the column decides",
             )
     return FoundDates(first)
 
@@ -271,20 +257,20 @@ def _moments(dates: pa.Array) -> npt.NDArray[np.int64]:
 
 def _misfits(values: pa.Array, written: str, read: ReadDates) -> str:
     first = values[int(read.wrong.argmax())].as_py()
-    return f"{int(read.wrong.sum())} of {len(values)} values are not of the form {written}, such as {first!r}"
+    return f"{int(read.wrong.sum())} of {len(values)} values do not have the form {written}, such as {first!r}"
 
 
 def _formats_of(value: str) -> list[str]:
-    """The formats that one text may have, in the order in which they are tried."""
-    before = behind = ""
-    if weekday := _WEEKDAY_date_columns.match(value):
+    """Possible formats of one text, in the order in which they are tried."""
+    before = after = ""
+    if weekday := _WEEKDAY_START.match(value):
         before, value = f"%a{weekday['gap']}", value[weekday.end() :]
     if time := _TIME.search(value):
         value = value[: time.start()]
         hours = "%I" if time["half"] else "%H"
         half = f"{time['half'][: len(time['half']) - len(time['half'].lstrip())]}%p" if time["half"] else ""
-        behind = f"{time['gap']}{hours}:%M{':%S' if time['seconds'] else ''}{half}"
-    return [f"{before}{one}{behind}" for one in _dates_of(value)]
+        after = f"{time['gap']}{hours}:%M{':%S' if time['seconds'] else ''}{half}"
+    return [f"{before}{each}{after}" for each in _dates_of(value)]
 
 
 def _dates_of(value: str) -> list[str]:
@@ -313,7 +299,7 @@ _TIME_NAME = re.compile(
 
 
 class FileDates(NamedTuple):
-    """The tables with their dates as such, the format of each column, and why others stay text."""
+    """Tables with their dates converted, the format of each column, and the reasons why others stay text."""
 
     train: pa.Table
     test: pa.Table | None
@@ -322,7 +308,7 @@ class FileDates(NamedTuple):
 
 
 def dates_of_files(train: pa.Table, test: pa.Table | None, names: Iterable[str]) -> FileDates:
-    """Read the columns that are dates. Values of either file decide for both."""
+    """Convert columns of dates. Values of either file decide for both."""
     formats, doubts = {}, {}
     for name in names:
         there = [table.column(name) for table in (train, test) if table is not None and name in table.column_names]
@@ -337,37 +323,37 @@ def dates_of_files(train: pa.Table, test: pa.Table | None, names: Iterable[str])
 
 
 def is_called_time(name: str) -> bool:
-    """Whether a name is that of a time: date, order_date, SaleDate, year, timestamp."""
+    """True for names of times: date, order_date, SaleDate, year, timestamp."""
     return _TIME_NAME.fullmatch(name) is not None
 
 
 def later_by(name: str, train: Facts, test: Facts) -> str:
-    """How the test file is later than the training file by one of their columns; nothing if it is not.
+    """Description of how the test file is later than the training file by a column; empty if it is not.
 
-    Numbers count if the column is called a time: ids of test files are higher than those of training, too.
+    Numbers count only in a column with the name of a time: ids of test files are higher, too.
     """
     numbers = train.is_number and test.is_number and is_called_time(name)
     if not len(train.values) or not len(test.values) or not (numbers or (train.is_date and test.is_date)):
         return ""
     last, first, end = pc.max(train.values).as_py(), pc.min(test.values).as_py(), pc.max(test.values).as_py()
-    said = f"the training file ends at {last}, and the test file begins at {first}"
+    described = f"the training file ends at {last}, and the test file begins at {first}"
     if numbers:
-        return said if first > last else ""
+        return described if first > last else ""
     ended, begins, ends = (_moment(value) for value in (last, first, end))
     if ended is None or begins is None or ends is None:
         return ""
-    return said if begins >= ended < ends else ""
+    return described if begins >= ended < ends else ""
 
 
 def _moment(value: Any) -> datetime.datetime | None:
-    """A date or a timestamp without a zone, in UTC if it had one; None for other values."""
+    """Date or timestamp as a datetime in UTC without a zone; None for other values."""
     if isinstance(value, datetime.datetime):
         return value if value.tzinfo is None else value.astimezone(datetime.UTC).replace(tzinfo=None)
     return datetime.datetime(value.year, value.month, value.day) if isinstance(value, datetime.date) else None
 
 
 def _format_of(name: str, columns: list[pa.Array]) -> tuple[str | None, str]:
-    """The format of a column, or why there is none."""
+    """Format of a column, or the reason why there is none."""
     filled = [column for column in columns if len(column) > column.null_count]
     if filled and all(pa.types.is_integer(column.type) for column in filled):  # 20190131, by name as well as by value
         texts = pa.concat_arrays([column.cast(pa.string()) for column in filled])

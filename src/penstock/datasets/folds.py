@@ -1,11 +1,11 @@
-"""Which rows are for training and which for validation: folds that do not leak, the same in every process.
+"""Folds: division of rows into training and validation without leaks, the same in every process.
 
-plain                  rows at random
-stratified             each class, or each stretch of a number, spread evenly
+plain                  random rows
+stratified             each class, or each bin of a number, evenly
 grouped                rows of one group (a patient, a query) never on both sides
 stratified_grouped     whole groups, classes as even as groups allow
-time                   validation strictly later than training, which grows from fold to fold; a group that is
-                       validated is not trained on either
+time                   validation strictly later than training, which grows from fold to fold; a validated group is
+                       not trained on either
 
     fold = Folds(5).split(table, spec, 0)
     fold.train, fold.val        # row numbers, ascending
@@ -26,22 +26,22 @@ import pyarrow.compute as pc
 
 from penstock._suggest import did_you_mean
 from penstock.datasets.dates import date_remedy, find_dates, read_dates
-from penstock.datasets.frames import column_of
+from penstock.datasets.rows import column_of
 from penstock.datasets.spec import DatasetSpec, plain
 from penstock.errors import ConfigError, DataError
 from penstock.order.permutation import Permutation, derive_key
 
-__all__ = ["Fold", "FoldKind", "Folds", "codes_of", "deal_groups", "joined_groups"]
+__all__ = ["Fold", "FoldKind", "Folds"]
 
 
 Rows = npt.NDArray[np.int64]
 
 _WHOLE = 1 << 20
-"""All rows of a class, when shares of it are compared."""
+"""Share of all rows of a class, as an integer."""
 
 
 def codes_of(columns: Sequence[pa.Array]) -> Rows:
-    """One number for each row, equal exactly where all the columns are; missing values are equal to each other."""
+    """Number for each row, equal exactly if all columns are equal; missing values are equal."""
     codes = np.zeros(len(columns[0]), np.int64)
     for column in columns:
         encoded = column.dictionary_encode() if not pa.types.is_dictionary(column.type) else column
@@ -52,17 +52,17 @@ def codes_of(columns: Sequence[pa.Array]) -> Rows:
 
 
 def joined_groups(relations: Sequence[Rows]) -> Rows:
-    """Groups in which every two rows that any of the relations puts together are together."""
+    """Groups that join all rows that any of the relations joins."""
     groups = relations[0]
     for other in relations[1:]:
         groups = _joined(groups, other)
     return groups
 
 
-def deal_groups(groups: Rows, classes: Rows | None, places: Rows, count: int, names: Sequence[str] = ()) -> Rows:
-    """The fold of each row, whole groups at a time: the largest first, each to the fold that has least of its classes.
+def assign_groups(groups: Rows, classes: Rows | None, places: Rows, count: int, names: Sequence[str] = ()) -> Rows:
+    """Fold of each row: whole groups, the largest first, each to the fold with the fewest rows of its classes.
 
-    `places` decides between groups of one size. One step of Python for each group.
+    `places` decides between groups of one size.
     """
     sizes = np.bincount(groups)
     if len(sizes) < count:
@@ -73,11 +73,11 @@ def deal_groups(groups: Rows, classes: Rows | None, places: Rows, count: int, na
     if classes is None:
         classes = np.zeros(len(groups), np.int64)
     kinds = int(classes.max()) + 1
-    # The classes of each group, one group after the other: most groups have few of the many classes there may be.
+    # Classes of each group, group after group: most groups have few of the classes.
     pairs, amounts = np.unique(groups * kinds + classes, return_counts=True)
     bounds = np.searchsorted(pairs, np.arange(len(sizes) + 1) * kinds)
     which = pairs % kinds
-    # Whole numbers, so that no machine rounds a near tie differently from another.
+    # Integers, so that no machine rounds a near tie differently.
     share = amounts * np.maximum(_WHOLE // np.maximum(np.bincount(classes, minlength=kinds), 1), 1)[which]
     held = np.zeros((count, kinds), np.int64)
     rows_in = np.zeros(count, np.int64)
@@ -111,14 +111,14 @@ def _joined(first: Rows, second: Rows) -> Rows:
 
 log = logging.getLogger(__name__)
 
-_told: set[tuple[Folds, bytes]] = set()
-"""For which folds, of how many rows of each class, the log has a warning: datasets of a competition ask again."""
+_warned: set[tuple[Folds, bytes]] = set()
+"""Folds and class counts that were warned of, so that each is logged once."""
 
 FoldKind = Literal["auto", "plain", "stratified", "grouped", "stratified_grouped", "time"]
 
 
 class Fold(NamedTuple):
-    """The rows of one fold, as ascending numbers; no row is in both."""
+    """Rows of one fold, as ascending numbers; no row is in both."""
 
     train: Rows
     val: Rows
@@ -126,12 +126,12 @@ class Fold(NamedTuple):
 
 @dataclass(frozen=True)
 class Folds:
-    """How the rows of a training file are divided, `count` times, into training and validation.
+    """Division of the rows of a training file, `count` times, into training and validation.
 
-    Every row is validated in exactly one fold; with "time", those of the first part never are. "auto" goes by the spec:
-    time if it has a time column, groups if it has a group column (stratified ones for classes), stratified for classes,
-    else plain. If it has both columns, the earlier rows of groups that a fold validates are left out of its training;
-    how many is logged. The same rows, spec and arguments give the same folds on every machine.
+    Every row is validated in exactly one fold; with "time", rows of the first part never are. "auto" follows the spec:
+    "time" with a time column, "grouped" with a group column ("stratified_grouped" for classes), "stratified" for
+    classes, else "plain". With both columns, training excludes the groups that the fold validates; their number of rows
+    is logged. The same rows, spec and arguments give the same folds on every machine.
     """
 
     count: int = 5
@@ -139,13 +139,13 @@ class Folds:
     kind: FoldKind = "auto"
     seed: int = 0
     by: str | None = None
-    """The column to go by, in the place of the spec's group, time or (stratified) target column."""
+    """Column that replaces the spec's group, time or (stratified) target column."""
     gap: int = 0
-    """With "time": how many of the different times before validation are left out of training."""
+    """With "time": number of distinct times before validation that training excludes."""
     keep_together: tuple[str, ...] = ()
-    """Rows that are equal in all of these columns are kept on one side: copies of a row would leak."""
+    """Columns whose equal rows stay on one side: copies of a row would leak."""
     bins: int = 10
-    """Into how many stretches of equal size a number is cut when folds are stratified by it."""
+    """Number of bins of equal size for folds that are stratified by a number."""
 
     def __post_init__(self) -> None:
         for name in ("count", "seed", "gap", "bins"):
@@ -161,14 +161,13 @@ class Folds:
         object.__setattr__(self, "keep_together", together)
         if self.by is not None and self.kind == "auto":
             raise ConfigError(
-                f"by={self.by!r} does not say what for; pass kind=, one of 'grouped', 'stratified_grouped', "
-                "'stratified' and 'time'"
+                f"by={self.by!r} needs a kind: one of 'grouped', 'stratified_grouped', 'stratified' and 'time'"
             )
         if self.kind != "auto":
             self._refuse_misfits(self.kind)
 
     def kind_for(self, spec: DatasetSpec) -> FoldKind:
-        """What "auto" means for this spec; else the kind."""
+        """Kind for this spec: the meaning of "auto", else the kind itself."""
         if self.kind != "auto":
             return self.kind
         classes = spec.competition_type.is_classification or spec.competition_type.has_classes
@@ -179,7 +178,7 @@ class Folds:
         return "stratified" if classes and spec.targets else "plain"
 
     def assign(self, table: Any, spec: DatasetSpec) -> Rows:
-        """The fold in which each row is validated; -1 for rows that no fold validates (the first part of "time")."""
+        """Fold in which each row is validated; -1 for rows of no fold (the first part of "time")."""
         count = len(table)
         if count < self.count:
             raise ConfigError(f"{count} rows cannot be divided into {self.count} folds; use fewer folds")
@@ -191,19 +190,19 @@ class Folds:
         groups = self._groups(table, spec, kind)
         classes = self._classes(table, spec) if kind in ("stratified", "stratified_grouped") else None
         if groups is not None:
-            return deal_groups(groups, classes, places, self.count, self._group_names(spec, kind))
+            return assign_groups(groups, classes, places, self.count, self._group_names(spec, kind))
         if classes is None:
             return np.asarray(places % self.count)
         self._warn_of_rare(classes)
-        # Class after class, and within a class in random order, rows are dealt like cards: no fold gets two more of
-        # a class than another, nor two more rows in all.
+        # Round robin, class after class and random within a class: folds differ by at most one row of each class, and
+        # by at most one row in all.
         order = np.lexsort((places, classes))
         folds = np.empty(count, np.int64)
         folds[order] = np.arange(count) % self.count
         return folds
 
     def split(self, table: Any, spec: DatasetSpec, fold: int) -> Fold:
-        """The rows of one fold, from 0 to `count - 1`."""
+        """Rows of one fold, from 0 to `count - 1`."""
         fold = plain(fold)
         if isinstance(fold, bool) or not isinstance(fold, int) or not 0 <= fold < self.count:
             raise ConfigError(f"fold must be from 0 to {self.count - 1}, got {fold!r}")
@@ -222,7 +221,7 @@ class Folds:
         return Fold(self._without_groups(train, val, table, spec, fold), val)
 
     def _without_groups(self, train: Rows, val: Rows, table: Any, spec: DatasetSpec, fold: int) -> Rows:
-        """The rows of training whose group is not validated."""
+        """Training rows whose group is not validated."""
         name = spec.group_column
         if name is None or name == self.by:
             return train
@@ -230,13 +229,12 @@ class Folds:
         kept = train[~np.isin(groups[train], groups[val])]
         if not len(kept):
             raise ConfigError(
-                f"every row to train on in fold {fold} is of a group of {name!r} that is validated later; if rows of "
-                "one group may be in both, take group_column out of the spec; to divide groups whatever their time, "
-                "pass kind='grouped'"
+                f"every training row of fold {fold} is of a group of {name!r} that is validated later; remove "
+                "group_column from the spec if a group may be in both, or pass kind='grouped' to ignore time"
             )
         if len(kept) < len(train):
             log.info(
-                "fold %d: %d of %d rows are not trained on, as their group of %r is validated",
+                "fold %d: %d of %d rows are excluded from training, since their group of %r is validated",
                 fold, len(train) - len(kept), len(train), name,
             )  # fmt: skip
         return kept
@@ -246,14 +244,13 @@ class Folds:
             raise ConfigError(f"gap={self.gap} is for kind='time', got {kind!r}")
         if self.keep_together and kind == "time":
             raise ConfigError(
-                f"keep_together={list(self.keep_together)} cannot be kept with kind='time', where what is later is "
-                "validated; leave one of them out"
+                f"keep_together={list(self.keep_together)} does not work with kind='time'; remove one of them"
             )
 
-    # -- what to go by -----------------------------------------------------------------------------------------------
+    # -- columns ------------------------------------------------------------------------------------------------------
 
     def _times(self, table: Any, spec: DatasetSpec) -> Rows:
-        """The times as numbers 0, 1, 2, ... in their order; equal times are the same number."""
+        """Times as ranks 0, 1, 2, ...; equal times have equal ranks."""
         name = self.by or spec.time_column
         if name is None:
             raise ConfigError("kind='time' needs a column: give the spec a time_column, or pass by=...")
@@ -265,7 +262,7 @@ class Folds:
         return np.unique(np.asarray(column), return_inverse=True)[1].astype(np.int64)
 
     def _parts(self, times: Rows) -> Rows:
-        """`count + 1` consecutive parts of about as many rows, cut between different times."""
+        """`count + 1` consecutive parts of about equal size, cut between different times."""
         there = np.cumsum(np.bincount(times))
         different, parts = len(there), self.count + 1
         if different < parts:
@@ -295,7 +292,7 @@ class Folds:
         return joined_groups(relations) if relations else None
 
     def _classes(self, table: Any, spec: DatasetSpec) -> Rows:
-        """The class of each row: of the target, of all targets together, or the stretch that a number is in."""
+        """Class of each row: of the target, of all targets together, or the bin of a number."""
         by_target = self.by is None or self.kind == "stratified_grouped"
         names: Sequence[str] = spec.targets if by_target else (str(self.by),)
         if not names:
@@ -303,12 +300,12 @@ class Folds:
         columns = [_filled(column_of(table, name), name, "target") for name in names]
         kind = spec.competition_type
         if by_target and not (kind.is_classification or kind.has_classes):
-            return codes_of([pa.array(self._stretches(column)) for column in columns])
+            return codes_of([pa.array(self._bins(column)) for column in columns])
         if not by_target and pa.types.is_floating(columns[0].type):
-            return self._stretches(columns[0])
+            return self._bins(columns[0])
         return codes_of(columns)
 
-    def _stretches(self, column: pa.Array) -> Rows:
+    def _bins(self, column: pa.Array) -> Rows:
         values = np.asarray(column.cast(pa.float64()))
         first = np.searchsorted(np.sort(values), values)
         return first * self.bins // len(values)
@@ -316,10 +313,10 @@ class Folds:
     def _warn_of_rare(self, classes: Rows) -> None:
         counts = np.bincount(classes)
         rare, key = int((counts < self.count).sum()), (self, counts.tobytes())
-        if rare and key not in _told:
-            _told.add(key)
+        if rare and key not in _warned:
+            _warned.add(key)
             log.warning(
-                "%d of %d classes have fewer rows than the %d folds, the rarest %d: some folds validate none of them",
+                "%d of %d classes have fewer rows than the %d folds (the rarest %d): some folds validate none of them",
                 rare, len(counts), self.count, int(counts.min()),
             )  # fmt: skip
 
@@ -330,7 +327,7 @@ def _filled(column: pa.Array, name: str, what: str) -> pa.Array:
         row = int(missing.argmax())
         raise DataError(
             f"the {what} column {name!r} is missing in {int(missing.sum())} of {len(column)} rows, first in row {row}; "
-            "without it nobody can say which fold they belong to: fill it, or leave these rows out",
+            "fill it, or remove these rows",
             row=row,
         )
     return column
@@ -345,15 +342,15 @@ def _as_times(column: pa.Array, name: str, written: str | None) -> pa.Array:
             why = "" if found is None else f": {found.doubt}"
             raise DataError(
                 f"the time column {name!r} is text that cannot be read as dates, such as {column[0].as_py()!r}{why}; "
-                f"{date_remedy(name)}, or write times as numbers, so that their order is known"
+                f"{date_remedy(name)}, or write times as numbers"
             )
         written = found.format
     dates = read_dates(column, written)
     if dates.wrong.any():
         row = int(dates.wrong.argmax())
         raise DataError(
-            f"the time column {name!r} has {column[row].as_py()!r} in row {row}, which is no date of the form "
-            f"{written}; mend it, or give another date_format in the spec",
+            f"the time column {name!r} has {column[row].as_py()!r} in row {row}, which is not a date of the form "
+            f"{written}; correct it, or give another date_format in the spec",
             row=row,
         )
     return dates.values

@@ -1,4 +1,4 @@
-"""What is known about a competition besides its data: what it asks, and how it scores."""
+"""Metadata of a competition: description, metric, files."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ __all__ = ["CompetitionMetadata"]
 
 @dataclass(frozen=True)
 class CompetitionMetadata:
-    """A competition, and the metric that decides it.
+    """Description of a competition and its metric.
 
         metadata = CompetitionMetadata("house-prices", "regression", "Predict house prices", "rmse")
         metadata.score(y_true, y_pred)
 
-    A metric nobody knows, or that does not go with the type, is refused here and not after the training.
+    An unknown metric, or one that does not fit the type, is refused at construction.
     """
 
     competition_name: str
     competition_type: CompetitionType
     description: str = ""
     evaluation_metric: str = "accuracy"
-    """A name or an alias of one in `penstock.datasets.metrics.METRICS`."""
+    """Name or alias of a metric in `penstock.datasets.metrics.METRICS`."""
     train_file: str = "train.csv"
     test_file: str = "test.csv"
     sample_submission_file: str = "sample_submission.csv"
@@ -50,27 +50,26 @@ class CompetitionMetadata:
 
             fitting = sorted(name for name, one in METRICS.items() if one.suits(self.competition_type))
             raise ConfigError(
-                f"metric {self.evaluation_metric!r} does not go with {self.competition_type.value}; "
-                f"of the known ones these do: {fitting}"
+                f"metric {self.evaluation_metric!r} does not fit {self.competition_type.value}; these do: {fitting}"
             )
 
     @property
     def metric(self) -> Metric:
-        """The metric, ready to be called."""
+        """Metric as a callable."""
         from penstock.datasets.metrics import get_metric
 
         return get_metric(self.evaluation_metric)
 
     def score(self, y_true: Any, y_pred: Any, *, classes: Sequence[Any] | None = None) -> float:
-        """What the competition would give for these predictions, both of them as the metric needs them.
+        """Score of predictions, in the form that the metric needs.
 
-        `classes` are those there are, in the order of the columns of scores and the positive one last; a dataset knows
-        them, and takes predictions in any form: `dataset.score(predictions, metadata.evaluation_metric)`.
+        `classes` are the classes in the order of the columns of scores, the positive one last. A dataset knows them and
+        takes predictions in any form: `dataset.score(predictions, metadata.evaluation_metric)`.
         """
         return self.metric(y_true, y_pred, classes=classes)
 
     def to_dict(self) -> dict[str, Any]:
-        """What differs from the default, as JSON can say it; `from_dict` gives the value back."""
+        """Fields that differ from their default, as JSON values; inverse of `from_dict`."""
         return plain_fields(self) | {
             "competition_type": self.competition_type.value,
             "evaluation_metric": self.evaluation_metric,

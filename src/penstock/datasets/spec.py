@@ -1,4 +1,4 @@
-"""What a competition's data is, as values: its type, its columns, its files. Nothing here reads anything."""
+"""Types of a competition's data: competition type, columns, files. Nothing here reads a file."""
 
 from __future__ import annotations
 
@@ -19,17 +19,7 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     from penstock.templates.columns import ColumnFormat
 
-__all__ = [
-    "SPLITS",
-    "ColumnKind",
-    "ColumnSpec",
-    "CompetitionType",
-    "DatasetSpec",
-    "as_path",
-    "checked_fields",
-    "plain",
-    "plain_fields",
-]
+__all__ = ["SPLITS", "ColumnKind", "ColumnSpec", "CompetitionType", "DatasetSpec"]
 
 ColumnKind = Literal["numeric", "categorical", "text", "boolean", "date", "id", "ignore"]
 
@@ -37,26 +27,26 @@ SPLITS = ("train", "val", "test")
 
 
 class CompetitionType(Enum):
-    """What is to be predicted. `CompetitionType("binary")` finds the member too, whatever the case and the dashes."""
+    """Kind of prediction task. `CompetitionType("binary")` finds the member too, in any case and with dashes."""
 
     BINARY_CLASSIFICATION = "binary_classification"
     MULTICLASS_CLASSIFICATION = "multiclass_classification"
     MULTILABEL_CLASSIFICATION = "multilabel_classification"
     ORDINAL_REGRESSION = "ordinal_regression"
-    """Classes with an order, such as 1 to 5 stars."""
+    """Ordered classes, such as 1 to 5 stars."""
     REGRESSION = "regression"
     MULTI_TARGET_REGRESSION = "multi_target_regression"
     RANKING = "ranking"
     TIME_SERIES = "time_series"
-    """A number to come: rows in the order of their time."""
+    """Forecast of a number; rows are ordered in time."""
 
     @property
     def is_classification(self) -> bool:
-        return self in _CLASSIFICATION
+        return self.value.endswith("_classification")
 
     @property
     def has_classes(self) -> bool:
-        """Whether a row is of exactly one of a few classes, so that its label is the number of a class."""
+        """True if every row has exactly one class, so that labels are class numbers."""
         return self in _ONE_CLASS
 
     @property
@@ -74,20 +64,6 @@ class CompetitionType(Enum):
         raise ConfigError(f"{value!r} is not a competition type; expected one of {known}{did_you_mean(text, known)}")
 
 
-_CLASSIFICATION = frozenset(
-    {
-        CompetitionType.BINARY_CLASSIFICATION,
-        CompetitionType.MULTICLASS_CLASSIFICATION,
-        CompetitionType.MULTILABEL_CLASSIFICATION,
-    }
-)
-_ONE_CLASS = frozenset(
-    {
-        CompetitionType.BINARY_CLASSIFICATION,
-        CompetitionType.MULTICLASS_CLASSIFICATION,
-        CompetitionType.ORDINAL_REGRESSION,
-    }
-)
 _SHORT = {
     "binary": "binary_classification",
     "multiclass": "multiclass_classification",
@@ -103,28 +79,31 @@ _SHORT = {
     "forecasting": "time_series",
     "time_series_forecasting": "time_series",
 }
+_ONE_CLASS = frozenset(
+    CompetitionType(name) for name in ("binary_classification", "multiclass_classification", "ordinal_regression")
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColumnSpec:
-    """One column: what it holds, and how it is said in a text."""
+    """Kind of a column, and its form in a text."""
 
     kind: ColumnKind | None = None
-    """None: as it is in the file. "ignore" leaves the column out of texts and checks; "id" and "text" keep every
-    sign of its cells, "categorical" keeps a 007 among numbers."""
+    """None: as in the file. "ignore" omits the column from texts and validation; "id" and "text" keep every character
+    of the cells, "categorical" keeps a 007 among numbers."""
     name: str = ""
-    """How the column is called in a text; its own name if empty."""
+    """Name of the column in a text; empty: its own."""
     description: str = ""
     unit: str = ""
     prefix: str = ""
     categories: Mapping[Any, str] = field(default_factory=dict, hash=False)
-    """The values there may be, and what each is called. Given as a list, each is called what it is."""
+    """Allowed values and their names; a list of values names each by itself."""
     missing: str = "omit"
-    """What is said for a missing value: "omit" says nothing, "error" refuses the row, anything else is the text."""
+    """Text of a missing value; "omit" leaves it out, "error" refuses the row."""
     decimals: int | None = None
     thousands: bool = False
     date_format: str = ""
-    """How a "date" is written, such as "%d.%m.%Y"; empty: as ISO has it, or what the values of the column tell."""
+    """Format of a "date", such as "%d.%m.%Y"; empty: ISO, or found in the values of the column."""
 
     def __post_init__(self) -> None:
         if self.kind is not None and self.kind not in get_args(ColumnKind):
@@ -139,24 +118,24 @@ class ColumnSpec:
                 )
 
     def format(self) -> ColumnFormat:
-        """The same for templates; a category that is not among `categories` is said as it is."""
+        """Format for templates; a value that is not among `categories` is rendered unchanged."""
         from penstock.templates.columns import ColumnFormat
 
-        said: dict[str, Any] = {"missing": self.missing}
+        rules: dict[str, Any] = {"missing": self.missing}
         if self.missing not in ("omit", "error"):
-            said = {"missing": "say", "missing_text": self.missing}
+            rules = {"missing": "say", "missing_text": self.missing}
         if self.categories:
-            said |= {"categories": dict(self.categories), "unseen": "keep"}
+            rules |= {"categories": dict(self.categories), "unseen": "keep"}
         for key in ("name", "description", "unit", "prefix", "decimals", "thousands"):
             value = getattr(self, key)
-            if value != "" and value is not None and value is not False:  # 0 decimals are some
-                said[key] = value
-        return ColumnFormat(**said)
+            if value != "" and value is not None and value is not False:  # 0 decimals count
+                rules[key] = value
+        return ColumnFormat(**rules)
 
     def to_dict(self) -> dict[str, Any]:
-        """What differs from the default, as JSON can say it; `from_dict` gives the value back."""
+        """Fields that differ from their default, as JSON values; inverse of `from_dict`."""
         fields = plain_fields(self)
-        if self.categories:  # pairs, as the keys of a JSON object are texts and a category may be a number
+        if self.categories:  # pairs: keys of a JSON object are text, and a category may be a number
             fields["categories"] = [[value, name] for value, name in self.categories.items()]
         return fields
 
@@ -167,10 +146,10 @@ class ColumnSpec:
 
 @dataclass(frozen=True)
 class DatasetSpec:
-    """A competition's data: where it lies, what it holds, what is to be predicted.
+    """Data of a competition: its directory, columns and target.
 
-    `num_samples` counts the rows of the training file, `num_features` its columns without id and target; a dataset
-    whose files say otherwise is refused, and None leaves it open. A path such as `s3://bucket/titanic` is remote, and
+    `num_samples` is the number of rows of the training file, `num_features` that of its columns without id and target;
+    files with other numbers are refused, and None allows any. A path such as `s3://bucket/titanic` is remote, and
     `dataset_path / "train.csv"` works for it too.
     """
 
@@ -180,23 +159,23 @@ class DatasetSpec:
     num_samples: int | None = None
     num_features: int | None = None
     target_column: str | tuple[str, ...] | None = None
-    """One column, or several where there are several targets."""
+    """One column, or several targets."""
     id_column: str | None = None
     columns: Mapping[str, ColumnSpec] = field(default_factory=dict, kw_only=True, hash=False)
-    """What is known of single columns; the others are as they are in the file."""
+    """Columns with a kind or a format; the others are read as in the file."""
     group_column: str | None = field(default=None, kw_only=True)
-    """Rows that belong together (one patient, one query), never divided between training and validation."""
+    """Group of a row (a patient, a query); a group is never split between training and validation."""
     time_column: str | None = field(default=None, kw_only=True)
-    """When a row was; validation is then later than training. With a group column too, training does without the
-    groups that are validated."""
+    """Time of a row; validation is later than training. With a group column too, training excludes the groups that
+    are validated."""
     class_names: tuple[Any, ...] | None = field(default=None, kw_only=True)
-    """The values of the target, in the order of their class numbers; None: those in the training file, sorted."""
+    """Values of the target in the order of their class numbers; None: those of the training file, sorted."""
     files: Mapping[str, str] = field(default_factory=dict, kw_only=True, hash=False)
-    """The file of a split ("train", "val", "test") or "sample_submission", where it is not called that."""
+    """File names of splits ("train", "val", "test") or "sample_submission", if they have other names."""
     delimiter: str | None = field(default=None, kw_only=True)
-    """None: found by looking."""
+    """None: detected."""
     encoding: str | None = field(default=None, kw_only=True)
-    """None: UTF-8, or what the byte order mark says."""
+    """None: UTF-8, or that of a byte order mark."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.competition_name, str) or not self.competition_name.strip():
@@ -222,23 +201,23 @@ class DatasetSpec:
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """The columns to be predicted; none if nobody said."""
+        """Target columns; empty if there is none."""
         if self.target_column is None:
             return ()
         return (self.target_column,) if isinstance(self.target_column, str) else self.target_column
 
     @property
     def ignored(self) -> frozenset[str]:
-        """The columns that `columns` says to ignore."""
+        """Columns of kind "ignore"."""
         return frozenset(name for name, column in self.columns.items() if column.kind == "ignore")
 
     @property
     def date_formats(self) -> dict[str, str]:
-        """The formats that `columns` says for columns of dates."""
+        """Date formats by column."""
         return {name: column.date_format for name, column in self.columns.items() if column.date_format}
 
     def to_dict(self) -> dict[str, Any]:
-        """What differs from the default, as JSON can say it; `from_dict` gives the value back."""
+        """Fields that differ from their default, as JSON values; inverse of `from_dict`."""
         fields = plain_fields(self) | {
             "dataset_path": str(self.dataset_path),
             "competition_type": self.competition_type.value,
@@ -264,7 +243,7 @@ class DatasetSpec:
         if len(set(self.targets)) != len(self.targets):
             raise ConfigError(f"target columns must differ, got {list(self.targets)}")
         if self.id_column is not None and self.id_column in self.targets:
-            raise ConfigError(f"{self.id_column!r} is given as the id and as the target; it can be one of them")
+            raise ConfigError(f"{self.id_column!r} is both the id and the target")
         names = self.class_names
         if names is not None and len(set(map(_class_key, names))) != len(names):
             raise ConfigError(f"class_names must differ, got {list(names)}")
@@ -274,23 +253,28 @@ class DatasetSpec:
         for key in self.files:
             if key not in known:
                 raise ConfigError(f"files has {key!r}; expected some of {list(known)}{did_you_mean(str(key), known)}")
-        sign = self.delimiter
-        if sign is not None and (len(sign) != 1 or not sign.isascii() or sign in '"\r\n'):
-            raise ConfigError(f"delimiter must be one ASCII character, no quote and no line end, got {sign!r}")
+        check_delimiter(self.delimiter)
+
+
+def check_delimiter(delimiter: Any) -> None:
+    """Raise unless the delimiter of a CSV file is None or one ASCII character."""
+    valid = isinstance(delimiter, str) and len(delimiter) == 1 and delimiter.isascii() and delimiter not in '"\r\n'
+    if delimiter is not None and not valid:
+        raise ConfigError(f"delimiter must be one ASCII character, no quote and no line end, got {delimiter!r}")
 
 
 def as_path(given: Any) -> Any:
-    """A path, remote if it has a scheme. Not the text: `dataset_path / "train.csv"` is what people write."""
+    """Path object, remote if the path has a scheme, so that `dataset_path / "train.csv"` works."""
     from penstock.files.remote import path_of
 
     return path_of(given) if isinstance(given, str | os.PathLike) else given
 
 
 def checked_fields(cls: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a mapping that comes from a file, each of them a field of the dataclass."""
+    """Copy of a mapping from a file, with only fields of the dataclass as keys."""
     if not isinstance(given, Mapping):
         raise ConfigError(f"{cls.__name__} is made from a mapping, got {given!r:.80}")
-    known = [one.name for one in dataclasses.fields(cls)]
+    known = [field.name for field in dataclasses.fields(cls)]
     for key in given:
         if key not in known:
             raise ConfigError(f"{cls.__name__} has no field {key!r}; it has {known}{did_you_mean(str(key), known)}")
@@ -298,13 +282,13 @@ def checked_fields(cls: Any, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain_fields(value: Any) -> dict[str, Any]:
-    """The fields that are not at their default, tuples as lists."""
+    """Fields that differ from their default, with tuples as lists."""
     fields = {}
-    for one in dataclasses.fields(value):
-        given = getattr(value, one.name)
-        default = one.default_factory() if one.default_factory is not dataclasses.MISSING else one.default
+    for each in dataclasses.fields(value):
+        given = getattr(value, each.name)
+        default = each.default_factory() if each.default_factory is not dataclasses.MISSING else each.default
         if default is dataclasses.MISSING or given != default:
-            fields[one.name] = list(given) if isinstance(given, tuple) else given
+            fields[each.name] = list(given) if isinstance(given, tuple) else given
     return fields
 
 
@@ -319,7 +303,7 @@ def _column(name: str, given: Any) -> ColumnSpec:
 
 
 def _categories(given: Mapping[Any, str] | Sequence[Any] | Iterable[Any] | None) -> dict[Any, str]:
-    """Value to name, from a mapping, a list of values, or a list of pairs (which is how JSON has it)."""
+    """Names by value, from a mapping, a list of values, or a list of pairs (as in JSON)."""
     if given is None:
         return {}
     if isinstance(given, Mapping):
@@ -331,7 +315,7 @@ def _categories(given: Mapping[Any, str] | Sequence[Any] | Iterable[Any] | None)
 
 
 def plain(value: Any) -> Any:
-    """NumPy's scalars and arrays as Python's values: JSON has no others."""
+    """NumPy scalars and arrays as Python values, for JSON."""
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
 
 
@@ -348,8 +332,8 @@ def _targets(given: Any) -> str | tuple[str, ...] | None:
     names = list(plain(given)) if isinstance(given, Iterable) else [None]
     if not all(isinstance(name, str) for name in names):
         raise ConfigError(
-            f"target_column must be the name of a column, or a list of names, got {given!r}; the name of a column is "
-            "text, also where it reads as a number: write it in quotes"
+            f"target_column must be a column name, or a list of names, got {given!r}; write a name that looks like a "
+            "number in quotes"
         )
     return tuple(map(str, names))
 
@@ -375,5 +359,5 @@ def _mapping(given: Any, name: str, such_as: str) -> dict[Any, Any]:
 
 
 def _class_key(value: Any) -> tuple[bool, Any]:
-    """False and 0 are equal to Python and different classes in a file."""
+    """Key that differs for False and 0, which are equal in Python and different classes."""
     return isinstance(value, bool), value

@@ -1,4 +1,4 @@
-"""`TabularDataset`: any table of a competition, its rows said as texts and tokenised all at once."""
+"""`TabularDataset`: any table of a competition, rendered as texts and tokenised at once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -18,18 +18,18 @@ import xxhash
 from penstock._suggest import did_you_mean
 from penstock.arrays.text import is_text
 from penstock.datasets.base import DatasetSpec, KaggleDataset
-from penstock.datasets.cache import digest_of, kept_table
-from penstock.datasets.checks import (
+from penstock.datasets.dates import with_dates
+from penstock.datasets.labels import Labels
+from penstock.datasets.rows import (
     check_same_columns,
     check_unseen,
-    feature_names,
+    digest_of,
     id_column_of,
     possible_id,
     seen_values,
 )
-from penstock.datasets.dates import with_dates
-from penstock.datasets.labels import Labels
 from penstock.datasets.tables import find_file, read_names, read_table, split_file
+from penstock.datasets.text_encoder import few_shot_template, kept_table, template_for
 from penstock.errors import ConfigError, SchemaError
 
 if TYPE_CHECKING:
@@ -42,31 +42,41 @@ __all__ = ["TabularDataset", "Unseen"]
 Unseen = Literal["error", "keep"]
 
 _CUT = b"penstock.cut"
-"""How many rows and tokens were cut, in the metadata of a table that is kept."""
+"""Metadata key of cached tables: the numbers of truncated rows and lost tokens."""
+
+
+class DatasetOptions(TypedDict, total=False):
+    """Options that every dataset takes."""
+
+    folds: Folds | None
+    fold: int
+    tokenizer: Any
+    max_length: int | None
+    add_special_tokens: bool
 
 
 class TabularDataset(KaggleDataset):
-    """Rows of a CSV or Parquet table as texts, token ids and labels; works from the spec alone.
+    """Rows of a CSV or Parquet table as texts, token ids and labels, from the spec alone.
 
         dataset = TabularDataset(spec, "train", tokenizer="model/", folds=Folds(5))
         dataset[0]               {"text", "input_ids", "attention_mask", "labels", "metadata": {"id": ...}}
         dataset.to_columns()     the same for all rows at once, as loaders take it
 
-    `template` is a style ("natural", "key_value", "markdown", "json", "list"), a sentence as it is written, a template
-    or a converter; the target is never in the text, the id only where a template names it. What `exclude` names, or the
-    spec ignores, is left out: of a sentence the `[...]` that it stands in. `few_shot=k` puts k labelled rows of the
-    training fold, never the row itself, before each.
+    `template` is a style ("natural", "key_value", "markdown", "json", "list"), a written sentence, a template or a
+    converter. The text never contains the target, and the id only if the template names it. `exclude` omits columns,
+    and the `[...]` parts of a sentence that name them. `few_shot=k` puts k labelled rows of the training fold, never
+    the row itself, before each row. `options` are those of `KaggleDataset`: `folds`, `fold`, `tokenizer`, `max_length`,
+    `add_special_tokens`.
 
-    All texts are rendered and tokenised together when they are first needed; with a `cache_dir` the ids are kept there
-    under a key of the texts, labels and ids themselves, and mapped from there the next time, by any number of
-    processes. Tokens are then not made again, texts are.
+    All texts are rendered and tokenised together on first use. With a `cache_dir` the token ids are cached under a key
+    of the texts, labels and ids, and mapped by any number of processes.
 
-    The types of columns are those of the training file; ids and categories keep their zeros (see `read_table`). Where
-    training has numbers and the spec says nothing, a code such as 01234 in another file is an error.
+    Columns have the types of the training file; ids and categories keep leading zeros (see `read_table`). If training
+    has numbers and the spec has no kind for a column, a code such as 01234 in another file is an error.
 
-    Labels are class numbers (int32) by `class_names`, or float32 numbers; with several targets a row of them. Which
-    classes there are is decided by the whole training file, whatever the fold. A value of a categorical column that
-    neither the spec nor the training file knows is an error, or kept with `unseen="keep"`.
+    Labels are class numbers (int32) by `class_names`, or float32 numbers; with several targets a row of them. The whole
+    training file decides which classes there are. A category that neither the spec nor the training file has is an
+    error, or kept with `unseen="keep"`.
     """
 
     says_whole_rows: ClassVar[bool] = False
@@ -82,11 +92,7 @@ class TabularDataset(KaggleDataset):
         exclude: Sequence[str] = (),
         few_shot: int = 0,
         unseen: Unseen = "error",
-        folds: Folds | None = None,
-        fold: int = 0,
-        tokenizer: Any = None,
-        max_length: int | None = None,
-        add_special_tokens: bool = True,
+        **options: Unpack[DatasetOptions],
     ) -> None:
         if unseen not in ("error", "keep"):
             raise ConfigError(f"unseen must be 'error' or 'keep', got {unseen!r}")
@@ -94,23 +100,13 @@ class TabularDataset(KaggleDataset):
             raise ConfigError(f"few_shot must be a number of examples, got {few_shot!r}")
         self.unseen, self.few_shot = unseen, few_shot
         self.exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
-        self._wanted = template
+        self._given_template = template
         self._template: BaseTemplate | None = None
         self._texts: pa.Array | None = None
         self._encoded: pa.Table | None = None
-        self._making = threading.RLock()
+        self._lock = threading.RLock()
         self._ids_of_training: pa.Table | None = None
-        super().__init__(
-            spec,
-            split,
-            transform,
-            cache_dir,
-            folds=folds,
-            fold=fold,
-            tokenizer=tokenizer,
-            max_length=max_length,
-            add_special_tokens=add_special_tokens,
-        )
+        super().__init__(spec, split, transform, cache_dir, **options)
         self._ids_of_training = None
 
     # -- rows --------------------------------------------------------------------------------------------------------
@@ -125,18 +121,18 @@ class TabularDataset(KaggleDataset):
             path = self._other_file("train")
             if path is not None:
                 training, formats = self._read(path, kinds, formats)
-            if training is not None:  # a word among the numbers of another file is a mistake, not a new type
+            if training is not None:  # a word in a column of numbers is a mistake, not a new type
                 name = possible_id(training.column_names, self.spec)
                 self._ids_of_training = training.select([] if name is None else [name])
-                said, kinds = kinds, _followed(training, kinds, id_column_of(training, self.spec))
+                given, kinds = kinds, _followed(training, kinds, id_column_of(training, self.spec))
                 followed = {
                     field.name: field.type
                     for field in training.schema
-                    if kinds.get(field.name) == "numeric" and said.get(field.name) != "numeric"
+                    if kinds.get(field.name) == "numeric" and given.get(field.name) != "numeric"
                 }
         self._data, _ = self._read(self.file, kinds, formats, followed)
         self._whole: pa.Table | None = self._data if training is None else training
-        """The training file, until it is known what is needed of it."""
+        """Training file, dropped after validation unless few-shot examples need it."""
 
     def _validate_data(self) -> None:
         self._check_files()
@@ -153,53 +149,51 @@ class TabularDataset(KaggleDataset):
 
     @property
     def feature_names(self) -> list[str]:
-        """The columns a style says: all but id, target, and those left out."""
-        names = feature_names(self._data.column_names, self.spec, self.id_column)
-        return [name for name in names if name not in self.exclude]
+        """Columns that a style renders: all but id, target and excluded ones."""
+        others = {self.id_column, *self.spec.targets, *self.spec.ignored, *self.exclude}
+        return [name for name in self._data.column_names if name not in others]
 
     def default_template(self) -> BaseTemplate | str:
-        """What says the rows unless a `template` is given; datasets of one competition have their own."""
+        """Default of `template`; datasets of one competition override it."""
         return "natural"
 
     # -- texts and tokens --------------------------------------------------------------------------------------------
 
     @property
     def template(self) -> BaseTemplate:
-        """What the texts are made by, few-shot examples included."""
+        """Template of the texts, with few-shot examples."""
         if self._template is None:
-            from penstock.datasets.row_texts import few_shot_template, template_for
-
-            wanted = self.default_template() if self._wanted is None else self._wanted
-            made = template_for(wanted, self.feature_names, self.spec, id_column=self.id_column, exclude=self.exclude)
+            template = self.default_template() if self._given_template is None else self._given_template
+            made = template_for(template, self.feature_names, self.spec, id_column=self.id_column, exclude=self.exclude)
             if self.few_shot:
                 made = few_shot_template(made, self._examples(), self.spec, self.few_shot, self.id_column)
             self._template = made
         return self._template
 
     def texts(self) -> pa.Array:
-        """The text of every row, made once."""
-        with self._making:
+        """Text of every row, rendered once."""
+        with self._lock:
             if self._texts is None:
                 self._texts = self.template.convert_table(self._data)
             return self._texts
 
     def encoded(self) -> pa.Table:
-        """`input_ids` (lists), `labels` where there are some, and `id`, a row for each row; made once."""
-        with self._making:
+        """Table with `input_ids` (lists), `labels` if there are any, and `id`; made once."""
+        with self._lock:
             if self._encoded is None:
                 self._encoded = self._kept_or_made()
             return self._encoded
 
     @property
     def to_columns(self) -> Callable[[], pa.Table]:
-        """`encoded`, for loaders that take a dataset whole. With a transform, which is of samples, there is none."""
+        """`encoded`, for loaders that read whole datasets; missing with a transform, which applies to samples."""
         if self.transform is not None:
-            raise AttributeError("to_columns: a dataset with a transform is read sample by sample")
+            raise AttributeError("a dataset with a transform has no to_columns; it is read sample by sample")
         return self.encoded
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """How many tokens each row has."""
+        """Number of tokens of each row."""
         return np.concatenate([np.diff(np.asarray(chunk.offsets)) for chunk in self.encoded()["input_ids"].chunks])
 
     def __len__(self) -> int:
@@ -210,8 +204,8 @@ class TabularDataset(KaggleDataset):
             row = operator.index(index)
         except TypeError:
             raise TypeError(
-                f"a row is asked for by its number, got {index!r:.80}; for several: [dataset[i] for i in range(0, 3)], "
-                "or dataset.encoded().slice(0, 3) for their columns"
+                f"the index of a row is an integer, got {index!r:.80}; for several rows use "
+                "[dataset[i] for i in range(0, 3)], or dataset.encoded().slice(0, 3) for their columns"
             ) from None
         count = len(self)
         if not -count <= row < count:
@@ -235,27 +229,22 @@ class TabularDataset(KaggleDataset):
         self,
         path: Any,
         kinds: dict[str, Any],
-        date_formats: Mapping[str, str],
+        formats: Mapping[str, str],
         followed: dict[str, pa.DataType] | None = None,
     ) -> tuple[pa.Table, dict[str, str]]:
-        """The rows of a file, and the formats of its dates: those that are given, and those that its values tell."""
-        table = read_table(
-            path,
-            delimiter=self.spec.delimiter,
-            encoding=self.spec.encoding,
-            kinds=kinds,
-            followed=followed,
-            date_formats=date_formats,
-        )
-        taken = {*self.spec.targets, possible_id(table.column_names, self.spec)}
+        """Rows of a file, and the formats of its dates: the given ones, and those found in its values."""
+        spec = self.spec
+        options: dict[str, Any] = {"delimiter": spec.delimiter, "encoding": spec.encoding, "date_formats": formats}
+        table = read_table(path, kinds=kinds, followed=followed, **options)
+        taken = {*spec.targets, possible_id(table.column_names, spec)}
         free = [name for name in table.column_names if kinds.get(name) is None and name not in taken]
-        return with_dates(table, free, file=path.name, formats=date_formats)
+        return with_dates(table, free, file=path.name, formats=formats)
 
     def _other_file(self, split: str) -> Any | None:
         return split_file(self.spec, split) if split in self.spec.files else find_file(self.spec.dataset_path, split)
 
     def _check_files(self) -> None:
-        """The other of training and test file must have the same columns."""
+        """Check that training and test file have the same columns."""
         other = "test" if self.split == "train" else "train"
         path = self._other_file(other)
         if path is not None:
@@ -266,7 +255,7 @@ class TabularDataset(KaggleDataset):
         return super()._training_ids() if self._ids_of_training is None else self._ids_of_training
 
     def _examples(self) -> pa.Table:
-        """The rows that may be shown as examples: the training fold, or the training file if there are no folds."""
+        """Rows for few-shot examples: the training fold, or the training file without folds."""
         if self._whole is None:
             raise ConfigError(
                 f"few_shot={self.few_shot} needs a training file and a target column; "
@@ -278,21 +267,21 @@ class TabularDataset(KaggleDataset):
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits that name the samples: texts, labels, ids, and how they are encoded; but for a transform."""
+        """16 hex digits of the samples: texts, labels, ids and encoder, but not the transform."""
         return xxhash.xxh3_64_hexdigest(orjson.dumps(self._key, option=orjson.OPT_SORT_KEYS))
 
     @functools.cached_property
     def _key(self) -> dict[str, str]:
-        """What is encoded, rather than what it was made from: a file may change, and a subclass change its rows."""
-        said = {"text": self.texts(), "labels": self.labels(), "id": self.ids()}
-        return {"content": digest_of(said), "encoder": self.encoder.fingerprint}
+        # Of the content, and not of its source: a file may change, and a subclass may change its rows.
+        content = digest_of({"text": self.texts(), "labels": self.labels(), "id": self.ids()})
+        return {"content": content, "encoder": self.encoder.fingerprint}
 
     def _kept_or_made(self) -> pa.Table:
         if self.cache_dir is None:
             return self._make_columns()
         before = self.cut_rows
         table = kept_table(self.cache_dir, self._key, self._make_columns, rows=len(self))
-        if self.cut_rows == before:  # not made here: what was cut when it was made is still cut
+        if self.cut_rows == before:  # read from the cache, with the counts of its making
             rows, tokens = orjson.loads(table.schema.metadata[_CUT])
             self.encoder.count_cut(rows, tokens, len(self))
         return table
@@ -308,31 +297,31 @@ class TabularDataset(KaggleDataset):
         return pa.table(columns, metadata={_CUT: cut})
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_making"}
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._making = threading.RLock()
+        self._lock = threading.RLock()
 
 
-def _followed(training: pa.Table, told: dict[str, Any], id_column: str | None) -> dict[str, Any]:
-    """The kinds of columns that another file has to follow: those of the spec, and those that training shows."""
-    kinds: dict[str, Any] = {}
-    for field in training.schema:
-        if pa.types.is_integer(field.type) or pa.types.is_floating(field.type):
-            kinds[field.name] = "numeric"
-        elif pa.types.is_temporal(field.type):
-            kinds[field.name] = "date"
-        elif pa.types.is_boolean(field.type):
-            kinds[field.name] = "boolean"
-        elif is_text(field.type):
-            kinds[field.name] = "text"
-    categories = {
-        name: "categorical" for name, kind in told.items() if kind == "categorical" and kinds.get(name) != "text"
-    }
-    said = {name: kind for name, kind in told.items() if kind not in (None, "categorical")}
-    ids = {id_column: "id"} if id_column is not None and id_column not in said else {}
-    return kinds | categories | said | ids
+def _followed(training: pa.Table, given: dict[str, Any], id_column: str | None) -> dict[str, Any]:
+    """Kinds of columns for other files: those of the spec, and those that the training file shows."""
+    found = {field.name: _kind_of(field.type) for field in training.schema}
+    kinds: dict[str, Any] = {name: kind for name, kind in found.items() if kind is not None}
+    for name, kind in given.items():
+        if kind not in (None, "categorical") or (kind == "categorical" and kinds.get(name) != "text"):
+            kinds[name] = kind
+    if id_column is not None and given.get(id_column) in (None, "categorical"):
+        kinds[id_column] = "id"
+    return kinds
+
+
+def _kind_of(kind: pa.DataType) -> str | None:
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return "numeric"
+    if pa.types.is_temporal(kind):
+        return "date"
+    return "boolean" if pa.types.is_boolean(kind) else "text" if is_text(kind) else None
 
 
 def _arrow(labels: npt.NDArray[Any]) -> pa.Array:

@@ -5,7 +5,7 @@ from penstock.templates.engine import TextTemplateEngine as TextTemplateEngine
 from penstock.templates.few_shot import FewShot as FewShot
 from penstock.templates.frames import as_row as as_row
 from penstock.templates.frames import as_table as as_table
-from penstock.templates.jinja import JinjaTemplate as JinjaTemplate
+from penstock.templates.sentences import JinjaTemplate as JinjaTemplate
 from penstock.templates.sentences import SentenceTemplate as SentenceTemplate
 from penstock.templates.styles import JsonTemplate as JsonTemplate
 from penstock.templates.styles import KeyValueTemplate as KeyValueTemplate

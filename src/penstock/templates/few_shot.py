@@ -17,9 +17,8 @@ from penstock.arrays.hashes import hash64, mix64
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.order.permutation import derive_key
 from penstock.templates.base_template import BaseTemplate, identity
-from penstock.templates.columns import ColumnFormat
+from penstock.templates.columns import ColumnFormat, ColumnFormatter
 from penstock.templates.converters import TabularTextConverter, targets_in
-from penstock.templates.format_column import ColumnFormatter
 from penstock.templates.frames import as_row, as_table
 from penstock.templates.values import TEXT, join
 

@@ -11,8 +11,7 @@ import pyarrow.compute as pc
 from penstock._suggest import did_you_mean
 from penstock.errors import ConfigError, SchemaError
 from penstock.templates.base_template import BaseTemplate
-from penstock.templates.columns import ColumnFormat, as_formats, hidden
-from penstock.templates.format_column import ColumnFormatter, JsonColumnFormatter
+from penstock.templates.columns import ColumnFormat, ColumnFormatter, JsonColumnFormatter, as_formats, hidden
 from penstock.templates.frames import as_row
 from penstock.templates.values import TEXT, join, join_parts, json_text
 

@@ -15,8 +15,8 @@ import pytest
 
 from penstock import plugins
 from penstock.cli import stage_catalog as catalogue
-from penstock.datasets.generated import make_titanic
 from penstock.datasets.registry import DatasetRegistry
+from penstock.datasets.sample_data import make_titanic
 
 Call = Callable[..., Any]
 

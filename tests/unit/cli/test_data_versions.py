@@ -16,10 +16,10 @@ import pytest
 
 from penstock.datasets.base import CompetitionType, DatasetSpec, KaggleDataset
 from penstock.datasets.folds import Folds
-from penstock.datasets.generated import make_titanic
 from penstock.datasets.inference import infer
 from penstock.datasets.metadata import CompetitionMetadata
 from penstock.datasets.registry import DatasetRegistry
+from penstock.datasets.sample_data import make_titanic
 from penstock.errors import DataError, ResumeError
 from penstock.loaders import MLXDataLoader
 

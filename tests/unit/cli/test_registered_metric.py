@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from house_prices_data import make_house_prices
 from penstock.datasets.base import CompetitionType
-from penstock.datasets.generated import make_house_prices, make_titanic
 from penstock.datasets.house_prices import HousePricesDataset, house_prices_metadata
 from penstock.datasets.inference import infer
 from penstock.datasets.registry import DatasetRegistry
+from penstock.datasets.sample_data import make_titanic
 from penstock.datasets.spec_file import read_spec
 from penstock.datasets.tabular import TabularDataset
 

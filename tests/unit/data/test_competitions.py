@@ -13,8 +13,9 @@ import pandas as pd
 import pytest
 
 import penstock.datasets
+from house_prices_data import make_house_prices
 from penstock.datasets import CompetitionMetadata, CompetitionType, DatasetRegistry, DatasetSpec, KaggleDataset
-from penstock.datasets.generated import make_house_prices, make_titanic
+from penstock.datasets.sample_data import make_titanic
 from penstock.datasets.titanic import titanic_metadata, titanic_spec, titanic_template
 from penstock.loaders import MLXDataLoader
 from printed_datasets import HOUSE_PRICES, penstock_of

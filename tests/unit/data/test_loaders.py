@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from penstock.datasets.generated import make_titanic
+from penstock.datasets.sample_data import make_titanic
 from penstock.datasets.titanic import TitanicDataset, titanic_spec
 
 LOADER = """

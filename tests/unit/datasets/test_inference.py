@@ -17,9 +17,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from house_prices_data import make_house_prices
 from penstock.datasets.base import CompetitionType
-from penstock.datasets.generated import make_house_prices, make_titanic
 from penstock.datasets.inference import infer
+from penstock.datasets.sample_data import make_titanic
 from penstock.datasets.tabular import TabularDataset
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.files.remote import path_of

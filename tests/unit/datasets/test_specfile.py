@@ -9,10 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from house_prices_data import make_house_prices
 from penstock.datasets.base import ColumnSpec, CompetitionType, DatasetSpec
-from penstock.datasets.generated import make_house_prices, make_titanic
 from penstock.datasets.inference import Inference, infer
 from penstock.datasets.metadata import CompetitionMetadata
+from penstock.datasets.sample_data import make_titanic
 from penstock.datasets.spec_file import SPEC_FILE, check_files, read_spec, write_spec
 from penstock.errors import ConfigError, DataError, SchemaError
 

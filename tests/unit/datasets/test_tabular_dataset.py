@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
 
 from penstock.datasets import ColumnSpec, DatasetSpec, Folds, TabularDataset
-from penstock.datasets.cache import digest_of
+from penstock.datasets.rows import digest_of
 from penstock.datasets.text_encoder import TextEncoder
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.templates import JinjaTemplate, KeyValueTemplate, NaturalTemplate, TabularTextConverter

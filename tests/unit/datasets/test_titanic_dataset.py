@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow.compute as pc
 import pytest
 
-from penstock.datasets import DatasetSpec, Folds, HousePricesDataset, TitanicDataset, make_house_prices, make_titanic
+from house_prices_data import make_house_prices
+from penstock.datasets import DatasetSpec, Folds, HousePricesDataset, TitanicDataset, make_titanic
 from penstock.datasets.base import CompetitionType
 from penstock.datasets.house_prices import house_prices_metadata, house_prices_spec, house_prices_template
 from penstock.datasets.tables import read_names

@@ -18,8 +18,8 @@ from penstock.batching.options import Options
 from penstock.cli.main import app
 from penstock.corpus.prepare import prepare
 from penstock.corpus.recipe import Recipe
-from penstock.datasets.generated import make_titanic
 from penstock.datasets.registry import DatasetRegistry
+from penstock.datasets.sample_data import make_titanic
 from penstock.datasets.submission import write_submission
 from penstock.datasets.titanic import TitanicDataset, titanic_spec
 from penstock.distributed.rendezvous import DirectoryRendezvous

@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from penstock.datasets.generated import house_prices_table, make_house_prices, make_titanic, titanic_table
+from house_prices_data import house_prices_table, make_house_prices
+from penstock.datasets.sample_data import make_titanic, titanic_table
 from penstock.errors import ConfigError
 
 TITANIC = ["PassengerId", "Survived", "Pclass", "Name", "Sex", "Age", "SibSp", "Parch", "Ticket", "Fare"]
