@@ -27,7 +27,7 @@ from penstock.loaders.streaming import StreamingConfig, StreamingPipeline
 from penstock.memory import MemoryBudget
 from penstock.sources.memory import MemorySource
 
-LONG = 20.0
+LONG = 300.0
 SMALL = StreamingConfig(buffer_size=64, chunk_size=16, num_workers=3)
 
 
@@ -226,7 +226,7 @@ it = iter(p)
 {left}
 print("the end")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LONG, check=True)
     assert (done.stdout, done.stderr) == ("the end\n", "")
 
 
