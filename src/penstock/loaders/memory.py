@@ -1,4 +1,4 @@
-"""Tensors from a pool, and the ones worth keeping, inside the same budget as the engine.
+"""Tensors from a pool and a cache of tensors, within the memory budget of the pipeline.
 
 manager = UnifiedMemoryManager(MemoryConfig(pool_size_mb=512))
 tensor = manager.allocate_tensor(shape=(32, 512), dtype=mx.float32)
@@ -18,16 +18,14 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.batching.backends.allocators import Allocator, MlxPool, framework_of, get_allocator, is_array
 from penstock.batching.backends.base import ALIGNMENT
 from penstock.batching.options import configured
 from penstock.errors import ConfigError, PoolFullError
 from penstock.memory.budget import MemoryBudget, format_bytes
-from penstock.memory.cost_cache import CostAwareCache
-from penstock.memory.ledger import Ledger
-from penstock.memory.pool import BufferPool, size_class
+from penstock.memory.cache import LRUCache
+from penstock.memory.pool import BufferPool, Ledger, size_class
 
 __all__ = ["MemoryConfig", "UnifiedMemoryManager"]
 
@@ -37,32 +35,28 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryConfig:
-    """How much memory tensors may take, and of which framework they are."""
+    """Sizes of the pool and the cache, and the framework of the tensors."""
 
     pool_size_mb: int = 512
-    """MiB for tensors in use and memory kept for the next ones, together."""
+    """MiB for tensors in use and free memory kept for the next ones, together."""
     enable_pooling: bool = True
-    """Whether the memory of tensors that are gone is kept for others."""
+    """Whether the memory of tensors that are gone is kept for the next ones."""
     enable_unified_memory: bool = True
-    """Whether MLX arrays may be made, which lie in memory that its CPU and GPU share. Without it a type that belongs
-    to no framework makes a NumPy array, and one of MLX is an error."""
+    """Whether MLX arrays may be allocated, which lie in memory that CPU and GPU share. Without it a dtype of MLX is an
+    error, and one of no framework makes a NumPy array."""
     cache_size_mb: int | None = None
-    """MiB for tensors kept by name; half of the pool unless said otherwise."""
+    """MiB for tensors cached by name; by default half of the pool."""
     budget: MemoryBudget | None = None
-    """The budget of the engine, shared: what tensors take is not there for batches. One of the pool's size if None."""
+    """Budget shared with loaders and pipelines; by default one of the pool's size."""
     backend: Literal["mlx", "torch", "numpy"] = "mlx"
-    """Whose arrays they are when the type does not tell: "float32", float, np.float32."""
+    """Framework of the tensors when the dtype names none: "float32", float, np.float32."""
 
     def __post_init__(self) -> None:
-        for name in ("pool_size_mb", "cache_size_mb"):
-            value = getattr(self, name)
-            if name == "cache_size_mb" and value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < (name == "pool_size_mb"):
-                raise ConfigError(f"{name} must be a positive number of MiB, got {value!r}")
-        if self.cache_size_mb is not None and self.cache_size_mb > self.pool_size_mb:
+        if type(self.pool_size_mb) is not int or self.pool_size_mb < 1:
+            raise ConfigError(f"pool_size_mb must be a positive number of MiB, got {self.pool_size_mb!r}")
+        if self.cache_size_mb is not None and not 0 <= self.cache_size_mb <= self.pool_size_mb:
             raise ConfigError(
-                f"a cache of {self.cache_size_mb} MiB does not fit into a pool of {self.pool_size_mb} MiB"
+                f"cache_size_mb must be between 0 and pool_size_mb={self.pool_size_mb}, got {self.cache_size_mb!r}"
             )
         if self.backend not in ("mlx", "torch", "numpy"):
             raise ConfigError(f"backend must be 'mlx', 'torch' or 'numpy', got {self.backend!r}")
@@ -74,18 +68,17 @@ class MemoryConfig:
 
 
 class UnifiedMemoryManager:
-    """Tensors of zeros from a pool, counted until they are gone, and a cache of those worth keeping.
+    """Tensors of zeros from a pool, charged to a budget until they are gone, and a cache of tensors by name.
 
         manager = UnifiedMemoryManager(MemoryConfig(pool_size_mb=512))
         manager = UnifiedMemoryManager(pool_size_mb=512)
 
-    Arrays of NumPy and tensors of torch lie in buffers of ours: their memory is used again when the last view of them
-    is gone. Arrays of MLX come from its own pool, which is made as large as ours while the manager lives; one counts as
-    gone when the array itself is, whatever shares its memory. All are a standing charge on the budget: they do not wait
-    for batches in flight, but these wait for them.
+    NumPy arrays and torch tensors lie in pooled buffers: their memory is reused when the last view of them is gone.
+    MLX arrays come from MLX's own pool, which is made as large as this one while the manager lives. All are a standing
+    charge on the budget: they do not wait for batches in flight, but batches wait for them.
 
-    What does not fit first drives out what is only cached, then is a `PoolFullError`. Any thread may do anything.
-    `close` forgets the cache and gives everything back; tensors in use stay valid, and are counted no more.
+    A tensor that does not fit first evicts cached tensors, the least recently used ones first; then `PoolFullError` is
+    raised. Thread-safe. `close` empties the cache and the pool; tensors in use stay valid, and are charged no more.
     """
 
     def __init__(self, config: MemoryConfig | None = None, **overrides: Any) -> None:
@@ -93,108 +86,111 @@ class UnifiedMemoryManager:
         self._limit = config.pool_size_mb * _MIB
         self.budget = config.budget if config.budget is not None else MemoryBudget(self._limit)
         cached = self._limit // 2 if config.cache_size_mb is None else config.cache_size_mb * _MIB
-        self._cache: CostAwareCache[Any] = CostAwareCache(cached)
+        self._cache: LRUCache[Any] = LRUCache(cached)
         self._lock = threading.RLock()
         kept = self._limit if config.enable_pooling else 0
         self._pool = BufferPool(kept, budget=self.budget, owner=f"tensor pool {next(_numbers)}")
-        self._ledger = Ledger(self.budget, "tensors", at_the_end=self._pool.close)
+        self._ledger = Ledger(self.budget, "tensors", on_end=self._pool.close)
         self._mlx: MlxPool | None = None
         self._foreign: dict[Hashable, int] = {}
-        """Cached tensors that were made elsewhere, and their bytes."""
-        self._allocated = self._reused = 0
+        """Cached tensors that were allocated elsewhere, and their bytes."""
+        self._allocated = self._reused = self._peak = 0
         self._closed = False
-        weakref.finalize(self, self._ledger.forget).atexit = False
+        weakref.finalize(self, _forget, self._ledger, self.budget).atexit = False
 
     @property
     def limit(self) -> int:
-        """Bytes that tensors may take: the pool's size, or less while the budget is lowered."""
+        """Bytes for tensors: the pool's size, or less while the budget is lowered."""
         return min(self._limit, self.budget.limit)
 
     def allocate_tensor(self, shape: int | Sequence[int], dtype: object = "float32") -> Any:
-        """A tensor of zeros. The type says whose it is (`mx.float32`, `torch.int64`); for a name, a type of NumPy or of
-        Python, that is `config.backend`."""
+        """A tensor of zeros. A dtype of a framework (`mx.float32`, `torch.int64`) selects the framework; a name and a
+        dtype of NumPy or Python select `config.backend`."""
         sizes = _sizes(shape)
         allocator = self._allocator(dtype)
         kind = allocator.dtype(dtype)
         nbytes = math.prod(sizes) * allocator.itemsize(kind)
         needed = size_class(nbytes) if allocator.pooled and self.config.enable_pooling else nbytes
         with self._lock:
-            if self._closed:
-                raise ConfigError("this memory manager is closed; make another one")
-            self._make_room(needed, sizes, kind)
-            tensor = self._allocate(allocator, sizes, kind, nbytes, needed)
+            self._check_open()
+            if not self._make_room(needed):
+                raise PoolFullError(
+                    f"a tensor of {kind} and shape {sizes} takes {format_bytes(needed)}; tensors in use have "
+                    f"{format_bytes(self._in_use)} of {format_bytes(self.limit)}; drop some, make it smaller, or "
+                    "raise pool_size_mb"
+                )
             self._allocated += 1
+            tensor = self._allocate(allocator, sizes, kind, nbytes, needed)
+            self._settle()
             return tensor
 
-    def cache_tensor(self, name: Hashable, tensor: Any, cost_seconds: float | None = None) -> bool:
-        """Keep a tensor by name while it is worth its bytes; whether it is kept.
+    def cache_tensor(self, name: Hashable, tensor: Any) -> bool:
+        """Keep a tensor by name, in place of an older one; whether there was room for it.
 
-        `cost_seconds`: what making it again would take. It need not have been allocated here; then it counts while it
-        is kept, and is not kept where it would be more than the pool has room for.
+        A tensor that was allocated elsewhere is charged while it is cached.
         """
         nbytes = _nbytes(name, tensor)
         with self._lock:
-            if self._closed:
-                raise ConfigError("this memory manager is closed; make another one")
-            if not self._ledger.knows(tensor) and self._over(nbytes) > self._cache.nbytes:
-                self.release(name)  # no need to drive out anything: that would not be enough
+            self._check_open()
+            self.release(name)
+            foreign = 0 if self._ledger.knows(tensor) else nbytes
+            if not self._make_room(foreign) or not self._cache.put(name, tensor, nbytes):
                 return False
-            kept = self._cache.put(name, tensor, nbytes, cost_seconds)
-            self._count_cached(name, tensor, nbytes)
-            return kept and name in self._cache
+            if foreign:
+                self._foreign[name] = foreign
+            self._settle()
+            return True
 
     def get_tensor(self, name: Hashable) -> Any:
         """The cached tensor of that name, or None."""
         return self._cache.get(name)
 
     def get_or_build(self, name: Hashable, build: Callable[[], Any]) -> Any:
-        """The cached tensor; made by `build` if it is not there, and kept if it is worth it by the time that took."""
-        tensor = self._cache.get_or_build(name, build, lambda made: _nbytes(name, made))
-        with self._lock:
-            if self._cache.peek(name) is tensor:
-                self._count_cached(name, tensor, _nbytes(name, tensor))
-            self._settle()
+        """The cached tensor; made by `build` if it is missing, and kept if there is room."""
+        tensor = self._cache.get(name)
+        if tensor is None:
+            tensor = build()
+            self.cache_tensor(name, tensor)
         return tensor
 
     def release(self, name: Hashable) -> bool:
-        """Forget a cached tensor; whether there was one."""
+        """Remove a cached tensor; whether there was one."""
         found = self._cache.discard(name)
         self._settle()
         return found
 
     def clear_cache(self) -> None:
-        """Forget all cached tensors."""
+        """Remove all cached tensors."""
         self._cache.clear()
         self._settle()
 
     def get_statistics(self) -> dict[str, Any]:
-        """What was done so far and what is held now, as plain values; sizes in bytes."""
+        """Counters and sizes in bytes, as plain values."""
         with self._lock:
             self._settle()
-            cache, pool, ledger = self._cache.stats(), self._pool.stats(), self._ledger
+            cache, pool = self._cache.stats(), self._pool.stats()
             return {
                 "allocated": self._allocated,
                 "reused": pool.reused + self._reused,
-                "in_use": ledger.tensors,
-                "in_use_bytes": ledger.nbytes,
-                "peak_bytes": ledger.peak,
+                "in_use": len(self._ledger),
+                "in_use_bytes": self._in_use,
+                "peak_bytes": self._peak,
                 "cached": cache.items,
                 "cached_bytes": cache.nbytes,
                 "cache_limit_bytes": cache.max_bytes,
                 "hits": cache.hits,
                 "misses": cache.misses,
                 "evictions": cache.evicted,
-                "saved_seconds": cache.saved_seconds,
                 "pool_bytes": pool.free_bytes,
                 "limit_bytes": self.limit,
                 "mlx": self._mlx.figures() if self._mlx is not None else None,
             }
 
     def close(self) -> None:
-        """Give everything back; idempotent."""
+        """Empty the cache and the pool; idempotent."""
         with self._lock:
             self._closed = True
-            self._cache.close()
+            self.clear_cache()
             self._pool.close()
             if self._mlx is not None:
                 self._mlx.close()
@@ -208,61 +204,56 @@ class UnifiedMemoryManager:
         self.close()
 
     def __repr__(self) -> str:
-        used = format_bytes(self._ledger.nbytes)
+        used = format_bytes(self._in_use)
         return f"UnifiedMemoryManager({used} in use of {format_bytes(self.limit)}, {len(self._cache)} cached)"
+
+    @property
+    def _in_use(self) -> int:
+        return self._ledger.nbytes + sum(self._foreign.values())
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConfigError("this memory manager is closed; make another one")
 
     def _allocator(self, dtype: object) -> Allocator:
         given = framework_of(dtype)
         unified = self.config.enable_unified_memory
         if given == "mlx" and not unified:
             raise ConfigError(
-                f"arrays of {dtype} lie in unified memory, which enable_unified_memory=False rules out; allow it, or "
-                "give a type of torch or NumPy"
+                f"arrays of {dtype} lie in unified memory, and enable_unified_memory=False; allow it, or give a dtype "
+                "of torch or NumPy"
             )
         if given in ("mlx", "torch"):
             return get_allocator(given)
         return get_allocator("numpy" if self.config.backend == "mlx" and not unified else self.config.backend)
 
-    def _make_room(self, needed: int, shape: tuple[int, ...], dtype: Any) -> None:
-        """Drive out what is cached and used by nobody else, if that is what it takes."""
-        over = self._over(needed)
-        if over > 0 and needed <= self.limit:
-            self._cache.trim(max(0, self._cache.nbytes - over))
-            if self._over(needed) > 0:
-                self._cache.trim()
-        if self._over(needed) > 0:
-            raise PoolFullError(
-                f"a tensor of {dtype} and shape {shape} takes {format_bytes(needed)}; tensors in use have "
-                f"{format_bytes(self._ledger.nbytes)} of {format_bytes(self.limit)}; drop some, make it smaller, or "
-                "raise pool_size_mb"
-            )
-
-    def _over(self, needed: int) -> int:
+    def _make_room(self, needed: int) -> bool:
+        """Evict cached tensors if that makes room; whether there is any."""
         self._settle()
-        return self._ledger.nbytes + needed - self.limit
+        if self._in_use + needed - self.limit > self._cache.nbytes:
+            return False
+        while self._in_use + needed > self.limit and self._cache.trim(self._cache.nbytes - 1):
+            self._settle()
+        return self._in_use + needed <= self.limit
 
     def _allocate(self, allocator: Allocator, shape: tuple[int, ...], dtype: Any, nbytes: int, needed: int) -> Any:
         if not allocator.pooled:
-            return self._from_mlx(allocator, shape, dtype, nbytes)
-        memory, owner = self._memory(nbytes)
-        tensor = allocator.over(memory, shape, dtype)
-        self._ledger.add(owner, needed, address=memory.ctypes.data)
-        # Free buffers of other sizes must not add to what is in use until both are more than the pool.
-        free = self._pool.stats().free_bytes
-        if self._ledger.nbytes + free > self.limit:
-            self._pool.trim(max(0, self.limit - self._ledger.nbytes))
-        return tensor
-
-    def _memory(self, nbytes: int) -> tuple[npt.NDArray[np.uint8], Any]:
-        """Memory, and the object that lives exactly as long as any view of it."""
+            return self._allocate_mlx(allocator, shape, dtype, nbytes)
         if self.config.enable_pooling:
             memory = self._pool.acquire(nbytes).array()
-            return memory, memory.base
-        raw = np.empty(nbytes + ALIGNMENT, np.uint8)
-        start = -raw.ctypes.data % ALIGNMENT
-        return raw[start : start + nbytes], raw
+            owner = memory.base  # lives exactly as long as any view of the memory
+        else:
+            owner = np.empty(nbytes + ALIGNMENT, np.uint8)
+            start = -owner.ctypes.data % ALIGNMENT
+            memory = owner[start : start + nbytes]
+        tensor = allocator.over(memory, shape, dtype)
+        self._ledger.add(owner, needed, address=memory.ctypes.data)
+        # Free buffers of other sizes count too.
+        if self._in_use + self._pool.stats().free_bytes > self.limit:
+            self._pool.trim(max(0, self.limit - self._in_use))
+        return tensor
 
-    def _from_mlx(self, allocator: Allocator, shape: tuple[int, ...], dtype: Any, nbytes: int) -> Any:
+    def _allocate_mlx(self, allocator: Allocator, shape: tuple[int, ...], dtype: Any, nbytes: int) -> Any:
         if self._mlx is None:
             self._mlx = MlxPool(self._limit if self.config.enable_pooling else None)
         before = self._mlx.figures()["cached"]
@@ -271,27 +262,19 @@ class UnifiedMemoryManager:
         self._ledger.add(tensor, nbytes)
         return tensor
 
-    def _count_cached(self, name: Hashable, tensor: Any, nbytes: int) -> None:
-        """Count what is cached, if it is not counted yet; or give it up, if there is no room for it beside the tensors
-        in use, also in the place of others that are only cached and worth less."""
-        self._foreign.pop(name, None)
-        self._settle()
-        if name not in self._cache or self._ledger.knows(tensor):
-            return
-        over = self._over(nbytes)
-        if 0 < over <= self._cache.nbytes - nbytes:
-            self._cache.trim(self._cache.nbytes - over)
-            over = self._over(nbytes)
-        if over > 0:
-            self._cache.discard(name)
-        elif name in self._cache:
-            self._foreign[name] = nbytes
-        self._settle()
-
     def _settle(self) -> None:
+        """Release the charges of tensors that are gone."""
         with self._lock:
+            self._ledger.settle()
             self._foreign = {name: nbytes for name, nbytes in self._foreign.items() if name in self._cache}
-            self._ledger.settle(sum(self._foreign.values()))
+            self.budget.hold("tensors", sum(self._foreign.values()), by=(self._ledger, "foreign"))
+            self._peak = max(self._peak, self._in_use)
+
+
+def _forget(ledger: Ledger, budget: MemoryBudget) -> None:
+    """End of a manager that nobody closed."""
+    budget.hold("tensors", 0, by=(ledger, "foreign"))
+    ledger.forget()
 
 
 def _sizes(shape: int | Sequence[int]) -> tuple[int, ...]:
@@ -306,7 +289,5 @@ def _sizes(shape: int | Sequence[int]) -> tuple[int, ...]:
 
 def _nbytes(name: Hashable, tensor: Any) -> int:
     if not is_array(tensor):
-        raise ConfigError(
-            f"{name!r} is to be a tensor, got {type(tensor).__name__}; give an array of MLX, torch or NumPy"
-        )
+        raise ConfigError(f"{name!r} must be a tensor of MLX, torch or NumPy, got {type(tensor).__name__}")
     return int(tensor.nbytes)

@@ -17,7 +17,7 @@ from penstock.batching.options import Options
 from penstock.distributed.sharding import Contiguous, deal, share_cuts
 from penstock.errors import ConfigError, PenstockError
 from penstock.loaders.sampling import LoaderSource
-from penstock.memory.addresses import keep_freed
+from penstock.memory.views import keep_freed
 from penstock.order.plan import Plan, Position, Step
 from penstock.order.samples import Samples
 from penstock.order.schedules import Schedule

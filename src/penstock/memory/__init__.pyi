@@ -2,8 +2,8 @@ from penstock.memory.budget import MemoryBudget as MemoryBudget
 from penstock.memory.budget import Reservation as Reservation
 from penstock.memory.budget import format_bytes as format_bytes
 from penstock.memory.budget import parse_bytes as parse_bytes
-from penstock.memory.cost_cache import CacheStats as CacheStats
-from penstock.memory.cost_cache import CostAwareCache as CostAwareCache
+from penstock.memory.cache import CacheStats as CacheStats
+from penstock.memory.cache import LRUCache as LRUCache
 from penstock.memory.pool import BufferPool as BufferPool
 from penstock.memory.pool import PooledBuffer as PooledBuffer
 from penstock.memory.pool import PoolStats as PoolStats

@@ -1,11 +1,13 @@
-"""Buffers that are used again: aligned, writable, by size class, and never while a view of them lives."""
+"""Pool of reusable aligned buffers, and the charge of objects on a budget while they live."""
 
 from __future__ import annotations
 
 import math
+import queue
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -16,7 +18,8 @@ import pyarrow as pa
 
 from penstock.memory.budget import MemoryBudget, format_bytes, parse_bytes
 
-__all__ = ["BufferPool", "PoolStats", "PooledBuffer", "size_class"]
+__all__ = ["BufferPool", "Ledger", "PoolStats", "PooledBuffer", "size_class"]
+
 
 _SMALLEST = 4096
 
@@ -286,3 +289,81 @@ def size_class(nbytes: int) -> int:
         return _SMALLEST
     step = 1 << ((nbytes - 1).bit_length() - 3)
     return -(-nbytes // step) * step
+
+
+class Ledger:
+    """Charge on a budget for objects such as tensors, until each of them is gone.
+
+    An object may be collected on any thread in the middle of anything, so its weak reference only wakes a thread (a
+    SimpleQueue may be put to from anywhere). The thread corrects the charge, so that reservations that wait for room
+    go on. It ends with `close`, or, after `forget`, with the last object.
+    """
+
+    def __init__(self, budget: MemoryBudget, owner: str, on_end: Callable[[], None] = lambda: None) -> None:
+        self._budget, self._owner, self._on_end = budget, owner, on_end
+        self._wake: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._held: list[tuple[int, int | None, weakref.ref[Any]]] = []
+        """Bytes, address and the object."""
+        self._thread: threading.Thread | None = None
+        self._closed = self._forgotten = False
+        self.nbytes = 0
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def add(self, owner: Any, nbytes: int, address: int | None = None) -> None:
+        """Charge `nbytes` until `owner` is gone; they begin at `address`, if that is not the object itself."""
+        with self._lock:
+            self._held.append((nbytes, address, weakref.ref(owner, self._wake.put)))
+            self._settle()
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._watch, name="penstock-tensors", daemon=True)
+                self._thread.start()
+
+    def knows(self, tensor: Any) -> bool:
+        """Whether the tensor, or the memory that it is a view of, is charged already."""
+        address = _address(tensor)
+        with self._lock:
+            held = list(self._held)
+        return any(
+            alive is tensor if start is None else address is not None and start <= address < start + max(1, nbytes)
+            for nbytes, start, owner in held
+            if (alive := owner()) is not None
+        )
+
+    def settle(self) -> None:
+        """Release the charge of objects that are gone."""
+        with self._lock:
+            self._settle()
+
+    def forget(self) -> None:
+        """No more calls will come: objects stay charged, and with the last of them the thread ends."""
+        self._forgotten = True
+        self._wake.put(None)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._settle()
+        self._wake.put(None)
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(5)
+
+    def _settle(self) -> None:
+        self._held = [] if self._closed else [entry for entry in self._held if entry[2]() is not None]
+        self.nbytes = sum(entry[0] for entry in self._held)
+        self._budget.hold(self._owner, self.nbytes, by=self)
+
+    def _watch(self) -> None:
+        while not self._closed and (self._held or not self._forgotten):
+            self._wake.get()
+            self.settle()
+        self._on_end()
+
+
+def _address(tensor: Any) -> int | None:
+    if hasattr(tensor, "ctypes"):
+        return int(tensor.ctypes.data)
+    return int(tensor.data_ptr()) if hasattr(tensor, "data_ptr") else None

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import DataError, SchemaError
-from penstock.memory.addresses import LONGEST_STRETCH, memory_as, place_of, stretches_of
+from penstock.memory.views import LONGEST_STRETCH, memory_as, place_of, stretches_of
 from penstock.store.reader import Store
 from penstock.store.shards import ShardReader, damaged
 

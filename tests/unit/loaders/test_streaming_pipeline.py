@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import datetime as dt
 import gc
 import json
 import logging
@@ -12,7 +11,6 @@ import threading
 import time
 from collections import UserDict
 from collections.abc import Callable, Iterator
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +19,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
-from penstock.errors import ConfigError, DataError, ResumeError, StageError
-from penstock.loaders.sample_stream import run as sources
-from penstock.loaders.sample_stream.arrow import pack, unpack
-from penstock.loaders.sample_stream.pace import RateLimit
-from penstock.loaders.sample_stream.run import SampleWindow, rest_of, rough_bytes, why_waiting
+from penstock.errors import ConfigError, DataError, ResumeError, StageError, StalledError
+from penstock.loaders import sample_stream
+from penstock.loaders.sample_stream import RateLimit, approximate_nbytes
 from penstock.loaders.streaming import StreamingConfig, StreamingPipeline
 from penstock.memory import MemoryBudget
-from penstock.pipeline import runner
 from penstock.sources.memory import MemorySource
 
-LONG = 20.0
+LONG = 300.0
 SMALL = StreamingConfig(buffer_size=64, chunk_size=16, num_workers=3)
 
 
@@ -147,7 +139,7 @@ def test_start_reads_ahead_before_anybody_asks() -> None:
     with StreamingPipeline(dataset, SMALL) as pipeline:
         assert not dataset.asked
         pipeline.start()
-        wait_for(lambda: len(dataset.asked) >= 32)
+        wait_for(lambda: len(dataset.asked) >= 30)
         assert pipeline.running
         assert next(iter(pipeline)) == {"row": 0}
     assert not pipeline.running
@@ -216,7 +208,7 @@ def test_leaving_the_loop_ends_every_thread() -> None:
 def test_a_pipeline_that_is_forgotten_ends_its_threads(caplog: pytest.LogCaptureFixture) -> None:
     dataset = Rows(100_000)
     pipeline = StreamingPipeline(dataset, SMALL).start()
-    wait_for(lambda: len(dataset.asked) > 48)
+    wait_for(lambda: len(dataset.asked) > 30)
     del pipeline
     with caplog.at_level(logging.WARNING):
         gc.collect()
@@ -234,7 +226,7 @@ it = iter(p)
 {left}
 print("the end")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LONG, check=True)
     assert (done.stdout, done.stderr) == ("the end\n", "")
 
 
@@ -252,7 +244,7 @@ def test_stopping_waits_for_a_sample_and_not_for_a_chunk(leave: str) -> None:
     pipeline = StreamingPipeline(dataset, buffer_size=1000, chunk_size=500, num_workers=1)
 
     def release() -> None:
-        wait_for(lambda: pipeline._pipeline.source.window.stopped)  # type: ignore[attr-defined]
+        wait_for(lambda: not pipeline.running or pipeline.stats()["running"] is False)
         go.set()
 
     releasing = threading.Thread(target=release)
@@ -268,7 +260,7 @@ def test_stopping_waits_for_a_sample_and_not_for_a_chunk(leave: str) -> None:
 def test_an_iterable_that_hangs_is_left_behind_and_cannot_disturb_the_next_loop(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(runner, "_GRACE", 0.1)
+    monkeypatch.setattr(sample_stream, "_STOP_SECONDS", 0.1)
     hanging, go, loops = threading.Event(), threading.Event(), []
 
     def items() -> Iterator[dict[str, int]]:
@@ -284,11 +276,11 @@ def test_an_iterable_that_hangs_is_left_behind_and_cannot_disturb_the_next_loop(
     for _ in pipeline:
         assert hanging.wait(LONG)
         break
-    assert "left behind" in caplog.text
+    assert "abandoned" in caplog.text
     loop = iter(pipeline)
     seen = [next(loop)["row"]]
     go.set()
-    wait_for(lambda: len(own_threads("penstock-source")) < 2)
+    wait_for(lambda: len(own_threads()) <= 2)
     seen.extend(sample["row"] for sample in loop)
     assert seen == list(range(100))
 
@@ -355,39 +347,18 @@ def test_rows_that_grow_stay_inside_the_budget() -> None:
     assert budget.used == 0
 
 
-def test_a_chunk_of_rows_that_grow_is_cut_short_and_its_rest_comes_late() -> None:
+def test_rows_that_grow_are_skipped_and_counted_once_each() -> None:
     def make(row: int) -> dict[str, Any]:
         if row in (50, 150):
             raise ValueError("no such row")
         return growing(row)
 
-    source = sources.SampleSource(Rows(200, make), 199, on_error="skip")
-    source.window = SampleWindow(400)
-    first = source.next_block(100_000)
-    block = source.next_block(100_000)
-    assert first is not None
-    assert block is not None
-    assert source.decode(first).batch.num_rows == 1
-    decoded = source.decode(block)
-    batch = decoded.batch
-    assert 100 < batch.num_rows < 110
-    assert batch.nbytes < 500_000
-    assert [bad.row for bad in decoded.rejected] == [50]
-    assert rest_of(batch) == range(batch.num_rows + 2, 200)
-    rows = [sample["row"] for part in (batch, *source.late(batch)) for sample in unpack(part)]
-    assert rows == [row for row in range(1, 200) if row not in (50, 150)]
-    assert source.skipped == {"ValueError": 2}
-
-
-def test_rows_that_cannot_be_held_take_nothing_else_with_them_when_a_chunk_is_cut_short() -> None:
-    def make(row: int) -> dict[str, Any]:
-        return {"row": row, "x": bytes(10_000_000) if row == 5 else b"", "bad": {1} if row == 5 else 0}
-
-    source = sources.SampleSource(Rows(10, make), 9, on_error="skip")
-    chunk = sources._Chunk(range(5, 10), 1000, source.window)
-    decoded = source._fetch(chunk)
-    assert [bad.row for bad in decoded.rejected] == [5]
-    assert [sample["row"] for sample in unpack(decoded.batch)] == [6, 7, 8, 9]
+    budget, dataset = MemoryBudget("4 MiB"), Rows(200, make)
+    pipeline = StreamingPipeline(dataset, budget=budget, on_error="skip")
+    assert rows_of(pipeline) == [row for row in range(200) if row not in (50, 150)]
+    assert sorted(dataset.asked) == list(range(200))
+    assert pipeline.stats()["skipped"] == {"ValueError": 2}
+    assert budget.peak <= budget.capacity
 
 
 @pytest.mark.parametrize("stop_at", [90, 101, 103, 120, 170])
@@ -405,13 +376,10 @@ def test_a_state_amid_rows_that_grow_goes_on_with_the_next_sample(stop_at: int) 
 
 
 def test_an_iterable_whose_rows_grow_is_taken_a_few_at_a_time() -> None:
-    source = sources.IterableSource(map(growing, range(200)), 199)
-    source.fit_budget(32 * 300_000)
-    batches = []
-    while (batch := source.next_batch(1000)) is not None:
-        batches.append(batch)
-    assert [sample["row"] for batch in batches for sample in unpack(batch)] == list(range(200))
-    assert max(batch.nbytes for batch in batches) < 500_000
+    budget = MemoryBudget("4 MiB")
+    assert rows_of(StreamingPipeline(map(growing, range(200)), budget=budget)) == list(range(200))
+    assert 60_000 < budget.peak <= budget.capacity
+    assert budget.used == 0
 
 
 @pytest.mark.parametrize(
@@ -427,14 +395,14 @@ def test_an_iterable_whose_rows_grow_is_taken_a_few_at_a_time() -> None:
         (["word"] * 1000, 4000),
     ],
 )
-def test_the_rough_size_of_a_sample(value: Any, nbytes: int) -> None:
-    assert rough_bytes(value) == nbytes
+def test_the_approximate_size_of_a_sample(value: Any, nbytes: int) -> None:
+    assert approximate_nbytes(value) == nbytes
 
 
-def test_the_rough_size_of_a_value_that_contains_itself_is_a_number() -> None:
+def test_the_approximate_size_of_a_value_that_contains_itself_is_a_number() -> None:
     endless: list[Any] = []
     endless.append(endless)
-    assert rough_bytes({"x": endless}) == 8
+    assert approximate_nbytes({"x": endless}) == 8
 
 
 # -- errors --------------------------------------------------------------------------------------------------------
@@ -473,40 +441,9 @@ def test_an_error_in_an_iterable_names_the_row() -> None:
         list(StreamingPipeline(make, SMALL))
 
 
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        (object(), r"'bad'.*builtins\.object"),
-        ({1, 2}, r"'bad'.*builtins\.set"),
-        ({"deep": [1, {2, 3}]}, r"'bad'.*builtins\.set"),
-        (np.array([object()]), "'bad'"),
-        (np.zeros(2, [("a", "i4")]), "'bad'"),
-        (np.ma.masked_array([1, 2], [True, False]), "'bad'"),
-        (10**5000, "'bad'"),
-    ],
-    ids=["object", "set", "deep set", "array of objects", "fields", "masked", "huge"],
-)
-def test_what_a_batch_cannot_hold_is_named_with_its_field_and_row(value: Any, words: str) -> None:
-    dataset = Rows(50, lambda row: {"row": row, "bad": value if row == 23 else 1})
-    with pytest.raises(DataError, match=rf"row 23\b.*{words}"):
-        list(StreamingPipeline(dataset, SMALL))
-
-
-def test_a_value_that_contains_itself_is_an_error() -> None:
-    endless: list[Any] = []
-    endless.append(endless)
-    with pytest.raises(DataError, match=r"row 0\b.*'x'"):
-        pack([{"x": endless}], where="data", rows=[0])
-
-
-def test_a_key_that_is_no_string_is_an_error() -> None:
-    with pytest.raises(DataError, match=r"row 4\b"):
-        list(StreamingPipeline(Rows(9, lambda row: {1: row} if row == 4 else {"a": row}), SMALL))
-
-
 def test_an_array_that_another_thread_has_not_computed_is_an_error_with_a_remedy() -> None:
     kept = mx.zeros((4, 3)) + 1
-    with pytest.raises(DataError, match=r"row 0\b.*'x'"):
+    with pytest.raises(DataError, match=r"row 0\b.*mlx\.core\.eval"):
         list(StreamingPipeline(Rows(4, lambda row: {"x": kept[row]}), SMALL))
     mx.eval(kept)
     assert [sample["x"].tolist() for sample in StreamingPipeline(Rows(4, lambda row: {"x": kept[row]}))] == [
@@ -518,7 +455,9 @@ def test_samples_that_cannot_be_made_are_left_out_and_counted_when_asked_to(capl
     def make(row: int) -> dict[str, Any]:
         if row % 10 == 0:
             raise ValueError(f"row {row} is odd")
-        return {"row": row, "x": {1} if row % 10 == 5 else row}
+        if row % 10 == 5:
+            raise DataError("unreadable")
+        return {"row": row}
 
     config = StreamingConfig(buffer_size=16, chunk_size=8, num_workers=2, on_error="skip")
     pipeline = StreamingPipeline(Rows(200, make), config)
@@ -603,11 +542,20 @@ def test_an_endless_iterable_is_read_no_further_than_the_buffer() -> None:
                 break
 
 
-def test_what_an_iterable_makes_slowly_is_passed_on_before_a_chunk_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = sources.IterableSource(range(1000), 16)
-    assert [source.next_batch(100).num_rows for _ in range(3)] == [1, 16, 16]  # type: ignore[union-attr]
-    monkeypatch.setattr(sources, "_PASS_ON_SECONDS", 0.0)  # every sample takes longer than that
-    assert [source.next_batch(100).num_rows for _ in range(3)] == [1, 1, 1]  # type: ignore[union-attr]
+def test_what_an_iterable_makes_slowly_is_passed_on_before_a_chunk_is_full() -> None:
+    more = threading.Event()
+
+    def slow() -> Iterator[int]:
+        for row in range(3):
+            time.sleep(2 * sample_stream._GATHER_SECONDS)
+            yield row
+        assert more.wait(LONG)
+        yield 3
+
+    loop = iter(StreamingPipeline(slow, buffer_size=64, chunk_size=16))
+    assert [next(loop) for _ in range(3)] == [0, 1, 2]
+    more.set()
+    assert list(loop) == [3]
 
 
 def test_an_iterator_runs_only_once_and_says_so() -> None:
@@ -617,169 +565,30 @@ def test_an_iterator_runs_only_once_and_says_so() -> None:
         rows_of(pipeline)
 
 
-def test_samples_need_not_be_dicts() -> None:
-    samples: list[Any] = [(1, np.ones(2)), "text", 3, None, [1, "a"], {"x": 1}]
-    out = list(StreamingPipeline(Rows(6, lambda row: samples[row]), SMALL))
-    assert out[1:] == samples[1:]
-    assert isinstance(out[0], tuple)
-    np.testing.assert_array_equal(out[0][1], np.ones(2))
+def test_samples_are_the_objects_that_the_dataset_returns() -> None:
+    samples: list[Any] = [(1, np.ones(2)), "text", 3, None, [1, "a"], {"x": {1}}, UserDict(x=1), object(), {1: 2}]
+    out = list(StreamingPipeline(Rows(len(samples), lambda row: samples[row]), SMALL))
+    assert all(got is sample for got, sample in zip(out, samples, strict=True))
 
 
-# -- values --------------------------------------------------------------------------------------------------------
+# -- arrays ---------------------------------------------------------------------------------------------------------
 
-
-def same(got: Any, wanted: Any) -> bool:
-    """The same kind of value, with the same bits."""
-    if isinstance(wanted, mx.array):
-        raw = mx.uint16 if wanted.dtype == mx.bfloat16 else wanted.dtype
-        return (
-            isinstance(got, mx.array)
-            and got.dtype == wanted.dtype
-            and same(np.array(got.view(raw)), np.array(wanted.view(raw)))
-        )
-    if isinstance(wanted, torch.Tensor):
-        if not isinstance(got, torch.Tensor) or got.dtype != wanted.dtype or got.shape != wanted.shape:
-            return False
-        if not wanted.numel():
-            return True
-        return bool(torch.equal(got.view(-1).view(torch.uint8), wanted.contiguous().view(-1).view(torch.uint8)))
-    if isinstance(wanted, (np.ndarray, np.generic)):
-        return (
-            type(got) is type(wanted)
-            and got.dtype == wanted.dtype
-            and got.shape == wanted.shape
-            and got.tobytes() == wanted.tobytes()
-        )
-    if isinstance(wanted, dict):
-        return type(got) is dict and list(got) == list(wanted) and all(same(got[key], wanted[key]) for key in wanted)
-    if isinstance(wanted, (list, tuple)):
-        return type(got) is type(wanted) and len(got) == len(wanted) and all(map(same, got, wanted))
-    if isinstance(wanted, float) and math.isnan(wanted):
-        return type(got) is float and math.isnan(got)
-    return type(got) is type(wanted) and got == wanted and repr(got) == repr(wanted)
-
-
-numpy_dtypes = (
-    hnp.integer_dtypes(endianness="?")
-    | hnp.unsigned_integer_dtypes()
-    | hnp.floating_dtypes(endianness="?", sizes=(16, 32, 64))
-    | hnp.complex_number_dtypes(sizes=(64, 128))
-    | hnp.boolean_dtypes()
-    | hnp.datetime64_dtypes()
-    | hnp.unicode_string_dtypes(min_len=1, max_len=4)
-)
-shapes = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=3)
-numpy_arrays = hnp.arrays(numpy_dtypes, shapes)
-numpy_scalars = hnp.arrays(hnp.integer_dtypes() | hnp.floating_dtypes(sizes=(16, 32, 64)), ()).map(
-    lambda array: array[()]
-)
 MLX_DTYPES = [
     *(mx.bool_, mx.uint8, mx.int8, mx.uint16, mx.int16, mx.uint32, mx.int32, mx.uint64, mx.int64),
     *(mx.float16, mx.bfloat16, mx.float32, mx.float64, mx.complex64),
 ]
-TORCH_DTYPES = [
-    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16),
-    *(torch.float32, torch.float64, torch.complex64, torch.float8_e4m3fn),
-]
-numbers = hnp.arrays(np.int8, shapes, elements=st.integers(0, 3))
-
-
-def mlx_of(array: Any, dtype: Any) -> mx.array:
-    return mx.array(array).astype(dtype, stream=mx.cpu)
-
-
-mlx_arrays = st.builds(mlx_of, numbers, st.sampled_from(MLX_DTYPES))
-torch_arrays = st.builds(lambda array, dtype: torch.from_numpy(array).to(dtype), numbers, st.sampled_from(TORCH_DTYPES))
-arrays = numpy_arrays | numpy_scalars | mlx_arrays | torch_arrays
-scalars = (
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text(st.characters(codec=None), max_size=5)
-    | st.binary(max_size=5)
-    | st.dates()
-    | st.datetimes().map(lambda when: when.replace(fold=0))
-    | st.timedeltas()
-    | st.times().map(lambda when: when.replace(fold=0))
-    | st.decimals(allow_nan=False)
-)
-trees = st.recursive(
-    scalars | arrays,
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.tuples(inner, inner)
-        | st.dictionaries(st.text(max_size=3) | st.just("~"), inner, max_size=3)
-        | st.dictionaries(st.integers() | st.booleans() | st.tuples(st.integers()), inner, max_size=2)
-    ),
-    max_leaves=6,
-)
-uniform = st.sampled_from(
-    [st.integers(-5, 5), st.floats(), st.text(max_size=4), st.booleans(), st.lists(st.integers(0, 9), max_size=4)]
-)
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(trees, min_size=1, max_size=6))
-def test_every_value_comes_out_as_what_it_went_in_as(values: list[Any]) -> None:
-    samples = [{"x": value, "row": row} for row, value in enumerate(values)]
-    out = unpack(pack(samples, where="data", rows=range(len(samples))))
-    assert same(out, samples)
-
-
-@settings(max_examples=50, deadline=None)
-@given(
-    st.data(),
-    st.one_of(
-        *(st.lists(kind | st.none(), min_size=1, max_size=6) for kind in (numpy_arrays, mlx_arrays, torch_arrays)),
-        uniform.flatmap(lambda kind: st.lists(kind | st.none(), min_size=1, max_size=6)),
-    ),
-)
-def test_slices_of_a_batch_come_out_right(data: st.DataObject, values: list[Any]) -> None:
-    batch = pack([{"x": value} for value in values], where="data", rows=range(len(values)))
-    start = data.draw(st.integers(0, len(values)))
-    count = data.draw(st.integers(0, len(values) - start))
-    assert same(unpack(batch.slice(start, count)), [{"x": value} for value in values[start : start + count]])
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.lists(st.dictionaries(st.sampled_from("abc"), scalars, max_size=3) | scalars, min_size=1, max_size=8))
-def test_samples_may_have_different_keys_in_any_order(samples: list[Any]) -> None:
-    assert same(unpack(pack(samples, where="data", rows=range(len(samples)))), samples)
 
 
 @pytest.mark.parametrize("dtype", MLX_DTYPES, ids=str)
-def test_mlx_arrays_of_every_type_come_through_a_pipeline(dtype: Any) -> None:
-    values = [mlx_of(np.arange(row % 4, dtype=np.int8).reshape(1, -1), dtype) for row in range(20)]
-    mx.eval(values)
-    out = [sample["x"] for sample in StreamingPipeline(Rows(20, lambda row: {"x": values[row]}), SMALL)]
-    assert same(out, values)
+def test_lazy_mlx_arrays_of_every_type_can_be_used_by_the_loop(dtype: Any) -> None:
+    def make(row: int) -> dict[str, Any]:
+        array = mx.array(np.arange(row % 4, dtype=np.int8)).astype(dtype, stream=mx.cpu)
+        return {"x": array, "nested": [{"y": array + array}]}
 
-
-def test_arrays_that_come_out_are_writable_and_nobody_elses() -> None:
-    batch = pack([{"x": np.arange(4)}, {"x": np.arange(4)}], where="data", rows=range(2))
-    first, second = (sample["x"] for sample in unpack(batch))
-    first += 1
-    assert second.tolist() == [0, 1, 2, 3]
-    assert unpack(batch)[0]["x"].tolist() == [0, 1, 2, 3]
-
-
-def test_strided_arrays_and_other_mappings_are_taken_for_their_values() -> None:
-    samples = [UserDict({"x": np.arange(24).reshape(4, 6)[::2, ::-3], "t": torch.arange(6).reshape(2, 3).T})]
-    (out,) = unpack(pack(samples, where="data", rows=[0]))
-    assert type(out) is dict
-    np.testing.assert_array_equal(out["x"], samples[0]["x"])
-    assert out["t"].tolist() == [[0, 3], [1, 4], [2, 5]]
-
-
-def test_the_plain_ones_are_plain_columns() -> None:
-    batch = pack([{"a": 1, "b": [1, 2], "c": "x"}, {"a": None, "b": [], "c": "y"}], where="data", rows=range(2))
-    assert batch.schema.types[1:] == [pa.int64(), pa.large_list(pa.int64()), pa.large_string()]
-
-
-def test_dates_and_decimals_inside_metadata_survive() -> None:
-    meta = {"when": dt.datetime(2024, 1, 2, 3, tzinfo=dt.UTC), "day": dt.date(2024, 1, 2), "price": Decimal("1.10")}
-    assert unpack(pack([{"meta": meta}], where="data", rows=[0])) == [{"meta": meta}]
+    for row, sample in enumerate(StreamingPipeline(Rows(20, make), SMALL)):
+        assert sample["x"].dtype == dtype
+        assert sample["x"].astype(mx.bool_).tolist() == [0, 1, 1, 1][: row % 4]
+        assert len(sample["nested"][0]["y"].tolist()) == row % 4
 
 
 # -- pace ----------------------------------------------------------------------------------------------------------
@@ -834,14 +643,14 @@ def test_after_a_pause_only_a_second_is_caught_up_on() -> None:
 
 
 def test_the_figures_are_of_this_moment_while_a_loop_waits() -> None:
-    fake, told = Time(), []
-    pace = RateLimit(100, fake.clock, fake.sleep, lambda: told.append(fake.now))
+    fake, reports = Time(), []
+    pace = RateLimit(100, fake.clock, fake.sleep, lambda: reports.append(fake.now))
     fake.now += 10  # nobody asks yet: that is not slowness
     assert (pace.behind, pace.recent) == (False, None)
     pace.begin()
     for _ in range(150):
         pace.step()
-    assert (pace.behind, told) == (False, [])
+    assert (pace.behind, reports) == (False, [])
     pace.wait()
     fake.now += 4
     assert pace.behind is True
@@ -851,8 +660,8 @@ def test_the_figures_are_of_this_moment_while_a_loop_waits() -> None:
     assert pace.waited == pytest.approx(4)
     pace.look()
     pace.look()
-    assert told == [fake.now]
-    pace.got()
+    assert reports == [fake.now]
+    pace.arrived()
     fake.now += 1
     assert pace.waited == pytest.approx(4)
     assert pace.wait_share < 0.1
@@ -877,12 +686,12 @@ def test_a_source_that_stalls_is_reported_while_it_does(caplog: pytest.LogCaptur
     looping = threading.Thread(target=loop)
     with caplog.at_level(logging.WARNING, "penstock.loaders.streaming"):
         looping.start()
-        wait_for(lambda: len(seen) == 17 and pipeline._last._pace._wait[1] is not None)  # type: ignore[union-attr]
+        wait_for(lambda: len(seen) == 19 and pipeline._last.rate._wait[1] is not None)  # type: ignore[union-attr]
         assert pipeline.stats()["behind"] is False
         fake.now += 30
-        wait_for(lambda: "row 20 of Rows has been in the making for" in pipeline.stats()["reason"])
+        wait_for(lambda: "row 20 of Rows" in pipeline.stats()["reason"])
         stats = pipeline.stats()
-        assert (stats["behind"], stats["samples"]) == (True, 17)
+        assert (stats["behind"], stats["samples"]) == (True, 19)
         assert stats["waited_seconds"] == pytest.approx(30)
         assert stats["recent_samples_per_sec"] < 1
         wait_for(lambda: caplog.records)
@@ -892,34 +701,38 @@ def test_a_source_that_stalls_is_reported_while_it_does(caplog: pytest.LogCaptur
     assert len(seen) == 30
 
 
-def test_a_buffer_too_small_for_the_workers_is_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_sample_that_hangs_is_an_error_that_names_it() -> None:
+    go = threading.Event()
+
     def make(row: int) -> dict[str, int]:
-        time.sleep(0.002)
+        if row == 20:
+            assert go.wait(LONG)
         return {"row": row}
 
-    list(StreamingPipeline(Rows(1)))
-    with caplog.at_level(logging.WARNING):
-        pipeline = StreamingPipeline(Rows(100, make), buffer_size=8, chunk_size=8, num_workers=4)
-    words = "buffer_size=8 has room for 1 chunk of chunk_size=8, so only 1 of 4 workers can be busy; make buffer_size"
-    assert [message.startswith(words) for message in caplog.messages] == [True]
+    pipeline = StreamingPipeline(Rows(100, make), SMALL, stall_seconds=0.1)
+    with pytest.raises(StalledError, match=r"row 20 of Rows(.|\n)*go\.wait"):
+        rows_of(pipeline)
+    go.set()
+    wait_for(lambda: not own_threads())
+
+
+def test_all_workers_are_busy_with_a_buffer_smaller_than_their_chunks() -> None:
+    met = threading.Barrier(4)
+
+    def make(row: int) -> dict[str, int]:
+        if row:
+            met.wait(LONG)
+        return {"row": row}
+
+    assert rows_of(StreamingPipeline(Rows(17, make), buffer_size=8, chunk_size=8, num_workers=4)) == list(range(17))
+
+
+def test_a_full_budget_is_named_as_the_reason() -> None:
+    budget = MemoryBudget("1 MiB")
+    pipeline = StreamingPipeline(Rows(3, lambda row: {"x": bytes(1000)}), budget=budget)
     list(pipeline)
-    assert pipeline.stats()["reason"].startswith(words)
-
-
-def test_nobody_who_waits_is_told_that_the_consumer_sets_the_pace() -> None:
-    def stage(name: str, busy: float, room: float = 0.0) -> dict[str, Any]:
-        return {"name": name, "kind": "", "busy_seconds": busy, "threads": 1, "batches": 5, "wait_room_seconds": room}
-
-    memory = {"used": 30 << 20, "limit": 32 << 20}
-    idle = {"seconds": 10.0, "memory": memory, "stages": [stage("rows", 0.1), stage("work", 0.5), stage("loop", 0.0)]}
-    assert why_waiting(idle, None, None) == (
-        "the loop waits for samples, though no stage is busy: work is most, 5% of the time"
-    )
-    full = {**idle, "stages": [stage("rows", 0.1, room=9.0), *idle["stages"][1:]]}  # type: ignore[index]
-    assert why_waiting(full, None, None) == "the budget is full: 30.0 MiB of 32.0 MiB are in use"
-    working = SampleWindow(8)
-    working.fetching[1] = (time.monotonic() - 9, time.monotonic(), "rows", 3)  # a chunk that is not done yet
-    assert why_waiting(idle, working, None).startswith("work is the bottleneck: 1 worker busy 9")
+    with budget.reserve(1 << 20):
+        assert "budget" in pipeline._feed.bottleneck()
 
 
 def test_a_slow_loop_is_reported_once_as_the_reason(caplog: pytest.LogCaptureFixture) -> None:

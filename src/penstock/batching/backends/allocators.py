@@ -1,18 +1,16 @@
-"""Arrays of a framework made of given memory, or of bytes exactly; and MLX's own pool of memory.
+"""Arrays of a framework in given memory; and MLX's own pool of memory.
 
 allocator = get_allocator("torch")
 tensor = allocator.over(memory, (32, 512), "float32")     # lies in the memory given
-
-framework, dtype, array = bits_of(tensor)                 # NumPy holds the bits, whatever the type
-again = from_bits(framework, dtype, array)
 """
 
 from __future__ import annotations
 
 import math
+import sys
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar
 
@@ -22,9 +20,9 @@ import numpy.typing as npt
 from penstock._optional import require
 from penstock._suggest import did_you_mean
 from penstock.batching.backends.lookup import backend_of
-from penstock.errors import ConfigError, DataError
+from penstock.errors import ConfigError
 
-__all__ = ["Allocator", "MlxPool", "bits_of", "framework_of", "from_bits", "get_allocator", "is_array"]
+__all__ = ["Allocator", "MlxPool", "evaluate", "framework_of", "get_allocator", "is_array"]
 
 _KINDS = "biufcSUmM"
 """NumPy's types whose bytes say everything: not objects, and nothing with fields of its own."""
@@ -36,7 +34,6 @@ _ALIASES = {
     "int": "int32",
     "long": "int64",
 }
-_SCALAR = "numpy scalar"
 
 
 class Allocator:
@@ -207,44 +204,8 @@ def is_array(value: object) -> bool:
     return hasattr(value, "shape")
 
 
-def bits_of(array: Any) -> tuple[str, str, npt.NDArray[Any]]:
-    """The framework, the type's name, and the values in NumPy: those that it has no type for as unsigned bits."""
-    if isinstance(array, (np.ndarray, np.generic)):
-        if isinstance(array, np.ma.MaskedArray):
-            raise DataError("a masked array cannot be kept with its mask; give the values and the mask by themselves")
-        if array.dtype.kind not in _KINDS:
-            raise DataError(f"an array of {array.dtype} cannot be kept; give numbers, or a list")
-        return _SCALAR if isinstance(array, np.generic) else "numpy", array.dtype.str, np.asarray(array)
-    name = backend_of(array).name
-    dtype = dtype_name(array.dtype)
-    if name == "mlx":
-        mx = require("mlx.core", "mlx")
-        return name, dtype, np.asarray(array.view(mx.uint16) if dtype == "bfloat16" else array)
-    if name == "torch":
-        tensor, torch = array.detach().cpu().contiguous(), require("torch", "torch")
-        try:
-            return name, dtype, tensor.numpy()
-        except TypeError:  # bfloat16, the 8-bit floats
-            return name, dtype, tensor.view({1: torch.uint8, 2: torch.int16}[tensor.element_size()]).numpy()
-    values = np.asarray(array)
-    return name, dtype, values if values.dtype.kind in _KINDS else values.view(f"u{values.itemsize}")
-
-
-def from_bits(framework: str, dtype: str, array: npt.NDArray[Any]) -> Any:
-    """What `bits_of` was given, with memory of its own; on the CPU, whatever device it was on."""
-    if framework == _SCALAR:
-        return array[()]
-    if framework == "numpy":
-        return array.copy()
-    if framework == "mlx":
-        mx = require("mlx.core", "mlx")
-        if dtype == "bfloat16":
-            made = mx.array(array).view(mx.bfloat16)
-            mx.eval(made)  # so that any thread may use it
-            return made
-        return mx.array(array, dtype=mx.float64) if dtype == "float64" else mx.array(array)
-    if framework == "torch":
-        torch = require("torch", "torch")
-        return torch.from_numpy(array.copy()).view(getattr(torch, dtype))
-    jnp = require("jax.numpy", "jax")
-    return jnp.asarray(array.view(jnp.dtype(dtype)))
+def evaluate(value: Any) -> None:
+    """Compute the lazy MLX arrays in a value, a list or a dict: another thread could not."""
+    mx = sys.modules.get("mlx.core")
+    if mx is not None:
+        mx.eval(dict(value) if isinstance(value, Mapping) else value)

@@ -19,7 +19,7 @@ from penstock.files.filesystems import local_or_none
 from penstock.loaders.samples.columns import LOOKED_AT, SampleColumns, columns_of_samples, columns_of_table, some_of
 from penstock.loaders.samples.schema import Objective, SampleSchema, array_of, read_schema
 from penstock.memory import MemoryBudget, format_bytes
-from penstock.memory.cost_cache import CostAwareCache
+from penstock.memory.cache import LRUCache
 from penstock.pipeline.prefetch import map_ahead
 from penstock.store import Store, open_store
 from penstock.store.manifest import is_store, refuse_remote_store
@@ -141,9 +141,7 @@ class Columnar(SampleDataset):
 class Fetched(SampleDataset):
     """Samples that are asked for one by one, by any number of threads."""
 
-    def __init__(
-        self, dataset: Any, objective: Objective, keep: frozenset[str], cache: CostAwareCache[Any] | None
-    ) -> None:
+    def __init__(self, dataset: Any, objective: Objective, keep: frozenset[str], cache: LRUCache[Any] | None) -> None:
         self.dataset, self.rows, self.name = dataset, length_of(dataset), type(dataset).__name__
         self._objective, self._keep, self._cache = objective, keep, cache
         self._schema: SampleSchema | None = None
@@ -372,9 +370,7 @@ def as_sample_dataset(
         named = name_of(dataset, rows)
         told = named if named != name_of(None, rows) else None  # else the columns are looked at
         return Columnar(read, rows, type(dataset).__name__, objective, keep, identity=told)
-    cache: CostAwareCache[Any] | None = (
-        CostAwareCache(cache_bytes, budget=budget, owner="samples") if cache_bytes else None
-    )
+    cache: LRUCache[Any] | None = LRUCache(cache_bytes, budget=budget, owner="samples") if cache_bytes else None
     return Fetched(dataset, objective, keep, cache)
 
 

@@ -20,7 +20,7 @@ from penstock.loaders.samples.datasets import SampleDataset
 from penstock.loaders.samples.layout import Form
 from penstock.loaders.samples.prefetch import Made, Production
 from penstock.loaders.tuner import LoaderTuner, TunerSetting
-from penstock.memory.addresses import keep_freed
+from penstock.memory.views import keep_freed
 from penstock.order.plan import Plan, Position, Step
 from penstock.order.states import STATE, from_state, to_state
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.memory.addresses import LONGEST_STRETCH, memory_as, place_of, stretches_of
+from penstock.memory.views import LONGEST_STRETCH, memory_as, place_of, stretches_of
 
 __all__ = ["MemoryRows", "mask_of", "numbers_of"]
 
