@@ -14,20 +14,26 @@ import orjson
 import pyarrow as pa
 import xxhash
 
-from penstock.chat.binding import ChatOptions, bind_template
+from penstock.chat.bound_template import ChatOptions, bind_template
 from penstock.chat.compile.prover import Layouts
-from penstock.chat.explanation import ExplainedPart, explain
-from penstock.chat.formats import conversations, detect_format, json_columns, sides_of, typed_json
+from penstock.chat.formats import (
+    conversations,
+    detect_format,
+    json_columns,
+    refuse_flags,
+    refuse_label_values,
+    refuse_labels,
+    sides_of,
+    typed_json,
+)
 from penstock.chat.gate import Gate
-from penstock.chat.labels import refuse_flags, refuse_label_values, refuse_labels
+from penstock.chat.masks import SpanTokens
 from penstock.chat.messages import ROLES, Conversation
 from penstock.chat.parts import KINDS
 from penstock.chat.problems import RowProblem, TooLongError, Violation, alone
-from penstock.chat.render import EVERYTHING
-from penstock.chat.rendered_batch import RenderedBatch, as_written, written
-from penstock.chat.spans import SpanTokens
-from penstock.chat.template_traits import thought_sample
-from penstock.chat.templates import BUILT_IN, Markers, load_template
+from penstock.chat.render import EVERYTHING, ExplainedPart, explain
+from penstock.chat.rendered_batch import RenderedBatch, render_batch
+from penstock.chat.templates import BUILT_IN, Markers, load_template, thought_sample
 from penstock.chat.to_messages import ToMessages, checked_format
 from penstock.chat.truncation import POLICIES, TruncatedPieces, cut, gathered, in_all, tally
 from penstock.errors import ConfigError, DataError, SchemaError
@@ -141,7 +147,7 @@ class FormatChat(CountingTransform):
         name = self._format_of(batch)
         sides = []
         with alone(batch):
-            for side in written(self._layouts, batch, name, self.columns):
+            for side in render_batch(self._layouts, batch, name, self.columns):
                 tokens, found = self._tokens(side)
                 if found:
                     raise found[0]
@@ -183,7 +189,7 @@ class FormatChat(CountingTransform):
     def _checked(self, batch: pa.RecordBatch, name: str) -> list[Violation]:
         prefixes = sides_of(name)
         try:
-            sides = list(written(self._layouts, batch, name, self.columns))
+            sides = list(render_batch(self._layouts, batch, name, self.columns))
         except RowProblem:
             pass
         else:
@@ -201,7 +207,7 @@ class FormatChat(CountingTransform):
                     numbers.append(at)
                 except RowProblem as problem:
                     violations.append(_violation(problem, at, prefix))
-            violations += [replace(v, row=numbers[v.row]) for v in self._found(as_written(good), prefix)]
+            violations += [replace(v, row=numbers[v.row]) for v in self._found(RenderedBatch.of(good), prefix)]
         return violations
 
     def _found(self, side: RenderedBatch, prefix: str) -> list[Violation]:
@@ -283,7 +289,7 @@ class FormatChat(CountingTransform):
         everything = self.train_on == EVERYTHING
         renderer = self._renderer if everything else replace(self._renderer, train_on="assistant")
         try:
-            _, found = self._tokens(as_written([renderer.render(conversation)]))
+            _, found = self._tokens(RenderedBatch.of([renderer.render(conversation)]))
         except RowProblem as problem:
             return problem
         except DataError as error:

@@ -13,9 +13,9 @@ import orjson
 import pyarrow as pa
 
 from penstock._suggest import did_you_mean
-from penstock.chat.explanation import ExplainedPart
 from penstock.chat.format_chat import FormatChat, detect_format
 from penstock.chat.problems import RowProblem, TooLongError, Violation, alone
+from penstock.chat.render import ExplainedPart
 from penstock.chat.truncation import TruncatedPieces, gathered
 from penstock.errors import ConfigError, SchemaError
 from penstock.pipeline.metrics import TOKENS

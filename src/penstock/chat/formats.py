@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
@@ -23,10 +24,10 @@ from penstock.chat.messages import (
     from_json,
     without_nulls,
 )
-from penstock.chat.pairs import Said, answered, in_common, said
 from penstock.chat.problems import MalformedChatError, RowProblem
 from penstock.errors import SchemaError
 from penstock.files.json_values import loads
+from penstock.store.preferences import label_column, rejected_column
 
 __all__ = [
     "FORMATS",
@@ -34,15 +35,101 @@ __all__ = [
     "TEXT",
     "Reader",
     "Row",
+    "Said",
+    "answered",
     "conversations",
     "detect_format",
+    "in_common",
     "is_json_text",
     "json_columns",
     "python_values",
     "reader",
+    "refuse_flags",
+    "refuse_label_values",
+    "refuse_labels",
+    "said",
     "sides_of",
     "typed_json",
 ]
+
+
+SYSTEM = ("system", "developer")
+WAITING = ("user", "tool")
+"""Roles behind which it is the assistant's turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """Some messages, and what each says about training on it."""
+
+    messages: list[Message]
+    flags: Sequence[bool | None]
+
+    def __getitem__(self, part: slice) -> Said:
+        return Said(self.messages[part], self.flags[part])
+
+    def __add__(self, other: Said) -> Said:
+        return Said([*self.messages, *other.messages], [*self.flags, *other.flags])
+
+    @property
+    def unflagged(self) -> Said:
+        """The same, not to be trained on."""
+        return Said(self.messages, [False] * len(self.messages))
+
+
+def said(given: Any, role: str, what: str) -> Said:
+    """One side of a pair as messages: text is what that role said."""
+    if isinstance(given, str):
+        given = [{"role": role, "content": given}]
+    if not isinstance(given, list | dict):
+        raise MalformedChatError(f"{what}: expected text or messages, got {given!r:.80}")
+    if not given:
+        raise MalformedChatError(f"{what} is empty")
+    messages, flags = as_messages(given)
+    return Said(messages, flags or [None] * len(messages))
+
+
+def answered(prompt: Said, answer: Said, what: str) -> Said:
+    """The prompt with an answer behind it. Some data sets repeat the prompt in front of the answer: it counts once."""
+    system, asked = _parted(prompt)
+    own_system, rest = _parted(answer)
+    n = len(asked.messages)
+    if _alike(asked, rest[:n]) and len(rest.messages) > n:
+        if system.messages and own_system.messages and not _alike(system, own_system):
+            raise MalformedChatError(f"the prompt and {what} begin with different system messages; keep one of them")
+        opening = system if system.messages else own_system
+        return (opening + asked).unflagged + rest[n:]
+    first, last = answer.messages[0]["role"], prompt.messages[-1]["role"]
+    if first in SYSTEM or (first == "user" and last in WAITING):
+        raise MalformedChatError(
+            f"{what} begins with a message of role {first}, and not with the prompt, which ends with one of role "
+            f"{last}: it neither answers the prompt nor repeats it; drop the column 'prompt', or mend the row"
+        )
+    return prompt.unflagged + answer
+
+
+def in_common(one: Said, other: Said) -> int:
+    """How many messages both begin with, when each has at least one more."""
+    shared = 0
+    while shared < min(len(one.messages), len(other.messages)) - 1 and _alike(
+        one[shared : shared + 1], other[shared : shared + 1]
+    ):
+        shared += 1
+    return shared
+
+
+def _parted(given: Said) -> tuple[Said, Said]:
+    """What the system says in front, and the rest."""
+    roles = [message["role"] in SYSTEM for message in given.messages]
+    n = roles.index(False) if False in roles else len(roles)
+    return given[:n], given[n:]
+
+
+def _alike(one: Said, other: Said) -> bool:
+    """Whether the same is said by the same; ids and the like do not matter."""
+    keys = ("role", "content", "tool_calls")
+    parts = [[tuple(message.get(key) for key in keys) for message in side.messages] for side in (one, other)]
+    return parts[0] == parts[1]
 
 
 KEY, TEXT = b"penstock.json", b"text"
@@ -343,3 +430,53 @@ CONVERTERS: dict[str, Callable[[Row], tuple[Conversation, ...]]] = {
     "prompt_completion": _prompt_completion,
     "alpaca": _alpaca,
 }
+
+
+_NUMBERS = ({"0", "1"}, {"0.0", "1.0"})
+_WORDS = ({"true", "false"}, {"desirable", "undesirable"}, {"chosen", "rejected"}, {"good", "bad"})
+
+
+def refuse_flags(schema: pa.Schema, kept: Collection[str]) -> None:
+    """Refuse columns that say of whole rows what to train on: it is messages that say so here."""
+    for name in FLAGS:
+        if name in schema.names and name not in kept:
+            raise SchemaError(
+                f"the column {name!r} looks as if it said of whole rows whether to train on them, which is not obeyed; "
+                f"leave such rows out before, put {name!r} into the messages, or drop, rename or keep= the column"
+            )
+
+
+def refuse_label_values(batch: pa.RecordBatch, kept: Collection[str]) -> None:
+    """Refuse a `label` that is no boolean, and yet says good or bad in every row."""
+    at = batch.schema.get_field_index("label")
+    if at < 0 or "label" in kept or pa.types.is_nested(batch.schema.field(at).type):
+        return
+    values = {str(value).strip().lower() for value in pc.unique(batch.column(at)).to_pylist() if value is not None}
+    if values in _NUMBERS or (values and any(values <= words for words in _WORDS)):
+        raise SchemaError(
+            f"the column 'label' says in every row whether an answer is good ({', '.join(sorted(values))}), and as "
+            "plain chats all would be trained on alike; make it a boolean and use PreferenceDataLoader, or "
+            "FormatPreference in a pipeline; or pass keep='label' to FormatChat, or drop or rename the column"
+        )
+
+
+def refuse_labels(schema: pa.Schema, kept: Collection[str]) -> None:
+    """Refuse rows with labels, or rejected answers, that nobody asked to keep.
+
+    A bad answer would be trained on as a good one is, and a rejected one lost.
+    """
+    rejected = rejected_column(schema)
+    if rejected is not None and rejected not in kept:
+        raise SchemaError(
+            f"the column {rejected!r} holds rejected answers, and as plain chats the rows would lose them; name the "
+            "columns of both answers 'chosen' and 'rejected', with the prompt in front in a column of its own, and use "
+            "PreferenceDataLoader (FormatPreference in a pipeline); or pass preference=False to a loader, or "
+            f"keep={rejected!r} to FormatChat, or drop or rename the column"
+        )
+    name = label_column(schema)
+    if name is not None and name not in kept:
+        raise SchemaError(
+            f"the column {name!r} says which answers are good and which are bad (KTO), and as plain chats both would "
+            "be trained on alike; use PreferenceDataLoader, or FormatPreference in a pipeline; pass preference=False "
+            f"to a loader, or keep={name!r} to FormatChat, to train on all of them; or drop or rename the column"
+        )

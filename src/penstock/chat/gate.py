@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.chat.masks import Flags, Ints, Spans, SpanTokens, shown
 from penstock.chat.problems import (
     BosCountError,
     HeaderSupervisedError,
@@ -23,7 +24,6 @@ from penstock.chat.problems import (
     TerminatorNotSupervisedError,
 )
 from penstock.chat.rendered_batch import RenderedBatch
-from penstock.chat.spans import Flags, Ints, Spans, SpanTokens, shown
 from penstock.errors import ConfigError
 from penstock.tokenizers.base import Tokenizer
 
@@ -122,9 +122,9 @@ class Checker:
         closing[others] = np.where(_only_white_space(spans, begins, spans.stops[others]), last, -1)
         return closing
 
-    def problems(self, tokens: SpanTokens, written: RenderedBatch, *, everything: bool) -> list[RowProblem]:
+    def problems(self, tokens: SpanTokens, rendered: RenderedBatch, *, everything: bool) -> list[RowProblem]:
         """What is wrong, row by row."""
-        spans, prompts = written.spans, written.prompts
+        spans = rendered.spans
         gate = self.gate
         found: list[RowProblem] = []
         bos = self.tokenizer.special.bos
@@ -139,12 +139,12 @@ class Checker:
             if gate.headers and self.headers:
                 found += self._headers(tokens, known.which(_HEADER))
             if gate.terminator:
-                found += self._unended(tokens, spans, prompts, known.which(_END))
+                found += self._unended(tokens, spans, known.which(_END))
             if gate.prompt:
-                found += self._prompts(tokens, spans, prompts, known.which(_CUT))
-        if written.foreign:  # what else is wrong with such a row comes from that
-            found = [problem for problem in found if problem.row not in written.foreign]
-            found += _foreign(written.foreign)
+                found += self._prompts(tokens, spans, known.which(_CUT))
+        if rendered.foreign:  # what else is wrong with such a row comes from that
+            found = [problem for problem in found if problem.row not in rendered.foreign]
+            found += _foreign(rendered.foreign)
         found.sort(key=lambda problem: problem.row or 0)
         return [_with_text(problem, tokens, spans) for problem in found]
 
@@ -165,33 +165,33 @@ class Checker:
                 row=int(row),
             )
 
-    def _unended(self, tokens: SpanTokens, spans: Spans, prompts: Ints, at: Ints) -> Iterable[RowProblem]:
+    def _unended(self, tokens: SpanTokens, spans: Spans, at: Ints) -> Iterable[RowProblem]:
         closing = self._closing(tokens, spans)
         counted = ended = closing >= 0
         if self.inner:
             at = at[~np.isin(tokens.ids[at], list(self.inner))]
             counted = np.isin(closing, at)
         inside = np.searchsorted(at, tokens.stop) - np.searchsorted(at, tokens.first) > counted
-        for span in np.flatnonzero(inside & (prompts >= 0)):
+        for span in np.flatnonzero(inside & (spans.prompts >= 0)):
             yield TerminatorInsideError(
                 "a turn to train on has a token that ends turns in its middle, written by a message or by the template",
                 row=int(spans.rows[span]),
             )
-        for span in np.flatnonzero(~ended & (prompts >= 0) & self.include_eot):
+        for span in np.flatnonzero(~ended & (spans.prompts >= 0) & self.include_eot):
             yield TerminatorNotSupervisedError(
                 "a turn would be trained on without the token that ends it, so the model would not learn to stop; "
                 "mend the template, or pass include_eot=False",
                 row=int(spans.rows[span]),
             )
 
-    def _prompts(self, tokens: SpanTokens, spans: Spans, prompts: Ints, cuts: Ints) -> Iterable[RowProblem]:
+    def _prompts(self, tokens: SpanTokens, spans: Spans, cuts: Ints) -> Iterable[RowProblem]:
         """The tokens of a prompt alone must be those that the row begins with.
 
         What comes before the last cut of a prompt cannot differ, so only the few tokens behind it are looked at: mostly
         the same in every row.
         """
-        asked = np.flatnonzero(prompts >= 0)
-        rows, ends = spans.rows[asked], prompts[asked]
+        asked = np.flatnonzero(spans.prompts >= 0)
+        rows, ends = spans.rows[asked], spans.prompts[asked]
         stops = np.clip(np.searchsorted(tokens.starts, ends), tokens.offsets[rows], tokens.offsets[rows + 1])
         begins = tokens.offsets[rows]
         reaches = tokens.ends[np.maximum(stops - 1, 0)] + spans.offsets[rows]

@@ -9,31 +9,40 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from penstock.chat.marks import END, START, unmarked
+from penstock.chat.masks import Turn
 from penstock.chat.messages import Conversation, Message
-from penstock.chat.placement import Placement, place_parts
+from penstock.chat.parts import OF_TOOLS, Placement, place_parts
 from penstock.chat.problems import (
     EmptyContentError,
     NoAssistantTurnError,
     PartLostError,
     PromptDiffersError,
     RenderError,
+    RowProblem,
     SpansNotFoundError,
 )
-from penstock.chat.rendered import Marked, Turn
-from penstock.chat.template_traits import TOOLS, Traits, sample
-from penstock.chat.templates import Markers, Template, clock
+from penstock.chat.templates import END, START, TOOLS, Markers, Template, Traits, clock, sample, unmarked
 from penstock.files.json_values import dumps
 
 if TYPE_CHECKING:
     from penstock.chat.sandbox import Program
 
-__all__ = ["EVERYTHING", "Renderer", "Rendering", "TrainOn", "common_length", "foreign_text"]
+__all__ = [
+    "EVERYTHING",
+    "ExplainedPart",
+    "Renderer",
+    "Rendering",
+    "TrainOn",
+    "common_length",
+    "explain",
+    "foreign_text",
+]
+
 
 TrainOn = str | tuple[str, ...]
 EVERYTHING = "all"
@@ -49,7 +58,9 @@ class Rendering:
     placement: Placement
     turns: Sequence[Turn]
     lost: Sequence[str]
-    """Kinds of parts that are not in the text, and were allowed to be lost."""
+    """Kinds of parts that are not in the text, as `allow_lost` permits."""
+    foreign: str | None = None
+    """Text of a special token in a message, and the message; None if there is none."""
 
 
 @dataclass(frozen=True)
@@ -76,16 +87,8 @@ class Renderer:
     specials: tuple[str, ...] = ()
     """Texts of special tokens, which no message may say; none, if that is not to be checked."""
 
-    def render(self, conversation: Conversation) -> Marked:
-        """Raises a `RowProblem` for a conversation that cannot be rendered as it should."""
-        made = self.rendering(conversation)
-        marked = Marked.of(made.text, made.turns, lost=made.lost)
-        if self.specials:
-            marked.foreign = self._foreign(conversation)
-        return marked
-
-    def rendering(self, conversation: Conversation) -> Rendering:
-        """The text of a conversation, its parts in it, and its turns to train on."""
+    def render(self, conversation: Conversation) -> Rendering:
+        """The text of a conversation, its parts in it, and its supervised turns. Raises a `RowProblem`."""
         trained = self.trained(conversation)
         if self.check_content:
             self._check_content(conversation, trained)
@@ -100,7 +103,7 @@ class Renderer:
         placement = place_parts(given, whole, self._marked_text)
         lost = self._check_parts(placement, whole)
         turns = list(self._turns(given, trained, whole, placement, blocks))
-        return Rendering(whole, placement, turns, lost)
+        return Rendering(whole, placement, turns, lost, self._foreign(conversation) if self.specials else None)
 
     def _check_text(self, whole: str) -> None:
         try:
@@ -401,3 +404,54 @@ def _differing(i: int, prompt: str, whole: str) -> PromptDiffersError:
         "variables that the model is used with, train on other turns (train_on='last'), or switch the check off with "
         "Gate(prompt=False)"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedPart:
+    """A part of a row, and where it went."""
+
+    message: int | None
+    """None for a part of the tools."""
+    role: str
+    name: str
+    where: str
+    """prompt, supervised, lost, changed, or repeated."""
+    text: str
+
+
+def explain(renderer: Renderer, conversation: Conversation) -> tuple[list[ExplainedPart], str | None]:
+    """The parts of a conversation, and what the row is refused for, if it is. Raises if it cannot be rendered."""
+    problem = None
+    try:
+        renderer.render(conversation)
+    except RowProblem as error:
+        problem = error.reason
+    made = _rendering(renderer, conversation)
+    explained = []
+    for number, (part, places) in enumerate(zip(made.placement.parts, made.placement.places)):
+        inside = any(turn.start <= place[0] and place[1] <= turn.stop for turn in made.turns for place in places[:1])
+        if not places:
+            where = "lost"
+        elif number in made.placement.changed:
+            where = "changed"
+        elif made.placement.is_repeated(part, places, made.text):
+            where = "repeated"
+        else:
+            where = "supervised" if inside else "prompt"
+        of_tools = part.message == OF_TOOLS
+        role = "tools" if of_tools else conversation.messages[part.message]["role"]
+        explained.append(ExplainedPart(None if of_tools else part.message, role, part.name, where, part.text))
+    return explained, problem
+
+
+def _rendering(renderer: Renderer, conversation: Conversation) -> Rendering:
+    """As far as it gets: with turns if they can be found, or else without."""
+    lenient = replace(renderer, check_parts=False, check_content=False)
+    for check_prompts in (True, False):
+        try:
+            return replace(lenient, check_prompts=check_prompts).render(conversation)
+        except RowProblem:
+            continue
+    given = renderer.traits.present(conversation)
+    whole = renderer.text_of(given)
+    return Rendering(whole, place_parts(given, whole, renderer.text_of), (), ())

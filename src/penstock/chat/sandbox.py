@@ -21,7 +21,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-from penstock.chat.marks import END, START
+from penstock.chat.templates import END, START
 from penstock.files.json_values import dumps
 
 __all__ = ["Program", "Sandbox", "added", "allowance", "compiled", "joined", "sandboxed"]

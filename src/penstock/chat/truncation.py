@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.chat.masks import Flags, Ints
 from penstock.chat.problems import TooLongError
-from penstock.chat.spans import Flags, Ints
 
 __all__ = ["POLICIES", "TruncatedPieces", "TruncationCounts", "cut", "gathered", "in_all", "tally"]
 

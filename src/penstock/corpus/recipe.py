@@ -14,7 +14,7 @@ import xxhash
 from penstock._suggest import did_you_mean
 from penstock.chat.format_chat import FormatChat, detect_format, json_columns
 from penstock.chat.format_preference import FormatPreference, preference_kind
-from penstock.chat.labels import refuse_labels
+from penstock.chat.formats import refuse_labels
 from penstock.corpus.dedup.stages import Dedup, ExactDedup, MinHashDedup, dedup_stages
 from penstock.corpus.quality.filters import quality_filters
 from penstock.errors import ConfigError, SchemaError

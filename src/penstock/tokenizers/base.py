@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -10,9 +11,26 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.arrays.ragged import Ints, Ragged
+from penstock.arrays.text import pieces
 from penstock.errors import ConfigError
 
-__all__ = ["Encoded", "SpecialTokens", "Tokenizer", "check_largest_id", "narrowest"]
+__all__ = [
+    "Encoded",
+    "FastModel",
+    "Offsets",
+    "Reference",
+    "SpecialTokens",
+    "Tokenizer",
+    "VocabularyTable",
+    "as_token_table",
+    "check_largest_id",
+    "encode_segments",
+    "literal",
+    "narrowest",
+    "reference_ids",
+]
+
 
 MOST_UNUSED = 1 << 24
 """Ids without a token that a vocabulary may have: tables by id have a place for each."""
@@ -107,3 +125,139 @@ def narrowest(vocab_size: int) -> pa.DataType:
     if vocab_size <= 1 << 8:
         return pa.uint8()
     return pa.uint16() if vocab_size <= 1 << 16 else pa.uint32()
+
+
+REFERENCE_BYTES = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class Offsets:
+    """Where the tokens of one text stand, in characters."""
+
+    ids: Ints
+    starts: Ints
+    ends: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class FastModel:
+    """How to make the fast form of a tokenizer."""
+
+    load: Callable[[], Any]
+    """A new gigatoken backend."""
+    traps: str | None = None
+    """A pattern (RE2) of what the fast form is known to treat otherwise: rows that match go to the reference."""
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularyTable:
+    """The bytes of every token, for models whose tokens, put end to end, are the text they came from."""
+
+    data: npt.NDArray[np.uint8]
+    offsets: npt.NDArray[np.int64]
+    """Token k is `data[bounds[k]:bounds[k + 1]]`."""
+    special: npt.NDArray[np.bool_]
+    prefixed: bool = False
+    """Whether a space is put before the text, and before what follows a special token."""
+    compare: str = "never"
+    """When the bytes themselves must be compared, since the text may have been normalised: never, non-ascii, always."""
+
+
+class Reference(Protocol):
+    """The library whose ids are the right ones. Safe to call from several threads."""
+
+    name: str
+    vocab_size: int
+    special: SpecialTokens
+    normalises: bool
+    """Whether text is brought to a Unicode form, or changed in another way that depends on Unicode's tables."""
+
+    def fingerprint(self) -> str: ...
+
+    def ids(self, texts: list[str], *, parse_special: bool) -> Sequence[Ints]:
+        """The ids of each text."""
+        ...
+
+    def offsets(self, texts: list[str], *, parse_special: bool) -> Sequence[Offsets]:
+        """The ids of each text, and the characters each covers."""
+        ...
+
+    def decode(self, ids: Ints) -> str: ...
+
+    def token_bytes(self, token: int) -> bytes: ...
+
+    def table(self) -> VocabularyTable | None:
+        """The bytes of every token, if tokens put end to end are the text."""
+        ...
+
+    def fast(self, *, parse_special: bool) -> FastModel | str:
+        """How to make the fast form, or why there is none."""
+        ...
+
+    def splitter(self) -> Reference:
+        """A small tokenizer that normalises and splits text as this one does, with ids that show every split.
+
+        Itself, if there is none: whether two tokenizers split alike then shows only where its tokens do.
+        """
+        ...
+
+    def probes(self) -> list[str]:
+        """Texts that are difficult for this very tokenizer."""
+        ...
+
+
+def reference_ids(reference: Reference, texts: pa.Array, *, parse_special: bool) -> Ragged:
+    """The ids of a column of texts without nulls, in pieces: of each token the libraries make some hundred bytes."""
+    parts = [
+        Ragged.of(reference.ids(part.to_pylist(), parse_special=parse_special), np.uint32)
+        for part in pieces(texts, REFERENCE_BYTES)
+    ]
+    return Ragged.joined(parts or [Ragged.of([], np.uint32)])
+
+
+def literal(text: str) -> str:
+    """The pattern of RE2 that matches this text only."""
+    return "".join(c if c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
+
+
+def as_token_table(
+    tokens: Sequence[bytes], special: Sequence[int], *, prefixed: bool = False, compare: str = "never"
+) -> VocabularyTable:
+    """The table of these tokens, which stand at their ids."""
+    bounds = np.zeros(len(tokens) + 1, np.int64)
+    np.cumsum([len(token) for token in tokens], out=bounds[1:])
+    marks = np.zeros(len(tokens), np.bool_)
+    marks[list(special)] = True
+    return VocabularyTable(np.frombuffer(b"".join(tokens), np.uint8), bounds, marks, prefixed, compare)
+
+
+def encode_segments(
+    texts: Sequence[str], special: Mapping[str, int], encode: Callable[[list[str]], Sequence[Offsets]]
+) -> list[Offsets]:
+    """Each text with its special tokens as single ids, and what lies between them as `encode` has it.
+
+    Every stretch is encoded as a text of its own. Of two special tokens at the same place, the longer wins.
+    """
+    pattern = re.compile("(" + "|".join(re.escape(token) for token in sorted(special, key=len, reverse=True)) + ")")
+    cut = [pattern.split(text) if special else [text] for text in texts]
+    plain = iter(encode([part for parts in cut for part in parts[::2] if part]))
+    whole = []
+    for parts in cut:
+        ids: list[Ints] = []
+        starts: list[Ints] = []
+        ends: list[Ints] = []
+        at = 0
+        for number, part in enumerate(parts):
+            if part:
+                found = _token(special[part], len(part)) if number % 2 else next(plain)
+                ids.append(found.ids)
+                starts.append(found.starts + at)
+                ends.append(found.ends + at)
+            at += len(part)
+        none = np.zeros(0, np.int64)
+        whole.append(Offsets(*(np.concatenate([none, *given]) for given in (ids, starts, ends))))
+    return whole
+
+
+def _token(token: int, length: int) -> Offsets:
+    return Offsets(np.array([token]), np.array([0]), np.array([length]))

@@ -23,9 +23,15 @@ from penstock.arrays.text import Utf8, flags, utf8
 from penstock.memory.pressure import resident_bytes
 from penstock.pipeline.chain import BrokenStageError
 from penstock.pipeline.config import available_cores
-from penstock.tokenizers.characters import Characters, ascii_pairs
-from penstock.tokenizers.reference import FastModel, Reference, reference_ids
-from penstock.tokenizers.verification import CharacterComparison, compared_rows, first_difference, is_long
+from penstock.tokenizers.base import FastModel, Reference, reference_ids
+from penstock.tokenizers.verification import (
+    CharacterComparison,
+    Characters,
+    ascii_pairs,
+    compared_rows,
+    first_difference,
+    is_long,
+)
 
 __all__ = ["FastPath", "Refused"]
 

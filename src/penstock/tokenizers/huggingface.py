@@ -15,9 +15,16 @@ import xxhash
 
 from penstock.arrays.ragged import Ints
 from penstock.errors import ConfigError
-from penstock.tokenizers.base import SpecialTokens, check_largest_id
-from penstock.tokenizers.characters import BYTE_PAIRS
-from penstock.tokenizers.reference import FastModel, Offsets, Reference, VocabularyTable, as_token_table
+from penstock.tokenizers.base import (
+    FastModel,
+    Offsets,
+    Reference,
+    SpecialTokens,
+    VocabularyTable,
+    as_token_table,
+    check_largest_id,
+)
+from penstock.tokenizers.verification import BYTE_PAIRS
 
 if TYPE_CHECKING:
     import tokenizers

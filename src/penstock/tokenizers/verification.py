@@ -8,11 +8,15 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import itertools
+import logging
+import threading
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
@@ -20,13 +24,345 @@ import xxhash
 from penstock.arrays.hashes import mix64
 from penstock.arrays.ragged import Flags, Ints, Ragged
 from penstock.arrays.text import Utf8, flags, utf8
-from penstock.tokenizers.characters import VERSION, Contexts
-from penstock.tokenizers.reference import FastModel, Reference, literal
+from penstock.files.cache import DiskCache, default_cache_directory
+from penstock.tokenizers.base import FastModel, Reference
 
-__all__ = ["CharacterComparison", "compared_rows", "first_difference", "is_long", "trap_pattern"]
+__all__ = [
+    "BYTE_PAIRS",
+    "VERSION",
+    "CharacterComparison",
+    "Characters",
+    "Contexts",
+    "ascii_pairs",
+    "compared_rows",
+    "first_difference",
+    "is_long",
+]
 
 
-ONE_IN, LONG_ONE_IN, PLACES = 2048, 64, 4
+VERSION = 1
+"""Raised when the texts change: what was proven with others is proven anew."""
+
+FEW = "a{0}A '{0}e {0}!\n一{0}1\n"
+ALL = "A{0}a 1{0}1!{0}!\t  {0}a\n{0}{0}{0}{0}\n{0}\r\n/{0}/\u0301{0}\u0301\n一{0}一 {0}"
+SYLLABLES = "\u1100{0}\u11a8가{0}\n{0}\u1161\n"
+PLAIN = "a{0}b {0} {0}1{0}{0}A{0}"
+ONE_IN, TOGETHER = 16, 32
+EAST_ASIAN = (range(0x3000, 0x3400), range(0xFE00, 0x10000))
+ASCII = "aAbe1!/' \t\r\n"
+
+_ENDS, _BEGINNINGS = range(0x80, 0xC0), range(0xC2, 0xF5)
+BYTE_PAIRS = [
+    bytes(pair)
+    for pair in itertools.chain(
+        itertools.product(_ENDS, _BEGINNINGS),
+        itertools.product(ASCII.encode(), _BEGINNINGS),
+        itertools.product(_ENDS, ASCII.encode()),
+    )
+]
+"""The last byte of one character and the first of the next, as far as they meet in these texts.
+
+In a vocabulary of single bytes and these pairs, two characters share a token exactly if they were not split apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contexts:
+    """The texts for one kind of tokenizer."""
+
+    normalised: bool = False
+    """Whether it brings text to a Unicode form."""
+    trapped: bool = False
+    """Whether rows with some of the characters go to the reference in any case: then each has a text of its own."""
+
+    @property
+    def together(self) -> int:
+        """How many characters may share a text."""
+        return 1 if self.trapped else TOGETHER
+
+    def text(self, point: int) -> str:
+        """A character in its contexts; texts of several characters may be put end to end."""
+        character = chr(point)
+        if self.trapped:
+            return PLAIN.format(character)
+        text = FEW.format(character)
+        if _is_unsure(point):
+            text += ALL.format(character)
+        if self.normalised:
+            text += "".join(f"a{part}b" for part in _compositions(character))
+            if unicodedata.category(character) in ("Mn", "Mc", "Me", "Cn"):
+                text += "".join(f"a{other}{character}a{character}{other}" for other in _neighbours(character)) + "\n"
+            if 0x1100 <= point < 0x1200:
+                text += SYLLABLES.format(character)
+        return text
+
+    def bare(self, points: Iterable[int]) -> list[str]:
+        """Texts of one character alone, for those that are put into all contexts."""
+        return [chr(point) for point in points if self.trapped or _is_unsure(point)]
+
+    def can_show(self, point: int) -> bool:
+        """Whether these texts show all there is to a character.
+
+        Of one that Python's tables do not have, nobody here knows what it combines with; between ideographs, Kana and
+        forms of other width there is nothing to combine with.
+        """
+        kind = unicodedata.category(chr(point))
+        if self.normalised and kind == "Cn" and not any(point in block for block in EAST_ASIAN):
+            return False
+        return kind != "Cs" and not _is_unused(point)
+
+
+def ascii_pairs(length: int = 512) -> list[str]:
+    """Every pair of ASCII characters, in texts of about this length."""
+    whole = "".join(
+        chr(first) + "".join(chr(first) + chr(second) for second in range(first + 1, 128)) for first in range(128)
+    )
+    return [whole[start : start + length + 1] for start in range(0, len(whole), length)]
+
+
+def _is_unused(point: int) -> bool:
+    """In the planes that have no characters, or only private ones: not worth the time."""
+    return point >= 0x40000 and point >> 12 != 0xE0
+
+
+def _is_unsure(point: int) -> bool:
+    return point % ONE_IN == 0 or unicodedata.category(chr(point)) in ("Mn", "Mc", "Me", "Cn", "Cf")
+
+
+def _compositions(character: str) -> Iterator[str]:
+    """What a character decomposes to, and what it and its neighbours compose to."""
+    apart = unicodedata.normalize("NFD", character)
+    if apart != character:
+        yield apart
+    yield from _composed_of().get(character, ())
+
+
+def _neighbours(mark: str) -> list[str]:
+    """Marks of the combining classes next to that of a mark, and of the first and the last: with them it changes places
+    or not. All are of Unicode 3.2, which every table has."""
+    classes = _classes()
+    own = unicodedata.combining(mark)
+    if not own:
+        return [classes[min(classes)], classes[max(classes)]]
+    before = max((number for number in classes if number < own), default=min(classes))
+    behind = min((number for number in classes if number > own), default=max(classes))
+    chosen = {min(classes), before, behind, max(classes), own} & classes.keys()
+    return [classes[number] for number in sorted(chosen)]
+
+
+@functools.cache
+def _classes() -> dict[int, str]:
+    """The first mark of each combining class."""
+    found: dict[int, str] = {}
+    for point in itertools.chain(range(0x300, 0x3100), range(0x1D000, 0x1D200)):
+        number = unicodedata.ucd_3_2_0.combining(chr(point))
+        if number and number == unicodedata.combining(chr(point)):
+            found.setdefault(number, chr(point))
+    return found
+
+
+@functools.cache
+def _composed_of() -> dict[str, list[str]]:
+    """The pairs that combine to one character, by each of the two."""
+    found: dict[str, list[str]] = {}
+    # Syllables of Hangul combine by rule; ideographs do not combine.
+    for point in itertools.chain(range(0xC0, 0x3400), range(0xA000, 0xAC00), range(0xF900, 0x20000)):
+        parts = unicodedata.decomposition(chr(point)).split()
+        if len(parts) == 2 and not parts[0].startswith("<"):
+            pair = "".join(chr(int(part, 16)) for part in parts)
+            for part in pair:
+                found.setdefault(part, []).append(pair)
+    return found
+
+
+log = logging.getLogger("penstock.transforms.tokenization")
+
+BLOCK, PAGE = 256, 4096
+POINTS, SURROGATES = 0x110000, slice(0xD800, 0xE000)
+LARGE_SCRIPTS, ENOUGH = range(0x3000 // PAGE, 0xE000 // PAGE), 1 << 17
+"""Pages of ideographs and syllables. The rest of one is compared after so many characters were looked at one by one,
+since those of a whole page that is proven need no look."""
+AT_ONCE, BYTES_EACH = 8, 1 << 14
+"""Blocks to compare with one call: some, and one for so much text; of one the reference makes about as much work."""
+FIRST_LEAD, SPARSE, PIECE = 0xC2, 32, 1 << 20
+CACHE_BYTES = 16 << 20
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Different: TypeAlias = Callable[[list[str]], list[str]]
+"""Those of some texts for which fast and reference give other ids."""
+
+
+class Characters:
+    """The characters that were compared. `different` compares texts, `key` names what is compared, for the disk."""
+
+    def __init__(self, different: Different, key: Callable[[], str], contexts: Contexts) -> None:
+        self._different, self._key, self._contexts = different, key, contexts
+        self._proving = threading.Lock()
+        self._proven = np.zeros(POINTS, np.bool_)
+        self._proven[:128] = self._proven[SURROGATES] = True
+        self._tested = np.zeros(POINTS // BLOCK, np.bool_)
+        self._cache: DiskCache | None = None
+        self._kept = self._looked_at = 0
+        self._tabulate()
+
+    def outside(self, data: Utf8) -> Flags | None:
+        """The rows that have characters on which the two differ; None if there are none."""
+        text = data.data
+        if text.size < 2:
+            return None
+        at = self._suspects(text)
+        if self._looked_at > ENOUGH:
+            self._looked_at = 0
+            if rest := self._rest_of_a_page():
+                self._prove(rest)
+        if not len(at):
+            return None
+        points = _code_points(text, at)
+        unseen, counts = np.unique(points[~self._tested[points // BLOCK]] // BLOCK, return_counts=True)
+        if len(unseen):
+            often = unseen[np.argsort(-counts, kind="stable")]
+            self._prove(often[: AT_ONCE + text.size // BYTES_EACH].tolist())
+        wrong = ~self._proven[points]
+        if not wrong.any():
+            return None
+        rows = np.zeros(len(data.offsets) - 1, np.bool_)
+        rows[np.searchsorted(data.offsets, at[wrong], "right") - 1] = True
+        return rows
+
+    def is_proven(self, point: int) -> bool:
+        """Whether a character was compared and found to be treated alike."""
+        return bool(self._proven[point])
+
+    def _suspects(self, text: Bytes) -> Ints:
+        """Where characters begin that may not be proven.
+
+        Usual text has few: comparing arrays of bytes takes a hundredth of the time of looking at each character.
+        """
+        found: list[Ints] = []
+        pairs = np.ndarray(text.size - 1, "<u2", text, strides=(1,))
+        for start in range(0, text.size, PIECE):
+            piece = text[start : start + PIECE]
+            at = _places(piece, self._leads)
+            self._looked_at += len(at)
+            at = at[np.take(self._pairs, pairs[start:][at])]
+            if len(at):
+                found.append(at + start)
+        return np.concatenate(found) if found else np.zeros(0, np.int64)
+
+    def _prove(self, blocks: list[int]) -> None:
+        with self._proving:
+            if self._cache is None:
+                self._cache = DiskCache(default_cache_directory() / "characters", CACHE_BYTES)
+                self._recall()
+            for block in blocks:
+                if not self._tested[block]:
+                    self._compare(block)
+            self._tabulate()
+            if self._tested.sum() > self._kept * 5 // 4:
+                self._keep()
+
+    def _rest_of_a_page(self) -> list[int]:
+        """Blocks of a large script that were not compared, of the first page of which some were."""
+        pages = self._tested.reshape(-1, PAGE // BLOCK)
+        begun = [page for page in LARGE_SCRIPTS if pages[page].any() and not pages[page].all()]
+        return (np.flatnonzero(~pages[begun[0]]) + begun[0] * (PAGE // BLOCK)).tolist() if begun else []
+
+    def _compare(self, block: int) -> None:
+        contexts = self._contexts
+        points = range(block * BLOCK, (block + 1) * BLOCK)
+        shown = [point for point in points if contexts.can_show(point)]
+        different = {ord(text) for text in self._different(contexts.bare(shown))}
+        texts = {point: contexts.text(point) for point in shown}
+        parts = [shown[start : start + contexts.together] for start in range(0, len(shown), contexts.together)]
+        groups = {"".join(texts[point] for point in group): group for group in parts}
+        for text in self._different(list(groups)):
+            group = groups[text]
+            guilty = set(self._different([texts[point] for point in group]))
+            # All of them, if none is different alone.
+            different |= {point for point in group if not guilty or texts[point] in guilty}
+        self._proven[[point for point in shown if point not in different]] = True
+        self._tested[block] = True
+
+    def _tabulate(self) -> None:
+        """What is not proven, by the first two bytes of characters, and the runs of first bytes that have some."""
+        doubted = ~self._proven
+        pairs = np.zeros((256, 256), np.bool_)
+        pairs[0xC0:0xE0, 0x80:0xC0] = doubted[:0x800].reshape(32, 64)
+        pairs[0xE0:0xF0, 0x80:0xC0] = doubted[:0x10000].reshape(16, 64, 64).any(axis=2)
+        planes = np.zeros(5 * 64, np.bool_)
+        planes[: POINTS // PAGE] = doubted.reshape(-1, PAGE).any(axis=1)
+        pairs[0xF0:0xF5, 0x80:0xC0] = planes.reshape(5, 64)
+        pairs[0xE0, 0x80:0xA0] = pairs[0xF0, 0x80:0x90] = False  # no character begins so
+        leads = np.flatnonzero(pairs.any(axis=1))
+        leads = leads[leads >= FIRST_LEAD]
+        runs = np.split(leads, np.flatnonzero(np.diff(leads) > 1) + 1) if len(leads) else []
+        self._pairs: Flags = pairs.T.ravel()  # the first byte is the low one
+        self._leads = [(int(run[0]), int(run[-1])) for run in runs]
+
+    def _recall(self) -> None:
+        assert self._cache is not None
+        try:
+            data = self._cache.get(self._key())
+        except OSError as error:
+            log.info("what is known of characters cannot be read: %s", error)
+            return
+        if data is None or len(data) % (2 + BLOCK // 8):
+            return
+        rows = np.frombuffer(data, np.uint8).reshape(-1, 2 + BLOCK // 8)
+        blocks = np.ascontiguousarray(rows[:, :2]).view("<u2").ravel()
+        if (blocks >= len(self._tested)).any():
+            return
+        self._proven.reshape(-1, BLOCK)[blocks] |= np.unpackbits(rows[:, 2:], axis=1).view(np.bool_)
+        self._tested[blocks] = True
+        self._kept = len(blocks)
+
+    def _keep(self) -> None:
+        """On disk, each time that a quarter more is known: a proof that is lost is only made again."""
+        assert self._cache is not None
+        blocks = np.flatnonzero(self._tested)
+        bits = np.packbits(self._proven.reshape(-1, BLOCK)[blocks], axis=1)
+        rows = np.hstack([blocks.astype("<u2").view(np.uint8).reshape(-1, 2), bits])
+        self._kept = len(blocks)
+        try:
+            self._cache.put(self._key(), rows.tobytes())
+        except OSError as error:
+            log.info("what is known of characters cannot be kept for the next run: %s", error)
+
+
+def _places(text: Bytes, leads: list[tuple[int, int]]) -> Ints:
+    """Where characters begin: all beyond ASCII, if they are few, or else those with first bytes in these runs."""
+    whole = text.size // 8 * 8
+    # Eight bytes at a time: most of a text in Latin letters has nothing to look at.
+    eights = text[:whole].view(np.uint64)
+    words = np.flatnonzero(eights & np.uint64(0x8080808080808080) != 0)
+    places: Ints
+    if len(words) * SPARSE > text.size:
+        mask = np.zeros(0, np.bool_)
+        for first, last in leads:
+            run = text - np.uint8(first) <= last - first
+            mask = mask | run if len(mask) else run
+        places = np.flatnonzero(mask)
+        return places
+    inside = np.flatnonzero(np.take(eights, words).view(np.uint8) >= FIRST_LEAD)
+    places = np.take(words, inside >> 3) * 8 + (inside & 7)
+    rest = np.flatnonzero(text[whole:] >= FIRST_LEAD)
+    return np.concatenate([places, rest + whole]) if len(rest) else places
+
+
+def _code_points(text: Bytes, at: Ints) -> npt.NDArray[np.int64]:
+    """The characters that begin at these places, none of them ASCII."""
+    first = text[at].astype(np.int64)
+    points: npt.NDArray[Any] = first & 0x1F
+    long = np.flatnonzero(first >= 0xE0)
+    points[long] &= 0x0F
+    points[np.flatnonzero(first >= 0xF0)] &= 0x07
+    points = points << 6 | text[at + 1] & 0x3F
+    points[long] = points[long] << 6 | text[at[long] + 2] & 0x3F
+    longest = np.flatnonzero(first >= 0xF0)
+    points[longest] = points[longest] << 6 | text[at[longest] + 3] & 0x3F
+    return points
+
+
+ROWS_ONE_IN, LONG_ONE_IN, PLACES = 2048, 64, 4
 WHOLE_BYTES, STRETCH_BYTES = 1 << 20, 1 << 14
 LIBRARIES = ("gigatoken", "tokenizers", "tiktoken", "sentencepiece")
 
@@ -39,7 +375,7 @@ def is_long(data: Utf8) -> Flags:
     return long
 
 
-def compared_rows(data: Utf8, one_in: int = ONE_IN) -> Flags:
+def compared_rows(data: Utf8, one_in: int = ROWS_ONE_IN) -> Flags:
     """The rows that are compared with the reference: chosen by their length and by bytes from all over them alone."""
     lengths = np.diff(data.offsets).astype(np.int64)
     words = mix64(lengths.astype(np.uint64))
@@ -153,60 +489,3 @@ def _ends_agree(reference: Reference, text: bytes, ids: Ints, parse_special: boo
 
 def _ids(rows: Ragged, row: int) -> Ints:
     return rows.values[rows.offsets[row] : rows.offsets[row + 1]]
-
-
-# Whitespace that is no space to SentencePiece.
-SPACES = r"\t\n\v\f\r\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}"
-# What may stand in one user-perceived character with what is before or behind it: marks, formatting characters and what
-# is not assigned yet; Thai and Lao AM, the sound marks of narrow Kana, parts of Hangul syllables, flags, skin tones,
-# and letters of Brahmic scripts that are written before the next.
-CLUSTERS = (
-    r"[^\p{L}\p{N}\p{P}\p{S}\p{Z}\p{Cc}\p{Co}]|[\x{e33}\x{eb3}\x{ff9e}\x{ff9f}"
-    r"\x{1100}-\x{11ff}\x{a960}-\x{a97f}\x{d7b0}-\x{d7ff}\x{1f1e6}-\x{1f1ff}\x{1f3fb}-\x{1f3ff}"
-    r"\x{d4e}\x{111c2}\x{111c3}\x{113d1}\x{1193f}\x{11941}\x{11a3a}\x{11a84}-\x{11a89}\x{11d46}\x{11f02}"
-    r"\x{16d63}-\x{16d6a}\x{3131}-\x{318e}\x{ffa0}-\x{ffdc}]"
-)
-CONTROLS = r"\x{1}-\x{8}\x{b}\x{c}\x{e}-\x{1f}\x{7f}-\x{9f}"
-CODE_POINTS = 0x32000
-"""Behind them are no characters that normalise to others, except ideographs."""
-
-
-def trap_pattern(symbols: Sequence[str], *, normalised: bool, folded: bool, squeezed: bool) -> str:
-    """The pattern (RE2) for a model with these control tokens and user-defined symbols.
-
-    gigatoken reads all of them from text as it is given, SentencePiece only the user-defined ones, and these from text
-    as it is normalised too, with the space that it puts in front. Where a model normalises, SentencePiece applies the
-    longest rule, and gigatoken goes by clusters. And it strips whitespace that SentencePiece does not.
-    """
-    patterns = [literal("\u0085"), literal("▁")]
-    for symbol in symbols:
-        spaced = literal(symbol).replace(literal("▁"), rf"[ \x{{2581}}{SPACES}]")
-        patterns.append(f"(?i:{spaced})" if folded else spaced)
-        if symbol.startswith("▁"):
-            patterns.append(rf"\A(?:{patterns[-1].replace(spaced, spaced.partition(']')[2])})")
-    if normalised:
-        patterns.append(CLUSTERS)
-        whole = "".join(symbols).replace("▁", " ")
-        characters = set(whole.casefold() if folded else whole)
-        patterns += _class(point for point in range(0x80, CODE_POINTS) if characters & _normal(chr(point), folded))
-        if not squeezed:
-            patterns.append(r"\r\n")
-        if not squeezed or any("▁" in symbol for symbol in symbols):
-            patterns.append(f"[{CONTROLS}]")
-    if squeezed:
-        patterns += [rf"\A *[{SPACES}]", rf"[{SPACES}] *\z"]
-    return "|".join(patterns)
-
-
-def _normal(character: str, folded: bool) -> set[str]:
-    """The characters that one is changed to; none if it stays."""
-    normal = unicodedata.normalize("NFKC", character)
-    normal = normal.casefold() if folded else normal
-    return set(normal) if normal != character else set()
-
-
-def _class(points: Iterable[int]) -> list[str]:
-    """A class of these characters; nothing if there are none."""
-    runs = itertools.groupby(enumerate(points), key=lambda pair: pair[1] - pair[0])
-    ranges = [[point for _, point in run] for _, run in runs]
-    return ["[" + "".join(rf"\x{{{run[0]:x}}}-\x{{{run[-1]:x}}}" for run in ranges) + "]"] if ranges else []

@@ -394,10 +394,10 @@ def test_a_long_row_is_shown_short() -> None:
 
 
 def test_tokens_of_no_width_at_the_end_of_a_row_stay_in_their_row() -> None:
-    from penstock.chat.spans import SpanTokens, read_marks
+    from penstock.chat.masks import Spans, SpanTokens, Turn
     from penstock.tokenizers.base import Encoded
 
-    spans = read_marks(["a", "\ud800b\ud801"])
+    spans = Spans.of(["a", "b"], [[], [Turn(0, 1)]])
     ids = pa.ListArray.from_arrays([0, 2, 3], pa.array([1, 2, 3], pa.uint8()))
     encoded = Encoded(ids, np.array([0, 1, 0], np.int32), np.array([1, 1, 1], np.int32))
     assert SpanTokens.of(encoded, spans).mask().tolist() == [False, False, True]

@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.chat.compile import layouts
-from penstock.chat.compile.flat import flat_conversations, flat_messages
-from penstock.chat.compile.layouts import QUESTIONS, WHITE_SPACE, Hole, Layout, Text
+from penstock.chat.compile.layouts import QUESTIONS, WHITE_SPACE, Hole, Layout, Text, flat_conversations, flat_messages
 from penstock.chat.compile.prover import Layouts
 from penstock.chat.format_chat import FormatChat, Gate, RowProblem
 from penstock.chat.messages import Conversation

@@ -16,12 +16,12 @@ from jinja2 import TemplateError
 from jinja2.exceptions import SecurityError
 
 from penstock.chat.format_chat import FormatChat, Gate, RowProblem
-from penstock.chat.marks import END, START
+from penstock.chat.masks import Spans, Turn
 from penstock.chat.messages import Conversation
 from penstock.chat.problems import RenderError
+from penstock.chat.render import Rendering
 from penstock.chat.sandbox import compiled
-from penstock.chat.spans import read_marks
-from penstock.chat.templates import BUILT_IN, load_template
+from penstock.chat.templates import BUILT_IN, END, START, load_template
 from penstock.errors import ConfigError
 from penstock.transforms.tokenization import ByteTokenizer
 
@@ -38,9 +38,18 @@ turns = st.lists(st.tuples(words, words), min_size=1, max_size=4).map(
 )
 
 
+def with_marks(rendering: Rendering) -> str:
+    """The text with its turns between marks."""
+    pieces, done = [], 0
+    for turn in rendering.turns:
+        pieces += [rendering.text[done : turn.start], START, rendering.text[turn.start : turn.stop], END]
+        done = turn.stop
+    return "".join([*pieces, rendering.text[done:]])
+
+
 def rendered(transform: FormatChat, chat: list[dict[str, Any]], **changes: Any) -> str | None:
     try:
-        return replace(transform._renderer, **changes).render(Conversation(chat)).text
+        return with_marks(replace(transform._renderer, **changes).render(Conversation(chat)))
     except RenderError:
         return None
 
@@ -95,7 +104,7 @@ def test_generation_blocks_and_prefixes_give_the_same_masks(name: str, chats: An
     results = []
     for transform in (FORMATTERS[name], BY_PREFIX[name]):
         marked = [replace(transform._renderer, train_on=train_on).render(Conversation(chat)) for chat in chats]
-        results.append([row.text for row in marked])
+        results.append([with_marks(row) for row in marked])
     assert results[0] == results[1]
     assert FORMATTERS[name].transform(batch).equals(BY_PREFIX[name].transform(batch))
 
@@ -129,10 +138,10 @@ def test_with_markers_too_the_prompt_must_be_how_the_text_begins() -> None:
 def test_where_a_prompt_ends_before_the_block_begins_is_told() -> None:
     source = load_template("chatml", None).source.replace("{%- generation -%}", "{{- 'ü: ' -}}{%- generation -%}")
     chat = [{"role": "user", "content": "ä"}, {"role": "assistant", "content": "y"}]
-    marked = FormatChat(BYTES, source)._renderer.render(Conversation(chat))
+    rendering = FormatChat(BYTES, source)._renderer.render(Conversation(chat))
     prompt = "<bos><|im_start|>user\nä<|im_end|>\n<|im_start|>assistant\n"
-    assert marked.text == f"{prompt}ü: {START}y<|im_end|>{END}\n"
-    assert marked.prompts == [len(prompt.encode())]
+    assert with_marks(rendering) == f"{prompt}ü: {START}y<|im_end|>{END}\n"
+    assert [turn.prompt for turn in rendering.turns] == [len(prompt)]
 
 
 def test_a_text_whose_turns_are_written_otherwise_when_they_are_last_is_cut_by_its_prompts() -> None:
@@ -408,28 +417,19 @@ def test_a_template_that_is_not_jinja_is_refused_with_its_line() -> None:
 
 
 @given(st.lists(st.lists(st.tuples(words, words), max_size=3), min_size=1, max_size=4))
-def test_marks_are_read_back_as_bytes_and_spans(rows: list[list[tuple[str, str]]]) -> None:
-    spans = read_marks(["".join(f"{out}{START}{inside}{END}" for out, inside in row) for row in rows])
+def test_turns_in_characters_become_spans_in_bytes(rows: list[list[tuple[str, str]]]) -> None:
     texts = ["".join(out + inside for out, inside in row) for row in rows]
+    turns = []
+    for row in rows:
+        ends = list(accumulate((len(out) + len(inside) for out, inside in row), initial=0))
+        turns.append([Turn(end - len(inside), end, end - len(inside)) for end, (_, inside) in zip(ends[1:], row)])
+    spans = Spans.of(texts, [list(reversed(of_row)) for of_row in turns])
     assert spans.texts.to_pylist() == texts
     spans.texts.validate(full=True)
-    found = zip(spans.rows.tolist(), spans.starts.tolist(), spans.stops.tolist())
     whole = "".join(texts).encode()
+    found = zip(spans.rows.tolist(), spans.starts.tolist(), spans.stops.tolist())
     assert [(row, whole[a:b].decode()) for row, a, b in found] == [
-        (i, inside) for i, row in enumerate(rows) for _, inside in row
+        (i, row_text[turn.start : turn.stop]) for i, row_text in enumerate(texts) for turn in sorted(turns[i])
     ]
-    assert spans.bounds.tolist() == list(accumulate((len(text.encode()) for text in texts), initial=0))
-
-
-@pytest.mark.parametrize(
-    ("bad", "told"),
-    [
-        (f"a{START}b{START}c{END}{END}", "inside another"),
-        (f"a{START}b", "inside another"),
-        ("a\udfffb", "lone surrogate"),
-        ("\ud805c", "lone surrogate"),
-    ],
-)
-def test_marks_that_do_not_pair_and_other_surrogates_name_their_row(bad: str, told: str) -> None:
-    with pytest.raises(RowProblem, match=rf"row 1\b.*{told}"):
-        read_marks([f"x{START}y{END}", bad, f"{START}z{END}"])
+    assert spans.prompts.tolist() == spans.starts.tolist()
+    assert spans.offsets.tolist() == list(accumulate((len(text.encode()) for text in texts), initial=0))

@@ -113,7 +113,7 @@ def in_use(part: int) -> Iterator[tuple[str, str, Renderer, list[Conversation]]]
 
 def _taken(renderer: Renderer, conversation: Conversation) -> bool:
     try:
-        renderer.rendering(conversation)
+        renderer.render(conversation)
     except RowProblem:
         return False
     return True

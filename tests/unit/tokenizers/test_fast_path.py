@@ -29,7 +29,7 @@ from penstock.sources import MemorySource
 from penstock.tokenizers import fast
 from penstock.tokenizers import verification as comparing
 from penstock.tokenizers.fast import Backends
-from penstock.tokenizers.loaded import LoadedTokenizer
+from penstock.tokenizers.load import LoadedTokenizer
 from penstock.tokenizers.sentencepiece import SentencePieceReference
 from penstock.tokenizers.verification import compared_rows
 from penstock.transforms.tokenization import Tokenize, load_tokenizer
@@ -109,7 +109,7 @@ def sampled(name: str = "turbine") -> list[str]:
 def test_a_difference_in_the_first_batch_has_the_whole_batch_done_again(
     monkeypatch: pytest.MonkeyPatch, spans: bool
 ) -> None:
-    monkeypatch.setattr("penstock.tokenizers.loaded.FAST_BYTES", 2000)
+    monkeypatch.setattr("penstock.tokenizers.load.FAST_BYTES", 2000)
     spoil(monkeypatch, b"turbine")
     tokenizer = fresh()
     assert len(tokenizer.encode(pa.array([], pa.string()))) == 0  # delivers nothing

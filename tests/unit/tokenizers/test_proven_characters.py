@@ -18,8 +18,8 @@ from tokenizers import normalizers
 from trained_tokenizers import HUGGING_FACE, QWEN2, encoding, sentencepiece_model
 
 from penstock.arrays.text import utf8
-from penstock.tokenizers.characters import BLOCK, Characters, Contexts, ascii_pairs
-from penstock.tokenizers.loaded import LoadedTokenizer
+from penstock.tokenizers.load import LoadedTokenizer
+from penstock.tokenizers.verification import BLOCK, Characters, Contexts, ascii_pairs
 from penstock.transforms.tokenization import Tokenize, load_tokenizer
 
 DEEPSEEK = [
@@ -289,7 +289,7 @@ def test_the_rest_of_a_page_of_ideographs_is_compared_once_much_was_looked_at(
     compared = Compared("")
     compared.outside(["日本語"])
     assert not compared.characters.is_proven(0x6000)
-    monkeypatch.setattr("penstock.tokenizers.characters.ENOUGH", 100)
+    monkeypatch.setattr("penstock.tokenizers.verification.ENOUGH", 100)
     for _ in range(3):
         assert compared.outside(["日本語" * 100]) == []
     assert all(compared.characters.is_proven(point) for point in range(0x6000, 0x7000))

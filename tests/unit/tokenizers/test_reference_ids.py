@@ -13,7 +13,7 @@ import sentencepiece
 from hypothesis import example, given
 from trained_tokenizers import FAST, HUGGING_FACE, columns, encoding, sentencepiece_model, some_examples
 
-from penstock.tokenizers.loaded import LoadedTokenizer
+from penstock.tokenizers.load import LoadedTokenizer
 from penstock.transforms.tokenization import load_tokenizer
 
 SENTENCEPIECE = [
@@ -136,7 +136,7 @@ def test_many_pieces_give_the_same_ids_as_one(monkeypatch: pytest.MonkeyPatch) -
     for name in ("gpt2", "unigram"):
         whole = loaded(name).encode(pa.array(values))
         for limit in ("FAST_BYTES", "REFERENCE_BYTES"):
-            monkeypatch.setattr(f"penstock.tokenizers.loaded.{limit}", 100)
+            monkeypatch.setattr(f"penstock.tokenizers.load.{limit}", 100)
         assert loaded(name).encode(pa.array(values)).equals(whole)
         monkeypatch.undo()
 

@@ -15,7 +15,7 @@ from trained_tokenizers import HUGGING_FACE, encoding
 
 from penstock.chat.format_chat import FormatChat
 from penstock.errors import ConfigError
-from penstock.tokenizers.loaded import LoadedTokenizer
+from penstock.tokenizers.load import LoadedTokenizer
 from penstock.transforms.tokenization import load_tokenizer
 
 CHAT = {"messages": [[{"role": "user", "content": "the water"}, {"role": "assistant", "content": "feeds"}]]}

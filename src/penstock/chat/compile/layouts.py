@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,29 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.chat.spans import Ints, Spans, as_texts
+from penstock.arrays.text import plain
+from penstock.chat.formats import is_json_text
+from penstock.chat.masks import NO_PROMPT, Ints, Spans, as_texts
+from penstock.chat.messages import FLAGS, ROLES, SAID, SPEAKER, Conversation, role_of
 
-__all__ = ["QUESTIONS", "SAYS", "Flat", "Hole", "Layout", "Place", "Strip", "Text", "filled", "says", "stripped"]
+__all__ = [
+    "FLAGGED",
+    "FLAG_CODES",
+    "QUESTIONS",
+    "SAYS",
+    "Flat",
+    "Hole",
+    "Layout",
+    "Place",
+    "Strip",
+    "Text",
+    "filled",
+    "flat_conversations",
+    "flat_messages",
+    "says",
+    "stripped",
+]
+
 
 Strip = tuple[str, str | None]
 """From which side, "left" or "right", and which characters; None for white space."""
@@ -31,6 +52,10 @@ WHITE_SPACE = (
     "\u2028\u2029\u202f\u205f\u3000"
 )
 """What Python strips, which is not quite what Arrow does by itself."""
+
+FLAGGED = b"\xff"
+"""In the kind of a conversation, between its roles and its flags."""
+FLAG_CODES = {None: 0, False: 1, True: 2}
 
 QUESTIONS: dict[str, Callable[[str, str], bool]] = {
     "filled": lambda text, _: bool(text),
@@ -154,7 +179,7 @@ def says(contents: pa.Array, lengths: Ints) -> npt.NDArray[np.bool_]:
     return found
 
 
-def filled(flat: Flat, chosen: Sequence[tuple[Layout, Ints]]) -> tuple[Ints, Spans, Ints]:
+def filled(flat: Flat, chosen: Sequence[tuple[Layout, Ints]]) -> tuple[Ints, Spans]:
     """The rows that a layout was chosen for, in order; their texts and spans; where the prompt of each span ends.
 
     Each fixed text and the hole behind it are a slot, the last of a row with nothing in it. The slots of all rows, one
@@ -187,7 +212,8 @@ def filled(flat: Flat, chosen: Sequence[tuple[Layout, Ints]]) -> tuple[Ints, Spa
     bounds = offsets[np.append(slot_at[kept], slot_at[-1])]
     first, last = offsets[starts[0]] + starts[1], offsets[stops[0]] + stops[1]
     found_rows = np.repeat(np.arange(len(kept)), marked[kept])
-    return kept, Spans(as_texts(data, bounds), bounds, found_rows, first, last), np.where(prompts, first, -1)
+    ends = np.where(prompts, first, NO_PROMPT)
+    return kept, Spans(as_texts(data, bounds), bounds, found_rows, first, last, ends)
 
 
 def _joined(
@@ -214,3 +240,122 @@ def _joined(
 
 def _starts(counts: Ints) -> Ints:
     return np.concatenate(([0], np.cumsum(counts)))
+
+
+OTHER = 255
+"""In place of a role, where there is more to a message, or less."""
+COLUMNS = {"messages": ("messages",), "sharegpt": ("conversations", "conversation")}
+_CODES = {role: code for code, role in enumerate(ROLES)}
+
+
+def flat_messages(batch: pa.RecordBatch, name: str) -> Flat | None:
+    """The rows of a batch with a column of messages, not touched row by row; None if it has no such column."""
+    there = [column for column in COLUMNS.get(name, ()) if column in batch.schema.names]
+    if len(there) != 1:
+        return None
+    lists = plain(batch.column(there[0]))
+    if not (pa.types.is_list(lists.type) or pa.types.is_large_list(lists.type)):
+        return None
+    messages = lists.flatten()
+    if not pa.types.is_struct(messages.type):
+        return None
+    read_as_they_are = (*SPEAKER, *SAID, *FLAGS)
+    if any(is_json_text(field) and field.name in read_as_they_are for field in messages.type):
+        return None
+    fields = dict(zip((field.name for field in messages.type), map(plain, messages.flatten())))
+    speakers = [fields.pop(key) for key in SPEAKER if key in fields]
+    said = [fields.pop(key) for key in SAID if key in fields]
+    if len(speakers) != 1 or len(said) != 1 or len(fields) + 2 != messages.type.num_fields:
+        return None
+    if not (_is_text(speakers[0].type) and _is_text(said[0].type)):
+        return None
+    codes = _role_codes(speakers[0])
+    for field in (said[0], messages):
+        if field.null_count:
+            codes[pc.is_null(field).to_numpy(zero_copy_only=False)] = OTHER
+    flags = _flags([fields.pop(key) for key in FLAGS if key in fields], codes)
+    for field in fields.values():
+        if field.null_count < len(field):
+            codes[pc.is_valid(field).to_numpy(zero_copy_only=False)] = OTHER
+    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy().astype(np.int64)
+    bounds = np.concatenate(([0], np.cumsum(lengths)))
+    kinds = _kinds(codes, flags, bounds)
+    for other in ("system", "tools"):
+        if other in batch.schema.names:
+            for row in np.flatnonzero(pc.is_valid(batch.column(other)).to_numpy(zero_copy_only=False)).tolist():
+                kinds[row] = None
+    return _flat(said[0], bounds, kinds)
+
+
+def flat_conversations(conversations: Sequence[Conversation]) -> Flat | None:
+    """The same of conversations that were read row by row."""
+    kinds: list[bytes | None] = []
+    contents: list[str] = []
+    bounds = [0]
+    for conversation in conversations:
+        if conversation.simple:
+            contents += [message["content"] for message in conversation.messages]
+            roles = bytes(_CODES[message["role"]] for message in conversation.messages)
+            flags = conversation.flags
+            kinds.append(roles if flags is None else roles + FLAGGED + bytes(FLAG_CODES[flag] for flag in flags))
+        else:
+            kinds.append(None)
+        bounds.append(len(contents))
+    try:
+        return _flat(pa.array(contents, pa.large_string()), np.array(bounds), kinds)
+    except UnicodeEncodeError:  # a lone surrogate: which row has it, the template's text will show
+        return None
+
+
+def _flat(contents: pa.Array, bounds: Ints, kinds: list[bytes | None]) -> Flat:
+    if contents.null_count:
+        contents = pc.fill_null(contents, "")
+    if pa.types.is_string(contents.type) and contents.nbytes > 1 << 28:  # what templates add must fit as well
+        contents = contents.cast(pa.large_string())
+    lengths = pc.binary_length(contents).to_numpy().astype(np.int64)
+    return Flat(contents, lengths, says(contents, lengths), bounds, kinds)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _role_codes(speakers: pa.Array) -> npt.NDArray[np.uint8]:
+    """The number of each role."""
+    encoded = speakers.dictionary_encode()
+    known = [_CODES.get(role_of(speaker), OTHER) for speaker in encoded.dictionary.to_pylist()]
+    table = np.array([*known, OTHER], np.uint8)
+    codes: npt.NDArray[np.uint8] = table[pc.fill_null(encoded.indices, len(known)).to_numpy()]
+    return codes
+
+
+def _flags(fields: list[pa.Array], codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """The flag of each message, 0 for none; what is no flag is noted in `codes`."""
+    flags = np.zeros(len(codes), np.uint8)
+    for field in fields:
+        if field.null_count == len(field):
+            continue
+        there = pc.is_valid(field).to_numpy(zero_copy_only=False) & (flags == 0)
+        kind = field.type
+        if not (pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+            codes[there] = OTHER
+            continue
+        values = pc.fill_null(field, False if pa.types.is_boolean(kind) else 0).to_numpy(zero_copy_only=False)
+        codes[there & (values != 0) & (values != 1)] = OTHER
+        flags[there] = np.where(values[there] == 1, FLAG_CODES[True], FLAG_CODES[False])
+    return flags
+
+
+def _kinds(codes: npt.NDArray[np.uint8], flags: npt.NDArray[np.uint8], bounds: Ints) -> list[bytes | None]:
+    data = codes.tobytes()
+    usual = OTHER not in data
+    places = list(pairwise(bounds.tolist()))
+    kinds = (data[start:stop] for start, stop in places)
+    made = [kind if kind and (usual or OTHER not in kind) else None for kind in kinds]
+    if flags.any():
+        flagged = flags.tobytes()
+        for row, (start, stop) in enumerate(places):
+            kind, own = made[row], flagged[start:stop]
+            if kind is not None and any(own):
+                made[row] = kind + FLAGGED + own
+    return made

@@ -20,7 +20,7 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from penstock.chat.compile.layouts import Hole
-from penstock.chat.compile.symbols import MAX_PARTS, LeakError, Symbol, reject
+from penstock.chat.compile.prover import MAX_PARTS, LeakError, Symbol, reject
 from penstock.chat.sandbox import Sandbox, added, allowance, joined, sandboxed
 
 __all__ = ["Tracer", "tracer"]
