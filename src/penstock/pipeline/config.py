@@ -1,4 +1,4 @@
-"""How a pipeline runs: one frozen value, checked when it is made."""
+"""Options of a run: one frozen value, checked when it is made."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PipelineConfig:
     stall_seconds: float | None = 300.0
     """A stage that works on one batch for longer is taken to hang; None waits for ever."""
     checkpoint_seconds: float = 10.0
-    """How often `run(checkpoint=...)` makes its progress durable."""
+    """Interval at which `run(checkpoint=...)` makes its progress durable."""
 
     def __post_init__(self) -> None:
         if isinstance(self.workers, bool) or not (self.workers in ("auto", "process") or _positive(self.workers)):

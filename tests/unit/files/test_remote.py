@@ -18,6 +18,7 @@ import pytest
 from penstock import Pipeline
 from penstock.errors import ConfigError, DataError, StalledError
 from penstock.files import remote
+from penstock.files.cache import lock_of
 from penstock.files.listing import list_files
 from penstock.files.locks import FileLock
 from penstock.files.remote import (
@@ -185,7 +186,7 @@ def test_copies_can_be_cleared(memory: Any, tmp_path: Path) -> None:
     assert clear_copies(older_than_days=6, cache_dir=tmp_path / "c") == 5
     assert not old.exists()
     assert new.read_text() == "123"
-    with FileLock(new.parent / ".lock") as lock:
+    with FileLock(lock_of(new)) as lock:
         assert lock.acquire()
         assert clear_copies(cache_dir=tmp_path / "c") == 0  # somebody is at it
     assert clear_copies(cache_dir=tmp_path / "c") == 3
@@ -293,7 +294,7 @@ def test_a_download_of_another_is_waited_for(memory: Any, tmp_path: Path) -> Non
     put(memory, train_csv="a\n1\n")
     copy = fetch("memory://data/train.csv", tmp_path)
     copy.unlink()
-    with FileLock(copy.parent / ".lock") as lock:
+    with FileLock(lock_of(copy)) as lock:
         assert lock.acquire()
         with pytest.raises(StalledError, match="wait_seconds="):
             fetch("memory://data/train.csv", tmp_path, wait_seconds=0)
