@@ -33,7 +33,7 @@ class Tuner:
         self._bytes = self._clamp(1 << 20)
         self._row_bytes = 0.0
         self._need = 4.0
-        self.workers = config.worker_limit if config.workers != "auto" else (config.worker_limit + 1) // 2
+        self.workers = (config.worker_limit + 1) // 2 if config.adaptive else config.worker_limit
         self._window_start = time.monotonic()
         self._window = _FIRST_WINDOW
         self._window_rows = 0
@@ -84,7 +84,7 @@ class Tuner:
         """One more when work waits and the sink starves, one fewer when they are idle; a step that brings nothing is
         taken back and not tried again for a while. `rows` is the running total, `idle` the share of time waited."""
         now = time.monotonic()
-        if self._config.workers != "auto" or now - self._window_start < self._window:
+        if not self._config.adaptive or now - self._window_start < self._window:
             return self.workers
         self._window = _WINDOW
         rate = (rows - self._window_rows) / (now - self._window_start)

@@ -308,7 +308,7 @@ def _pickled(transforms: Sequence[Transform]) -> bytes:
                 cloudpickle.dumps(transform)
             except Exception as reason:
                 raise ConfigError(
-                    f"workers='process' cannot send {stage_name(transform)} to another process: {reason}; "
+                    f"worker_type='process' cannot send {stage_name(transform)} to another process: {reason}; "
                     "open files, locks and connections inside the function, or use threads"
                 ) from reason
-        raise ConfigError(f"workers='process' cannot send the transforms to another process: {error}") from error
+        raise ConfigError(f"worker_type='process' cannot send the transforms to another process: {error}") from error

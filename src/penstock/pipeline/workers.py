@@ -115,7 +115,7 @@ class Workers:
         return any(isinstance(t, Inferring) and t.learning for t in self._parallel.transforms)
 
     def _chain_of(self, index: int) -> Chain:
-        if self._context.config.workers != "process" or not self.settled:
+        if self._context.config.worker_type != "process" or not self.settled:
             return self._parallel
         chain = self._processes[index]
         if chain is None:

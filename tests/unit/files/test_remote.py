@@ -282,7 +282,7 @@ def test_a_download_that_ends_early_is_an_error_and_leaves_nothing(
     put(memory, train_csv="a\n1\n")
 
     def short(filesystem: Any, path: str, url: str, copy: Any) -> int:
-        return int(copy.file.write(b"a"))
+        return int(copy.write(b"a"))
 
     monkeypatch.setattr(remote, "_download", short)
     with pytest.raises(DataError, match=r"memory://data/train\.csv:"):
