@@ -38,7 +38,7 @@ class Finder:
     """RE2: every row with a find matches it, and few others do."""
     pattern: re.Pattern[str]
     wanted: Callable[[str], int] = len
-    """How many characters of what the pattern found, from its beginning, are to be replaced; 0 if it is nothing."""
+    """Number of characters to replace, from the start of the match; 0 if the match is no finding."""
 
 
 class ScrubPII(CountingTransform):
@@ -222,19 +222,19 @@ def _if(test: Callable[[str], bool]) -> Callable[[str], int]:
 
 
 def is_key_block(text: str) -> bool:
-    """Whether a private key follows its first line, and not a text about private keys."""
+    """True if a private key follows its first line, and not a text about private keys."""
     body = text.split("-----", 3)[2].replace("\\n", " ").replace("\\r", " ").split()
     return bool(body) and (len(body) < 4 or sum(map(len, body)) >= 16 * len(body))
 
 
 def has_key_part(text: str) -> bool:
-    """Whether some part of a name with dashes has 16 letters and digits or more, mixed, as no word has."""
+    """True if a part between dashes mixes 16 or more letters and digits, as no word does."""
     parts = re.findall(r"[A-Za-z0-9]{16,}", text[3:])
     return any(sum(map(str.isdigit, part)) >= 2 and not part.isdigit() for part in parts)
 
 
 def is_random(text: str, *, min_entropy: float) -> bool:
-    """Whether a string is as mixed as a key: upper case, lower case and digits, high entropy, and not made of words.
+    """True if a string looks like a key: upper case, lower case and digits, high entropy, no words.
 
     What looks like a word, four letters in a row with a vowel and no capital but the first, is rare in a key.
     """
@@ -249,7 +249,7 @@ _WORD = re.compile(r"[A-Z]?(?=[a-z]*[aeiouy])[a-z]{3,}|[AEIOU][a-z]{3,}")
 
 
 def is_address(text: str, *, public_only: bool) -> bool:
-    """Whether this is an IP address (and not, say, a time, a name with colons, or the address of a network card)."""
+    """True for an IP address, and not for a time, a name with colons, or the address of a network card."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
@@ -265,13 +265,13 @@ def is_address(text: str, *, public_only: bool) -> bool:
 
 
 def phone_length(text: str) -> int:
-    """How much of a plus sign and groups of digits is a phone number: as many groups as can be one, or none."""
+    """Length of the phone number in a plus sign and groups of digits: the most groups that form one, or 0."""
     ends = [found.end() for found in re.finditer(r"[0-9]+", text)]
     return next((end for end in reversed(ends) if is_phone(text[:end])), 0)
 
 
 def is_phone(text: str) -> bool:
-    """Whether this is a number that can be dialled: a country in use, and as many digits as numbers have there."""
+    """True for a number that can be dialled: a country code in use, and a length that is valid there."""
     if text.count("(") != text.count(")") or re.fullmatch(r"\+[0-9]+\.[0-9]+", text):
         return False  # the latter is a decimal number
     digits = re.sub("[^0-9]", "", text.replace("(0)", ""))

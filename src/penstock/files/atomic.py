@@ -126,7 +126,7 @@ class _Target(io.BufferedWriter):
 
 
 _LINK_ERRNOS = (errno.ELOOP, errno.EMLINK, getattr(errno, "EFTYPE", errno.ELOOP))
-"""What systems say of a link that was not to be followed."""
+"""Error codes of systems that refuse to follow a link."""
 
 MARKERS = ("complete", "run")
 """Files that say that a build is whole, and whose it is: they are deleted last."""

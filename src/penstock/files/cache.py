@@ -1,8 +1,9 @@
-"""A cache of bytes by key: made once, kept within a size, shared by many processes."""
+"""Caches that many processes share: files that are made once, and bytes by key within a size."""
 
 from __future__ import annotations
 
 import contextlib
+import glob
 import logging
 import os
 import re
@@ -12,18 +13,17 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 import xxhash
 
 from penstock.errors import ConfigError, StalledError
-from penstock.files.atomic import AtomicFile
-from penstock.files.checksums import hash_file
+from penstock.files.atomic import AtomicFile, write_atomic
 from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
 from penstock.files.locks import FileLock
 
-__all__ = ["CacheBackend", "CacheEntry", "DiskCache", "default_cache_directory"]
+__all__ = ["CacheBackend", "CacheEntry", "DiskCache", "default_cache_directory", "get_or_make_file", "lock_of"]
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ _FILE = re.compile(r"_[0-9a-z][0-9a-z._-]{0,127}~[0-9a-f]{32}")
 _HALF = re.compile(rf"\.{_FILE.pattern}\.\d+-[0-9a-f]{{8}}\.tmp")
 """Directories, entries and unfinished entries of a cache; nothing else in its directory is ever deleted."""
 _MARK = "_"
-"""Before each key in the name of its file: on Windows `con` and `nul.txt` are devices, in whatever directory."""
+"""Prefix of each file name: on Windows `con` and `nul.txt` are devices in every directory."""
 
 _here = threading.local()
 """The locks of what this thread is making."""
@@ -48,11 +48,11 @@ class CacheEntry:
     key: str
     size: int
     used: float
-    """When it was last read or written, in seconds since 1970."""
+    """Time of the last read or write, in seconds since 1970."""
 
 
 class CacheBackend(Protocol):
-    """Where cached bytes are kept. Every method may be called from many threads and processes at once.
+    """Storage of cached bytes. Every method may be called from many threads and processes at once.
 
     An entry may vanish at any time (evicted, deleted), so each use has to be ready for None. A key is at most 128 of
     `0-9 a-z . _ -` and begins with a letter or digit, so that it is a file name, a Redis key and an S3 name as it is;
@@ -68,7 +68,7 @@ class CacheBackend(Protocol):
         ...
 
     def delete(self, key: str) -> bool:
-        """Whether there was something to delete."""
+        """Delete an entry; False if there was none."""
         ...
 
     def stat(self, key: str) -> CacheEntry | None: ...
@@ -76,6 +76,39 @@ class CacheBackend(Protocol):
     def entries(self) -> Iterator[CacheEntry]:
         """All there are, in no order."""
         ...
+
+
+def lock_of(path: Path) -> Path:
+    """The lock file that `get_or_make_file` holds while it makes the file at `path`."""
+    return path.with_name(f".{path.name}.lock")
+
+
+def get_or_make_file(
+    path: Path,
+    make: Callable[[BinaryIO], object],
+    *,
+    is_valid: Callable[[Path], bool] = Path.is_file,
+    wait_seconds: float = 3600.0,
+    name: str | None = None,
+) -> Path:
+    """The file at `path`. If it is missing or not valid, one process makes it and the others wait.
+
+        get_or_make_file(cache / f"{key}.arrow", lambda file: write_table(table, file))
+
+    `make` writes into an open file, which appears under its name, by atomic rename, once `make` has returned; if it
+    raises, nothing appears. If the maker fails or is killed, another one takes over at once. `make` may request other
+    files; requesting its own is a ConfigError. `name` is what errors call the file.
+    """
+    if is_valid(path):
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _made_once(lock_of(path), name or str(path), wait_seconds):
+        if not is_valid(path):
+            for stray in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+                _unlink(stray)  # its writer held this lock and was killed
+            with AtomicFile(path) as target:
+                make(target.file)
+    return path
 
 
 class DiskCache:
@@ -92,7 +125,7 @@ class DiskCache:
             raise ConfigError(f"limit_bytes must be positive, got {limit_bytes}")
         self.directory, self.limit_bytes = require_local(directory, "the directory of a DiskCache"), limit_bytes
         self._unseen: int | None = None
-        """Bytes that may lie above fifteen sixteenths of the limit; None if nobody has looked yet."""
+        """Bytes that may lie above fifteen sixteenths of the limit; None before the first look."""
 
     def get(self, key: str) -> bytes | None:
         file = self._find(key)
@@ -102,50 +135,38 @@ class DiskCache:
             data = file.read_bytes()
         except FileNotFoundError:
             return None  # evicted meanwhile
-        return data if self._is_intact(file, xxhash.xxh3_128_hexdigest(data)) else None
-
-    def path(self, key: str) -> Path | None:
-        """The file of an entry, to be mapped or opened by whoever reads paths; checked as `get` does.
-
-        It may be evicted at any time. On Linux and macOS a file that is open or mapped stays readable.
-        """
-        file = self._find(key)
-        try:
-            return file if file is not None and self._is_intact(file, hash_file(file)) else None
-        except FileNotFoundError:
-            return None
+        if file.name.rpartition("~")[2] == xxhash.xxh3_128_hexdigest(data):
+            return data
+        log.warning("%s is damaged: its content does not match its checksum; it is removed", file)
+        _unlink(file)
+        return None
 
     def put(self, key: str, data: bytes) -> None:
-        self._put(key, xxhash.xxh3_128_hexdigest(data), len(data), [data])
-
-    def put_file(self, key: str, source: PathLike) -> None:
-        """Keep a copy of a file, without reading all of it into memory."""
-        with open(source, "rb") as file:
-            pieces = iter(lambda: file.read(1 << 20), b"")
-            self._put(key, hash_file(source), os.fstat(file.fileno()).st_size, pieces)
-
-    def add(self, data: bytes) -> str:
-        """Keep content under its own hash, which is returned. What is there is read and, if damaged, replaced."""
-        key: str = xxhash.xxh3_128_hexdigest(data)
-        if self.path(key) is None:
-            self.put(key, data)
-        return key
+        folder, size = self._folder(key), len(data)
+        if size > self.limit_bytes:
+            raise ConfigError(
+                f"{key} has {size} bytes, and the cache {self.directory} may hold {self.limit_bytes}; raise limit_bytes"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        target = folder / f"{_MARK}{key}~{xxhash.xxh3_128_hexdigest(data)}"
+        write_atomic(target, data)
+        for other in self._files(key):
+            if other != target:
+                _unlink(other)
+        if self._unseen is None or self._unseen + size > self.limit_bytes // 16:
+            self.evict()
+        else:
+            self._unseen += size
 
     def get_or_make(self, key: str, make: Callable[[], bytes], *, wait_seconds: float = 600.0) -> bytes:
-        """The content of `key`; if it is missing, of all that ask at once one calls `make`, and the others wait.
+        """The content of `key`. If it is missing, one caller makes it and the others wait, as in `get_or_make_file`.
 
-        If the one that makes it fails or is killed, another takes its place at once. Content larger than the cache is
-        returned, and not kept. `make` may ask for other keys; asking for its own is an error.
+        Content larger than the cache is returned, and not kept.
         """
         data = self.get(key)
         if data is not None:
             return data
-        with FileLock(self._lock_path(key)) as lock, _making(key, lock.path):
-            if not lock.acquire(wait_seconds):
-                raise StalledError(
-                    f"{key} has been in the making for more than {wait_seconds:g} s by {lock.owner()}; "
-                    "wait longer with wait_seconds="
-                )
+        with _made_once(self._lock_path(key), key, wait_seconds):
             data = self.get(key)
             if data is None:
                 data = make()
@@ -174,7 +195,7 @@ class DiskCache:
         return sum(entry.size for entry in self.entries())
 
     def evict(self) -> int:
-        """Remove what was not used for longest until an eighth of the limit is free; how many bytes went."""
+        """Remove the least recently used entries until an eighth of the limit is free; returns the bytes removed."""
         files = []
         for file in self._all_files():
             with contextlib.suppress(FileNotFoundError):
@@ -183,7 +204,7 @@ class DiskCache:
         total, gone = sum(size for _, size, _ in files), 0
         enough = self.limit_bytes - self.limit_bytes // 16
         if total > enough:
-            # The newest stays, whatever its size: it is the one that somebody has just asked for.
+            # The newest stays, of any size: it was requested just now.
             for _, size, file in sorted(files)[:-1]:
                 if total - gone <= self.limit_bytes - self.limit_bytes // 8:
                     break
@@ -196,8 +217,6 @@ class DiskCache:
         """Remove every entry."""
         for file in self._all_files():
             _unlink(file)
-
-    # -- inside ------------------------------------------------------------------------------------------------------
 
     def _folder(self, key: str) -> Path:
         if not _KEY.fullmatch(key):
@@ -233,34 +252,8 @@ class DiskCache:
                 os.utime(newest[1])
         return newest[1]
 
-    def _is_intact(self, file: Path, digest: str) -> bool:
-        if file.name.rpartition("~")[2] == digest:
-            return True
-        log.warning("%s is damaged: its content does not match its checksum; it is removed", file)
-        _unlink(file)
-        return False
-
-    def _put(self, key: str, digest: str, size: int, pieces: Iterator[bytes] | list[bytes]) -> None:
-        folder = self._folder(key)
-        if size > self.limit_bytes:
-            raise ConfigError(
-                f"{key} has {size} bytes, and the cache {self.directory} may hold {self.limit_bytes}; raise limit_bytes"
-            )
-        folder.mkdir(parents=True, exist_ok=True)
-        target = folder / f"{_MARK}{key}~{digest}"
-        with AtomicFile(target) as file:
-            for piece in pieces:
-                file.file.write(piece)
-        for other in self._files(key):
-            if other != target:
-                _unlink(other)
-        if self._unseen is None or self._unseen + size > self.limit_bytes // 16:
-            self.evict()
-        else:
-            self._unseen += size
-
     def _all_files(self) -> Iterator[Path]:
-        """Every entry; on the way, what killed writers left behind is removed."""
+        """Every entry. Old unfinished files of killed writers are removed."""
         if not self.directory.is_dir():
             return
         for folder in self.directory.iterdir():
@@ -279,7 +272,7 @@ class DiskCache:
 
 
 def default_cache_directory() -> Path:
-    """Where caches go on this system: `$XDG_CACHE_HOME`, or the usual place, with `penstock` behind it."""
+    """Directory of penstock's caches: `penstock` in `$XDG_CACHE_HOME`, or in the cache directory of this system."""
     if chosen := os.environ.get("XDG_CACHE_HOME"):
         return require_local(chosen, "XDG_CACHE_HOME") / "penstock"
     if sys.platform == "darwin":
@@ -290,18 +283,22 @@ def default_cache_directory() -> Path:
 
 
 @contextlib.contextmanager
-def _making(key: str, lock: Path) -> Iterator[None]:
-    """While it is being made; a function that asks for what it makes would wait for itself."""
+def _made_once(lock_path: Path, name: str, wait_seconds: float) -> Iterator[None]:
+    """Hold the lock of what is being made, after waiting for another maker."""
     locks: set[Path] = _here.__dict__.setdefault("locks", set())
-    if lock in locks:
-        raise ConfigError(
-            f"{key} is asked for by the function that makes it, which would wait for itself; make it from other keys"
-        )
-    locks.add(lock)
+    if lock_path in locks:
+        raise ConfigError(f"the function that makes {name} requests {name} itself; it may only request other entries")
+    locks.add(lock_path)
     try:
-        yield
+        with FileLock(lock_path) as lock:
+            if not lock.acquire(wait_seconds):
+                raise StalledError(
+                    f"{lock.owner()} has been making {name} for more than {wait_seconds:g} s; "
+                    "wait longer with wait_seconds="
+                )
+            yield
     finally:
-        locks.discard(lock)
+        locks.discard(lock_path)
 
 
 def _entry(file: Path) -> CacheEntry:
@@ -310,7 +307,7 @@ def _entry(file: Path) -> CacheEntry:
 
 
 def _unlink(file: Path) -> bool:
-    """Whether it was there and went; another process may have been faster, or (Windows) be reading it."""
+    """Remove a file; False if another process removed it first, or (Windows) is reading it."""
     try:
         file.unlink()
     except (FileNotFoundError, PermissionError):

@@ -57,7 +57,7 @@ _SEGMENT_BYTES = 1 << 17
 
 Readable = io.RawIOBase | io.BufferedIOBase
 Segment = tuple[int, int]
-"""Where it ends, and the xxh3 of its bytes."""
+"""End of the segment, and the xxh3 of its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ class HashedFile(io.RawIOBase):
         self._digest.reset()
 
     def hold(self) -> None:
-        """What is written from here on ends with the footer, and waits for the checksums."""
+        """Hold back what is written from here on: it ends with the footer, which follows the checksums."""
         self._held = bytearray()
 
     def finish(self, tail: bytes) -> None:
@@ -235,7 +235,7 @@ def _read(file: Readable, start: int, size: int, into: memoryview | None = None)
 
 @dataclass(frozen=True, slots=True)
 class FileStamp:
-    """What changes when somebody writes to a regular file, cuts it, or puts another in its place."""
+    """Stat values that change when a regular file is written, truncated or replaced."""
 
     size: int
     mtime_ns: int
@@ -346,12 +346,12 @@ def fingerprint_files(paths: Iterable[PathLike], *, memo: PathLike | None = None
 
 
 def is_settled(stat: os.stat_result) -> bool:
-    """Whether a file was left alone for long enough that another change would show in its time."""
+    """True if a file is old enough that another change would show in its time."""
     return time.time_ns() - stat.st_mtime_ns > _SETTLED_NS
 
 
 def _mark(stat: os.stat_result) -> list[int]:
-    """What changes when a file does. Its time can be set back; the time of that cannot."""
+    """Stat values that change when a file does. Its mtime can be set back, its ctime cannot."""
     return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
 
 

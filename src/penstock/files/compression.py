@@ -29,7 +29,7 @@ _PIECE_BYTES = 1 << 12
 
 
 class ByteReader(Protocol):
-    """What the readers need of a file: fill a buffer, close."""
+    """File as readers use it: fill a buffer, close."""
 
     def readinto(self, buffer: Any, /) -> int | None: ...
 

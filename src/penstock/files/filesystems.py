@@ -1,4 +1,4 @@
-"""Which file system a URL means, and what lies there: Arrow's own file systems, and those of fsspec."""
+"""File systems of URLs, and listings of them: Arrow's own file systems, and those of fsspec."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _ARROW_SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
 
 
 def is_remote(path: PathLike) -> bool:
-    """Whether a path begins with a scheme, as `s3://` does. `file://` is one too."""
+    """True if a path begins with a scheme, as `s3://` and `file://` do."""
     return _SCHEME.match(os.fspath(path)) is not None
 
 
@@ -54,7 +54,7 @@ def shown(url: PathLike) -> str:
 
 
 def has_password(url: PathLike) -> bool:
-    """Whether a URL holds something that must not be written down: a password, a token, a signature."""
+    """True if a URL holds a secret: a password, a token, a signature."""
     return is_remote(url) and _PASSWORD.search(os.fspath(url)) is not None
 
 

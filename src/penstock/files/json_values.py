@@ -73,7 +73,7 @@ class IntText(int):
 
 
 def loads(text: str | bytes) -> Any:
-    """What the JSON says, with every number as it is spelled. Raises ValueError for what is not JSON."""
+    """Value of a JSON text, with every number as it is spelled. Raises ValueError for what is not JSON."""
     if isinstance(text, bytes):
         text = text.decode()
     if _UNUSUAL.search(text) is None:

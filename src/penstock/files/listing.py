@@ -1,4 +1,4 @@
-"""Which files a path means: a file, a directory, a glob, a URL, or a list of these."""
+"""Files of a path: a file, a directory, a glob, a URL, or a list of these."""
 
 from __future__ import annotations
 

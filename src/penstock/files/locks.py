@@ -53,7 +53,7 @@ class FileLock:
         return self._handle is not None
 
     def acquire(self, wait_seconds: float = 0.0, *, take_over: bool = False) -> bool:
-        """Whether the lock is ours now, waiting for it at most `wait_seconds`."""
+        """Take the lock, waiting at most `wait_seconds`; True if it is held now."""
         if self.held:
             return True
         if take_over and self._take_over():
@@ -102,7 +102,7 @@ class FileLock:
                     self.path.unlink()
 
     def owner(self) -> str:
-        """Who holds the lock, as far as the file says."""
+        """Holder of the lock, as the file names it."""
         try:
             facts = orjson.loads(self.path.read_bytes())
             return f"process {facts['pid']} on {facts['host']}, since {facts['since']}"
@@ -146,7 +146,7 @@ class FileLock:
         return True
 
     def _has_the_name(self, handle: int) -> bool:
-        """Whether the file that was locked is still the one at the path: its last owner may just have removed it."""
+        """True if the locked file is still the one at the path: its last owner may just have removed it."""
         try:
             return os.path.samestat(os.fstat(handle), self.path.lstat())
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Where records end in raw bytes: lines, CSV records with quoted newlines, the objects of a JSON file.
+"""Record boundaries in raw bytes: lines, CSV records with quoted newlines, the objects of a JSON file.
 
 A cutter looks at a buffer that begins at a record boundary and says how much of it is whole records, so that input can
 be cut into blocks by a cheap scan and parsed elsewhere.
@@ -26,22 +26,22 @@ class Cutter(Protocol):
     """Finds the ends of records, and knows what else there is to say about them."""
 
     newline_ends: bool
-    """Whether every newline ends a record, so that reading can go on at the next one after one too long."""
+    """True if every newline ends a record, so that reading can resume at the next line after one that is too long."""
 
     def cut(self, data: Bytes) -> tuple[int, int]:
         """(bytes up to the last record end, number of records there); (0, 0) when no record is whole."""
         ...
 
     def spans(self, data: Bytes) -> tuple[Positions, Positions]:
-        """Where each record of a stretch of whole records starts, and where it stops."""
+        """Start and stop of each record in a run of whole records."""
         ...
 
     def leftover(self, rest: bytes) -> int:
-        """How many records the end of a file holds behind the last record end; ValueError if the file cannot end so."""
+        """Number of records after the last record end of a file; ValueError if the file cannot end like this."""
         ...
 
     def blank(self, record: bytes) -> bool:
-        """Whether a record holds no row, such as an empty line."""
+        """True for a record without a row, such as an empty line."""
         ...
 
     def prepare(self, data: Bytes) -> tuple[Bytes, int]:
@@ -250,7 +250,7 @@ def _last_newline(data: Bytes) -> int:
 
 
 def _top_level(data: Bytes) -> tuple[Positions, Positions]:
-    """Where the outermost bracketed values start and stop, up to a closing bracket that none of them opened."""
+    """Starts and stops of the outermost bracketed values, up to a closing bracket that none of them opened."""
     folded = data | 0x20  # makes [ and { the same byte, and ] and }
     marks = (folded == _OPEN) | (folded == _CLOSE) | (data == _QUOTE)
     marks[_escaped_quotes(data)] = False

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import logging
 import os
@@ -16,13 +17,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import orjson
 
-from penstock.errors import ConfigError, DataError, StalledError
-from penstock.files.atomic import AtomicFile
-from penstock.files.cache import default_cache_directory
+from penstock.errors import ConfigError, DataError
+from penstock.files.cache import default_cache_directory, get_or_make_file, lock_of
 from penstock.files.filesystems import (
     cut,
     files_below,
@@ -62,7 +62,7 @@ _STAMPS = (
     *("etag", "e_tag", "content-md5", "digest", "md5hash", "blob_id", "oid", "sha256", "versionid", "version_id"),
     *("mtime", "modified", "created", "updated", "lastmodified", "last_modified", "last-modified"),
 )
-"""What file systems of fsspec call that which changes with a file's content, in lower case."""
+"""Names, in lower case, of the properties that change with a file's content in fsspec's file systems."""
 _PIECE_BYTES = 4 << 20
 _ATTEMPTS = 3
 _ASKED_FOR = tuple(
@@ -70,7 +70,7 @@ _ASKED_FOR = tuple(
     for name in ("train", "test", "val", "sample_submission", "gender_submission")
     for suffix in (".csv", ".csv.gz", ".parquet")
 )
-"""What a web server, which cannot list a directory, is asked for instead."""
+"""Files to probe for on a web server, which cannot list a directory."""
 _NOT_IN_NAMES = re.compile(r'[<>:"/\\|?*\x00-\x1f]')
 
 
@@ -123,7 +123,7 @@ class RemotePath(os.PathLike[str]):
 
     @property
     def can_be_listed(self) -> bool:
-        """Whether there are directories: a web server has none."""
+        """True if directories can be listed: those of a web server cannot."""
         return scheme_of(self.url) not in ("http", "https")
 
     def exists(self) -> bool:
@@ -136,7 +136,7 @@ class RemotePath(os.PathLike[str]):
         return self._is_web_directory or (self.can_be_listed and kind_of(_look(self.url)) == "Directory")
 
     def iterdir(self) -> Iterator[RemotePath]:
-        """What lies directly in a directory, in order of the names."""
+        """Entries of a directory, in order of their names."""
         if not self.can_be_listed:
             yield from (self / name for name in sorted(_ASKED_FOR) if _is_on_the_web((self / name).url))
             return
@@ -228,7 +228,7 @@ def clear_copies(older_than_days: float | None = None, cache_dir: PathLike | Non
     for copy in _cache(cache_dir).glob("*/*/*"):
         if copy.name[0] == "." or not copy.is_file() or (before is not None and copy.stat().st_mtime >= before):
             continue
-        with FileLock(copy.parent / ".lock") as lock, contextlib.suppress(PermissionError):
+        with FileLock(lock_of(copy)) as lock, contextlib.suppress(PermissionError):
             if lock.acquire():
                 size = copy.stat().st_size
                 copy.unlink()
@@ -240,7 +240,7 @@ def clear_copies(older_than_days: float | None = None, cache_dir: PathLike | Non
 
 
 def _is_on_the_web(url: str) -> bool:
-    """Whether a web server has a file. A page that says that it has not is none; no answer at all is an error."""
+    """True if a web server has a file. An HTML page counts as missing; no answer at all is an error."""
     filesystem, path = open_filesystem(url)
     try:
         found = filesystem.handler.fs.info(path)
@@ -261,42 +261,37 @@ def _cache(directory: PathLike | None) -> Path:
     return require_local(directory, "cache_dir") if directory is not None else default_cache_directory() / "remote"
 
 
+class _ChangedError(Exception):
+    """The file changed while it was downloaded."""
+
+
 def _fetch(filesystem: FileSystem, path: str, url: str, cache: Path, wait_seconds: float = 3600.0) -> Path:
     """A copy of the file at `path`, to which `url` leads: itself, its directory or a glob."""
     home, name = cache / _digest(_identity(url, path)), _NOT_IN_NAMES.sub("_", path.rpartition("/")[2]) or "file"
-    told = url if cut(url)[0].endswith(name) else f"{url}: {path}"
+    origin = url if cut(url)[0].endswith(name) else f"{url}: {path}"
     for _ in range(_ATTEMPTS):
-        size, stamp = _stamp(filesystem, path, told)
-        target = home / _digest(stamp) / name
-        if _is_whole(target, size):
-            return target
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(target.parent / ".lock") as lock:
-            if not lock.acquire(wait_seconds):
-                raise StalledError(
-                    f"{shown(told)!r} has been downloaded for more than {wait_seconds:g} s by {lock.owner()}; "
-                    "wait longer with wait_seconds="
-                )
-            if _is_whole(target, size):
-                return target
-            for stray in target.parent.glob(".*.tmp"):
-                stray.unlink()  # whoever held the lock and wrote it was killed
-            copy = AtomicFile(target)
-            try:
-                copied = _download(filesystem, path, told, copy)
-                changed = _stamp(filesystem, path, told)[1] != stamp
-                if not changed and size in (None, copied):
-                    copy.commit()
-                    log.info("fetched %s to %s", shown(told), target)
-                    return target
-            finally:
-                copy.abort()
-        if not changed:
-            raise DataError(f"{copied} bytes came, and {size} were promised: it was cut short", file=shown(told))
-    raise DataError(f"it changed while it was read, {_ATTEMPTS} times; fetch it when it is at rest", file=shown(told))
+        size, stamp = _stamp(filesystem, path, origin)
+
+        def download(file: BinaryIO, size: int | None = size, stamp: str = stamp) -> None:
+            copied = _download(filesystem, path, origin, file)
+            if _stamp(filesystem, path, origin)[1] != stamp:
+                raise _ChangedError
+            if size not in (None, copied):
+                raise DataError(f"received {copied} of {size} bytes", file=shown(origin))
+            log.info("fetched %s", shown(origin))
+
+        with contextlib.suppress(_ChangedError):
+            return get_or_make_file(
+                home / _digest(stamp) / name,
+                download,
+                is_valid=functools.partial(_is_whole, size=size),
+                wait_seconds=wait_seconds,
+                name=repr(shown(origin)),
+            )
+    raise DataError(f"the file changed during each of {_ATTEMPTS} downloads; fetch it later", file=shown(origin))
 
 
-def _download(filesystem: FileSystem, path: str, url: str, copy: AtomicFile) -> int:
+def _download(filesystem: FileSystem, path: str, url: str, file: BinaryIO) -> int:
     with naming_url(url):
         stream = filesystem.open_input_stream(path, compression=None)
     with stream:
@@ -304,8 +299,8 @@ def _download(filesystem: FileSystem, path: str, url: str, copy: AtomicFile) -> 
             with naming_url(url):
                 piece = stream.read(_PIECE_BYTES)
             if not piece:
-                return copy.file.tell()
-            copy.file.write(piece)
+                return file.tell()
+            file.write(piece)
 
 
 def _stamp(filesystem: FileSystem, path: str, url: str) -> tuple[int | None, str]:

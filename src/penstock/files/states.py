@@ -1,4 +1,4 @@
-"""What every saved state has: a kind, a version, and a checksum over all of it, so that a changed one is refused."""
+"""Format of saved states: a kind, a version, and a checksum, so that a changed state is refused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class StateFormat:
     kind: str
     """Names the format in the state."""
     owner: str
-    """What such a state is of, in the words of an error message."""
+    """Name of what is saved, for error messages."""
     version: int = 1
 
     def write(self, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def state_checksum(state: Mapping[str, Any]) -> str:
 
 
 def is_state(value: Any) -> bool:
-    """Whether this is a mapping that `StateFormat.write` made, intact or not."""
+    """True for a mapping that `StateFormat.write` made, intact or not."""
     return isinstance(value, Mapping) and {"kind", "version", CHECKSUM} <= value.keys()
 
 
@@ -122,7 +122,7 @@ def to_json(value: Any, *, indent: bool = False) -> bytes:
 
 
 def parse_json(data: bytes) -> Any:
-    """What `to_json` wrote, with whole numbers of any size. Raises ValueError if it is not JSON."""
+    """Value that `to_json` wrote, with integers of any size. Raises ValueError if it is not JSON."""
     try:
         return json.loads(data)
     except RecursionError as error:
@@ -130,7 +130,7 @@ def parse_json(data: bytes) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """What other kinds of mappings, sequences and NumPy's numbers are in plain values."""
+    """Plain values for other mappings, sequences and NumPy's numbers."""
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray)):

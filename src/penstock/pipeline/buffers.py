@@ -55,9 +55,9 @@ class Parcel:
     rows_made: int = 0
     """Rows of the batch when it became due."""
     bad_rows: State | None = None
-    """How much the quarantine held when this parcel became due, its own bad rows included."""
+    """Size of the quarantine when this parcel became due, its own bad rows included."""
     taken: int = 0
-    """How many of those have reached the consumer, in this run or before it."""
+    """Number of those rows that have reached the consumer, in this run or an earlier one."""
 
     @property
     def nbytes(self) -> int:
@@ -97,7 +97,7 @@ class Buffers:
         self._finished = False
         self._cancelled = False
         self.active = workers
-        """How many workers may take work; the others park."""
+        """Number of workers that may take work; the others park."""
         self.stolen = 0
         self.waiting_consumer = False
 

@@ -35,7 +35,7 @@ class Inferring(Protocol):
 
     @property
     def learning(self) -> bool:
-        """Whether it still has to see its first rows."""
+        """True until it has seen its first rows."""
         ...
 
     @property
@@ -73,7 +73,7 @@ class Failure:
 
 @dataclass(slots=True)
 class Ran:
-    """What became of a batch."""
+    """Result of a chain for one batch."""
 
     batch: pa.RecordBatch | None
     nbytes: int = 0
@@ -101,7 +101,7 @@ class Chain:
     """Transforms applied one after the other. Calling it is thread-safe when none of them is stateful."""
 
     blames_row_for: type[Exception] = Exception
-    """What is about a row when a transform raises it; anything else ends the run as it is."""
+    """Exceptions that blame a row when a transform raises them; any other ends the run."""
 
     def __init__(self, transforms: Sequence[Transform], metrics: Sequence[StageMetrics]) -> None:
         self.transforms = list(transforms)
@@ -178,11 +178,11 @@ class Chain:
 
     @property
     def output_schema(self) -> pa.Schema | None:
-        """What comes out at the end, as far as it has been seen."""
+        """Schema of the last step, as far as it has been seen."""
         return self._schemas[-1] if self._schemas else None
 
     def schema_without_rows(self, given: pa.Schema | None) -> pa.Schema | None:
-        """What would come out, found by sending a batch without rows on from where the last rows were left out."""
+        """Schema of the last step, found by sending an empty batch on from the step that dropped the last rows."""
         if self.output_schema is not None:
             return self.output_schema
         start, schema = (self._emptied[0] + 1, self._emptied[1]) if self._emptied is not None else (0, given)
@@ -222,7 +222,7 @@ class Chain:
 
 
 class StepError(Exception):
-    """Which step of the chain raised."""
+    """Error of one step of the chain, with its number."""
 
     def __init__(self, index: int, error: Exception) -> None:
         super().__init__(index, error)
@@ -230,7 +230,7 @@ class StepError(Exception):
 
 
 def stage_name(stage: object) -> str:
-    """How a stage is called, in checkpoints too: its own repr if it has one, else its class or function name."""
+    """Name of a stage, in checkpoints too: its own repr if it has one, else its class or function name."""
     kind = type(stage)
     if kind.__repr__ is not object.__repr__ and not inspect.isroutine(stage) and not isinstance(stage, type):
         return repr(stage)

@@ -1,4 +1,4 @@
-"""How a pipeline runs: one frozen value, checked when it is made."""
+"""Options of a run: one frozen value, checked when it is made."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ OnError = Literal["raise", "skip", "quarantine"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PipelineConfig:
-    """The knobs of the engine. None of them changes which rows come out, or in which order."""
+    """Options of a run. None of them changes which rows come out, or in which order."""
 
     workers: int | Literal["auto", "process"] = "auto"
-    """Threads for the transforms: a number, "auto" (follows the bottleneck), or "process" for spawned processes."""
+    """Number of workers for the transforms; "auto" follows the bottleneck. "process" is short for
+    `worker_type="process"`."""
     max_workers: int | None = None
-    """Upper bound for "auto", number of processes for "process"; by default the cores this process may use."""
+    """Upper bound for "auto", and its number of processes; by default the cores this process may use."""
+    worker_type: Literal["thread", "process"] = "thread"
+    """Threads, or spawned processes for transforms in pure Python."""
     batch_rows: int | Literal["auto"] = "auto"
     """Rows in every batch an iteration yields (the last may be shorter); "auto" lets sizes follow the bottleneck."""
     on_error: OnError = "raise"
@@ -36,11 +39,16 @@ class PipelineConfig:
     stall_seconds: float | None = 300.0
     """A stage that works on one batch for longer is taken to hang; None waits for ever."""
     checkpoint_seconds: float = 10.0
-    """How often `run(checkpoint=...)` makes its progress durable."""
+    """Interval at which `run(checkpoint=...)` makes its progress durable."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.workers, bool) or not (self.workers in ("auto", "process") or _positive(self.workers)):
+        if self.workers == "process":
+            object.__setattr__(self, "workers", "auto")
+            object.__setattr__(self, "worker_type", "process")
+        if isinstance(self.workers, bool) or not (self.workers == "auto" or _positive(self.workers)):
             raise ConfigError(f"workers must be a positive number, 'auto' or 'process', got {self.workers!r}")
+        if self.worker_type not in ("thread", "process"):
+            raise ConfigError(f"worker_type must be 'thread' or 'process', got {self.worker_type!r}")
         if self.max_workers is not None and not _positive(self.max_workers):
             raise ConfigError(f"max_workers must be a positive number, got {self.max_workers!r}")
         if self.batch_rows != "auto" and not _positive(self.batch_rows):
@@ -59,8 +67,13 @@ class PipelineConfig:
             raise ConfigError(f"checkpoint_seconds cannot be negative, got {self.checkpoint_seconds}")
 
     @property
+    def adaptive(self) -> bool:
+        """True if the number of workers follows the bottleneck."""
+        return self.workers == "auto" and self.worker_type == "thread"
+
+    @property
     def worker_limit(self) -> int:
-        """The most workers that will ever run at once."""
+        """Largest number of workers at once."""
         if isinstance(self.workers, int):
             return self.workers
         return self.max_workers or available_cores()

@@ -1,4 +1,4 @@
-"""What the threads of one run share."""
+"""State that the threads of one run share, and the tuner that sizes reads and workers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Tuner:
         self._bytes = self._clamp(1 << 20)
         self._row_bytes = 0.0
         self._need = 4.0
-        self.workers = config.worker_limit if config.workers != "auto" else (config.worker_limit + 1) // 2
+        self.workers = (config.worker_limit + 1) // 2 if config.adaptive else config.worker_limit
         self._window_start = time.monotonic()
         self._window = _FIRST_WINDOW
         self._window_rows = 0
@@ -42,12 +42,12 @@ class Tuner:
 
     @property
     def batch_bytes(self) -> int:
-        """How many raw bytes to read at a time."""
+        """Raw bytes to read at a time."""
         return min(self._bytes, self._clamp(self._bytes))
 
     @property
     def batch_rows(self) -> int:
-        """How many rows to ask of a source that counts in rows."""
+        """Rows to request from a source that counts in rows."""
         if isinstance(self._config.batch_rows, int):
             return self._config.batch_rows
         if not self._row_bytes:
@@ -55,7 +55,7 @@ class Tuner:
         return max(1, min(_MOST_ROWS, int(self.batch_bytes / self._row_bytes)))
 
     def to_reserve(self, nbytes: int) -> int:
-        """What a batch of `nbytes` will take on its whole way: itself, its decoded form, its transformed form."""
+        """Memory that a batch of `nbytes` takes in all: itself, its decoded form, its transformed form."""
         return int(nbytes * self._need)
 
     def saw_read(self, rows: int, nbytes: int) -> None:
@@ -84,7 +84,7 @@ class Tuner:
         """One more when work waits and the sink starves, one fewer when they are idle; a step that brings nothing is
         taken back and not tried again for a while. `rows` is the running total, `idle` the share of time waited."""
         now = time.monotonic()
-        if self._config.workers != "auto" or now - self._window_start < self._window:
+        if not self._config.adaptive or now - self._window_start < self._window:
             return self.workers
         self._window = _WINDOW
         rate = (rows - self._window_rows) / (now - self._window_start)
@@ -125,7 +125,7 @@ class Context:
         self._stateful = source if isinstance(source, Stateful) else None
         self.acknowledged = source if isinstance(source, Acknowledged) else None
         self.holds_rows = any(isinstance(transform, Finishing) for transform in transforms)
-        """Whether a transform may hold rows that were read before the position of the run, and are not delivered."""
+        """True if a transform may hold rows that were read before the position of the run and are not delivered."""
         self.stop = threading.Event()
         self.tuner = Tuner(config, lambda: budget.limit)
         self.resident = ResidentWatch(budget)

@@ -27,13 +27,13 @@ __all__ = ["Delivery", "DeliveryPosition"]
 
 @dataclass(frozen=True, slots=True)
 class DeliveryPosition:
-    """Where a run stands: the states after the last parcel that was wholly delivered, and rows delivered since."""
+    """Position of a run: the states after the last parcel that was wholly delivered, and rows delivered since."""
 
     source: State | None
     transforms: dict[str, State]
     skip_rows: int = 0
     bad_rows: State | None = None
-    """How much the quarantine held then."""
+    """Size of the quarantine at that point."""
 
 
 class Delivery:
@@ -135,7 +135,7 @@ class Delivery:
             self._told = state
 
     def commit(self) -> None:
-        """What was delivered so far is published, or kept by a checkpoint: the source may let go of it."""
+        """Acknowledge the rows delivered so far: they are published or in a checkpoint, so the source may drop them."""
         if self._acknowledged is not None and self.position.source is not None:
             self._acknowledged.commit(self.position.source)
 

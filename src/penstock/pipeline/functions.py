@@ -1,4 +1,4 @@
-"""How a plain function becomes a stage: of a row, of a batch, or an Arrow expression."""
+"""Functions as stages: of a row, of a batch, or an Arrow expression."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ class RowSchema:
 
 
 class FunctionStage(Transform):
-    """What `Map` and `FlatMap` share: a function of one kind or another, and the columns a row function returns."""
+    """Base of `Map` and `FlatMap`: a function of a row or a batch, and the columns a row function returns."""
 
     def __init__(self, function: Any, batch: bool | None, schema: pa.Schema | Any | None) -> None:
         self._function = function
@@ -224,7 +224,7 @@ class FunctionStage(Transform):
 
     @property
     def calls_function(self) -> bool:
-        """Whether it calls a function of somebody else, and is no expression."""
+        """True if it calls a user's function, and is no expression."""
         return self._kind != "expression"
 
     @property
@@ -299,7 +299,7 @@ def as_transform(stage: Any) -> Transform:
 
 
 def kind_of(function: Any, batch: bool | None) -> Kind:
-    """What a function wants: a row, a batch (asked for, or by its annotation), or nothing since it is an expression."""
+    """Input of a function: a row, a batch (by option or annotation), or none for an expression."""
     if isinstance(function, (pc.Expression, Mapping)):
         return "expression"
     if not callable(function):
@@ -371,7 +371,7 @@ def arrow_schema(schema: Any) -> pa.Schema | None:
 
 
 def function_name(function: Any) -> str:
-    """How a function is called in messages."""
+    """Name of a function in messages."""
     if isinstance(function, Mapping):
         return ", ".join(f"{name}={value}" for name, value in function.items())
     if isinstance(function, pc.Expression):

@@ -1,4 +1,4 @@
-"""What each stage did and waited for, and the sentence a person wants: which one is the bottleneck, and why."""
+"""Metrics of each stage, and a sentence that names the bottleneck and its reason."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.pipeline.stages import Origin
 __all__ = ["TOKENS", "Report", "StageMetrics", "bottleneck", "percentile", "tokens_in"]
 
 TOKENS = "tokens left out: "
-"""How the reason begins where tokens were counted and not rows."""
+"""Prefix of reasons that count tokens and not rows."""
 
 _BUCKETS = 96  # eight to a factor of ten, from one microsecond: the last begins at 10**6 seconds
 
@@ -97,7 +97,7 @@ class StageMetrics:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a run did."""
+    """Report of a run."""
 
     rows_in: int
     rows_out: int
@@ -116,7 +116,7 @@ class Report:
     bottleneck: str
     stages: list[dict[str, Any]] = field(default_factory=list)
     resumed: bool = False
-    """Whether the run went on from a checkpoint; the row counts include what was done before it."""
+    """True if the run was resumed from a checkpoint; the row counts include what was done before it."""
 
     @property
     def dropped_tokens(self) -> dict[str, int]:

@@ -184,7 +184,7 @@ class Pipeline:
     # -- state -------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> State:
-        """Where the iteration stands: small, JSON-able, and exact whatever was read ahead.
+        """Position of the iteration: small, JSON-able, and exact, with any number of rows read ahead.
 
         Loading it into a new, equal pipeline goes on with the row after the last delivered one.
         """

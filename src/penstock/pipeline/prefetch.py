@@ -22,7 +22,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 _MOST_THREADS = 4
 _LOOK_UP_SECONDS = 0.2
-"""How often a thread that waits for memory looks whether it is still wanted."""
+"""Interval at which a thread that waits for memory checks whether it should stop."""
 
 
 def map_ahead(function: Callable[[Item], Result], items: Iterable[Item]) -> Generator[Result, None, None]:
@@ -223,7 +223,7 @@ class ReadAhead(Generic[Item]):
 
 
 class _Line(Generic[Item]):
-    """What stands between the thread that makes items and the one that takes them."""
+    """Queue between the thread that makes items and the one that takes them."""
 
     def __init__(self, most: int, budget: MemoryBudget | None, size: Callable[[Item], int] | None) -> None:
         self._most, self._budget, self._size = most, budget, size

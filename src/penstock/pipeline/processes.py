@@ -33,7 +33,7 @@ __all__ = ["ProcessChain", "RemoteError", "SharedBytes", "batch_bytes", "read_fr
 
 _PAGE = 1 << 16
 _KEEP = 8 << 20
-"""What is held on to after something larger went through."""
+"""Bytes kept mapped after a larger batch has passed."""
 
 
 class SharedBytes:
@@ -79,7 +79,7 @@ class SharedBytes:
 
 
 def batch_bytes(batch: pa.RecordBatch) -> int:
-    """How long a batch is as an Arrow IPC stream, found by writing it to nowhere: costs its columns, not its rows."""
+    """Length of a batch as an Arrow IPC stream, found by a dry run that costs its columns, not its rows."""
     sink = pa.MockOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
@@ -308,7 +308,7 @@ def _pickled(transforms: Sequence[Transform]) -> bytes:
                 cloudpickle.dumps(transform)
             except Exception as reason:
                 raise ConfigError(
-                    f"workers='process' cannot send {stage_name(transform)} to another process: {reason}; "
+                    f"worker_type='process' cannot send {stage_name(transform)} to another process: {reason}; "
                     "open files, locks and connections inside the function, or use threads"
                 ) from reason
-        raise ConfigError(f"workers='process' cannot send the transforms to another process: {error}") from error
+        raise ConfigError(f"worker_type='process' cannot send the transforms to another process: {error}") from error

@@ -49,7 +49,7 @@ class BadRows:
         self.sync()
 
     def mark(self) -> State:
-        """How much has been written and counted so far: what `restore` goes back to."""
+        """Size and counts so far, which `restore` goes back to."""
         return {"bytes": self._length, "counts": dict(self.counts)}
 
     def sync(self) -> State:

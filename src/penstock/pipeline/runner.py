@@ -370,7 +370,7 @@ class SinkThread:
             raise StageError(f"{type(error).__name__}: {error}", stage=stage_name(self._sink)) from error
 
     def _charge(self) -> None:
-        """What the sink holds between calls stands against the budget."""
+        """Charge the rows that the sink holds between calls to the budget."""
         if self._usage is not None:
             self._runner.context.sinking.memory = held = self._usage()
             self._budget.hold("sink", held, by=self)

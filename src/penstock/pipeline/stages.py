@@ -35,14 +35,14 @@ State = dict[str, Any]
 
 
 class Source(Protocol):
-    """Where batches come from. Subclass it for the defaults, or just have `next_batch`."""
+    """Source of batches. Subclass it for the defaults, or implement `next_batch` alone."""
 
     def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
         """At most `max_rows` rows; None at the end. An empty batch is not the end."""
         ...
 
     def size_hint(self) -> int | None:
-        """How many rows will come in all, if that is known without reading them."""
+        """Number of rows in all, if that is known without reading them."""
         return None
 
     def memory_usage(self) -> int:
@@ -74,7 +74,7 @@ DataProcessor = Transform
 
 
 class Sink(Protocol):
-    """Where batches go."""
+    """Destination of batches."""
 
     def consume(self, batch: pa.RecordBatch) -> None:
         """Take one batch. It is not changed afterwards, so keeping a reference is allowed."""
@@ -142,7 +142,7 @@ class Remembering(Protocol):
 
     @property
     def resumable(self) -> bool:
-        """Whether it keeps anything, so that another process can go on."""
+        """True if it stores anything durably, so that another process can resume."""
         ...
 
     def sync(self) -> None: ...
@@ -170,13 +170,13 @@ class Publishing(Protocol):
 
     @property
     def rows_published(self) -> int:
-        """How many of the rows that it consumed are published; it only grows during a run."""
+        """Number of consumed rows that are published; it only grows during a run."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a batch begins: a file (or a name in angle brackets), its first row, its byte offset if there is one."""
+    """Origin of a batch: a file (or a name in angle brackets), its first row, its byte offset if there is one."""
 
     file: str
     row: int = 0
@@ -217,7 +217,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What a block held: the good rows, and the others."""
+    """Rows of a block: the good ones, and those rejected."""
 
     batch: pa.RecordBatch
     rejected: tuple[Rejected, ...] = ()

@@ -39,7 +39,7 @@ class Workers:
             lambda: context.budget.limit, context.config.worker_limit, self._in_order, context.resident.give_back
         )
         self.settled = False
-        """Whether every schema is known, so that all workers may work."""
+        """Set once every schema is known, so that all workers may start."""
         self.set_active()
 
     def work(self, index: int) -> None:
@@ -64,7 +64,7 @@ class Workers:
             self.buffers.settle(parcel)
 
     def closing(self) -> Iterator[Parcel]:
-        """What the in-order transforms still hold at the end, each passed through the ones after it."""
+        """Rows that the in-order transforms still hold at the end, each passed through the ones after it."""
         for i, transform in enumerate(self._serial.transforms):
             if not isinstance(transform, Finishing):
                 continue
@@ -104,7 +104,7 @@ class Workers:
                 chain.close()
 
     def schema_without_rows(self) -> pa.Schema | None:
-        """What would have come out, if there had been rows; None if that cannot be known."""
+        """Schema of the output of a run without rows; None if that cannot be known."""
         schema: pa.Schema | None = getattr(self._context.source, "schema", None)
         for chain in (self._parallel, self._serial):
             if chain.transforms:
@@ -115,7 +115,7 @@ class Workers:
         return any(isinstance(t, Inferring) and t.learning for t in self._parallel.transforms)
 
     def _chain_of(self, index: int) -> Chain:
-        if self._context.config.workers != "process" or not self.settled:
+        if self._context.config.worker_type != "process" or not self.settled:
             return self._parallel
         chain = self._processes[index]
         if chain is None:

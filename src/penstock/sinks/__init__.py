@@ -1,4 +1,4 @@
-"""Where batches go: files that appear whole or not at all, memory, iteration."""
+"""Sinks of batches: files that appear whole or not at all, memory, iteration."""
 
 from penstock.sinks.formats import ArrowSink, CsvSink, JsonlSink, ParquetSink, open_sink
 from penstock.sinks.memory import IteratorSink, MemorySink

@@ -1,4 +1,4 @@
-"""What the file sinks share: whole files by atomic rename, and runs that survive kill -9.
+"""Base of the file sinks: whole files by atomic rename, and runs that survive kill -9.
 
 A target with a suffix is one file, written under a hidden name beside it and renamed when it is whole. Without a suffix
 it is a directory of part files, written into a hidden directory beside it and renamed in one step too.
@@ -79,7 +79,7 @@ class FileSink(Sink):
         self._rows_per_file = rows_per_file
         self._lock = FileLock(self.path.with_name(f".{self.path.name}.penstock-lock"))
         self._watched = False
-        """Whether the file system has locks, so that losing this one can be noticed."""
+        """True if the file system has locks, so that losing this one can be noticed."""
         self._run = secrets.token_hex(8)
         self._schema: pa.Schema | None = None
         self._file: AtomicFile | None = None
@@ -227,7 +227,7 @@ class FileSink(Sink):
 
     @property
     def _leftovers(self) -> Path:
-        """What is being deleted: a directory cannot be deleted in one step, but renamed."""
+        """Directory being deleted: it is renamed first, since deletion takes several steps."""
         return self.path.with_name(f".{self.path.name}.penstock-old")
 
     def _segment(self, number: int) -> Path:
@@ -334,7 +334,7 @@ class FileSink(Sink):
 
     @contextlib.contextmanager
     def _refusing(self) -> Iterator[None]:
-        """What Arrow has no form for is a matter of the schema; trouble with the disk is trouble with this file."""
+        """Turn Arrow's errors into SchemaError, and errors of the disk into ones that name this file."""
         try:
             yield
         except OSError as error:

@@ -363,7 +363,7 @@ def _values(column: pa.Array, field: pa.Field) -> list[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """What orjson has no form for: nanoseconds come as a kind of datetime; decimals and durations become text."""
+    """Values orjson cannot write: nanoseconds as a datetime; decimals and durations as text."""
     return value.isoformat() if isinstance(value, datetime) else str(value)
 
 
@@ -377,7 +377,7 @@ def _as_csv(column: pa.Array, *, alone: bool) -> pa.Array:
 
 
 def _any(kind: pa.DataType, test: Any) -> bool:
-    """Whether a type, or any inside it, passes a test."""
+    """True if a type, or any inside it, passes a test."""
     if isinstance(kind, pa.BaseExtensionType):
         return _any(kind.storage_type, test)
     if pa.types.is_dictionary(kind):

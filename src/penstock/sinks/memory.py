@@ -62,7 +62,7 @@ class IteratorSink(Sink):
         self._ended = self._broken = False
 
     def wait_for_room(self, timeout: float) -> bool:
-        """Whether there is room now, waiting for it if needed."""
+        """Wait for room, at most `timeout` seconds; False if there is none."""
         with self._changed:
             return self._changed.wait_for(lambda: len(self._batches) < self._max, timeout)
 

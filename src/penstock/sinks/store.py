@@ -48,7 +48,7 @@ class StoreSink(Sink):
 
     @property
     def manifest(self) -> Manifest | None:
-        """What was published; None before that."""
+        """Manifest of the published version; None before that."""
         return self._writer.manifest
 
     def consume(self, batch: pa.RecordBatch) -> None:
@@ -85,7 +85,7 @@ class StoreSink(Sink):
 
     @contextlib.contextmanager
     def _refusing(self) -> Iterator[None]:
-        """What Arrow has no form for is a matter of the schema."""
+        """Turn Arrow's errors into SchemaError."""
         try:
             yield
         except (pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowInvalid) as error:

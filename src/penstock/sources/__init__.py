@@ -1,4 +1,4 @@
-"""Where batches come from: files of every usual format, data in memory, iterators.
+"""Sources of batches: files of the usual formats, data in memory, iterators.
 
 source = open_source("corpus/*.jsonl.zst")      # by suffix; or JsonlSource(...), ParquetSource(...), ...
 batch = source.next_batch(1024)                 # None at the end

@@ -40,7 +40,7 @@ class BlockPosition:
 
 @dataclass(frozen=True, slots=True)
 class FileLayout:
-    """How one file is laid out: where its first record stands, and how records are told apart."""
+    """Layout of a file: the offset of its first record, and how records are separated."""
 
     begin: int
     cutter: Cutter
@@ -81,10 +81,10 @@ class BlockReader:
         self.place = place
         self._reader: ByteReader | None = None
         self._tail = _NOTHING
-        """What was read behind the last whole record."""
+        """Bytes read after the last whole record."""
         self._ended = False
         self._trouble: tuple[str, Exception | None] | None = None
-        """What is wrong with the record that follows the last good one."""
+        """Error of the record after the last good one."""
         self._too_long = False
 
     def next(self, max_bytes: int) -> RawBlock | None:
@@ -247,7 +247,7 @@ class BlockReader:
 
 
 class RecordSpans:
-    """Where the records of a block stand."""
+    """Offsets of the records in a block."""
 
     def __init__(self, block: Block) -> None:
         self._data: pa.Buffer = block.data

@@ -172,10 +172,10 @@ class _Groups:
     skip: int
     rows: int
     nbytes: int
-    """What they take in memory, as far as that can be told."""
+    """Estimate of their size in memory."""
     checksums: Checksums | None
     pages: bool
-    """Whether to compare the page checksums."""
+    """True to compare the page checksums."""
 
     def read(self, columns: list[str] | None) -> pa.RecordBatch:
         _check_groups(self.path, self.metadata, self.numbers, columns, self.checksums)
@@ -286,7 +286,7 @@ class _ParquetReader:
         self._file.close()
 
     def _size_of(self, group: int) -> int:
-        """What a row group takes in memory: as much as in the file, or as its rows by those seen before."""
+        """Size of a row group in memory: that in the file, or that of its rows by the ones seen before."""
         metadata = self._file.metadata.row_group(group)
         if self._columns is None:
             encoded = metadata.total_byte_size
@@ -378,7 +378,7 @@ class _ArrowReader:
         self._verify, self._checksums = verify, None
         self._pending: pa.RecordBatch | None = None
         self._file: Any = None
-        """What to close: a mapping, or a stream of decompressed bytes."""
+        """Resource to close: a mapping, or a stream of decompressed bytes."""
         if split_suffix(path)[1]:
             self._ipc, self._random = self._open_compressed(path), False
         else:

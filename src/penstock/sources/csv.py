@@ -89,7 +89,7 @@ class CsvSource(RecordSource):
         return CsvLayout(begin, cutter, names, delimiter)
 
     def _header(self, number: int, cutter: CsvRecords, delimiter: str) -> tuple[int, tuple[str, ...]]:
-        """Where a file's first record begins, and the names in the line before it."""
+        """Offset of a file's first record, and the names in the line before it."""
         path = self.files[number]
         reader = BlockReader(
             [path],
@@ -143,7 +143,7 @@ class CsvSource(RecordSource):
         return "does not fit the schema", self._misfit(record, layout) or message
 
     def _misfit(self, record: bytes, layout: FileLayout) -> str | None:
-        """Which column of a record does not fit the schema, in words."""
+        """Sentence that names the column of a record that does not fit the schema."""
         assert isinstance(layout, CsvLayout)
         cells = next(csv.reader(io.StringIO(record.decode(), newline="\n"), delimiter=layout.delimiter), [])
         for name, cell in zip(layout.names, cells):

@@ -1,4 +1,4 @@
-"""What the columnar formats share: a list of files read one after the other, a position, a schema for all of them."""
+"""Base of the sources of files: the list of files, partition columns of their directories, a position, one schema."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
 
 
 class Partitions:
-    """What the directories of some files say about their rows."""
+    """Partition columns: values of rows that the names of their directories hold."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         folders = files.partitions if isinstance(files, FoundFiles) else []
@@ -162,7 +162,7 @@ class FileList:
 
     @cached_property
     def partitions(self) -> Partitions:
-        """What the names of directories say about the rows."""
+        """Partition columns of the files."""
         return Partitions(self.files)
 
     def name(self, number: int) -> str | None:
@@ -174,7 +174,7 @@ class FileList:
         return names_of(self.files)
 
     def state(self, number: int) -> State:
-        """What a position in a file has to say about the file."""
+        """Part of a saved position that identifies the file."""
         return {
             "files": len(self.files),
             "file": number,
@@ -184,7 +184,7 @@ class FileList:
         }
 
     def _head(self, number: int) -> list[int | str] | None:
-        """How many first bytes a file has (4096 at most) and their hash: a rewritten file differs, a grown one not."""
+        """Number of first bytes (4096 at most) and their hash: a rewritten file differs, a file that grew does not."""
         if number >= len(self.files):
             return None
         if number not in self._heads:
@@ -248,7 +248,7 @@ def schema_mark(schema: pa.Schema) -> str:
 
 
 def is_schema(mark: str) -> bool:
-    """Whether a mark holds the schema itself."""
+    """True if a mark holds the schema itself."""
     return " " not in mark
 
 

@@ -1,4 +1,4 @@
-"""Which Arrow type fits every JSON value seen: merging types, and the values that no type fits."""
+"""Arrow type of JSON values: types merged over every value seen, and values that no type fits."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def conform(value: Any, kind: pa.DataType) -> Any:
 
 
 def has_json_text(kind: pa.DataType) -> bool:
-    """Whether any place in the type is kept as JSON text."""
+    """True if any part of the type is kept as JSON text."""
     if pa.types.is_list(kind):
         return has_json_text(kind.value_type)
     if pa.types.is_struct(kind):
@@ -187,7 +187,7 @@ def parseable(kind: pa.DataType) -> pa.DataType:
 
 
 def parsed(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """What was parsed as `parseable(kind)`, as `kind`."""
+    """A column that was parsed as `parseable(kind)`, converted to `kind`."""
     if array.type == kind:
         return array
     if pa.types.is_null(kind):
@@ -257,7 +257,7 @@ def skeleton(data: Bytes) -> Bytes | None:
 
 
 def _positions(data: Bytes, byte: int) -> Positions:
-    """Where a byte stands. In pieces: the search holds the interpreter lock, and another thread wants it too."""
+    """Positions of a byte. Searched in pieces, since the search holds the interpreter lock."""
     found = [np.flatnonzero(data[start : start + _PIECE] == byte) + start for start in range(0, len(data), _PIECE)]
     return np.concatenate(found) if found else np.empty(0, np.int64)
 
@@ -280,7 +280,7 @@ def _string_ends(data: Bytes) -> Positions:
 
 
 def _before_colon(data: Bytes, closes: Positions) -> npt.NDArray[np.bool_]:
-    """Which strings are keys: those with a colon behind them, after any space."""
+    """Flags of the strings that are keys: a colon follows, after optional space."""
     behind = closes + 1
     last = len(data) - 1
     spaced = np.flatnonzero(_IS_SPACE[data[np.minimum(behind, last)]])

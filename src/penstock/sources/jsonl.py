@@ -173,7 +173,7 @@ class JsonlSource(RecordSource):
         return "invalid JSON", f"not valid JSON: {error}: {record[:80]!r}".replace(" in row 0", "")
 
     def _misfit(self, name: str, value: Any) -> str | None:
-        """Why this field of a row does not fit the schema, if it does not."""
+        """Reason why this field of a row does not fit the schema; None if it does."""
         if name not in self.schema.names:
             return f"field {name!r} is not in the schema, which has {self.schema.names}" if not self._columns else None
         field = self.schema.field(name)

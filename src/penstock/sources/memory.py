@@ -33,7 +33,7 @@ class MemorySource(Source):
     def __init__(self, data: Any, *, schema: pa.Schema | Any | None = None) -> None:
         self._kind = type(data).__name__
         self._values = data if schema is None and _is_untyped(data) else None
-        """What has no types of its own, as it was given."""
+        """Rows without types of their own, as given."""
         self._kept = False
         self._made: pa.Table | None = None
         try:
@@ -171,7 +171,7 @@ class IteratorSource(Source):
         """The learned schema, as the state keeps it."""
         self._iterator: Iterator[Any] | None = None
         self._waiting: deque[Any] = deque()
-        """What was taken from the iterator and does not go into one batch with the rows before it."""
+        """Rows taken from the iterator that do not fit into one batch with the rows before them."""
         self._pending: pa.RecordBatch | None = None
         self._first_row = self._row = 0
         self._json: frozenset[str] = frozenset()

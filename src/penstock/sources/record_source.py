@@ -1,4 +1,4 @@
-"""What the text formats share: cutting files into blocks, parsing blocks anywhere, blaming single records.
+"""Base of the text formats: files cut into blocks, blocks parsed on any thread, errors of single records.
 
 The schema is made from *all* of the input before the first row leaves: a scan that parses every block and keeps only
 its types. It costs one more pass (a given `schema` saves it) and is why the type of a column never depends on which
@@ -81,7 +81,7 @@ class RecordSource(Source):
     # -- what a format has to say ------------------------------------------------------------------------------------
 
     def _lay_out(self, number: int) -> FileLayout:
-        """How a file is laid out."""
+        """Layout of a file."""
         raise NotImplementedError(type(self).__name__)
 
     def _parse(self, data: pa.Buffer, layout: FileLayout) -> pa.RecordBatch:
@@ -116,15 +116,15 @@ class RecordSource(Source):
 
     @property
     def has_schema(self) -> bool:
-        """Whether the schema is known, so that asking for it reads nothing."""
+        """True if the schema is known, so that `schema` reads nothing."""
         return self._schema is not None
 
     def layout_of(self, number: int) -> FileLayout:
-        """How one of the files is laid out."""
+        """Layout of one of the files."""
         return self._layout(number)
 
     def lines_can_be_found(self, number: int) -> bool:
-        """Whether reading may begin behind any newline of a file."""
+        """True if reading may begin after any newline of a file."""
         layout = self._layout(number)
         return layout.cutter.newline_ends and not layout.begin
 

@@ -64,12 +64,12 @@ class RecordRun:
     records: int
     nbytes: int
     first: int
-    """Where the first of them begins in the file: a byte (after decompression), or a row."""
+    """Start of the first of them in the file: a byte (after decompression), or a row."""
 
 
 @dataclass(frozen=True, slots=True)
 class SplitRows:
-    """What a cut held: rows, where each begins in the file, and records that are no rows."""
+    """Rows of a run of records, the start of each in the file, and records that are no rows."""
 
     batch: pa.RecordBatch
     places: npt.NDArray[np.int64]
@@ -80,11 +80,11 @@ class SplitReader(Protocol):
     """An open stretch."""
 
     by_bytes: bool
-    """Whether places are bytes, not rows."""
+    """True if positions are bytes, not rows."""
 
     @property
     def at(self) -> int:
-        """How far it has been cut, counted from its start."""
+        """Records taken so far, counted from its start."""
         ...
 
     def cut(self, max_records: int, max_bytes: int) -> RecordRun | None:
@@ -201,7 +201,7 @@ class _LineReader:
         self._reader: BlockReader | None = None
         self._data = pa.py_buffer(b"")
         self._first = 0
-        """Where the data begins in the file."""
+        """Offset of the data in the file."""
         self._starts = self._stops = np.empty(0, np.int64)
         self._used = 0
 
@@ -264,7 +264,7 @@ class _LineReader:
             self._reader = None
 
     def _load(self) -> bool:
-        """Whether there is a record left; reads on if need be."""
+        """True if a record is left; reads more if needed."""
         if self._used < len(self._starts):
             return True
         stop = self._stretch.stop
@@ -303,7 +303,7 @@ class _LineReader:
         return True
 
     def _first_line(self) -> int | None:
-        """Where the first line of the stretch begins: behind the first newline from the byte before it on."""
+        """Start of the first line of the split: after the first newline at or after the byte before it."""
         start, stop = self._stretch.start, self._stretch.stop
         reader = open_input(self._path, start - 1)
         try:

@@ -67,7 +67,7 @@ class TokenTable:
 
     @property
     def masked(self) -> bool:
-        """Whether it is known which tokens are to be learned; if not, all of them are."""
+        """True if the store has a mask of supervised tokens; without one, all tokens are supervised."""
         return self.mask_column is not None
 
     @property
@@ -95,7 +95,7 @@ class TokenTable:
         return rows, starts
 
     def locate(self, rows: Ints, starts: Ints) -> Ints:
-        """Where parts of rows begin that leave out the first `starts` tokens of their rows, for `copy_from`.
+        """Addresses, for `copy_from`, of rows without their first `starts` tokens.
 
         Best asked for many parts at once; the cost is by shard.
         """
@@ -356,7 +356,7 @@ class _Flat:
         self._offsets_at = np.full(len(self._starts), -1, np.int64)
 
     def locate(self, rows: Ints) -> Ints:
-        """Where the values of rows begin; for truth values, counted in bits."""
+        """Address of the values of rows; for booleans, counted in bits."""
         pieces = np.searchsorted(self._starts, rows, side="right") - 1
         values = self._values_at[pieces]
         if values.min() < 0:

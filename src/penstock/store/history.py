@@ -37,7 +37,7 @@ _OWN = re.compile(r"[0-9a-f]{32}(\.arrow|-[0-9a-f]{16}\.index)")
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """What version `new` has and version `old` has not, and the other way round."""
+    """Difference between two versions of a store."""
 
     old: int
     new: int
@@ -53,7 +53,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What `prune` removed."""
+    """Versions and files that `prune` removed."""
 
     versions: tuple[int, ...]
     files: int

@@ -1,4 +1,4 @@
-"""Where the rows of a store came from, and the key that names this combination."""
+"""Lineage of a store: its inputs and steps, and the content key of the combination."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KEY_VERSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Lineage:
-    """What a run was made of. Everything but `notes` goes into the key."""
+    """Inputs and steps of a run. Everything but `notes` goes into the key."""
 
     inputs: tuple[FileFingerprint, ...] = ()
     tokenizer: str | None = None
@@ -26,7 +26,7 @@ class Lineage:
     template: str | None = None
     """The chat template's fingerprint."""
     transforms: tuple[str, ...] = ()
-    """How each step describes itself, in order; a step whose results change has to describe itself differently."""
+    """`describe()` of each step, in order; a step whose results change has to describe itself differently."""
     notes: Mapping[str, Any] = field(default_factory=dict)
     """Anything else worth keeping, as plain values."""
 

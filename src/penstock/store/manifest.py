@@ -154,18 +154,18 @@ def version_numbers(home: Path) -> list[int]:
 
 
 def is_store(path: Path) -> bool:
-    """Whether a directory holds a published store."""
+    """True if a directory holds a published store."""
     return (path / MANIFEST_NAME).is_file()
 
 
 def store_path(path: PathLike) -> Path:
-    """Where a store is, whatever directory becomes the current one later."""
+    """Absolute path of a store, which stays right when the process changes its directory."""
     home = require_local(path, "a store").absolute()
     return home if home.name not in ("", "..") else home.resolve()
 
 
 def manifest_path(path: Path, version: int | None = None) -> Path:
-    """Where the manifest of a version lies; None means the current one."""
+    """Path of the manifest of a version; None means the current one."""
     return path / MANIFEST_NAME if version is None else path / VERSIONS / f"{version:06d}.json"
 
 

@@ -251,7 +251,7 @@ class Store(Sequence[dict[str, Any]]):
 
 
 def is_complete(path: PathLike, key: str | None = None) -> bool:
-    """Whether a whole store is at `path`, all its files there and, if `key` is given, made of exactly that."""
+    """True if a complete store is at `path` and, if `key` is given, has that content key."""
     home = store_path(path)
     if not is_store(home):
         return False
@@ -288,7 +288,7 @@ def _read_checked(home: Path, version: int | None, check: Callable[[Path, ShardE
 
 
 def describe(store: Store) -> dict[str, Any]:
-    """What there is to say about a store in a few lines, as plain values."""
+    """Summary of a store, as plain values."""
     manifest = store.manifest
     lengths: dict[str, int] = {}
     if manifest.tokens_column is not None and len(store):

@@ -85,7 +85,7 @@ class ShardWriter:
 
 
 def token_counts(column: pa.Array, name: str) -> npt.NDArray[np.int32]:
-    """How many tokens each row has; a null has none."""
+    """Number of tokens of each row; 0 for null."""
     kind = column.type
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
         raise SchemaError(f"the column of tokens must hold lists, and {name!r} is {kind}; pass tokens=, or tokens=None")
@@ -162,7 +162,7 @@ def without_hidden(array: pa.Array) -> pa.Array:
 
 
 def _hides(array: pa.Array) -> bool:
-    """Whether an array with nulls has something beneath them."""
+    """True if an array has values beneath its nulls."""
     kind, rows = array.type, len(array)
     nulls = _nulls(array)
     if pa.types.is_boolean(kind):
@@ -251,7 +251,7 @@ def _nulls(array: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 def _offsets(array: pa.Array) -> npt.NDArray[np.int64]:
-    """Where each value begins, and the last one ends."""
+    """Offsets of the values, and the end of the last."""
     kind = array.type
     wide = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind) or pa.types.is_large_list(kind)
     dtype = np.dtype(np.int64 if wide else np.int32)
@@ -288,7 +288,7 @@ class Pieces:
             self._keep(compact(batch.slice(start)), 0, batch.num_rows - start, int(reach[-1] - reach[start]))
 
     def rest(self) -> tuple[pa.RecordBatch, int] | None:
-        """What is left at the end."""
+        """Rows left at the end."""
         return self._take() if self._pending else None
 
     def pending(self) -> list[pa.RecordBatch]:

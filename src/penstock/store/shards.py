@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 Verify = Literal["fast", "touch", "full"]
-"""How much is looked at: sizes; also the checksum of a shard when it is first touched; all checksums at once."""
+"""Extent of the check: sizes; also the checksum of a shard when it is first read; all checksums at once."""
 
 Getter = Callable[[int], Any]
 _CHECKS = ("fast", "touch", "full")
@@ -81,7 +81,7 @@ class ShardReader:
 
     @contextmanager
     def reading(self, row: int) -> Iterator[None]:
-        """What Arrow and Python say of bytes that are not what they should be, said with the file."""
+        """Turn errors about damaged bytes into DataError that names the file."""
         try:
             yield
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -130,7 +130,7 @@ def map_lengths(home: Path, entry: ShardEntry, verify: Verify) -> npt.NDArray[np
 
 
 def check_size(home: Path, entry: ShardEntry) -> None:
-    """Whether the files of a shard are there and as long as they were."""
+    """True if the files of a shard exist and have their length."""
     for name, wanted in ((entry.file, entry.bytes), (entry.index_file, entry.index_bytes)):
         path = home / name
         try:

@@ -84,7 +84,7 @@ class StoreWriter:
 
     def _forget(self) -> None:
         self.manifest: Manifest | None = None
-        """What was published."""
+        """Manifest of the published version."""
         self._base: Manifest | None = None
         """The version that was current when the run began."""
         self._number = 1
@@ -249,7 +249,7 @@ class StoreWriter:
 
     @property
     def _home(self) -> Path:
-        """Where the store is put together: in its place if there is one already, else under a hidden name."""
+        """Directory in which the store is built: its own if there is a version already, else a hidden one."""
         return self.path if self._base is not None else self.path.with_name(f".{self.path.name}.penstock-store")
 
     @property
@@ -306,7 +306,7 @@ class StoreWriter:
             raise ConfigError(f"{self!r} was aborted, or another writer has taken its place; use the newest one")
 
     def _look(self, token: State | None) -> None:
-        """What is at the path decides where to build, and whether this run may go there at all."""
+        """Choose the build directory by what is at the path, and refuse paths that this run may not use."""
         if is_store(self.path):
             if self._mode == "create":
                 raise ConfigError(
@@ -433,7 +433,7 @@ class StoreWriter:
         Build(self.path).remove()
 
     def _was_published(self, number: int) -> bool:
-        """Whether this run had published before it was killed; if so, do what little was left to do."""
+        """True if this run had published before it was killed; finishes its cleanup."""
         if not is_store(self.path) or number not in version_numbers(self.path):
             return False
         manifest = read_manifest(self.path, number)

@@ -1,4 +1,4 @@
-"""What happens to batches on the way: functions, columns, text, cleaning, validation, scaling, encoding, augmentation,
+"""Transforms of batches: functions, columns, text, cleaning, validation, scaling, encoding, augmentation,
 quality filters, deduplication, tokenizing, chats.
 
 A transform is anything with `transform(batch) -> batch`. Without a `state_dict` it must be a pure function of the

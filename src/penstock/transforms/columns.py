@@ -101,7 +101,7 @@ def column(batch: pa.RecordBatch, name: str) -> pa.Array:
 
 
 def position(batch: pa.RecordBatch, name: str) -> int:
-    """Where the column called `name` is."""
+    """Index of the column called `name`."""
     found: list[int] = batch.schema.get_all_field_indices(name)
     if len(found) == 1:
         return found[0]
@@ -173,7 +173,7 @@ def as_type(dtype: pa.DataType | str) -> pa.DataType:
 
 
 def one_or_list(names: tuple[str, ...]) -> str:
-    """How the names were most likely written: `'text'`, or `['title', 'text']`."""
+    """Names as the caller most likely wrote them: `'text'`, or `['title', 'text']`."""
     return repr(names[0]) if len(names) == 1 else repr(list(names))
 
 

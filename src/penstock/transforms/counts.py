@@ -13,7 +13,7 @@ __all__ = ["CountingTransform", "Counts"]
 
 
 class Counts:
-    """How often each reason occurred.
+    """Counts by reason.
 
     A pickled copy starts from nothing: what it counts in another process comes back by `drain` there and `add` here.
     """
@@ -41,7 +41,7 @@ class Counts:
         self._attempt.counted = Counter()
 
     def end_attempt(self) -> dict[str, int]:
-        """What this thread counted since `begin_attempt`."""
+        """Counts of this thread since `begin_attempt`."""
         attempt: Counter[str] | None = getattr(self._attempt, "counted", None)
         self._attempt.counted = None
         return dict(attempt) if attempt else {}
@@ -56,7 +56,7 @@ class Counts:
                 self._totals, self._undrained = +self._totals, +self._undrained
 
     def drain(self) -> dict[str, int]:
-        """What was added since the last drain."""
+        """Counts since the last drain."""
         with self._lock:
             drained = dict(self._undrained)
             self._undrained.clear()
@@ -115,7 +115,7 @@ class CountingTransform(Transform):
         self._changes.begin_attempt()
 
     def end_attempt(self) -> tuple[dict[str, int], dict[str, int]]:
-        """What was counted for the batch: rows left out, rows changed but kept."""
+        """Counts of the batch: rows left out, rows changed but kept."""
         return self._counts.end_attempt(), self._changes.end_attempt()
 
     def undo_attempt(self) -> None:

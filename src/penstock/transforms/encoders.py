@@ -46,7 +46,7 @@ class Categories:
 
 
 class CategoryEncoder(Fitted[Categories]):
-    """What one-hot and ordinal encoding share: learning the categories, and finding them."""
+    """Base of one-hot and ordinal encoding: learning the categories, and finding them."""
 
     _remedy: ClassVar[str | int]
 

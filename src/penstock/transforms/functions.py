@@ -57,7 +57,7 @@ class Filter(CountingTransform):
 
     @property
     def calls_function(self) -> bool:
-        """Whether it calls a function of somebody else, and is no expression."""
+        """True if it calls a user's function, and is no expression."""
         return self._kind != "expression"
 
     def transform(self, batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -23,7 +23,7 @@ VERSION = 1
 
 
 class Summary(Protocol):
-    """What was learned about one column, in a form that merges."""
+    """Statistics of one column, in a form that merges."""
 
     def merge(self, other: Self, /) -> Self: ...
 
@@ -87,7 +87,7 @@ class Fitted(CountingTransform, Generic[S]):
             raise ResumeError(f"the saved {cls.__name__} is damaged: {error!r}") from error
 
     def learned(self, name: str) -> S:
-        """What was learned about a column, or an error if it was not fitted."""
+        """Statistics of a column; an error if it was not fitted."""
         if name not in self._learned:
             raise ConfigError(f"{self!r} has not been fitted; call fit(source) first, or load one with from_dict")
         return self._learned[name]
@@ -185,7 +185,7 @@ class NumberSummary:
 
 
 class Scaler(Fitted[NumberSummary]):
-    """What the two scalers share."""
+    """Base of the two scalers."""
 
     def transform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         for name in self.columns:

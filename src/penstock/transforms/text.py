@@ -142,7 +142,7 @@ def rewrite(batch: pa.RecordBatch, columns: Iterable[str], function: Callable[[p
 
 
 def word_bytes(data: np.ndarray[Any, np.dtype[np.uint8]]) -> Flags:
-    """Which bytes belong to words: all but whitespace, as `str.isspace` has it."""
+    """Flags of the bytes that belong to words: all but whitespace, as `str.isspace` has it."""
     word = data > 32
     if data.size == 0:
         return word
@@ -155,7 +155,7 @@ def word_bytes(data: np.ndarray[Any, np.dtype[np.uint8]]) -> Flags:
 
 
 def word_starts(word: Flags, bounds: Integers) -> Flags:
-    """Which bytes are the first of a word. Words end where rows end."""
+    """Flags of the first byte of each word. Words end where rows end."""
     starts = np.empty_like(word)
     if word.size:
         np.greater(word[1:], word[:-1], out=starts[1:])
@@ -167,7 +167,7 @@ def word_starts(word: Flags, bounds: Integers) -> Flags:
 
 
 def row_sums(marked: Flags, bounds: Integers) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """How many bytes of each row are marked."""
+    """Number of marked bytes of each row."""
     narrow = np.int32 if marked.size < 2**31 else np.int64  # half the time of int64
     return _per_row(np.add, marked.view(np.uint8), bounds, narrow)
 

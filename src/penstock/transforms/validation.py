@@ -104,7 +104,7 @@ class Validate(CountingTransform):
 
 
 class Rule(Protocol):
-    """What one column must satisfy."""
+    """Rule for one column."""
 
     problem: ClassVar[str]
 
@@ -113,7 +113,7 @@ class Rule(Protocol):
 
     @property
     def expected(self) -> str:
-        """What the rule asks for, to follow the word "expected"."""
+        """Text of the rule, to follow the word "expected"."""
         ...
 
     def broken(self, array: pa.Array) -> Flags:

@@ -1,4 +1,4 @@
-"""What the columns of a batch are: one `Schema`, the same for files, queues and training batches."""
+"""Types of columns: one `Schema`, the same for files, queues and training batches."""
 
 from penstock.types.schema import (
     Field,

@@ -58,7 +58,7 @@ def refuse(problems: Sequence[str], what: str) -> None:
 
 
 def content_problems(array: pa.Array, field: pa.Field | None) -> list[str]:
-    """What the Arrow type does not promise: no nulls, tensors of the right shape, sparse vectors that make sense."""
+    """Check what the Arrow type does not promise: no nulls, tensors of the right shape, valid sparse vectors."""
     if field is None:
         return []
     array = _storage(array)
@@ -126,7 +126,7 @@ def _has_inner_nulls(array: pa.Array) -> bool:
 
 
 def to_array(array: pa.Array, field: pa.Field, allow_copy: bool) -> NumpyArray:
-    """What `penstock.types.schema.to_numpy` promises for a column of this field."""
+    """A column as NumPy values, as `penstock.types.schema.to_numpy` promises for its field."""
     actual = spelling_of(array.type)
     if actual not in (spell(field), spelling_of(_storage(field.type))):
         raise SchemaError(f"expected {spell(field)}, got {actual}")
@@ -190,7 +190,7 @@ def one_chunk(column: pa.Array | pa.ChunkedArray, allow_copy: bool) -> pa.Array:
 
 
 def _view(array: pa.Array, allow_copy: bool, at: str = "in row") -> NumpyArray:
-    """What `to_numpy` gives for a column whose Arrow type says all there is to know."""
+    """A column as NumPy values, by its Arrow type alone."""
     kind = array.type
     if isinstance(kind, pa.FixedShapeTensorType):
         return _view(array.storage, allow_copy, at).reshape(len(array), *kind.shape)
@@ -283,7 +283,7 @@ def _storage(value: Any) -> Any:
 
 
 def as_numpy(value: Any) -> NumpyArray:
-    """What may be given as an array, as one whose first dimension is the row and whose bytes Arrow can read."""
+    """Input as an array whose first dimension is the row and whose bytes Arrow can read."""
     if isinstance(value, np.ma.MaskedArray):
         raise SchemaError("NumPy masks are not read; pyarrow.array(...) turns them into nulls")
     try:

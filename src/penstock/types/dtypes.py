@@ -1,4 +1,4 @@
-"""How a type is written down: `list<int64>`, `sparse<float32>[10000]`, and the Arrow type each spelling means.
+"""Data types as text: `list<int64>`, `sparse<float32>[10000]`, and the Arrow type each spelling means.
 
     name        int64, float16, bool, string, large_binary, date32, uuid, null, ...
     with units  timestamp[us], timestamp[us, UTC], time32[s], time64[us], duration[ms]
@@ -131,7 +131,7 @@ def spelling_of(dtype: object) -> str:
 
 
 def sparse_size(field: pa.Field) -> int | None:
-    """How long the sparse vectors of a field are; None if they are not sparse vectors."""
+    """Length of the sparse vectors of a field; None if they are not sparse vectors."""
     size = (field.metadata or {}).get(_SPARSE_KEY)
     if size is None or not _has_parts(field.type, indices="list", values="list"):
         return None
@@ -140,7 +140,7 @@ def sparse_size(field: pa.Field) -> int | None:
 
 
 def tensor_parts(field: pa.Field) -> tuple[pa.DataType, Shape] | None:
-    """What the tensors of a field hold, and their shape (None where it varies); None if they are not tensors."""
+    """Element type and shape (None where it varies) of the tensors of a field; None if they are not tensors."""
     arrow, metadata = field.type, field.metadata or {}
     name = getattr(arrow, "extension_name", metadata.get(_EXTENSION_KEY, b"").decode())
     if isinstance(arrow, pa.FixedShapeTensorType):
@@ -160,7 +160,7 @@ def tensor_parts(field: pa.Field) -> tuple[pa.DataType, Shape] | None:
 
 
 def is_tensor_storage(arrow: pa.DataType) -> bool:
-    """Whether it is how tensors of variable shape are stored."""
+    """True for the storage type of tensors of variable shape."""
     return _has_parts(arrow, data="list", shape="fixed_size_list")
 
 
@@ -396,7 +396,7 @@ def _spell_name(name: str) -> str:
 
 
 def _has_parts(arrow: pa.DataType, **parts: str) -> bool:
-    """Whether it is a struct of just these parts, each the kind of list it should be."""
+    """True for a struct of exactly these parts, each the right kind of list."""
     return pa.types.is_struct(arrow) and {part.name: _kind(part.type) for part in arrow} == parts
 
 

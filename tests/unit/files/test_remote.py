@@ -18,6 +18,7 @@ import pytest
 from penstock import Pipeline
 from penstock.errors import ConfigError, DataError, StalledError
 from penstock.files import remote
+from penstock.files.cache import lock_of
 from penstock.files.listing import list_files
 from penstock.files.locks import FileLock
 from penstock.files.remote import (
@@ -185,7 +186,7 @@ def test_copies_can_be_cleared(memory: Any, tmp_path: Path) -> None:
     assert clear_copies(older_than_days=6, cache_dir=tmp_path / "c") == 5
     assert not old.exists()
     assert new.read_text() == "123"
-    with FileLock(new.parent / ".lock") as lock:
+    with FileLock(lock_of(new)) as lock:
         assert lock.acquire()
         assert clear_copies(cache_dir=tmp_path / "c") == 0  # somebody is at it
     assert clear_copies(cache_dir=tmp_path / "c") == 3
@@ -281,7 +282,7 @@ def test_a_download_that_ends_early_is_an_error_and_leaves_nothing(
     put(memory, train_csv="a\n1\n")
 
     def short(filesystem: Any, path: str, url: str, copy: Any) -> int:
-        return int(copy.file.write(b"a"))
+        return int(copy.write(b"a"))
 
     monkeypatch.setattr(remote, "_download", short)
     with pytest.raises(DataError, match=r"memory://data/train\.csv:"):
@@ -293,7 +294,7 @@ def test_a_download_of_another_is_waited_for(memory: Any, tmp_path: Path) -> Non
     put(memory, train_csv="a\n1\n")
     copy = fetch("memory://data/train.csv", tmp_path)
     copy.unlink()
-    with FileLock(copy.parent / ".lock") as lock:
+    with FileLock(lock_of(copy)) as lock:
         assert lock.acquire()
         with pytest.raises(StalledError, match="wait_seconds="):
             fetch("memory://data/train.csv", tmp_path, wait_seconds=0)

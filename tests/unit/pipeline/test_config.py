@@ -34,4 +34,6 @@ def test_the_worker_limit_is_what_was_asked_for_or_the_cores_there_are() -> None
     assert PipelineConfig(workers=7).worker_limit == 7
     assert PipelineConfig(max_workers=3).worker_limit == 3
     assert PipelineConfig(workers="process", max_workers=2).worker_limit == 2
+    assert PipelineConfig(workers="process") == PipelineConfig(worker_type="process")
+    assert PipelineConfig(workers=3, worker_type="process").worker_limit == 3
     assert PipelineConfig().worker_limit == available_cores() >= 1

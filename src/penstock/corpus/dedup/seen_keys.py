@@ -1,4 +1,4 @@
-"""What was seen so far: keys in memory, older ones on disk, and a log from which all of it is rebuilt."""
+"""Set of the keys seen so far: recent ones in memory, older ones on disk, and a log to rebuild it from."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class KeyRuns:
         self._put(0, _Run(self._width, self._noted(pieces), self._directory))
 
     def has(self, keys: Words) -> Flags:
-        """Which of the keys (a row of words each) are here."""
+        """Flags of the keys (a row of words each) that are here."""
         found = np.zeros(len(keys), np.bool_)
         for start in range(0, len(keys), _ASK):
             part = keys[start : start + _ASK]
@@ -112,7 +112,7 @@ class _Run:
         """The first word of every 256th key."""
 
     def has(self, keys: Words) -> Flags:
-        """Which of the keys are here; they must be sorted by their first word."""
+        """Flags of the keys that are here; they must be sorted by their first word."""
         found = np.zeros(len(keys), np.bool_)
         # Usually one block: the last that begins before the key. Two, if a block begins with the very first word of it.
         lasts = np.searchsorted(self.index, keys[:, 0], side="right") - 1
@@ -202,7 +202,7 @@ def _merged(runs: list[_Run]) -> Iterator[Words]:
 
 
 def _within(block: Words, keys: Words) -> Flags:
-    """Which keys are in a sorted block."""
+    """Flags of the keys that are in a sorted block."""
     at = np.searchsorted(block[:, 0], keys[:, 0], side="left")
     stop = np.searchsorted(block[:, 0], keys[:, 0], side="right")
     found = np.zeros(len(keys), np.bool_)
@@ -283,7 +283,7 @@ class SeenKeys:
 
     @property
     def spilled(self) -> bool:
-        """Whether some of the keys are on disk only."""
+        """True if some of the keys are on disk only."""
         return self._runs is not None
 
     def fit(self, nbytes: int) -> None:
@@ -296,7 +296,7 @@ class SeenKeys:
             self._runs.fit(nbytes // 2)
 
     def add(self, keys: Words) -> Flags:
-        """Which rows have a key that was seen before, in an earlier call or an earlier row; all keys are seen now.
+        """Flags of the rows with a key seen before, in an earlier call or an earlier row; adds all keys.
 
         `keys` has three axes: rows, keys of a row, words of a key.
         """

@@ -68,7 +68,7 @@ class Dedup(CountingTransform):
 
     @property
     def resumable(self) -> bool:
-        """Whether a state can be loaded in another process: only with a `directory`, where what was seen is kept."""
+        """True if another process can load a state: with a `directory`, which keeps the keys seen."""
         return self.directory is not None
 
     def describe(self) -> str:

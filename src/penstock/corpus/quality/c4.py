@@ -260,7 +260,7 @@ def is_word(data: Array, at: int, stop: int, word: str) -> bool:
 
 @kernel
 def is_finished(data: Array, start: int, stop: int) -> Any:
-    """Whether the line ends in . ? ! " or ', and not in an ellipsis."""
+    """True if the line ends in . ? ! " or ', and not in an ellipsis."""
     if start == stop:
         return False
     last = data[stop - 1]

@@ -47,14 +47,14 @@ Kinds: TypeAlias = np.ndarray[Any, np.dtype[np.uint16]]
 
 SPACE, LETTER, LOWER, UPPER, DIGIT = 1, 2, 4, 8, 16
 LINE_BREAK = 32
-"""Where `str.splitlines` cuts."""
+"""Characters at which `str.splitlines` cuts."""
 SYMBOL = 64
 """A word of nothing but these is no word to Gopher's rules."""
 TERMINAL = 128
-"""What a line of prose may end with, in the scripts of the world."""
+"""Marks that end a line of prose, in the scripts of the world."""
 SENTENCE_END = 256
 MARK, QUOTE, CURRENCY, ICON = 512, 1024, 2048, 4096
-"""What is split off a word: punctuation, quotes, currency signs, pictographs."""
+"""Characters split off a word: punctuation, quotes, currency signs, pictographs."""
 PUNCTUATION = 8192
 """Unicode's general category P."""
 NUMERAL = 16384
@@ -179,7 +179,7 @@ def skip_spaces_back(data: Array, start: int, at: int, kinds: Array) -> int:
 
 @kernel
 def line_stop(data: Array, at: int, stop: int, kinds: Array) -> tuple[int, int]:
-    """Where the line that begins here ends, and where the next begins, as `str.splitlines` has it."""
+    """End of the line that begins here, and start of the next, as `str.splitlines` has it."""
     while at < stop:
         byte = data[at]
         if byte >= 32 and byte < 0x80:

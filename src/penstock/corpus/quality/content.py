@@ -41,7 +41,7 @@ SCRIPTS = {
 }  # fmt: skip
 """Blocks of code points; of those only the letters count. Japanese is kana: add han for kanji."""
 _SPACE = r"\t\v\f\r\x1c-\x20\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}"
-"""What Python takes for whitespace, but for the newline: RE2's own class has only that of ASCII."""
+"""Python's whitespace except the newline: RE2's own class holds ASCII whitespace only."""
 
 
 class LengthFilter(TextFilter):

@@ -287,7 +287,7 @@ def hash_bytes(data: Array, start: int, stop: int) -> Any:
 
 @kernel
 def is_new(data: Array, start: int, stop: int, slots: Array, size: int, spans: Array, n: int) -> bool:
-    """Whether this stretch is not among the first `n` spans yet; if so it becomes span `n`."""
+    """True if these bytes are not among the first `n` spans; they become span `n` then."""
     slot = np.int64(hash_bytes(data, start, stop) & np.uint64(size - 1))
     while slots[slot] >= 0:
         first, last = spans[slots[slot], 0], spans[slots[slot], 1]

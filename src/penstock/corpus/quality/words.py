@@ -486,7 +486,7 @@ def suffix_length(data: Array, start: int, stop: int, kinds: Array, exceptions: 
 
 @kernel
 def splits_period(data: Array, start: int, at: int, before: int, kinds: Array) -> bool:
-    """Whether a period is split off after the character `before`, which begins at `at`."""
+    """True if a period is split off after the character `before`, which begins at `at`."""
     kind = kinds[before]
     if is_digit(before) or kind & (LOWER | MARK | QUOTE):
         return True

@@ -8,15 +8,17 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError, StalledError
-from penstock.files.cache import CacheBackend, DiskCache, default_cache_directory
+from penstock.files.cache import CacheBackend, DiskCache, default_cache_directory, get_or_make_file, lock_of
 from penstock.files.locks import FileLock
 
 
@@ -68,44 +70,9 @@ def test_an_entry_knows_its_size_and_when_it_was_used(cache: DiskCache) -> None:
     assert cache.stat("b") is None
 
 
-def test_content_can_be_its_own_key(cache: DiskCache) -> None:
-    key = cache.add(b"water")
-    assert cache.add(b"water") == key
-    assert cache.get(key) == b"water"
-    assert len(list(cache.entries())) == 1
-
-
-@pytest.mark.parametrize("content", [b"", b"watfr"])
-def test_adding_content_again_mends_a_damaged_entry(cache: DiskCache, content: bytes) -> None:
-    key = cache.add(b"water")
-    only_file(cache).write_bytes(content)
-    assert cache.add(b"water") == key
-    assert cache.get(key) == b"water"
-
-
-def test_content_that_is_there_is_not_written_again_but_counts_as_used(cache: DiskCache) -> None:
-    key = cache.add(b"water")
-    inode = only_file(cache).stat().st_ino
-    used_at(cache, key, 1000)
-    cache.add(b"water")
-    entry = cache.stat(key)
-    assert entry is not None
-    assert entry.used > 1000
-    assert only_file(cache).stat().st_ino == inode
-
-
-def test_files_go_in_and_come_out_as_files(cache: DiskCache, tmp_path: Path) -> None:
-    (tmp_path / "in.bin").write_bytes(b"x" * 500)
-    cache.put_file("f", tmp_path / "in.bin")
-    path = cache.path("f")
-    assert path is not None
-    assert path.read_bytes() == cache.get("f") == b"x" * 500
-    assert cache.path("g") is None
-
-
 @pytest.mark.parametrize("key", ["", "../up", "a/b", ".hidden", "UPPER", "a~b", "x" * 129, "é", "a b", "-x", "a\n"])
 def test_keys_that_are_no_file_names_everywhere_are_refused(cache: DiskCache, key: str) -> None:
-    for use in (cache.get, cache.delete, cache.stat, lambda key: cache.put(key, b""), cache.path):
+    for use in (cache.get, cache.delete, cache.stat, lambda key: cache.put(key, b"")):
         with pytest.raises(ConfigError, match="content_key"):
             use(key)
     with pytest.raises(ConfigError, match="content_key"):
@@ -205,14 +172,12 @@ def test_what_killed_writers_left_behind_goes_when_it_is_old(cache: DiskCache) -
 def test_a_damaged_entry_counts_as_missing_and_is_said_so(
     cache: DiskCache, caplog: pytest.LogCaptureFixture, content: bytes
 ) -> None:
-    for use in (cache.get, cache.path):
-        cache.put("a", b"water")
-        only_file(cache).write_bytes(content)
-        caplog.clear()
-        with caplog.at_level(logging.WARNING):
-            assert use("a") is None
-        assert "checksum" in caplog.text
-        assert list(cache.entries()) == []
+    cache.put("a", b"water")
+    only_file(cache).write_bytes(content)
+    with caplog.at_level(logging.WARNING):
+        assert cache.get("a") is None
+    assert "checksum" in caplog.text
+    assert list(cache.entries()) == []
     only = cache.get_or_make("a", lambda: b"made again")
     assert only == b"made again"
 
@@ -262,7 +227,7 @@ def test_asking_for_a_key_while_making_it_is_said_at_once(cache: DiskCache) -> N
     def make() -> bytes:
         return DiskCache(cache.directory, 1000).get_or_make("k", lambda: b"inner")
 
-    with pytest.raises(ConfigError, match=r"\bother\b"):
+    with pytest.raises(ConfigError, match=r"\bk\b"):
         cache.get_or_make("k", make)
     assert cache.get_or_make("k", lambda: cache.get_or_make("other", lambda: b"fine")) == b"fine"
 
@@ -290,8 +255,64 @@ def test_a_maker_that_is_killed_is_taken_over(cache: DiskCache) -> None:
     waiting.start()
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    waiting.join(30)
+    waiting.join(300)
     assert got == [b"taken over"]
+
+
+def writes(data: bytes) -> Callable[[BinaryIO], object]:
+    return lambda file: file.write(data)
+
+
+def test_of_many_threads_that_request_a_file_one_makes_it(tmp_path: Path) -> None:
+    made: list[int] = []
+    begin, path = threading.Barrier(8), tmp_path / "new" / "a.bin"
+
+    def make(file: BinaryIO) -> None:
+        made.append(1)
+        assert not path.exists()
+        file.write(b"made")
+
+    def request() -> None:
+        begin.wait()
+        assert get_or_make_file(path, make).read_bytes() == b"made"
+
+    with ThreadPoolExecutor(8) as pool:
+        for future in [pool.submit(request) for _ in range(8)]:
+            future.result()
+    assert len(made) == 1
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_file_that_is_not_valid_is_made_again_and_strays_of_it_go(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"old")
+    stray, other = tmp_path / ".a.bin.1-00000000.tmp", tmp_path / ".b.bin.1-00000000.tmp"
+    stray.touch()
+    other.touch()
+    get_or_make_file(path, writes(b"new"), is_valid=lambda file: file.read_bytes() == b"new")
+    assert path.read_bytes() == b"new"
+    assert sorted(tmp_path.iterdir()) == [other, path]
+
+
+def test_a_maker_of_a_file_that_fails_leaves_nothing_and_the_next_one_makes_it(tmp_path: Path) -> None:
+    def fail(file: BinaryIO) -> None:
+        file.write(b"half")
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        get_or_make_file(tmp_path / "a", fail)
+    assert list(tmp_path.iterdir()) == []
+    assert get_or_make_file(tmp_path / "a", writes(b"yes")).read_bytes() == b"yes"
+
+
+def test_a_maker_that_requests_its_own_file_is_refused_and_a_busy_one_is_not_waited_for_forever(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    with pytest.raises(ConfigError, match=str(path)):
+        get_or_make_file(path, lambda file: get_or_make_file(path, writes(b"")))
+    with FileLock(lock_of(path)) as lock:
+        lock.acquire()
+        with pytest.raises(StalledError, match=str(os.getpid())):
+            get_or_make_file(path, writes(b""), wait_seconds=0.01)
 
 
 def content(key: str) -> bytes:
