@@ -1,4 +1,4 @@
-"""What estimators are given, checked: each mistake named by its row."""
+"""Checked inputs of estimators; errors name the row."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["finite", "more", "per_row", "per_token", "rows_of", "token_mask", "u
 
 
 def per_row(arrays: Arrays, values: Any, name: str, *, rows: int | None = None) -> Array:
-    """One number for each row."""
+    """Numbers, one a row."""
     array = _floats(arrays, values, name)
     if len(array.shape) != 1:
         remedy = f"; sum token {name} over their tokens first" if len(array.shape) == 2 else ""
@@ -28,7 +28,7 @@ def per_row(arrays: Arrays, values: Any, name: str, *, rows: int | None = None) 
 
 
 def per_token(arrays: Arrays, values: Any, name: str, *, shape: tuple[int, ...] | None = None) -> Array:
-    """One number for each token: (rows, tokens)."""
+    """Numbers, one a token: (rows, tokens)."""
     array = _floats(arrays, values, name)
     given = tuple(array.shape)
     if shape is not None and given != shape:
@@ -43,7 +43,7 @@ def per_token(arrays: Arrays, values: Any, name: str, *, shape: tuple[int, ...] 
 
 
 def token_mask(arrays: Arrays, mask: Any, shape: tuple[int, ...], empty: Empty) -> Array:
-    """The tokens that count. Without a token in a row: as `empty` says."""
+    """Mask of the tokens that count; `empty` is the rule for rows without one."""
     if mask is None:
         return arrays.bools(np.ones(shape, bool))
     array = arrays.bools(_rectangular(mask, "mask"))
@@ -63,14 +63,14 @@ def token_mask(arrays: Arrays, mask: Any, shape: tuple[int, ...], empty: Empty) 
 
 
 def rows_of(mask: Array) -> tuple[int, int]:
-    """The shape of a mask, known to have two dimensions."""
+    """Shape of a mask, which must have two dimensions."""
     if len(mask.shape) != 2:
         raise DataError(f"mask must be (rows, tokens), got shape {tuple(mask.shape)}")
     return mask.shape[0], mask.shape[1]
 
 
 def finite(arrays: Arrays, rewards: Array, name: str, nan: Nan) -> Array | None:
-    """Which rewards are numbers, if not all are and the rule is to leave the others out."""
+    """Mask of the finite rewards if others are to be excluded; None if all are finite."""
     xp = arrays.xp
     if bool(xp.isfinite(xp.sum(rewards))):
         return None
@@ -87,14 +87,14 @@ def finite(arrays: Arrays, rewards: Array, name: str, nan: Nan) -> Array | None:
 
 
 def unit(name: str, value: float) -> float:
-    """A factor between 0 and 1."""
+    """Checked factor from 0 to 1."""
     if not 0 <= value <= 1:
         raise ConfigError(f"{name} must be between 0 and 1, got {value!r}")
     return float(value)
 
 
 def more(count: int) -> str:
-    """How many rows share a mistake with the one that is named."""
+    """Number of further rows with the same mistake, for messages."""
     return f" (and {count} more rows)" if count else ""
 
 
@@ -108,7 +108,7 @@ def _floats(arrays: Arrays, values: Any, name: str) -> Array:
 
 
 def _rectangular(values: Any, name: str) -> Any:
-    """Lists as a NumPy array, with the first row that is longer or shorter named; None is NaN."""
+    """Lists as a NumPy array, None as NaN; an error names the first row of another length."""
     if not isinstance(values, (list, tuple)):
         return values
     lengths = [len(row) if hasattr(row, "__len__") and not isinstance(row, str) else None for row in values]

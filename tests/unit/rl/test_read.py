@@ -524,7 +524,7 @@ def test_turns_in_which_nobody_is_the_policy_say_who_was_seen_and_who_is_known(r
     if role == "solver":  # somebody else
         assert lists(read_rollouts([{"turns": beside, "reward": 1.0}]).prompt_ids) == [[1, 2]]
     else:
-        assert "written like this" in refused([{"turns": beside, "reward": 1.0}])
+        assert "rename the role" in refused([{"turns": beside, "reward": 1.0}])
     assert "response"
 
 

@@ -371,7 +371,7 @@ def test_every_rank_reads_everything_and_takes_its_share(home: Path) -> None:
 
 def killed(loader: RolloutDataLoader) -> None:
     """The loader does nothing more, as after a kill; only its thread has to end."""
-    loader._engine.source.entries._reading[1].leave()  # type: ignore[attr-defined]
+    loader._engine.source.appends._reading[1].leave()  # type: ignore[attr-defined]
 
 
 @settings(deadline=None, max_examples=10)

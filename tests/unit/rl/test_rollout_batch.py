@@ -213,8 +213,10 @@ def test_prompts_and_responses_are_the_two_sides(backend: str) -> None:
     assert batch.num_rollouts == 4
     assert batch.num_tokens == 25
     assert batch.groups == ["g0", "g0", "g1", "g1"]
-    for name in ("rewards", "policy_versions", "prompt_length", "response_length", "denominators"):
+    for name in ("rewards", "denominators"):
         assert tuple(getattr(batch, name).shape) == (4,)
+    for name in ("policy_versions", "prompt_length", "response_length"):
+        assert tuple(batch.metadata[name].shape) == (4,)
     for name in ("advantages", "returns", "old_log_probs", "ref_log_probs"):
         assert tuple(getattr(batch, name).shape) == (4, 6)
     assert batch.token_rewards is None

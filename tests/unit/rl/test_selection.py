@@ -245,7 +245,7 @@ def test_rollouts_that_are_each_alone_are_refused_where_every_advantage_would_be
     rows = [rollout(n, prompt_ids=[n], group=f"g{n}" if named else None) for n in range(4)]
     with pytest.raises(DataError, match=rf"\bgroup\b.*preset='{preset}'"):
         make(rows, estimator=estimator, preset=preset).get_batch()
-    meant = AdvantageSpec(estimator=estimator, preset=preset, options={"lone": "zero"})
+    meant = AdvantageSpec(estimator=estimator, preset=preset, options={"single_member_group": "zero"})
     assert not make(rows, estimator=meant).get_batch().advantages.any()
 
 
@@ -272,9 +272,9 @@ def test_what_a_preset_gives_to_some_lone_rollouts_is_told_once(caplog: pytest.L
 
 
 def test_the_functions_tell_of_rows_that_are_all_alone(caplog: pytest.LogCaptureFixture) -> None:
-    group_rules._tell_all_alone.cache_clear()
+    group_rules._log_all_single.cache_clear()
     caplog.set_level(logging.WARNING)
-    assert grpo([1.0, 2.0], ["a", "b"], preset="trl", lone="zero").tolist() == [0.0, 0.0]
+    assert grpo([1.0, 2.0], ["a", "b"], preset="trl", single_member_group="zero").tolist() == [0.0, 0.0]
     assert grpo([1.0, 2.0, 3.0], ["a", "b", "b"], preset="trl")[0] == 0.0
     assert not caplog.records
     for _ in range(2):
