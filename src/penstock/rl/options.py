@@ -43,7 +43,7 @@ _NOT_FOR_ROLLOUTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutBatching:
-    """How rollouts are put together in rollout batches, and these are split into minibatches."""
+    """Sizes of rollout batches, and their split into minibatches."""
 
     rollout_batch_size: int | None = None
     """Rollouts that advantages are computed over: the shortest run of whole groups with at least as many. None: all of

@@ -271,10 +271,10 @@ def test_one_advantage_a_response_is_at_each_token_for_verl_and_alone_for_trl(ba
     form = RolloutForm(integer=get_backend(backend).integer)
     arrays, metadata = assemble(table, form, per_row={"advantages": np.array([0.5, -1.5])})
     batch = RolloutBatch.from_numpy(arrays, metadata, backend)
-    told = batch.backend.to_numpy(batch.as_verl()["advantages"])
+    facts = batch.backend.to_numpy(batch.as_verl()["advantages"])
     mask = batch.backend.to_numpy(batch.response_mask)
-    assert told.tolist() == (mask * np.array([[0.5], [-1.5]])).tolist()
-    assert told.dtype == np.float32
+    assert facts.tolist() == (mask * np.array([[0.5], [-1.5]])).tolist()
+    assert facts.dtype == np.float32
     assert batch.backend.to_numpy(batch.as_trl()["advantages"]).tolist() == [0.5, -1.5]
 
 

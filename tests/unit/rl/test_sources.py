@@ -31,7 +31,7 @@ def one(name: Any, number: int = 0, version: int = 0) -> Rollout:
 
 
 def opened(home: Path, **more: Any) -> RolloutQueue:
-    return RolloutQueue(home, **{"durable": False, "timeout_seconds": 20.0, **more})
+    return RolloutQueue(home, **{"durable": False, "timeout_seconds": 300.0, **more})
 
 
 def make(source: Any, **more: Any) -> RolloutDataLoader:

@@ -7,13 +7,22 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
 from penstock.errors import ConfigError, DataError
-from penstock.rl.advantages.inputs import finite, per_row, per_token, rows_of, token_mask, unit
+from penstock.rl.advantages.inputs import (
+    finite,
+    on_tokens,
+    per_row,
+    per_token,
+    row_bounds,
+    token_mask,
+    token_shape,
+    unit,
+)
 from penstock.rl.advantages.presets import Empty, Gap, Nan, Preset, SingleMemberGroup, choice, find_preset
 from penstock.rl.advantages.statistics import (
     Deviations,
@@ -26,7 +35,7 @@ from penstock.rl.advantages.statistics import (
     single_member_rows,
     whiten,
 )
-from penstock.rl.arrays import Array, Arrays, arrays_of
+from penstock.rl.arrays import Array, arrays_of
 
 __all__ = [
     "ESTIMATORS",
@@ -334,16 +343,7 @@ class _RowRewards:
 
     def finish(self, advantages: Array) -> Array:
         advantages = self.arrays.like(advantages, self.given)
-        return self.arrays.give(advantages if self.mask is None else _on_tokens(self.arrays, advantages, self.mask))
-
-
-def _on_tokens(arrays: Arrays, advantages: Array, mask: Any) -> Array:
-    """Number of each row on all its tokens, 0 where the mask is 0."""
-    checked = arrays.bools(mask)
-    rows_of(checked)
-    if checked.shape[0] != advantages.shape[0]:
-        raise DataError(f"mask has {checked.shape[0]} rows for {advantages.shape[0]} rewards; give one for each row")
-    return arrays.xp.where(checked, advantages[:, None], 0.0)
+        return self.arrays.give(advantages if self.mask is None else on_tokens(self.arrays, advantages, self.mask))
 
 
 def _best_two(rewards: Any, groups: Groups) -> tuple[Any, Any]:
@@ -376,7 +376,7 @@ def gae_ragged(
     arrays = arrays_of(rewards, values, mask)
     given = [per_row(arrays, rewards, "rewards"), per_row(arrays, values, "values")]
     tokens = len(given[0])
-    bounds = _bounds(offsets, tokens)
+    bounds = row_bounds(offsets, tokens)
     if len(given[1]) != tokens:
         raise DataError(f"values has {len(given[1])} tokens and rewards {tokens}; give one of each per token")
     counted = arrays.bools(np.ones(tokens, bool) if mask is None else mask)
@@ -418,15 +418,7 @@ def _ragged_gae(tokens: TokenInputs, **options: Any) -> tuple[Any, Any]:
 
 def _ragged_reward_to_go(tokens: TokenInputs, **options: Any) -> tuple[Any, Any]:
     """GAE of values that are all 0."""
-    _, returns = gae_ragged(
-        tokens.rewards,
-        np.zeros(len(tokens.rewards)),
-        tokens.offsets,
-        mask=tokens.mask,
-        gamma=tokens.gamma,
-        preset=tokens.preset,
-        **options,
-    )
+    _, returns = _ragged_gae(replace(tokens, values=np.zeros(len(tokens.rewards)), lam=1.0), **options)
     return returns, returns
 
 
@@ -510,7 +502,7 @@ def token_rewards(
     xp = arrays.xp
     given = per_row(arrays, rewards, "rewards")
     finite(arrays, given, "the reward", "raise")
-    counted = token_mask(arrays, mask, _token_shape(mask, len(given)), choice("empty", empty, rules.empty))
+    counted = token_mask(arrays, mask, token_shape(mask, len(given)), choice("empty", empty, rules.empty))
     seen = xp.cumsum(counted * 1, axis=1)
     last = counted & (seen == seen[:, -1:])
     placed = xp.where(last, given[:, None], 0.0)
@@ -591,7 +583,7 @@ def reinforce_plus_plus_baseline(
     arrays = arrays_of(rewards, mask, kl)
     xp = arrays.xp
     given = per_row(arrays, rewards, "rewards")
-    counted = token_mask(arrays, mask, _token_shape(mask, len(given)), rules.empty)
+    counted = token_mask(arrays, mask, token_shape(mask, len(given)), rules.empty)
     penalty = None
     if kl is not None:
         penalty = per_token(arrays, kl, "kl", shape=tuple(counted.shape)) * beta
@@ -601,28 +593,7 @@ def reinforce_plus_plus_baseline(
         elif rules.baseline_kl == "to-go":
             penalty = reward_to_go(penalty, mask=counted, preset=rules, empty="zero")
     centred = dr_grpo(given, groups, preset=rules, single_member_group=single_member_group, nan=nan)
-    advantages = _on_tokens(arrays, centred, counted)
+    advantages = on_tokens(arrays, centred, counted)
     if penalty is not None and rules.baseline_kl != "sequence":
         advantages = advantages - penalty
     return whiten(arrays.give(advantages), arrays.give(counted), preset=rules, reduce=reduce)
-
-
-def _token_shape(mask: Any, rows: int) -> tuple[int, int]:
-    shape = tuple(np.shape(mask))
-    if len(shape) != 2:
-        raise DataError(f"mask must be (rows, tokens), got shape {shape}")
-    return rows, shape[1]
-
-
-def _bounds(offsets: Any, tokens: int) -> Any:
-    bounds = arrays_of(offsets).host(offsets)
-    if bounds.ndim != 1 or len(bounds) < 2 or bounds.dtype.kind not in "iu":
-        raise DataError(f"offsets must be integers, one more than rows, got shape {bounds.shape} of {bounds.dtype}")
-    bounds = bounds.astype(np.int64)
-    if bounds[0] != 0 or bounds[-1] != tokens:
-        raise DataError(f"offsets must go from 0 to the {tokens} tokens, got {bounds[0]} to {bounds[-1]}")
-    falling = np.flatnonzero(np.diff(bounds) < 0)
-    if len(falling):
-        row = int(falling[0])
-        raise DataError(f"row {row} would end at {bounds[row + 1]}, before its start at {bounds[row]}", row=row)
-    return bounds

@@ -9,9 +9,20 @@ import numpy.typing as npt
 
 from penstock.errors import ConfigError, DataError
 from penstock.rl.advantages.presets import Empty, Nan
-from penstock.rl.arrays import Array, Arrays
+from penstock.rl.arrays import Array, Arrays, arrays_of
 
-__all__ = ["finite", "more", "per_row", "per_token", "rows_of", "token_mask", "unit"]
+__all__ = [
+    "finite",
+    "more",
+    "on_tokens",
+    "per_row",
+    "per_token",
+    "row_bounds",
+    "rows_of",
+    "token_mask",
+    "token_shape",
+    "unit",
+]
 
 
 def per_row(arrays: Arrays, values: Any, name: str, *, rows: int | None = None) -> Array:
@@ -67,6 +78,38 @@ def rows_of(mask: Array) -> tuple[int, int]:
     if len(mask.shape) != 2:
         raise DataError(f"mask must be (rows, tokens), got shape {tuple(mask.shape)}")
     return mask.shape[0], mask.shape[1]
+
+
+def token_shape(mask: Any, rows: int) -> tuple[int, int]:
+    """(rows, tokens) of a mask in any framework."""
+    shape = tuple(np.shape(mask))
+    if len(shape) != 2:
+        raise DataError(f"mask must be (rows, tokens), got shape {shape}")
+    return rows, shape[1]
+
+
+def row_bounds(offsets: Any, tokens: int) -> Any:
+    """Checked offsets of rows in flat tokens, on the host."""
+    bounds = arrays_of(offsets).host(offsets)
+    if bounds.ndim != 1 or len(bounds) < 2 or bounds.dtype.kind not in "iu":
+        raise DataError(f"offsets must be integers, one more than rows, got shape {bounds.shape} of {bounds.dtype}")
+    bounds = bounds.astype(np.int64)
+    if bounds[0] != 0 or bounds[-1] != tokens:
+        raise DataError(f"offsets must go from 0 to the {tokens} tokens, got {bounds[0]} to {bounds[-1]}")
+    falling = np.flatnonzero(np.diff(bounds) < 0)
+    if len(falling):
+        row = int(falling[0])
+        raise DataError(f"row {row} would end at {bounds[row + 1]}, before its start at {bounds[row]}", row=row)
+    return bounds
+
+
+def on_tokens(arrays: Arrays, advantages: Array, mask: Any) -> Array:
+    """Number of each row on all its tokens, 0 where the mask is 0."""
+    checked = arrays.bools(mask)
+    rows_of(checked)
+    if checked.shape[0] != advantages.shape[0]:
+        raise DataError(f"mask has {checked.shape[0]} rows for {advantages.shape[0]} rewards; give one for each row")
+    return arrays.xp.where(checked, advantages[:, None], 0.0)
 
 
 def finite(arrays: Arrays, rewards: Array, name: str, nan: Nan) -> Array | None:

@@ -17,7 +17,7 @@ import contextlib
 import logging
 import reprlib
 from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,11 +26,14 @@ import numpy.typing as npt
 import orjson
 import pyarrow as pa
 
-from penstock.errors import DataError
+from penstock._suggest import did_you_mean
+from penstock.arrays.ragged import Ragged
+from penstock.errors import ConfigError, DataError
 from penstock.rl.column_aliases import OPENRLHF, ColumnFields, resolve_columns
 from penstock.rl.read.columns import (
     Column,
     GivenColumns,
+    ListColumn,
     RolloutProblems,
     RowNames,
     as_numbers,
@@ -40,14 +43,12 @@ from penstock.rl.read.columns import (
 )
 from penstock.rl.read.text import TextRule, Texts, fill_from_text
 from penstock.rl.read.tokens import (
-    TokenRules,
     check_ids,
     check_logprobs,
     checked_mask,
     checked_numbers,
     read_token_columns,
     read_turns,
-    rows_to_keep,
 )
 from penstock.rl.rollout import RolloutTable, narrow_ids, objects
 from penstock.rl.selection import check_group_prompts, check_unique_ids
@@ -100,7 +101,7 @@ def read_rollouts(
     that two rollouts have, a group that only some rollouts name, and log-probs above 0 by more than rounding are
     errors. All problems are raised as one `DataError`, with files and rows.
     """
-    rules = TokenRules(missing_rewards, empty_responses, all_masked, group_prompts)
+    rules = _RowRules(missing_rewards, empty_responses, all_masked, group_prompts)
     if isinstance(data, RolloutTable):
         _check_table(data, rules)
         return data
@@ -164,7 +165,7 @@ class _Reading:
         self.parts, made = fill_from_text(parts, texts, self.tokenizer, text, self.problems)
         self.tokenized = made | np.array([bool(cell) for cell in rows.cells("tokenized")], np.bool_)
 
-    def finish(self, rules: TokenRules) -> tuple[RolloutTable, npt.NDArray[np.bool_], dict[str, int]]:
+    def finish(self, rules: _RowRules) -> tuple[RolloutTable, npt.NDArray[np.bool_], dict[str, int]]:
         """Table of all rows, the rows to keep, and the counts of changes by reason."""
         rows, problems, name_of = self.rows, self.problems, self.names.column
         prompt, response = self.parts.prompt, self.parts.response
@@ -181,7 +182,7 @@ class _Reading:
         }
         for name in LOGPROBS:
             check_logprobs(numbers.get(name), mask, name_of(name), problems)
-        keep = rows_to_keep(rules, response, mask, rows.rewards, numbers, problems, changed)
+        keep = _rows_to_keep(rules, response, mask, rows.rewards, numbers, problems, changed)
         problems.refuse()
         table = RolloutTable(
             prompt_ids=narrow_ids(prompt.ragged),
@@ -202,7 +203,7 @@ class _Reading:
         return table, keep, changed
 
 
-def _check_table(table: RolloutTable, rules: TokenRules) -> None:
+def _check_table(table: RolloutTable, rules: _RowRules) -> None:
     """Check a table that the caller made."""
     problems = RolloutProblems(RowNames(ids=table.ids.tolist()))
     check_unique_ids(table.ids.tolist(), np.ones(len(table), np.bool_), "id", problems)
@@ -336,3 +337,73 @@ def _group_name(cell: Any) -> Any:
     if isinstance(cell, np.integer | np.str_):
         return cell.item()
     return cell
+
+
+@dataclass(frozen=True, slots=True)
+class _RowRules:
+    """Rules for rows without a reward or without supervised tokens, and for groups."""
+
+    missing_rewards: str
+    empty_responses: str
+    all_masked: str
+    group_prompts: str = "equal"
+
+    def __post_init__(self) -> None:
+        for name, known in {
+            "missing_rewards": ("error", "zero", "drop", "keep"),
+            "empty_responses": ("error", "drop", "keep"),
+            "all_masked": ("error", "drop", "keep"),
+            "group_prompts": ("equal", "any"),
+        }.items():
+            given = getattr(self, name)
+            if given not in known:
+                raise ConfigError(
+                    f"{name} must be one of {', '.join(known)}, got {given!r}{did_you_mean(str(given), known)}"
+                )
+
+
+def _rows_to_keep(
+    rules: _RowRules,
+    response: ListColumn,
+    mask: Ragged,
+    rewards: npt.NDArray[np.float64],
+    numbers: Mapping[str, Any],
+    problems: RolloutProblems,
+    changed: dict[str, int],
+) -> npt.NDArray[np.bool_]:
+    """Rows that stay; missing rewards are set if that is the rule."""
+    keep = np.ones(len(response), np.bool_)
+    empty = response.lengths == 0
+    masked = np.zeros(len(response), np.bool_)
+    if not empty.all():
+        masked[~empty] = ~np.logical_or.reduceat(mask.values, mask.offsets[:-1][~empty])
+    unscored = np.isnan(rewards) & (numbers.get("token_rewards") is None)
+    if rules.missing_rewards == "zero":
+        changed["reward missing, set to 0"] = int(unscored.sum())
+        rewards[unscored] = 0.0
+    for bad, rule, reason, problem in (
+        (
+            empty,
+            rules.empty_responses,
+            "empty response",
+            "the response is empty; set empty_responses= (of a loader: all_masked=) to keep or drop such rollouts",
+        ),
+        (
+            masked,
+            rules.all_masked,
+            "all masked",
+            "the loss mask is 0 everywhere, so no token is supervised; set all_masked= to keep or drop such rollouts",
+        ),
+        (
+            unscored,
+            rules.missing_rewards,
+            "missing reward",
+            "there is no reward, or it is NaN; set missing_rewards= to keep or drop such rollouts",
+        ),
+    ):
+        if rule == "error":
+            problems.add(np.flatnonzero(bad), problem)
+        elif rule == "drop":
+            changed[reason] = int((bad & keep).sum())
+            keep &= ~bad
+    return keep

@@ -15,10 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock._suggest import did_you_mean
 from penstock.arrays.ragged import Ragged, offsets_of
 from penstock.arrays.text import plain
-from penstock.errors import ConfigError
 from penstock.rl.column_aliases import DIALECTS, ColumnFields, similar_names
 from penstock.rl.read.columns import (
     EXPECTED,
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
 __all__ = [
     "LOGPROB_ROUNDING",
     "TokenColumns",
-    "TokenRules",
     "check_ids",
     "check_logprobs",
     "checked_mask",
@@ -47,7 +44,6 @@ __all__ = [
     "last_true",
     "read_token_columns",
     "read_turns",
-    "rows_to_keep",
     "windows",
 ]
 
@@ -456,29 +452,6 @@ def _per_turn(turns: _Turns, key: str, ids: ListColumn, rows: Ints, problems: Ro
 # -- checks ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class TokenRules:
-    """Rules for rows without a reward or without supervised tokens, and for groups."""
-
-    missing_rewards: str
-    empty_responses: str
-    all_masked: str
-    group_prompts: str = "equal"
-
-    def __post_init__(self) -> None:
-        for name, known in {
-            "missing_rewards": ("error", "zero", "drop", "keep"),
-            "empty_responses": ("error", "drop", "keep"),
-            "all_masked": ("error", "drop", "keep"),
-            "group_prompts": ("equal", "any"),
-        }.items():
-            given = getattr(self, name)
-            if given not in known:
-                raise ConfigError(
-                    f"{name} must be one of {', '.join(known)}, got {given!r}{did_you_mean(str(given), known)}"
-                )
-
-
 def check_ids(lists: ListColumn, name: str, tokenizer: Tokenizer | None, problems: RolloutProblems) -> None:
     """Report negative ids, and ids outside of the tokenizer's vocabulary."""
     most = 2**63 - 1 if tokenizer is None else tokenizer.vocab_size - 1
@@ -542,53 +515,6 @@ def check_logprobs(column: Ragged | None, mask: Ragged, name: str, problems: Rol
             f"(up to {LOGPROB_ROUNDING:g} passes as rounding); if these are probabilities, give their logarithms"
         ),
     )
-
-
-def rows_to_keep(
-    rules: TokenRules,
-    response: ListColumn,
-    mask: Ragged,
-    rewards: npt.NDArray[np.float64],
-    numbers: Mapping[str, Any],
-    problems: RolloutProblems,
-    changed: dict[str, int],
-) -> Flags:
-    """Rows that stay; missing rewards are set if that is the rule."""
-    keep = np.ones(len(response), np.bool_)
-    empty = response.lengths == 0
-    masked = np.zeros(len(response), np.bool_)
-    if not empty.all():
-        masked[~empty] = ~np.logical_or.reduceat(mask.values, mask.offsets[:-1][~empty])
-    unscored = np.isnan(rewards) & (numbers.get("token_rewards") is None)
-    if rules.missing_rewards == "zero":
-        changed["reward missing, set to 0"] = int(unscored.sum())
-        rewards[unscored] = 0.0
-    for bad, rule, reason, problem in (
-        (
-            empty,
-            rules.empty_responses,
-            "empty response",
-            "the response is empty; set empty_responses= (of a loader: all_masked=) to keep or drop such rollouts",
-        ),
-        (
-            masked,
-            rules.all_masked,
-            "all masked",
-            "the loss mask is 0 everywhere, so no token is supervised; set all_masked= to keep or drop such rollouts",
-        ),
-        (
-            unscored,
-            rules.missing_rewards,
-            "missing reward",
-            "there is no reward, or it is NaN; set missing_rewards= to keep or drop such rollouts",
-        ),
-    ):
-        if rule == "error":
-            problems.add(np.flatnonzero(bad), problem)
-        elif rule == "drop":
-            changed[reason] = int((bad & keep).sum())
-            keep &= ~bad
-    return keep
 
 
 def _same_lengths(lists: ListColumn, response: ListColumn, name: str, problems: RolloutProblems) -> bool:
