@@ -7,7 +7,7 @@
 output in the middle of them as well. `grpo`: 65,536 responses in groups of 8, with ids in order (`ids`), in any order
 (`shuffled`), as strings (`strings`), and as a group size (`size`).
 `assembly`: 512 rollouts of 4096 tokens (`full`), or of 456 to 4096 (`ragged`), with log-probs, reference log-probs,
-values, advantages and returns, dealt to 8 ranks by length and made into the batches of all of them, as torch tensors,
+values, advantages and returns, shards to 8 ranks by length and made into the batches of all of them, as torch tensors,
 in one thread. The peer's way is that of TRL, which has a tensor for each rollout and column, and pads lists of them.
 The formulas of the peers are written here as plain torch, as their trainers run them: a loop over tokens, with all rows
 in each step (TRL's PPO, which knows no gaps; verl, which skips them), products of chunks of 128 in float32 with a loop
@@ -31,10 +31,10 @@ import torch
 from table import table
 
 from penstock.arrays.ragged import Ragged
+from penstock.distributed.sharding import Balanced
 from penstock.rl.advantages import gae, grpo
 from penstock.rl.batch import RolloutBatch
 from penstock.rl.collate import RolloutForm, assemble
-from penstock.rl.minibatches import deal_rows
 from penstock.rl.rollout import RolloutTable
 
 GAMMA, LAM = 0.99, 0.95
@@ -207,14 +207,14 @@ def assembly_suite(count: int = 512, tokens: int = 4096, world: int = 8) -> dict
         sides = lambda t=rollouts, e=extra: ranks_of(t, e, RolloutForm(), world)  # noqa: E731
         free = lambda t=rollouts, e=extra: ranks_of(t, e, RolloutForm(padding="free"), world)  # noqa: E731
         lists = as_tensors(rollouts, extra)
-        trl = lambda t=rollouts, c=lists: [trl_padding(c, rows) for rows in deal_rows(t.lengths, world)]  # noqa: E731
+        trl = lambda t=rollouts, c=lists: [trl_padding(c, rows) for rows in Balanced().shares(t.lengths, world)]  # noqa: E731
         for ours, theirs in zip(sides(), trl()):
             view = ours.as_trl()
             assert all(torch.equal(view[key], theirs[key]) for key in ("prompt_ids", "completion_ids", "advantages"))
         suite[f"assembly, {name}"] = [
             Case("penstock, padded", sides),
             Case("penstock, padding-free", free),
-            Case("penstock, dealing alone", lambda t=rollouts: deal_rows(t.lengths, world)),
+            Case("penstock, sharding alone", lambda t=rollouts: Balanced().shares(t.lengths, world)),
             Case("TRL's padding", trl),
         ]
     return suite
@@ -249,8 +249,8 @@ def made_up(rng: np.random.Generator, prompts: np.ndarray[Any, Any], responses: 
 
 def ranks_of(rollouts: RolloutTable, extra: dict[str, Ragged], form: RolloutForm, world: int) -> list[RolloutBatch]:
     """The batches of all ranks."""
-    dealt = deal_rows(rollouts.lengths, world)
-    return [RolloutBatch.from_numpy(*assemble(rollouts, form, rows=rows, per_token=extra)) for rows in dealt]
+    shards = Balanced().shares(rollouts.lengths, world)
+    return [RolloutBatch.from_numpy(*assemble(rollouts, form, rows=rows, per_token=extra)) for rows in shards]
 
 
 def as_tensors(rollouts: RolloutTable, extra: dict[str, Ragged]) -> dict[str, list[torch.Tensor]]:

@@ -13,7 +13,7 @@ class Policy(nn.Module):
         self.head = nn.Linear(width, vocabulary)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Log-probs of the token behind each token."""
+        """Log-probs of the token after each token."""
         mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1])
         hidden = self.tokens(ids) + self.places(torch.arange(ids.shape[1]))
         return self.head(self.layers(hidden, mask, is_causal=True)).log_softmax(-1)

@@ -30,14 +30,14 @@ def sampled(prompts: int, *, text: bool, named: bool) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for number in range(prompts):
         for answer in range(4):
-            told = {"reward": float(answer == number % 4) + float(rng.random()) / 8}
+            facts = {"reward": float(answer == number % 4) + float(rng.random()) / 8}
             if named:
-                told["group"] = number
+                facts["group"] = number
             prompt, response = f"{number} + {number} =", f" {number + answer}"
             if text:
-                found.append({"prompt": prompt, "response": response, **told})
+                found.append({"prompt": prompt, "response": response, **facts})
             else:
-                found.append({"prompt_ids": list(prompt.encode()), "response_ids": list(response.encode()), **told})
+                found.append({"prompt_ids": list(prompt.encode()), "response_ids": list(response.encode()), **facts})
     return found
 
 

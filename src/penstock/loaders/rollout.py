@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from dataclasses import MISSING, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.batching.backends import get_backend
-from penstock.errors import ConfigError, DataError
+from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
 from penstock.loaders.inputs import pad_id_of
 from penstock.order.plan import Plan
-from penstock.rl.advantages import Preset
-from penstock.rl.compute import AdvantageSpec, Estimator
+from penstock.rl.advantages.estimators import EstimatorFunction
+from penstock.rl.advantages.presets import Preset
+from penstock.rl.compute import AdvantageSpec
 from penstock.rl.engine import RolloutEngine
 from penstock.rl.live import LiveBuffer
-from penstock.rl.options import RolloutKeywords, RolloutOptions, read_rollout_options
+from penstock.rl.options import option_fields, read_rollout_options
 from penstock.rl.queue import RolloutQueue
 from penstock.rl.read.rollouts import read_rollouts
 from penstock.rl.selection import group_by_prompt, log_prompt_groups
-from penstock.rl.sources import Fixed, Live, RolloutSource
+from penstock.rl.sources import LiveRollouts, RolloutSource, TableRollouts
 
 if TYPE_CHECKING:
     from penstock.rl.batch import RolloutBatch
-    from penstock.rl.rollout import RolloutTable
     from penstock.tokenizers.load import TokenizerSpec
-    from penstock.transforms.tokenization import Tokenizer
 
 __all__ = ["RolloutDataLoader"]
 
@@ -38,22 +38,24 @@ class RolloutDataLoader(DataLoader):
         for batch in loader:
             loss = policy_loss(batch, batch.metadata["advantages"], batch.metadata["denominators"])
 
-    `rollout_data` is anything `read_rollouts` takes: a list of `Rollout` or of dicts, a file or several of JSONL or
-    Parquet; or a `LiveBuffer` or a `RolloutQueue`, to which inference engines append. Token ids are passed on as they
-    are; text is tokenized only where there are no ids, and `metadata["tokenized"]` says so.
+    `rollout_data` is anything `read_rollouts` takes: a list of `Rollout` or of dicts, JSONL or Parquet files; or a
+    `LiveBuffer` or a `RolloutQueue`, to which inference engines append. Token ids are passed on unchanged; text is
+    tokenized only where there are no ids, and `metadata["tokenized"]` says so.
 
     Advantages are computed over a whole *rollout batch* (all data of a list or a file, unless `rollout_batch_size` is
-    given), which is then used `ppo_epochs` times, cut into minibatches of at most `batch_size` rollouts for each rank
-    and dealt to the ranks by length. So neither the size of batches nor the number of ranks changes a number.
+    given). It is then used `ppo_epochs` times, split into minibatches of at most `batch_size` rollouts a rank, which
+    are balanced over ranks by length. So neither the batch size nor the number of ranks changes a number.
 
-    A loop is over all of a list or a file. Of a live source it is over one rollout batch: set `policy_version` in front
-    of it. Rollouts that are dropped are counted by reason, in `counts`. `estimator` is a name or a function of
-    `penstock.rl.advantages`, or an `AdvantageSpec`, which says more.
+    A loop is over all of a list or a file. Of a live source it is over one rollout batch: set `policy_version` before
+    it. `counts` has the dropped rollouts by reason. `estimator` is a name or a function of `penstock.rl.advantages`, or
+    an `AdvantageSpec`. `options` are the fields of `penstock.rl.options` and those of every loader, by name; the groups
+    `RolloutBatching`, `Staleness`, `RolloutSelection` and `LengthLimits` can also be passed whole, as `batching=`,
+    `staleness=`, `selection=` and `limits=`.
     """
 
     _engine: RolloutEngine
 
-    if TYPE_CHECKING:  # what batches are, for those who look at types
+    if TYPE_CHECKING:  # the type of the batches
 
         def get_batch(self, batch_size: int | None = None) -> RolloutBatch: ...
         def get_iterator(self) -> Iterator[RolloutBatch]: ...
@@ -66,21 +68,20 @@ class RolloutDataLoader(DataLoader):
         tokenizer: TokenizerSpec | None = None,
         compute_advantages: bool = True,
         *,
-        estimator: str | Estimator | AdvantageSpec = "grpo",
+        estimator: str | EstimatorFunction | AdvantageSpec = "grpo",
         preset: str | Preset | None = None,
         columns: Mapping[str, Any] | None = None,
-        **options: Unpack[RolloutKeywords],
+        **options: Any,
     ) -> None:
-        chosen, rollout = read_rollout_options(options)
+        shared, rollout = read_rollout_options(options)
         if not isinstance(compute_advantages, bool):
-            raise ConfigError(f"compute_advantages is True or False, got {compute_advantages!r}")
-        if isinstance(estimator, AdvantageSpec):
-            if preset is not None:
-                raise ConfigError(f"an AdvantageSpec has a preset of its own ({estimator.preset!r}); pass it there")
-            spec = estimator
-        else:
-            spec = AdvantageSpec(estimator=estimator, preset="penstock" if preset is None else preset)
-        needs_groups = rollout.drop_zero_variance or (compute_advantages and spec.needs_groups)
+            raise ConfigError(f"compute_advantages must be True or False, got {compute_advantages!r}")
+        if not isinstance(estimator, AdvantageSpec):
+            estimator = AdvantageSpec(estimator=estimator, preset="penstock" if preset is None else preset)
+        elif preset is not None:
+            raise ConfigError(f"the AdvantageSpec has preset={estimator.preset!r}; set the preset there only")
+        spec = estimator
+        by_prompt = rollout.selection.drop_zero_variance or (compute_advantages and spec.needs_groups)
         loaded = None
         if tokenizer is not None:
             from penstock.transforms.tokenization import load_tokenizer
@@ -90,100 +91,85 @@ class RolloutDataLoader(DataLoader):
         if isinstance(rollout_data, LiveBuffer | RolloutQueue):
             if columns is not None:
                 raise ConfigError("columns are named where rollouts are read: pass columns= to the buffer or the queue")
-            rank = chosen.find_rank()
-            entries = rollout_data.entries(rank, loaded)
-            source = Live(
-                entries,
-                rollout.rollout_batch_size,
-                rollout.group_size,
-                rollout.max_pending_appends,
-                by_prompt=needs_groups,
-            )
+            appends = rollout_data.appends(shared.find_rank(), loaded)
+            source = LiveRollouts(appends, rollout.batching, by_prompt=by_prompt)
         else:
             for name in ("group_size", "max_pending_appends"):
-                if getattr(rollout, name) is not None:
-                    raise ConfigError(f"{name} is for live sources; of a list or a file every group is whole")
-            table = _read(rollout_data, loaded, columns, rollout, spec)
-            named = str(rollout_data) if isinstance(rollout_data, str | os.PathLike) else None
-            if needs_groups and (grouped := group_by_prompt(table)) is not table:
+                if getattr(rollout.batching, name) is not None:
+                    raise ConfigError(f"{name} is for live sources; the groups of a list or a file are complete")
+            empty: Literal["error", "keep"] = "error" if rollout.selection.on_empty(spec.rules) == "error" else "keep"
+            # Other rules apply to a rollout batch, when it is selected.
+            table = read_rollouts(
+                rollout_data,
+                tokenizer=loaded,
+                columns=columns,
+                missing_rewards="error" if rollout.selection.on_missing(spec.rules) == "error" else "keep",
+                empty_responses=empty,
+                all_masked=empty,
+                group_prompts=rollout.selection.group_prompts,
+            )
+            path = str(rollout_data) if isinstance(rollout_data, str | os.PathLike) else None
+            if by_prompt and (grouped := group_by_prompt(table)) is not table:
                 table = grouped
-                log_prompt_groups(table, named or f"{len(table)} rollouts")
-            source = Fixed(table, rollout.rollout_batch_size, named)
-        form = rollout.form(chosen, pad_id_of(loaded), get_backend(chosen.backend).integer)
-        super().__init__(RolloutEngine(source, chosen, rollout, spec, compute_advantages=compute_advantages, form=form))
+                log_prompt_groups(table, path or f"{len(table)} rollouts")
+            source = TableRollouts(table, rollout.batching.rollout_batch_size, path)
+        form = rollout.form(shared, pad_id_of(loaded), get_backend(shared.backend).integer)
+        super().__init__(RolloutEngine(source, shared, rollout, spec, compute_advantages=compute_advantages, form=form))
 
     @property
     def policy_version(self) -> int | None:
-        """Of the policy that is trained: what staleness is counted from. Rollout batches that are begun keep theirs.
+        """Version of the policy that is trained, for staleness. Rollout batches that are begun keep theirs.
 
-        Set it in front of each loop over a live source. Then a run that is resumed sets it too, wherever its state was
-        taken; `loader.epoch`, the number of the next rollout batch, is a version that both agree on.
+        Set it before each loop over a live source, also after resuming. `loader.epoch`, the number of the next rollout
+        batch, is a version that is the same in both runs.
         """
         return self._engine.version
 
     @policy_version.setter
     def policy_version(self, version: int) -> None:
-        checked = replace(self._engine.rollout, policy_version=version).policy_version
+        checked = replace(self._engine.rollout.staleness, policy_version=version).policy_version
         self._engine.set_version(checked, self._position)
-        self._edits += 1  # what was made ahead is made again
+        self._edits += 1  # prefetched batches are made again
 
     @property
     def ended(self) -> bool:
-        """Whether a live source is at its end: a loop over nothing has said so. Never true of a list or a file."""
+        """True if a live source has ended, after a loop without batches. Never True for a list or a file."""
         return self._engine.ended
 
     @property
     def counts(self) -> dict[str, int]:
-        """Rollouts that were dropped so far, by reason; and appends, where it was they that could not be read."""
-        over = self._engine.over
-        return dict((self._position if over is None else over).counts)
+        """Dropped rollouts so far by reason, and appends that could not be read."""
+        end = self._engine.end_position
+        return dict((self._position if end is None else end).counts)
 
     @property
     def plan(self) -> Plan:
-        raise ConfigError("rollouts have no plan that could be looked up or edited; see rollout_batch_size")
+        raise ConfigError("a RolloutDataLoader has no plan to look up or edit; see rollout_batch_size")
 
     def commit(self, state: Mapping[str, Any] | None = None) -> None:
-        """What was used before `state` was taken (None: now) may be deleted from a `RolloutQueue`.
+        """Allow a `RolloutQueue` to delete what was used before `state` was taken (None: now).
 
-        Call it on every rank, when the checkpoint that holds the state is safely on disk: what one rank may still need
-        stays. Of other sources there is nothing to do.
+        Call it on every rank once the checkpoint with the state is safely on disk; the queue keeps what any rank may
+        still need. Other sources ignore it.
         """
         self._check_ready()
         self._engine.commit(self.state_dict() if state is None else state)
 
 
-_WORDS = {
-    "pass empty_responses='drop' or 'keep'": "pass all_masked='drop' or 'keep'",
-    "pass missing_rewards='zero', 'drop' or 'keep'": "pass missing_rewards='zero', 'exclude' or 'drop'",
-}
-"""What `read_rollouts` says of its own keywords, and what the loader's are."""
-
-
-def _read(
-    data: Any,
-    tokenizer: Tokenizer | None,
-    columns: Mapping[str, Any] | None,
-    options: RolloutOptions,
-    spec: AdvantageSpec,
-) -> RolloutTable:
-    """Rollouts that are all there. What is not an error for all of them is judged with the others of its batch."""
-    empty: Literal["error", "keep"] = "error" if options.on_empty(spec.rules) == "error" else "keep"
-    try:
-        return read_rollouts(
-            data,
-            tokenizer=tokenizer,
-            columns=columns,
-            missing_rewards="error" if options.on_missing(spec.rules) == "error" else "keep",
-            empty_responses=empty,
-            all_masked=empty,
-            group_prompts=options.group_prompts,
+def _signature() -> inspect.Signature:
+    """Signature of the loader with every option by name, for `help()`."""
+    written = inspect.signature(RolloutDataLoader.__init__)
+    named = [each for each in written.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    options = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None if option.default is MISSING else option.default,
+            annotation=option.type,
         )
-    except DataError as error:
-        reason = error.reason
-        for theirs, ours in _WORDS.items():
-            reason = reason.replace(theirs, ours)
-        if reason == error.reason:
-            raise
-        told = DataError(reason)
-        told.file, told.row = error.file, error.row  # the reason names them already
-        raise told from None
+        for name, option in option_fields().items()
+    ]
+    return written.replace(parameters=[*named, *options])
+
+
+RolloutDataLoader.__init__.__signature__ = _signature()  # type: ignore[attr-defined]

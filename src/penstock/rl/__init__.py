@@ -1,16 +1,20 @@
-"""Rollouts: what one is, many of them as columns, where they come from, and the batches they become.
+"""Rollouts for RL: reading, advantages, live sources, and batches.
 
-rollout        one sample, as people hand it over
-table          many, as columns: no Python object per token
-reading        lists, files and other stacks' columns -> a table (reading_*, dialects)
-travelling     a table as an Arrow batch and back, for files and queues
-live           engines in this process append
-queueing       engines in other processes append, durably
-sources        whole groups, rollout batch by rollout batch
-rules          what is not trained on, and why
-advantages_of  advantages over a whole rollout batch
-rounds         a rollout batch cut into minibatches, and dealt (dealing)
-assembly       minibatch -> padded or padding-free arrays (placing)
-batch          what the trainer gets; views of it in the names of other stacks
-engine         all of it, from a position on (positions)
+    rollout          one rollout, a table of many, and its Arrow form
+    read             lists, files and the columns of other stacks -> a table (names: column_aliases)
+    live, queue      appends of inference engines, in this process and in others
+    sources          rollout batches of whole groups, from a table or from appends
+    selection        rollouts that are not trained on, and checks of groups
+    advantages       estimators, presets and losses as functions of arrays (frameworks: arrays)
+    compute          advantages of a rollout batch
+    minibatches      rollout batch -> minibatches -> ranks -> micro-batches
+    collate, batch   minibatch -> padded or padding-free arrays, and the batch that the trainer gets
+    engine           all of it, from any position on
+    options          options of `RolloutDataLoader`
+
+The loader itself is `penstock.loaders.rollout`.
 """
+
+from penstock._lazy import attach
+
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -1,126 +1,118 @@
-"""The few array operations that NumPy, torch, MLX and JAX do not spell alike, for code that is written once for all.
+"""Array operations that NumPy, torch, MLX and JAX spell differently, for code that is written once for all.
 
     arrays = arrays_of(rewards)             # by the type of the array: no framework is imported here
     total = arrays.segment_sum(rewards, index, groups)
     larger = arrays.xp.where(total > 0, total, 0.0)
 
-`xp` is the framework's own module. What it has under one name in all four (where, sum, sqrt, exp, concatenate, @) is
-called there. Whoever holds a tensor has imported its framework, so `sys.modules` is all that is looked at.
+`xp` is the framework's own module, for what has one name in all four (where, sum, sqrt, exp, concatenate, @). To add a
+framework, write a subclass of `Arrays` (or of `FunctionalArrays`, if its arrays are immutable) and add it to
+`FRAMEWORKS`. A caller that holds a tensor has imported its framework, so only `sys.modules` is searched.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ConfigError
 
-__all__ = ["Array", "Arrays", "arrays_of"]
+__all__ = ["FRAMEWORKS", "Array", "Arrays", "arrays_of"]
 
 Array: TypeAlias = Any
-"""An array of any of the four frameworks."""
-
-Rows: TypeAlias = Callable[..., tuple[Array, ...]]
+"""Array of any of the four frameworks."""
+BlockFunction: TypeAlias = Callable[..., tuple[Array, ...]]
 
 CACHED = 1 << 16
-"""Elements of a block of rows on a CPU: the few float64 arrays of that size that a computation needs stay in cache."""
+"""Elements of a block of rows on a CPU: a few float64 arrays of that size fit into cache."""
 AT_ONCE = 1 << 27
-"""Elements of a block of rows elsewhere: it bounds the memory of intermediate results."""
+"""Elements of a block of rows elsewhere: bounds the memory of intermediate results."""
 
 
-class Arrays(Protocol):
-    """One framework, and one device of it."""
+class Arrays:
+    """Operations of one framework on one device; the defaults suit mutable arrays."""
 
     name: str
     xp: Any
-    at_once: int
-    """Elements of a block of rows that is worked on at a time."""
-
-    def floats(self, values: Any) -> Array:
-        """As float32, or float64 where it was that, on this device and cut off from gradients."""
-        ...
+    at_once: int = AT_ONCE
+    """Elements of a block of rows that is processed at a time."""
 
     def differentiable(self, values: Any) -> Array:
-        """As `floats`, with its gradients."""
-        ...
+        """Values as float32, or float64 if they are that, on this device, with gradients."""
+        raise NotImplementedError
 
-    def bools(self, values: Any) -> Array: ...
+    def floats(self, values: Any) -> Array:
+        """The same without gradients."""
+        raise NotImplementedError
+
+    def bools(self, values: Any) -> Array:
+        raise NotImplementedError
 
     def wide(self, array: Array) -> Array:
-        """In the widest floats that this framework and device compute with."""
-        ...
+        """Array in the widest floats that the framework and the device compute with."""
+        raise NotImplementedError
 
-    def like(self, array: Array, other: Array) -> Array:
-        """In the type of `other`."""
-        ...
-
-    def host(self, array: Array) -> npt.NDArray[Any]: ...
-
-    def put(self, array: npt.NDArray[Any]) -> Array: ...
-
-    def give(self, array: Array) -> Array:
-        """For the caller, who may not see what it was computed with."""
-        ...
+    def put(self, array: npt.NDArray[Any]) -> Array:
+        """NumPy array on this device."""
+        raise NotImplementedError
 
     def segment_sum(self, array: Array, index: Array, count: int) -> Array:
-        """For each of `count` segments, the sum of the elements whose index it is."""
-        ...
-
-    def row_sums(self, array: Array) -> Array:
-        """The sum of each row of a table."""
-        ...
-
-    def product(self, left: Array, right: Array) -> Array:
-        """The matrix product, in all the digits of the type."""
-        ...
-
-    def select(self, array: Array, mask: Array) -> Array:
-        """The elements where `mask` is true, row by row, as one row."""
-        ...
+        """Sum of the elements of each of `count` segments; `index` is the segment of each element."""
+        raise NotImplementedError
 
     def place(self, flat: Array, mask: Array) -> Array:
-        """What undoes `select`: zeros where `mask` is false."""
-        ...
+        """Inverse of `select`: zeros where `mask` is false."""
+        raise NotImplementedError
+
+    def like(self, array: Array, other: Array) -> Array:
+        """Array in the type of `other`."""
+        return array.astype(other.dtype)
+
+    def host(self, array: Array) -> npt.NDArray[Any]:
+        return np.asarray(array)
+
+    def give(self, array: Array) -> Array:
+        """Result for the caller, in the caller's framework."""
+        return array
+
+    def row_sums(self, array: Array) -> Array:
+        return self.xp.sum(array, axis=1)
+
+    def product(self, left: Array, right: Array) -> Array:
+        """Matrix product in full precision."""
+        return left @ right
+
+    def select(self, array: Array, mask: Array) -> Array:
+        """Elements where `mask` is true, in one dimension."""
+        return array[mask]
 
     def add_at(self, array: Array, where: Any, values: Array) -> Array:
-        """`array[where] += values`, in place or not: go on with what is returned."""
-        ...
+        """`array[where] += values`, in place or not: use the result."""
+        array[where] += values
+        return array
 
-    def by_rows(self, function: Rows, inputs: Sequence[Array], width: int) -> tuple[Array, ...]:
-        """`function(*inputs)` for blocks of rows small enough to be quick; the type of what comes is that of the first
-        input. A function gives as many arrays, as wide, for every block."""
-        ...
+    def by_rows(self, function: BlockFunction, inputs: Sequence[Array], width: int) -> tuple[Array, ...]:
+        """`function(*inputs)` for blocks of rows, in the type of the first input. Every block gives arrays of the same
+        widths."""
+        rows = len(inputs[0])
+        step = max(1, self.at_once // max(1, width))
+        outputs: tuple[Array, ...] = ()
+        for start in range(0, rows, step):
+            block = slice(start, min(start + step, rows))
+            results = function(*(array[block] for array in inputs))
+            outputs = outputs or tuple(self._empty((rows, result.shape[1]), inputs[0]) for result in results)
+            for output, result in zip(outputs, results):
+                output[block] = result
+        return outputs
 
-
-def arrays_of(*values: Any, gradients: bool = False) -> Arrays:
-    """The framework of the arrays among `values`; lists and numbers are NumPy's, and NumPy's go with any other.
-
-    With `gradients`, one whose operations they pass.
-    """
-    found = [namespace for value in values if (namespace := _namespace(value, gradients)) is not None]
-    names = sorted({namespace.name for namespace in found})
-    if len(names) > 1:
-        raise ConfigError(f"arrays of one framework are needed, got {' and '.join(names)}; convert one of them")
-    return found[0] if found else NumpyArrays()
-
-
-def _namespace(value: Any, gradients: bool) -> Arrays | None:
-    torch, jax, mx = map(sys.modules.get, ("torch", "jax", "mlx.core"))
-    if torch is not None and isinstance(value, torch.Tensor):
-        on_host = value.device.type == "cpu" and not gradients
-        return HostTorchArrays(torch) if on_host else TorchArrays(torch, value.device)
-    if jax is not None and isinstance(value, jax.Array):
-        return JaxArrays(jax)
-    if mx is not None and isinstance(value, mx.array):
-        return MlxArrays(mx)
-    return None
+    def _empty(self, shape: tuple[int, int], like: Array) -> Array:
+        raise NotImplementedError
 
 
-class NumpyArrays:
+class NumpyArrays(Arrays):
     """NumPy: computes in float64."""
 
     name = "numpy"
@@ -143,43 +135,26 @@ class NumpyArrays:
     def like(self, array: Array, other: Array) -> Array:
         return array.astype(other.dtype, copy=False)
 
-    def host(self, array: Array) -> npt.NDArray[Any]:
-        return np.asarray(array)
-
     def put(self, array: npt.NDArray[Any]) -> Array:
-        return array
-
-    def give(self, array: Array) -> Array:
         return array
 
     def segment_sum(self, array: Array, index: Array, count: int) -> Array:
         return np.bincount(index, array, count)
 
     def row_sums(self, array: Array) -> Array:
-        return np.einsum("ij->i", array)  # for short rows far quicker than sum
-
-    def product(self, left: Array, right: Array) -> Array:
-        return left @ right
-
-    def select(self, array: Array, mask: Array) -> Array:
-        return array[mask]
+        return np.einsum("ij->i", array)  # much faster than sum for short rows
 
     def place(self, flat: Array, mask: Array) -> Array:
         whole = np.zeros(mask.shape, flat.dtype)
         whole[mask] = flat
         return whole
 
-    def add_at(self, array: Array, where: Any, values: Array) -> Array:
-        array[where] += values
-        return array
-
-    def by_rows(self, function: Rows, inputs: Sequence[Array], width: int) -> tuple[Array, ...]:
-        return _in_blocks(function, inputs, width, self.at_once, lambda shape: np.empty(shape, inputs[0].dtype))
+    def _empty(self, shape: tuple[int, int], like: Array) -> Array:
+        return np.empty(shape, like.dtype)
 
 
 class HostTorchArrays(NumpyArrays):
-    """torch in the memory of the host: NumPy works on the same bytes, several times as fast on small arrays, and where
-    a mask picks elements."""
+    """torch in host memory: NumPy works on the same bytes, several times as fast on small arrays and with masks."""
 
     name = "torch"
 
@@ -205,8 +180,8 @@ class HostTorchArrays(NumpyArrays):
         return (tensor if dtype is None or tensor.dtype == self._torch.float64 else tensor.to(dtype)).numpy()
 
 
-class TorchArrays:
-    """torch: computes in float64, but for the devices that have none."""
+class TorchArrays(Arrays):
+    """torch: computes in float64, except on devices without it."""
 
     name = "torch"
 
@@ -238,37 +213,40 @@ class TorchArrays:
             array = array.astype(np.float32)
         return self.xp.from_numpy(np.require(array, requirements=["C", "W"])).to(self._device)
 
-    def give(self, array: Array) -> Array:
-        return array
-
     def segment_sum(self, array: Array, index: Array, count: int) -> Array:
         return array.new_zeros(count).index_add(0, index, array)
-
-    def row_sums(self, array: Array) -> Array:
-        return self.xp.sum(array, axis=1)
-
-    def product(self, left: Array, right: Array) -> Array:
-        return left @ right
-
-    def select(self, array: Array, mask: Array) -> Array:
-        return array[mask]
 
     def place(self, flat: Array, mask: Array) -> Array:
         return flat.new_zeros(mask.shape).masked_scatter_(mask, flat)
 
+    def _empty(self, shape: tuple[int, int], like: Array) -> Array:
+        return like.new_empty(shape)
+
+
+class FunctionalArrays(Arrays):
+    """Frameworks with immutable arrays and `array.at[index].add(values)`: JAX and MLX."""
+
+    def segment_sum(self, array: Array, index: Array, count: int) -> Array:
+        return self.xp.zeros(count, array.dtype).at[index].add(array)
+
+    def select(self, array: Array, mask: Array) -> Array:
+        return array.reshape(-1)[self.put(np.flatnonzero(self.host(mask)))]
+
+    def place(self, flat: Array, mask: Array) -> Array:
+        where = self.put(np.flatnonzero(self.host(mask)))
+        return self.xp.zeros(mask.size, flat.dtype).at[where].add(flat).reshape(mask.shape)
+
     def add_at(self, array: Array, where: Any, values: Array) -> Array:
-        array[where] += values
-        return array
+        return array.at[where].add(values)
 
-    def by_rows(self, function: Rows, inputs: Sequence[Array], width: int) -> tuple[Array, ...]:
-        return _in_blocks(function, inputs, width, self.at_once, inputs[0].new_empty)
+    def by_rows(self, function: BlockFunction, inputs: Sequence[Array], width: int) -> tuple[Array, ...]:
+        return tuple(self.like(array, inputs[0]) for array in function(*inputs))
 
 
-class JaxArrays:
-    """JAX: computes in float32, or in float64 where `jax_enable_x64` is set."""
+class JaxArrays(FunctionalArrays):
+    """JAX: computes in float32, or in float64 with `jax_enable_x64`."""
 
     name = "jax"
-    at_once = AT_ONCE
 
     def __init__(self, jax: Any) -> None:
         self.xp, self._jax = jax.numpy, jax
@@ -286,46 +264,21 @@ class JaxArrays:
     def wide(self, array: Array) -> Array:
         return array.astype(self._jax.dtypes.canonicalize_dtype(np.float64))
 
-    def like(self, array: Array, other: Array) -> Array:
-        return array.astype(other.dtype)
-
-    def host(self, array: Array) -> npt.NDArray[Any]:
-        return np.asarray(array)
-
     def put(self, array: npt.NDArray[Any]) -> Array:
         return self.xp.asarray(array, dtype=self._jax.dtypes.canonicalize_dtype(array.dtype))
-
-    def give(self, array: Array) -> Array:
-        return array
-
-    def segment_sum(self, array: Array, index: Array, count: int) -> Array:
-        return self.xp.zeros(count, array.dtype).at[index].add(array)
-
-    def row_sums(self, array: Array) -> Array:
-        return self.xp.sum(array, axis=1)
 
     def product(self, left: Array, right: Array) -> Array:
         return self.xp.matmul(left, right, precision="highest")  # GPUs would round to TF32
 
-    def select(self, array: Array, mask: Array) -> Array:
-        return array.reshape(-1)[self.put(np.flatnonzero(np.asarray(mask)))]
-
     def place(self, flat: Array, mask: Array) -> Array:
-        where = self.put(np.flatnonzero(np.asarray(mask)))
+        where = self.put(np.flatnonzero(self.host(mask)))
         return self.xp.zeros(mask.size, flat.dtype).at[where].set(flat).reshape(mask.shape)
 
-    def add_at(self, array: Array, where: Any, values: Array) -> Array:
-        return array.at[where].add(values)
 
-    def by_rows(self, function: Rows, inputs: Sequence[Array], width: int) -> tuple[Array, ...]:
-        return tuple(self.like(array, inputs[0]) for array in function(*inputs))
-
-
-class MlxArrays:
+class MlxArrays(FunctionalArrays):
     """MLX: computes in float32, which is all that its GPUs have."""
 
     name = "mlx"
-    at_once = AT_ONCE
 
     def __init__(self, mx: Any) -> None:
         self.xp = mx
@@ -342,54 +295,44 @@ class MlxArrays:
     def wide(self, array: Array) -> Array:
         return array
 
-    def like(self, array: Array, other: Array) -> Array:
-        return array.astype(other.dtype)
-
     def host(self, array: Array) -> npt.NDArray[Any]:
         return np.array(array)
 
     def put(self, array: npt.NDArray[Any]) -> Array:
         return self.xp.array(array.astype(np.int32) if array.dtype == np.int64 else array)
 
-    def give(self, array: Array) -> Array:
-        return array
-
-    def segment_sum(self, array: Array, index: Array, count: int) -> Array:
-        return self.xp.zeros(count, array.dtype).at[index].add(array)
-
-    def row_sums(self, array: Array) -> Array:
-        return self.xp.sum(array, axis=1)
-
-    def product(self, left: Array, right: Array) -> Array:
-        return left @ right
-
-    def select(self, array: Array, mask: Array) -> Array:
-        return array.reshape(-1)[self.put(np.flatnonzero(np.array(mask)))]
-
-    def place(self, flat: Array, mask: Array) -> Array:
-        where = self.put(np.flatnonzero(np.array(mask)))
-        return self.xp.zeros(mask.size, flat.dtype).at[where].add(flat).reshape(mask.shape)
-
-    def add_at(self, array: Array, where: Any, values: Array) -> Array:
-        return array.at[where].add(values)
-
-    def by_rows(self, function: Rows, inputs: Sequence[Array], width: int) -> tuple[Array, ...]:
-        return tuple(self.like(array, inputs[0]) for array in function(*inputs))
-
     def _array(self, values: Any) -> Array:
         return values if isinstance(values, self.xp.array) else self.xp.array(np.asarray(values))
 
 
-def _in_blocks(
-    function: Rows, inputs: Sequence[Array], width: int, most: int, empty: Callable[[tuple[int, int]], Array]
-) -> tuple[Array, ...]:
-    rows = len(inputs[0])
-    step = max(1, most // max(1, width))
-    outputs: tuple[Array, ...] = ()
-    for start in range(0, rows, step):
-        block = slice(start, min(start + step, rows))
-        results = function(*(array[block] for array in inputs))
-        outputs = outputs or tuple(empty((rows, result.shape[1])) for result in results)
-        for output, result in zip(outputs, results):
-            output[block] = result
-    return outputs
+def _torch_arrays(torch: Any, tensor: Any, gradients: bool) -> Arrays:
+    on_host = tensor.device.type == "cpu" and not gradients
+    return HostTorchArrays(torch) if on_host else TorchArrays(torch, tensor.device)
+
+
+FRAMEWORKS: dict[str, tuple[str, Callable[[Any, Any, bool], Arrays]]] = {
+    "torch": ("Tensor", _torch_arrays),
+    "jax": ("Array", lambda module, array, gradients: JaxArrays(module)),
+    "mlx.core": ("array", lambda module, array, gradients: MlxArrays(module)),
+}
+"""By module: the name of its array class, and `make(module, array, gradients)`."""
+
+
+def arrays_of(*values: Any, gradients: bool = False) -> Arrays:
+    """Operations of the framework of the arrays among `values`. Lists and numbers are NumPy's; NumPy goes with any.
+
+    With `gradients`, operations let gradients pass.
+    """
+    found = [arrays for value in values if (arrays := _framework_of(value, gradients)) is not None]
+    names = sorted({arrays.name for arrays in found})
+    if len(names) > 1:
+        raise ConfigError(f"arrays must be of one framework, got {' and '.join(names)}; convert one of them")
+    return found[0] if found else NumpyArrays()
+
+
+def _framework_of(value: Any, gradients: bool) -> Arrays | None:
+    for name, (kind, make) in FRAMEWORKS.items():
+        module = sys.modules.get(name)
+        if module is not None and isinstance(value, getattr(module, kind)):
+            return make(module, value, gradients)
+    return None

@@ -1,4 +1,4 @@
-"""A batch of rollouts: a training batch whose metadata has what RL knows of each token and of each response."""
+"""Batch of rollouts: a training batch whose metadata has the RL columns, per token and per rollout."""
 
 from __future__ import annotations
 
@@ -17,124 +17,26 @@ from penstock.errors import ConfigError
 from penstock.rl.arrays import Arrays, arrays_of
 from penstock.rl.collate import FILLS, RolloutLayout, TokenLayout, widths
 from penstock.rl.minibatches import micro_batches_of
+from penstock.rl.rollout import objects
 
-__all__ = ["RolloutBatch", "as_trl", "as_verl"]
-
-
-def as_trl(batch: RolloutBatch) -> dict[str, Any]:
-    """What `GRPOTrainer` computes its loss of:
-
-        prompt_ids, prompt_mask, completion_ids, completion_mask   (rows, tokens)
-        tool_mask                  0 on tokens that the policy did not write; completion_mask is 1 there, since the
-                                   model has to see them
-        advantages                 (rows,) of estimators with one number for a response; (rows, completion tokens) of
-                                   those with one for a token
-        old_per_token_logps, sampling_per_token_logps, ref_per_token_logps, importance_sampling_ratio   if there are any
-        num_items_in_batch         tokens to learn in the whole global batch, an array without dimensions
-
-    `old_per_token_logps` are those of the policy that generated; so are `sampling_per_token_logps`, unless
-    `metadata["rollout_log_probs"]` tells the two apart.
-    """
-    mask, known = _attention(batch, "as_trl"), batch.metadata
-    if batch.advantages is None:
-        raise ConfigError("TRL's loss needs advantages, and this batch has none; pass compute_advantages=True")
-    arrays, width = arrays_of(batch.input_ids, gradients=True), batch.layout.prompt_width
-    found = {
-        "prompt_ids": batch.prompts,
-        "prompt_mask": mask[:, :width],
-        "completion_ids": batch.responses,
-        "completion_mask": mask[:, width:],
-        "tool_mask": arrays.like(batch.response_mask, mask),
-        "advantages": known.get("sequence_advantages", batch.advantages),
-        "old_per_token_logps": batch.old_log_probs,
-        "sampling_per_token_logps": known.get("rollout_log_probs", batch.old_log_probs),
-        "ref_per_token_logps": batch.ref_log_probs,
-        "importance_sampling_ratio": known.get("importance_sampling_ratio"),
-    }
-    if batch.num_items_in_batch is not None:
-        found["num_items_in_batch"] = arrays.put(np.array(batch.num_items_in_batch, np.int64))
-    return {key: value for key, value in found.items() if value is not None}
-
-
-def as_verl(batch: RolloutBatch) -> dict[str, Any]:
-    """What verl keeps in a `DataProto`:
-
-        prompts, responses, input_ids, attention_mask, position_ids
-        response_mask              0 on padding and on tokens that the policy did not write
-        old_log_probs, rollout_log_probs, ref_log_prob, values, advantages, returns   as far as there are any
-        token_level_scores         what was given per token; or the reward, at the last token of the response; 0 where
-                                   there is none
-        token_level_rewards        the same with what was computed of it, such as a KL penalty
-        uid                        the groups, as an array of objects: it belongs in `non_tensor_batch`
-
-    All but the ids are (rows, response tokens). Both log-probs are those of the policy that generated, unless
-    `metadata["rollout_log_probs"]` tells the two apart.
-    """
-    mask, known = _attention(batch, "as_verl"), batch.metadata
-    arrays = arrays_of(batch.input_ids, gradients=True)
-    scores = known.get("token_scores")
-    scores = _at_the_end(batch, arrays) if scores is None else scores
-    uid = np.empty(batch.num_rollouts, object)
-    uid[:] = batch.groups
-    found = {
-        "prompts": batch.prompts,
-        "responses": batch.responses,
-        "input_ids": batch.input_ids,
-        "attention_mask": mask,
-        "position_ids": batch.position_ids,
-        "response_mask": arrays.like(batch.response_mask, mask),
-        "old_log_probs": batch.old_log_probs,
-        "rollout_log_probs": known.get("rollout_log_probs", batch.old_log_probs),
-        "ref_log_prob": batch.ref_log_probs,
-        "values": known.get("values"),
-        "token_level_scores": scores,
-        "token_level_rewards": known.get("token_rewards", scores),
-        "advantages": _per_token(batch.advantages, batch, arrays),
-        "returns": _per_token(batch.returns, batch, arrays),
-        "uid": uid,
-    }
-    return {key: value for key, value in found.items() if value is not None}
-
-
-def _attention(batch: RolloutBatch, view: str) -> Array:
-    if batch.layout.form.padding == "free":
-        raise ConfigError(f"{view}() needs prompts and responses in columns of their own; use padding='sides'")
-    if batch.attention_mask is None:
-        raise ConfigError(f"{view}() needs attention_mask, which is not among the fields of this batch; ask for it")
-    return batch.attention_mask
-
-
-def _at_the_end(batch: RolloutBatch, arrays: Arrays) -> Array:
-    """The reward of each response at its last token, 0 elsewhere, and where a response has none."""
-    rewards = arrays.floats(batch.rewards)
-    rewards = arrays.xp.where(arrays.xp.isnan(rewards), 0.0, rewards)
-    here = arrays.put(np.arange(batch.response_mask.shape[1]))[None, :] == batch.response_length[:, None] - 1
-    return arrays.xp.where(here, rewards[:, None], 0.0)
-
-
-def _per_token(column: Array | None, batch: RolloutBatch, arrays: Arrays) -> Array | None:
-    """What is one number a response, at each of its tokens that is to be learned."""
-    if column is None or len(column.shape) == 2:
-        return column
-    return arrays.xp.where(batch.response_mask, column[:, None], 0.0)
-
+__all__ = ["RolloutBatch"]
 
 Ints = npt.NDArray[np.int64]
-_BY_TOKEN = ("input_ids", "attention_mask", "labels", "loss_mask", "position_ids")
+_PER_TOKEN = ("input_ids", "attention_mask", "labels", "loss_mask", "position_ids")
 _DOCUMENTS = ("position_ids", "document_ids", "cu_seqlens")
 _GIVEN = ("old_log_probs", "ref_log_probs", "values", "token_scores")
-"""What is known of tokens whether or not they are learned."""
+"""Per-token metadata that does not depend on supervision."""
 
 
 class RolloutBatch(TrainingBatch):
-    """Rollouts as one step's arrays, and in metadata, in arrays of the same framework, what RL trainers compute with.
+    """Arrays of one step, with RL columns in `metadata` as arrays of the same framework.
 
         rewards, prompt_length, response_length ...   (rows,)
         response_mask, advantages, old_log_probs ...  (rows, response tokens); padding-free: shaped as input_ids
         ids, groups, finish_reasons ...               lists
 
-    `to` and `pin_memory` take the arrays in metadata along. What nobody gave or computed is None. The critic's values
-    are `metadata["values"]`, for a mapping has a method of that name.
+    `to` and `pin_memory` include the arrays in metadata. Properties of missing columns are None. The critic's values
+    are `metadata["values"]`, since a mapping has a method of that name.
     """
 
     @classmethod
@@ -147,51 +49,53 @@ class RolloutBatch(TrainingBatch):
         device: Device = None,
         num_tokens: int | None = None,
     ) -> Self:
-        """A batch of what `assemble` made, sharing its memory where the framework can."""
+        """Batch of the arrays that `assemble` made, sharing their memory if the framework can."""
         chosen, given = get_backend(backend), dict(metadata or {})
         if num_tokens is None and "prompt_length" in given:
             num_tokens = int(given["prompt_length"].sum() + given["response_length"].sum())
         batch = super().from_numpy(arrays, None, chosen, device=device, num_tokens=num_tokens)
         batch.metadata = {
-            key: chosen.from_numpy(value, device=device) if _is_numeric(value) else value
+            key: chosen.from_numpy(value, device=device)
+            if isinstance(value, np.ndarray) and value.dtype.kind in "biuf"
+            else value
             for key, value in given.items()
         }
         return batch
 
     @property
     def layout(self) -> RolloutLayout:
-        """Where prompts end, and which metadata is per token and which per rollout."""
+        """Width of the prompts, and the names of per-token and per-row metadata."""
         found = self.metadata.get("layout")
         if not isinstance(found, RolloutLayout):
             raise ConfigError(
-                "this batch does not know how its rollouts lie: metadata['layout'] is missing; make it with "
-                "assemble() and from_numpy(), and use to() to move it"
+                "the layout of this batch is unknown: metadata['layout'] is missing; make batches with assemble() and "
+                "from_numpy(), and move them with to()"
             )
         return found
 
     @property
     def num_rollouts(self) -> int:
-        """Rollouts, whatever the number of rows."""
+        """Rollouts, in any number of rows."""
         return int(self.metadata["prompt_length"].shape[0])
 
     @property
     def prompts(self) -> Array:
-        """(rows, prompt tokens), padded at the left."""
-        return self.input_ids[:, : self._split_at]
+        """(rows, prompt tokens), padded on the left."""
+        return self.input_ids[:, : self._prompt_width]
 
     @property
     def responses(self) -> Array:
-        """(rows, response tokens), padded at the right."""
-        return self.input_ids[:, self._split_at :]
+        """(rows, response tokens), padded on the right."""
+        return self.input_ids[:, self._prompt_width :]
 
     @property
     def response_mask(self) -> Array:
-        """Which response tokens are to be learned: those that the policy wrote."""
+        """True for supervised response tokens: those that the policy generated."""
         return self.metadata["response_mask"]
 
     @property
     def rewards(self) -> Array:
-        """(rows,) of the whole responses; NaN where there is none."""
+        """(rows,) rewards of whole responses; NaN if there is none."""
         return self.metadata["rewards"]
 
     @property
@@ -204,7 +108,7 @@ class RolloutBatch(TrainingBatch):
 
     @property
     def old_log_probs(self) -> Array | None:
-        """Of the policy that generated the responses."""
+        """Log-probabilities under the policy that generated the responses."""
         return self.metadata.get("old_log_probs")
 
     @property
@@ -213,22 +117,14 @@ class RolloutBatch(TrainingBatch):
 
     @property
     def token_rewards(self) -> Array | None:
-        """As advantages were computed of them; as given (`metadata["token_scores"]`) if nothing changed them."""
+        """Token rewards that advantages were computed from, or as given (`metadata["token_scores"]`)."""
         return self.metadata.get("token_rewards", self.metadata.get("token_scores"))
 
     @property
     def denominators(self) -> Array | None:
-        """What the loss of each token is to be divided by; then the loss of a step is a sum. (rows,) for the tokens of
-        a row; without padding shaped as input_ids, and 1 where there is no response."""
+        """Divisors of token losses, which make the loss of a step a sum. (rows,); without padding shaped as input_ids,
+        and 1 outside of responses."""
         return self.metadata.get("denominators")
-
-    @property
-    def prompt_length(self) -> Array:
-        return self.metadata["prompt_length"]
-
-    @property
-    def response_length(self) -> Array:
-        return self.metadata["response_length"]
 
     @property
     def groups(self) -> list[Any]:
@@ -238,51 +134,105 @@ class RolloutBatch(TrainingBatch):
     def ids(self) -> list[Any]:
         return list(self.metadata["ids"])
 
-    @property
-    def policy_versions(self) -> Array:
-        """(rows,) -1 where it is not known."""
-        return self.metadata["policy_versions"]
-
     def as_trl(self) -> dict[str, Any]:
-        """What TRL's GRPO trainer computes its loss of, see `as_trl` in views."""
-        return as_trl(self)
+        """Inputs of the loss of TRL's `GRPOTrainer`, by its names. Numbers are not changed:
+
+            prompt_ids, prompt_mask, completion_ids, completion_mask   (rows, tokens)
+            tool_mask                  0 on tokens that the policy did not generate; completion_mask is 1 there
+            advantages                 (rows,), or (rows, completion tokens) from estimators with one a token
+            old_per_token_logps, sampling_per_token_logps, ref_per_token_logps, importance_sampling_ratio   if known
+            num_items_in_batch         supervised tokens of the global batch, an array without dimensions
+
+        `old_per_token_logps` are those of the policy that generated; so are `sampling_per_token_logps`, unless
+        `metadata["rollout_log_probs"]` has others.
+        """
+        mask, known = self._attention("as_trl"), self.metadata
+        if self.advantages is None:
+            raise ConfigError("TRL's loss needs advantages, and this batch has none; pass compute_advantages=True")
+        arrays, width = arrays_of(self.input_ids, gradients=True), self.layout.prompt_width
+        found = {
+            "prompt_ids": self.prompts,
+            "prompt_mask": mask[:, :width],
+            "completion_ids": self.responses,
+            "completion_mask": mask[:, width:],
+            "tool_mask": arrays.like(self.response_mask, mask),
+            "advantages": known.get("sequence_advantages", self.advantages),
+            "old_per_token_logps": self.old_log_probs,
+            "sampling_per_token_logps": known.get("rollout_log_probs", self.old_log_probs),
+            "ref_per_token_logps": self.ref_log_probs,
+            "importance_sampling_ratio": known.get("importance_sampling_ratio"),
+        }
+        if self.num_items_in_batch is not None:
+            found["num_items_in_batch"] = arrays.put(np.array(self.num_items_in_batch, np.int64))
+        return {key: value for key, value in found.items() if value is not None}
 
     def as_verl(self) -> dict[str, Any]:
-        """What verl's trainers compute with, by verl's names, see `as_verl` in views."""
-        return as_verl(self)
+        """Columns of verl's `DataProto`, by its names. Numbers are not changed:
+
+            prompts, responses, input_ids, attention_mask, position_ids
+            response_mask              0 on padding and on tokens that the policy did not generate
+            old_log_probs, rollout_log_probs, ref_log_prob, values, advantages, returns   if known
+            token_level_scores         token rewards as given; or the reward, at the last token of the response
+            token_level_rewards        the same with a KL penalty and so on
+            uid                        the groups, as an array of objects for `non_tensor_batch`
+
+        All but the ids are (rows, response tokens). Both log-probs are those of the policy that generated, unless
+        `metadata["rollout_log_probs"]` has others.
+        """
+        mask, known = self._attention("as_verl"), self.metadata
+        arrays = arrays_of(self.input_ids, gradients=True)
+        scores = known.get("token_scores")
+        scores = self._rewards_at_end(arrays) if scores is None else scores
+        found = {
+            "prompts": self.prompts,
+            "responses": self.responses,
+            "input_ids": self.input_ids,
+            "attention_mask": mask,
+            "position_ids": self.position_ids,
+            "response_mask": arrays.like(self.response_mask, mask),
+            "old_log_probs": self.old_log_probs,
+            "rollout_log_probs": known.get("rollout_log_probs", self.old_log_probs),
+            "ref_log_prob": self.ref_log_probs,
+            "values": known.get("values"),
+            "token_level_scores": scores,
+            "token_level_rewards": known.get("token_rewards", scores),
+            "advantages": self._on_tokens(self.advantages, arrays),
+            "returns": self._on_tokens(self.returns, arrays),
+            "uid": objects(self.groups),
+        }
+        return {key: value for key, value in found.items() if value is not None}
 
     def micro_batches(self, max_tokens: int | None = None, *, at_least: int = 1) -> list[Self]:
-        """Smaller batches with each rollout in one; the largest first.
+        """Smaller batches with each rollout in one of them; the largest first.
 
-        They have at most `max_tokens`, padding included, which is trimmed to what each needs. None: as the loader cut
-        them (`metadata["micro_batches"]`), equally many on every rank. With a number of your own, ranks that must take
-        equally many pass the largest number of any as `at_least`. Where there are fewer rollouts than that, the last
-        ones teach nothing, see `take`.
-        `num_items_in_batch` and denominators stay those of the whole step, so that gradients add up to the step's.
+        They have at most `max_tokens`, padding included, which is trimmed for each. None: the split of the loader
+        (`metadata["micro_batches"]`), with the same number on every rank. With your own `max_tokens`, ranks that need
+        the same number pass the largest of any as `at_least`; if there are fewer rollouts, the last micro-batches are
+        blank, see `take`. `num_items_in_batch` and denominators stay those of the whole step, so gradients add up.
         """
         rows: Any = self.metadata.get("micro_batches")
         if max_tokens is not None:
             form = self.layout.form
             rows = micro_batches_of(*self._lengths(), max_tokens, form=form, at_least=at_least, names=self.ids)[0]
         elif rows is None:
-            raise ConfigError("this batch was not cut by its loader; pass max_tokens, the most of a micro-batch")
+            raise ConfigError("the loader did not split this batch; pass max_tokens, or micro_batch_tokens= to it")
         return [self.take(part) for part in rows]
 
     def take(self, rows: npt.ArrayLike) -> Self:
-        """A batch of some of its rollouts, in the order given; everything that is of the whole step stays.
+        """Batch of these rollouts, in the order given; numbers of the whole step stay.
 
-        Of no rollouts: the shortest, blanked. Its mask and everything that was computed is 0, and `metadata["blank"]`
-        is true; a rank for which there is nothing left to do goes with the others through the same collectives.
+        Without rows: the shortest rollout, blanked. Its mask and everything computed is 0, and `metadata["blank"]` is
+        True, so a rank without work takes part in the same collectives as the others.
         """
         chosen, layout = np.asarray(rows, np.int64), self.layout
         if not len(chosen):
             return self.take([int(np.argmin(sum(self._lengths())))])._blanked()
         if added := [key for key in self._arrays() if key in self._others]:
-            raise ConfigError(f"{added[0]!r} was assigned to this batch, which has no rows that are known; take first")
-        fields, per_token, left = (self._flat if layout.form.padding == "free" else self._sides)(chosen)
+            raise ConfigError(f"{added[0]!r} was assigned to this batch and has no known rows; call take() first")
+        fields, per_token, left = (self._free if layout.form.padding == "free" else self._sides)(chosen)
         index = self.backend.from_numpy(chosen)
         metadata = self.metadata | per_token | {"layout": replace(layout, prompt_width=left)}
-        metadata.pop("micro_batches", None)  # which are rows of the whole
+        metadata.pop("micro_batches", None)  # rows of the whole batch
         for name in layout.per_row:
             column = self.metadata[name]
             metadata[name] = [column[row] for row in chosen.tolist()] if isinstance(column, list) else column[index]
@@ -291,33 +241,37 @@ class RolloutBatch(TrainingBatch):
         batch._num_tokens = int(sum(lengths[chosen].sum() for lengths in self._lengths()))
         return batch
 
+    def all_arrays(self) -> list[Array]:
+        kind = type(self.input_ids)
+        return super().all_arrays() + [value for value in self.metadata.values() if isinstance(value, kind)]
+
     def _sides(self, rows: Ints) -> tuple[dict[str, Any], dict[str, Any], int]:
-        """Fields and metadata per token of some rows, with the padding they need; the width of their prompts."""
+        """Fields and per-token metadata of rows, with the padding they need, and the width of their prompts."""
         prompts, responses = self._lengths()
         layout, index = self.layout, self.backend.from_numpy(rows)
         left, right = widths(prompts[rows], responses[rows], layout.form)
         low, high = layout.prompt_width - left, layout.prompt_width + right
-        fields = {key: value[:, low:high][index] for key in _BY_TOKEN if (value := getattr(self, key)) is not None}
+        fields = {key: value[:, low:high][index] for key in _PER_TOKEN if (value := getattr(self, key)) is not None}
         return fields, {key: self.metadata[key][:, :right][index] for key in layout.per_token}, left
 
-    def _flat(self, rows: Ints) -> tuple[dict[str, Any], dict[str, Any], int]:
-        """The same of a batch without padding: tokens are gathered, and what says where they begin is made anew."""
+    def _free(self, rows: Ints) -> tuple[dict[str, Any], dict[str, Any], int]:
+        """The same for a padding-free batch: tokens are gathered, and document boundaries are made anew."""
         prompts, responses = self._lengths()
         form, arrays, backend = self.layout.form, arrays_of(self.input_ids, gradients=True), self.backend
         at = TokenLayout.of(prompts, responses, form).at[rows]
-        places = TokenLayout.of(prompts[rows], responses[rows], form)
-        used = int(places.lengths.sum())
-        where = np.zeros(places.tokens, np.int64)
-        where[:used] = np.repeat(at - places.at, places.lengths) + np.arange(used)
-        index, real = arrays.put(where), arrays.put(np.arange(places.tokens) < used)
+        layout = TokenLayout.of(prompts[rows], responses[rows], form)
+        used = int(layout.lengths.sum())
+        where = np.zeros(layout.tokens, np.int64)
+        where[:used] = np.repeat(at - layout.at, layout.lengths) + np.arange(used)
+        index, real = arrays.put(where), arrays.put(np.arange(layout.tokens) < used)
 
         def gathered(array: Array, fill: Any) -> Array:
             found = array[:, index]
-            return found if used == places.tokens else arrays.xp.where(real, found, fill)
+            return found if used == layout.tokens else arrays.xp.where(real, found, fill)
 
-        blanks = {"input_ids": form.pad_id, "labels": IGNORE, "loss_mask": False}
-        fields = {key: gathered(getattr(self, key), fill) for key, fill in blanks.items() if key in self._arrays()}
-        documents = places.documents(backend.integer)
+        fills = {"input_ids": form.pad_id, "labels": IGNORE, "loss_mask": False}
+        fields = {key: gathered(getattr(self, key), fill) for key, fill in fills.items() if key in self._arrays()}
+        documents = layout.documents(backend.integer)
         fields |= {key: arrays.put(documents[key]) for key in _DOCUMENTS if getattr(self, key) is not None}
         if self.max_seqlen is not None:
             fields["max_seqlen"] = documents["max_seqlen"]
@@ -325,37 +279,54 @@ class RolloutBatch(TrainingBatch):
         return fields, {key: gathered(self.metadata[key], fill) for key, fill in blank.items()}, 0
 
     def _blanked(self) -> Self:
-        """The same, and nothing to be learned from it: this batch itself is changed, which nobody else has."""
-        xp, told = arrays_of(self.input_ids, gradients=True).xp, self.metadata
-        for name in self.layout.per_token:
-            if name not in _GIVEN:
-                told[name] = xp.zeros_like(told[name]) + FILLS[name] if name in FILLS else xp.zeros_like(told[name])
-        for name in ("denominators", "sequence_advantages"):
-            if name in self.layout.per_row:
-                told[name] = xp.zeros_like(told[name]) + FILLS.get(name, 0)
+        """This batch, changed in place so that nothing is learned from it."""
+        xp, metadata = arrays_of(self.input_ids, gradients=True).xp, self.metadata
+        computed = [name for name in self.layout.per_token if name not in _GIVEN]
+        per_row = [name for name in ("denominators", "sequence_advantages") if name in self.layout.per_row]
+        for name in (*computed, *per_row):
+            zeros = xp.zeros_like(metadata[name])
+            metadata[name] = zeros + FILLS[name] if name in FILLS else zeros
         if self.labels is not None:
             self.labels = xp.zeros_like(self.labels) + IGNORE
         if self.loss_mask is not None:
             self.loss_mask = xp.zeros_like(self.loss_mask)
-        told["blank"] = True
+        metadata["blank"] = True
         return self
 
     @property
-    def _split_at(self) -> int:
+    def _prompt_width(self) -> int:
         if self.layout.form.padding == "free":
             raise ConfigError(
-                "a padding-free batch has prompts and responses in turns in one row; make it with padding='sides', or "
-                "use response_mask, prompt_length and response_length"
+                "prompts and responses of a padding-free batch share one row; use padding='sides', or response_mask, "
+                "prompt_length and response_length of the metadata"
             )
         return self.layout.prompt_width
 
     def _lengths(self) -> tuple[Ints, Ints]:
-        prompts, responses = (self.backend.to_numpy(array) for array in (self.prompt_length, self.response_length))
+        columns = (self.metadata["prompt_length"], self.metadata["response_length"])
+        prompts, responses = (self.backend.to_numpy(array) for array in columns)
         return prompts.astype(np.int64), responses.astype(np.int64)
 
-    def all_arrays(self) -> list[Array]:
-        kind = type(self.input_ids)
-        return super().all_arrays() + [value for value in self.metadata.values() if isinstance(value, kind)]
+    def _attention(self, view: str) -> Array:
+        if self.layout.form.padding == "free":
+            raise ConfigError(f"{view}() needs prompts and responses in columns of their own; use padding='sides'")
+        if self.attention_mask is None:
+            raise ConfigError(f"{view}() needs attention_mask, which this batch does not have; add it to fields=")
+        return self.attention_mask
+
+    def _rewards_at_end(self, arrays: Arrays) -> Array:
+        """Reward of each response at its last token, 0 elsewhere and for NaN."""
+        rewards = arrays.floats(self.rewards)
+        rewards = arrays.xp.where(arrays.xp.isnan(rewards), 0.0, rewards)
+        ends = self.metadata["response_length"][:, None] - 1
+        here = arrays.put(np.arange(self.response_mask.shape[1]))[None, :] == ends
+        return arrays.xp.where(here, rewards[:, None], 0.0)
+
+    def _on_tokens(self, column: Array | None, arrays: Arrays) -> Array | None:
+        """Column with one number a response, on its supervised tokens."""
+        if column is None or len(column.shape) == 2:
+            return column
+        return arrays.xp.where(self.response_mask, column[:, None], 0.0)
 
     def _with(self, change: Any) -> Self:
         batch, kind = super()._with(change), type(self.input_ids)
@@ -366,7 +337,3 @@ class RolloutBatch(TrainingBatch):
 
     def __repr__(self) -> str:
         return super().__repr__().replace("TrainingBatch", "RolloutBatch", 1)
-
-
-def _is_numeric(value: Any) -> bool:
-    return isinstance(value, np.ndarray) and value.dtype.kind in "biuf"

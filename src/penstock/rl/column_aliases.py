@@ -1,8 +1,8 @@
-"""Who calls what by which name: the columns of rollouts as TRL, verl, OpenRLHF, slime and inference engines have them.
+"""Column aliases: names of the rollout fields in TRL, verl, OpenRLHF, slime and inference engines.
 
-A dialect is told by the columns that only it has. Its own names count, and ours beside them. Two dialects at once, or a
-name that is nearly one we know, are errors that say what was seen: a column of log-probs that is quietly taken for free
-metadata costs a training run.
+A dialect is recognised by the columns that only it has. Its names are read, and ours too. Two dialects at once, or a
+name that resembles a known one, are errors: a column of log-probs that is silently taken for metadata costs a training
+run. To support another stack, add a `Dialect` to `DIALECTS`.
 """
 
 from __future__ import annotations
@@ -13,36 +13,40 @@ from dataclasses import dataclass
 
 from penstock._suggest import did_you_mean
 from penstock.errors import ConfigError, SchemaError
+from penstock.rl.rollout import PER_TOKEN
 
-__all__ = ["DIALECTS", "PER_TOKEN", "Dialect", "Meaning", "alike", "meaning_of"]
+__all__ = ["DIALECTS", "OPENRLHF", "ColumnFields", "Dialect", "resolve_columns", "similar_names"]
 
-PER_TOKEN = ("token_rewards", "logprobs", "ref_logprobs", "values")
 LISTED = (
     *("prompt_ids", "response_ids", "loss_mask", "prompt_mask", "completion_mask", "tool_mask", "attention_mask"),
     *("sequences", "action_mask", "tokens", *PER_TOKEN),
 )
-"""Fields that hold a list of numbers for each rollout."""
-MATTER = (*("prompt_ids", "response_ids", "loss_mask", "attention_mask", "prompt_mask", *PER_TOKEN), "reward", "group")
-"""Fields that must not be missed because of their name, beside the policy's version."""
-MEANT = {"action_mask": "loss_mask", "completion_mask": "loss_mask", "tool_mask": "loss_mask"}
-"""What a field is called that has a meaning of its own only beside others of its dialect."""
+"""Fields with a list of numbers for each rollout."""
+IMPORTANT = (
+    *("prompt_ids", "response_ids", "loss_mask", "attention_mask", "prompt_mask", *PER_TOKEN),
+    "reward",
+    "group",
+)
+"""Fields, besides the policy version, that must not be missed because of their name."""
+MASK_FIELDS = {"action_mask": "loss_mask", "completion_mask": "loss_mask", "tool_mask": "loss_mask"}
+"""Masks of dialects, which are a loss mask on their own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """The names of one stack."""
+    """Column names of one stack."""
 
     name: str
     marks: tuple[tuple[str, ...], ...]
-    """Columns that tell it: all of one of these are there."""
+    """Columns that identify it: all of one tuple are there."""
     names: Mapping[str, tuple[str, ...]]
-    """What each field may be called; the first that is there counts, and the others are metadata."""
+    """Names of each field; the first that is there is read, others are metadata."""
     text_marks: tuple[tuple[str, ...], ...] = ()
-    """Columns that tell it where nobody has token ids."""
+    """Columns that identify it if there are no token ids."""
     structure: tuple[str, ...] = ()
-    """Columns that follow from the others, and are left out."""
+    """Columns that follow from others and are ignored."""
     padded: bool = False
-    """Whether its arrays are filled up to one length."""
+    """Its arrays are padded to one length."""
 
 
 OURS = Dialect(
@@ -152,19 +156,23 @@ FIELDS = tuple(dict.fromkeys(name for dialect in DIALECTS for name in dialect.na
 
 
 @dataclass(frozen=True, slots=True)
-class Meaning:
-    """Which column is which field, and which are free metadata."""
+class ColumnFields:
+    """Column of each field, and the columns that are metadata."""
 
     dialect: Dialect
     fields: dict[str, str]
     extras: list[str]
 
+    def column(self, field: str) -> str:
+        """Name of a field in the data, for messages."""
+        return self.fields.get(field, field)
 
-def meaning_of(
-    names: Sequence[str], asked: Mapping[str, str | Sequence[str]] | None, listed: Mapping[str, bool]
-) -> Meaning:
-    """What the columns mean; `asked` has the last word, and `listed` says which of them hold lists."""
-    given, kept = _asked(asked or {}, names)
+
+def resolve_columns(
+    names: Sequence[str], columns: Mapping[str, str | Sequence[str]] | None, listed: Mapping[str, bool]
+) -> ColumnFields:
+    """Fields of columns; `columns` overrides the names, and `listed` marks columns of lists."""
+    given, kept = _given_columns(columns or {}, names)
     rest = [name for name in names if name not in given.values() and name not in kept]
     dialect = _dialect(rest, given)
     fields = dict(given)
@@ -177,17 +185,19 @@ def meaning_of(
             fields[field] = found
     extras = [name for name in rest if name not in fields.values() and name not in dialect.structure]
     _check_near_misses(extras, fields, dialect, listed)
-    return Meaning(dialect, fields, [*extras, *kept])
+    return ColumnFields(dialect, fields, [*extras, *kept])
 
 
-def _asked(asked: Mapping[str, str | Sequence[str]], names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The columns that were asked for by field, and those that were asked to be kept as metadata."""
+def _given_columns(
+    columns: Mapping[str, str | Sequence[str]], names: Sequence[str]
+) -> tuple[dict[str, str], list[str]]:
+    """Columns given by field, and columns to keep as metadata."""
     fields: dict[str, str] = {}
     kept: list[str] = []
-    for field, wanted in asked.items():
+    for field, wanted in columns.items():
         if field not in FIELDS:
             raise ConfigError(
-                f"columns has {field!r}, which is no field of a rollout{did_you_mean(field, FIELDS)}; write "
+                f"columns has {field!r}, which is not a field of a rollout{did_you_mean(field, FIELDS)}; pass "
                 f"columns={{field: column}} with a field of {', '.join(FIELDS)}"
             )
         several = [wanted] if isinstance(wanted, str) else list(wanted)
@@ -200,14 +210,12 @@ def _asked(asked: Mapping[str, str | Sequence[str]], names: Sequence[str]) -> tu
         if field == "metadata" and not isinstance(wanted, str):
             kept = several
         elif len(several) != 1:
-            raise ConfigError(
-                f"columns={{{field!r}: {wanted!r}}}: one column is one field; only metadata takes several"
-            )
+            raise ConfigError(f"columns={{{field!r}: {wanted!r}}}: a field has one column; only metadata takes several")
         else:
             fields[field] = several[0]
     twice = [column for column in fields.values() if list(fields.values()).count(column) > 1]
     if twice:
-        raise ConfigError(f"columns={dict(asked)!r} takes {twice[0]!r} for two fields")
+        raise ConfigError(f"columns={dict(columns)!r} uses {twice[0]!r} for two fields")
     return fields, kept
 
 
@@ -217,18 +225,18 @@ def _dialect(names: Iterable[str], given: Mapping[str, str]) -> Dialect:
         found = [d for d in DIALECTS if any(there.issuperset(mark) for mark in getattr(d, marks))]
         if len(found) == 1:
             return found[0]
-        if found and not _answers(given):
+        if found and not _has_response(given):
             seen = "; ".join(f"{d.name} by {_seen(d, marks, there)}" for d in found)
             raise SchemaError(
-                f"the columns look like several kinds of rollouts at once ({seen}); say which is which with "
+                f"the columns match several stacks ({seen}); name them with "
                 f"columns={{'response_ids': ...}}; the columns are {sorted(there)}"
             )
-    if _answers(given) or "response_ids" in given:
+    if _has_response(given) or "response_ids" in given:
         return OURS
     raise SchemaError(
-        f"no response is among the columns {sorted(there)}: neither token ids (response_ids, or the names of "
+        f"there is no response in the columns {sorted(there)}: neither token ids (response_ids, or the names of "
         f"{', '.join(d.name for d in DIALECTS[1:])}), nor turns, nor text (response, messages){_hint(there)}; "
-        "say which is which with columns={'response_ids': ...}"
+        "name it with columns={'response_ids': ...}"
     )
 
 
@@ -238,7 +246,7 @@ def _hint(there: Iterable[str]) -> str:
     return f"; did you mean {hints[0][1][0]!r} by {hints[0][0]!r}?" if hints else ""
 
 
-def _answers(given: Mapping[str, str]) -> bool:
+def _has_response(given: Mapping[str, str]) -> bool:
     return any(field in given for field in ("response_ids", "response", "turns", "messages", "sequences", "tokens"))
 
 
@@ -249,27 +257,30 @@ def _seen(dialect: Dialect, marks: str, there: set[str]) -> str:
 def _check_near_misses(
     extras: Sequence[str], fields: Mapping[str, str], dialect: Dialect, listed: Mapping[str, bool]
 ) -> None:
-    """Refuse a name that is nearly that of a field nobody gave, or that is what others call such a field."""
+    """Refuse a name that resembles that of a missing field, or is another stack's name of it."""
     for name in extras:
-        for field in (*MATTER, "policy_version"):
+        for field in (*IMPORTANT, "policy_version"):
             if field in fields or (field in LISTED) != listed[name]:
                 continue
-            theirs = (field, *(other for other, meant in MEANT.items() if meant == field and other not in fields))
+            theirs = (
+                field,
+                *(other for other, meaning in MASK_FIELDS.items() if meaning == field and other not in fields),
+            )
             whose = next((d for d in DIALECTS if any(name in d.names.get(other, ()) for other in theirs)), None)
             known = (*dialect.names.get(field, ()), *OURS.names.get(field, ()))
-            near = None if whose is not None else next((other for other in known if alike(name, other)), None)
+            near = None if whose is not None else next((other for other in known if similar_names(name, other)), None)
             if whose is None and near is None:
                 continue
-            looks = f"is what {whose.name} calls {field}" if whose is not None else f"is nearly {near!r}"
+            looks = f"is the {field} of {whose.name}" if whose is not None else f"resembles {near!r}"
             raise SchemaError(
                 f"column {name!r} {looks}, and the rollouts are read as those of {dialect.name}; pass "
-                f"columns={{{field!r}: {name!r}}} if it is that, or columns={{'metadata': [{name!r}]}} to keep it as "
-                "free metadata"
+                f"columns={{{field!r}: {name!r}}} to use it as such, or columns={{'metadata': [{name!r}]}} to keep it "
+                "as metadata"
             )
 
 
-def alike(name: str, known: str) -> bool:
-    """Whether somebody who wrote `name` meant `known`."""
+def similar_names(name: str, known: str) -> bool:
+    """True if `name` is probably a misspelling of `known`."""
     first, second = (text.lower().replace("_", "").replace("-", "").removesuffix("s") for text in (name, known))
     if first == second:
         return True

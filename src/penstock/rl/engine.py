@@ -1,6 +1,6 @@
-"""Batches of rollouts from any position on.
+"""Engine of `RolloutDataLoader`: minibatches of rollouts from any position on.
 
-    source -> rollout batch -> rules -> advantages -> ppo_epochs x (groups in a drawn order -> minibatches -> ranks)
+    source -> rollout batch -> selection -> advantages -> ppo_epochs x (shuffled groups -> minibatches -> ranks)
 
 Every rank reads the same rollout batch and computes the same numbers, then takes its share.
 """
@@ -11,7 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Generator, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -26,44 +26,48 @@ from penstock.rl.compute import AdvantageSpec, denominators
 from penstock.rl.minibatches import Minibatch, RolloutMinibatches
 from penstock.rl.options import RolloutOptions
 from penstock.rl.selection import SelectionRules
-from penstock.rl.sources import Cursor, RolloutSource, Taken
+from penstock.rl.sources import Cursor, RolloutSource
 
 __all__ = ["RolloutEngine", "RolloutPosition", "RolloutState", "read_state"]
 
+logger = logging.getLogger(__name__)
 
 _STATE = StateFormat("rollouts", "a RolloutDataLoader")
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutPosition:
-    """In front of a minibatch."""
+    """Position of the next minibatch."""
 
     epoch: int = 0
-    """Of a list or a file: how often all of it was used; of a live source: the number of the rollout batch."""
+    """List or file: number of full passes; live source: number of the rollout batch."""
     step: int = 0
     cursor: Cursor = None
-    """Where the rollout batch begins in its source."""
+    """Start of the rollout batch in its source."""
     number: int = 0
-    """Of the rollout batch, in its epoch."""
+    """Number of the rollout batch in its epoch."""
     version: int | None = None
-    """Of the policy when the rollout batch was begun with."""
+    """Version of the policy when the rollout batch was started."""
     ppo_epoch: int = 0
     unit: int = 0
-    """Groups of this PPO epoch that were used."""
+    """Units of this PPO epoch that were used."""
     minibatch: int = 0
     counts: tuple[tuple[str, int], ...] = ()
-    """Rollouts dropped so far, by reason."""
+    """Dropped rollouts so far, by reason."""
 
     @property
     def begun(self) -> bool:
-        """Whether something of the rollout batch was used, so that it has to stay what it is."""
+        """True if a minibatch of the rollout batch was used, so the rollout batch must stay as it is."""
         return bool(self.ppo_epoch or self.unit)
 
-    def counting(self, dropped: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
-        return tuple(sorted((Counter(dict(self.counts)) + Counter(dict(dropped))).items()))
+    def entered(self, rollouts: RolloutMinibatches) -> RolloutPosition:
+        """Position with the version and the counts of its rollout batch, which is now in use."""
+        if self.begun:
+            return self
+        counts = Counter(dict(self.counts)) + Counter(dict(rollouts.dropped))
+        return replace(self, version=rollouts.version, counts=tuple(sorted(counts.items())))
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able."""
         return asdict(self) | {"version": self.version if self.begun else None, "counts": dict(self.counts)}
 
     @classmethod
@@ -73,62 +77,60 @@ class RolloutPosition:
 
 @dataclass(frozen=True, slots=True)
 class RolloutState:
-    """What a loader gives to a checkpoint."""
+    """State of a loader for a checkpoint."""
 
     facts: Mapping[str, Any]
-    """What the batches depend on besides the position."""
+    """Everything besides the position that decides the batches."""
     global_batch: int
     policy_version: int | None
     settled: bool
-    """Whether that is the version under which the rollout batch at the position is judged. Behind the last minibatch of
-    one before it, the policy may be about to have the next."""
+    """True if the rollout batch at the position is judged under `policy_version`. After the last minibatch of a rollout
+    batch the policy may be about to get its next version."""
     position: RolloutPosition
 
     def to_dict(self) -> dict[str, Any]:
-        told = {
-            "facts": dict(self.facts),
-            "global_batch": self.global_batch,
-            "policy_version": self.policy_version,
-            "version_settled": self.settled,
-            "position": self.position.to_dict(),
-        }
-        return _STATE.write(told)
+        return _STATE.write(
+            {
+                "facts": dict(self.facts),
+                "global_batch": self.global_batch,
+                "policy_version": self.policy_version,
+                "version_settled": self.settled,
+                "position": self.position.to_dict(),
+            }
+        )
 
     def check(self, facts: Mapping[str, Any], global_batch: int | None, *, live: bool) -> list[str]:
-        """Raises if a loader of these facts would not go on with what was to come. None: any size of batch will do.
+        """Raise if a loader with these facts would continue differently. `global_batch` None: any size.
 
-        Rules and estimators are those of whole rollout batches: between two of them they may become others. What did
-        is returned, in words.
+        Options and estimators apply to whole rollout batches, so they may change between two of them. Returns a
+        description of each change.
         """
         theirs, ours = _flat(self.facts), _flat(facts)
         changed = []
         for name in dict.fromkeys([*theirs, *ours]):
             if theirs.get(name) == ours.get(name):
                 continue
-            told = f"{name} {theirs.get(name)!r}, this one has {ours.get(name)!r}"
+            change = f"{name} {theirs.get(name)!r}, this loader has {ours.get(name)!r}"
             if not (name.startswith("rules.") or name == "advantages"):
-                raise ResumeError(f"the state is of a loader with {told}; it would not go on with what was to come")
+                raise ResumeError(f"the state has {change}; its batches would not continue")
             if self.position.begun:
                 raise ResumeError(
-                    f"the state is of a loader with {told}; it is in the middle of a rollout batch, which has to be "
-                    "used to its end as it was begun: behind its last minibatch, a state can be loaded with another"
+                    f"the state has {change}; it is inside a rollout batch, which must be finished with the same "
+                    "options; a state from after its last minibatch can be loaded with others"
                 )
             if name == "rules.rollout_batch_size" and not live and self.position.cursor is not None:
-                raise ResumeError(
-                    f"the state is of a loader with {told}; it is in the middle of an epoch that was cut so, and it "
-                    "would not go on with what was to come"
-                )
-            changed.append(told)
+                raise ResumeError(f"the state has {change}; it is inside an epoch that was split by it")
+            changed.append(change)
         if global_batch not in (None, self.global_batch):
             raise ResumeError(
-                f"the state is of a loader with minibatches of {self.global_batch} rollouts over all ranks, this one "
-                f"has {global_batch}; use as many, or pass new_batch_size=True"
+                f"the state has minibatches of {self.global_batch} rollouts over all ranks, this loader has "
+                f"{global_batch}; use the same size, or pass new_batch_size=True"
             )
         return changed
 
 
 def read_state(state: Mapping[str, Any]) -> RolloutState:
-    """The state that `RolloutState.to_dict` wrote."""
+    """State that `RolloutState.to_dict` wrote."""
     _STATE.read(state)
     try:
         position = RolloutPosition.from_dict(state["position"])
@@ -146,24 +148,21 @@ def _flat(facts: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-logger = logging.getLogger(__name__)
-
-Made = tuple[TrainingBatch, RolloutPosition]
-_LONE = "leave it out, or pass lone='zero', 'reward' or 'nan'"
-_LONE_HERE = (
-    "give the rollouts of one prompt the same `group`, and append them at once or pass group_size=; leave it out; or "
-    "pass an AdvantageSpec with options={'lone': 'zero'}"
-)
-
-
 @dataclass(frozen=True, slots=True)
 class _Step:
+    """Minibatch, its position and the next one."""
+
     minibatch: Minibatch
-    place: RolloutPosition
+    position: RolloutPosition
+    next_position: RolloutPosition
+
+
+Made: TypeAlias = tuple[TrainingBatch, RolloutPosition]
+"""Batch and the next position."""
 
 
 class RolloutEngine:
-    """The batches of one rank."""
+    """Batches of one rank."""
 
     def __init__(
         self,
@@ -176,24 +175,23 @@ class RolloutEngine:
         form: RolloutForm,
     ) -> None:
         self.source, self.options, self.rollout, self.form = source, options, rollout, form
-        self.spec = spec if spec.max_length else replace(spec, max_length=rollout.max_response_length)
+        self.spec = spec if spec.max_length else replace(spec, max_length=rollout.limits.max_response_length)
         self.compute_advantages = compute_advantages
         self.rank, self.batch_size = options.find_rank(), options.batch_size
-        self.version = rollout.policy_version
+        self.version = rollout.staleness.policy_version
         self.ended = False
-        """Whether a live source was asked for more, and no more will come."""
-        self.over: RolloutPosition | None = None
-        """Where a live source ended, with the counts of what was dropped on the way there."""
+        """True once a live source has no more rollouts."""
+        self.end_position: RolloutPosition | None = None
+        """Position at the end of a live source, with the final counts."""
         self._version_of: tuple[int, int] | None = None
-        """The rollout batch that `version` was set for."""
+        """Rollout batch that `version` was set for."""
         self._unsettled = False
-        """Whether the version is that of a state which was taken before it was set."""
+        """True if the version comes from a state that was taken before it was set."""
         self._held: tuple[Any, RolloutMinibatches | None] | None = None
         self._known: tuple[int, int, RolloutPosition] | None = None
-        """The batch of an epoch whose place was asked for last: the next one is looked for from there."""
-        self._told_lone = False
-        # A mistake in the aggregation is told now and not with the first batch.
-        denominators(np.ones(1, np.int64), self.spec)
+        """Epoch, number and position that were looked up last; the next lookup starts there."""
+        self._logged_groups = False
+        denominators(np.ones(1, np.int64), self.spec)  # an impossible aggregation fails now, not at the first batch
 
     @property
     def names(self) -> str:
@@ -206,261 +204,243 @@ class RolloutEngine:
     # Positions
 
     def start(self) -> RolloutPosition:
-        self.over = None
+        self.end_position = None
         return RolloutPosition()
 
     def set_version(self, version: int | None, position: RolloutPosition) -> None:
-        """Rollout batches that are not begun are judged under this version of the policy."""
+        """Set the version of the policy for rollout batches that are not begun."""
         self.version, self._version_of, self._unsettled = version, (position.epoch, position.number), False
         self._known = None
 
     def seek(self, step: int) -> RolloutPosition:
-        self._countable("go to a step")
-        place = RolloutPosition()
-        while place.step < step:
-            place = self._walked(place, step)
-        return place
+        self._check_countable("seek a step")
+        position = RolloutPosition()
+        while position.step < step:
+            position = self._step(position).next_position
+        return position
 
     def seek_epoch(self, epoch: int, position: RolloutPosition) -> RolloutPosition:
-        self._countable("go to an epoch")
-        place = RolloutPosition()
-        while place.epoch < epoch:
-            place = self._walked(place, None)
-        return place
-
-    def _walked(self, place: RolloutPosition, step: int | None) -> RolloutPosition:
-        """The place some minibatches on: in front of a step, or at the end of the epoch if that comes first."""
-        begun = place
-        while place.epoch == begun.epoch and (step is None or place.step < step):
-            found = self._next(place, self.global_batch)
-            if found is None:
-                raise self._nothing()
-            place = found[1]
-        return place
+        self._check_countable("seek an epoch")
+        found = RolloutPosition()
+        while found.epoch < epoch:
+            found = self._step(found).next_position
+        return found
 
     def count(self, epoch: int) -> int:
-        self._countable("count batches")
-        place = replace(RolloutPosition(), epoch=epoch)
-        while place.epoch == epoch:
-            found = self._next(place, self.global_batch)
-            if found is None:
-                raise self._nothing()
-            place = found[1]
-        return place.step
+        self._check_countable("count batches")
+        position = replace(RolloutPosition(), epoch=epoch)
+        while position.epoch == epoch:
+            position = self._step(position).next_position
+        return position.step
 
-    def _countable(self, what: str) -> None:
+    def _check_countable(self, action: str) -> None:
         if self.source.live:
-            raise TypeError(f"{self.source.name} has rollouts as they come, so nobody can {what} before they do")
+            raise TypeError(f"cannot {action}: the rollouts of {self.source.name} are not known before they arrive")
 
     # Batches
 
     def one(self, position: RolloutPosition, batch_size: int | None) -> Made:
-        size = self.global_batch if batch_size is None else batch_size * self.rank.world
-        found = self._next(position, size)
-        if found is None:
+        step = self._next(position, self.global_batch if batch_size is None else batch_size * self.rank.world)
+        if step is None:
             if self.source.live:
                 raise EOFError(f"{self.source.name} is at its end: no more rollouts will come")
-            raise self._nothing()
-        return self._make(found[0]), found[1]
+            raise self._no_batches()
+        return self._make(step), step.next_position
 
     def item(self, epoch: int, number: int) -> TrainingBatch:
-        self._countable("ask for a batch by its number")
-        found = self._next(self.position_of(epoch, number), self.global_batch)
-        assert found is not None
-        return self._make(found[0])
+        return self._make(self._step(self.position_of(epoch, number)))
 
     def position_of(self, epoch: int, number: int) -> RolloutPosition:
-        """In front of a batch of an epoch; behind the last one, the beginning of the next epoch."""
-        self._countable("ask for a batch by its number")
+        """Position of a batch of an epoch; after the last one, the beginning of the next epoch."""
+        self._check_countable("look up a batch by its number")
         known = self._known
         if known is None or known[0] != epoch or known[1] > number:
             known = epoch, 0, self.seek_epoch(epoch, RolloutPosition())
-        _, first, place = known
+        _, first, position = known
         for _ in range(number - first):
-            found = self._next(place, self.global_batch)
-            if found is None:
-                raise self._nothing()
-            place = found[1]
-        self._known = epoch, number, place
-        return place
+            position = self._step(position).next_position
+        self._known = epoch, number, position
+        return position
 
     def number_of(self, position: RolloutPosition) -> int:
-        """How many batches of its epoch are in front of a position."""
+        """Number of a batch in its epoch."""
         return position.step - self.seek_epoch(position.epoch, RolloutPosition()).step
 
     def batches(self, position: RolloutPosition) -> Generator[Made, None, None]:
-        """The rest of an epoch. What a live source has to be waited for is waited for here, by whoever calls."""
-        found = self._next(position, self.global_batch)
-        if found is None and not self.source.live:
-            raise self._nothing()
-        return self._rest(found)
+        """Rest of an epoch. The caller waits here for the rollouts of a live source."""
+        step = self._next(position, self.global_batch)
+        if step is None and not self.source.live:
+            raise self._no_batches()
+        return self._rest(step)
 
-    def _rest(self, found: tuple[_Step, RolloutPosition] | None) -> Generator[Made, None, None]:
-        while found is not None:
-            step, behind = found
-            yield self._make(step), behind
-            found = self._next(behind, self.global_batch) if behind.epoch == step.place.epoch else None
+    def _rest(self, step: _Step | None) -> Generator[Made, None, None]:
+        while step is not None:
+            following = step.next_position
+            yield self._make(step), following
+            step = self._next(following, self.global_batch) if following.epoch == step.position.epoch else None
 
-    def _next(self, place: RolloutPosition, size: int) -> tuple[_Step, RolloutPosition] | None:
-        """The minibatch at a place, or the next one there is, and the place behind it; None if there are no more."""
-        begun = place
+    def _step(self, position: RolloutPosition) -> _Step:
+        step = self._next(position, self.global_batch)
+        if step is None:
+            raise self._no_batches()
+        return step
+
+    def _next(self, position: RolloutPosition, size: int) -> _Step | None:
+        """Minibatch at a position, or the next one there is; None at the end."""
+        begun = position
         while True:
-            held = self._round(place)
-            if held is None:
-                self.over = place if self.source.live else None
+            rollouts = self._rollouts(position)
+            if rollouts is None:
+                self.end_position = position if self.source.live else None
                 return None
-            place = _entered(held, place)
-            end = self._cut(held, place, size)
+            position = position.entered(rollouts)
+            end = self._end(rollouts, position, size)
             if end is not None:
-                units = held.order(self._key(place))[0][place.unit : end]
-                behind = replace(place, step=place.step + 1, unit=end, minibatch=place.minibatch + 1)
-                return _Step(Minibatch(held, units, self.form, self.rank), place), self._settled(held, behind, size)
-            place = self._after(held, place)
-            if place.epoch > begun.epoch + 1 and not self.source.live:
-                return None  # a whole epoch without a single minibatch
+                units = rollouts.order(self._key(position))[0][position.unit : end]
+                following = replace(position, step=position.step + 1, unit=end, minibatch=position.minibatch + 1)
+                minibatch = Minibatch(rollouts, units, self.form, self.rank)
+                return _Step(minibatch, position, self._settled(rollouts, following, size))
+            position = self._after_pass(rollouts, position)
+            if position.epoch > begun.epoch + 1 and not self.source.live:
+                return None  # a whole epoch without a minibatch
 
-    def _settled(self, held: RolloutMinibatches, place: RolloutPosition, size: int) -> RolloutPosition:
-        """The place, or that of the next epoch if nothing of this one is left. A live source is not waited for."""
-        while self._cut(held, place, size) is None:
-            epoch, place = place.epoch, self._after(held, place)
-            if place.epoch != epoch or self.source.live:
+    def _settled(self, rollouts: RolloutMinibatches, position: RolloutPosition, size: int) -> RolloutPosition:
+        """The position, or that of the next epoch if nothing of this one is left. Does not wait for a live source."""
+        while self._end(rollouts, position, size) is None:
+            epoch, position = position.epoch, self._after_pass(rollouts, position)
+            if position.epoch != epoch or self.source.live:
                 break
-            if not place.begun:
-                ahead = self._round(place)
-                assert ahead is not None  # the cursor says that there is one
-                if self._cut(ahead, place, size) is not None:
+            if not position.begun:
+                ahead = self._rollouts(position)
+                assert ahead is not None  # the cursor points at a rollout batch
+                if self._end(ahead, position, size) is not None:
                     break
-                held, place = ahead, _entered(ahead, place)
-        return place
+                rollouts, position = ahead, position.entered(ahead)
+        return position
 
-    def _cut(self, held: RolloutMinibatches, place: RolloutPosition, size: int) -> int | None:
-        """Where the units end that fill a minibatch from a place on. None at the end of a pass, and with `drop_last`
-        where too few are left."""
-        if place.unit >= len(held):
+    def _end(self, rollouts: RolloutMinibatches, position: RolloutPosition, size: int) -> int | None:
+        """End of the units that fill a minibatch; None after a pass, or if `drop_last` drops the remaining ones."""
+        if position.unit >= len(rollouts):
             return None
-        largest = int(held.sizes.max())
+        largest = int(rollouts.sizes.max())
         if largest > size:
-            name = held.table.groups[held.rows(np.flatnonzero(held.sizes == largest)[:1])[0]]
+            name = rollouts.table.groups[rollouts.rows(np.flatnonzero(rollouts.sizes == largest)[:1])[0]]
             raise ConfigError(
                 f"group {name!r} has {largest} rollouts, and a minibatch of all ranks {size}; pass a batch_size of at "
                 f"least {-(-largest // self.rank.world)}, or keep_groups=False: advantages stay the same"
             )
-        ends = held.order(self._key(place))[1]
-        used = int(ends[place.unit - 1]) if place.unit else 0
+        ends = rollouts.order(self._key(position))[1]
+        used = int(ends[position.unit - 1]) if position.unit else 0
         end = int(np.searchsorted(ends, used + size, "right"))
-        too_few = end == len(held) and ends[-1] - used < size
+        too_few = end == len(rollouts) and ends[-1] - used < size
         return None if self.options.drop_last and too_few else end
 
-    def _key(self, place: RolloutPosition) -> int | None:
-        """Of the order that units have in a pass; None: their own."""
+    def _key(self, position: RolloutPosition) -> int | None:
+        """Shuffle key of a pass; None: unshuffled."""
         if not self.options.shuffle:
             return None
-        return derive_key(self.options.seed, "rollouts", place.epoch, place.number, place.ppo_epoch)
+        return derive_key(self.options.seed, "rollouts", position.epoch, position.number, position.ppo_epoch)
 
-    def _after(self, held: RolloutMinibatches, place: RolloutPosition) -> RolloutPosition:
-        """Behind the end of a pass: the next PPO epoch, the next rollout batch, or the next epoch."""
-        if place.ppo_epoch + 1 < self.rollout.ppo_epochs and len(held):
-            return replace(place, ppo_epoch=place.ppo_epoch + 1, unit=0, minibatch=0)
-        over = self.source.live or held.behind is None
+    def _after_pass(self, rollouts: RolloutMinibatches, position: RolloutPosition) -> RolloutPosition:
+        """Position after the end of a pass: the next PPO epoch, the next rollout batch, or the next epoch."""
+        if position.ppo_epoch + 1 < self.rollout.batching.ppo_epochs and len(rollouts):
+            return replace(position, ppo_epoch=position.ppo_epoch + 1, unit=0, minibatch=0)
+        over = self.source.live or rollouts.next_cursor is None
         return RolloutPosition(
-            epoch=place.epoch + over,
-            step=place.step,
-            cursor=held.behind,
-            number=0 if over else place.number + 1,
-            counts=place.counts,
+            epoch=position.epoch + over,
+            step=position.step,
+            cursor=rollouts.next_cursor,
+            number=0 if over else position.number + 1,
+            counts=position.counts,
         )
 
-    def _round(self, place: RolloutPosition) -> RolloutMinibatches | None:
-        """The rollout batch at a place. Two threads may take one of a list at the same time: then it is taken twice."""
-        version = place.version if place.begun else self.version
-        key = repr((place.cursor, version))
+    def _rollouts(self, position: RolloutPosition) -> RolloutMinibatches | None:
+        """Rollout batch at a position. Two threads may read one of a list at the same time; it is then read twice."""
+        version = position.version if position.begun else self.version
+        key = repr((position.cursor, version))
         held = self._held
         if held is None or held[0] != key:
-            if self._unsettled and not place.begun:
+            if self._unsettled and not position.begun:
                 self._unsettled = False
                 logger.warning(
-                    "the state was taken behind the last minibatch of a rollout batch, and the next one is judged "
-                    "under the same policy_version, %s; set loader.policy_version in front of each loop",
+                    "the state was taken after the last minibatch of a rollout batch, so the next one is judged under "
+                    "the same policy_version, %s; set loader.policy_version before each loop",
                     version,
                 )
-            rules = SelectionRules(self.rollout, self.spec, version)
-            taken = self.source.take(place.cursor, rules)
-            held = self._held = key, None if taken is None else self._formed(taken, rules)
-            self.ended = self.source.live and taken is None
-            if self.ended:
-                self._held = None
+            rules = SelectionRules(self.rollout.selection, self.rollout.staleness, self.spec, version)
+            selected = self.source.take(position.cursor, rules)
+            self.ended = self.source.live and selected is None
+            if selected is None:
+                held = key, None
+            else:
+                compute = self.compute_advantages
+                found = RolloutMinibatches(
+                    selected, rules, self.rollout.batching, self.form, compute_advantages=compute
+                )
+                held = key, found
+            self._held = None if self.ended else held
         return held[1]
 
-    def _formed(self, taken: Taken, rules: SelectionRules) -> RolloutMinibatches:
-        return RolloutMinibatches(taken, rules, self.form, compute_advantages=self.compute_advantages)
-
     def _make(self, step: _Step) -> TrainingBatch:
-        try:
-            arrays, metadata = step.minibatch.assembled()
-        except DataError as error:  # in the words of a function that has other keywords
-            if _LONE not in error.reason:
-                raise
-            raise DataError(error.reason.replace(_LONE, _LONE_HERE), row=error.row) from None
-        if (lone := step.minibatch.round.lone) is not None and not self._told_lone:
-            self._told_lone = True
-            logger.warning("%s: %s", self.source.name, lone)
-        place, options = step.place, self.options
+        arrays, metadata = step.minibatch.assembled()
+        if (warning := step.minibatch.rollouts.group_warning) is not None and not self._logged_groups:
+            self._logged_groups = True
+            logger.warning("%s: %s", self.source.name, warning)
+        position, options = step.position, self.options
         metadata |= {
-            "step": place.step,
-            "epoch": place.epoch,
+            "step": position.step,
+            "epoch": position.epoch,
             "sources": (self.source.name,),
-            "rollout_batch": place.epoch if self.source.live else place.number,
-            "ppo_epoch": place.ppo_epoch,
-            "minibatch": place.minibatch,
+            "rollout_batch": position.epoch if self.source.live else position.number,
+            "ppo_epoch": position.ppo_epoch,
+            "minibatch": position.minibatch,
         }
         batch = RolloutBatch.from_numpy(arrays, metadata, options.backend)
         return batch.pin_memory() if options.pin_memory else batch
 
-    def _nothing(self) -> Exception:
-        held = self._round(RolloutPosition())
-        if held is not None and held.dropped:
-            told = ", ".join(f"{count} {reason}" for reason, count in held.dropped.items())
-            return DataError(f"no rollout is left to train on; dropped were: {told}")
+    def _no_batches(self) -> Exception:
+        rollouts = self._rollouts(RolloutPosition())
+        if rollouts is not None and rollouts.dropped:
+            dropped = ", ".join(f"{count} {reason}" for reason, count in rollouts.dropped.items())
+            return DataError(f"no rollout is left to train on; dropped: {dropped}")
         return ConfigError(
-            f"there are fewer rollouts than a minibatch of {self.global_batch}, and drop_last=True drops what does not "
-            "fill one, so nothing would be delivered; use a smaller batch, or drop_last=False"
+            f"there are fewer rollouts than a minibatch of {self.global_batch}, and drop_last=True drops incomplete "
+            "ones, so there are no batches; use a smaller batch_size, or drop_last=False"
         )
 
     # State
 
     def facts(self) -> dict[str, Any]:
-        """What the batches depend on besides the position."""
-        chosen, rollout = self.options, self.rollout
+        """Everything besides the position that decides the batches."""
         return {
             "source": self.source.facts(),
-            "seed": chosen.seed,
-            "shuffle": chosen.shuffle,
-            "drop_last": chosen.drop_last,
-            "rules": {name: getattr(rollout, name) for name in _RULES if getattr(rollout, name) is not None}
-            | ({} if rollout.duplicate_ids == "error" else {"duplicate_ids": rollout.duplicate_ids}),
-            "advantages": self.spec.described() if self.compute_advantages else "none",
+            "seed": self.options.seed,
+            "shuffle": self.options.shuffle,
+            "drop_last": self.options.drop_last,
+            "rules": self.rollout.facts(),
+            "advantages": self.spec.describe() if self.compute_advantages else "none",
         }
 
     def to_state(self, position: RolloutPosition) -> dict[str, Any]:
-        if self.over is not None:
-            position = self.over
+        if self.end_position is not None:
+            position = self.end_position
         self.source.check_saved(position.cursor, between=not position.begun)
-        told = (position.epoch, position.number) == self._version_of
-        settled = told or self.version is None or position.begun or not position.step or not self.source.live
+        was_set = (position.epoch, position.number) == self._version_of
+        settled = was_set or self.version is None or position.begun or not position.step or not self.source.live
         return RolloutState(self.facts(), self.global_batch, self.version, settled, position).to_dict()
 
     def from_state(self, state: Mapping[str, Any], *, new_batch_size: bool = False) -> RolloutPosition:
         read = read_state(state)
         changed = read.check(self.facts(), None if new_batch_size else self.global_batch, live=self.source.live)
-        for told in changed:
-            logger.warning("the state is of a loader with %s, from the next rollout batch on", told)
-        place = replace(read.position, cursor=self.source.restored(read.position.cursor))
-        self._held = self.over = self._known = None
+        for change in changed:
+            logger.warning("the state has %s, from the next rollout batch on", change)
+        position = replace(read.position, cursor=self.source.restored(read.position.cursor))
+        self._held = self.end_position = self._known = None
         if read.policy_version is not None:
             self.version = read.policy_version
-            self._version_of = (place.epoch, place.number) if read.settled else None
+            self._version_of = (position.epoch, position.number) if read.settled else None
             self._unsettled = not read.settled
-        return place
+        return position
 
     def commit(self, state: Mapping[str, Any]) -> None:
         self.source.commit(read_state(state).position.cursor)
@@ -468,27 +448,3 @@ class RolloutEngine:
     def close(self) -> None:
         self._held = None
         self.source.close()
-
-
-_RULES = (
-    "rollout_batch_size",
-    "max_pending_appends",
-    "ppo_epochs",
-    "keep_groups",
-    "max_staleness",
-    "on_stale",
-    "drop_zero_variance",
-    "missing_rewards",
-    "all_masked",
-    "max_prompt_length",
-    "max_response_length",
-    "prompt_truncation",
-    "response_truncation",
-)
-
-
-def _entered(held: RolloutMinibatches, place: RolloutPosition) -> RolloutPosition:
-    """The place, knowing what it knows once something of its rollout batch is used."""
-    if place.begun:
-        return place
-    return replace(place, version=held.version, counts=place.counting(held.dropped))

@@ -1,171 +1,244 @@
-"""The options that only rollouts have: what makes a rollout batch, what is left out of it, and how often it is used."""
+"""Options of `RolloutDataLoader` beyond those of every loader, in four groups.
+
+A loader takes the fields by name (`max_staleness=1`), or a whole group (`staleness=Staleness(max_staleness=1)`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from operator import index
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy.typing as npt
 
 from penstock._suggest import did_you_mean
-from penstock.batching.options import LoaderOptions, Options
+from penstock.batching.options import Options
 from penstock.errors import ConfigError
-from penstock.rl.advantages import Preset
+from penstock.rl.advantages.presets import Preset
 from penstock.rl.collate import RolloutForm
 
-__all__ = ["RolloutKeywords", "RolloutOptions", "read_rollout_options"]
+__all__ = [
+    "LengthLimits",
+    "RolloutBatching",
+    "RolloutOptions",
+    "RolloutSelection",
+    "Staleness",
+    "option_fields",
+    "read_rollout_options",
+]
 
-OnStale = Literal["drop", "keep", "flag"]
-MissingRewards = Literal["error", "zero", "exclude", "drop"]
-_FOREIGN = {
-    "max_tokens": "cut batches into parts of so many tokens with micro_batch_tokens=",
-    "sharding": "rollouts are dealt to ranks by their lengths",
-    "padding_side": "prompts are padded at the left and responses at the right",
-    "cache_dir": "nothing is prepared",
-    "verify": "nothing is prepared",
+OnStale: TypeAlias = Literal["drop", "keep", "flag"]
+MissingRewards: TypeAlias = Literal["error", "zero", "exclude", "drop"]
+AllMasked: TypeAlias = Literal["error", "drop", "keep"]
+
+_NOT_FOR_ROLLOUTS = {
+    "max_tokens": "split batches with micro_batch_tokens=",
+    "sharding": "rollouts are balanced over ranks by length",
+    "padding_side": "prompts are padded on the left and responses on the right",
+    "cache_dir": "rollouts are not cached",
+    "verify": "rollouts are not read from a store",
 }
 
 
-class RolloutKeywords(LoaderOptions, total=False):
-    """The keywords of `RolloutOptions` and `Options`, for the signature of the loader."""
+@dataclass(frozen=True, kw_only=True)
+class RolloutBatching:
+    """Sizes of rollout batches, and their split into minibatches."""
 
-    rollout_batch_size: int | None
-    group_size: int | None
-    max_pending_appends: int | None
-    ppo_epochs: int
-    keep_groups: bool
-    policy_version: int | None
-    max_staleness: int | None
-    on_stale: OnStale
-    drop_zero_variance: bool
-    group_prompts: Literal["equal", "any"]
-    duplicate_ids: Literal["error", "drop"]
-    missing_rewards: MissingRewards | None
-    all_masked: Literal["error", "drop", "keep"] | None
-    padding: Literal["sides", "free"]
-    max_prompt_length: int | None
-    max_response_length: int | None
-    prompt_truncation: Literal["error", "left", "right"]
-    response_truncation: Literal["error", "right"]
-    micro_batch_tokens: int | None
-    gradients: Literal["summed", "averaged"]
+    rollout_batch_size: int | None = None
+    """Rollouts that advantages are computed over: the shortest run of whole groups with at least as many. None: all of
+    a list or a file; a live source needs a number."""
+    group_size: int | None = None
+    """Live source: a group is complete with this many rollouts, from any number of appends. None: the rollouts of one
+    append belong together."""
+    max_pending_appends: int | None = None
+    """With `group_size`: drop a group that is incomplete this many appends after its first, because its producer may
+    have died. None: wait for it, while a queue keeps everything that came after it."""
+    ppo_epochs: int = 1
+    """Passes over each rollout batch."""
+    keep_groups: bool = True
+    """Keep the rollouts of a group in one minibatch. Advantages are the same either way."""
+    padding: Literal["sides", "free"] = "sides"
+    """Prompts padded on the left and responses on the right, or all rollouts end to end in one row."""
+    micro_batch_tokens: int | None = None
+    """Split each batch into `metadata["micro_batches"]` of at most this many tokens, padding included; every rank gets
+    the same number of them."""
+    gradients: Literal["summed", "averaged"] = "summed"
+    """How the trainer combines gradients of ranks. If they are averaged, as in DDP, denominators are divided by the
+    number of ranks."""
+
+    def __post_init__(self) -> None:
+        optional = ("rollout_batch_size", "group_size", "max_pending_appends", "micro_batch_tokens")
+        _check_whole(self, dict.fromkeys([name for name in optional if getattr(self, name) is not None], 1))
+        _check_whole(self, {"ppo_epochs": 1})
+        _check_flag(self, "keep_groups")
+        _check_choices(self, gradients=("summed", "averaged"))
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolloutOptions:
-    """How rollouts become batches."""
+class Staleness:
+    """Versions of the policy, and the rule for rollouts of old ones."""
 
-    rollout_batch_size: int | None = None
-    """Rollouts that advantages are computed over, and that are used `ppo_epochs` times before the next ones are: the
-    fewest whole groups with so many. None: all there are, of a list or a file; a live source needs a number."""
-    group_size: int | None = None
-    """Of a live source: a group is whole when so many rollouts of it came, in however many appends. None: the rollouts
-    of one append belong together, and a group is whole as it comes."""
-    max_pending_appends: int | None = None
-    """With `group_size`: a group that is not whole when so many appends came after its first is dropped and counted,
-    since whoever was to append the rest has died. None: it is waited for, and a queue keeps all that came after it."""
-    ppo_epochs: int = 1
-    keep_groups: bool = True
-    """Whether the rollouts of a group come in one minibatch. Advantages are the same either way."""
     policy_version: int | None = None
-    """Of the policy that is trained, at the beginning; afterwards set `loader.policy_version`."""
+    """Initial version of the policy that is trained; later set `loader.policy_version`."""
     max_staleness: int | None = None
-    """Rollouts of a policy that is more versions old than this are stale."""
+    """Rollouts more than this many versions old are stale."""
     on_stale: OnStale = "drop"
-    """Groups with stale rollouts are dropped and counted; kept; or kept with `metadata["stale"]` set, for importance
-    weights."""
+    """Drop and count groups with stale rollouts, keep them, or keep them with `metadata["stale"]` set."""
+
+    def __post_init__(self) -> None:
+        optional = ("policy_version", "max_staleness")
+        _check_whole(self, dict.fromkeys([name for name in optional if getattr(self, name) is not None], 0))
+        _check_choices(self, on_stale=("drop", "keep", "flag"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutSelection:
+    """Rules for rollouts that may be unfit for training."""
+
     drop_zero_variance: bool = False
-    """DAPO's dynamic sampling: groups whose rewards are all alike are dropped and counted. Of a live source more are
-    taken until the rollout batch is full."""
+    """DAPO's dynamic sampling: drop and count groups whose rewards are all equal. A live source then takes more groups
+    until the rollout batch is full."""
     group_prompts: Literal["equal", "any"] = "equal"
-    """Rollouts of one group with different prompts: an error, or passed on: turns of one episode, say."""
+    """Different prompts in one group: an error, or allowed, for turns of one episode say."""
     duplicate_ids: Literal["error", "drop"] = "error"
-    """Of a live source: a rollout whose id came before in the same rollout batch, as an append that was sent twice
-    makes it, is an error, or dropped and counted. In a list or a file it is always an error."""
+    """Live source: an id that occurs twice in a rollout batch, as after a repeated append, is an error, or the second
+    rollout is dropped and counted. In a list or a file it is always an error."""
     missing_rewards: MissingRewards | None = None
-    """A rollout without a reward (None or NaN): an error; a reward of 0; kept, outside of all statistics and with an
-    advantage of 0 ("exclude"); or dropped and counted. None: an error, or excluded where the preset does so."""
-    all_masked: Literal["error", "drop", "keep"] | None = None
-    """A rollout without a token to learn; None: an error, or kept where the preset has zeros for it."""
-    padding: Literal["sides", "free"] = "sides"
+    """Rollout without a reward (None or NaN): an error; reward 0; kept with advantage 0 and outside of all statistics
+    ("exclude"); or dropped and counted. None: "exclude" if the preset does so, else an error."""
+    all_masked: AllMasked | None = None
+    """Rollout without a supervised token; None: kept if the preset has zeros for it, else an error."""
+
+    def __post_init__(self) -> None:
+        _check_flag(self, "drop_zero_variance")
+        _check_choices(
+            self,
+            group_prompts=("equal", "any"),
+            duplicate_ids=("error", "drop"),
+            missing_rewards=("error", "zero", "exclude", "drop", None),
+            all_masked=("error", "drop", "keep", None),
+        )
+
+    def on_missing(self, rules: Preset) -> MissingRewards:
+        """Rule for a rollout without a reward."""
+        return self.missing_rewards or ("exclude" if rules.nan == "exclude" else "error")
+
+    def on_empty(self, rules: Preset) -> AllMasked:
+        """Rule for a rollout without a supervised token."""
+        return self.all_masked or ("keep" if rules.empty == "zero" else "error")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthLimits:
+    """Longest prompts and responses, and the truncation of longer ones; checked by `RolloutForm`."""
+
     max_prompt_length: int | None = None
     max_response_length: int | None = None
     prompt_truncation: Literal["error", "left", "right"] = "error"
     response_truncation: Literal["error", "right"] = "error"
-    micro_batch_tokens: int | None = None
-    """`metadata["micro_batches"]` has the rows of a batch in parts of at most so many tokens, padding included; every
-    rank has equally many."""
-    gradients: Literal["summed", "averaged"] = "summed"
-    """What the trainer does with the gradients of ranks. Where they are averaged, as DDP does, denominators are divided
-    by the number of ranks, so that the average is the sum that is meant."""
 
-    def __post_init__(self) -> None:
-        least = {"rollout_batch_size": 1, "group_size": 1, "policy_version": 0, "max_staleness": 0}
-        for name, low in {**least, "max_pending_appends": 1, "ppo_epochs": 1, "micro_batch_tokens": 1}.items():
-            value = getattr(self, name)
-            if value is None and name != "ppo_epochs":
-                continue
-            try:
-                fits = not isinstance(value, bool) and index(value) >= low
-            except TypeError:
-                fits = False
-            if not fits:
-                raise ConfigError(f"{name} must be a whole number of at least {low}, got {value!r}")
-        for name in ("keep_groups", "drop_zero_variance"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name} is True or False, got {getattr(self, name)!r}")
-        choices: dict[str, tuple[Any, ...]] = {
-            "on_stale": ("drop", "keep", "flag"),
-            "group_prompts": ("equal", "any"),
-            "duplicate_ids": ("error", "drop"),
-            "missing_rewards": ("error", "zero", "exclude", "drop", None),
-            "all_masked": ("error", "drop", "keep", None),
-            "gradients": ("summed", "averaged"),
-        }
-        for name, allowed in choices.items():
-            value = getattr(self, name)
-            if value not in allowed:
-                names = [choice for choice in allowed if choice is not None]
-                raise ConfigError(
-                    f"{name} is one of {', '.join(names)}, got {value!r}{did_you_mean(str(value), names)}"
-                )
 
-    def on_missing(self, rules: Preset) -> MissingRewards:
-        """What is done with a rollout without a reward."""
-        return self.missing_rewards or ("exclude" if rules.nan == "exclude" else "error")
+@dataclass(frozen=True, kw_only=True)
+class RolloutOptions:
+    """Options that only rollouts have."""
 
-    def on_empty(self, rules: Preset) -> Literal["error", "drop", "keep"]:
-        """What is done with a rollout without a token to learn."""
-        return self.all_masked or ("keep" if rules.empty == "zero" else "error")
+    batching: RolloutBatching = field(default_factory=RolloutBatching)
+    staleness: Staleness = field(default_factory=Staleness)
+    selection: RolloutSelection = field(default_factory=RolloutSelection)
+    limits: LengthLimits = field(default_factory=LengthLimits)
 
     def form(self, options: Options, pad_id: int, integer: npt.DTypeLike) -> RolloutForm:
-        """What batches look like."""
+        """Form of the batches."""
         return RolloutForm(
-            padding="free" if options.padding_free else self.padding,
+            padding="free" if options.padding_free else self.batching.padding,
             pad_id=pad_id if options.pad_id is None else options.pad_id,
             pad_to_multiple_of=options.pad_to_multiple_of or 1,
-            max_prompt_length=self.max_prompt_length,
-            max_response_length=self.max_response_length,
-            prompt_truncation=self.prompt_truncation,
-            response_truncation=self.response_truncation,
             integer=integer,
             fields=options.wanted_fields,
+            **{limit.name: getattr(self.limits, limit.name) for limit in fields(LengthLimits)},
         )
+
+    def facts(self) -> dict[str, Any]:
+        """Options that decide which minibatches come, for states."""
+        values = {name: getattr(getattr(self, group), name) for group, name in _STATE_NAMES}
+        found = {name: value for name, value in values.items() if value is not None}
+        if self.selection.duplicate_ids != "error":
+            found["duplicate_ids"] = self.selection.duplicate_ids
+        return found
+
+
+_GROUPS: dict[str, Any] = {
+    "batching": RolloutBatching,
+    "staleness": Staleness,
+    "selection": RolloutSelection,
+    "limits": LengthLimits,
+}
+_STATE_NAMES = (
+    ("batching", "rollout_batch_size"),
+    ("batching", "max_pending_appends"),
+    ("batching", "ppo_epochs"),
+    ("batching", "keep_groups"),
+    ("staleness", "max_staleness"),
+    ("staleness", "on_stale"),
+    ("selection", "drop_zero_variance"),
+    ("selection", "missing_rewards"),
+    ("selection", "all_masked"),
+    ("limits", "max_prompt_length"),
+    ("limits", "max_response_length"),
+    ("limits", "prompt_truncation"),
+    ("limits", "response_truncation"),
+)
+"""Order of the names in saved states."""
+
+
+def option_fields() -> dict[str, Any]:
+    """Dataclass fields of every keyword that a `RolloutDataLoader` takes as an option, by name."""
+    own = [option for kind in _GROUPS.values() for option in fields(kind)]
+    shared = [option for option in fields(Options) if option.name not in _NOT_FOR_ROLLOUTS]
+    return {option.name: option for option in (*own, *fields(RolloutOptions), *shared)}
 
 
 def read_rollout_options(given: Mapping[str, Any]) -> tuple[Options, RolloutOptions]:
-    """The options of every loader, and those of rollouts; an unknown one is an error that names the nearest."""
-    shared = [option.name for option in fields(Options) if option.name not in _FOREIGN]
-    own = [option.name for option in fields(RolloutOptions)]
+    """Options of every loader and those of rollouts; an unknown one is a ConfigError that names the nearest."""
+    known = option_fields()
     for name in given:
-        if name in _FOREIGN:
-            raise ConfigError(f"{name} is no option for rollouts: {_FOREIGN[name]}")
-        if name not in shared and name not in own:
-            known = [*own, *shared]
-            raise TypeError(f"no option is called {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}")
-    return (
-        Options(**{name: value for name, value in given.items() if name in shared}),
-        RolloutOptions(**{name: value for name, value in given.items() if name in own}),
-    )
+        if name in _NOT_FOR_ROLLOUTS:
+            raise ConfigError(f"{name} is not an option of a RolloutDataLoader: {_NOT_FOR_ROLLOUTS[name]}")
+        if name not in known:
+            raise ConfigError(f"unknown option {name!r}{did_you_mean(name, known)}; valid options: {', '.join(known)}")
+    groups: dict[str, Any] = {}
+    for name, kind in _GROUPS.items():
+        group = given.get(name)
+        if group is not None and not isinstance(group, kind):
+            raise ConfigError(f"{name} must be a {kind.__name__}, got {group!r}")
+        own = {option.name: given[option.name] for option in fields(kind) if option.name in given}
+        groups[name] = kind(**own) if group is None else replace(group, **own)
+    shared = {option.name for option in fields(Options)}
+    return Options(**{name: value for name, value in given.items() if name in shared}), RolloutOptions(**groups)
+
+
+def _check_whole(options: Any, least: Mapping[str, int]) -> None:
+    for name, low in least.items():
+        value = getattr(options, name)
+        try:
+            fits = not isinstance(value, bool) and index(value) >= low
+        except TypeError:
+            fits = False
+        if not fits:
+            raise ConfigError(f"{name} must be a whole number of at least {low}, got {value!r}")
+
+
+def _check_flag(options: Any, name: str) -> None:
+    if not isinstance(getattr(options, name), bool):
+        raise ConfigError(f"{name} must be True or False, got {getattr(options, name)!r}")
+
+
+def _check_choices(options: Any, **choices: tuple[str | None, ...]) -> None:
+    for name, allowed in choices.items():
+        value = getattr(options, name)
+        if value not in allowed:
+            names = [choice for choice in allowed if choice is not None]
+            raise ConfigError(
+                f"{name} must be one of {', '.join(names)}, got {value!r}{did_you_mean(str(value), names)}"
+            )

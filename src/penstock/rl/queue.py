@@ -1,7 +1,7 @@
-"""Rollouts in a directory: whatever was appended is there until a checkpoint behind it was committed.
+"""Rollout queue: rollouts in a directory, kept until a later checkpoint is committed.
 
-An append is one file, which appears whole or not at all, so a producer that dies in the middle of a write leaves
-nothing that anybody reads. All ranks read all of it, in the order in which it was appended.
+An append is one file, published atomically: a producer that dies while writing leaves nothing to read. All ranks read
+all appends, in the same order.
 """
 
 from __future__ import annotations
@@ -25,17 +25,9 @@ from penstock.fsqueue.queue import Queue
 from penstock.fsqueue.reaper import LeaseReaper
 from penstock.fsqueue.sink import description_for
 from penstock.fsqueue.split_reader import Split
-from penstock.rl.live import (
-    check_alike,
-    check_group_rule,
-    columns_of,
-    listed,
-    read_entry,
-    rows_without_id,
-    with_ids,
-)
+from penstock.rl.live import AppendReader, GroupPrompts, check_same_columns, check_timeout, with_ids
 from penstock.rl.rollout import ROLLOUT_SCHEMA, RolloutTable, from_record_batch, to_record_batch
-from penstock.rl.sources import Entries, empty_table
+from penstock.rl.sources import Appends
 
 if TYPE_CHECKING:
     from penstock.transforms.tokenization import Tokenizer
@@ -47,23 +39,23 @@ _COLUMNS = "columns.json"
 
 
 class RolloutQueue:
-    """Rollouts in a directory that inference engines append to and loaders read, each in processes of their own.
+    """Rollouts in a directory that inference engines append to and loaders read, in any process.
 
         with RolloutQueue("rollouts/") as queue:          # an inference engine
             queue.append(rollouts)
 
         loader = RolloutDataLoader(RolloutQueue("rollouts/"), rollout_batch_size=512, policy_version=0)
 
-    Whoever comes first makes it. `max_waiting` is how many appends may lie there unread; one more waits for room, up to
-    `timeout_seconds`, as the loader waits for rollouts. With `durable` an append that has returned survives a power
-    cut, for some milliseconds each. What was read is deleted when the loader commits a state behind it, so the disk
+    The first process creates it. `max_waiting` is the number of unread appends; one more waits for room, up to
+    `timeout_seconds`, as the loader does for rollouts. With `durable`, an append that has returned survives a power
+    cut, which takes some milliseconds each. The loader deletes used appends when it commits a later state, so the disk
     holds what comes between two checkpoints.
 
-    All rollouts of a queue have the columns of the first append (log-probs, values, ...), or are refused by `append`.
-    Those that have no id are called by their append and their row in it, `"17:0"`. An append that cannot be read, since
-    something has damaged its file, ends the loop over the loader; with `on_bad="skip"` it is put aside, and counted.
+    All appends must have the per-token columns of the first (log-probs, values, ...). A rollout without an id is named
+    by its append and row, `"17:0"`. A damaged file ends the loop over the loader; with `on_bad="skip"` it is put aside
+    and counted.
 
-    `finish()` says that no more will come from anybody.
+    `finish()` ends the queue for all producers.
     """
 
     def __init__(
@@ -77,53 +69,47 @@ class RolloutQueue:
         tokenizer: Tokenizer | None = None,
         columns: Mapping[str, Any] | None = None,
         on_bad: Literal["raise", "skip"] = "raise",
-        group_prompts: Literal["equal", "any"] = "equal",
+        group_prompts: GroupPrompts = "equal",
     ) -> None:
         if on_bad not in ("raise", "skip"):
-            raise ConfigError(f"on_bad is 'raise' or 'skip', got {on_bad!r}")
-        if timeout_seconds is not None and not timeout_seconds > 0:
-            raise ConfigError(f"timeout_seconds must be positive, or None, got {timeout_seconds!r}")
+            raise ConfigError(f"on_bad must be 'raise' or 'skip', got {on_bad!r}")
         self.directory = require_local(directory, "the directory of a RolloutQueue")
         self.limits, self.durable = Limits(max_waiting), durable
-        self.timeout_seconds, self.lease_seconds = timeout_seconds, lease_seconds
-        self.tokenizer, self.columns, self.on_bad = tokenizer, columns, on_bad
-        check_group_rule(group_prompts)
-        self.group_prompts: Literal["equal", "any"] = group_prompts
-        self._producing: _Producing | None = None
+        self.timeout_seconds, self.lease_seconds = check_timeout(timeout_seconds), lease_seconds
+        self.reader, self.on_bad = AppendReader(tokenizer, columns, group_prompts), on_bad
+        self._producer: _Producer | None = None
 
     def append(self, rollouts: Any) -> None:
-        """One rollout, or several, of which groups are whole unless the loader was told a `group_size`."""
-        rollouts = listed(rollouts)
-        table = read_entry(rollouts, self.tokenizer, self.columns, group_prompts=self.group_prompts)
-        unnamed = rows_without_id(rollouts, table, self.columns)
+        """Append one rollout or several; groups in them are complete unless the loader has a `group_size`."""
+        table, unnamed = self.reader.read(rollouts)
         batch = to_record_batch(table)
-        producing = self._join()
+        producer = self._join()
         while True:
-            number = self._reserve(producing)
+            number = self._reserve(producer)
             try:
-                with producing.queue.guarded():
-                    producing.check_columns(table)
+                with producer.queue.guarded():
+                    producer.check_columns(table)
                     named = to_record_batch(with_ids(table, unnamed, number)) if unnamed.any() else batch
-                    if producing.publisher.publish(number, [named]):
+                    if producer.publisher.publish(number, [named]):
                         return
             except BaseException:
-                producing.publisher.give_up(number)
+                producer.publisher.give_up(number)
                 raise
-            # Our lease ran out and somebody else has used the number: the rollouts get the next one.
+            # The lease expired and another producer used the number: try the next one.
 
     def finish(self) -> None:
-        """No more rollouts will come, from anybody: a loader stops when it has used what is there."""
-        producing = self._join()
-        if producing.publisher.lanes.end() is None:
-            number = self._reserve(producing, room=False)
-            producing.publisher.lanes.set_end(number)
-            producing.publisher.give_up(number)
+        """End the queue for all producers: a loader stops once it has used what is there."""
+        producer = self._join()
+        if producer.publisher.lanes.end() is None:
+            number = self._reserve(producer, room=False)
+            producer.publisher.lanes.set_end(number)
+            producer.publisher.give_up(number)
 
     def close(self) -> None:
-        """Leave; what was appended stays. A second call does nothing."""
-        producing, self._producing = self._producing, None
-        if producing is not None:
-            producing.member.leave()
+        """Leave the queue; appends stay. A second call does nothing."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.member.leave()
 
     def __enter__(self) -> Self:
         return self
@@ -134,74 +120,72 @@ class RolloutQueue:
     def __repr__(self) -> str:
         return f"RolloutQueue({str(self.directory)!r})"
 
-    def entries(self, rank: Rank, tokenizer: Tokenizer | None) -> Entries:
-        """For a loader. What is in the queue has token ids already."""
-        return _QueueEntries(self, rank)
+    def appends(self, rank: Rank, tokenizer: Tokenizer | None) -> Appends:
+        """Appends for a loader. Rollouts in the queue have token ids already."""
+        return _QueueAppends(self, rank)
 
     def _open(self) -> Queue:
-        # One lane: numbers are made one after the other, so no gap stays behind a producer that died.
+        # One lane: numbers are published in order, so a producer that dies leaves no gap.
         settings = {"batches_per_file": 1, "lanes": 1}
         return Queue.create(self.directory, description_for(ROLLOUT_SCHEMA.to_arrow(), {}, settings, [_SPLIT]))
 
-    def _join(self) -> _Producing:
-        if self._producing is None:
-            self._producing = _Producing(self, self._open())
-        return self._producing
+    def _join(self) -> _Producer:
+        if self._producer is None:
+            self._producer = _Producer(self, self._open())
+        return self._producer
 
-    def _reserve(self, producing: _Producing, *, room: bool = True) -> int:
-        patience = Backoff(self.timeout_seconds, producing.what_is_missing)
+    def _reserve(self, producer: _Producer, *, room: bool = True) -> int:
+        backoff = Backoff(self.timeout_seconds, producer.missing)
         while True:
-            with producing.queue.guarded():
-                number = producing.reserve(room)
+            with producer.queue.guarded():
+                number = producer.reserve(room)
             if number is not None:
                 return number
-            patience.pause()
+            backoff.pause()
 
 
-class _Producing:
-    """One producer's place in a queue."""
+class _Producer:
+    """Producer of a queue: its membership and its lease."""
 
     def __init__(self, owner: RolloutQueue, queue: Queue) -> None:
         self.queue = queue
         facts = {"role": "provider", "class": "RolloutQueue"}
         self.member = Membership(queue.members, "p", lease_seconds=owner.lease_seconds, facts=facts)
         self.publisher = Publisher(queue, _SPLIT, self.member, limits=owner.limits, durable=owner.durable)
-        self._caretaker = LeaseReaper(queue, MemberWatch(queue.members, lease_seconds=owner.lease_seconds))
+        self._reaper = LeaseReaper(queue, MemberWatch(queue.members, lease_seconds=owner.lease_seconds))
         self._columns: list[str] | None = None
         with queue.guarded():
             self.member.join()
 
     def reserve(self, room: bool) -> int | None:
-        if self._caretaker.due:
-            self._caretaker.round()
+        if self._reaper.due:
+            self._reaper.round()
         if not room:
             (lane,) = self.publisher.lanes.all()
             return lane.number if lane.owner is None and self.publisher.lanes.take(lane, self.member.id) else None
         if (end := self.publisher.lanes.end()) is not None:
-            raise ConfigError(
-                f"{self.queue.path} was finished after {end} appends: it was said that no more rollouts would come"
-            )
+            raise ConfigError(f"{self.queue.path} was finished after {end} appends, so nothing can be appended")
         return self.publisher.reserve()
 
     def check_columns(self, table: RolloutTable) -> None:
-        """Raises if the rollouts have other columns than the first that were appended. For whoever has the lane."""
+        """Refuse rollouts whose columns differ from those of the first append. The caller owns the lane."""
         if self._columns is None:
             path = self.queue.path / _COLUMNS
             if not path.exists():
-                write_atomic(path, orjson.dumps(columns_of(table)))
+                write_atomic(path, orjson.dumps(table.per_token))
             self._columns = orjson.loads(path.read_bytes())
-        check_alike(self._columns, table)
+        check_same_columns(self._columns, table)
 
-    def what_is_missing(self) -> str:
+    def missing(self) -> str:
         waiting = len(self.publisher.directory.files())
         return (
-            f"room in {self.queue.path}: {waiting} appends lie there, and max_waiting is "
-            f"{self.publisher.limits.backlog_files}; is the trainer still reading?"
+            f"room in {self.queue.path}: {waiting} appends wait, and max_waiting is "
+            f"{self.publisher.limits.backlog_files}; check that the trainer is reading"
         )
 
 
-class _QueueEntries:
-    """The appends of a queue, as one rank reads them. Those that are still needed are held."""
+class _QueueAppends:
+    """Appends of a queue, read by one rank; those that are still needed are kept in memory."""
 
     def __init__(self, owner: RolloutQueue, rank: Rank) -> None:
         self._owner, self._rank = owner, rank
@@ -216,7 +200,7 @@ class _QueueEntries:
         return str(self._owner)
 
     def first(self) -> int:
-        if self._first is None:  # where the reader is moves on, and the beginning stays
+        if self._first is None:  # the position of the reader moves on, the beginning does not
             self._first = int(self._reader().state()["position"])
         return self._first
 
@@ -227,29 +211,29 @@ class _QueueEntries:
             table, at = self._read(missing)
             assert self._next is not None
             for skipped in range(max(self._next, number), at):
-                self._tables[skipped] = empty_table()
+                self._tables[skipped] = RolloutTable.empty()
             if table is None:
                 self._next = at
                 return self._tables.get(number)
-            self._next = None  # if something is wrong with it, it is read again and not passed over
+            self._next = None  # an invalid append is read again, not skipped
             if self._columns is None:
-                self._columns = columns_of(table)
-            check_alike(self._columns, table)
-            if at >= number:  # those before it were used up, and are in the way of others that were not
+                self._columns = table.per_token
+            check_same_columns(self._columns, table)
+            if at >= number:  # earlier ones were used; they are only read on the way to unused ones
                 self._tables[at] = table
             self._next = at + 1
         return self._tables[number]
 
     def _read(self, missing: Callable[[], str]) -> tuple[RolloutTable | None, int]:
-        """The next append that can be read and its number; None at the end."""
+        """Next readable append and its number; None at the end."""
         reader, queue = self._reader(), self._queue
         try:
             with queue.guarded():
                 delivered = reader.next()
         except StalledError:
             raise StalledError(
-                f"waited {self._owner.timeout_seconds:g} s for {missing()} in {queue.path}; is anybody appending? "
-                f"see `penstock queue status {queue.path}`"
+                f"waited {self._owner.timeout_seconds:g} s for {missing()} in {queue.path}; check that an inference "
+                f"engine is appending, see `penstock queue status {queue.path}`"
             ) from None
         if delivered is None:
             return None, int(reader.state()["position"])
@@ -304,9 +288,9 @@ class _QueueEntries:
             queue = owner._open()
             facts = {"role": "consumer", "order": "strict", "rank": rank.rank, "world": rank.world}
             member = Membership(queue.members, "c", lease_seconds=owner.lease_seconds, facts=facts)
-            caretaker = LeaseReaper(queue, MemberWatch(queue.members, lease_seconds=owner.lease_seconds))
+            reaper = LeaseReaper(queue, MemberWatch(queue.members, lease_seconds=owner.lease_seconds))
             with queue.guarded():
                 member.join()
-            split = Split(queue, _SPLIT, member, caretaker, owner.timeout_seconds, None, owner.on_bad)
+            split = Split(queue, _SPLIT, member, reaper, owner.timeout_seconds, None, owner.on_bad)
             self._reading = queue, member, StrictReader(split, rank, on_commit=True, every_rank=True)
         return self._reading[2]

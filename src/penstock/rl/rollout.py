@@ -1,4 +1,4 @@
-"""One rollout: a prompt, what the policy answered, and everything that is known of each token of it."""
+"""Rollouts: one sample as users give it, a table of many as columns, and the table as an Arrow record batch."""
 
 from __future__ import annotations
 
@@ -13,24 +13,37 @@ import pyarrow as pa
 
 from penstock.arrays.ragged import Ragged
 from penstock.errors import DataError, SchemaError
-from penstock.rl.read.columns import JSON_ROLE, as_lists, narrow
 from penstock.types import Field, Schema
 
-__all__ = ["ROLLOUT_SCHEMA", "Rollout", "RolloutTable", "from_json", "from_record_batch", "to_record_batch"]
-
+__all__ = [
+    "JSON_ROLE",
+    "PER_TOKEN",
+    "ROLLOUT_SCHEMA",
+    "Rollout",
+    "RolloutTable",
+    "from_json",
+    "from_record_batch",
+    "narrow_ids",
+    "objects",
+    "to_record_batch",
+]
 
 Ids = Sequence[int] | npt.NDArray[Any]
 Numbers = Sequence[float] | npt.NDArray[Any]
+Ints = npt.NDArray[np.int64]
+
+PER_TOKEN = ("token_rewards", "logprobs", "ref_logprobs", "values")
+"""Optional columns with a number for each response token."""
+JSON_ROLE = "rollout-json"
+"""Role of columns that hold JSON text, in record batches of rollouts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """A prompt and a response, as token ids: what the engine generated is what is trained on.
+    """Prompt and response as token ids: the tokens that were generated are the tokens that are trained on.
 
-    Text is there for those who have nothing else. It is tokenised only if there are no ids, and the batch says so:
-    text that was decoded and encoded again is often not the tokens it came from.
-
-    Everything per token belongs to the response and has its length.
+    Text is tokenized only if there are no ids, and the batch says so: text that is decoded and encoded again often
+    gives other tokens. Everything per token belongs to the response and has its length.
     """
 
     prompt_ids: Ids | None = None
@@ -38,46 +51,42 @@ class Rollout:
     prompt: str | Sequence[Mapping[str, Any]] | None = None
     response: str | None = None
     reward: float | None = None
-    """Of the whole response; None or NaN when there is none."""
+    """Reward of the whole response; None or NaN if there is none."""
     token_rewards: Numbers | None = None
     logprobs: Numbers | None = None
-    """Of the policy that generated it."""
+    """Log-probabilities under the policy that generated the response."""
     ref_logprobs: Numbers | None = None
     values: Numbers | None = None
     loss_mask: Sequence[int] | npt.NDArray[Any] | None = None
-    """0 for tokens that the policy did not write: tool results, observations. None: all are its own."""
+    """0 for tokens that the policy did not generate: tool results, observations. None: 1 for all."""
     policy_version: int | None = None
     group: str | int | None = None
-    """Rollouts of one prompt have the same. Where no rollout has one, equal prompts are a group."""
+    """Name that rollouts of one prompt share. If no rollout has one, equal prompts are a group."""
     finish_reason: str | None = None
     id: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
-Ints = npt.NDArray[np.int64]
-
-
 @dataclass(frozen=True, slots=True)
 class RolloutTable:
-    """N rollouts. Columns that nobody gave are None; a column that some gave, all have to give."""
+    """N rollouts as columns. An optional column is there for all rollouts, or None."""
 
     prompt_ids: Ragged
     response_ids: Ragged
     loss_mask: Ragged
     """bool, as long as the responses."""
     rewards: npt.NDArray[np.float64]
-    """(N,) of the whole responses; NaN where there is none."""
+    """(N,) rewards of whole responses; NaN if there is none."""
     groups: npt.NDArray[np.object_]
-    """(N,) names: str or int. Rollouts without a group have one of their own, `~17`, before a loader groups prompts."""
+    """(N,) names: str or int. A rollout without a group has its own, `~17`, until a loader groups prompts."""
     versions: Ints
-    """(N,) of the policy; -1 where it is not known."""
+    """(N,) policy versions; -1 if unknown."""
     tokenized: npt.NDArray[np.bool_]
-    """(N,) whether the ids were made here, of text."""
+    """(N,) True if the ids were made from text here."""
     ids: npt.NDArray[np.object_]
-    """(N,) names that are told in messages and metadata."""
     finish_reasons: npt.NDArray[np.object_]
     metadata: npt.NDArray[np.object_]
-    """(N,) mappings, as they were given."""
+    """(N,) mappings."""
     token_rewards: Ragged | None = None
     logprobs: Ragged | None = None
     ref_logprobs: Ragged | None = None
@@ -91,17 +100,24 @@ class RolloutTable:
         """(N,) tokens of prompt and response together."""
         return self.prompt_ids.lengths + self.response_ids.lengths
 
+    @property
+    def per_token(self) -> list[str]:
+        """Names of the optional per-token columns that are there."""
+        return [name for name in PER_TOKEN if getattr(self, name) is not None]
+
     def take(self, rows: npt.ArrayLike) -> Self:
-        """Some rollouts, in the order given."""
+        """Rollouts of these rows, in the order given."""
         chosen = np.asarray(rows, np.int64)
-        columns = ((column.name, getattr(self, column.name)) for column in fields(self))
-        return replace(self, **{name: _taken(column, chosen) for name, column in columns if column is not None})
+        taken: dict[str, Any] = {}
+        for each in fields(self):
+            if (column := getattr(self, each.name)) is not None:
+                taken[each.name] = column.take(chosen) if isinstance(column, Ragged) else column[chosen]
+        return replace(self, **taken)
 
     def rollout(self, row: int) -> Rollout:
-        """One of them, its arrays views of the table's. That its ids were made of text is not part of it."""
+        """One rollout; its arrays are views of the table's."""
         row = range(len(self))[row]
         reward, version = float(self.rewards[row]), int(self.versions[row])
-        numbers = {name: getattr(self, name) for name in ("token_rewards", "logprobs", "ref_logprobs", "values")}
         return Rollout(
             prompt_ids=self.prompt_ids[row],
             response_ids=self.response_ids[row],
@@ -112,16 +128,16 @@ class RolloutTable:
             finish_reason=self.finish_reasons[row],
             id=self.ids[row],
             metadata=self.metadata[row],
-            **{name: column[row] for name, column in numbers.items() if column is not None},
+            **{name: getattr(self, name)[row] for name in self.per_token},
         )
 
     def to_rollouts(self) -> list[Rollout]:
-        """All of them, one by one."""
+        """All rollouts, one by one."""
         return [self.rollout(row) for row in range(len(self))]
 
     @classmethod
     def joined(cls, tables: Iterable[Self]) -> Self:
-        """One after the other; all have the same columns."""
+        """Rollouts of all tables, in order; all tables have the same columns."""
         given = list(tables)
         if not given:
             raise ValueError("there are no tables to join; give at least one")
@@ -133,48 +149,64 @@ class RolloutTable:
             values = [getattr(part, column.name) for part in parts]
             lacking = [part for part, value in zip(parts, values) if value is None]
             if lacking and len(lacking) < len(parts):
-                count, others = sum(map(len, lacking)), sum(map(len, parts)) - sum(map(len, lacking))
+                count = sum(map(len, lacking))
                 raise DataError(
-                    f"{count} rollouts, the first of them {lacking[0].ids[0]!r}, have no {column.name}, and {others} "
-                    "have; give it for all of them, or for none"
+                    f"{count} rollouts, the first of them {lacking[0].ids[0]!r}, have no {column.name}, and "
+                    f"{sum(map(len, parts)) - count} have; give it for all of them, or for none"
                 )
             if lacking:
                 found[column.name] = None
-            elif isinstance(values[0], Ragged):
-                found[column.name] = Ragged.joined(values)
             else:
-                found[column.name] = np.concatenate(values)
+                found[column.name] = (Ragged.joined if isinstance(values[0], Ragged) else np.concatenate)(values)
         return cls(**found)
 
+    @classmethod
+    def empty(cls) -> Self:
+        """Table of no rollouts."""
+        ids, names = Ragged.of([], np.int64), np.empty(0, np.object_)
+        flags, numbers = np.empty(0, np.bool_), np.empty(0, np.int64)
+        return cls(ids, ids, Ragged.of([], np.bool_), np.empty(0), names, numbers, flags, names, names, names)
 
-def _taken(column: Any, rows: Ints) -> Any:
-    return column.take(rows) if isinstance(column, Ragged) else column[rows]
+
+def objects(cells: Sequence[Any]) -> npt.NDArray[np.object_]:
+    """Array of objects, one for each cell."""
+    found = np.empty(len(cells), np.object_)
+    found[:] = cells
+    return found
 
 
-NUMBERS = ("token_rewards", "logprobs", "ref_logprobs", "values")
+def narrow_ids(ragged: Ragged) -> Ragged:
+    """Ids as int32 if all of them fit, else as int64."""
+    values = ragged.values
+    if values.dtype == np.int32 or (len(values) and (values.max() > 2**31 - 1 or values.min() < -(2**31))):
+        return ragged
+    return Ragged(values.astype(np.int32), ragged.offsets)
+
+
+# -- Arrow -------------------------------------------------------------------------------------------------------------
+
 ROLLOUT_SCHEMA = Schema(
     [
         Field("prompt_ids", "list<int64>", nullable=False),
         Field("response_ids", "list<int64>", nullable=False),
         Field("loss_mask", "list<bool>", nullable=False),
         Field("reward", "float64", nullable=False),
-        Field("group", "string", role=JSON_ROLE.decode(), nullable=False),
+        Field("group", "string", role=JSON_ROLE, nullable=False),
         Field("policy_version", "int64"),
         Field("tokenized", "bool", nullable=False),
         Field("id", "string", nullable=False),
         Field("finish_reason", "string"),
-        Field("metadata", "string", role=JSON_ROLE.decode(), nullable=False),
-        *(Field(name, "list<float32>") for name in NUMBERS),
+        Field("metadata", "string", role=JSON_ROLE, nullable=False),
+        *(Field(name, "list<float32>") for name in PER_TOKEN),
     ]
 )
-"""Groups and metadata are JSON text; a column of numbers that the table does not have is null throughout."""
+"""Groups and metadata are JSON text; a per-token column that the table does not have is all null."""
 
 
 def to_record_batch(table: RolloutTable) -> pa.RecordBatch:
-    """The table with the columns of `ROLLOUT_SCHEMA`.
+    """Table with the columns of `ROLLOUT_SCHEMA`.
 
-    Metadata has to be what JSON can hold. Arrays in it become lists, and tuples too; everything else comes back as it
-    was.
+    Metadata must be JSON-able. Arrays and tuples in it become lists; everything else comes back unchanged.
     """
     arrays = {
         "prompt_ids": _lists(table.prompt_ids, np.int64),
@@ -186,9 +218,9 @@ def to_record_batch(table: RolloutTable) -> pa.RecordBatch:
         "tokenized": pa.array(np.asarray(table.tokenized, np.bool_)),
         "id": pa.array(table.ids.tolist(), pa.string()),
         "finish_reason": pa.array(table.finish_reasons.tolist(), pa.string()),
-        "metadata": pa.array([_told(row, table) for row in range(len(table))], pa.string()),
+        "metadata": pa.array([_dumped_metadata(row, table) for row in range(len(table))], pa.string()),
     }
-    for name in NUMBERS:
+    for name in PER_TOKEN:
         column = getattr(table, name)
         arrays[name] = pa.nulls(len(table), pa.list_(pa.float32())) if column is None else _lists(column, np.float32)
     schema = ROLLOUT_SCHEMA.to_arrow()
@@ -196,54 +228,55 @@ def to_record_batch(table: RolloutTable) -> pa.RecordBatch:
 
 
 def from_record_batch(batch: pa.RecordBatch) -> RolloutTable:
-    """The table that `to_record_batch` made the batch of."""
+    """Table that `to_record_batch` made the batch from."""
     missing = [name for name in ROLLOUT_SCHEMA.names if name not in batch.schema.names]
     if missing:
         raise SchemaError(
-            f"not a batch of rollouts: it lacks {missing}, and has {batch.schema.names}; to_record_batch makes one, "
-            "and read_rollouts reads other forms"
+            f"not a batch of rollouts: it lacks {missing}, and has {batch.schema.names}; make one with "
+            "to_record_batch, or read other forms with read_rollouts"
         )
-    numbers = {name: _ragged(batch, name, "floats") for name in NUMBERS if batch[name].null_count < batch.num_rows}
     return RolloutTable(
-        prompt_ids=narrow(_ragged(batch, "prompt_ids", "ids")),
-        response_ids=narrow(_ragged(batch, "response_ids", "ids")),
-        loss_mask=_ragged(batch, "loss_mask", "mask"),
+        prompt_ids=narrow_ids(_ragged(batch, "prompt_ids", np.int64)),
+        response_ids=narrow_ids(_ragged(batch, "response_ids", np.int64)),
+        loss_mask=_ragged(batch, "loss_mask", np.bool_),
         rewards=np.array(batch["reward"].to_numpy(zero_copy_only=False), np.float64),
-        groups=_objects(from_json(batch["group"])),
+        groups=objects(from_json(batch["group"])),
         versions=np.array(batch["policy_version"].fill_null(-1).to_numpy(zero_copy_only=False), np.int64),
         tokenized=np.array(batch["tokenized"].to_numpy(zero_copy_only=False), np.bool_),
-        ids=_objects(batch["id"].to_pylist()),
-        finish_reasons=_objects(batch["finish_reason"].to_pylist()),
-        metadata=_objects(from_json(batch["metadata"])),
-        **numbers,
+        ids=objects(batch["id"].to_pylist()),
+        finish_reasons=objects(batch["finish_reason"].to_pylist()),
+        metadata=objects(from_json(batch["metadata"])),
+        **{name: _ragged(batch, name, np.float32) for name in PER_TOKEN if batch[name].null_count < batch.num_rows},
     )
 
 
 def from_json(column: pa.Array | pa.ChunkedArray) -> list[Any]:
-    """The values of a column of JSON text."""
+    """Values of a column of JSON text."""
     return [None if text is None else {} if text == "{}" else json.loads(text) for text in column.to_pylist()]
 
 
 def _lists(ragged: Ragged, dtype: Any) -> pa.Array:
-    start, end = int(ragged.offsets[0]), int(ragged.offsets[-1])
-    if end - start >= 2**31:
-        raise SchemaError(f"{end - start} tokens in one batch are too many; send fewer rollouts at a time")
-    values = pa.array(ragged.values[start:end].astype(dtype, copy=False))
-    return pa.ListArray.from_arrays(pa.array((ragged.offsets - start).astype(np.int32)), values)
+    values = ragged.flat
+    if len(values) >= 2**31:
+        raise SchemaError(f"{len(values)} tokens are too many for one batch; send fewer rollouts at a time")
+    offsets = pa.array((ragged.offsets - ragged.offsets[0]).astype(np.int32))
+    return pa.ListArray.from_arrays(offsets, pa.array(values.astype(dtype, copy=False)))
 
 
-def _ragged(batch: pa.RecordBatch, name: str, kind: Any) -> Ragged:
-    lists = as_lists(pa.chunked_array([batch[name]]), kind)
-    if len(lists.odd) or lists.missing.any():
+def _ragged(batch: pa.RecordBatch, name: str, dtype: Any) -> Ragged:
+    lists = batch[name]
+    if lists.null_count or lists.values.null_count:
         raise SchemaError(f"column {name!r} has null in some rows, and not in others; it is not of to_record_batch")
-    return lists.ragged
+    offsets = lists.offsets.to_numpy().astype(np.int64)
+    values = lists.values.to_numpy(zero_copy_only=False)[offsets[0] : offsets[-1]]
+    return Ragged(np.asarray(values, dtype), offsets - offsets[0])
 
 
-def _told(row: int, table: RolloutTable) -> str:
+def _dumped_metadata(row: int, table: RolloutTable) -> str:
     metadata = table.metadata[row]
     for key in metadata:
         if not isinstance(key, str):
-            raise DataError(f"rollout {table.ids[row]!r}: the keys of metadata are text, got {key!r}", row=row)
+            raise DataError(f"rollout {table.ids[row]!r}: keys of metadata must be text, got {key!r}", row=row)
     return _dumped(dict(metadata), row, table) if metadata else "{}"
 
 
@@ -252,19 +285,13 @@ def _dumped(value: Any, row: int, table: RolloutTable) -> str:
         return json.dumps(value, default=_plain, ensure_ascii=False)
     except (TypeError, ValueError) as error:
         raise DataError(
-            f"rollout {table.ids[row]!r}: metadata and groups travel as JSON, and {value!r:.80} does not: {error}",
+            f"rollout {table.ids[row]!r}: metadata and groups are stored as JSON, which {value!r:.80} is not: {error}",
             row=row,
         ) from error
 
 
 def _plain(value: Any) -> Any:
-    """NumPy's numbers and arrays as JSON has them."""
+    """NumPy's numbers and arrays for JSON."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} is not JSON")
-
-
-def _objects(cells: list[Any]) -> npt.NDArray[np.object_]:
-    found = np.empty(len(cells), np.object_)
-    found[:] = cells
-    return found

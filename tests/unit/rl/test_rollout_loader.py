@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import pickle
 from collections import Counter, defaultdict
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.batching.options import LoaderOptions
 from penstock.errors import ConfigError, DataError, ResumeError
 from penstock.files.states import with_checksum
 from penstock.loaders.rollout import RolloutDataLoader
 from penstock.rl import advantages as known
-from penstock.rl.compute import ESTIMATORS, AdvantageSpec, KLPenalty, OverlongPenalty
-from penstock.rl.options import RolloutKeywords, RolloutOptions
+from penstock.rl.advantages import ESTIMATORS
+from penstock.rl.compute import AdvantageSpec, KLPenalty, OverlongPenalty
+from penstock.rl.options import LengthLimits, RolloutBatching, RolloutSelection, Staleness
 
 SIZES = (4, 2, 3, 4, 2, 4, 2, 3, 4, 4)
 
@@ -59,24 +61,24 @@ def make(rollouts: Any = None, **more: Any) -> RolloutDataLoader:
 
 def numbers_of(batch: Any, names: tuple[str, ...] = ("advantages",)) -> dict[str, Any]:
     """What a batch says of each rollout, without padding."""
-    found, told = {}, batch.metadata
+    found, facts = {}, batch.metadata
     free = batch.layout.form.padding == "free"
     starts = batch.to_numpy()["cu_seqlens"].tolist() if free else [0] * batch.num_rollouts
-    for row, name in enumerate(told["ids"]):
-        left, length = int(told["prompt_length"][row]), int(told["response_length"][row])
+    for row, name in enumerate(facts["ids"]):
+        left, length = int(facts["prompt_length"][row]), int(facts["response_length"][row])
         at = slice(starts[row] + left, starts[row] + left + length) if free else slice(0, length)
         of = 0 if free else row
-        found[name] = [np.asarray(told[key])[of, at].tolist() for key in names] + [float(told["rewards"][row])]
+        found[name] = [np.asarray(facts[key])[of, at].tolist() for key in names] + [float(facts["rewards"][row])]
     return found
 
 
 def divisors_of(batch: Any) -> dict[str, float]:
     """What the loss of each rollout is divided by; without padding, at its first token that is learned."""
-    told = np.asarray(batch.metadata["denominators"])
+    facts = np.asarray(batch.metadata["denominators"])
     if batch.layout.form.padding == "free":
         starts = batch.to_numpy()["cu_seqlens"].tolist()
-        told = np.array([told[0, at + int(left)] for at, left in zip(starts, batch.metadata["prompt_length"])])
-    return dict(zip(batch.ids, told.tolist()))
+        facts = np.array([facts[0, at + int(left)] for at, left in zip(starts, batch.metadata["prompt_length"])])
+    return dict(zip(batch.ids, facts.tolist()))
 
 
 def epoch(loader: RolloutDataLoader, names: tuple[str, ...] = ("advantages",)) -> dict[str, Any]:
@@ -157,10 +159,10 @@ def test_penalties_change_rewards_before_advantages_are_computed() -> None:
     for batch in make(rollouts, estimator=spec):
         for row, name in enumerate(batch.ids):
             number = next(number for number, rollout in enumerate(rollouts) if rollout["id"] == name)
-            told = batch.metadata
-            assert told["shaped_rewards"][row] == pytest.approx(shaped[number], abs=1e-6)
-            assert told["rewards"][row] == pytest.approx(rewards[number])
-            learned = told["advantages"][row][told["response_mask"][row]]
+            facts = batch.metadata
+            assert facts["shaped_rewards"][row] == pytest.approx(shaped[number], abs=1e-6)
+            assert facts["rewards"][row] == pytest.approx(rewards[number])
+            learned = facts["advantages"][row][facts["response_mask"][row]]
             assert learned.tolist() == pytest.approx([wanted[number]] * len(learned), abs=1e-5)
     token_spec = AdvantageSpec(estimator="reward_to_go", kl=KLPenalty(beta=0.1, kind="k3"))
     kl = known.kl_estimate(ours, theirs, "k3")
@@ -232,11 +234,11 @@ def test_every_rollout_comes_once_a_ppo_epoch_and_groups_stay_whole(
     batches = list(loader)
     assert len(batches) == count
     for batch in batches:
-        told = batch.metadata
-        assert len(told["ids"]) <= batch_size
-        seen.update((name, told["ppo_epoch"]) for name in told["ids"])
-        for group in told["groups"]:
-            places[group, told["ppo_epoch"]].add(told["step"])
+        facts = batch.metadata
+        assert len(facts["ids"]) <= batch_size
+        seen.update((name, facts["ppo_epoch"]) for name in facts["ids"])
+        for group in facts["groups"]:
+            places[group, facts["ppo_epoch"]].add(facts["step"])
     assert set(seen.values()) == {1}
     assert len(seen) == 32 * ppo_epochs
     if keep_groups:
@@ -499,8 +501,8 @@ def test_what_is_cut_off_is_counted_and_is_cut_before_numbers_are_computed() -> 
         make(rollouts, max_response_length=3).get_batch()
     loader = make(rollouts, max_response_length=3, response_truncation="right", estimator="opo", batch_size=8)
     batch = loader.get_batch()
-    told = batch.metadata
-    for name, length, cut in zip(batch.ids, told["response_length"], told["truncated_tokens"]):
+    facts = batch.metadata
+    for name, length, cut in zip(batch.ids, facts["response_length"], facts["truncated_tokens"]):
         whole = len(next(rollout for rollout in rollouts if rollout["id"] == name)["response_ids"])
         assert length + cut == whole
         assert length <= 3
@@ -624,11 +626,11 @@ def test_a_group_that_does_not_fit_into_a_minibatch_is_named() -> None:
 
 def test_a_group_of_one_is_treated_as_the_preset_has_it() -> None:
     rollouts = make_rollouts((3, 1))
-    with pytest.raises(DataError, match=r"'1\.0'.*'g1'") as told:
+    with pytest.raises(DataError, match=r"'1\.0'.*'g1'") as facts:
         make(rollouts).get_batch()
-    assert "pass lone=" not in str(told.value)
-    assert "options={'lone'" in str(told.value)
-    assert not any(epoch(make(rollouts, estimator=AdvantageSpec(options={"lone": "zero"})))["1.0"][0])
+    assert "pass single_member_group=" not in str(facts.value)
+    assert "options={'single_member_group'" in str(facts.value)
+    assert not any(epoch(make(rollouts, estimator=AdvantageSpec(options={"single_member_group": "zero"})))["1.0"][0])
     assert not any(epoch(make(rollouts, preset="trl"))["1.0"][0])
     alone = epoch(make(rollouts, preset="verl"))["1.0"]
     assert max(alone[0]) == pytest.approx(alone[1], abs=1e-4)
@@ -659,7 +661,7 @@ def test_options_that_cannot_work_are_refused_at_once(options: dict[str, Any], m
 
 
 def test_unknown_options_name_the_nearest() -> None:
-    with pytest.raises(TypeError, match=r"'ppo_epoch'.*ppo_epochs"):
+    with pytest.raises(ConfigError, match=r"'ppo_epoch'.*ppo_epochs"):
         make(ppo_epoch=2)
     with pytest.raises(ConfigError, match="'epsilom'"):
         AdvantageSpec(options={"epsilom": 1})
@@ -672,14 +674,14 @@ def test_unknown_options_name_the_nearest() -> None:
 def test_errors_name_the_keywords_that_the_loader_has() -> None:
     rollouts = make_rollouts()
     empty: dict[str, Any] = {"response_ids": [], "loss_mask": [], "logprobs": [], "ref_logprobs": [], "values": []}
-    for change, told in (
-        (empty, "pass all_masked='drop' or 'keep'"),
-        ({"reward": None}, "pass missing_rewards='zero', 'exclude' or 'drop'"),
+    for change, facts in (
+        (empty, "all_masked="),
+        ({"reward": None}, "missing_rewards="),
     ):
         with pytest.raises(DataError) as error:
             make([*rollouts[:3], rollouts[3] | change, *rollouts[4:]])
         assert str(error.value).startswith("row 3 (id '3.0')")
-        assert str(error.value).endswith(told)
+        assert facts in str(error.value)
         assert error.value.row == 3
 
 
@@ -714,6 +716,47 @@ def test_a_policy_version_is_a_whole_number() -> None:
     assert not loader.ended
 
 
-def test_the_keywords_of_the_loader_are_those_of_its_options() -> None:
-    own = RolloutKeywords.__annotations__.keys() - LoaderOptions.__annotations__.keys()
-    assert own == RolloutOptions.__dataclass_fields__.keys()
+def test_the_signature_of_the_loader_has_every_option() -> None:
+    shown = inspect.signature(RolloutDataLoader).parameters
+    own = [
+        field.name for kind in (LengthLimits, RolloutBatching, RolloutSelection, Staleness) for field in fields(kind)
+    ]
+    assert {*own, "batching", "staleness", "selection", "limits", "batch_size", "backend"} <= shown.keys()
+    assert shown["ppo_epochs"].default == 1
+    assert "max_tokens" not in shown
+
+
+def test_options_can_be_passed_in_groups() -> None:
+    flat = make(ppo_epochs=2, max_staleness=1, policy_version=3, max_response_length=3, response_truncation="right")
+    grouped = make(
+        batching=RolloutBatching(ppo_epochs=2),
+        staleness=Staleness(max_staleness=1),
+        policy_version=3,
+        limits=LengthLimits(max_response_length=3, response_truncation="right"),
+    )
+    assert flat.state_dict() == grouped.state_dict()
+    assert epoch(flat) == epoch(grouped)
+    with pytest.raises(ConfigError, match=r"staleness.*Staleness"):
+        make(staleness=1)
+
+
+def test_a_registered_estimator_needs_nothing_but_its_function() -> None:
+    def centred_tokens(rewards: Any, *, mask: Any, gamma: float, preset: Any) -> Any:
+        return known.reward_to_go(rewards, mask=mask, gamma=gamma, preset=preset) - 1.0 * mask
+
+    known.estimator(per="token", rewards="token", needs=("gamma",))(centred_tokens)
+    known.estimator(per="row")(scored)
+    try:
+        found = epoch(make(estimator=AdvantageSpec(estimator="centred_tokens", gamma=0.5)))
+        wanted = epoch(make(estimator=AdvantageSpec(estimator="reward_to_go", gamma=0.5)))
+        rows = epoch(make(estimator=AdvantageSpec(estimator="scored", options={"by": 2.0})))
+    finally:
+        del known.ESTIMATORS["centred_tokens"], known.ESTIMATORS["scored"]
+    for rollout in make_rollouts():
+        mask = np.array(rollout["loss_mask"])
+        assert found[rollout["id"]][0] == pytest.approx(np.array(wanted[rollout["id"]][0]) - mask, abs=1e-6)
+        assert rows[rollout["id"]][0] == pytest.approx(rollout["reward"] * 2 * mask)
+
+
+def scored(rewards: Any, *, preset: Any, by: float) -> Any:
+    return rewards * by

@@ -1,4 +1,4 @@
-"""What estimators are given, checked: each mistake named by its row."""
+"""Checked inputs of estimators; errors name the row."""
 
 from __future__ import annotations
 
@@ -9,13 +9,24 @@ import numpy.typing as npt
 
 from penstock.errors import ConfigError, DataError
 from penstock.rl.advantages.presets import Empty, Nan
-from penstock.rl.arrays import Array, Arrays
+from penstock.rl.arrays import Array, Arrays, arrays_of
 
-__all__ = ["finite", "more", "per_row", "per_token", "rows_of", "token_mask", "unit"]
+__all__ = [
+    "finite",
+    "more",
+    "on_tokens",
+    "per_row",
+    "per_token",
+    "row_bounds",
+    "rows_of",
+    "token_mask",
+    "token_shape",
+    "unit",
+]
 
 
 def per_row(arrays: Arrays, values: Any, name: str, *, rows: int | None = None) -> Array:
-    """One number for each row."""
+    """Numbers, one a row."""
     array = _floats(arrays, values, name)
     if len(array.shape) != 1:
         remedy = f"; sum token {name} over their tokens first" if len(array.shape) == 2 else ""
@@ -28,7 +39,7 @@ def per_row(arrays: Arrays, values: Any, name: str, *, rows: int | None = None) 
 
 
 def per_token(arrays: Arrays, values: Any, name: str, *, shape: tuple[int, ...] | None = None) -> Array:
-    """One number for each token: (rows, tokens)."""
+    """Numbers, one a token: (rows, tokens)."""
     array = _floats(arrays, values, name)
     given = tuple(array.shape)
     if shape is not None and given != shape:
@@ -43,7 +54,7 @@ def per_token(arrays: Arrays, values: Any, name: str, *, shape: tuple[int, ...] 
 
 
 def token_mask(arrays: Arrays, mask: Any, shape: tuple[int, ...], empty: Empty) -> Array:
-    """The tokens that count. Without a token in a row: as `empty` says."""
+    """Mask of the tokens that count; `empty` is the rule for rows without one."""
     if mask is None:
         return arrays.bools(np.ones(shape, bool))
     array = arrays.bools(_rectangular(mask, "mask"))
@@ -63,14 +74,46 @@ def token_mask(arrays: Arrays, mask: Any, shape: tuple[int, ...], empty: Empty) 
 
 
 def rows_of(mask: Array) -> tuple[int, int]:
-    """The shape of a mask, known to have two dimensions."""
+    """Shape of a mask, which must have two dimensions."""
     if len(mask.shape) != 2:
         raise DataError(f"mask must be (rows, tokens), got shape {tuple(mask.shape)}")
     return mask.shape[0], mask.shape[1]
 
 
+def token_shape(mask: Any, rows: int) -> tuple[int, int]:
+    """(rows, tokens) of a mask in any framework."""
+    shape = tuple(np.shape(mask))
+    if len(shape) != 2:
+        raise DataError(f"mask must be (rows, tokens), got shape {shape}")
+    return rows, shape[1]
+
+
+def row_bounds(offsets: Any, tokens: int) -> Any:
+    """Checked offsets of rows in flat tokens, on the host."""
+    bounds = arrays_of(offsets).host(offsets)
+    if bounds.ndim != 1 or len(bounds) < 2 or bounds.dtype.kind not in "iu":
+        raise DataError(f"offsets must be integers, one more than rows, got shape {bounds.shape} of {bounds.dtype}")
+    bounds = bounds.astype(np.int64)
+    if bounds[0] != 0 or bounds[-1] != tokens:
+        raise DataError(f"offsets must go from 0 to the {tokens} tokens, got {bounds[0]} to {bounds[-1]}")
+    falling = np.flatnonzero(np.diff(bounds) < 0)
+    if len(falling):
+        row = int(falling[0])
+        raise DataError(f"row {row} would end at {bounds[row + 1]}, before its start at {bounds[row]}", row=row)
+    return bounds
+
+
+def on_tokens(arrays: Arrays, advantages: Array, mask: Any) -> Array:
+    """Number of each row on all its tokens, 0 where the mask is 0."""
+    checked = arrays.bools(mask)
+    rows_of(checked)
+    if checked.shape[0] != advantages.shape[0]:
+        raise DataError(f"mask has {checked.shape[0]} rows for {advantages.shape[0]} rewards; give one for each row")
+    return arrays.xp.where(checked, advantages[:, None], 0.0)
+
+
 def finite(arrays: Arrays, rewards: Array, name: str, nan: Nan) -> Array | None:
-    """Which rewards are numbers, if not all are and the rule is to leave the others out."""
+    """Mask of the finite rewards if others are to be excluded; None if all are finite."""
     xp = arrays.xp
     if bool(xp.isfinite(xp.sum(rewards))):
         return None
@@ -87,14 +130,14 @@ def finite(arrays: Arrays, rewards: Array, name: str, nan: Nan) -> Array | None:
 
 
 def unit(name: str, value: float) -> float:
-    """A factor between 0 and 1."""
+    """Checked factor from 0 to 1."""
     if not 0 <= value <= 1:
         raise ConfigError(f"{name} must be between 0 and 1, got {value!r}")
     return float(value)
 
 
 def more(count: int) -> str:
-    """How many rows share a mistake with the one that is named."""
+    """Number of further rows with the same mistake, for messages."""
     return f" (and {count} more rows)" if count else ""
 
 
@@ -108,7 +151,7 @@ def _floats(arrays: Arrays, values: Any, name: str) -> Array:
 
 
 def _rectangular(values: Any, name: str) -> Any:
-    """Lists as a NumPy array, with the first row that is longer or shorter named; None is NaN."""
+    """Lists as a NumPy array, None as NaN; an error names the first row of another length."""
     if not isinstance(values, (list, tuple)):
         return values
     lengths = [len(row) if hasattr(row, "__len__") and not isinstance(row, str) else None for row in values]

@@ -1,12 +1,12 @@
-"""What stands beside the advantages in a loss: KL estimates, DAPO's length penalty, and what to divide by."""
+"""Terms of a policy loss besides advantages: KL estimates, DAPO's length penalty, and denominators."""
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 import numpy as np
 
+from penstock._suggest import did_you_mean
 from penstock.errors import ConfigError, DataError
 from penstock.rl.advantages.inputs import per_row, per_token, rows_of, token_mask
 from penstock.rl.advantages.presets import Empty, Preset, choice, find_preset
@@ -20,12 +20,12 @@ AGGREGATIONS = {
     "sequence-mean": "sequence-mean",
     "sequence-sum": "sequence-sum",
     "dr-grpo": "dr-grpo",
-    # as TRL calls them
+    # TRL's names
     "dapo": "token-mean",
     "grpo": "sequence-mean",
     "luspo": "sequence-sum",
     "dr_grpo": "dr-grpo",
-    # as verl does
+    # verl's names
     "seq-mean-token-mean": "sequence-mean",
     "seq-mean-token-sum": "sequence-sum",
     "seq-mean-token-sum-norm": "dr-grpo",
@@ -41,10 +41,10 @@ def kl_estimate(
     clamp: float | None = None,
     clamp_log_ratio: float | None = None,
 ) -> Array:
-    """The KL of the policy from the reference, estimated at each token; gradients pass.
+    """KL of the policy from the reference, estimated at each token; gradients pass.
 
     With `d = log_probs - reference`: k1 is d, k2 is d² / 2, k3 is exp(-d) - 1 + d, and "low_var_kl" another name of k3
-    (which slime clamps). Clamps are the preset's unless given: `clamp_log_ratio` holds d of k3, `clamp` what comes out.
+    (which slime clamps). Clamps are the preset's unless given: `clamp_log_ratio` limits d of k3, `clamp` the estimate.
     """
     rules = find_preset(preset)
     choice("kind", kind)
@@ -53,7 +53,7 @@ def kl_estimate(
     ours, theirs = arrays.differentiable(log_probs), arrays.differentiable(reference)
     if tuple(ours.shape) != tuple(theirs.shape):
         raise DataError(
-            f"log_probs have shape {tuple(ours.shape)}, and reference {tuple(theirs.shape)}; one each a token"
+            f"log_probs have shape {tuple(ours.shape)}, and reference {tuple(theirs.shape)}; give both per token"
         )
     apart = ours - theirs
     if kind == "k1":
@@ -69,8 +69,8 @@ def kl_estimate(
 
 
 def overlong_penalty(lengths: Any, max_length: int, buffer: int, *, penalty: float = 1.0) -> Array:
-    """DAPO's soft penalty for long responses, to be added to their rewards: 0 up to `max_length - buffer` tokens, from
-    there down in a line to `-penalty` at `max_length` and beyond."""
+    """DAPO's soft penalty for long responses, to be added to their rewards: 0 up to `max_length - buffer` tokens, then
+    linear down to `-penalty` at `max_length` and beyond."""
     if not 0 < buffer <= max_length:
         raise ConfigError(f"buffer must be between 1 and max_length ({max_length}), got {buffer!r}")
     arrays = arrays_of(lengths)
@@ -91,7 +91,7 @@ def loss_denominators(
     ranks: int = 1,
     empty: Empty | None = None,
 ) -> Array:
-    """For each row, what the loss of its tokens is to be divided by; then the loss of a batch is a sum.
+    """Divisors for the token losses of each row; with them the loss of a batch is a sum.
 
     - "token-mean": the number of tokens in the batch (DAPO; TRL's `dapo`, verl's `token-mean`);
     - "sequence-mean": the tokens of the row times the number of rows (GRPO's own; `grpo`, `seq-mean-token-mean`);
@@ -99,16 +99,15 @@ def loss_denominators(
     - "dr-grpo": the number of rows times `max_length`, the longest a response may be (`dr_grpo`); with preset verl the
       length alone (`seq-mean-token-sum-norm`).
 
-    The batch is everything that makes up one step: pass its whole mask and cut rows into micro-batches afterwards, and
-    `reduce` to count over ranks (see `whiten`). `ranks` is for trainers that average gradients over so many ranks
-    where a sum is meant: it divides what is divided by.
+    The batch is everything that makes up one step: pass its whole mask and split rows into micro-batches afterwards.
+    `reduce` counts over ranks (see `whiten`). A trainer that averages gradients over ranks, where this is a sum,
+    passes their number as `ranks`, which divides the divisors.
     """
     rules = find_preset(preset)
     name = rules.aggregation if aggregation is None else aggregation
     if name not in AGGREGATIONS:
-        near = difflib.get_close_matches(str(name), AGGREGATIONS, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"there is no aggregation {name!r}, only {', '.join(map(repr, AGGREGATIONS))}{hint}")
+        known = ", ".join(map(repr, AGGREGATIONS))
+        raise ConfigError(f"unknown aggregation {name!r}{did_you_mean(str(name), AGGREGATIONS)}; known are {known}")
     if ranks < 1:
         raise ConfigError(f"ranks must be positive, got {ranks!r}")
     arrays = arrays_of(mask)
@@ -127,16 +126,16 @@ def loss_denominators(
         divisors = ones * rows
     else:
         if max_length is None or max_length < 1:
-            raise ConfigError(f"{name} divides by the longest a response may be: pass max_length=, got {max_length!r}")
+            raise ConfigError(f"{name} divides by the longest allowed response: pass max_length=, got {max_length!r}")
         divisors = ones * (max_length * (rows if rules.dr_grpo_rows else 1))
     return arrays.give(arrays.like(divisors / ranks, arrays.floats(np.zeros(1, np.float32))))
 
 
 def aggregate_loss(losses: Any, mask: Any, denominators: Any) -> Array:
-    """The loss of the tokens with mask 1, each divided by the denominator of its row, summed; gradients pass.
+    """Sum of the losses of tokens with mask 1, each divided by the denominator of its row; gradients pass.
 
-    `denominators` is one a row, or one a token, as batches without padding have them: their rollouts lie in one row.
-    Micro-batches and ranks add up to the loss of the batch that the denominators were made for.
+    `denominators` is one a row, or one a token, as in padding-free batches, whose rollouts share a row. Micro-batches
+    and ranks add up to the loss of the batch that the denominators were computed for.
     """
     arrays = arrays_of(losses, mask, denominators, gradients=True)
     xp = arrays.xp
@@ -145,7 +144,7 @@ def aggregate_loss(losses: Any, mask: Any, denominators: Any) -> Array:
     counted = token_mask(arrays, mask, (rows, tokens), "zero")
     if len(np.shape(denominators)) == 2:
         divisors = per_token(arrays, denominators, "denominators", shape=(rows, tokens))
-        divisors = xp.where(counted, divisors, 1.0)  # nobody has to say what nothing is divided by
+        divisors = xp.where(counted, divisors, 1.0)  # masked tokens need no denominator
     else:
         divisors = per_row(arrays, denominators, "denominators", rows=rows)[:, None]
     return xp.sum(xp.where(counted, loss, 0.0) / divisors)

@@ -1,18 +1,18 @@
-"""Presets: the conventions in which the RL stacks differ, by name, so that each of their numbers can be had."""
+"""Presets: named sets of the conventions in which TRL, verl, OpenRLHF and slime differ."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
+from penstock._suggest import did_you_mean
 from penstock.errors import ConfigError
 
-__all__ = ["PRESETS", "Aggregation", "Empty", "Gap", "Lone", "Nan", "Preset", "choice", "find_preset"]
+__all__ = ["PRESETS", "Aggregation", "Empty", "Gap", "Nan", "Preset", "SingleMemberGroup", "choice", "find_preset"]
 
-Lone: TypeAlias = Literal["raise", "reward", "zero", "nan"]
+SingleMemberGroup: TypeAlias = Literal["raise", "reward", "zero", "nan"]
 Nan: TypeAlias = Literal["raise", "exclude"]
 Gap: TypeAlias = Literal["skip", "plain", "through"]
 Empty: TypeAlias = Literal["raise", "zero"]
@@ -20,7 +20,7 @@ Aggregation: TypeAlias = Literal["token-mean", "sequence-mean", "sequence-sum", 
 
 CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "lone": ("raise", "reward", "zero", "nan"),
+        "single_member_group": ("raise", "reward", "zero", "nan"),
         "nan": ("raise", "exclude"),
         "gap": ("skip", "plain", "through"),
         "empty": ("raise", "zero"),
@@ -32,45 +32,48 @@ CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preset:
-    """The conventions of one stack. Make your own with `dataclasses.replace(PRESETS["verl"], epsilon=1e-4)`."""
+    """Conventions of one stack. Make your own with `dataclasses.replace(PRESETS["verl"], epsilon=1e-4)`."""
 
     name: str
     epsilon: float = 1e-6
     """Added to the standard deviation of a group before dividing by it."""
     ddof: int = 1
-    """1: the unbiased standard deviation of a group; 0: the biased one."""
-    lone: Lone = "raise"
-    """A group of one, where the mean of the group is subtracted: an error, its reward, 0 or NaN."""
-    lone_scaled: Lone = "raise"
-    """The same where it is divided too: by the standard deviation (GRPO), by n - 1 (RLOO)."""
+    """1: unbiased standard deviation of a group; 0: biased."""
+    single_member_group: SingleMemberGroup = "raise"
+    """Advantage of a group of one where the group mean is subtracted: an error, its reward, 0 or NaN."""
+    single_member_group_scaled: SingleMemberGroup = "raise"
+    """The same where the difference is also divided: by the standard deviation (GRPO), by n - 1 (RLOO)."""
     unequal: Literal["group", "batch"] = "group"
     """Groups of different sizes: each by itself, or the whole batch as one group."""
     nan: Nan = "raise"
-    """A reward that is NaN: an error, or a row outside of all statistics, with an advantage of 0."""
+    """Reward of NaN: an error, or a row with advantage 0 that no statistic counts."""
     varied_above: float = 0.0
     """Dynamic sampling keeps groups whose standard deviation is above this."""
-    keep_lone: bool = False
-    """Whether dynamic sampling keeps groups of one."""
+    keep_single_member_groups: bool = False
+    """Dynamic sampling keeps groups of one."""
     gap: Gap = "skip"
     """Tokens with mask 0 between others; see `gae`."""
     empty: Empty = "raise"
-    """A row without a token of mask 1: an error, or a row of zeros."""
+    """Row without a token of mask 1: an error, or a row of zeros."""
     whiten_ddof: int = 1
     whiten_epsilon: float = 1e-8
     whiten_floor: Literal["add", "clamp"] = "add"
-    """`whiten_epsilon` is added to the variance, or is the least that the variance can be."""
+    """`whiten_epsilon` is added to the variance, or is its lower bound."""
     kl_log_ratio: float | None = None
-    """k3 is computed from a log-ratio held within plus and minus this."""
+    """k3 clamps its log-ratio to plus and minus this."""
     kl_clamp: float = 10.0
-    """The estimates named in `kl_clamped` are held within plus and minus this."""
+    """Estimates named in `kl_clamped` are clamped to plus and minus this."""
     kl_clamped: tuple[str, ...] = ()
     baseline_kl: Literal["sequence", "to-go", "token"] = "to-go"
-    """The KL penalty in REINFORCE++-baseline: in the reward before its group's mean is subtracted; as token rewards,
-    summed from each token on; or of each token alone."""
+    """KL penalty in REINFORCE++-baseline: in the reward, before the group mean is subtracted; as token rewards, summed
+    from each token on; or of each token alone."""
     aggregation: Aggregation = "token-mean"
-    """What the loss is divided by."""
+    """Divisor of the loss; see `loss_denominators`."""
     dr_grpo_rows: bool = True
-    """Whether Dr. GRPO's divisor has the number of rows in it, beside the length."""
+    """Dr. GRPO's divisor is rows times length, instead of the length alone."""
+
+    def single_member_rule(self, scaled: bool) -> SingleMemberGroup:
+        return self.single_member_group_scaled if scaled else self.single_member_group
 
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
@@ -81,8 +84,8 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             Preset(
                 name="trl",
                 epsilon=1e-4,
-                lone="zero",
-                lone_scaled="zero",
+                single_member_group="zero",
+                single_member_group_scaled="zero",
                 nan="exclude",
                 gap="plain",
                 empty="zero",
@@ -90,9 +93,9 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             ),
             Preset(
                 name="verl",
-                lone="reward",
-                lone_scaled="reward",
-                keep_lone=True,
+                single_member_group="reward",
+                single_member_group_scaled="reward",
+                keep_single_member_groups=True,
                 empty="zero",
                 kl_log_ratio=20.0,
                 kl_clamped=("k3", "low_var_kl"),
@@ -102,7 +105,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             Preset(
                 name="openrlhf",
                 epsilon=1e-9,
-                lone="zero",
+                single_member_group="zero",
                 gap="plain",
                 empty="zero",
                 whiten_ddof=0,
@@ -111,8 +114,8 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             ),
             Preset(
                 name="slime",
-                lone="zero",
-                lone_scaled="zero",
+                single_member_group="zero",
+                single_member_group_scaled="zero",
                 unequal="batch",
                 varied_above=1e-6,
                 gap="through",
@@ -123,25 +126,24 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         )
     }
 )
-"""By name. `penstock` is the default: verl's numbers, and an error where a stack would go on in silence."""
+"""Presets by name. `penstock` is the default: verl's numbers, with errors instead of silent rules."""
 
 
 def find_preset(preset: str | Preset) -> Preset:
-    """The preset of that name, or the preset itself."""
+    """Preset of that name, or the preset itself."""
     if isinstance(preset, Preset):
         return preset
     if isinstance(preset, str) and preset in PRESETS:
         return PRESETS[preset]
-    near = difflib.get_close_matches(str(preset).lower(), PRESETS, 1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ConfigError(f"there is no preset {preset!r}, only {', '.join(map(repr, PRESETS))}{hint}")
+    hint = did_you_mean(str(preset).lower(), PRESETS)
+    raise ConfigError(f"unknown preset {preset!r}{hint}; known presets: {', '.join(map(repr, PRESETS))}")
 
 
 def choice(name: str, given: Any, default: Any = None) -> Any:
-    """What was given for an option, or the preset's way; an error if it is none of the option's values."""
-    value = default if given is None else given
-    if value not in CHOICES[name]:
-        near = difflib.get_close_matches(str(value), CHOICES[name], 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"{name} must be one of {', '.join(map(repr, CHOICES[name]))}, got {value!r}{hint}")
+    """Value of an option: as given, or the preset's; an error if the option has no such value."""
+    value, known = default if given is None else given, CHOICES[name]
+    if value not in known:
+        raise ConfigError(
+            f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}{did_you_mean(str(value), known)}"
+        )
     return value

@@ -1,1 +1,1 @@
-"""Rollouts from whatever holds them: Python objects, files, Arrow, and the columns of other RL stacks."""
+"""Rollouts from Python objects, files, Arrow, and the columns of other RL stacks."""

@@ -1,22 +1,22 @@
-"""Text as token ids, for rollouts that come without: prompt and response each by itself, or a whole conversation."""
+"""Token ids of rollouts that come as text: prompt and response separately, or a whole conversation."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import orjson
 import pyarrow as pa
 
-from penstock.arrays.ragged import Ragged
+from penstock.arrays.ragged import Ragged, offsets_of
 from penstock.chat.messages import without_nulls
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.rl.read.columns import ListColumn, RolloutProblems
-from penstock.rl.read.tokens import PromptResponse, firsts, lasts, windows
+from penstock.rl.read.tokens import TokenColumns, first_true, last_true, windows
 
 if TYPE_CHECKING:
     from penstock.transforms.tokenization import Tokenizer
@@ -29,26 +29,26 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextRule:
-    """How text becomes ids where there are none.
+    """Tokenization of rollouts without ids.
 
-    Prompt and response are tokenised each by itself, since that is where the policy took over; nothing is added to
-    either unless asked for. Conversations are written by the chat template, as for fine-tuning: what the assistant said
-    is the response's own, what came between is masked, and nothing behind the assistant's last token is kept.
+    Prompt and response are tokenized separately, since the policy generated from there, without added tokens by
+    default. Conversations are rendered by the chat template, as for fine-tuning: turns of the assistant are supervised,
+    turns between them are masked, and tokens after the last one of the assistant are removed.
     """
 
     add_bos: bool = False
-    """Begin prompts with the tokenizer's BOS, where it does not stand there already."""
+    """Start prompts with the tokenizer's BOS, unless they do already."""
     add_eos: bool = False
-    """End responses with EOS, where it does not stand there already and the finish reason is not "length"."""
+    """End responses with EOS, unless they do already or the finish reason is "length"."""
     parse_special: bool = True
-    """Whether the text of a special token is that token: inference engines read and write them so."""
+    """Read the text of a special token as that token, as inference engines do."""
     chat_template: str | Path | None = None
-    """For conversations; without one, the tokenizer's own."""
+    """Template of conversations; None: the tokenizer's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """The columns of text, one entry per row, None where there is none."""
+    """Text columns, one entry per row, None if there is none."""
 
     prompt: Sequence[Any]
     response: Sequence[Any]
@@ -56,54 +56,56 @@ class Texts:
     tools: Sequence[Any]
     finish_reasons: Sequence[Any]
     arrow: bool
-    """Whether messages that lack a key have it all the same, as null."""
+    """True for Arrow data, whose messages have missing keys as null."""
 
 
 def fill_from_text(
-    parts: PromptResponse, texts: Texts, tokenizer: Tokenizer | None, rule: TextRule, problems: RolloutProblems
-) -> tuple[PromptResponse, Flags]:
-    """The same with prompts and responses for the rows that lack them, and which rows those are."""
+    parts: TokenColumns, texts: Texts, tokenizer: Tokenizer | None, rule: TextRule, problems: RolloutProblems
+) -> tuple[TokenColumns, Flags]:
+    """Token columns with tokenized prompts and responses in rows that lack ids, and the mask of these rows."""
     rows = len(texts.prompt)
     no_prompt, no_response = _missing(parts.prompt, rows), _missing(parts.response, rows)
     lacking = no_prompt | no_response
     if not lacking.any():
         return parts, lacking
-    wanted = _Wanted(texts, no_prompt, no_response, problems)
-    if wanted.any and tokenizer is None:
-        problems.add(wanted.rows, "there is text and no token ids, which needs a tokenizer; pass tokenizer=")
+    text_rows = _TextRows(texts, no_prompt, no_response, problems)
+    if text_rows.any and tokenizer is None:
+        problems.add(text_rows.rows, "there is text without token ids, which needs a tokenizer; pass tokenizer=")
     if problems or tokenizer is None:
         return parts, lacking
     mask = parts.mask
     prompts, responses = [parts.prompt], [parts.response]
-    if wanted.prompts:
-        made = _encoded([texts.prompt[row] for row in wanted.prompts], tokenizer, rule)
-        prompts.append(_spread(_with_bos(made, tokenizer) if rule.add_bos else made, wanted.prompts, rows))
-    if wanted.responses:
-        made = _encoded([texts.response[row] for row in wanted.responses], tokenizer, rule)
+    if text_rows.prompts:
+        made = _encoded([texts.prompt[row] for row in text_rows.prompts], tokenizer, rule)
+        prompts.append(
+            _spread(_with_special(made, tokenizer, "bos") if rule.add_bos else made, text_rows.prompts, rows)
+        )
+    if text_rows.responses:
+        made = _encoded([texts.response[row] for row in text_rows.responses], tokenizer, rule)
         if rule.add_eos:
-            cut = [texts.finish_reasons[row] == "length" for row in wanted.responses]
-            made = _with_eos(made, tokenizer, np.array(cut, np.bool_))
-        responses.append(_spread(made, wanted.responses, rows))
-    if wanted.chats:
-        chosen = sorted(wanted.chats)
-        written = _written([wanted.chats[row] for row in chosen], chosen, texts, tokenizer, rule, problems)
-        if written is None:
+            cut = [texts.finish_reasons[row] == "length" for row in text_rows.responses]
+            made = _with_special(made, tokenizer, "eos", np.array(cut, np.bool_))
+        responses.append(_spread(made, text_rows.responses, rows))
+    if text_rows.chats:
+        chosen = sorted(text_rows.chats)
+        rendered = _rendered([text_rows.chats[row] for row in chosen], chosen, texts, tokenizer, rule, problems)
+        if rendered is None:
             return parts, lacking
-        ids, flags = written
-        begin = firsts(flags)
+        ids, flags = rendered
+        begin = first_true(flags)
         prompts.append(_spread(windows(ids, np.zeros_like(begin), begin), chosen, rows))
         whole = np.flatnonzero(no_response[chosen])
         if len(whole):
             answers = np.array(chosen, np.int64)[whole]
-            begin, end = begin[whole], lasts(flags)[whole] + 1
+            begin, end = begin[whole], last_true(flags)[whole] + 1
             responses.append(_spread(windows(ids.take(whole), begin, end - begin), answers.tolist(), rows))
             own = _spread(windows(flags.take(whole), begin, end - begin), answers.tolist(), rows)
             mask = own if mask is None else _filled([mask, own])
     return replace(parts, prompt=_filled(prompts), response=_filled(responses), mask=mask), lacking
 
 
-class _Wanted:
-    """Which rows are to be tokenised as what; those that cannot be are problems."""
+class _TextRows:
+    """Rows to tokenize as prompts, responses and conversations; others are problems."""
 
     def __init__(self, texts: Texts, no_prompt: Flags, no_response: Flags, problems: RolloutProblems) -> None:
         self.prompts: list[int] = []
@@ -121,23 +123,27 @@ class _Wanted:
                     silent.append(row)
                     continue
                 if _is_chat(prompt) or _is_chat(response):
-                    said = [{"role": "assistant", "content": response}] if isinstance(response, str) else response
-                    asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt or []
-                    self.chats[row] = [*map(_context, asked), *said]
+                    answer = [{"role": "assistant", "content": response}] if isinstance(response, str) else response
+                    question = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt or []
+                    self.chats[row] = [*map(_context, question), *answer]
                     continue
                 self.responses.append(row)
             if no_prompt[row]:
                 if isinstance(prompt, str):
                     self.prompts.append(row)
                 elif _is_chat(prompt):
-                    # What the template writes before the answer, whatever that is.
+                    # The prompt is what the template writes before any answer.
                     self.chats[row] = [*map(_context, prompt), {"role": "assistant", "content": "?"}]
                 else:
                     promptless.append(row)
-        problems.add(silent, lambda row: f"no response: neither token ids nor text{_instead(texts.response[row])}")
+        problems.add(
+            silent, lambda row: f"there is no response: neither token ids nor text{_instead(texts.response[row])}"
+        )
         problems.add(
             promptless,
-            lambda row: f"no prompt{_instead(texts.prompt[row])}; give prompt_ids (empty if there was none), or text",
+            lambda row: (
+                f"there is no prompt{_instead(texts.prompt[row])}; give prompt_ids (empty if there was none), or text"
+            ),
         )
 
     @property
@@ -164,7 +170,7 @@ def _listed(messages: Any) -> list[Any]:
 
 
 def _context(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A message of the prompt: an answer in it is not the policy's to learn."""
+    """Message of the prompt, which is not supervised."""
     return {**message, "train": False} if message.get("role") == "assistant" else message
 
 
@@ -183,26 +189,18 @@ def _ragged(lists: pa.Array) -> Ragged:
     return Ragged(values[offsets[0] : offsets[-1]], offsets - offsets[0])
 
 
-def _with_bos(ids: Ragged, tokenizer: Tokenizer) -> Ragged:
-    bos = tokenizer.special.bos
-    if bos is None:
+def _with_special(ids: Ragged, tokenizer: Tokenizer, name: Literal["bos", "eos"], skip: Flags | None = None) -> Ragged:
+    """Ids with BOS at the start or EOS at the end of each row, except where it is already and in rows to skip."""
+    token = getattr(tokenizer.special, name)
+    if token is None:
+        upper = name.upper()
         raise ConfigError(
-            f"add_bos=True, but {tokenizer.name} has no BOS token; name one with load_tokenizer(..., bos=)"
+            f"add_{name}=True, but {tokenizer.name} has no {upper} token; name one with load_tokenizer(..., {name}=)"
         )
-    there = _ends_with(ids, bos, first=True)
-    values = np.insert(ids.values.astype(np.int64), ids.offsets[:-1][~there], bos)
-    return Ragged(values, ids.offsets + np.concatenate(([0], np.cumsum(~there))))
-
-
-def _with_eos(ids: Ragged, tokenizer: Tokenizer, cut: Flags) -> Ragged:
-    eos = tokenizer.special.eos
-    if eos is None:
-        raise ConfigError(
-            f"add_eos=True, but {tokenizer.name} has no EOS token; name one with load_tokenizer(..., eos=)"
-        )
-    there = _ends_with(ids, eos, first=False) | cut
-    values = np.insert(ids.values.astype(np.int64), ids.offsets[1:][~there], eos)
-    return Ragged(values, ids.offsets + np.concatenate(([0], np.cumsum(~there))))
+    first = name == "bos"
+    there = _ends_with(ids, token, first=first) | (False if skip is None else skip)
+    at = ids.offsets[:-1] if first else ids.offsets[1:]
+    return Ragged(np.insert(ids.values.astype(np.int64), at[~there], token), ids.offsets + offsets_of(~there))
 
 
 def _ends_with(ids: Ragged, token: int, *, first: bool) -> Flags:
@@ -213,7 +211,7 @@ def _ends_with(ids: Ragged, token: int, *, first: bool) -> Flags:
     return found
 
 
-def _written(
+def _rendered(
     chats: list[list[Any]],
     rows: list[int],
     texts: Texts,
@@ -221,8 +219,8 @@ def _written(
     rule: TextRule,
     problems: RolloutProblems,
 ) -> tuple[Ragged, Ragged] | None:
-    """Conversations as the template writes them: ids, and which of them the assistant said."""
-    from penstock.chat.format_chat import FormatChat  # templates are for those who have conversations
+    """Ids and loss masks of conversations, rendered by the template."""
+    from penstock.chat.format_chat import FormatChat  # only conversations need templates
 
     form = FormatChat(tokenizer, rule.chat_template)
     try:
@@ -230,7 +228,7 @@ def _written(
         if any(texts.tools[row] is not None for row in rows):
             columns["tools"] = [_json(texts.tools[row] or [], texts.arrow) for row in rows]
     except TypeError as error:
-        raise SchemaError(f"messages and tools hold what JSON can, and one of them does not: {error}") from error
+        raise SchemaError(f"messages and tools must be JSON: {error}") from error
     batch = pa.record_batch({name: pa.array(values, pa.large_string()) for name, values in columns.items()})
     try:
         made = form.transform(batch)
@@ -257,16 +255,16 @@ def _missing(lists: ListColumn | None, rows: int) -> Flags:
 
 
 def _spread(ragged: Ragged, rows: Sequence[int], total: int) -> ListColumn:
-    """Lists for some of the rows; the others miss one."""
+    """Lists for these rows; missing in others."""
     missing = np.ones(total, np.bool_)
     missing[rows] = False
     lengths = np.zeros(total, np.int64)
     lengths[rows] = ragged.lengths
-    return ListColumn.of(Ragged(ragged.values, np.concatenate(([0], np.cumsum(lengths)))), missing)
+    return ListColumn.of(Ragged(ragged.values, offsets_of(lengths)), missing)
 
 
 def _filled(lists: Sequence[ListColumn | None]) -> ListColumn | None:
-    """One of several, row by row: the first that has a list there."""
+    """First list of each row among several columns."""
     given = [each for each in lists if each is not None]
     if len(given) < 2:
         return given[0] if given else None

@@ -1,13 +1,13 @@
-"""Rollouts as they lie in other people's arrays, as a prompt and a response: padding cut off, one sequence cut in two,
-turns put one behind the other.
+"""Token columns of rollouts: prompts, responses, masks and per-token numbers, from any layout that stacks use.
 
-Whatever is cut is cut by whole arrays. Numbers per token of a response are cut along with it if they are as long as it
-was; otherwise they are left as they are, for the check of lengths to find.
+Padding is removed, sequences that hold prompt and response are split, turns are joined, and the result is checked. All
+cuts work on whole arrays. Per-token numbers are cut along with a response if they are as long as it is; otherwise they
+stay as they are, and the check of lengths reports them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock._suggest import did_you_mean
-from penstock.arrays.ragged import Ragged
+from penstock.arrays.ragged import Ragged, offsets_of
 from penstock.arrays.text import plain
-from penstock.errors import ConfigError
-from penstock.rl.column_aliases import DIALECTS, PER_TOKEN, Meaning, alike
+from penstock.rl.column_aliases import DIALECTS, ColumnFields, similar_names
 from penstock.rl.read.columns import (
     EXPECTED,
     Column,
@@ -30,35 +28,35 @@ from penstock.rl.read.columns import (
     as_numbers,
     as_objects,
 )
+from penstock.rl.rollout import PER_TOKEN
 
 if TYPE_CHECKING:
     from penstock.transforms.tokenization import Tokenizer
 
 __all__ = [
     "LOGPROB_ROUNDING",
-    "OWN_ROLES",
-    "PromptResponse",
-    "TokenRules",
+    "TokenColumns",
     "check_ids",
     "check_logprobs",
     "checked_mask",
     "checked_numbers",
-    "firsts",
-    "lasts",
-    "read_parts",
+    "first_true",
+    "last_true",
+    "read_token_columns",
     "read_turns",
-    "rows_to_keep",
     "windows",
 ]
-
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
+LOGPROB_ROUNDING = 0.01
+"""Log-probabilities of bfloat16 logits may exceed 0 by this, from rounding."""
+
 
 @dataclass(frozen=True, slots=True)
-class PromptResponse:
-    """Prompt, response, and what is known of each token of it; None for what no column says."""
+class TokenColumns:
+    """Prompt, response, mask and per-token numbers; None for columns that were not given."""
 
     prompt: ListColumn | None
     response: ListColumn | None
@@ -66,45 +64,54 @@ class PromptResponse:
     per_token: dict[str, ListColumn] = field(default_factory=dict)
 
 
+def read_token_columns(columns: dict[str, Column], names: ColumnFields, problems: RolloutProblems) -> TokenColumns:
+    """Token columns of rollouts in any layout but turns."""
+    reader = _LayoutReader(columns, names, problems)
+    per_token = {name: found for name in PER_TOKEN if (found := reader.lists(name, "floats")) is not None}
+    if "sequences" in names.fields:
+        return _from_sequences(reader, per_token)
+    if "tokens" in names.fields:
+        return _from_tokens(reader, per_token)
+    prompt, response = reader.lists("prompt_ids", "ids"), reader.lists("response_ids", "ids")
+    parts = TokenColumns(prompt, response, reader.lists("loss_mask", "mask"), per_token)
+    return parts if response is None else _unpadded(reader, parts, response)
+
+
 @dataclass(frozen=True, slots=True)
-class ShapeReader:
-    """The columns that the fields are in."""
+class _LayoutReader:
+    """Columns by the fields of a rollout."""
 
     columns: dict[str, Column]
-    meaning: Meaning
+    names: ColumnFields
     problems: RolloutProblems
 
     def lists(self, name: str, kind: Kind) -> ListColumn | None:
-        """A field as lists; what is not a list of such numbers is a problem."""
-        column = self.meaning.fields.get(name)
+        """Field as lists; a value that is no list of such numbers is a problem."""
+        column = self.names.fields.get(name)
         if column is None:
             return None
         found = as_lists(self.columns[column], kind)
         self.problems.add(found.odd, lambda row: f"{column} is {found.describe(row)}, expected {EXPECTED[kind]}")
         return found
 
-    def called(self, name: str) -> str:
-        """What a field is called in the data."""
-        return self.meaning.fields.get(name, name)
+    def check_lengths(self, name: str, found: ListColumn, expected: Ints, of: str) -> bool:
+        """Add a problem for rows whose list has another length; True if there are none."""
+        wrong = np.flatnonzero(found.lengths != expected)
+        column, lengths = self.names.column(name), found.lengths
+        self.problems.add(wrong, lambda row: f"{column} has {lengths[row]} entries, expected {expected[row]}, {of}")
+        return not len(wrong)
 
-
-def read_parts(columns: dict[str, Column], meaning: Meaning, problems: RolloutProblems) -> PromptResponse:
-    """The token columns of rollouts of any shape."""
-    reader = ShapeReader(columns, meaning, problems)
-    per_token = {name: found for name in PER_TOKEN if (found := reader.lists(name, "floats")) is not None}
-    if "sequences" in meaning.fields:
-        return _from_sequences(reader, per_token)
-    if "tokens" in meaning.fields:
-        return _from_tokens(reader, per_token)
-    prompt, response = reader.lists("prompt_ids", "ids"), reader.lists("response_ids", "ids")
-    parts = PromptResponse(prompt, response, reader.lists("loss_mask", "mask"), per_token)
-    return parts if response is None else _unpadded(reader, parts, response)
+    def unknown_padding(self, name: str, remedy: str) -> None:
+        self.problems.add_whole(
+            f"{self.names.column(name)} is one padded array for all rows, and no mask marks its padding; give "
+            f"{remedy}, or a list of arrays without padding"
+        )
 
 
 # -- padding -----------------------------------------------------------------------------------------------------------
 
 
-def _unpadded(reader: ShapeReader, parts: PromptResponse, response: ListColumn) -> PromptResponse:
+def _unpadded(reader: _LayoutReader, parts: TokenColumns, response: ListColumn) -> TokenColumns:
     attention, mask = reader.lists("attention_mask", "mask"), parts.mask
     completion, tool = reader.lists("completion_mask", "mask"), reader.lists("tool_mask", "mask")
     prompt_mask = reader.lists("prompt_mask", "mask")
@@ -112,62 +119,44 @@ def _unpadded(reader: ShapeReader, parts: PromptResponse, response: ListColumn) 
         parts = replace(parts, mask=_both(completion, tool) if mask is None else _both(mask, completion))
     elif tool is not None:
         parts = replace(parts, mask=tool if mask is None else _both(mask, tool))
-    prompt = parts.prompt
     if attention is not None:
         return _by_attention(reader, parts, response, attention)
+    prompt, padded = parts.prompt, reader.names.dialect.padded
     if prompt is not None and prompt_mask is not None:
-        prompt = _kept(reader, prompt, prompt_mask, "prompt_ids", "prompt_mask")
-    elif prompt is not None and prompt.padded and reader.meaning.dialect.padded:
-        reader.problems.add_whole(
-            f"{reader.called('prompt_ids')} is one array for all rows, filled up to one length, and nothing says what "
-            "of it is padding; give attention_mask (or prompt_mask), or a list of arrays of their own lengths"
-        )
-    parts = replace(parts, prompt=prompt)
+        parts = replace(parts, prompt=_masked(reader, prompt, prompt_mask, "prompt_mask"))
+    elif prompt is not None and prompt.padded and padded:
+        reader.unknown_padding("prompt_ids", "attention_mask or prompt_mask")
     ends = completion if completion is not None else mask
-    if not (response.padded and reader.meaning.dialect.padded):
+    if not (response.padded and padded):
         return parts
     if ends is None or not np.array_equal(ends.lengths, response.lengths):
-        reader.problems.add_whole(
-            f"{reader.called('response_ids')} is one array for all rows, filled up to one length, and no mask of that "
-            "length says what of it is padding; give attention_mask, or a list of arrays of their own lengths"
-        )
+        reader.unknown_padding("response_ids", "attention_mask")
         return parts
-    return _cut(parts, response, lasts(ends.ragged) + 1)
+    return _cut(parts, response, last_true(ends.ragged) + 1)
 
 
 def _by_attention(
-    reader: ShapeReader, parts: PromptResponse, response: ListColumn, attention: ListColumn
-) -> PromptResponse:
-    """One mask over prompt and response together, as verl has it."""
+    reader: _LayoutReader, parts: TokenColumns, response: ListColumn, attention: ListColumn
+) -> TokenColumns:
+    """One mask over prompt and response together, as in verl."""
     prompt = parts.prompt
     before = prompt.lengths if prompt is not None else np.zeros(len(response), np.int64)
-    wrong = attention.lengths != before + response.lengths
-    reader.problems.add(
-        np.flatnonzero(wrong),
-        lambda row: (
-            f"{reader.called('attention_mask')} has {attention.lengths[row]} entries, the prompt has {before[row]} "
-            f"tokens and the response {response.lengths[row]}"
-        ),
-    )
-    if wrong.any():
+    if not reader.check_lengths("attention_mask", attention, before + response.lengths, "prompt and response together"):
         return parts
-    behind = windows(attention.ragged, before, response.lengths)
-    lengths = _sums(behind)
-    holes = np.flatnonzero(lasts(behind) + 1 != lengths)
-    reader.problems.add(
-        holes,
-        lambda row: (
-            f"{reader.called('attention_mask')} has zeros between the tokens of the response; padding is behind"
-        ),
-    )
+    shown = windows(attention.ragged, before, response.lengths)
+    running = np.concatenate(([0], np.cumsum(shown.values)))
+    lengths = np.asarray(running[shown.offsets[1:]] - running[shown.offsets[:-1]], np.int64)
+    holes = np.flatnonzero(last_true(shown) + 1 != lengths)
+    name = reader.names.column("attention_mask")
+    reader.problems.add(holes, f"{name} has zeros between the tokens of the response; padding must follow them")
     if prompt is not None:
-        shown = ListColumn.of(windows(attention.ragged, np.zeros_like(before), before))
-        prompt = _kept(reader, prompt, shown, "prompt_ids", "attention_mask")
-    return parts if len(holes) else _cut(replace(parts, prompt=prompt), response, lengths)
+        shown_prompt = ListColumn.of(windows(attention.ragged, np.zeros_like(before), before))
+        parts = replace(parts, prompt=_masked(reader, prompt, shown_prompt, "attention_mask"))
+    return parts if len(holes) else _cut(parts, response, lengths)
 
 
-def _cut(parts: PromptResponse, response: ListColumn, lengths: Ints) -> PromptResponse:
-    """The first tokens of each response, and of everything that is as long as it was."""
+def _cut(parts: TokenColumns, response: ListColumn, lengths: Ints) -> TokenColumns:
+    """First tokens of each response, and of every column that is as long as it."""
     full = response.lengths
 
     def cut(lists: ListColumn | None) -> ListColumn | None:
@@ -176,24 +165,20 @@ def _cut(parts: PromptResponse, response: ListColumn, lengths: Ints) -> PromptRe
         return lists.with_ragged(windows(lists.ragged, np.zeros_like(lengths), lengths))
 
     per_token = {name: cut(lists) or lists for name, lists in parts.per_token.items()}
-    return PromptResponse(parts.prompt, cut(response), cut(parts.mask), per_token)
+    return TokenColumns(parts.prompt, cut(response), cut(parts.mask), per_token)
 
 
-def _kept(reader: ShapeReader, lists: ListColumn, mask: ListColumn, name: str, by: str) -> ListColumn:
-    """The tokens that a mask of their length leaves."""
-    wrong = mask.lengths != lists.lengths
-    reader.problems.add(
-        np.flatnonzero(wrong),
-        lambda row: (
-            f"{reader.called(by)} has {mask.lengths[row]} entries for the {lists.lengths[row]} tokens of "
-            f"{reader.called(name)}"
-        ),
-    )
-    if wrong.any() or mask.ragged.values.all():
+def _masked(reader: _LayoutReader, lists: ListColumn, mask: ListColumn, name: str) -> ListColumn:
+    """Tokens of a prompt where its mask is 1."""
+    tokens = f"the tokens of {reader.names.column('prompt_ids')}"
+    if not reader.check_lengths(name, mask, lists.lengths, tokens) or mask.ragged.values.all():
         return lists
-    left = np.concatenate(([0], np.cumsum(mask.ragged.values)))
-    kept = Ragged(lists.ragged.values[mask.ragged.values], left[mask.ragged.offsets])
-    return lists.with_ragged(kept)
+    return lists.with_ragged(_filtered(lists.ragged.values, mask.ragged.values, mask.ragged.offsets))
+
+
+def _filtered(values: npt.NDArray[Any], keep: Flags, offsets: Ints) -> Ragged:
+    """Values to keep, in the rows that `offsets` had before."""
+    return Ragged(values[keep], offsets_of(keep)[offsets])
 
 
 def _both(first: ListColumn, second: ListColumn | None) -> ListColumn:
@@ -202,48 +187,45 @@ def _both(first: ListColumn, second: ListColumn | None) -> ListColumn:
     return replace(first, ragged=Ragged(first.ragged.values & second.ragged.values, first.ragged.offsets))
 
 
-# -- one sequence ------------------------------------------------------------------------------------------------------
+# -- prompt and response in one sequence -------------------------------------------------------------------------------
 
 
-def _from_sequences(reader: ShapeReader, per_token: dict[str, ListColumn]) -> PromptResponse:
-    """Prompt and response in one, and a mask of actions over the last tokens of it, as OpenRLHF has it.
+def _from_sequences(reader: _LayoutReader, per_token: dict[str, ListColumn]) -> TokenColumns:
+    """Sequences with an action mask over their last tokens, as in OpenRLHF.
 
-    The mask is as long as the sequence, or one shorter (the first token is nobody's action), or covers the response
-    alone: in each case its last entry is that of the last token. The response begins with the first action.
+    The mask is as long as the sequence, or one shorter (the first token is no action), or covers the response only: in
+    each case its last entry is that of the last token. The response starts at the first action.
     """
     whole, actions = reader.lists("sequences", "ids"), reader.lists("action_mask", "mask")
     assert whole is not None
     attention = reader.lists("attention_mask", "mask")
+    failed = TokenColumns(whole, None)
     if actions is None:
-        reader.problems.add_whole("sequences need an action_mask, which says where the response is; pass it in columns")
-        return PromptResponse(whole, None)
+        reader.problems.add_whole("sequences need an action_mask, which marks the response; name it in columns")
+        return failed
     if attention is None and whole.padded:
-        reader.problems.add_whole(
-            "sequences is one array for all rows, filled up to one length, and nothing says what of it is padding; "
-            "give attention_mask, or a list of arrays of their own lengths"
-        )
-        return PromptResponse(whole, None)
+        reader.unknown_padding("sequences", "attention_mask")
+        return failed
     total, covered = whole.lengths, actions.lengths
-    if _refused(reader, total < covered, lambda row: f"action_mask has {covered[row]} entries for {total[row]} tokens"):
-        return PromptResponse(whole, None)
+    wrong = np.flatnonzero(total < covered)
+    reader.problems.add(wrong, lambda row: f"action_mask has {covered[row]} entries for {total[row]} tokens")
+    if len(wrong):
+        return failed
     begin, end = np.zeros_like(total), total
     if attention is not None:
-        shown = attention.lengths
-        if _refused(
-            reader, shown != total, lambda row: f"attention_mask has {shown[row]} entries for {total[row]} tokens"
-        ):
-            return PromptResponse(whole, None)
-        begin, end = np.minimum(firsts(attention.ragged), total), lasts(attention.ragged) + 1
-    ahead = total - covered  # tokens before the first that the mask is about
-    start = np.clip(firsts(actions.ragged) + ahead, begin, np.maximum(begin, end))
+        if not reader.check_lengths("attention_mask", attention, total, "the tokens of the sequence"):
+            return failed
+        begin, end = np.minimum(first_true(attention.ragged), total), last_true(attention.ragged) + 1
+    ahead = total - covered  # tokens before the first that the mask covers
+    start = np.clip(first_true(actions.ragged) + ahead, begin, np.maximum(begin, end))
     lengths = np.maximum(end - start, 0)
 
     def of_response(lists: ListColumn) -> ListColumn:
         if not np.array_equal(lists.lengths, covered):
-            return lists  # of the length of the response, or wrong: the check of lengths tells
+            return lists  # as long as the response, or reported by the check of lengths
         return lists.with_ragged(windows(lists.ragged, start - ahead, lengths))
 
-    return PromptResponse(
+    return TokenColumns(
         whole.with_ragged(windows(whole.ragged, begin, start - begin)),
         whole.with_ragged(windows(whole.ragged, start, lengths)),
         of_response(actions),
@@ -251,59 +233,47 @@ def _from_sequences(reader: ShapeReader, per_token: dict[str, ListColumn]) -> Pr
     )
 
 
-def _from_tokens(reader: ShapeReader, per_token: dict[str, ListColumn]) -> PromptResponse:
-    """Prompt and response in one, and how many tokens at the end are the response, as slime has it."""
+def _from_tokens(reader: _LayoutReader, per_token: dict[str, ListColumn]) -> TokenColumns:
+    """Sequences with the length of the response at their end, as in slime."""
     whole = reader.lists("tokens", "ids")
     assert whole is not None
-    column = reader.meaning.fields.get("response_length")
-    mask = reader.lists("loss_mask", "mask")
+    column = reader.names.fields.get("response_length")
     if column is None:
         reader.problems.add_whole(
-            "tokens hold prompt and response in one, and no response_length says where the response begins; pass it in "
-            "columns, or columns={'response_ids': 'tokens'} if they are the response alone"
+            "tokens hold prompt and response, and there is no response_length to split them; name it in columns, or "
+            "pass columns={'response_ids': 'tokens'} if they are only the response"
         )
-        return PromptResponse(whole, None)
+        return TokenColumns(whole, None)
     counts = as_numbers(reader.columns[column])
     total, given = whole.lengths, counts.values
     wrong = ~((given >= 0) & (given <= total) & (given % 1 == 0))
     wrong[counts.odd] = True
-    if _refused(reader, wrong, lambda row: f"{column} is {_shown(given[row])}, expected 0 to {total[row]}, its tokens"):
-        return PromptResponse(whole, None)
+    reader.problems.add(
+        np.flatnonzero(wrong),
+        lambda row: (
+            f"{column} is {'missing' if np.isnan(given[row]) else f'{given[row]:g}'}, expected 0 to {total[row]}, the "
+            "number of tokens"
+        ),
+    )
+    if wrong.any():
+        return TokenColumns(whole, None)
     lengths = given.astype(np.int64)
     prompt = whole.with_ragged(windows(whole.ragged, np.zeros_like(total), total - lengths))
     response = whole.with_ragged(windows(whole.ragged, total - lengths, lengths))
-    return PromptResponse(prompt, response, mask, per_token)
-
-
-def _refused(reader: ShapeReader, wrong: Flags, tell: Callable[[int], str]) -> bool:
-    reader.problems.add(np.flatnonzero(wrong), tell)
-    return bool(wrong.any())
-
-
-def _shown(number: float) -> str:
-    return "missing" if np.isnan(number) else f"{number:g}"
-
-
-# -- rows of different lengths -----------------------------------------------------------------------------------------
+    return TokenColumns(prompt, response, reader.lists("loss_mask", "mask"), per_token)
 
 
 def windows(ragged: Ragged, starts: Ints, lengths: Ints) -> Ragged:
-    """Of each row the `lengths[i]` entries from `starts[i]` on."""
+    """`lengths[i]` entries of each row from `starts[i]` on."""
     if not starts.any() and np.array_equal(lengths, ragged.lengths):
         return ragged
-    offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
+    offsets = offsets_of(lengths)
     index = np.repeat(ragged.offsets[:-1] + starts - offsets[:-1], lengths) + np.arange(offsets[-1])
     return Ragged(ragged.values[index], offsets)
 
 
-def _sums(flags: Ragged) -> Ints:
-    running = np.concatenate(([0], np.cumsum(flags.values)))
-    return np.asarray(running[flags.offsets[1:]] - running[flags.offsets[:-1]], np.int64)
-
-
-def firsts(flags: Ragged) -> Ints:
-    """The place of the first True in each row; the length of the row where there is none."""
+def first_true(flags: Ragged) -> Ints:
+    """Index of the first True of each row; the length of the row if there is none."""
     where = np.flatnonzero(flags.values)
     rows, at = np.unique(np.searchsorted(flags.offsets, where, "right") - 1, return_index=True)
     found = flags.lengths.copy()
@@ -311,8 +281,8 @@ def firsts(flags: Ragged) -> Ints:
     return found
 
 
-def lasts(flags: Ragged) -> Ints:
-    """The place of the last True in each row; -1 where there is none."""
+def last_true(flags: Ragged) -> Ints:
+    """Index of the last True of each row; -1 if there is none."""
     where = np.flatnonzero(flags.values)[::-1]
     rows, at = np.unique(np.searchsorted(flags.offsets, where, "right") - 1, return_index=True)
     found = np.full(len(flags), -1, np.int64)
@@ -320,19 +290,20 @@ def lasts(flags: Ragged) -> Ints:
     return found
 
 
-OWN_ROLES = ("assistant", "gpt", "model", "policy", "bot", "ai")
-"""Who speaks when the policy does."""
-IDS = ("ids", "token_ids", "tokens")
-OTHERS = ("system", "developer", "user", "human", "tool", "function", "ipython", "environment", "observation")
-"""Who speaks when the policy does not; other roles are taken for such, unless nobody else spoke."""
-KEYS = ("role", *IDS, "loss_mask", *PER_TOKEN)
-MEANT = {"mask": "loss_mask", "reward": "token_rewards", "rewards": "token_rewards"}
-"""What somebody may have called a key, beside what other stacks do."""
+# -- turns -------------------------------------------------------------------------------------------------------------
+
+POLICY_ROLES = ("assistant", "gpt", "model", "policy", "bot", "ai")
+OTHER_ROLES = ("system", "developer", "user", "human", "tool", "function", "ipython", "environment", "observation")
+"""Roles other than the policy; unknown ones are taken for such, unless the policy has no turn."""
+TURN_IDS = ("ids", "token_ids", "tokens")
+TURN_KEYS = ("role", *TURN_IDS, "loss_mask", *PER_TOKEN)
+TURN_ALIASES = {"mask": "loss_mask", "reward": "token_rewards", "rewards": "token_rewards"}
+"""Likely wrong names of keys, besides those of other stacks."""
 
 
 @dataclass(frozen=True, slots=True)
-class Turns:
-    """The turns of all rows, one behind the other."""
+class _Turns:
+    """Turns of all rows, end to end."""
 
     bounds: Ints
     """Row i has the turns bounds[i] to bounds[i + 1]."""
@@ -340,149 +311,79 @@ class Turns:
 
     @property
     def rows(self) -> Ints:
-        """The row of each turn."""
+        """Row of each turn."""
         return np.repeat(np.arange(len(self.bounds) - 1), np.diff(self.bounds))
 
 
-def read_turns(column: Column, given: PromptResponse, problems: RolloutProblems) -> PromptResponse:
+def read_turns(column: Column, given: TokenColumns, problems: RolloutProblems) -> TokenColumns:
     """`[{"role": "assistant", "ids": [...], "logprobs": [...]}, {"role": "tool", "ids": [...]}, ...]` for each row.
 
-    Turns before the first of the policy are the prompt, unless prompt ids were given. From there on everything is the
-    response, masked where another spoke; a turn's own `loss_mask` has the last word on it. What others said has no
-    log-probs: they may be left out there.
+    Turns before the first of the policy are the prompt, unless prompt ids were given. The rest is the response, masked
+    where another role wrote, unless a turn has its own `loss_mask`. Turns of others may lack log-probs.
     """
-    turns = _taken_apart(column, problems)
+    turns = _split_turns(column, problems)
     if turns is None:
         return given
     _check_keys(turns.columns, problems)
     rows, count = turns.rows, int(turns.bounds[-1])
-    name = next((name for name in IDS if name in turns.columns), None)
+    name = next((name for name in TURN_IDS if name in turns.columns), None)
     roles = as_objects(turns.columns.get("role", [None] * count))
-    own = np.array([role in OWN_ROLES for role in roles], np.bool_)
-    nameless = np.flatnonzero([not isinstance(role, str) for role in roles])
-    at = np.arange(count) - turns.bounds[rows]
-    problems.add(rows[nameless], "a turn has no role, which says whether the policy wrote it")
+    own = np.array([role in POLICY_ROLES for role in roles], np.bool_)
+    problems.add(
+        rows[np.flatnonzero([not isinstance(role, str) for role in roles])],
+        "a turn has no role, which tells the policy's turns from others",
+    )
     _check_roles(turns, roles, own, problems)
     if name is None:
-        problems.add_whole(f"turns have no token ids; give each of them {IDS[0]!r}, or give messages with text alone")
+        problems.add_whole(f"turns have no token ids; give each of them {TURN_IDS[0]!r}, or give messages as text")
         return given
     ids = as_lists(turns.columns[name], "ids")
     bad = ids.missing.copy()
     bad[ids.odd] = True
-    number = {int(rows[turn]): int(turn) for turn in np.flatnonzero(bad)[::-1].tolist()}
+    first = {int(rows[turn]): int(turn) for turn in np.flatnonzero(bad)[::-1].tolist()}
 
-    def tell(row: int) -> str:
-        turn = number[row]
-        what = "missing" if ids.missing[turn] else ids.describe(turn)
-        return f"{name} of turn {at[turn]} ({roles[turn]!r}) is {what}, expected {EXPECTED['ids']}"
+    def describe(row: int) -> str:
+        turn = first[row]
+        value = "missing" if ids.missing[turn] else ids.describe(turn)
+        return f"{name} of turn {turn - turns.bounds[row]} ({roles[turn]!r}) is {value}, expected {EXPECTED['ids']}"
 
-    problems.add(np.unique(rows[bad]), tell)
+    problems.add(np.unique(rows[bad]), describe)
     masks = _per_turn(turns, "loss_mask", ids, rows, problems)
-    numbers = {key: _per_turn(turns, key, ids, rows, problems) for key in PER_TOKEN}
+    numbers = {key: lists for key in PER_TOKEN if (lists := _per_turn(turns, key, ids, rows, problems)) is not None}
     for key, lists in numbers.items():
-        if lists is not None:
-            lacking = own & lists.missing & (ids.lengths > 0)
-            problems.add(np.unique(rows[lacking]), f"a turn of the policy lacks {key}, which others have")
-    firsts = turns.bounds[1:].copy()
+        lacking = own & lists.missing & (ids.lengths > 0)
+        problems.add(np.unique(rows[lacking]), f"a turn of the policy lacks {key}, which others have")
+    starts = turns.bounds[1:].copy()
     spoken, where = np.unique(rows[own], return_index=True)
-    firsts[spoken] = np.flatnonzero(own)[where]
+    starts[spoken] = np.flatnonzero(own)[where]
     if given.prompt is not None:
-        firsts = turns.bounds[:-1]
-    in_response = np.arange(count) >= firsts[rows]
+        starts = turns.bounds[:-1]
     edges = ids.ragged.offsets[turns.bounds]
-    behind = np.repeat(in_response, ids.lengths)
+    in_response = np.repeat(np.arange(count) >= starts[rows], ids.lengths)
     flags = np.repeat(own, ids.lengths)
     if masks is not None:
-        told = np.repeat(~masks.missing, ids.lengths)
-        flags[told] = masks.ragged.values
-    prompt = given.prompt if given.prompt is not None else ListColumn.of(_kept_turns(ids.ragged.values, ~behind, edges))
+        flags[np.repeat(~masks.missing, ids.lengths)] = masks.ragged.values
+    values = ids.ragged.values
+    prompt = given.prompt if given.prompt is not None else ListColumn.of(_filtered(values, ~in_response, edges))
     per_token = dict(given.per_token)
     for key, lists in numbers.items():
-        if lists is not None:
-            per_token[key] = ListColumn.of(_kept_turns(_spread(lists, ids), behind, edges))
-    return PromptResponse(
-        prompt,
-        ListColumn.of(_kept_turns(ids.ragged.values, behind, edges)),
-        ListColumn.of(_kept_turns(flags, behind, edges)),
-        per_token,
-    )
+        spread = np.full(len(values), np.nan, np.float32)
+        spread[np.repeat(~lists.missing, ids.lengths)] = lists.ragged.values
+        per_token[key] = ListColumn.of(_filtered(spread, in_response, edges))
+    response, mask = (ListColumn.of(_filtered(each, in_response, edges)) for each in (values, flags))
+    return TokenColumns(prompt, response, mask, per_token)
 
 
-def _check_keys(columns: Mapping[str, Column], problems: RolloutProblems) -> None:
-    """Tells a key that is nearly one of ours, or what others call it: it would be passed over."""
-    for key in columns:
-        if key in KEYS or not isinstance(key, str):
-            continue
-        for field in ("role", "ids", "loss_mask", *PER_TOKEN):
-            if field in columns or (field == "ids" and any(name in columns for name in IDS)):
-                continue
-            theirs = (name for dialect in DIALECTS for name in dialect.names.get(field, ()))
-            if alike(key, field) or MEANT.get(key) == field or key in theirs:
-                problems.add_whole(
-                    f"turns have {key!r}, which looks like {field!r} and would be passed over; rename it: what is read "
-                    f"of a turn is {', '.join(KEYS)}, each with one entry a token but the role"
-                )
-                break
-
-
-def _check_roles(turns: Turns, roles: list[Any], own: npt.NDArray[np.bool_], problems: RolloutProblems) -> None:
-    """Tells rows in which nobody is the policy, though somebody may be: by another name, or written otherwise."""
-    meant = np.array([isinstance(role, str) and role.strip().lower() in OWN_ROLES for role in roles], np.bool_) & ~own
-    unknown = np.array([isinstance(role, str) and role not in OTHERS for role in roles], np.bool_) & ~own
-    spoke = np.bincount(turns.rows[own], minlength=len(turns.bounds) - 1) > 0
-    bad = np.unique(turns.rows[meant | (unknown & ~spoke[turns.rows])])
-
-    def tell(row: int) -> str:
-        seen = dict.fromkeys(roles[turns.bounds[row] : turns.bounds[row + 1]])
-        return (
-            f"turns have the roles {', '.join(map(repr, seen))}, and the policy is one of "
-            f"{', '.join(map(repr, OWN_ROLES))}, written like this; rename the role of its turns"
-        )
-
-    problems.add(bad, tell)
-
-
-def _per_turn(turns: Turns, key: str, ids: ListColumn, rows: Ints, problems: RolloutProblems) -> ListColumn | None:
-    """What a turn says of each of its tokens; None if no turn does."""
-    if key not in turns.columns:
-        return None
-    lists = as_lists(turns.columns[key], "mask" if key == "loss_mask" else "floats")
-    wrong = ~lists.missing & (lists.lengths != ids.lengths)
-    wrong[lists.odd] = True
-    if wrong.any():
-        first = {int(rows[turn]): int(turn) for turn in np.flatnonzero(wrong)[::-1].tolist()}
-        problems.add(
-            np.unique(rows[wrong]),
-            lambda row: (
-                f"{key} of turn {first[row] - turns.bounds[row]} has {lists.lengths[first[row]]} entries for "
-                f"{ids.lengths[first[row]]} tokens"
-            ),
-        )
-        return None
-    return None if lists.missing.all() else lists
-
-
-def _spread(lists: ListColumn, ids: ListColumn) -> npt.NDArray[Any]:
-    """The numbers of all tokens, NaN for those of turns without."""
-    found = np.full(len(ids.ragged.values), np.nan, np.float32)
-    found[np.repeat(~lists.missing, ids.lengths)] = lists.ragged.values
-    return found
-
-
-def _kept_turns(values: npt.NDArray[Any], keep: npt.NDArray[np.bool_], edges: Ints) -> Ragged:
-    running = np.concatenate(([0], np.cumsum(keep)))
-    return Ragged(values[keep], running[edges])
-
-
-def _taken_apart(column: Column, problems: RolloutProblems) -> Turns | None:
+def _split_turns(column: Column, problems: RolloutProblems) -> _Turns | None:
     if isinstance(column, pa.ChunkedArray):
         array = plain(column.combine_chunks() if column.num_chunks != 1 else column.chunk(0))
         kind = array.type
         if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_struct(kind.value_type):
             lengths = np.asarray(array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False), np.int64)
-            flat = array.flatten()
-            fields = {kind.value_type.field(i).name: pa.chunked_array([part]) for i, part in enumerate(flat.flatten())}
-            return Turns(np.concatenate(([0], np.cumsum(lengths))), dict(fields))
+            parts = enumerate(array.flatten().flatten())
+            return _Turns(
+                offsets_of(lengths), {kind.value_type.field(i).name: pa.chunked_array([part]) for i, part in parts}
+            )
     rows = as_objects(column)
     wrong = [
         row
@@ -492,63 +393,85 @@ def _taken_apart(column: Column, problems: RolloutProblems) -> Turns | None:
     problems.add(wrong, lambda row: f"turns is {rows[row]!r:.60}, expected a list of dicts with role and ids")
     if wrong:
         return None
-    flat_turns = [turn for turns in rows for turn in turns]
-    names = dict.fromkeys(key for turn in flat_turns for key in turn)
-    cells: dict[str, Column] = {name: [turn.get(name) for turn in flat_turns] for name in names}
-    return Turns(np.cumsum([0, *map(len, rows)]), cells)
+    flat = [turn for turns in rows for turn in turns]
+    names = dict.fromkeys(key for turn in flat for key in turn)
+    return _Turns(offsets_of([*map(len, rows)]), {name: [turn.get(name) for turn in flat] for name in names})
 
 
-LOGPROB_ROUNDING = 0.01
-"""What a log-probability may be above 0 by: those of bfloat16 logits are, by rounding."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenRules:
-    """What to do with rows that have nothing to learn from."""
-
-    missing_rewards: str
-    empty_responses: str
-    all_masked: str
-    group_prompts: str = "equal"
-
-    def __post_init__(self) -> None:
-        for name, known in {
-            "missing_rewards": ("error", "zero", "drop", "keep"),
-            "empty_responses": ("error", "drop", "keep"),
-            "all_masked": ("error", "drop", "keep"),
-            "group_prompts": ("equal", "any"),
-        }.items():
-            given = getattr(self, name)
-            if given not in known:
-                raise ConfigError(
-                    f"{name} must be one of {', '.join(known)}, got {given!r}{did_you_mean(str(given), known)}"
+def _check_keys(columns: Mapping[str, Column], problems: RolloutProblems) -> None:
+    """Report a key that resembles one of ours, or is another stack's name of it: it would be ignored."""
+    for key in columns:
+        if key in TURN_KEYS or not isinstance(key, str):
+            continue
+        for name in ("role", "ids", "loss_mask", *PER_TOKEN):
+            if name in columns or (name == "ids" and any(each in columns for each in TURN_IDS)):
+                continue
+            theirs = (each for dialect in DIALECTS for each in dialect.names.get(name, ()))
+            if similar_names(key, name) or TURN_ALIASES.get(key) == name or key in theirs:
+                problems.add_whole(
+                    f"turns have {key!r}, which looks like {name!r} and would be ignored; rename it; the keys of a "
+                    f"turn are {', '.join(TURN_KEYS)}, with one entry a token except for the role"
                 )
+                break
+
+
+def _check_roles(turns: _Turns, roles: list[Any], own: Flags, problems: RolloutProblems) -> None:
+    """Report rows without a turn of the policy whose roles suggest one."""
+    meant = np.array([isinstance(role, str) and role.strip().lower() in POLICY_ROLES for role in roles], np.bool_)
+    unknown = np.array([isinstance(role, str) and role not in OTHER_ROLES for role in roles], np.bool_) & ~own
+    spoke = np.bincount(turns.rows[own], minlength=len(turns.bounds) - 1) > 0
+
+    def describe(row: int) -> str:
+        seen = dict.fromkeys(roles[turns.bounds[row] : turns.bounds[row + 1]])
+        return (
+            f"turns have the roles {', '.join(map(repr, seen))}, and that of the policy must be one of "
+            f"{', '.join(map(repr, POLICY_ROLES))}; rename the role of its turns"
+        )
+
+    problems.add(np.unique(turns.rows[(meant & ~own) | (unknown & ~spoke[turns.rows])]), describe)
+
+
+def _per_turn(turns: _Turns, key: str, ids: ListColumn, rows: Ints, problems: RolloutProblems) -> ListColumn | None:
+    """Per-token lists of turns; None if no turn has one."""
+    if key not in turns.columns:
+        return None
+    lists = as_lists(turns.columns[key], "mask" if key == "loss_mask" else "floats")
+    wrong = ~lists.missing & (lists.lengths != ids.lengths)
+    wrong[lists.odd] = True
+    first = {int(rows[turn]): int(turn) for turn in np.flatnonzero(wrong)[::-1].tolist()}
+    problems.add(
+        np.unique(rows[wrong]),
+        lambda row: (
+            f"{key} of turn {first[row] - turns.bounds[row]} has {lists.lengths[first[row]]} entries for "
+            f"{ids.lengths[first[row]]} tokens"
+        ),
+    )
+    return None if wrong.any() or lists.missing.all() else lists
+
+
+# -- checks ------------------------------------------------------------------------------------------------------------
 
 
 def check_ids(lists: ListColumn, name: str, tokenizer: Tokenizer | None, problems: RolloutProblems) -> None:
-    """Refuse ids below 0, and those that the tokenizer does not have."""
+    """Report negative ids, and ids outside of the tokenizer's vocabulary."""
     most = 2**63 - 1 if tokenizer is None else tokenizer.vocab_size - 1
     values = lists.ragged.values
     if not len(values) or (values.min() >= 0 and values.max() <= most):
         return
-    rows, at = _first_of_each(lists.ragged, (values < 0) | (values > most))
     reach = "2**63 - 1" if tokenizer is None else f"{most}, the vocabulary of {tokenizer.name}"
-    shown = dict(zip(rows.tolist(), at.tolist()))
-    problems.add(
-        rows,
-        lambda row: (
-            f"{name} has {values[shown[row]]} at token {shown[row] - lists.ragged.offsets[row]}, expected ids "
-            f"from 0 to {reach}"
-        ),
+    problems.add_tokens(
+        lists.ragged,
+        (values < 0) | (values > most),
+        lambda value, token: f"{name} has {value} at token {token}, expected ids from 0 to {reach}",
     )
 
 
 def checked_mask(mask: ListColumn | None, response: ListColumn, name: str, problems: RolloutProblems) -> Ragged:
-    """Which tokens are the policy's own: all of them, in rows that do not say otherwise."""
-    if mask is not None and not mask.missing.any() and _as_long(mask, response, name, problems):
-        return mask.ragged
+    """Loss mask; all tokens of a row without one are supervised."""
     flags = np.ones(len(response.ragged.values), np.bool_)
-    if mask is not None and _as_long(mask, response, name, problems):
+    if mask is not None and _same_lengths(mask, response, name, problems):
+        if not mask.missing.any():
+            return mask.ragged
         flags[np.repeat(~mask.missing, response.lengths)] = mask.ragged.values
     return Ragged(flags, response.ragged.offsets)
 
@@ -556,25 +479,23 @@ def checked_mask(mask: ListColumn | None, response: ListColumn, name: str, probl
 def checked_numbers(
     lists: ListColumn, response: ListColumn, mask: Ragged, name: str, problems: RolloutProblems, changed: dict[str, int]
 ) -> Ragged | None:
-    """Numbers that are finite where the policy wrote, and 0 where it did not and there was none; None for no column."""
+    """Numbers that are finite on supervised tokens, and 0 instead of others on masked ones; None for no column."""
     if lists.missing.all() and not len(lists.odd):
         return None
     lacking = np.flatnonzero(lists.missing & (response.lengths > 0))
     others = int((~lists.missing).sum())
     problems.add(lacking, f"{name} is missing, and {others} other rows have it; give it for all rows, or for none")
-    if not _as_long(lists, response, name, problems) or len(lacking):
+    if not _same_lengths(lists, response, name, problems) or len(lacking):
         return None
     values = lists.ragged.values
     endless = ~np.isfinite(values)
     if not endless.any():
         return lists.ragged
-    rows, at = _first_of_each(lists.ragged, endless & mask.values)
-    shown = dict(zip(rows.tolist(), at.tolist()))
-    problems.add(
-        rows,
-        lambda row: (
-            f"{name} has {values[shown[row]]} at token {shown[row] - lists.ragged.offsets[row]} of the "
-            "response, which is to be learned; expected a finite number"
+    problems.add_tokens(
+        lists.ragged,
+        endless & mask.values,
+        lambda value, token: (
+            f"{name} has {value} at token {token} of the response, which is supervised; expected a finite number"
         ),
     )
     changed[f"{name} of masked tokens set to 0"] = int(endless.sum())
@@ -582,81 +503,25 @@ def checked_numbers(
 
 
 def check_logprobs(column: Ragged | None, mask: Ragged, name: str, problems: RolloutProblems) -> None:
-    """Refuse log-probs of learned tokens that are clearly above 0."""
+    """Report log-probs of supervised tokens that are clearly above 0."""
     if column is None or not (column.values > LOGPROB_ROUNDING).any():
         return
-    values, offsets = column.flat, column.offsets - column.offsets[0]
-    rows, at = _first_of_each(Ragged(values, offsets), (values > LOGPROB_ROUNDING) & mask.flat.astype(np.bool_))
-    shown = dict(zip(rows.tolist(), at.tolist()))
-    problems.add(
-        rows,
-        lambda row: (
-            f"{name} has {values[shown[row]]:g} at token {shown[row] - offsets[row]} of the response, expected "
-            f"log-probabilities, which are at most 0 (up to {LOGPROB_ROUNDING:g} passes as rounding); if these are "
-            "probabilities, give their logarithms"
+    flat = Ragged(column.flat, column.offsets - column.offsets[0])
+    problems.add_tokens(
+        flat,
+        (flat.values > LOGPROB_ROUNDING) & mask.flat.astype(np.bool_),
+        lambda value, token: (
+            f"{name} has {value:g} at token {token} of the response, expected log-probabilities, which are at most 0 "
+            f"(up to {LOGPROB_ROUNDING:g} passes as rounding); if these are probabilities, give their logarithms"
         ),
     )
 
 
-def rows_to_keep(
-    rules: TokenRules,
-    response: ListColumn,
-    mask: Ragged,
-    rewards: npt.NDArray[np.float64],
-    numbers: Mapping[str, Any],
-    problems: RolloutProblems,
-    changed: dict[str, int],
-) -> Flags:
-    """Which rows stay; rewards that are missing are set, if that is the rule."""
-    keep = np.ones(len(response), np.bool_)
-    empty = response.lengths == 0
-    masked = np.zeros(len(response), np.bool_)
-    if not empty.all():
-        masked[~empty] = ~np.logical_or.reduceat(mask.values, mask.offsets[:-1][~empty])
-    unscored = np.isnan(rewards) & (numbers.get("token_rewards") is None)
-    if rules.missing_rewards == "zero":
-        changed["reward missing, set to 0"] = int(unscored.sum())
-        rewards[unscored] = 0.0
-    for bad, rule, reason, text in (
-        (
-            empty,
-            rules.empty_responses,
-            "empty response",
-            "the response is empty; pass empty_responses='drop' or 'keep'",
-        ),
-        (
-            masked,
-            rules.all_masked,
-            "all masked",
-            "no token is to be learned, the loss mask is 0 everywhere; pass all_masked='drop' or 'keep'",
-        ),
-        (
-            unscored,
-            rules.missing_rewards,
-            "missing reward",
-            "there is no reward, or it is NaN; pass missing_rewards='zero', 'drop' or 'keep'",
-        ),
-    ):
-        if rule == "error":
-            problems.add(np.flatnonzero(bad), text)
-        elif rule == "drop":
-            changed[reason] = int((bad & keep).sum())
-            keep &= ~bad
-    return keep
-
-
-def _as_long(lists: ListColumn, response: ListColumn, name: str, problems: RolloutProblems) -> bool:
-    """Whether every row that has a list has as many entries as its response has tokens."""
+def _same_lengths(lists: ListColumn, response: ListColumn, name: str, problems: RolloutProblems) -> bool:
+    """True if every list has as many entries as its response has tokens."""
     wrong = np.flatnonzero(~lists.missing & (lists.lengths != response.lengths))
     problems.add(
         wrong,
         lambda row: f"{name} has {lists.lengths[row]} entries, the response has {response.lengths[row]} tokens",
     )
     return not len(wrong)
-
-
-def _first_of_each(ragged: Ragged, flags: Flags) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The rows with a True in them, and where in the values its first one is."""
-    where = np.flatnonzero(flags)
-    rows, first = np.unique(np.searchsorted(ragged.offsets, where, "right") - 1, return_index=True)
-    return rows, where[first]

@@ -139,7 +139,7 @@ def test_groups_of_any_size_and_order_give_what_a_loop_over_them_gives(make: Any
             expected[rows[np.argmax(r)]] = (top[0] - top[1]) / (r.std(ddof=1) + 1e-6)
     function: Any = {"grpo": grpo, "rloo": rloo, "opo": opo, "gpg": gpg, "pass_at_k": pass_at_k}[name]
     options = {"lengths": make(lengths)} if name == "opo" else {}
-    found = function(make(rewards), groups, lone="zero", **options)
+    found = function(make(rewards), groups, single_member_group="zero", **options)
     np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-6, atol=2e-6)
 
 

@@ -92,20 +92,20 @@ def test_a_group_of_one_goes_by_the_rule_of_the_preset(function: Any, rules: dic
     for preset, expected in rules.items():
         own = replace(PRESETS[preset], unequal="group")
         if expected == "raise":
-            with pytest.raises(DataError, match=r"'alone'.*lone='zero'") as caught:
+            with pytest.raises(DataError, match=r"'alone'.*single_member_group='zero'") as caught:
                 function(rewards, groups, preset=own)
             assert caught.value.row == 1
         else:
             assert function(rewards, groups, preset=own)[1] == pytest.approx(expected, abs=1e-9)
-    assert np.isnan(function(rewards, groups, lone="nan")[1])
-    assert function(rewards, groups, lone="zero")[1] == 0
+    assert np.isnan(function(rewards, groups, single_member_group="nan")[1])
+    assert function(rewards, groups, single_member_group="zero")[1] == 0
 
 
 def test_pass_at_k_needs_two_whatever_the_preset() -> None:
     for preset in PRESETS:
         with pytest.raises(DataError, match=r"row 0\b"):
             pass_at_k([1.0], [7], preset=preset)
-    assert pass_at_k([1.0, 3.0, 2.0], [7, 8, 8], lone="zero", scale="none").tolist() == [0, 1, 0]
+    assert pass_at_k([1.0, 3.0, 2.0], [7, 8, 8], single_member_group="zero", scale="none").tolist() == [0, 1, 0]
 
 
 @pytest.mark.parametrize("function", GROUPED, ids=lambda f: f.__name__)

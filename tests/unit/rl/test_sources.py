@@ -31,7 +31,7 @@ def one(name: Any, number: int = 0, version: int = 0) -> Rollout:
 
 
 def opened(home: Path, **more: Any) -> RolloutQueue:
-    return RolloutQueue(home, **{"durable": False, "timeout_seconds": 20.0, **more})
+    return RolloutQueue(home, **{"durable": False, "timeout_seconds": 300.0, **more})
 
 
 def make(source: Any, **more: Any) -> RolloutDataLoader:
@@ -41,8 +41,8 @@ def make(source: Any, **more: Any) -> RolloutDataLoader:
 
 def held(loader: RolloutDataLoader) -> int:
     """Appends that the loader has in memory."""
-    entries: Any = loader._engine.source.entries  # type: ignore[attr-defined]
-    return len(entries._tables if hasattr(entries, "_tables") else entries._buffer._tables)
+    appends: Any = loader._engine.source.appends  # type: ignore[attr-defined]
+    return len(appends._tables if hasattr(appends, "_tables") else appends._buffer._tables)
 
 
 def files(home: Path) -> int:
@@ -221,4 +221,4 @@ def test_a_version_that_was_not_set_behind_a_state_is_told_of(caplog: pytest.Log
                 list(again)
             again.policy_version = 1
         assert names(again) == ["1.0", "1.1"]
-        assert ("set loader.policy_version in front of each loop" in caplog.text) == said
+        assert ("set loader.policy_version" in caplog.text) == said

@@ -103,8 +103,8 @@ def test_what_is_added_up_decides_whether_rewards_vary() -> None:
 def test_how_two_rewards_go_together_is_one_of_two() -> None:
     with pytest.raises(ConfigError, match=r"both_rewards.*'sum'"):
         AdvantageSpec(both_rewards="sum")  # type: ignore[arg-type]
-    assert "both_rewards" not in AdvantageSpec().described()
-    assert "both_rewards=add" in AdvantageSpec(both_rewards="add").described()
+    assert "both_rewards" not in AdvantageSpec().describe()
+    assert "both_rewards=add" in AdvantageSpec(both_rewards="add").describe()
 
 
 def test_estimators_with_one_number_a_response_give_trl_one() -> None:
@@ -135,7 +135,7 @@ def test_dr_grpo_divides_by_rows_and_the_longest_that_is_allowed(caplog: pytest.
     chosen = AdvantageSpec(estimator="dr_grpo", aggregation="token-mean", max_length=10)
     assert one(rollouts, estimator=chosen).denominators[0] == 4.0
     assert not caplog.records
-    specs._tell_missing_length.cache_clear()
+    specs._log_missing_length.cache_clear()
     with caplog.at_level(logging.WARNING):
         loader = make(rollouts, estimator="dr_grpo")
         assert loader.get_batch().denominators[0] == loader.get_batch().denominators[0] == 4.0

@@ -65,11 +65,11 @@ def test_unpadding_gives_back_every_rollout_bit_for_bit(
         assert piece["loss_mask"].tolist() == [label != -100 for label in labels]
         assert piece["response_mask"].tolist() == mask.tolist()
         assert piece["advantages"].tobytes() == advantages[row].astype(np.float32).tobytes()
-        for name, told in NAMES.items():
+        for name, facts in NAMES.items():
             column = getattr(table, name)
-            assert (column is None) == (told not in metadata)
+            assert (column is None) == (facts not in metadata)
             if column is not None:
-                assert piece[told].tobytes() == column[row].tobytes()
+                assert piece[facts].tobytes() == column[row].tobytes()
 
 
 @given(table=tables(), form=forms())

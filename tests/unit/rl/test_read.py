@@ -1,4 +1,4 @@
-"""Rollouts out of everything they come in: the same ids in every form, and every mistake told with its row."""
+"""Rollouts out of everything they come in: the same ids in every form, and every mistake facts with its row."""
 
 from __future__ import annotations
 
@@ -406,10 +406,10 @@ def test_what_inference_engines_write_is_read() -> None:
 
 def test_two_dialects_at_once_are_told_apart_by_columns() -> None:
     row = {"prompt_ids": [1], "response_ids": [2], "completion_ids": [3], "reward": 1.0}
-    told = refused([row], error=SchemaError)
-    assert "'response_ids'" in told
-    assert "'completion_ids'" in told
-    assert "columns=" in told
+    facts = refused([row], error=SchemaError)
+    assert "'response_ids'" in facts
+    assert "'completion_ids'" in facts
+    assert "columns=" in facts
     assert lists(read_rollouts([row], columns={"response_ids": "completion_ids"}).response_ids) == [[3]]
 
 
@@ -428,9 +428,9 @@ def test_two_dialects_at_once_are_told_apart_by_columns() -> None:
 )
 def test_a_name_that_is_nearly_known_is_refused_until_somebody_says_what_it_is(extra: Any, meant: str) -> None:
     name = next(iter(extra))
-    told = refused([one(**extra)], error=SchemaError)
-    assert repr(name) in told
-    assert any(f"columns={{{field!r}" in told for field in meant.split("|"))
+    facts = refused([one(**extra)], error=SchemaError)
+    assert repr(name) in facts
+    assert any(f"columns={{{field!r}" in facts for field in meant.split("|"))
     assert read_rollouts([one(**extra)], columns={"metadata": [name]}).metadata.tolist() == [extra]
     read_rollouts([one(**extra)], columns={meant.split("|")[-1]: name})
 
@@ -478,7 +478,7 @@ def test_a_turns_own_mask_has_the_last_word() -> None:
 
 
 @pytest.mark.parametrize(
-    ("turn", "told"),
+    ("turn", "facts"),
     [
         ({"role": "assistant", "ids": [3], "logprobs": [0.0, 0.0]}, "logprobs"),
         ({"role": "assistant", "content": "text"}, "'assistant'"),
@@ -486,10 +486,10 @@ def test_a_turns_own_mask_has_the_last_word() -> None:
         ({"ids": [1]}, "role"),
     ],
 )
-def test_a_bad_turn_is_told_with_its_number(turn: dict[str, Any], told: str) -> None:
+def test_a_bad_turn_is_told_with_its_number(turn: dict[str, Any], facts: str) -> None:
     good = {"turns": TURNS, "reward": 1.0}
     message = refused([good, {"turns": [TURNS[0], turn], "reward": 1.0, "id": "r"}])
-    assert told in message
+    assert facts in message
     assert re.search(r"row 1\b.*'r'", message)
 
 
@@ -524,7 +524,7 @@ def test_turns_in_which_nobody_is_the_policy_say_who_was_seen_and_who_is_known(r
     if role == "solver":  # somebody else
         assert lists(read_rollouts([{"turns": beside, "reward": 1.0}]).prompt_ids) == [[1, 2]]
     else:
-        assert "written like this" in refused([{"turns": beside, "reward": 1.0}])
+        assert "rename the role" in refused([{"turns": beside, "reward": 1.0}])
     assert "response"
 
 
@@ -600,9 +600,9 @@ def test_a_prompt_of_messages_is_context_and_the_response_is_what_is_learned() -
 
 def test_a_bad_conversation_is_told_with_its_row() -> None:
     rows = [{"messages": CHAT, "reward": 1.0}, {"messages": [{"role": "nobody", "content": "x"}], "reward": 1.0}]
-    told = refused(rows, tokenizer=TOKENIZER, text=TextRule(chat_template="chatml"))
-    assert told.startswith("row 1: messages: ")
-    assert "nobody" in told
+    facts = refused(rows, tokenizer=TOKENIZER, text=TextRule(chat_template="chatml"))
+    assert facts.startswith("row 1: messages: ")
+    assert "nobody" in facts
 
 
 # -- rules -------------------------------------------------------------------------------------------------------------
@@ -611,9 +611,9 @@ def test_a_bad_conversation_is_told_with_its_row() -> None:
 @pytest.mark.parametrize("reward", [None, float("nan")])
 def test_missing_rewards_go_by_the_rule(reward: float | None) -> None:
     rows = [one(id="a"), one(reward=reward, id="b")]
-    told = refused(rows)
-    assert re.search(r"row 1\b.*'b'", told)
-    assert "missing_rewards=" in told
+    facts = refused(rows)
+    assert re.search(r"row 1\b.*'b'", facts)
+    assert "missing_rewards=" in facts
     counts: Counter[str] = Counter()
     zero = read_rollouts(rows, missing_rewards="zero", counts=counts)
     assert zero.rewards.tolist() == [1.0, 0.0]
@@ -649,9 +649,9 @@ def test_no_reward_at_all_is_an_error_that_says_how_to_go_on() -> None:
 def test_rows_with_nothing_to_learn_go_by_the_rule(option: str, bad: dict[str, Any], reason: str) -> None:
     full = {"loss_mask": [1, 1, 1]} if "loss_mask" in bad else {}
     rows = [one(id="a", **full), one(id="b", **bad), one(id="c", **full)]
-    told = refused(rows)
-    assert re.search(r"row 1\b.*'b'", told)
-    assert f"{option}=" in told
+    facts = refused(rows)
+    assert re.search(r"row 1\b.*'b'", facts)
+    assert f"{option}=" in facts
     counts: Counter[str] = Counter()
     assert read_rollouts(rows, counts=counts, **{option: "drop"}).ids.tolist() == ["a", "c"]
     assert counts == {reason: 1}
@@ -681,7 +681,7 @@ def test_masked_tokens_need_no_numbers_and_others_do(nothing: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "facts"),
     [
         ({"logprobs": [0.0] * 2}, "logprobs"),
         ({"ref_logprobs": [0.0] * 4}, "ref_logprobs"),
@@ -709,17 +709,17 @@ def test_masked_tokens_need_no_numbers_and_others_do(nothing: Any) -> None:
         ({"metadata": "not json"}, "metadata"),
     ],
 )
-def test_a_bad_rollout_is_told_with_its_row_and_its_id(changes: dict[str, Any], told: str) -> None:
+def test_a_bad_rollout_is_told_with_its_row_and_its_id(changes: dict[str, Any], facts: str) -> None:
     name = next(iter(changes))
     good = {"loss_mask": [1, 1, 1]} if name == "loss_mask" else {}
     good |= {name: [0.0] * 3} if name in ("logprobs", "ref_logprobs", "values", "token_rewards") else {}
     message = refused([one(id="a", **good), one(id="b", **changes), one(id="c", **good)])
     assert message.startswith("row 1 (id 'b'): ")
-    assert told in message
+    assert facts in message
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "facts"),
     [
         ({"logprobs": [0.0] * 2}, "logprobs"),
         ({"response_ids": [1, -2, 3]}, "response_ids"),
@@ -731,7 +731,7 @@ def test_a_bad_rollout_is_told_with_its_row_and_its_id(changes: dict[str, Any], 
 )
 @pytest.mark.parametrize("kind", [".jsonl", ".parquet"])
 def test_a_bad_row_of_a_file_is_told_with_the_file(
-    changes: dict[str, Any], told: str, kind: str, tmp_path: Path
+    changes: dict[str, Any], facts: str, kind: str, tmp_path: Path
 ) -> None:
     good = {"logprobs": [0.0] * 3} if "logprobs" in changes else {}
     path = written([one(id="a", **good), one(id="b", **good), one(id="c", **changes)], kind, tmp_path)
@@ -754,8 +754,8 @@ def test_a_reward_of_another_shape_in_json_lines_is_told_with_its_row(tmp_path: 
 
 
 def test_a_column_that_some_rollouts_lack_is_refused() -> None:
-    told = refused([one(logprobs=[0.0] * 3), one(), one(logprobs=[0.0] * 3)])
-    assert "row 1" in told
+    facts = refused([one(logprobs=[0.0] * 3), one(), one(logprobs=[0.0] * 3)])
+    assert "row 1" in facts
 
 
 def test_ids_beyond_the_vocabulary_are_refused_where_there_is_a_tokenizer() -> None:
@@ -800,11 +800,11 @@ def test_a_response_length_beyond_the_tokens_is_refused() -> None:
 def test_problems_are_told_together_and_the_rest_counted() -> None:
     rows = [one(response_ids=[-1]) for _ in range(5)]
     rows += [one(reward=None), one(policy_version=-3), one(response_ids=[]), one(reward="x")]
-    told = refused(rows)
-    assert "problems" in told
+    facts = refused(rows)
+    assert "problems" in facts
     for part in ("row 0:", "and 2 more rows like it", "row 5:", "row 6:", "row 7:", "row 8:"):
-        assert part in told
-    assert "row 3" not in told
+        assert part in facts
+    assert "row 3" not in facts
     many = [one(**{name: [0.0]}) for name in ("logprobs", "ref_logprobs", "values", "token_rewards") for _ in range(4)]
     many += [one(response_ids=[-1]), one(reward="x")]
     assert "more" in refused(many)

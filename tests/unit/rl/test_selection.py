@@ -120,9 +120,9 @@ BAD: dict[str, tuple[Rows, str]] = {
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("what", BAD)
 def test_rollouts_that_cannot_be_right_are_refused_in_every_form(what: str, form: str, tmp_path: Path) -> None:
-    rows, told = BAD[what]
+    rows, facts = BAD[what]
     for enter in ways_in(rows, form, tmp_path):
-        with pytest.raises(DataError, match=f"(?s){told}"):
+        with pytest.raises(DataError, match=f"(?s){facts}"):
             enter()
 
 
@@ -245,7 +245,7 @@ def test_rollouts_that_are_each_alone_are_refused_where_every_advantage_would_be
     rows = [rollout(n, prompt_ids=[n], group=f"g{n}" if named else None) for n in range(4)]
     with pytest.raises(DataError, match=rf"\bgroup\b.*preset='{preset}'"):
         make(rows, estimator=estimator, preset=preset).get_batch()
-    meant = AdvantageSpec(estimator=estimator, preset=preset, options={"lone": "zero"})
+    meant = AdvantageSpec(estimator=estimator, preset=preset, options={"single_member_group": "zero"})
     assert not make(rows, estimator=meant).get_batch().advantages.any()
 
 
@@ -259,22 +259,22 @@ def test_a_live_source_whose_rollouts_are_each_alone_is_refused() -> None:
 
 def test_what_a_preset_gives_to_some_lone_rollouts_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     rows = [rollout(0), rollout(1), rollout(2, prompt_ids=[5], group="b", reward=3.0)]
-    for preset, told, number in (("trl", "an advantage of 0", 0.0), ("verl", "their reward as advantage", 3.0)):
+    for preset, facts, number in (("trl", "an advantage of 0", 0.0), ("verl", "their reward as advantage", 3.0)):
         caplog.clear()
         loader = make(rows, preset=preset)
         for _ in range(2):
             (batch,) = loader
         assert batch.advantages[2, 0] == pytest.approx(number, abs=1e-4)
         assert len(re.findall(r"1 of 3 rollouts.*'2'.*'b'", caplog.text)) == 1
-        assert told in caplog.text
+        assert facts in caplog.text
     make(rows, preset="slime").get_batch()
     assert "preset='slime'" in caplog.text
 
 
 def test_the_functions_tell_of_rows_that_are_all_alone(caplog: pytest.LogCaptureFixture) -> None:
-    group_rules._tell_all_alone.cache_clear()
+    group_rules._log_all_single.cache_clear()
     caplog.set_level(logging.WARNING)
-    assert grpo([1.0, 2.0], ["a", "b"], preset="trl", lone="zero").tolist() == [0.0, 0.0]
+    assert grpo([1.0, 2.0], ["a", "b"], preset="trl", single_member_group="zero").tolist() == [0.0, 0.0]
     assert grpo([1.0, 2.0, 3.0], ["a", "b", "b"], preset="trl")[0] == 0.0
     assert not caplog.records
     for _ in range(2):

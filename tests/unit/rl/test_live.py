@@ -66,8 +66,8 @@ def test_a_loop_is_over_one_rollout_batch_and_the_last_is_what_is_left(prefetch:
         buffer.append(group(name))
     buffer.close()
     loader = make(buffer, ppo_epochs=2, batch_size=2, prefetch=prefetch)
-    told = [batch.metadata for batch in loader]
-    assert [(t["rollout_batch"], t["ppo_epoch"], t["minibatch"]) for t in told] == [
+    facts = [batch.metadata for batch in loader]
+    assert [(t["rollout_batch"], t["ppo_epoch"], t["minibatch"]) for t in facts] == [
         (0, 0, 0),
         (0, 0, 1),
         (0, 1, 0),
@@ -83,7 +83,7 @@ def test_a_loop_is_over_one_rollout_batch_and_the_last_is_what_is_left(prefetch:
 
 
 def test_engines_append_from_threads_while_the_trainer_reads() -> None:
-    buffer = LiveBuffer(capacity=6, timeout_seconds=20)
+    buffer = LiveBuffer(capacity=6, timeout_seconds=300)
     made = [[f"{engine}-{number}" for number in range(12)] for engine in range(3)]
 
     def engine(own: list[str]) -> None:
@@ -119,7 +119,7 @@ def test_a_full_buffer_makes_engines_wait_or_raises() -> None:
 
 
 def test_what_the_loader_waits_for_is_let_in_though_the_buffer_is_full() -> None:
-    buffer = LiveBuffer(capacity=1, timeout_seconds=20)
+    buffer = LiveBuffer(capacity=1, timeout_seconds=300)
 
     def engine() -> None:
         for name in "ab":
@@ -310,7 +310,7 @@ def home(tmp_path: Path) -> Path:
 
 
 def opened(home: Path, **more: Any) -> RolloutQueue:
-    return RolloutQueue(home, **{"durable": False, "timeout_seconds": 20.0, **more})
+    return RolloutQueue(home, **{"durable": False, "timeout_seconds": 300.0, **more})
 
 
 def test_rollouts_go_through_the_directory_unchanged(home: Path) -> None:
@@ -371,7 +371,7 @@ def test_every_rank_reads_everything_and_takes_its_share(home: Path) -> None:
 
 def killed(loader: RolloutDataLoader) -> None:
     """The loader does nothing more, as after a kill; only its thread has to end."""
-    loader._engine.source.entries._reading[1].leave()  # type: ignore[attr-defined]
+    loader._engine.source.appends._reading[1].leave()  # type: ignore[attr-defined]
 
 
 @settings(deadline=None, max_examples=10)
@@ -390,12 +390,12 @@ def test_a_run_goes_on_with_what_was_generated_and_not_trained_on(
         queue.finish()
     fixed = {"group_size": 3, "rollout_batch_size": 5, "batch_size": 3, "ppo_epochs": 2, "shuffle": True}
 
-    def told(batch: Any) -> Any:
+    def facts(batch: Any) -> Any:
         return batch.metadata["step"], batch.ids, batch.metadata["advantages"].tolist()
 
     loader = make(opened(home), **fixed)
     state, saved, wanted = json.dumps(loader.state_dict()), 0, []
-    while epoch := [told(batch) for batch in loader]:
+    while epoch := [facts(batch) for batch in loader]:
         wanted += epoch
     killed(loader)
     assert len(wanted) == 14
@@ -403,7 +403,7 @@ def test_a_run_goes_on_with_what_was_generated_and_not_trained_on(
         loader = make(opened(home), **fixed)
         loader.load_state_dict(json.loads(state))
         for number in range(saved, min(saved + count, len(wanted))):
-            assert told(loader.get_batch()) == wanted[number]
+            assert facts(loader.get_batch()) == wanted[number]
             if data.draw(st.booleans(), label="checkpoint"):
                 state, saved = json.dumps(loader.state_dict()), number + 1
                 loader.commit(json.loads(state))

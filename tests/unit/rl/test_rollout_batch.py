@@ -213,8 +213,10 @@ def test_prompts_and_responses_are_the_two_sides(backend: str) -> None:
     assert batch.num_rollouts == 4
     assert batch.num_tokens == 25
     assert batch.groups == ["g0", "g0", "g1", "g1"]
-    for name in ("rewards", "policy_versions", "prompt_length", "response_length", "denominators"):
+    for name in ("rewards", "denominators"):
         assert tuple(getattr(batch, name).shape) == (4,)
+    for name in ("policy_versions", "prompt_length", "response_length"):
+        assert tuple(batch.metadata[name].shape) == (4,)
     for name in ("advantages", "returns", "old_log_probs", "ref_log_probs"):
         assert tuple(getattr(batch, name).shape) == (4, 6)
     assert batch.token_rewards is None
@@ -269,10 +271,10 @@ def test_one_advantage_a_response_is_at_each_token_for_verl_and_alone_for_trl(ba
     form = RolloutForm(integer=get_backend(backend).integer)
     arrays, metadata = assemble(table, form, per_row={"advantages": np.array([0.5, -1.5])})
     batch = RolloutBatch.from_numpy(arrays, metadata, backend)
-    told = batch.backend.to_numpy(batch.as_verl()["advantages"])
+    facts = batch.backend.to_numpy(batch.as_verl()["advantages"])
     mask = batch.backend.to_numpy(batch.response_mask)
-    assert told.tolist() == (mask * np.array([[0.5], [-1.5]])).tolist()
-    assert told.dtype == np.float32
+    assert facts.tolist() == (mask * np.array([[0.5], [-1.5]])).tolist()
+    assert facts.dtype == np.float32
     assert batch.backend.to_numpy(batch.as_trl()["advantages"]).tolist() == [0.5, -1.5]
 
 

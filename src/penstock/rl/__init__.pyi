@@ -1,0 +1,14 @@
+from penstock.rl.batch import RolloutBatch as RolloutBatch
+from penstock.rl.compute import AdvantageSpec as AdvantageSpec
+from penstock.rl.compute import KLPenalty as KLPenalty
+from penstock.rl.compute import OverlongPenalty as OverlongPenalty
+from penstock.rl.live import LiveBuffer as LiveBuffer
+from penstock.rl.options import LengthLimits as LengthLimits
+from penstock.rl.options import RolloutBatching as RolloutBatching
+from penstock.rl.options import RolloutSelection as RolloutSelection
+from penstock.rl.options import Staleness as Staleness
+from penstock.rl.queue import RolloutQueue as RolloutQueue
+from penstock.rl.read.rollouts import read_rollouts as read_rollouts
+from penstock.rl.read.text import TextRule as TextRule
+from penstock.rl.rollout import Rollout as Rollout
+from penstock.rl.rollout import RolloutTable as RolloutTable
