@@ -260,7 +260,7 @@ def _unsuited(dataset: type[KaggleDataset], spec: DatasetSpec) -> str:
     if spec.competition_type is not own.competition_type:
         return f"the spec has type {spec.competition_type.value}, and the class {own.competition_type.value}"
     try:
-        there = read_names(split_file(spec, "train"), delimiter=spec.delimiter, encoding=spec.encoding)
+        there = read_names(split_file(spec, "train"), **spec.csv_options)
     except (OSError, PenstockError):
         return ""  # the dataset raises for this file
     features = [name for name in own.columns if name not in own.targets]

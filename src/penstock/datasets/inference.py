@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock._suggest import did_you_mean
-from penstock.datasets.base import ColumnSpec, CompetitionType, DatasetSpec
+from penstock.datasets.base import ColumnSpec, CompetitionType, DataFiles, DatasetSpec
 from penstock.datasets.column_types import first_code
 from penstock.datasets.dates import dates_of_files, later_by
 from penstock.datasets.guesses import (
@@ -128,9 +128,7 @@ def infer(
         columns=columns,
         group_column=_group_column(files, taken, notes),
         time_column=time_column,
-        files=files.names,
-        delimiter=delimiter,
-        encoding=encoding,
+        files=DataFiles(files.names, delimiter=delimiter, encoding=encoding),
     )
     return Inference(metadata, spec, notes)
 

@@ -42,7 +42,8 @@ _HEADER = """\
 _FILE_FIELDS = {"train": "train_file", "test": "test_file", "sample_submission": "sample_submission_file"}
 _SHARED = ("competition_name", "competition_type")
 _IN_METADATA = ("evaluation_metric", "description", "url", "license", "tags", "deadline")
-_IN_SPEC = tuple(field.name for field in dataclasses.fields(DatasetSpec) if field.name not in _SHARED)
+_FIELDS = (field.name for field in dataclasses.fields(DatasetSpec) if field.name not in _SHARED)
+_IN_SPEC = (*_FIELDS, "delimiter", "encoding")
 _KEYS = (*_SHARED, *_IN_METADATA, *_IN_SPEC)
 _TEXTS = (*_SHARED, "evaluation_metric", "description", "url", "license", "deadline", "dataset_path")
 _COLUMN_TEXTS = ("name", "description", "unit", "prefix", "missing")
@@ -99,8 +100,9 @@ def spec_text(inference: Inference, file: Path) -> str:
     lines.append("files:")
     for split, name in spec.files.items():
         lines.append(f"  {split}: {_scalar(name)}  # {_one_line(notes.get(f'files.{split}', ''))}".rstrip(" #"))
-    add("delimiter", spec.delimiter, note="" if spec.delimiter else "empty: detected")
-    add("encoding", spec.encoding, note="" if spec.encoding else "empty: UTF-8, or that of the byte order mark")
+    add("delimiter", spec.files.delimiter, note="" if spec.files.delimiter else "empty: detected")
+    default = "empty: UTF-8, or that of the byte order mark"
+    add("encoding", spec.files.encoding, note="" if spec.files.encoding else default)
     add("num_samples", spec.num_samples, note="rows of the training file")
     add("num_features", spec.num_features, note="columns without id and target")
     lines.append("")
@@ -168,7 +170,7 @@ def check_files(
     with _naming_yaml(spec):
         if not spec.targets:
             path = split_file(spec, "train")
-            names = read_names(path, delimiter=spec.delimiter, encoding=spec.encoding)
+            names = read_names(path, **spec.csv_options)
             raise ConfigError(f"target_column is missing; {path.name} has {names}: name the one to predict")
         for split in SPLITS:
             if split == "train" or split in spec.files or find_file(spec.dataset_path, split) is not None:
@@ -197,7 +199,7 @@ def _made(dataset_class: type[KaggleDataset], spec: DatasetSpec, split: str) -> 
 
 def _check_sample(spec: DatasetSpec) -> int:
     path = split_file(spec, "sample_submission")
-    table = read_table(path, delimiter=spec.delimiter, encoding=spec.encoding)
+    table = read_table(path, **spec.csv_options)
     if spec.id_column is not None and spec.id_column not in table.column_names:
         raise SchemaError(
             f"id_column={spec.id_column!r} is not in {path.name}, which has {table.column_names}; correct the one that "
