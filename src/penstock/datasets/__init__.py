@@ -1,11 +1,12 @@
-"""A competition's tables as samples: specs, metadata with metrics, folds, the registry, and datasets. Door 001.
+"""Datasets of competitions: specs, a registry, folds, samples, metrics and submissions. Door 001.
 
-    CSV -> pa.Table -> folds (train rows | val rows) -> text by a template -> token ids -> samples, or columns whole
+    CSV -> pa.Table -> folds (train rows | val rows) -> text by a template -> token ids -> samples, or whole columns
 
-    what the data is      base.py, metadata.py      found out from the files: inference.py
-    what there is         registry.py, discovery.py
-    rows                  reading.py, folds.py, tabular.py, titanic.py, house_prices.py, generated.py
-    what comes of it      metrics.py, submission.py
+    description    spec.py, metadata.py, spec_file.py; inferred from files: inference.py, guesses.py
+    registry       registry.py, registry_entries.py, discovery.py
+    rows           tables.py, column_types.py, dates.py, rows.py, folds.py
+    datasets       base.py, tabular.py, text_encoder.py, titanic.py, house_prices.py, sample_data.py
+    results        labels.py, predictions.py, metrics.py, metric_functions.py, submission.py
 
 Names are imported when they are first used.
 """

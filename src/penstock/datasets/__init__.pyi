@@ -1,5 +1,6 @@
 from penstock.datasets.base import ColumnSpec as ColumnSpec
 from penstock.datasets.base import CompetitionType as CompetitionType
+from penstock.datasets.base import DataFiles as DataFiles
 from penstock.datasets.base import DatasetSpec as DatasetSpec
 from penstock.datasets.base import KaggleDataset as KaggleDataset
 from penstock.datasets.discovery import Discovery as Discovery

@@ -34,7 +34,7 @@ from penstock.datasets.rows import (
     take_rows,
     with_plain_targets,
 )
-from penstock.datasets.spec import SPLITS, ColumnKind, ColumnSpec, CompetitionType, DatasetSpec, plain
+from penstock.datasets.spec import SPLITS, ColumnKind, ColumnSpec, CompetitionType, DataFiles, DatasetSpec, plain
 from penstock.datasets.tables import explain_missing, file_contents, find_file, read_names, read_table, split_file
 from penstock.errors import ConfigError, DataError, PenstockError, SchemaError
 from penstock.files.filesystems import require_local
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from penstock.datasets.text_encoder import TextEncoder
     from penstock.transforms.tokenization import Tokenizer
 
-__all__ = ["ColumnKind", "ColumnSpec", "CompetitionType", "DatasetSpec", "KaggleDataset"]
+__all__ = ["ColumnKind", "ColumnSpec", "CompetitionType", "DataFiles", "DatasetSpec", "KaggleDataset"]
 
 log = logging.getLogger(__name__)
 
@@ -350,11 +350,14 @@ class KaggleDataset(ABC):
 
     def _training_ids(self) -> pa.Table | None:
         """Possible id column of the training file; None if there is no readable training file."""
-        options: dict[str, Any] = {"delimiter": self.spec.delimiter, "encoding": self.spec.encoding}
         try:
             path = split_file(self.spec, "train")
-            name = possible_id(read_names(path, **options), self.spec)
-            return pa.table({}) if name is None else read_table(path, columns=[name], kinds={name: "id"}, **options)
+            name = possible_id(read_names(path, **self.spec.csv_options), self.spec)
+            return (
+                pa.table({})
+                if name is None
+                else read_table(path, columns=[name], kinds={name: "id"}, **self.spec.csv_options)
+            )
         except (OSError, PenstockError) as error:  # a dataset may read other files in another way
             log.debug("the ids of the training file of %r are unknown: %s", self.spec.competition_name, error)
             return None

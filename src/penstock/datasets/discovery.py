@@ -1,11 +1,11 @@
-"""Finding dataset classes by the naming convention: in penstock, in installed plugins, and where somebody points to.
+"""Discovery of dataset classes by naming convention: in penstock, in installed plugins, and in given directories.
 
 A class is found if its name ends with `Dataset`, it inherits from `KaggleDataset` and is not abstract, and its file
-ends with `_dataset.py` or lies in a folder called `datasets`. `HousePricesDataset` is the dataset of "house-prices",
-unless the class says `competition = "..."` itself.
+ends with `_dataset.py` or is in a folder called `datasets`. `HousePricesDataset` is the dataset of "house-prices",
+unless the class has a `competition = "..."`.
 
-Finding a class runs the code of its file. So only files are run that somebody named, or whose folder they named; never
-those of the current directory because it happens to be that.
+Discovery runs the code of a file, so only files and folders that the caller names are searched, never the current
+directory by default.
 """
 
 from __future__ import annotations
@@ -32,16 +32,7 @@ from penstock.errors import ConfigError, PenstockError, PluginError
 from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
 
-__all__ = [
-    "Chosen",
-    "Discovery",
-    "competition_of",
-    "discover",
-    "installed_class",
-    "load_class",
-    "name_of",
-    "plain_name",
-]
+__all__ = ["Discovery", "discover", "load_class"]
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +43,7 @@ _ANY_TABLE = f"{_PACKAGE}.tabular:TabularDataset"
 
 
 class Chosen(NamedTuple):
-    """The dataset class of a competition."""
+    """Dataset class of a competition, with the reason."""
 
     name: str
     """`package.module:Class`, or `/path/to/file.py:Class`."""
@@ -61,33 +52,33 @@ class Chosen(NamedTuple):
 
 @dataclass(slots=True)
 class Discovery:
-    """What a search found, and what it could not load."""
+    """Dataset classes that were found, and errors."""
 
     found: dict[str, type[KaggleDataset]] = field(default_factory=dict)
-    """The class of each competition, in the order they were found."""
+    """Class of each competition, in the order of discovery."""
     errors: dict[str, BaseException] = field(default_factory=dict)
-    """By file, or by entry point: why it could not be loaded, or why a class in it was left out."""
+    """Errors by file or entry point: it could not be loaded, or a class in it was skipped."""
     files: dict[str, str] = field(default_factory=dict)
-    """`/path/to/file.py:Class` of those that were found below the paths that were named, by competition."""
+    """Classes below the given paths as `/path/to/file.py:Class`, by competition."""
 
     def add(self, classes: Iterable[type[KaggleDataset]], place: str, file: Path | None = None) -> None:
         for dataset in classes:
             name = competition_of(dataset)
             other = self.found.setdefault(name, dataset)
             if other is not dataset and other.__module__.startswith(f"{_PACKAGE}."):
-                log.info("%s in %s takes the place of penstock's own for %r", dataset.__name__, place, name)
+                log.info("%s in %s replaces penstock's own class for %r", dataset.__name__, place, name)
                 self.found[name] = dataset
             elif other is not dataset:
                 error = ConfigError(
                     f"{dataset.__name__} in {place} is for {name!r}, and so is {other.__name__} in "
-                    f"{_file_of(other)}, which came first; rename one, or give it another `competition`"
+                    f"{_file_of(other)}, which was found first; rename one, or give it another `competition`"
                 )
                 self._note(place, error)
             if file is not None and self.found[name] is dataset:
                 self.files[name] = f"{file}:{dataset.__qualname__}"
 
     def attempt(self, place: str, load: Callable[[], Iterable[type[KaggleDataset]]], file: Path | None = None) -> None:
-        """Add what `load` returns; whatever it raises is noted and in nobody else's way."""
+        """Add the classes that `load` returns; an error is recorded, and discovery continues."""
         try:
             self.add(load(), place, file)
         except KeyboardInterrupt:
@@ -97,15 +88,15 @@ class Discovery:
 
     def _note(self, place: str, error: BaseException) -> None:
         self.errors[place] = error
-        log.warning("%s: no dataset was taken from it: %s: %s", place, type(error).__name__, error, exc_info=error)
+        log.warning("%s: skipped: %s: %s", place, type(error).__name__, error, exc_info=error)
 
 
 def discover(*paths: PathLike, installed: bool = True) -> Discovery:
-    """The dataset classes below these paths, before them penstock's own and those of installed plugins.
+    """Dataset classes of penstock, of installed plugins, and below these paths.
 
-    A class for a competition that penstock has one for takes its place; two others for the same one are an error.
-    A file that is named is loaded whatever it is called. Each file is loaded once, under a private name, also if links
-    lead to it or several paths; again only when its content has changed.
+    A class replaces penstock's own for the same competition; two others for one competition are an error. A given file
+    is loaded under any name. Each file is loaded once, under a private module name, and again only if its content
+    changed.
     """
     result = Discovery()
     if installed:
@@ -128,16 +119,15 @@ def discover(*paths: PathLike, installed: bool = True) -> Discovery:
 
 
 def installed_class(competition: str, spec: DatasetSpec) -> Chosen:
-    """The class of penstock or of a plugin that is called after a competition; without one, that for any table.
+    """Class of penstock or of a plugin with the name of a competition; else `TabularDataset`.
 
-    One of penstock's own is for the columns it knows, and says them in its own words. It is not taken for data that
-    is only called the same, nor where the spec predicts something else or says something else about how columns are
-    said.
+    A class of penstock is for known columns, and has its own formats for them. It is not used for data with other
+    columns, nor for a spec with another target or with its own formats.
     """
     wanted = plain_name(competition)
     found = next((one for name, one in discover().found.items() if plain_name(name) == wanted), None)
     if found is None:
-        return Chosen(_ANY_TABLE, "no class is called after it")
+        return Chosen(_ANY_TABLE, "no class has its name")
     if found.__module__.startswith(f"{_PACKAGE}."):
         if why := _unsuited(found, spec):
             return Chosen(_ANY_TABLE, f"{found.__name__} is not for it: {why}")
@@ -146,21 +136,21 @@ def installed_class(competition: str, spec: DatasetSpec) -> Chosen:
 
 
 def competition_of(dataset: type[KaggleDataset]) -> str:
-    """The name of the competition that a class is for: what it says, or `HousePricesDataset` -> "house-prices"."""
-    said = dataset.__dict__.get("competition")  # not a parent's: a variant of it is a dataset of its own
-    if isinstance(said, str) and said:
-        return said
+    """Competition of a class: its `competition`, or its name: `HousePricesDataset` -> "house-prices"."""
+    own = dataset.__dict__.get("competition")  # not a parent's: a subclass is another dataset
+    if isinstance(own, str) and own:
+        return own
     bare = dataset.__name__.removesuffix("Dataset")
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|_+", "-", bare).lower()
 
 
 def plain_name(competition: str) -> str:
-    """House_Prices and house-prices are the same."""
+    """Name in which House_Prices and house-prices are equal."""
     return re.sub(r"[\s_-]+", "-", competition.strip().casefold())
 
 
 def name_of(dataset: type[KaggleDataset]) -> str:
-    """How a class can be found again: `package.module:Class`, or `/path/to/file.py:Class`."""
+    """Name of a class for `load_class`: `package.module:Class`, or `/path/to/file.py:Class`."""
     module = dataset.__module__
     if module.startswith(_PRIVATE) or module == "__main__":
         return f"{_file_of(dataset)}:{dataset.__qualname__}"
@@ -168,10 +158,10 @@ def name_of(dataset: type[KaggleDataset]) -> str:
 
 
 def load_class(name: str) -> type[KaggleDataset]:
-    """The class that `name_of` named; runs the code of its module."""
+    """Class of a name from `name_of`; runs the code of its module."""
     where, _, qualified = name.rpartition(":")
     if not where or not qualified:
-        raise ConfigError(f"{name!r} names no class; expected 'package.module:Class' or 'path/to/file.py:Class'")
+        raise ConfigError(f"{name!r} is not a class name; expected 'package.module:Class' or 'path/to/file.py:Class'")
     try:
         module = _load_file(Path(where).resolve()) if where.endswith(".py") else importlib.import_module(where)
         found: Any = module
@@ -179,8 +169,8 @@ def load_class(name: str) -> type[KaggleDataset]:
             found = getattr(found, part)
     except (Exception, SystemExit) as error:
         raise ConfigError(
-            f"the dataset class {name!r} cannot be loaded: {type(error).__name__}: {error}; mend it, or register the "
-            "competition again with another dataset_class"
+            f"the dataset class {name!r} cannot be loaded: {type(error).__name__}: {error}; correct it, or register "
+            "the competition again with another dataset_class"
         ) from error
     return _checked(found, name)
 
@@ -214,9 +204,9 @@ def _files(path: Path) -> Iterator[Path]:
 
 
 def _load_file(file: Path) -> ModuleType:
-    """Run a file as a module of its own: nothing else can import it, nor be hidden by it.
+    """Run a file as a private module, which nothing else can import.
 
-    A file that is a module already, because somebody imported it, is that module.
+    A file that was imported already is returned as that module.
     """
     for known, module in list(sys.modules.items()):
         origin = getattr(module, "__dict__", {}).get("__file__")
@@ -231,9 +221,9 @@ def _load_file(file: Path) -> ModuleType:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None:
-        raise PluginError(f"{file} is no Python file; expected one that ends with .py")
+        raise PluginError(f"{file} is not a Python file; expected one that ends with .py")
     module = importlib.util.module_from_spec(spec)
-    # Not by the loader: it would trust, and leave behind, compiled files that may be of an older source.
+    # Not by the loader, which may use compiled files of an older source.
     code = compile(source, str(file), "exec", dont_inherit=True)
     sys.modules[name] = module
     try:
@@ -248,7 +238,7 @@ def _load_file(file: Path) -> ModuleType:
 
 
 def _classes(module: ModuleType) -> list[type[KaggleDataset]]:
-    """The datasets that a module defines itself; those it imports are found where they are defined."""
+    """Datasets that a module defines; imported ones are found in their own modules."""
     return [
         value
         for name, value in vars(module).items()
@@ -258,40 +248,35 @@ def _classes(module: ModuleType) -> list[type[KaggleDataset]]:
         and value.__name__.endswith("Dataset")
         and name == value.__name__
         and not inspect.isabstract(value)
-        and not _is_generic(value)
+        and module.__name__ != f"{_PACKAGE}.tabular"  # its class is for any table
     ]
 
 
-def _is_generic(dataset: type[KaggleDataset]) -> bool:
-    """Whether it is of no competition: penstock's dataset for any table."""
-    return dataset.__module__ == f"{_PACKAGE}.tabular"
-
-
 def _unsuited(dataset: type[KaggleDataset], spec: DatasetSpec) -> str:
-    """Why one of penstock's own classes is not for the data of a spec; nothing if it is."""
+    """Reason why a class of penstock does not fit the data of a spec; empty if it fits."""
     own: DatasetSpec = getattr(sys.modules[dataset.__module__], f"{dataset.__module__.rpartition('.')[2]}_spec")()
     if spec.targets and spec.targets != own.targets:
         return f"the spec predicts {', '.join(map(repr, spec.targets))}, and the class {', '.join(own.targets)!r}"
     if spec.competition_type is not own.competition_type:
-        return f"the spec says {spec.competition_type.value}, and the class {own.competition_type.value}"
+        return f"the spec has type {spec.competition_type.value}, and the class {own.competition_type.value}"
     try:
-        there = read_names(split_file(spec, "train"), delimiter=spec.delimiter, encoding=spec.encoding)
+        there = read_names(split_file(spec, "train"), **spec.csv_options)
     except (OSError, PenstockError):
-        return ""  # the dataset itself tells what is wrong with the file
+        return ""  # the dataset raises for this file
     features = [name for name in own.columns if name not in own.targets]
     if lacking := [name for name in features if name not in there]:
         more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
         return f"the training file has no {', '.join(map(repr, lacking[:3]))}{more}"
     if out := [name for name in features if name in spec.targets or name in spec.ignored]:
-        return f"the spec makes {out[0]!r} no feature"
+        return f"{out[0]!r} is not a feature in the spec"
     for name in own.columns:
-        if name in spec.columns and _said(spec.columns[name]) not in ({}, _said(own.columns[name])):
-            return f"the spec has its own words for {name!r}"
+        if name in spec.columns and _format_of(spec.columns[name]) not in ({}, _format_of(own.columns[name])):
+            return f"the spec has its own format for {name!r}"
     return ""
 
 
-def _said(column: ColumnSpec) -> dict[str, Any]:
-    """What decides how a column is said."""
+def _format_of(column: ColumnSpec) -> dict[str, Any]:
+    """Fields of a column that decide its format in a text."""
     return {key: value for key, value in column.to_dict().items() if key not in ("kind", "date_format")}
 
 
@@ -300,7 +285,7 @@ def _checked(found: Any, name: str) -> type[KaggleDataset]:
         raise ConfigError(f"{name} is {found!r:.80}, expected a class that inherits from KaggleDataset")
     if inspect.isabstract(found):
         missing = ", ".join(sorted(found.__abstractmethods__))
-        raise ConfigError(f"{name} cannot be used: it lacks {missing}")
+        raise ConfigError(f"{name} is abstract: it lacks {missing}")
     return found
 
 

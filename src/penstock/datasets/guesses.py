@@ -1,4 +1,4 @@
-"""What a column holds, told by its values: a kind, and the counts that decided."""
+"""Guesses from the values of columns: kinds, competition type and metric, each with its reason."""
 
 from __future__ import annotations
 
@@ -13,17 +13,7 @@ import pyarrow.compute as pc
 from penstock.datasets.spec import ColumnKind, CompetitionType
 from penstock.errors import ConfigError, DataError
 
-__all__ = [
-    "Facts",
-    "counted",
-    "facts_of",
-    "guess_kind",
-    "guess_metric",
-    "is_called_id",
-    "plural",
-    "type_of_many",
-    "type_of_one",
-]
+__all__ = ["Facts", "facts_of", "guess_kind", "guess_metric", "is_called_id"]
 
 
 _MOST_CATEGORIES = 50
@@ -32,10 +22,10 @@ _BOOLEAN_WORDS = [{"yes", "no"}, {"y", "n"}, {"true", "false"}, {"t", "f"}]
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """A column, counted."""
+    """Values of a column, with counts."""
 
     values: pa.Array
-    """Without the missing ones."""
+    """Values that are not missing."""
     rows: int
     distinct: int
 
@@ -50,7 +40,7 @@ class Facts:
 
     @property
     def is_whole(self) -> bool:
-        """Numbers without a fraction, whatever their type."""
+        """True for numbers without a fraction, of any type."""
         if not self.is_number or pa.types.is_integer(self.values.type):
             return self.is_number
         return bool(pc.all(pc.equal(pc.floor(self.values), self.values)).as_py())
@@ -64,7 +54,7 @@ class Facts:
         return not self.missing and self.distinct == self.rows > 0
 
     def sorted_values(self, most: int) -> list[Any]:
-        """All different values in order, if there are so few."""
+        """Distinct values, sorted, if there are at most `most`."""
         return sorted(pc.unique(self.values).to_pylist()) if self.distinct <= most else []
 
     def among(self, allowed: set[Any]) -> bool:
@@ -76,23 +66,23 @@ def facts_of(column: pa.ChunkedArray) -> Facts:
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     values = column.drop_null().combine_chunks()
-    if isinstance(values, pa.ChunkedArray):  # no chunk at all
+    if isinstance(values, pa.ChunkedArray):  # without a chunk
         values = pa.array([], column.type)
     if pa.types.is_null(values.type):
         return Facts(pa.array([], pa.null()), len(column), 0)
     if not _is_plain(values.type):
-        return Facts(values, len(column), len(values))  # lists and the like are not compared
+        return Facts(values, len(column), len(values))  # nested values are not compared
     return Facts(values, len(column), pc.count_distinct(values).as_py())
 
 
 def guess_kind(facts: Facts, test: Facts | None) -> tuple[ColumnKind, str]:
-    """The kind of a feature, and why. `test` is the same column of the test file."""
+    """Kind of a feature, and the reason. `test` is the same column of the test file."""
     missing = f", {plural(facts.missing, 'missing value')}" if facts.missing else ""
     kind = facts.values.type
     if not len(facts.values):
-        return "ignore", f"it has no value in any of the {facts.rows:,} rows"
+        return "ignore", f"no value in any of the {facts.rows:,} rows"
     if not _is_plain(kind):
-        return "ignore", f"{kind} is neither text nor number nor date"
+        return "ignore", f"{kind} is not text, number or date"
     if pa.types.is_boolean(kind):
         return "boolean", f"true and false{missing}"
     if facts.is_date:
@@ -107,7 +97,7 @@ def guess_kind(facts: Facts, test: Facts | None) -> tuple[ColumnKind, str]:
 
 
 def counted(facts: Facts, most: int = 6) -> str:
-    """`'S' (644), 'C' (168), 'Q' (77)`: the values that occur most, with how often."""
+    """`'S' (644), 'C' (168), 'Q' (77)`: the most frequent values with their counts."""
     counts = sorted(
         ((entry["counts"], entry["values"]) for entry in pc.value_counts(facts.values).to_pylist()),
         key=lambda one: (-one[0], str(one[1])),
@@ -117,7 +107,7 @@ def counted(facts: Facts, most: int = 6) -> str:
 
 
 def is_called_id(name: str) -> bool:
-    """Whether a name is that of an identifier: id, PassengerId, row_id, uuid, index."""
+    """True for names of identifiers: id, PassengerId, row_id, uuid, index."""
     return bool(re.fullmatch(r"(?i)id|uid|uuid|guid|index|key|Unnamed: 0", name)) or bool(
         re.search(r"(?<=[a-z0-9])(Id|ID)$|[ _-](?i:id|uid|uuid|key|no|number)$", name)
     )
@@ -135,7 +125,7 @@ def _guess_number(facts: Facts, test: Facts | None, missing: str) -> tuple[Colum
     span = pc.min_max(facts.values).as_py()
     if facts.among({0, 1}) and facts.distinct == 2 and not _unseen(facts, test):
         return "boolean", f"only 0 and 1{missing}"
-    what = "whole numbers" if facts.is_whole else "numbers"
+    what = "integers" if facts.is_whole else "numbers"
     few = f", {facts.distinct} different; categorical if they are codes" if facts.distinct <= 20 else ""
     return "numeric", f"{what} from {span['min']:,} to {span['max']:,}{few}{missing}"
 
@@ -153,7 +143,7 @@ def _guess_text(facts: Facts, test: Facts | None, missing: str) -> tuple[ColumnK
 
 
 def _unseen(facts: Facts, test: Facts | None) -> list[Any]:
-    """Values of the test file that the training file has not."""
+    """Values of the test file that the training file lacks."""
     if test is None or not len(test.values):
         return []
     known = set(pc.unique(facts.values).to_pylist())
@@ -179,66 +169,66 @@ _USUAL = {
 def guess_metric(
     kind: CompetitionType, targets: Mapping[str, Facts], *, sample: pa.Table | None, file: str
 ) -> tuple[str, str]:
-    """A metric, and why. `targets` are those of the training file, `file` is the name of the sample submission."""
+    """Metric, and the reason. `targets` are those of the training file, `file` names the sample submission."""
     found = None
     if sample is not None and sample.num_columns > 1 and kind.is_classification:
-        asked = {name: facts_of(sample.column(name)) for name in sample.column_names[1:]}
-        if all(one.is_number for one in asked.values()):
+        columns = {name: facts_of(sample.column(name)) for name in sample.column_names[1:]}
+        if all(facts.is_number for facts in columns.values()):
             many = kind is CompetitionType.MULTILABEL_CLASSIFICATION
-            found = _of_labels(asked, targets, file) if many else _of_classes(kind, asked, targets, file)
-    return found or (_USUAL[kind], f"what is usual for {kind.value}")
+            found = _of_labels(columns, targets, file) if many else _of_classes(kind, columns, targets, file)
+    return found or (_USUAL[kind], f"the usual one for {kind.value}")
 
 
-def _of_labels(asked: Mapping[str, Facts], targets: Mapping[str, Facts], file: str) -> tuple[str, str] | None:
-    """Of several labels of 0 and 1 in each row."""
-    if not any(_are_fractions(asked[name], target) for name, target in targets.items() if name in asked):
+def _of_labels(columns: Mapping[str, Facts], targets: Mapping[str, Facts], file: str) -> tuple[str, str] | None:
+    """Metric for several labels of 0 and 1 in each row."""
+    if not any(_are_fractions(columns[name], target) for name, target in targets.items() if name in columns):
         return None
-    why = f"{file} has fractions, so it wants probabilities"
+    why = f"{file} has fractions, so probabilities are expected"
     constant = [name for name, target in targets.items() if target.distinct < 2]
-    if constant:  # AUC compares the rows of two classes
-        return "log_loss", f"{why}; not auc, as {constant[0]!r} is the same in every row"
+    if constant:  # AUC needs both classes
+        return "log_loss", f"{why}; not auc, since {constant[0]!r} is the same in every row"
     return "auc", f"{why}, the mean over columns; log_loss is the other usual one"
 
 
 def _of_classes(
-    kind: CompetitionType, asked: Mapping[str, Facts], targets: Mapping[str, Facts], file: str
+    kind: CompetitionType, columns: Mapping[str, Facts], targets: Mapping[str, Facts], file: str
 ) -> tuple[str, str] | None:
-    """Of one class in each row."""
+    """Metric for one class in each row."""
     [target] = targets.values()
     two = kind is CompetitionType.BINARY_CLASSIFICATION
-    if len(asked) == (2 if two else max(len(asked), 3)):
+    if len(columns) == (2 if two else max(len(columns), 3)):
         return "log_loss", f"{file} has a column of numbers for each class"
-    if two and len(asked) == 1 and _are_fractions(next(iter(asked.values())), target):
-        return "auc", f"{file} has fractions, so it wants probabilities"
+    if two and len(columns) == 1 and _are_fractions(next(iter(columns.values())), target):
+        return "auc", f"{file} has fractions, so probabilities are expected"
     return None
 
 
-def _are_fractions(asked: Facts, target: Facts) -> bool:
-    """Whether a column of a sample submission is probabilities of what the target has: 0.5, or 0.0 where it has 0."""
-    as_floats = pa.types.is_floating(asked.values.type) and not target.values.type.equals(asked.values.type)
-    return as_floats or not asked.is_whole
+def _are_fractions(column: Facts, target: Facts) -> bool:
+    """True if a column of a sample submission has probabilities: 0.5, or 0.0 where the target has 0."""
+    as_floats = pa.types.is_floating(column.values.type) and not target.values.type.equals(column.values.type)
+    return as_floats or not column.is_whole
 
 
 _MOST_CLASSES = 50
 
 
 def type_of_many(names: list[str], facts: list[Facts]) -> tuple[CompetitionType, str]:
-    """What is asked of several columns, and why."""
+    """Competition type of several targets, and the reason."""
     if all(one.among({0, 1}) or pa.types.is_boolean(one.values.type) for one in facts):
         return CompetitionType.MULTILABEL_CLASSIFICATION, f"{len(names)} targets, each 0 or 1"
     if all(one.is_number for one in facts):
         return CompetitionType.MULTI_TARGET_REGRESSION, f"{len(names)} targets, all of them numbers"
     wrong = next(name for name, one in zip(names, facts) if not one.is_number)
     raise ConfigError(
-        f"of the {len(names)} targets {names}, {wrong!r} is no number; several targets are labels of 0 and 1, or "
-        "numbers: say which is the target with --target"
+        f"of the {len(names)} targets {names}, {wrong!r} is not a number; several targets are labels of 0 and 1, or "
+        "numbers: name the target with --target"
     )
 
 
 def type_of_one(name: str, facts: Facts) -> tuple[CompetitionType, str]:
-    """What is asked of one column, and why."""
+    """Competition type of one target, and the reason."""
     if facts.distinct == 1:
-        raise DataError(f"the target {name!r} is {facts.values[0].as_py()!r} in every row; there is nothing to predict")
+        raise DataError(f"the target {name!r} is {facts.values[0].as_py()!r} in every row")
     if facts.distinct == 2:
         return CompetitionType.BINARY_CLASSIFICATION, f"{name!r} has two values: {counted(facts)}"
     if not facts.is_number:
@@ -252,7 +242,7 @@ def type_of_one(name: str, facts: Facts) -> tuple[CompetitionType, str]:
     if facts.is_whole and facts.distinct <= _MOST_CLASSES and 10 * facts.distinct <= facts.rows:
         first, last = facts.sorted_values(_MOST_CLASSES)[0], facts.sorted_values(_MOST_CLASSES)[-1]
         if last - first + 1 <= 2 * facts.distinct:
-            why = f"{name!r} has {facts.distinct} whole values: {counted(facts)}"
+            why = f"{name!r} has {facts.distinct} integer values: {counted(facts)}"
             return CompetitionType.MULTICLASS_CLASSIFICATION, f"{why}; ordinal_regression if their order counts"
     span = pc.min_max(facts.values).as_py()
     why = f"{name!r} has {facts.distinct:,} different numbers from {span['min']:,} to {span['max']:,}"
@@ -262,18 +252,18 @@ def type_of_one(name: str, facts: Facts) -> tuple[CompetitionType, str]:
 def _no_type(name: str, facts: Facts, several: str) -> str:
     texts = facts.values.cast(pa.string())
     comma = pc.all(pc.match_substring_regex(texts, r"^\s*[-+]?\d[\d.]*(,\d+)?\s*$")).as_py()
-    hint = "; they look like numbers with a decimal comma: write a point" if comma else several
+    hint = "; they look like numbers with decimal commas: write points" if comma else several
     return (
-        f"no type can be guessed: the target {name!r} has {facts.distinct:,} different texts in "
-        f"{len(facts.values):,} rows ({counted(facts, 3)}), too many for classes, and they are no numbers{hint}; say "
-        "what it is with --type (competition_type= in Python), or name another column with --target"
+        f"the type is unknown: the target {name!r} has {facts.distinct:,} texts in {len(facts.values):,} rows "
+        f"({counted(facts, 3)}), too many for classes{hint}; pass --type (competition_type= in Python), or name "
+        "another column with --target"
     )
 
 
 def _lists(facts: Facts) -> str:
-    """A remark if the texts look like several labels in one cell."""
+    """Hint if the texts look like several labels in one cell."""
     for mark in (" ", ",", ";", "|"):
         parts = pc.list_flatten(pc.split_pattern(facts.values.cast(pa.string()), mark))
         if len(parts) > 1.2 * len(facts.values) and 2 * pc.count_distinct(parts).as_py() < facts.distinct:
-            return f"; these look like lists of labels joined by {mark!r}: make each a column of 0 and 1 for multilabel"
+            return f"; they look like lists of labels joined by {mark!r}: for multilabel, make each a column of 0 and 1"
     return ""

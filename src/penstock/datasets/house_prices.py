@@ -1,4 +1,4 @@
-"""House Prices: what a house in Ames, Iowa, was sold for."""
+"""House Prices in Ames, Iowa: dataset, spec, metadata and template."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ _NUMBERS = {
 
 
 class HousePricesDataset(TabularDataset):
-    """Houses as keys and values, and what they were sold for.
+    """Houses as keys and values, with the sale price as the label.
 
     dataset = HousePricesDataset(house_prices_spec("data/house-prices"), split="train", folds=Folds(5))
     """
@@ -131,7 +131,7 @@ class HousePricesDataset(TabularDataset):
 
 
 def house_prices_spec(path: str | Path = "data/house-prices", *, num_samples: int | None = 1460) -> DatasetSpec:
-    """The spec of the files as the competition has them; `num_samples=None` for files of another length."""
+    """Spec of the competition's files; `num_samples=None` for files of another length."""
     return DatasetSpec(
         competition_name="house-prices",
         dataset_path=Path(path),
@@ -145,7 +145,7 @@ def house_prices_spec(path: str | Path = "data/house-prices", *, num_samples: in
 
 
 def house_prices_metadata() -> CompetitionMetadata:
-    """What the competition asks; it scores the root mean squared error of log prices."""
+    """Metadata of the competition, which is scored by the root mean squared error of log prices."""
     return CompetitionMetadata(
         competition_name="house-prices",
         competition_type=CompetitionType.REGRESSION,
@@ -157,7 +157,7 @@ def house_prices_metadata() -> CompetitionMetadata:
 
 
 def house_prices_template(features: list[str] | None = None) -> KeyValueTemplate:
-    """`house_prices_v1`: what is there of a house, under readable names."""
+    """`house_prices_v1`: the features of a house under readable names."""
     columns = _columns()
     chosen = [name for name in columns if name != "SalePrice"] if features is None else features
     said = {name: columns[name].format() for name in chosen if name in columns}
@@ -165,7 +165,7 @@ def house_prices_template(features: list[str] | None = None) -> KeyValueTemplate
 
 
 def _columns() -> dict[str, ColumnSpec]:
-    # Codes are texts and not categorical: the real test file has some that its training file does not.
+    # Codes are text and not categorical: the real test file has some that its training file lacks.
     columns = {name: ColumnSpec(name=said) for name, said in _TEXTS.items()}
     columns["BldgType"] = ColumnSpec(name="building", categories=_BUILDINGS)
     columns["CentralAir"] = ColumnSpec(name="central air", categories={"Y": "yes", "N": "no"})

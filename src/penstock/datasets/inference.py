@@ -1,7 +1,7 @@
-"""What a competition is, found out from its files: target, id, type, metric, columns; each guess with its reason.
+"""Inference of a competition from its files: target, id, type, metric, columns; each guess with its reason.
 
 metadata, spec, notes = infer("data/titanic")
-notes["target_column"]    # 'it is in train.csv and not in test.csv'
+notes["target_column"]    # 'the only column of train.csv that is not in test.csv'
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock._suggest import did_you_mean
-from penstock.datasets.base import ColumnSpec, CompetitionType, DatasetSpec
+from penstock.datasets.base import ColumnSpec, CompetitionType, DataFiles, DatasetSpec
 from penstock.datasets.column_types import first_code
 from penstock.datasets.dates import dates_of_files, later_by
 from penstock.datasets.guesses import (
@@ -32,7 +32,7 @@ from penstock.datasets.guesses import (
     type_of_one,
 )
 from penstock.datasets.metadata import CompetitionMetadata
-from penstock.datasets.tables import find_file, read_table
+from penstock.datasets.tables import find_file, listed, read_table
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.files.listing import PathLike
 from penstock.files.remote import RemotePath, path_of, shown
@@ -43,21 +43,23 @@ log = logging.getLogger(__name__)
 
 _TARGET_NAMES = ("target", "label", "labels", "y", "class", "outcome", "response")
 
+Notes = dict[str, str]
+
 
 class Inference(NamedTuple):
-    """What was guessed. `notes` has the reason of each guess, by field; of a column's kind by `columns.<name>`.
+    """Inferred metadata and spec. `notes` has the reason of each guess, by field or `columns.<name>`.
 
-    What somebody should look at, such as dates that cannot be told apart, is in `doubts.<name>` too, and logged.
+    Doubtful guesses, such as ambiguous dates, are also in `doubts.<name>`, and logged.
     """
 
     metadata: CompetitionMetadata
     spec: DatasetSpec
-    notes: dict[str, str]
+    notes: Notes
 
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """The tables of a directory; test and sample may not be there."""
+    """Tables of a directory; test and sample are optional."""
 
     directory: Path | RemotePath
     names: dict[str, str]
@@ -74,8 +76,9 @@ class _Files:
         return facts_of(self.train.column(name))
 
     def test_facts(self, name: str) -> Facts | None:
-        there = self.test is not None and name in self.test.column_names
-        return facts_of(self.test.column(name)) if there else None  # type: ignore[union-attr]
+        if self.test is None or name not in self.test.column_names:
+            return None
+        return facts_of(self.test.column(name))
 
 
 def infer(
@@ -89,20 +92,21 @@ def infer(
     delimiter: str | None = None,
     encoding: str | None = None,
 ) -> Inference:
-    """Read the files of a directory, local or behind a URL, and guess what is not given.
+    """Read the files of a local or remote directory, and guess what is not given.
 
-    Reads the training file, the test file and the sample submission whole. What cannot be told is an error that says
-    what to give: nothing that could be a target, or several things.
+    Reads the training file, the test file and the sample submission whole. If there is no possible target, or there are
+    several, the error names the argument to pass.
     """
-    notes: dict[str, str] = {}
+    notes: Notes = {}
     files = _read(path_of(directory), delimiter, encoding, notes)
     targets = _targets(files, target, notes)
     id_column = _id_column(files, targets, id_column, notes)
     _check_test_columns(files, targets)
     files, formats = _with_dates(files, targets, notes)
-    time_column, later = _time_column(files, targets, notes)
-    kind = _type(files, targets, competition_type, time_column if later else None, notes)
-    columns = _columns(files, {*targets, id_column}, formats, notes)
+    time_column = _time_column(files, targets, notes)
+    kind = _type(files, targets, competition_type, time_column, notes)
+    taken = {*targets, id_column}
+    columns = _columns(files, taken, formats, notes)
     if id_column is not None and id_column == time_column and id_column in formats:
         columns[id_column] = ColumnSpec(kind="id", date_format=formats[id_column])
     metadata = CompetitionMetadata(
@@ -118,15 +122,13 @@ def infer(
         files.directory if isinstance(files.directory, Path) else str(files.directory),  # type: ignore[arg-type]
         kind,
         num_samples=files.train.num_rows,
-        num_features=len([column for column in files.train.column_names if column not in {*targets, id_column}]),
+        num_features=len([column for column in files.columns if column not in taken]),
         target_column=targets[0] if len(targets) == 1 else tuple(targets),
         id_column=id_column,
         columns=columns,
-        group_column=_group_column(files, {*targets, id_column}, notes),
+        group_column=_group_column(files, taken, notes),
         time_column=time_column,
-        files=files.names,
-        delimiter=delimiter,
-        encoding=encoding,
+        files=DataFiles(files.names, delimiter=delimiter, encoding=encoding),
     )
     return Inference(metadata, spec, notes)
 
@@ -134,15 +136,13 @@ def infer(
 # -- files -----------------------------------------------------------------------------------------------------------
 
 
-def _read(directory: Path | RemotePath, delimiter: str | None, encoding: str | None, notes: dict[str, str]) -> _Files:
+def _read(directory: Path | RemotePath, delimiter: str | None, encoding: str | None, notes: Notes) -> _Files:
     paths = _find(directory)
     tables: dict[str, pa.Table | None] = dict.fromkeys(("train", "test", "sample_submission"))
     for split, path in paths.items():
         table = read_table(path, delimiter=delimiter, encoding=encoding)
         if split == "train" and not table.num_rows:
-            raise DataError(
-                "the training file has a header and no rows; there is nothing to guess from", file=str(path)
-            )
+            raise DataError("the training file has a header and no rows", file=str(path))
         tables[split] = table
         notes[f"files.{split}"] = f"{plural(table.num_rows, 'row')}, {plural(table.num_columns, 'column')}"
     names = {split: path.name for split, path in paths.items()}
@@ -150,47 +150,41 @@ def _read(directory: Path | RemotePath, delimiter: str | None, encoding: str | N
 
 
 def _find(directory: Path | RemotePath) -> dict[str, Any]:
-    wanted = "a training file: train.csv, training.tsv, train.parquet or the like, compressed or not, in any case"
+    wanted = "a training file: train.csv, training.tsv, train.parquet or similar, compressed or not, in any case"
+    place = shown(str(directory))
     if not directory.exists():
-        raise FileNotFoundError(f"no such directory: {shown(str(directory))!r}; expected one with {wanted}")
+        raise FileNotFoundError(f"no such directory: {place!r}; expected one with {wanted}")
     if not directory.is_dir():
-        raise ConfigError(
-            f"{shown(str(directory))!r} is a file; expected the directory of a competition, with {wanted}"
-        )
+        raise ConfigError(f"{place!r} is a file; expected the directory of a competition, with {wanted}")
     found = {split: find_file(directory, split) for split in ("train", "test", "sample_submission")}
     if found["train"] is None:
-        names = sorted(path.name for path in directory.iterdir())
-        there = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
         unlisted = isinstance(directory, RemotePath) and not directory.can_be_listed
-        why = " (a web server lists no directories: it was asked for the usual names, in lower case)" * unlisted
-        raise ConfigError(
-            f"{shown(str(directory))!r} is not a dataset: looked for {wanted}; there is {there or 'nothing'}{why}"
-        )
+        why = " (a web server lists no directories; the usual names in lower case were tried)" * unlisted
+        raise ConfigError(f"{place!r} is not a dataset: expected {wanted}; it has {listed(directory)}{why}")
     if found["sample_submission"] is None:
-        submissions = [
-            path for path in directory.iterdir() if re.search(r"(?i)submission.*\.(csv|tsv|parquet)", path.name)
-        ]
+        pattern = re.compile(r"(?i)submission.*\.(csv|tsv|parquet)")
+        submissions = [path for path in directory.iterdir() if pattern.search(path.name)]
         found["sample_submission"] = submissions[0] if len(submissions) == 1 else None
     return {split: path for split, path in found.items() if path is not None}
 
 
-def _name(directory: Path | RemotePath, notes: dict[str, str]) -> str:
+def _name(directory: Path | RemotePath, notes: Notes) -> str:
     own = directory.absolute().name if isinstance(directory, Path) else directory.name
     notes["competition_name"] = "the name of the directory"
     return re.sub(r"[\s_]+", "-", own.strip()).lower() or "competition"
 
 
-# -- columns with a part of their own --------------------------------------------------------------------------------
+# -- columns with a role ---------------------------------------------------------------------------------------------
 
 
-def _targets(files: _Files, given: str | Sequence[str] | None, notes: dict[str, str]) -> list[str]:
-    train = files.columns
+def _targets(files: _Files, given: str | Sequence[str] | None, notes: Notes) -> list[str]:
+    train, names = files.columns, files.names
     if given is not None:
         chosen = [given] if isinstance(given, str) else list(given)
         for name in chosen:
             if name not in train:
                 hint = did_you_mean(name, train)
-                raise SchemaError(f"the target {name!r} is not in {files.names['train']}, which has {train}{hint}")
+                raise SchemaError(f"the target {name!r} is not in {names['train']}, which has {train}{hint}")
         notes["target_column"] = "given"
         return chosen
     missing = [name for name in train if files.test is not None and name not in files.test.column_names]
@@ -198,39 +192,29 @@ def _targets(files: _Files, given: str | Sequence[str] | None, notes: dict[str, 
         wanted = [name for name in files.sample.column_names[1:] if name in train]
         wanted = [name for name in wanted if name in missing] or wanted
         if wanted:
-            where = "is" if len(wanted) == 1 else "are"
-            also = f" and not in {files.names['test']}" if set(wanted) <= set(missing) else ""
-            notes["target_column"] = (
-                f"what {files.names['sample_submission']} {where} to hold, in the training file{also}"
-            )
+            also = f" and not in {names['test']}" if set(wanted) <= set(missing) else ""
+            notes["target_column"] = f"a column of {names['sample_submission']} in the training file{also}"
             return wanted
-    named = [name for name in missing or train if name.lower() in _TARGET_NAMES]
     if len(missing) == 1:
-        notes["target_column"] = f"the only column of {files.names['train']} that is not in {files.names['test']}"
+        notes["target_column"] = f"the only column of {names['train']} that is not in {names['test']}"
         return missing
+    named = [name for name in missing or train if name.lower() in _TARGET_NAMES]
     if len(named) == 1:
-        others = (
-            f"; {[name for name in missing if name not in named]} are not in the test file either" if missing else ""
-        )
-        notes["target_column"] = f"it is called so{others}"
+        others = [name for name in missing if name not in named]
+        notes["target_column"] = "by its name" + (f"; {others} are not in the test file either" if missing else "")
         return named
-    raise ConfigError(_which_target(files, missing, named))
-
-
-def _which_target(files: _Files, missing: list[str], named: list[str]) -> str:
-    remedy = "say which with --target (target= in Python), several times if there are several targets"
-    candidates = named or missing
-    if candidates:
-        why = f"are in {files.names['train']} and not in {files.names['test']}" if missing else "are called like one"
-        return f"{len(candidates)} columns could be the target: {candidates} {why}; {remedy}"
+    remedy = "name it with --target (target= in Python), several times for several targets"
+    if named or missing:
+        why = f"are in {names['train']} and not in {names['test']}" if missing else "have the name of one"
+        raise ConfigError(f"{len(named or missing)} columns may be the target: {named or missing} {why}; {remedy}")
     if files.test is None:
-        why = f"there is no test file to compare with and no column is called {' or '.join(_TARGET_NAMES[:3])}"
+        why = f"there is no test file to compare with, and no column is called {' or '.join(_TARGET_NAMES[:3])}"
     else:
-        why = f"{files.names['test']} has every column of {files.names['train']}"
-    return f"the target cannot be told: {why}; the columns are {files.train.column_names}; {remedy}"
+        why = f"{names['test']} has every column of {names['train']}"
+    raise ConfigError(f"the target is unknown: {why}; the columns are {train}; {remedy}")
 
 
-def _id_column(files: _Files, targets: list[str], given: str | None, notes: dict[str, str]) -> str | None:
+def _id_column(files: _Files, targets: list[str], given: str | None, notes: Notes) -> str | None:
     train = files.columns
     if given is not None:
         if given not in train:
@@ -241,16 +225,16 @@ def _id_column(files: _Files, targets: list[str], given: str | None, notes: dict
     candidates = [name for name in train if name == first or is_called_id(name)]
     for name in sorted(candidates, key=lambda name: name != first):
         if name not in targets and files.facts(name).is_unique:
-            also = f", and is the first of {files.names['sample_submission']}" if name == first else ""
-            notes["id_column"] = f"{files.train.num_rows:,} different values in as many rows{also}"
+            also = f", and the first column of {files.names['sample_submission']}" if name == first else ""
+            notes["id_column"] = f"unique in {files.train.num_rows:,} rows{also}"
             return name
-    again = f"; {candidates} have values more than once" if candidates else ""
-    notes["id_column"] = f"no column is called an id and different in every row{again}"
+    again = f"; {candidates} have duplicates" if candidates else ""
+    notes["id_column"] = f"no unique column has the name of an id{again}"
     return None
 
 
-def _group_column(files: _Files, taken: set[str | None], notes: dict[str, str]) -> str | None:
-    """An id of something that has several rows, and that the test file has others of."""
+def _group_column(files: _Files, taken: set[str | None], notes: Notes) -> str | None:
+    """Id of something with several rows, of which the test file has others."""
     for name in files.columns:
         facts, test = files.facts(name), files.test_facts(name)
         if name in taken or not is_called_id(name) or test is None or not 1 < facts.distinct < facts.rows:
@@ -259,32 +243,29 @@ def _group_column(files: _Files, taken: set[str | None], notes: dict[str, str]) 
             continue
         if not pc.any(pc.is_in(test.values.cast(pa.string()), facts.values.cast(pa.string()))).as_py():
             notes["group_column"] = (
-                f"{facts.distinct:,} different values in {facts.rows:,} rows, none of which the test file has: rows "
-                "of one must not be in training and validation both"
+                f"{facts.distinct:,} different values in {facts.rows:,} rows, none of them in the test file: a group "
+                "must not be in training and validation both"
             )
             return name
     return None
 
 
-def _with_dates(files: _Files, targets: list[str], notes: dict[str, str]) -> tuple[_Files, dict[str, str]]:
-    """The files with their dates as such, and the format of each; what looks like dates and cannot be read is noted."""
+def _with_dates(files: _Files, targets: list[str], notes: Notes) -> tuple[_Files, dict[str, str]]:
+    """Files with their dates converted, and the format of each column of dates; doubtful ones are noted."""
     found = dates_of_files(files.train, files.test, [name for name in files.columns if name not in targets])
     for name, doubt in found.doubts.items():
-        _doubt(
-            notes,
-            name,
-            f"it looks like dates and stays text: {doubt}; say {{kind: date, date_format: '%d/%m/%Y'}}, or leave it",
-        )
+        remedy = "set {kind: date, date_format: '%d/%m/%Y'}, or leave it"
+        _doubt(notes, name, f"it looks like dates and stays text: {doubt}; {remedy}")
     return dataclasses.replace(files, train=found.train, test=found.test), found.formats
 
 
-def _doubt(notes: dict[str, str], name: str, why: str) -> None:
+def _doubt(notes: Notes, name: str, why: str) -> None:
     notes[f"doubts.{name}"] = why
     log.warning("column %r: %s", name, why)
 
 
-def _time_column(files: _Files, targets: list[str], notes: dict[str, str]) -> tuple[str | None, bool]:
-    """A time after whose last the test file begins; and whether it makes this a forecast."""
+def _time_column(files: _Files, targets: list[str], notes: Notes) -> str | None:
+    """Time column by which the test file begins after the training file."""
     for name in files.columns:
         facts, test = files.facts(name), files.test_facts(name)
         if name in targets or not len(facts.values):
@@ -292,36 +273,33 @@ def _time_column(files: _Files, targets: list[str], notes: dict[str, str]) -> tu
         if files.test is None:
             ordered = facts.is_date and facts.values.equals(facts.values.take(pc.sort_indices(facts.values)))
             if ordered and not facts.missing and facts.distinct > 1:
-                notes["time_column"] = "the rows are in its order"
-                return name, True
+                notes["time_column"] = "the rows are sorted by it"
+                return name
         elif test is not None and (later := later_by(name, facts, test)):
-            if facts.missing:
-                _doubt(
-                    notes,
-                    name,
-                    f"{later}, but {plural(facts.missing, 'row')} of the training file have none: folds are not in "
-                    "time; fill it and give it as time_column",
-                )
-                continue
-            notes["time_column"] = later
-            return name, True
-    return None, False
+            if not facts.missing:
+                notes["time_column"] = later
+                return name
+            rows = plural(facts.missing, "row")
+            _doubt(
+                notes,
+                name,
+                f"{later}, but {rows} of the training file have none, so folds ignore it; fill it and set time_column",
+            )
+    return None
 
 
-def _columns(
-    files: _Files, taken: set[str | None], formats: Mapping[str, str], notes: dict[str, str]
-) -> dict[str, ColumnSpec]:
+def _columns(files: _Files, taken: set[str | None], formats: Mapping[str, str], notes: Notes) -> dict[str, ColumnSpec]:
     columns = {}
+    train_file, test_file = files.names["train"], files.names.get("test", "")
     for name in files.columns:
         if name in taken:
             continue
         facts, test = files.facts(name), files.test_facts(name)
         kind, why = guess_kind(facts, test)
         if facts.is_number and test is not None and (row := first_code(test.values)) is not None:
-            code = test.values[row].as_py()
-            kind, why = "text", f"{files.names['train']} has numbers, but {files.names['test']} has codes: {code!r}"
-        if files.test is not None and name not in files.test.column_names:
-            kind, why = "ignore", f"{files.names['test']} does not have it"
+            kind, why = "text", f"{train_file} has numbers, but {test_file} has codes: {test.values[row].as_py()!r}"
+        if files.test is not None and test is None:
+            kind, why = "ignore", f"it is not in {test_file}"
         columns[name] = ColumnSpec(kind=kind, date_format=formats.get(name, "") if kind == "date" else "")
         doubt = notes.get(f"doubts.{name}")
         notes[f"columns.{name}"] = f"{why}; {doubt}" if doubt else why
@@ -332,42 +310,36 @@ def _check_test_columns(files: _Files, targets: list[str]) -> None:
     if files.test is None:
         return
     train, test = files.train.column_names, files.test.column_names
-    strange = [name for name in test if name not in train]
-    if strange:
+    if strange := [name for name in test if name not in train]:
         others = [name for name in train if name not in test and name not in targets]
         raise SchemaError(
-            f"{files.names['test']} has columns that {files.names['train']} has not: {strange}, and "
-            f"{files.names['train']} has {others} besides the target, which {files.names['test']} has not; "
-            "give a column the same name in both files"
+            f"{files.names['test']} has columns that {files.names['train']} lacks: {strange}; only "
+            f"{files.names['train']} has {others} besides the target; give a column the same name in both files"
         )
 
 
-# -- what is asked ---------------------------------------------------------------------------------------------------
+# -- task ------------------------------------------------------------------------------------------------------------
 
 
 def _type(
-    files: _Files,
-    targets: list[str],
-    given: CompetitionType | str | None,
-    time_column: str | None,
-    notes: dict[str, str],
+    files: _Files, targets: list[str], given: CompetitionType | str | None, time_column: str | None, notes: Notes
 ) -> CompetitionType:
     if given is not None:
         notes["competition_type"] = "given"
         return CompetitionType(given)
     facts = [files.facts(name) for name in targets]
-    for name, one in zip(targets, facts):
-        if not len(one.values):
+    for name, found in zip(targets, facts):
+        if not len(found.values):
             raise DataError(f"the target {name!r} has no value in any row", file=files.names["train"])
     kind, why = type_of_many(targets, facts) if len(targets) > 1 else type_of_one(targets[0], facts[0])
     if time_column is not None and kind is CompetitionType.REGRESSION:
-        kind, why = CompetitionType.TIME_SERIES, f"{why}; what is asked lies after {time_column!r} ends"
+        kind, why = CompetitionType.TIME_SERIES, f"{why}; predictions are for times after {time_column!r} ends"
     notes["competition_type"] = why
     return kind
 
 
-def _metric(files: _Files, targets: list[str], kind: CompetitionType, notes: dict[str, str]) -> str:
+def _metric(files: _Files, targets: list[str], kind: CompetitionType, notes: Notes) -> str:
     facts = {name: files.facts(name) for name in targets}
     metric, why = guess_metric(kind, facts, sample=files.sample, file=files.names.get("sample_submission", ""))
-    notes["evaluation_metric"] = f"{why}; read the competition's page"
+    notes["evaluation_metric"] = f"{why}; see the competition's page"
     return metric

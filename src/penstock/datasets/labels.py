@@ -123,15 +123,14 @@ def training_values(spec: DatasetSpec) -> pa.Array | None:
     if not spec.competition_type.has_classes or not spec.targets or spec.class_names is not None:
         return None
     target = spec.targets[0]
-    options: dict[str, Any] = {"delimiter": spec.delimiter, "encoding": spec.encoding}
     try:
         path = split_file(spec, "train")
     except FileNotFoundError:
         return None
-    if target not in read_names(path, **options):
+    if target not in read_names(path, **spec.csv_options):
         return None
     kinds = {target: spec.columns[target].kind} if target in spec.columns else {}
-    return target_values(read_table(path, columns=[target], kinds=kinds, **options), spec)
+    return target_values(read_table(path, columns=[target], kinds=kinds, **spec.csv_options), spec)
 
 
 def _target(data: Any, name: str) -> pa.Array:

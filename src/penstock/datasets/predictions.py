@@ -314,10 +314,12 @@ def in_rows(predictions: Any, names: Sequence[str | None], ids: pa.Array) -> Any
     else:
         order = _order_of_index(index, names, ids)
     arrays = {name: as_array(values) for name, values in columns.items()}
-    for name, array in arrays.items() if order is not None else ():
+    if order is None:
+        return arrays
+    for name, array in arrays.items():
         if len(array) != len(order):
             raise SchemaError(f"predictions for {name!r} have shape {array.shape}, and there are {len(order)} ids")
-    return arrays if order is None else {name: array[order] for name, array in arrays.items()}
+    return {name: array[order] for name, array in arrays.items()}
 
 
 def _columns_of(predictions: Any) -> dict[str, Any] | None:

@@ -264,4 +264,5 @@ def with_files(competition: Competition) -> DatasetSpec:
     default = {field.name: field.default for field in dataclasses.fields(metadata)}
     named = {split: getattr(metadata, key) for split, key in _FILE_FIELDS.items()}
     named = {split: name for split, name in named.items() if name and name != default[_FILE_FIELDS[split]]}
-    return dataclasses.replace(spec, files=named | dict(spec.files)) if named else spec
+    files = dataclasses.replace(spec.files, names=named | dict(spec.files))
+    return dataclasses.replace(spec, files=files) if named else spec

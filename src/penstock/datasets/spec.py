@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -19,7 +19,7 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     from penstock.templates.columns import ColumnFormat
 
-__all__ = ["SPLITS", "ColumnKind", "ColumnSpec", "CompetitionType", "DatasetSpec"]
+__all__ = ["SPLITS", "ColumnKind", "ColumnSpec", "CompetitionType", "DataFiles", "DatasetSpec"]
 
 ColumnKind = Literal["numeric", "categorical", "text", "boolean", "date", "id", "ignore"]
 
@@ -144,6 +144,43 @@ class ColumnSpec:
         return cls(**checked_fields(cls, given))
 
 
+@dataclass(frozen=True, eq=False)
+class DataFiles(Mapping[str, str]):
+    """File names of splits ("train", "val", "test") and "sample_submission", and the format of CSV files."""
+
+    names: Mapping[str, str] = field(default_factory=dict)
+    delimiter: str | None = field(default=None, kw_only=True)
+    """None: detected."""
+    encoding: str | None = field(default=None, kw_only=True)
+    """None: UTF-8, or that of a byte order mark."""
+
+    def __post_init__(self) -> None:
+        names = _mapping(self.names, "files", "{'train': 'training.csv'}")
+        object.__setattr__(self, "names", {split: _text(name, f"files[{split!r}]") for split, name in names.items()})
+        known = (*SPLITS, "sample_submission")
+        for split in self.names:
+            if split not in known:
+                raise ConfigError(f"files has {split!r}; expected some of {list(known)}{did_you_mean(split, known)}")
+        check_delimiter(self.delimiter)
+        _text(self.encoding, "encoding")
+
+    def __getitem__(self, split: str) -> str:
+        return self.names[split]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, DataFiles):
+            return (self.names, self.delimiter, self.encoding) == (other.names, other.delimiter, other.encoding)
+        return self.names == other
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 @dataclass(frozen=True)
 class DatasetSpec:
     """Data of a competition: its directory, columns and target.
@@ -170,12 +207,8 @@ class DatasetSpec:
     are validated."""
     class_names: tuple[Any, ...] | None = field(default=None, kw_only=True)
     """Values of the target in the order of their class numbers; None: those of the training file, sorted."""
-    files: Mapping[str, str] = field(default_factory=dict, kw_only=True, hash=False)
-    """File names of splits ("train", "val", "test") or "sample_submission", if they have other names."""
-    delimiter: str | None = field(default=None, kw_only=True)
-    """None: detected."""
-    encoding: str | None = field(default=None, kw_only=True)
-    """None: UTF-8, or that of a byte order mark."""
+    files: DataFiles = field(default_factory=lambda: DataFiles(), kw_only=True, hash=False)
+    """File names that are not the usual ones, and the CSV format; a mapping of names works too."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.competition_name, str) or not self.competition_name.strip():
@@ -186,7 +219,7 @@ class DatasetSpec:
             if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 0):
                 raise ConfigError(f"{name} must be a count or None, got {count!r}")
             into(self, name, count)
-        for name in ("id_column", "group_column", "time_column", "delimiter", "encoding"):
+        for name in ("id_column", "group_column", "time_column"):
             into(self, name, _text(getattr(self, name), name))
         into(self, "dataset_path", as_path(self.dataset_path))
         into(self, "competition_type", CompetitionType(self.competition_type))
@@ -195,8 +228,7 @@ class DatasetSpec:
             into(self, "class_names", _class_names(self.class_names))
         columns = _mapping(self.columns, "columns", "{'Age': ColumnSpec(kind='numeric')}")
         into(self, "columns", {name: _column(name, given) for name, given in columns.items()})
-        files = _mapping(self.files, "files", "{'train': 'training.csv'}")
-        into(self, "files", {split: _text(given, f"files[{split!r}]") for split, given in files.items()})
+        into(self, "files", self.files if isinstance(self.files, DataFiles) else DataFiles(self.files))
         self._check()
 
     @property
@@ -216,6 +248,11 @@ class DatasetSpec:
         """Date formats by column."""
         return {name: column.date_format for name, column in self.columns.items() if column.date_format}
 
+    @property
+    def csv_options(self) -> dict[str, Any]:
+        """Delimiter and encoding, as options of `read_table` and `read_names`."""
+        return {"delimiter": self.files.delimiter, "encoding": self.files.encoding}
+
     def to_dict(self) -> dict[str, Any]:
         """Fields that differ from their default, as JSON values; inverse of `from_dict`."""
         fields = plain_fields(self) | {
@@ -224,11 +261,16 @@ class DatasetSpec:
         }
         if self.columns:
             fields["columns"] = {name: column.to_dict() for name, column in self.columns.items()}
-        return fields
+        if fields.pop("files", None):
+            fields["files"] = dict(self.files)
+        return fields | {key: value for key, value in self.csv_options.items() if value is not None}
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Self:
-        fields = checked_fields(cls, given)
+        csv = {key: given[key] for key in ("delimiter", "encoding") if isinstance(given, Mapping) and key in given}
+        fields = checked_fields(cls, {key: given[key] for key in given if key not in csv} if csv else given)
+        if csv:
+            fields["files"] = DataFiles(fields.get("files", {}), **csv)
         if missing := [name for name in ("competition_name", "dataset_path", "competition_type") if name not in fields]:
             raise ConfigError(f"a spec needs {missing[0]!r}; it has {sorted(fields)}")
         return cls(**fields)
@@ -249,11 +291,6 @@ class DatasetSpec:
             raise ConfigError(f"class_names must differ, got {list(names)}")
         if names is not None and self.competition_type is CompetitionType.BINARY_CLASSIFICATION and len(names) != 2:
             raise ConfigError(f"binary_classification has two class_names, got {list(names)}")
-        known = (*SPLITS, "sample_submission")
-        for key in self.files:
-            if key not in known:
-                raise ConfigError(f"files has {key!r}; expected some of {list(known)}{did_you_mean(str(key), known)}")
-        check_delimiter(self.delimiter)
 
 
 def check_delimiter(delimiter: Any) -> None:

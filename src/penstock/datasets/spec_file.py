@@ -1,7 +1,7 @@
-"""`competition.yaml`: what was guessed about a competition, for a person to correct, and read back.
+"""`competition.yaml`: inferred metadata and spec of a competition, for a person to correct.
 
-The file lies beside the data, and the data is where the file is, unless it says `dataset_path`. Written with the reason
-of each guess as a comment; read with every key checked; checked against the files by `check_files`.
+The file is in the directory of the data, unless it has a `dataset_path`. Each guess has its reason as a comment; every
+key is validated on reading, and `check_files` validates the data against it.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ __all__ = ["SPEC_FILE", "check_files", "read_spec", "spec_text", "write_spec"]
 SPEC_FILE = "competition.yaml"
 
 _HEADER = """\
-# What penstock found out about this data. Correct what is wrong and run `penstock competitions add` again: this file
-# is then read, checked against the data and registered; it is not written over, unless you pass --infer.
+# Inferred by penstock. Correct what is wrong and run `penstock competitions add` again: this file is then read,
+# validated against the data and registered; it is not overwritten unless you pass --infer.
 """
 _FILE_FIELDS = {"train": "train_file", "test": "test_file", "sample_submission": "sample_submission_file"}
 _SHARED = ("competition_name", "competition_type")
 _IN_METADATA = ("evaluation_metric", "description", "url", "license", "tags", "deadline")
-_IN_SPEC = tuple(field.name for field in dataclasses.fields(DatasetSpec) if field.name not in _SHARED)
+_FIELDS = (field.name for field in dataclasses.fields(DatasetSpec) if field.name not in _SHARED)
+_IN_SPEC = (*_FIELDS, "delimiter", "encoding")
 _KEYS = (*_SHARED, *_IN_METADATA, *_IN_SPEC)
 _TEXTS = (*_SHARED, "evaluation_metric", "description", "url", "license", "deadline", "dataset_path")
 _COLUMN_TEXTS = ("name", "description", "unit", "prefix", "missing")
@@ -61,22 +62,22 @@ _IN_YAML = (
     (r"pass the right (delimiter|encoding)=", r"give the right \1"),
     (r"pass (delimiter|encoding)='([^']*)'", r"give it as \1: \2"),
 )
-"""What the errors of datasets advise to write in Python, as it is written in the file."""
+"""Advice in the errors of datasets, in the form of the file instead of Python."""
 _TYPES = "# one of " + ", ".join(kind.value for kind in CompetitionType)
-_KINDS = "# numeric, categorical, text, boolean, date, id, or ignore, which leaves the column out"
+_KINDS = "# numeric, categorical, text, boolean, date, id, or ignore, which omits the column"
 
 
 def write_spec(inference: Inference, path: PathLike, *, overwrite: bool = False) -> Path:
-    """Write the file; one that is there, and may hold corrections, only with `overwrite`."""
+    """Write the file; an existing one, which may have corrections, only with `overwrite`."""
     file = require_local(path, "the file of a competition")
     if file.exists() and not overwrite:
-        raise ConfigError(f"{file} is there already and may hold corrections; it is kept unless you say otherwise")
+        raise ConfigError(f"{file} exists and may have corrections; pass overwrite=True to replace it")
     write_atomic(file, spec_text(inference, file).encode())
     return file
 
 
 def spec_text(inference: Inference, file: Path) -> str:
-    """The content of the file: YAML with the reasons as comments."""
+    """Content of the file: YAML with the reasons as comments."""
     metadata, spec, notes = inference
     lines = [_HEADER.rstrip("\n"), ""]
 
@@ -99,14 +100,19 @@ def spec_text(inference: Inference, file: Path) -> str:
     lines.append("files:")
     for split, name in spec.files.items():
         lines.append(f"  {split}: {_scalar(name)}  # {_one_line(notes.get(f'files.{split}', ''))}".rstrip(" #"))
-    add("delimiter", spec.delimiter, note="" if spec.delimiter else "empty: found by looking")
-    add("encoding", spec.encoding, note="" if spec.encoding else "empty: UTF-8, or what the byte order mark says")
+    add("delimiter", spec.files.delimiter, note="" if spec.files.delimiter else "empty: detected")
+    default = "empty: UTF-8, or that of the byte order mark"
+    add("encoding", spec.files.encoding, note="" if spec.files.encoding else default)
     add("num_samples", spec.num_samples, note="rows of the training file")
-    add("num_features", spec.num_features, note="its columns without id and target")
+    add("num_features", spec.num_features, note="columns without id and target")
     lines.append("")
     add("target_column", list(spec.targets) if len(spec.targets) > 1 else spec.target_column)
     add("id_column", spec.id_column)
-    add("group_column", spec.group_column, note=notes.get("group_column", "rows of one value stay in one fold"))
+    add(
+        "group_column",
+        spec.group_column,
+        note=notes.get("group_column", "a group stays in one fold"),
+    )
     add("time_column", spec.time_column, note=notes.get("time_column", "validation is later than training"))
     lines += ["", _KINDS, "columns:"]
     for name, column in spec.columns.items():
@@ -118,7 +124,7 @@ def spec_text(inference: Inference, file: Path) -> str:
 
 
 def read_spec(path: PathLike) -> tuple[CompetitionMetadata, DatasetSpec]:
-    """What a file says; every key checked, nothing of the data read."""
+    """Metadata and spec of a file; every key is validated, and no data is read."""
     file = Path(path).expanduser()
     tree = read_document(file, such_as="competition_name: titanic")
     for key in tree:
@@ -126,7 +132,7 @@ def read_spec(path: PathLike) -> tuple[CompetitionMetadata, DatasetSpec]:
             raise ConfigError(
                 f"{file}: unknown key {key!r}{did_you_mean(str(key), _KEYS) or f'; known: {list(_KEYS)}'}"
             )
-    # An empty value is one that was not given.
+    # An empty value counts as not given.
     given = {key: value for key, value in tree.items() if value is not None}
     for key in _SHARED:
         if key not in given:
@@ -139,7 +145,7 @@ def read_spec(path: PathLike) -> tuple[CompetitionMetadata, DatasetSpec]:
     files = {split: name for split, name in given.get("files", {}).items() if name is not None}
     shared = {key: given[key] for key in _SHARED}
     place = given.get("dataset_path", "")
-    if not is_remote(str(place)):  # a relative one starts at the file, from wherever it is read
+    if not is_remote(str(place)):  # a relative one is relative to the file
         given["dataset_path"] = str(file.absolute().parent / Path(str(place)).expanduser())
     try:
         metadata = CompetitionMetadata.from_dict(
@@ -156,16 +162,16 @@ def read_spec(path: PathLike) -> tuple[CompetitionMetadata, DatasetSpec]:
 def check_files(
     metadata: CompetitionMetadata, spec: DatasetSpec, dataset_class: type[KaggleDataset] = TabularDataset
 ) -> dict[str, int]:
-    """Whether the files are what the spec says; raises for the first thing that is not. Rows of each file.
+    """Number of rows of each file; raises for the first difference between files and spec.
 
-    It is what loading asks: the dataset of each split is made once. Reads the files whole.
+    It loads the dataset of each split once, and so reads the files whole.
     """
     rows = {}
     with _naming_yaml(spec):
         if not spec.targets:
             path = split_file(spec, "train")
-            names = read_names(path, delimiter=spec.delimiter, encoding=spec.encoding)
-            raise ConfigError(f"target_column is missing; {path.name} has {names}: say which is to be predicted")
+            names = read_names(path, **spec.csv_options)
+            raise ConfigError(f"target_column is missing; {path.name} has {names}: name the one to predict")
         for split in SPLITS:
             if split == "train" or split in spec.files or find_file(spec.dataset_path, split) is not None:
                 rows[split] = len(_made(dataset_class, spec, split))
@@ -184,7 +190,7 @@ def _made(dataset_class: type[KaggleDataset], spec: DatasetSpec, split: str) -> 
             dataset.labels()
     except (PenstockError, OSError):
         raise
-    except Exception as error:  # a class of somebody else's may raise anything
+    except Exception as error:  # a user's class may raise anything
         raise DataError(
             f"{dataset_class.__name__} cannot read the {split} file: {type(error).__name__}: {error}"
         ) from error
@@ -193,7 +199,7 @@ def _made(dataset_class: type[KaggleDataset], spec: DatasetSpec, split: str) -> 
 
 def _check_sample(spec: DatasetSpec) -> int:
     path = split_file(spec, "sample_submission")
-    table = read_table(path, delimiter=spec.delimiter, encoding=spec.encoding)
+    table = read_table(path, **spec.csv_options)
     if spec.id_column is not None and spec.id_column not in table.column_names:
         raise SchemaError(
             f"id_column={spec.id_column!r} is not in {path.name}, which has {table.column_names}; correct the one that "
@@ -204,13 +210,13 @@ def _check_sample(spec: DatasetSpec) -> int:
 
 @contextlib.contextmanager
 def _naming_yaml(spec: DatasetSpec) -> Iterator[None]:
-    """Gives what datasets raise the words of the file."""
+    """Rewrite the advice in errors of datasets for the file."""
     try:
         yield
     except (PenstockError, OSError) as error:
         if len(error.args) == 1 and isinstance(error.args[0], str):
             words = [value for one in spec.columns.values() for value in one.categories]
-            hint = "; YAML reads no and yes as false and true: if they are words in the data, write 'no' and 'yes'"
+            hint = "; YAML reads no and yes as false and true: write 'no' and 'yes' if they are text in the data"
             error.args = (_as_in_yaml(error.args[0]) + hint * any(isinstance(word, bool) for word in words),)
         raise
 
@@ -234,14 +240,14 @@ def _check_texts(given: dict[str, Any], file: Path) -> None:
 def _refuse_no_text(value: Any, key: str, file: Path) -> None:
     if value is not None and not isinstance(value, str):
         raise ConfigError(
-            f"{file}: {key} is {value!r:.60}, expected a text; if it is one, write it in quotes: '{value}'"
+            f"{file}: {key} is {value!r:.60}, expected text; if it is text, write it in quotes: '{value}'"
         )
 
 
 def _column(name: str, given: Any, file: Path) -> ColumnSpec:
-    said = {"kind": given} if isinstance(given, str) else {} if given is None else given
+    rules = {"kind": given} if isinstance(given, str) else {} if given is None else given
     try:
-        column = ColumnSpec.from_dict(said)
+        column = ColumnSpec.from_dict(rules)
     except (PenstockError, TypeError) as error:
         raise ConfigError(f"{file}: columns: {name}: {error}") from error
     for key in _COLUMN_TEXTS:
@@ -253,10 +259,10 @@ def _column(name: str, given: Any, file: Path) -> ColumnSpec:
 
 def _check_mapping(value: Any, key: str, file: Path) -> None:
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{file}: {key} is {value!r:.60}; expected a line for each, indented below '{key}:'")
+        raise ConfigError(f"{file}: {key} is {value!r:.60}; expected one line for each, indented below '{key}:'")
     for name in value:
         if not isinstance(name, str):
-            raise ConfigError(f"{file}: {key} has {name!r}, which YAML takes for no text; write it in quotes: '{name}'")
+            raise ConfigError(f"{file}: {key} has {name!r}, which is not text in YAML; write it in quotes: '{name}'")
 
 
 def _is_elsewhere(spec: DatasetSpec, file: Path) -> bool:
@@ -265,21 +271,12 @@ def _is_elsewhere(spec: DatasetSpec, file: Path) -> bool:
 
 
 def _scalar(value: Any) -> str:
-    """A value as YAML on one line; nothing for None."""
-    if value is None:
-        return ""
-    text = _dumped(value)
-    return text if text.isprintable() else _dumped(value, default_style='"', allow_unicode=False)
-
-
-def _dumped(value: Any, **options: Any) -> str:
-    choices: dict[str, Any] = {
-        "default_flow_style": True,
-        "allow_unicode": True,
-        "sort_keys": False,
-        "width": 1 << 30,
-    } | options
-    return str(yaml.safe_dump(value, **choices)).removesuffix("...\n").strip("\n")
+    """Value as YAML on one line; empty for None."""
+    options: dict[str, Any] = {"default_flow_style": True, "allow_unicode": True, "sort_keys": False, "width": 1 << 30}
+    text = "" if value is None else yaml.safe_dump(value, **options)
+    if not text.removesuffix("...\n").strip("\n").isprintable():
+        text = yaml.safe_dump(value, **options | {"default_style": '"', "allow_unicode": False})
+    return text.removesuffix("...\n").strip("\n")
 
 
 def _one_line(text: str | None) -> str:

@@ -234,8 +234,7 @@ class TabularDataset(KaggleDataset):
     ) -> tuple[pa.Table, dict[str, str]]:
         """Rows of a file, and the formats of its dates: the given ones, and those found in its values."""
         spec = self.spec
-        options: dict[str, Any] = {"delimiter": spec.delimiter, "encoding": spec.encoding, "date_formats": formats}
-        table = read_table(path, kinds=kinds, followed=followed, **options)
+        table = read_table(path, kinds=kinds, followed=followed, date_formats=formats, **spec.csv_options)
         taken = {*spec.targets, possible_id(table.column_names, spec)}
         free = [name for name in table.column_names if kinds.get(name) is None and name not in taken]
         return with_dates(table, free, file=path.name, formats=formats)
@@ -248,7 +247,7 @@ class TabularDataset(KaggleDataset):
         other = "test" if self.split == "train" else "train"
         path = self._other_file(other)
         if path is not None:
-            names = read_names(path, delimiter=self.spec.delimiter, encoding=self.spec.encoding)
+            names = read_names(path, **self.spec.csv_options)
             check_same_columns({self.split: self._data.column_names, other: names}, self.spec)
 
     def _training_ids(self) -> pa.Table | None:

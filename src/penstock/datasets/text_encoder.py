@@ -21,7 +21,7 @@ from penstock.errors import ConfigError, DataError, StalledError
 from penstock.files.atomic import AtomicFile
 from penstock.files.checksums import ARROW_TAIL, HashedFile, check_file
 from penstock.files.locks import FileLock
-from penstock.templates.base_template import BaseTemplate
+from penstock.templates.base_template import BaseTemplate, names_of
 from penstock.templates.converters import TabularTextConverter, make_style
 from penstock.templates.few_shot import FewShot
 from penstock.templates.sentences import SentenceTemplate
@@ -152,7 +152,7 @@ class WithoutColumns(BaseTemplate):
         return self.template.columns([name for name in available if name not in self.hidden])
 
     def validate(self, columns: pa.Schema | pa.Table | Sequence[str]) -> None:
-        names = columns.names if isinstance(columns, pa.Schema) else getattr(columns, "column_names", columns)
+        names = names_of(columns)
         # A style may exclude the target itself, also for a test file that has none.
         self.template.validate([*names, *sorted(self.hidden.difference(names))])
 

@@ -1,4 +1,4 @@
-"""Titanic: who survived."""
+"""Titanic: dataset, spec, metadata and template."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _TEXT = (
 
 
 class TitanicDataset(TabularDataset):
-    """Passengers in a sentence each, and whether they survived.
+    """Passengers, each in a sentence, with survival as the label.
 
     dataset = TitanicDataset(titanic_spec("data/titanic"), split="train", folds=Folds(5))
     """
@@ -58,7 +58,7 @@ class TitanicDataset(TabularDataset):
 
 
 def titanic_spec(path: str | Path = "data/titanic", *, num_samples: int | None = 891) -> DatasetSpec:
-    """The spec of the files as the competition has them; `num_samples=None` for files of another length."""
+    """Spec of the competition's files; `num_samples=None` for files of another length."""
     return DatasetSpec(
         competition_name="titanic",
         dataset_path=Path(path),
@@ -73,7 +73,7 @@ def titanic_spec(path: str | Path = "data/titanic", *, num_samples: int | None =
 
 
 def titanic_metadata() -> CompetitionMetadata:
-    """What the competition asks, and that it counts who is right."""
+    """Metadata of the competition, which is scored by accuracy."""
     return CompetitionMetadata(
         competition_name="titanic",
         competition_type=CompetitionType.BINARY_CLASSIFICATION,
@@ -87,5 +87,5 @@ def titanic_metadata() -> CompetitionMetadata:
 
 def titanic_template() -> SentenceTemplate:
     """`titanic_v1`: a sentence about each passenger."""
-    said = {name: column.format() for name, column in _COLUMNS.items() if f"{{{name}}}" in _TEXT}
-    return SentenceTemplate("titanic_v1", _TEXT, columns=said)
+    formats = {name: column.format() for name, column in _COLUMNS.items() if f"{{{name}}}" in _TEXT}
+    return SentenceTemplate("titanic_v1", _TEXT, columns=formats)

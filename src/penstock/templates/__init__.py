@@ -2,12 +2,12 @@
 
     frame, Arrow table, rows or path -> as_table -> template -> one text for each row
 
-    columns      how a column is said: unit, digits, categories, missing values      columns.py, saying.py
-    templates    a written sentence, or a style made from the columns                sentences.py, styles.py
-    few-shot     labelled examples before each row                                   few_shot.py
-    doors        TabularTextConverter, TextTemplateEngine                            converters.py, engine.py
+    columns      unit, digits, categories and missing values of a column        columns.py, values.py
+    templates    a written sentence, Jinja, or a style over the columns         sentences.py, styles.py
+    few-shot     labelled examples before each row                              few_shot.py
+    doors        TabularTextConverter, TextTemplateEngine                       converters.py, engine.py
 
-Names are imported when they are first used.
+Names are imported on first use.
 """
 
 from penstock._lazy import attach

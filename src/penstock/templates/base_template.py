@@ -1,4 +1,4 @@
-"""What a template is: rows of a table in, one text for each row out."""
+"""`BaseTemplate`: one text for each row of a table."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _PLAIN = (str, bytes, int, float, bool, type(None))
 
 
 def identity(kind: type) -> str:
-    """A class of ours by its name; any other by module and name, and by what its code does.
+    """Name of a class of penstock; for any other class module, name and a digest of its code.
 
-    The code of its methods counts, with their defaults and what they close over, and so do the plain values among its
-    attributes: all of it in the class and in its bases. What its methods call elsewhere does not.
+    The digest covers the code of its methods, with defaults and closures, and plain attributes, in the class and its
+    bases; it does not cover functions that the methods call.
     """
     if _is_ours(kind):
         return kind.__name__
@@ -38,9 +38,9 @@ def identity(kind: type) -> str:
         digest.update(f"\n{base.__module__}.{base.__qualname__}".encode())
         if base is not object and not _is_ours(base):
             for name, value in sorted(vars(base).items()):
-                said = "".join(_said(value))
-                if said and (callable(value) or not name.startswith("__")):
-                    digest.update(f"\n{name} {said}".encode("utf-8", "surrogatepass"))
+                content = "".join(_content(value))
+                if content and (callable(value) or not name.startswith("__")):
+                    digest.update(f"\n{name} {content}".encode("utf-8", "surrogatepass"))
     return f"{kind.__module__}.{kind.__qualname__} {digest.hexdigest()}"
 
 
@@ -48,17 +48,17 @@ def _is_ours(kind: type) -> bool:
     return kind.__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
-def _said(value: Any, within: frozenset[int] = frozenset()) -> Iterator[str]:
-    """What is in a value, without addresses or the order of a set; nothing for what cannot be told."""
+def _content(value: Any, within: frozenset[int] = frozenset()) -> Iterator[str]:
+    """Content of a value, without addresses or the order of a set; nothing for unknown types."""
     if isinstance(value, _PLAIN):
         yield f"{value!r};"
     elif isinstance(value, (set, frozenset)):
-        yield from ("{", *sorted("".join(_said(item)) for item in value), "}")
+        yield from ("{", *sorted("".join(_content(item)) for item in value), "}")
     elif id(value) not in within:  # a function may close over itself
         parts = _parts(value)
         if parts is not None:
             within |= {id(value)}
-            yield from ("[", *(text for part in parts for text in _said(part, within)), "]")
+            yield from ("[", *(text for part in parts for text in _content(part, within)), "]")
 
 
 def _parts(value: Any) -> Iterable[Any] | None:
@@ -91,54 +91,54 @@ def _is_filled(cell: Any) -> bool:
 logger = logging.getLogger(__name__)
 
 _RULES = 1
-"""Raised when the same template would make other texts than before: what was kept by fingerprint is made anew."""
+"""Part of the fingerprint; raised when the same template renders other texts."""
 _SLICE_BYTES = 64 << 20
-_MOST_BYTES = (1 << 31) - 1
+_MAX_BYTES = (1 << 31) - 1
 
 
 class BaseTemplate(ABC):
-    """One text for each row of a table, made column by column rather than row by row.
+    """One text for each row of a table, rendered column by column.
 
-    A template of your own has a `name`, says which `columns` it uses, what decides its text (`rules`), and makes the
-    texts of a few thousand rows at once (`render_slice`). The rest follows.
+    A subclass has a `name`, returns the `columns` that it uses and the `rules` that decide its text, and renders the
+    texts of a few thousand rows at once in `render_slice`.
     """
 
     name: str
     version: str = "1"
     slice_rows: int = 65_536
-    """Rows rendered at once; what is needed on the way stays this small."""
+    """Rows rendered at once; this bounds the memory of intermediate results."""
 
     def __init__(self, name: str, *, version: str | int = "1") -> None:
         if not isinstance(name, str) or not name:
-            raise ConfigError(f"the name of a template must be text that is not empty, got {name!r}")
+            raise ConfigError(f"the name of a template must be a text that is not empty, got {name!r}")
         self.name, self.version = name, version_text(version)
 
     @abstractmethod
     def columns(self, available: Sequence[str]) -> tuple[str, ...]:
-        """Which columns it uses of a table that has these; with none available, those it cannot do without."""
+        """Columns that it uses of a table with these columns; for `()`, the columns that it requires."""
 
     @abstractmethod
     def render_slice(self, table: pa.Table, first_row: int) -> pa.Array:
-        """The texts of these rows, as `string` or `large_string`. `first_row` is where they begin, for errors."""
+        """Texts of these rows, as `string` or `large_string`. `first_row` is the number of the first, for errors."""
 
     @abstractmethod
     def rules(self) -> dict[str, Any]:
-        """Everything that decides the text, as JSON-able values."""
+        """Everything that decides the text, as JSON values."""
 
     def render(self, table: pa.Table) -> pa.ChunkedArray:
-        """The text of every row, as `string`, a chunk for each slice of the table."""
+        """Text of every row, as `string`, with a chunk for each slice of the table."""
         return pa.chunked_array(list(self.render_chunks(table)), pa.string())
 
     def render_chunks(self, table: pa.Table) -> Iterator[pa.StringArray]:
-        """The same one slice after the other, for texts that are not to be held all at once."""
+        """The same slice by slice, for texts that do not fit into memory."""
         self.validate(table.schema)
         used = table.select(list(self.columns(table.schema.names)))
-        self._tell_of_empty_columns(used)
+        self._warn_of_empty_columns(used)
         for start, part in self._slices(used):
             yield from _as_strings(self.render_slice(part, start))
 
     def render_row(self, row: Any) -> str:
-        """The text of one row: the same as that row of a table has."""
+        """Text of one row, equal to its text in a table."""
         values = as_row(row)
         self.validate(list(values))
         used = {name: [values[name]] for name in self.columns(list(values))}
@@ -147,21 +147,21 @@ class BaseTemplate(ABC):
         return str(self.render_slice(table, 0)[0].as_py())
 
     def convert_row(self, row: Any) -> str:
-        """The text of one row: a pandas Series, a mapping, a named tuple."""
+        """Text of one row: a pandas Series, a mapping, a named tuple."""
         return self.render_row(row)
 
     def convert_batch(self, data: Any, *, mixed: MixedTypes = "error") -> list[str]:
-        """The text of every row of whatever `as_table` takes, in order."""
+        """Text of every row of anything that `as_table` takes, in order."""
         table = as_table(data, mixed=mixed)
         if not table.num_rows and not table.num_columns:
-            return []  # no rows at all have no columns either
+            return []  # an empty list has no columns
         texts: list[str] = []
         for chunk in self.render_chunks(table):
             texts += chunk.to_pylist()
         return texts
 
     def convert_table(self, data: Any, *, mixed: MixedTypes = "error") -> pa.StringArray | pa.LargeStringArray:
-        """The same as an Arrow array, whose type is `large_string` only where the texts pass two gigabytes."""
+        """The same as an Arrow array, of type `large_string` if the texts exceed two gigabytes."""
         table = as_table(data, mixed=mixed)
         if not table.num_rows and not table.num_columns:
             return pa.array([], pa.string())
@@ -173,25 +173,25 @@ class BaseTemplate(ABC):
         return texts.combine_chunks()
 
     def validate(self, columns: pa.Schema | pa.Table | Sequence[str]) -> None:
-        """Raise `SchemaError` if a column that the template needs is not among these."""
-        names = list(columns) if not isinstance(columns, (pa.Schema, pa.Table)) else _names(columns)
+        """Raise `SchemaError` if a required column is not among these."""
+        names = names_of(columns)
         for name in self.columns(()):
             if name not in names:
                 hint = did_you_mean(name, names)
                 raise SchemaError(f"template {self.name!r} uses column {name!r}, the data has {names}{hint}")
 
     def describe(self) -> dict[str, Any]:
-        """What it is: kind, name, version and rules."""
+        """Kind, name, version and rules."""
         return {"kind": type(self).__name__, "name": self.name, "version": self.version, **self.rules()}
 
     @property
     def fingerprint(self) -> str:
-        """The same for templates that make the same texts, whatever they are called.
+        """Digest that is equal for templates that render the same texts, under any name.
 
-        It stands for the rules and the class; for a class of your own, for its code too.
+        It covers the rules and the class; for a class outside of penstock also its code.
         """
-        said = [_RULES, identity(type(self)), self.rules()]
-        return str(xxhash.xxh3_128_hexdigest(orjson.dumps(said, option=orjson.OPT_SORT_KEYS)))
+        content = [_RULES, identity(type(self)), self.rules()]
+        return str(xxhash.xxh3_128_hexdigest(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)))
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and isinstance(other, BaseTemplate) and other.describe() == self.describe()
@@ -209,33 +209,33 @@ class BaseTemplate(ABC):
             yield start, table.slice(start, min(step, rows - start))  # or a table without columns would grow
 
     def missing_rules(self) -> Mapping[str, str]:
-        """What happens to a missing value, by column, where it is not the usual `omit`."""
+        """Rules for missing values by column, if they are not `omit`."""
         return {}
 
-    def _tell_of_empty_columns(self, table: pa.Table) -> None:
-        """A warning, once for each column: most often a file was read or joined wrongly."""
-        told: set[str] = self.__dict__.setdefault("_told", set())  # a subclass may do without our constructor
+    def _warn_of_empty_columns(self, table: pa.Table) -> None:
+        """Warn once of each column without a value: most often a file was read or joined wrongly."""
+        warned: set[str] = self.__dict__.setdefault("_warned", set())  # a subclass may skip our constructor
         for name, column in zip(table.schema.names, table.columns):
-            if table.num_rows > 1 and name not in told and _is_empty(column):
-                told.add(name)
+            if table.num_rows > 1 and name not in warned and _is_empty(column):
+                warned.add(name)
                 what = _CONSEQUENCES[self.missing_rules().get(name, "omit")]
                 rows = table.num_rows
                 logger.warning("template %r: column %r is missing in all %d rows, so %s", self.name, name, rows, what)
 
 
 _CONSEQUENCES = {
-    "omit": "no text mentions it (its rule is missing='omit')",
-    "say": "every text says that it is unknown",
-    "error": "its rule, missing='error', stops here",
+    "omit": "every text omits it (missing='omit')",
+    "say": "it is unknown in every text (missing='say')",
+    "error": "this is an error (missing='error')",
 }
 
 
 def version_text(version: str | int) -> str:
-    """A version as the text it is kept as: 2 is "2"."""
+    """Version as text: 2 is "2"."""
     if isinstance(version, int) and not isinstance(version, bool):
         return str(version)
     if not isinstance(version, str) or not version:
-        raise ConfigError(f"the version of a template must be text or a whole number, got {version!r}")
+        raise ConfigError(f"the version of a template must be text or an integer, got {version!r}")
     return version
 
 
@@ -245,18 +245,19 @@ def _is_empty(column: pa.ChunkedArray) -> bool:
     return bool(pc.all(pc.is_nan(column)).as_py())
 
 
-def _names(columns: pa.Schema | pa.Table) -> list[str]:
-    return list(columns.names if isinstance(columns, pa.Schema) else columns.column_names)
+def names_of(columns: pa.Schema | pa.Table | Sequence[str]) -> list[str]:
+    """Names of a schema, of a table, or of a list of names."""
+    return list(columns.names if isinstance(columns, pa.Schema) else getattr(columns, "column_names", columns))
 
 
 def _as_strings(texts: pa.Array) -> Iterator[pa.Array]:
-    """The texts with 32-bit offsets, in as few pieces as hold them."""
+    """Texts with 32-bit offsets, in as few pieces as possible."""
     if texts.type == pa.string():
         yield texts
-    elif texts.nbytes - 8 * len(texts) <= _MOST_BYTES - 64:
+    elif texts.nbytes - 8 * len(texts) <= _MAX_BYTES - 64:
         yield texts.cast(pa.string())
     elif len(texts) == 1:
-        raise DataError(f"the text of one row has {texts.nbytes:,} bytes; Arrow's texts end at {_MOST_BYTES:,}")
+        raise DataError(f"the text of one row has {texts.nbytes:,} bytes; the limit of Arrow is {_MAX_BYTES:,}")
     else:
         middle = len(texts) // 2
         yield from _as_strings(texts.slice(0, middle))

@@ -1,4 +1,8 @@
-"""How one column is said: its label, its unit, its digits, and what to do about a value that is missing or new."""
+"""Format of a column: its name, unit, digits, missing and unknown values; value by value, and for whole arrays.
+
+Both give the same text. Arrays of plain text, integers, floats and booleans stay in Arrow; of other types each distinct
+value is formatted once in Python.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ from penstock.templates.values import (
     TEXT,
     FineDuration,
     FineMoment,
-    Unsayable,
+    NoText,
     as_value,
     clean,
     distinct,
@@ -34,90 +38,93 @@ from penstock.templates.values import (
     whole,
 )
 
-__all__ = ["ColumnFormat", "ColumnFormatter", "JsonColumnFormatter", "Missing", "check_spec", "hidden", "hiding"]
+__all__ = ["ColumnFormat", "ColumnFormatter", "JsonColumnFormatter", "Missing"]
 
 
 Missing = Literal["omit", "say", "error"]
-"""What to do about a missing value: leave its part of the text out, say that it is missing, or stop."""
+"""Treatment of a missing value: omit its part of the text, write `missing_text`, or raise."""
 
 _NOTHING: Mapping[Any, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColumnFormat:
-    """The rules for one column. Without any: digits, floats in their shortest form, yes and no, ISO dates.
+    """Format of one column. Default: digits, floats in their shortest form, yes and no, ISO dates.
 
         ColumnFormat(name="fare", prefix="£", decimals=2)                       £7.25
         ColumnFormat(unit="years", missing="say")                               22 years, unknown
         ColumnFormat(categories={"S": "Southampton"}, unseen="keep")            Southampton
 
-    A category is looked up by what it would be said as, so `{1: "first"}` also finds "1" and 1.0.
+    A category is looked up by its text, so `{1: "first"}` also finds "1" and 1.0.
     """
 
     name: str = ""
-    """What the column is called in the text; empty: as it is called in the table."""
+    """Name of the column in the text; empty: its name in the table."""
     description: str = ""
-    """What it means, in a few words that can follow "The": sentences say it instead of the name."""
+    """Meaning of the column, in words that can follow "The"; sentences use it instead of the name."""
     unit: str = ""
-    """Said after numbers and texts, with a space between."""
+    """Unit after numbers and text, separated by a space."""
     prefix: str = ""
-    """Said before them, without one, such as a currency."""
+    """Text directly before them, such as a currency."""
     decimals: int | None = None
-    """Digits after the point, rounded; None: as many as the number has."""
+    """Digits after the point, rounded; None: all that the number has."""
     thousands: bool = False
-    """Whether to write 1,000,000."""
+    """True: write 1,000,000."""
     missing: Missing = "omit"
     missing_text: str | None = None
-    """Under `missing="say"`, and outside the brackets of a sentence; None: "unknown", and null in JSON."""
+    """Text for `missing="say"`, and outside of the brackets of a sentence; None: "unknown", and null in JSON."""
     categories: Mapping[Any, str] = field(default_factory=lambda: _NOTHING)
-    """Values and their names; empty: the values are said themselves."""
+    """Names of values; empty: the values themselves."""
     unseen: str = "error"
-    """A value that `categories` lacks: "error" stops, "keep" says the value, any other text is said instead."""
-    true_text: str | None = None
-    """None: "yes", and true in JSON."""
-    false_text: str | None = None
+    """Treatment of a value that `categories` lacks: "error" raises, "keep" writes the value, other text replaces it."""
+    booleans: tuple[str, str] | None = None
+    """Texts of true and false; None: "yes" and "no", and true and false in JSON."""
     date_format: str = ""
-    """As in `strftime`; empty: ISO 8601, and only the date at midnight."""
+    """Format of `strftime`; empty: ISO 8601, without the time at midnight."""
 
     def __post_init__(self) -> None:
         if self.missing not in get_args(Missing):
             raise ConfigError(f"missing must be 'omit', 'say' or 'error', got {self.missing!r}")
         if self.decimals is not None and (type(self.decimals) is not int or not 0 <= self.decimals <= 100):
-            raise ConfigError(f"decimals must be a whole number from 0 to 100, or None, got {self.decimals!r}")
+            raise ConfigError(f"decimals must be an integer from 0 to 100, or None, got {self.decimals!r}")
         if not isinstance(self.thousands, bool):
             raise ConfigError(f"thousands must be true or false, got {self.thousands!r}")
         for key in ("name", "description", "unit", "prefix", "unseen", "date_format"):
             if not isinstance(getattr(self, key), str):
                 raise ConfigError(f"{key} must be text, got {getattr(self, key)!r}")
-        for key in ("missing_text", "true_text", "false_text"):
-            if not isinstance(getattr(self, key), str | None):
-                raise ConfigError(f"{key} must be text or None, got {getattr(self, key)!r}")
+        if not isinstance(self.missing_text, str | None):
+            raise ConfigError(f"missing_text must be text or None, got {self.missing_text!r}")
+        if self.booleans is not None:
+            texts = tuple(self.booleans)
+            if len(texts) != 2 or not all(isinstance(text, str) for text in texts):
+                raise ConfigError(f"booleans must be the texts of true and false, got {self.booleans!r}")
+            object.__setattr__(self, "booleans", texts)
         if not isinstance(self.categories, Mapping):
             raise ConfigError(f"categories must map values to names, got {self.categories!r}")
         object.__setattr__(self, "categories", MappingProxyType(_by_text(self.categories)))
 
     def label(self, column: str) -> str:
-        """What a column with this format is called in the text."""
+        """Name of a column in the text."""
         return self.name or column
 
     def subject(self, column: str) -> str:
-        """What a sentence about it begins with."""
+        """Subject of a sentence about the column."""
         return self.description or self.label(column)
 
     def to_dict(self) -> dict[str, Any]:
-        """The rules that are not the usual ones, JSON-able."""
-        usual = ColumnFormat()
+        """Rules that differ from the default, as JSON values."""
+        default = ColumnFormat()
         rules = {part.name: getattr(self, part.name) for part in fields(self)}
         return {
             key: dict(value) if key == "categories" else value
             for key, value in rules.items()
-            if value != getattr(usual, key)
+            if value != getattr(default, key)
         }
 
     @classmethod
     def from_dict(cls, rules: Mapping[str, Any]) -> Self:
         if not isinstance(rules, Mapping):
-            raise ConfigError(f"the rules of a column are keys such as 'unit: years', got {rules!r}")
+            raise ConfigError(f"the format of a column has keys such as 'unit: years', got {rules!r}")
         known = [part.name for part in fields(cls)]
         for key in rules:
             if key not in known:
@@ -130,7 +137,7 @@ class ColumnFormat:
 
 
 def as_formats(given: Mapping[str, ColumnFormat | Mapping[str, Any]] | None) -> dict[str, ColumnFormat]:
-    """Formats by column, each given as itself or as the keys of one."""
+    """Formats by column, each given as a ColumnFormat or as a mapping."""
     if given is not None and not isinstance(given, Mapping):
         raise ConfigError(f"columns must map names to ColumnFormat(...), got {given!r:.80}; to choose some, use only=")
     formats = {}
@@ -147,7 +154,7 @@ def _by_text(categories: Mapping[Any, str]) -> dict[str, str]:
     for value, name in categories.items():
         try:
             text = plain_text(as_value(value))
-        except Unsayable as error:
+        except NoText as error:
             raise ConfigError(f"categories: {error}") from None
         if not isinstance(name, str):
             raise ConfigError(f"categories: the name of {value!r} must be text, got {name!r}")
@@ -162,10 +169,10 @@ _HIDDEN: ContextVar[tuple[str, ...]] = ContextVar("hidden", default=())
 
 @contextmanager
 def hiding(columns: Sequence[str]) -> Iterator[None]:
-    """Within it, a template that says whatever columns a row has says nothing of these; one that names them does.
+    """While active, templates that render whole rows omit these columns; a template that names them does not.
 
-    A dataset hides its target this way while it makes a sample, so that `TabularTextConverter().convert_row(row)` of a
-    row that still has its label does not put the answer into the text.
+    A dataset hides its target this way, so that `TabularTextConverter().convert_row(row)` of a row with its label does
+    not put the answer into the text.
     """
     token = _HIDDEN.set((*_HIDDEN.get(), *columns))
     try:
@@ -175,7 +182,7 @@ def hiding(columns: Sequence[str]) -> Iterator[None]:
 
 
 def hidden() -> tuple[str, ...]:
-    """The columns that are hidden here."""
+    """Columns that are hidden now."""
     return _HIDDEN.get()
 
 
@@ -184,36 +191,36 @@ _DATE_PART = re.compile(r"%[A-Za-z]")
 
 
 class ColumnFormatter:
-    """Says the values of one column. `spec`, a format in a template, goes before the column's own digits.
+    """Formatter of the values of one column. `spec`, a format in a template, replaces the column's own digits.
 
-    None, or a null, is a value that is missing and may be left out; under the other rules there is none.
+    None or null is a missing value that may be omitted; with the other rules there is none.
     """
 
     def __init__(self, column: str, rules: ColumnFormat, spec: str = "") -> None:
         self.column, self.rules, self.spec = column, rules, spec
         self._digits = spec or _digits(rules)
         self._as_is = not (rules.categories or self._digits)
-        self._dressed = bool(rules.prefix or rules.unit)
+        self._framed = bool(rules.prefix or rules.unit)
         self._tail = f" {rules.unit}" if rules.unit else ""
 
     def one(self, value: Any) -> str | None:
-        """The text of a value that `as_value` has made plain Python."""
+        """Text of a plain Python value from `as_value`."""
         if value is None:
             return self._absent(1, 1, None)
         try:
             return self._text(value)
-        except Unsayable as reason:
+        except NoText as reason:
             raise DataError(f"column {self.column!r}: {reason}", data=value) from None
 
     def many(self, column: pa.Array | pa.ChunkedArray, first_row: int = 0) -> pa.Array:
-        """The texts of a column, as `large_string`; `first_row` is the number of its first row in errors."""
+        """Texts of a column, as `large_string`; `first_row` is the number of its first row, for errors."""
         try:
             values = clean(column)
-        except Unsayable as reason:
+        except NoText as reason:
             raise DataError(f"column {self.column!r}: {reason}") from None
-        texts = self._quickly(values)
+        texts = self._by_arrow(values)
         if texts is None:
-            texts = self._one_by_one(values, first_row)
+            texts = self._by_value(values, first_row)
         if not values.null_count:
             return texts
         instead = self._absent(values.null_count, len(values), first_row + values.is_null().index(True).as_py())
@@ -221,7 +228,7 @@ class ColumnFormatter:
 
     @property
     def missing_text(self) -> str:
-        """What is said where a value is missing and nothing can be left out."""
+        """Text of a missing value that cannot be omitted."""
         return "unknown" if self.rules.missing_text is None else self.rules.missing_text
 
     def _text(self, value: Any) -> str:
@@ -233,11 +240,11 @@ class ColumnFormatter:
         if isinstance(value, (date, datetime, time, FineMoment)):
             return self._moment(value)
         text = self._number(value) if self._digits else plain_text(value)
-        return f"{rules.prefix}{text}{self._tail}" if self._dressed else text
+        return f"{rules.prefix}{text}{self._tail}" if self._framed else text
 
     def _truth(self, value: bool) -> str:
-        given = self.rules.true_text if value else self.rules.false_text
-        return plain_text(value) if given is None else given
+        texts = self.rules.booleans
+        return plain_text(value) if texts is None else texts[0 if value else 1]
 
     def _category(self, text: str) -> str:
         rules = self.rules
@@ -245,9 +252,9 @@ class ColumnFormatter:
         if name is not None:
             return name
         if rules.unseen == "error":
-            raise Unsayable(
-                f"the category {text!r:.80} is new; known are {_some(list(rules.categories))}; "
-                "add it to categories, or choose unseen='keep' or a text to say instead"
+            raise NoText(
+                f"the category {text!r:.80} is unknown; known: {_some(list(rules.categories))}; "
+                "add it to categories, or pass unseen='keep' or a text that replaces it"
             )
         return text if rules.unseen == "keep" else rules.unseen
 
@@ -260,38 +267,38 @@ class ColumnFormatter:
     def _number(self, value: Any) -> str:
         if isinstance(value, (str, timedelta, FineDuration)):
             if not self.spec:
-                raise Unsayable(f"decimals and thousands are for numbers, got {plain_text(value)!r:.80}")
+                raise NoText(f"decimals and thousands are for numbers, got {plain_text(value)!r:.80}")
             return _padded(plain_text(value), self.spec)
-        value = whole(value)  # as the same number is said in a column of integers
+        value = whole(value)  # as in a column of integers
         if not isinstance(value, (int, float, Decimal)):
-            raise Unsayable(f"the format {self._digits!r} is for numbers, got {value!r:.80}")
+            raise NoText(f"the format {self._digits!r} is for numbers, got {value!r:.80}")
         try:
             return format(value, self._digits)
         except (ValueError, OverflowError) as error:
-            raise Unsayable(f"the format {self._digits!r} does not go with {value!r:.80}: {error}") from None
+            raise NoText(f"the format {self._digits!r} does not go with {value!r:.80}: {error}") from None
 
     def _absent(self, count: int, rows: int, row: int | None) -> str | None:
-        """What stands for a missing value, unless the rule is to stop."""
+        """Text of a missing value, unless the rule is to raise."""
         rule = self.rules.missing
         if rule == "omit":
             return None
         if rule == "say":
-            return self._said_missing()
+            return self._missing()
         if row is None:
             what = "is missing"
         else:
             what = f"is missing in all {rows} rows" if count == rows > 1 else f"is missing, first in row {row}"
         raise DataError(
             f"column {self.column!r} {what}, and its rule is missing='error'; "
-            "fill the value in, or choose missing='omit' or missing='say'",
+            "fill it, or choose missing='omit' or missing='say'",
             row=row,
         )
 
-    def _said_missing(self) -> str:
+    def _missing(self) -> str:
         return self.missing_text
 
-    def _quickly(self, values: pa.Array) -> pa.Array | None:
-        """The texts of an array without Python, or None where that would not do."""
+    def _by_arrow(self, values: pa.Array) -> pa.Array | None:
+        """Texts of an array by Arrow alone; None if that is not possible."""
         kind = values.type
         if pa.types.is_null(kind):
             return pa.nulls(len(values), TEXT)
@@ -307,31 +314,31 @@ class ColumnFormatter:
             texts = float_texts(values)
         else:
             return None
-        if self._dressed:
+        if self._framed:
             return join(self.rules.prefix, texts, self._tail)
         return texts
 
-    def _one_by_one(self, values: pa.Array, first_row: int) -> pa.Array:
+    def _by_value(self, values: pa.Array, first_row: int) -> pa.Array:
         uniques, codes = distinct(values)
         texts: list[str | None] = []
         for number, value in enumerate(self._python(uniques)):
             try:
                 texts.append(None if value is None else self._text(value))
-            except Unsayable as reason:
+            except NoText as reason:
                 row = first_row + (number if codes is None else codes.index(number).as_py())
                 raise DataError(f"column {self.column!r}, row {row}: {reason}", row=row, data=value) from None
-        said = pa.array(texts, TEXT)
-        return said if codes is None else said.take(codes)
+        made = pa.array(texts, TEXT)
+        return made if codes is None else made.take(codes)
 
     def _python(self, uniques: pa.Array) -> list[Any]:
         try:
             return python_values(uniques)
-        except Unsayable as reason:
+        except NoText as reason:
             raise DataError(f"column {self.column!r}: {reason}") from None
 
 
 def check_spec(spec: str, where: str) -> None:
-    """Refuse a format that neither numbers, nor texts, nor dates have."""
+    """Raise for a format that is not one of numbers, text or dates."""
     if _WIDE.search(spec):
         raise ConfigError(f"{where}: the format {spec!r} would make texts of more than 999 characters")
     if _DATE_PART.search(spec):
@@ -342,11 +349,11 @@ def check_spec(spec: str, where: str) -> None:
         except ValueError:
             continue
         return
-    raise ConfigError(f"{where}: {spec!r} is no format; such as .2f, >10 or ',' for numbers, %d %B %Y for dates")
+    raise ConfigError(f"{where}: {spec!r} is not a format such as .2f, >10 or ',' for numbers, or %d %B %Y for dates")
 
 
 def _digits(rules: ColumnFormat) -> str:
-    """The format that `decimals` and `thousands` mean; a rounded -0.001 is 0.00."""
+    """Format of `decimals` and `thousands`; a rounded -0.001 is 0.00."""
     comma = "," if rules.thousands else ""
     return comma if rules.decimals is None else f"z{comma}.{rules.decimals}f"
 
@@ -355,7 +362,7 @@ def _padded(text: str, spec: str) -> str:
     try:
         return format(text, spec)
     except ValueError:
-        raise Unsayable(f"the format {spec!r} is for numbers, got {text!r:.80}") from None
+        raise NoText(f"the format {spec!r} is for numbers, got {text!r:.80}") from None
 
 
 def _some(values: Sequence[str]) -> str:
@@ -368,13 +375,13 @@ _TO_ESCAPE = r'["\\\x00-\x1f]'
 
 
 class JsonColumnFormatter(ColumnFormatter):
-    """As `ColumnFormatter`, but each text is a JSON value. Infinity, which JSON lacks, is the text "inf"."""
+    """`ColumnFormatter` whose texts are JSON values. Infinity, which JSON lacks, is the text "inf"."""
 
     def _text(self, value: Any) -> str:
         rules = self.rules
         worded = bool(rules.categories or rules.prefix or rules.unit)
         if not worded:
-            if isinstance(value, bool) and self._usual_truth():
+            if isinstance(value, bool) and self.rules.booleans is None:
                 return "true" if value else "false"
             if isinstance(value, (list, tuple, dict)):
                 return json_text(value)
@@ -384,21 +391,18 @@ class JsonColumnFormatter(ColumnFormatter):
             return text
         return json_text(text)
 
-    def _said_missing(self) -> str:
+    def _missing(self) -> str:
         return "null" if self.rules.missing_text is None else json_text(self.rules.missing_text)
 
-    def _usual_truth(self) -> bool:
-        return self.rules.true_text is None and self.rules.false_text is None
-
-    def _quickly(self, values: pa.Array) -> pa.Array | None:
+    def _by_arrow(self, values: pa.Array) -> pa.Array | None:
         kind = values.type
         if pa.types.is_null(kind):
             return pa.nulls(len(values), TEXT)
-        if self._dressed or not self._as_is or (pa.types.is_boolean(kind) and not self._usual_truth()):
+        if self._framed or not self._as_is or (pa.types.is_boolean(kind) and self.rules.booleans is not None):
             return None
         if pa.types.is_boolean(kind):
             return pc.cast(values, TEXT)
-        texts = super()._quickly(values)
+        texts = super()._by_arrow(values)
         if texts is None:
             return None
         if is_text(kind):

@@ -1,4 +1,4 @@
-"""Rows to text without ceremony: `TabularTextConverter().convert_row(row)`."""
+"""`TabularTextConverter`: rows to text in one call."""
 
 from __future__ import annotations
 
@@ -12,28 +12,27 @@ import pyarrow as pa
 from penstock._suggest import did_you_mean
 from penstock.errors import ConfigError, SchemaError
 from penstock.templates.base_template import BaseTemplate
-from penstock.templates.columns import ColumnFormat, hiding
+from penstock.templates.columns import ColumnFormat
 from penstock.templates.frames import MixedTypes, as_row, as_table
 from penstock.templates.sentences import SentenceTemplate
 from penstock.templates.styles import STYLES
 
-__all__ = ["TabularTextConverter", "array_of", "hiding", "make_style", "targets_in"]
+__all__ = ["TabularTextConverter", "make_style"]
 
 _NEAR = 0.8
 
 
 class TabularTextConverter:
-    """The text of a row, and of a whole table at once; both are the same text.
+    """Text of a row, or of all rows of a table at once; both give the same text.
 
         TabularTextConverter().convert_row(row)                                       every column, in short sentences
         TabularTextConverter(style="json", target="Survived").convert_batch(df)
         TabularTextConverter("{Name} was {Age:.0f}[, from {Embarked}].").convert_batch("train.csv")
 
-    `template` is a template, a sentence as it is written, or the name of a style; without one the text is made from the
-    columns, in a `style`: natural, key_value, markdown, json or list. `columns`, `only` and `exclude` are those of the
-    style. The `target` is never in the text, and need not be in the data; but where it is not, a column that looks like
-    it misspelt is an error. Within a `KaggleDataset` the target of its spec is not said either, if the text is made
-    from all columns. Tables are whatever `as_table` takes.
+    `template` is a template, a written sentence, or the name of a style; the default is a `style` over the columns:
+    natural, key_value, markdown, json or list. `columns`, `only` and `exclude` are options of the style. The `target`
+    is never in the text and need not be in the data, but a column that looks like a misspelt target is an error. Inside
+    a `KaggleDataset` a style omits the target of its spec too. Tables are anything that `as_table` takes.
     """
 
     def __init__(
@@ -51,7 +50,7 @@ class TabularTextConverter:
         self.mixed = mixed
         if isinstance(template, str) and template in STYLES:
             if style not in ("natural", template):
-                raise ConfigError(f"{template!r} and style={style!r} are two styles; choose one")
+                raise ConfigError(f"{template!r} and style={style!r} are two styles; pass one")
             style, template = template, None
         if template is None:
             left_out = (exclude,) if isinstance(exclude, str) else tuple(exclude)
@@ -62,12 +61,12 @@ class TabularTextConverter:
                 exclude=[name for name in left_out if name not in self.target],
             )
         elif only is not None or exclude:
-            raise ConfigError("only= and exclude= choose the columns of a style; a template has chosen its own")
+            raise ConfigError("only= and exclude= are for styles; a template has its own columns")
         elif isinstance(template, str):
             if "{" not in template:
                 hint = did_you_mean(template, STYLES) or f"; the styles are {', '.join(STYLES)}"
                 raise ConfigError(
-                    f"{template!r:.80} is neither a sentence, which names columns as in '{{Age}}', nor a style{hint}"
+                    f"{template!r:.80} is neither a sentence with columns such as '{{Age}}' nor a style{hint}"
                 )
             self.template = SentenceTemplate("sentence", template, columns=columns)
         elif columns is not None:
@@ -76,21 +75,21 @@ class TabularTextConverter:
             self.template = template
         for name in self.target:
             if name in self.template.columns(()):
-                raise ConfigError(f"template {self.template.name!r} says {name!r}, which is the target")
+                raise ConfigError(f"template {self.template.name!r} renders {name!r}, the target")
 
     def convert_row(self, row: Any) -> str:
-        """The text of one row: a pandas Series, a mapping, a named tuple."""
+        """Text of one row: a pandas Series, a mapping, a named tuple."""
         values = as_row(row)
         for name in targets_in(values, self.target, self.template):
             del values[name]
         return self.template.render_row(values)
 
     def convert_batch(self, data: Any) -> list[str]:
-        """The text of every row of a table, in order."""
+        """Text of every row of a table, in order."""
         return self.template.convert_batch(self._without_target(data))
 
     def convert_table(self, data: Any) -> pa.StringArray | pa.LargeStringArray:
-        """The same as an Arrow array, whose type is `large_string` only where the texts pass two gigabytes."""
+        """The same as an Arrow array, of type `large_string` if the texts exceed two gigabytes."""
         return self.template.convert_table(self._without_target(data))
 
     def _without_target(self, data: Any) -> pa.Table:
@@ -104,19 +103,19 @@ class TabularTextConverter:
 
 
 def targets_in(names: Iterable[str], target: Sequence[str], template: BaseTemplate) -> list[str]:
-    """The targets that are among some columns; without one, a column that looks like it must not be said."""
+    """Targets among some columns; raises for a column that looks like a misspelt target."""
     columns = list(names)
     for name in target:
         if name not in columns and (near := _misspelt(name, template.columns(columns))) is not None:
             raise SchemaError(
-                f"target {name!r} is not in the data, and {near!r}, which is, would be in the text; "
-                f"write target={near!r} if it is meant, or give no target for data that has none"
+                f"target {name!r} is not in the data, and {near!r} would be in the text; "
+                f"pass target={near!r} if it is the target, or no target for data without one"
             )
     return [name for name in target if name in columns]
 
 
 def _misspelt(name: str, columns: Sequence[str]) -> str | None:
-    """The column that this name stands for but for a letter or two; another number makes another column."""
+    """Column that differs from a name by a letter or two; columns with different numbers are different."""
     for column in columns:
         a, b = name.casefold(), column.casefold()
         if re.findall(r"\d+", a) == re.findall(r"\d+", b) and difflib.SequenceMatcher(None, a, b).ratio() >= _NEAR:
@@ -125,13 +124,8 @@ def _misspelt(name: str, columns: Sequence[str]) -> str | None:
 
 
 def make_style(style: str, **options: Any) -> BaseTemplate:
-    """A style by its name."""
+    """Style of a name."""
     if style not in STYLES:
         hint = did_you_mean(str(style), STYLES) or f"; the styles are {', '.join(STYLES)}"
         raise ConfigError(f"unknown style {style!r}{hint}")
     return STYLES[style](**options)
-
-
-def array_of(template: BaseTemplate, table: pa.Table) -> pa.StringArray | pa.LargeStringArray:
-    """What a template says of each row, as one Arrow array."""
-    return template.convert_table(table)

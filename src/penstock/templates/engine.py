@@ -1,4 +1,13 @@
-"""Templates by name and version: registered once, asked for by name, kept in a file."""
+"""`TextTemplateEngine`: templates by name and version, and their YAML or JSON files.
+
+templates:
+  - kind: sentence
+    name: titanic_v1
+    version: "2"
+    text: "{Name} was a {Sex} passenger[ aged {Age}]."
+    columns:
+      Age: {unit: years, decimals: 0}
+"""
 
 from __future__ import annotations
 
@@ -30,9 +39,9 @@ KINDS: Mapping[str, Callable[..., BaseTemplate]] = {"sentence": SentenceTemplate
 
 
 def make_template(keys: Mapping[str, Any]) -> BaseTemplate:
-    """A template from the keys that a file has for it."""
+    """Template of an entry in a file."""
     if not isinstance(keys, Mapping) or "kind" not in keys:
-        raise ConfigError(f"a template has keys, such as 'kind: sentence', got {keys!r:.80}")
+        raise ConfigError(f"an entry has keys such as 'kind: sentence', got {keys!r:.80}")
     kind = keys["kind"]
     if kind not in KINDS:
         hint = did_you_mean(str(kind), KINDS) or f"; the kinds are {', '.join(KINDS)}"
@@ -52,16 +61,16 @@ def make_template(keys: Mapping[str, Any]) -> BaseTemplate:
 
 
 def template_keys(template: BaseTemplate) -> dict[str, Any]:
-    """What a file has for a template: the other way round."""
+    """Entry of a template in a file; inverse of `make_template`."""
     kind = next((kind for kind, made in KINDS.items() if made is type(template)), None)
     if kind is None:
-        raise ConfigError(f"{template!r} is of a class of its own, which a file cannot hold; register it in code")
+        raise ConfigError(f"{template!r} is of a user's class, which a file cannot contain; register it in code")
     rules = {key: value for key, value in template.rules().items() if value not in (None, [], {})}
     return {"kind": kind, "name": template.name, "version": template.version, **rules}
 
 
 def read_templates(path: Path) -> list[BaseTemplate]:
-    """The templates of a file, in its order."""
+    """Templates of a file, in its order."""
     document = read_document(path, such_as="templates: [...]")
     strange = [key for key in document if key != "templates"]
     if strange or not isinstance(document.get("templates"), list):
@@ -76,7 +85,7 @@ def read_templates(path: Path) -> list[BaseTemplate]:
 
 
 def write_templates(path: Path, templates: Sequence[BaseTemplate]) -> None:
-    """Put templates in a file: JSON if it is called so, YAML otherwise."""
+    """Write templates to a file: JSON by its suffix, else YAML."""
     document = {"templates": [template_keys(template) for template in templates]}
     if path.suffix.lower() == ".json":
         text = json.dumps(document, ensure_ascii=False, indent=2) + "\n"
@@ -86,7 +95,7 @@ def write_templates(path: Path, templates: Sequence[BaseTemplate]) -> None:
 
 
 def _options(kind: Callable[..., BaseTemplate]) -> list[str]:
-    """The options of a class; those it passes on are the ones that all styles have."""
+    """Options of a class, with those of all styles if it passes them on."""
     parameters = dict(inspect.signature(kind).parameters)
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         parameters = parameters | dict(inspect.signature(StyleTemplate).parameters)
@@ -94,14 +103,14 @@ def _options(kind: Callable[..., BaseTemplate]) -> list[str]:
 
 
 class TextTemplateEngine:
-    """A set of templates.
+    """Set of templates.
 
         engine = TextTemplateEngine()
         engine.register_template(SentenceTemplate("titanic_v1", "{Name} was a {Sex} passenger[ aged {Age}]."))
         texts = engine.convert_data(data=df, template_name="titanic_v1")
 
-    The styles natural, key_value, markdown, json and list are there from the start. Without a `version` the latest
-    is meant: "10" comes after "9", and "1.2" after "1.1".
+    The styles natural, key_value, markdown, json and list are registered. The default `version` is the latest: "10"
+    comes after "9", and "1.2" after "1.1".
     """
 
     def __init__(self, templates: Iterable[BaseTemplate] = ()) -> None:
@@ -110,7 +119,7 @@ class TextTemplateEngine:
             self.register_template(template)
 
     def register_template(self, template: BaseTemplate, *, replace: bool = False) -> None:
-        """Add a template. The same one twice is fine; another of that name and version only with `replace`."""
+        """Add a template. The same again is allowed; another of that name and version only with `replace`."""
         if not isinstance(template, BaseTemplate):
             raise ConfigError(f"expected a template, such as SentenceTemplate(...), got {type(template).__name__}")
         known = self._templates.setdefault(template.name, {})
@@ -123,7 +132,7 @@ class TextTemplateEngine:
         known[template.version] = template
 
     def get_template(self, name: str, version: str | int | None = None) -> BaseTemplate:
-        """A template by name; the latest version unless one is asked for."""
+        """Template of a name; by default the latest version."""
         versions = self.versions(name)
         version = versions[-1] if version is None else version_text(version)
         if version not in versions:
@@ -131,20 +140,20 @@ class TextTemplateEngine:
         return self._templates[name][version]
 
     def list_templates(self) -> list[str]:
-        """The names, sorted."""
+        """Names, sorted."""
         return sorted(self._templates)
 
     def versions(self, name: str) -> list[str]:
-        """The versions of a template, the latest last."""
+        """Versions of a template, the latest last."""
         if name not in self._templates:
-            hint = did_you_mean(str(name), self._templates) or f"; known are {', '.join(self.list_templates())}"
-            raise ConfigError(f"no template is called {name!r}{hint}")
+            hint = did_you_mean(str(name), self._templates) or f"; known: {', '.join(self.list_templates())}"
+            raise ConfigError(f"unknown template {name!r}{hint}")
         return sorted(self._templates[name], key=_by_numbers)
 
     def convert_data(
         self, data: Any, template_name: str, version: str | int | None = None, *, mixed: MixedTypes = "error"
     ) -> list[str]:
-        """One text for each row of a frame, an Arrow table, rows or a path; the columns are checked first."""
+        """Text of each row of a frame, an Arrow table, rows or a path; the columns are validated first."""
         return self.get_template(template_name, version).convert_batch(data, mixed=mixed)
 
     def convert_table(
@@ -154,20 +163,20 @@ class TextTemplateEngine:
         return self.get_template(template_name, version).convert_table(data, mixed=mixed)
 
     def validate(self, data: Any, template_name: str, version: str | int | None = None) -> None:
-        """Check a template against the columns of some data, or against their names, without rendering anything."""
+        """Validate a template against the columns of data, or against their names, without rendering."""
         names = isinstance(data, (list, tuple)) and all(isinstance(name, str) for name in data)
         columns = data if names or isinstance(data, pa.Schema) else as_table(data).schema
         self.get_template(template_name, version).validate(columns)
 
     def load_templates(self, path: str | os.PathLike[str], *, replace: bool = False) -> list[str]:
-        """Register the templates of a YAML or JSON file; the names of those that were in it."""
+        """Register the templates of a YAML or JSON file; returns their names."""
         templates = read_templates(Path(path))
         for template in templates:
             self.register_template(template, replace=replace)
         return [template.name for template in templates]
 
     def save_templates(self, path: str | os.PathLike[str]) -> None:
-        """Write what was registered, the built-in styles aside, to a file that `load_templates` reads."""
+        """Write the registered templates, without the built-in styles, to a file for `load_templates`."""
         built_in = {style() for style in STYLES.values()}
         chosen = [
             self._templates[name][version]
@@ -182,7 +191,7 @@ class TextTemplateEngine:
 
 
 def _by_numbers(version: str) -> list[tuple[int, int, str]]:
-    """Numbers by their size, words by their letters."""
+    """Sort key of a version: numbers by value, words by letters."""
     parts = re.findall(r"\d+|[^\d.]+", version)
     return [(1, int(part), "") if part.isdecimal() else (0, 0, part) for part in parts]
 

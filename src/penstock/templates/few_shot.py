@@ -1,4 +1,4 @@
-"""Labelled examples before each row, drawn from a table that is given and from nowhere else."""
+"""Few-shot template: labelled examples before each row, drawn from a given table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import xxhash
 from penstock.arrays.hashes import hash64, mix64
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.order.permutation import derive_key
-from penstock.templates.base_template import BaseTemplate, identity
+from penstock.templates.base_template import BaseTemplate, identity, names_of
 from penstock.templates.columns import ColumnFormat, ColumnFormatter
 from penstock.templates.converters import TabularTextConverter, targets_in
 from penstock.templates.frames import as_row, as_table
@@ -32,14 +32,14 @@ Rows = npt.NDArray[np.int64]
 
 
 class FewShot(BaseTemplate):
-    """`count` examples with their labels, then the row, each said by `template`, or as a converter says it.
+    """`count` examples with their labels, then the row, each rendered by `template` or a converter.
 
         FewShot(template, train_fold, labels="Survived", count=4, answer="Survived: ",
                 label_format=ColumnFormat(categories={0: "no", 1: "yes"}))
 
-    `examples` must be the training fold alone. Which of them stand before a row depends on the seed and on what the
-    row says (or on `id_column`), not on where the row is, so a row reads the same in a batch and by itself. An example
-    that says the same as the row, or has its id, is never drawn for it: not the row itself, nor a copy of it.
+    `examples` must be the training fold only. The seed and the text of a row (or its `id_column`) decide which examples
+    it gets, and not its position, so that a row has the same text in a batch and alone. An example with the same text
+    or id as the row is never drawn for it: neither the row itself nor a copy.
     """
 
     slice_rows = 8192
@@ -75,7 +75,7 @@ class FewShot(BaseTemplate):
         self.instruction, self.answer, self.between = instruction, answer, between
         table = as_table(examples)
         if isinstance(labels, str) and labels in template.columns(()):
-            raise ConfigError(f"template {template.name!r} says the label column {labels!r}; leave it out of its text")
+            raise ConfigError(f"template {template.name!r} renders the label column {labels!r}; exclude it")
         self._unsaid = frozenset((*targets, labels) if isinstance(labels, str) else targets)
         if not isinstance(labels, str):
             targets_in(table.schema.names, targets, template)
@@ -92,7 +92,7 @@ class FewShot(BaseTemplate):
 
     def validate(self, columns: pa.Schema | pa.Table | Sequence[str]) -> None:
         super().validate(columns)
-        names = columns.names if isinstance(columns, pa.Schema) else getattr(columns, "column_names", columns)
+        names = names_of(columns)
         self.template.validate(self._visible(names))
 
     def missing_rules(self) -> Mapping[str, str]:
@@ -116,7 +116,7 @@ class FewShot(BaseTemplate):
         return str(self._assembled(one, [self._examples.take(pa.array(column)) for column in drawn.T])[0].as_py())
 
     def rules(self) -> dict[str, Any]:
-        # What the template would say of a row that has these; not less where a dataset hides some of it.
+        # Columns that the template would render, also if a dataset hides some of them now.
         said = Context().run(self.template.columns, sorted(self._unsaid))
         return {
             "template": {"kind": identity(type(self.template)), **self.template.rules()},
@@ -132,7 +132,7 @@ class FewShot(BaseTemplate):
 
     @cached_property
     def _digest(self) -> str:
-        """What the examples say, and in which order: both decide what is drawn."""
+        """Digest of the examples and their order, which both decide what is drawn."""
         digest = xxhash.xxh3_128()
         for text in self._examples.to_pylist():
             digest.update(f"{len(text)}:{text}".encode())
@@ -142,11 +142,11 @@ class FewShot(BaseTemplate):
 
     def _assembled(self, texts: pa.Array, examples: Sequence[pa.Array]) -> pa.Array:
         first = [self.instruction] if self.instruction else []
-        last = join(texts, f"\n{self.answer}".rstrip(" "))  # the space before the answer is the model's to write
+        last = join(texts, f"\n{self.answer}".rstrip(" "))  # the model writes the space before the answer
         return join(*first, *examples, last, between=self.between)
 
     def _visible(self, names: Sequence[str]) -> list[str]:
-        """The columns without that of the label, and without targets, unless the template leaves them out by itself."""
+        """Columns without label and targets, unless the template excludes them itself."""
         said = set(self.template.columns(names)) & self._unsaid
         return [name for name in names if name not in said]
 
@@ -177,7 +177,7 @@ class FewShot(BaseTemplate):
         return _hashes(said)
 
     def _draw(self, said: Hashes, ids: Hashes | None, first_row: int) -> Rows:
-        """Rows of the examples for each row: (rows, count), none twice in a row, none of its own."""
+        """Numbers of the examples of each row: (rows, count), without repetition and without the row itself."""
         keys = mix64((said if ids is None else ids) ^ np.uint64(derive_key(self.seed, "few shot")))
         size = len(self._texts)
         drawn = np.full((len(keys), self.count), -1, np.int64)
@@ -195,13 +195,13 @@ class FewShot(BaseTemplate):
             if not len(open_rows):
                 return drawn
         everything = np.arange(size)
-        for row in open_rows.tolist():  # few examples, or many that are alike: put them all in the row's own order
+        for row in open_rows.tolist():  # few examples, or many equal ones: shuffle them all for this row
             mine = np.full(size, row)
             allowed = everything[self._foreign(everything, said, ids, mine)]
             if len(allowed) < self.count:
                 raise DataError(
-                    f"row {first_row + row}: {self.count} examples are wanted, {len(allowed)} of the {size} say "
-                    "something else than the row itself; give more examples, or lower count",
+                    f"row {first_row + row}: {self.count} examples are needed, and {len(allowed)} of the {size} "
+                    "differ from the row; pass more examples, or a lower count",
                     row=first_row + row,
                 )
             order = np.argsort(mix64(mix64(allowed.astype(np.uint64)) + keys[row]), kind="stable")
@@ -209,7 +209,7 @@ class FewShot(BaseTemplate):
         return drawn
 
     def _foreign(self, candidates: Rows, said: Hashes, ids: Hashes | None, rows: Rows) -> npt.NDArray[np.bool_]:
-        """Which candidates are not the row they would stand before."""
+        """Flags of candidates that are not the row itself."""
         foreign: npt.NDArray[np.bool_] = self._texts[candidates] != said[rows]
         if ids is not None and self._ids is not None:
             foreign &= self._ids[candidates] != ids[rows]

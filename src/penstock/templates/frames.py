@@ -1,4 +1,4 @@
-"""Whatever holds a table as an Arrow table, and whatever holds a row as a dict."""
+"""Conversion of tables of any kind to Arrow tables, and of rows to dicts."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.errors import ConfigError, DataError, SchemaError
-from penstock.templates.values import FineDuration, FineMoment, Unsayable, as_value, is_text, plain_text
+from penstock.templates.values import FineDuration, FineMoment, NoText, as_value, is_text, plain_text
 
 __all__ = ["MixedTypes", "as_row", "as_table"]
 
 MixedTypes = Literal["error", "text"]
-"""A column whose values are of several types: stop and name two of them, or say each and keep the texts."""
+"""Treatment of a column with values of several types: raise, or convert each value to text."""
 
 _READ_ROWS = 65_536
 _NUMBERS = (int, float)
 
 
 def as_table(data: Any, *, mixed: MixedTypes = "error") -> pa.Table:
-    """A pandas or Polars frame, Arrow data, a mapping of columns, rows as dicts, or a path to CSV, Parquet or JSONL.
+    """Arrow table of a pandas or Polars frame, Arrow data, a mapping of columns, rows as dicts, or a file.
 
-    Arrow and Polars data, and most of a pandas frame, are not copied. Column names become text and must differ; the
-    index of a pandas frame is left out. NaN counts as missing wherever a template sees it.
+    Files are CSV, Parquet or JSONL. Arrow and Polars data, and most of a pandas frame, are not copied. Column names
+    become text and must differ; the index of a pandas frame is dropped. Templates treat NaN as missing.
     """
     if mixed not in get_args(MixedTypes):
         raise ConfigError(f"mixed must be 'error' or 'text', got {mixed!r}")
@@ -36,9 +36,9 @@ def as_table(data: Any, *, mixed: MixedTypes = "error") -> pa.Table:
 
 
 def as_row(row: Any) -> dict[str, Any]:
-    """One row as a dict of plain Python values: a pandas Series, a mapping, a named tuple, an Arrow table of one row.
+    """Dict of plain Python values of a row: a pandas Series, a mapping, a named tuple, an Arrow table of one row.
 
-    NaN, NaT and pd.NA are None. Where pandas made floats of the integers in a row, they are said as integers again.
+    NaN, NaT and pd.NA are None.
     """
     cells = list(_cells(row))
     twice = [name for name, count in Counter(name for name, _ in cells).items() if count > 1]
@@ -48,7 +48,7 @@ def as_row(row: Any) -> dict[str, Any]:
     for name, value in cells:
         try:
             found[name] = as_value(value)
-        except Unsayable as reason:
+        except NoText as reason:
             raise DataError(f"column {name!r}: {reason}", data=value) from None
     return found
 
@@ -103,13 +103,13 @@ def _drain(source: Any) -> pa.Table:
 
 
 def _is_pandas(data: Any, name: str) -> bool:
-    """Told by its class, so that pandas need not be there."""
+    """True for a pandas object, by its class, so that pandas need not be installed."""
     return any(c.__module__.partition(".")[0] == "pandas" and c.__name__ == name for c in type(data).__mro__)
 
 
 def _from_stream(data: Any) -> pa.Table:
     for name in getattr(data, "columns", ()):
-        if isinstance(name, str) and "\0" in name:  # ends a name in C, and Polars would end the process
+        if isinstance(name, str) and "\0" in name:  # ends a name in C, and makes Polars abort the process
             raise SchemaError(f"the column {name!r} has a zero byte in its name; rename it")
     return pa.table(data)
 
@@ -132,7 +132,7 @@ def _from_series(series: Any, name: str, mixed: MixedTypes) -> pa.Array | pa.Chu
 
 
 def _is_guessed(series: Any, kind: pa.DataType) -> bool:
-    """Whether Arrow made one type of Python objects of several: a time of day is lost, a truth value is a number."""
+    """True if Arrow converted Python objects of several types to one: times lose the zone, booleans become numbers."""
     held = getattr(series.dtype, "categories", series)
     if held.dtype != object:
         return False
@@ -177,7 +177,7 @@ def _assembled(names: Sequence[str], columns: Sequence[Any]) -> pa.Table:
 
 
 def _column(values: Sequence[Any], name: str, mixed: MixedTypes) -> pa.Array:
-    """Python values as an array; several types in one column go by the rule."""
+    """Python values as an array; `mixed` decides about values of several types."""
     cells = [_cell(value, name, row) for row, value in enumerate(values)]
     kinds = {_kind(cell): row for row, cell in reversed(list(enumerate(cells))) if cell is not None}
     reason: Exception | None = None
@@ -191,21 +191,21 @@ def _column(values: Sequence[Any], name: str, mixed: MixedTypes) -> pa.Array:
     if reason is None:
         (first, a), (second, b) = sorted(kinds.items(), key=itemgetter(1))[:2]
         raise SchemaError(
-            f"column {name!r} holds several types: {first} in row {a} ({cells[a]!r:.40}) and {second} in row {b} "
-            f"({cells[b]!r:.40}); make them one, or choose mixed='text'"
+            f"column {name!r} has several types: {first} in row {a} ({cells[a]!r:.40}) and {second} in row {b} "
+            f"({cells[b]!r:.40}); convert them to one, or pass mixed='text'"
         )
-    raise SchemaError(f"column {name!r} cannot be made an Arrow column: {reason}; choose mixed='text'") from reason
+    raise SchemaError(f"column {name!r} cannot be converted to Arrow: {reason}; pass mixed='text'") from reason
 
 
 def _cell(value: Any, name: str, row: int) -> Any:
     try:
         return as_value(value)
-    except Unsayable as reason:
+    except NoText as reason:
         raise DataError(f"column {name!r}, row {row}: {reason}", row=row, data=value) from None
 
 
 def _kind(value: Any) -> str:
-    """The name of a type; integers and floats go together, as do lists and tuples; moments differ by their zone."""
+    """Name of a type; integers and floats are one type, and lists and tuples; timestamps differ by zone."""
     if isinstance(value, bool):
         return "bool"
     if isinstance(value, _NUMBERS):
@@ -221,7 +221,7 @@ def _kind(value: Any) -> str:
 def _mixed_text(value: Any, name: str, row: int) -> str | None:
     try:
         return None if value is None else plain_text(value)
-    except Unsayable as reason:
+    except NoText as reason:
         raise DataError(f"column {name!r}, row {row}: {reason}", row=row, data=value) from None
 
 

@@ -1,4 +1,4 @@
-"""Templates that are written as a sentence: `"{Name} was {Age:.0f} years old[, and embarked at {Embarked}]."`."""
+"""Written templates: sentences such as `"{Name} was {Age:.0f} years old[, from {Embarked}]."`, and Jinja."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import pyarrow.compute as pc
 
 from penstock._suggest import did_you_mean
 from penstock.errors import ConfigError, DataError, SchemaError
-from penstock.templates.base_template import BaseTemplate
+from penstock.templates.base_template import BaseTemplate, names_of
 from penstock.templates.columns import ColumnFormat, ColumnFormatter, as_formats, check_spec, hidden
 from penstock.templates.frames import as_row
-from penstock.templates.values import TEXT, Unsayable, clean, join, python_values, whole
+from penstock.templates.values import TEXT, NoText, clean, join, python_values, whole
 
 __all__ = ["JinjaTemplate", "SentenceTemplate"]
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A column in a sentence."""
+    """Column in a sentence."""
 
     column: str
     spec: str
@@ -29,7 +29,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Optional:
-    """A part in brackets: there unless something in it is missing. `start` and `stop` are where it is written."""
+    """Part in brackets, omitted if a value in it is missing. `start` and `stop` are its place in the text."""
 
     parts: tuple[str | Slot | Optional, ...]
     start: int
@@ -40,16 +40,15 @@ Part = str | Slot | Optional
 
 
 class SentenceTemplate(BaseTemplate):
-    """A text with columns in it.
+    """Text with columns in it.
 
         SentenceTemplate("titanic_v1", "{Name} was a {Sex} passenger[ aged {Age:.0f}][, from {Embarked}].",
                          columns={"Embarked": ColumnFormat(categories={"S": "Southampton", ...})})
 
-    `{column}` is said by its `ColumnFormat`, `{column:spec}` by a format of Python's (`strftime` for dates). A part in
-    `[...]` is left out where a column in it is missing and its rule is `omit`; parts may be inside others. Outside of
-    brackets nothing can be left out, so a missing value is said: "unknown", or the column's `missing_text`.
-    `{{ }} [[ ]]` are the signs themselves, except that a `]` inside a part always ends it; a name with `:`, `}` or
-    spaces at its ends is quoted: `{"a:b"}`.
+    `{column}` is formatted by its `ColumnFormat`, `{column:spec}` by a Python format (`strftime` for dates). A part in
+    `[...]` is omitted if a column in it is missing and its rule is `omit`; parts may be nested. Outside of brackets a
+    missing value is written as "unknown", or as the column's `missing_text`. `{{ }} [[ ]]` are literal characters,
+    except that a `]` inside a part always ends it; a name with `:`, `}` or spaces at its ends is quoted: `{"a:b"}`.
     """
 
     def __init__(
@@ -64,15 +63,14 @@ class SentenceTemplate(BaseTemplate):
         self.text = text
         self.formats = as_formats(columns)
         self._parts = _parsed(name, text)
-        self._sayers = {
+        self._formatters = {
             slot: ColumnFormatter(slot.column, self.formats.get(slot.column, ColumnFormat()), slot.spec)
             for slot in _slots(self._parts)
         }
         self._columns = tuple(dict.fromkeys(slot.column for slot in _slots(self._parts)))
-        strangers = [column for column in self.formats if column not in self._columns]
-        if strangers:
+        if unused := [column for column in self.formats if column not in self._columns]:
             raise ConfigError(
-                f"template {name!r} has a format for column {strangers[0]!r}, which its text does not use; "
+                f"template {name!r} has a format for column {unused[0]!r}, which its text does not use; "
                 f"it uses {list(self._columns)}"
             )
 
@@ -80,21 +78,21 @@ class SentenceTemplate(BaseTemplate):
     def of(
         cls, name: str, text: str, *, version: str | int = "1", columns: Mapping[str, ColumnFormat | Mapping[str, Any]]
     ) -> SentenceTemplate:
-        """A sentence with those of these formats that it uses: for the formats of a whole table."""
+        """Sentence with those of the formats of a whole table that it uses."""
         used = {slot.column for slot in _slots(_parsed(name, text))}
         return cls(name, text, version=version, columns={key: rule for key, rule in columns.items() if key in used})
 
     def without(self, columns: Collection[str]) -> SentenceTemplate:
-        """The sentence as it reads where these columns are missing: no part in `[...]` that has one of them.
+        """Sentence without the `[...]` parts that name one of these columns.
 
-        A column that it does not use is fine; one outside of brackets cannot be left out.
+        Columns that it does not use are ignored; one outside of brackets is an error.
         """
         left_out = {columns} if isinstance(columns, str) else set(columns)
         for part in self._parts:
             if isinstance(part, Slot) and part.column in left_out:
                 raise ConfigError(
-                    f"template {self.name!r} cannot do without column {part.column!r}, which stands outside of [...]; "
-                    "put what is said of it in brackets, or write another sentence"
+                    f"template {self.name!r} names column {part.column!r} outside of [...], so it cannot be omitted; "
+                    "put that part in brackets, or write another sentence"
                 )
         text = "".join(_kept(self.text, self._parts, left_out, 0, len(self.text)))
         return SentenceTemplate.of(self.name, text, version=self.version, columns=self.formats)
@@ -107,7 +105,7 @@ class SentenceTemplate(BaseTemplate):
         return rules | {name: rule.missing for name, rule in self.formats.items() if rule.missing != "omit"}
 
     def render_slice(self, table: pa.Table, first_row: int) -> pa.Array:
-        said = {slot: sayer.many(table[slot.column], first_row) for slot, sayer in self._sayers.items()}
+        said = {slot: formatter.many(table[slot.column], first_row) for slot, formatter in self._formatters.items()}
 
         def rendered(parts: Sequence[Part], *, must: bool) -> pa.Array:
             pieces: list[Any] = []
@@ -115,7 +113,7 @@ class SentenceTemplate(BaseTemplate):
                 if isinstance(part, Slot):
                     texts = said[part]
                     if must and texts.null_count:
-                        texts = pc.fill_null(texts, pa.scalar(self._sayers[part].missing_text, TEXT))
+                        texts = pc.fill_null(texts, pa.scalar(self._formatters[part].missing_text, TEXT))
                     pieces.append(texts)
                 elif isinstance(part, Optional):
                     pieces.append(pc.fill_null(rendered(part.parts, must=False), pa.scalar("", TEXT)))
@@ -128,7 +126,7 @@ class SentenceTemplate(BaseTemplate):
     def render_row(self, row: Any) -> str:
         values = as_row(row)
         self.validate(list(values))
-        said = {slot: sayer.one(values[slot.column]) for slot, sayer in self._sayers.items()}
+        said = {slot: formatter.one(values[slot.column]) for slot, formatter in self._formatters.items()}
 
         def rendered(parts: Sequence[Part], *, must: bool) -> str | None:
             pieces: list[str] = []
@@ -138,7 +136,7 @@ class SentenceTemplate(BaseTemplate):
                     if text is None:
                         if not must:
                             return None
-                        text = self._sayers[part].missing_text
+                        text = self._formatters[part].missing_text
                     pieces.append(text)
                 elif isinstance(part, Optional):
                     pieces.append(rendered(part.parts, must=False) or "")
@@ -166,14 +164,13 @@ def _parsed(name: str, text: str) -> tuple[Part, ...]:
     parts = _Parser(text, f"template {name!r}").parse()
     if not any(_slots(parts)):
         raise ConfigError(
-            f"the text of template {name!r} names no column, so every row would read {text!r:.80}; "
-            "write the columns in braces, such as {Age}"
+            f"the text of template {name!r} names no column: {text!r:.80}; write columns in braces, such as {{Age}}"
         )
     return parts
 
 
 def _kept(text: str, parts: Sequence[Part], left_out: Collection[str], start: int, stop: int) -> Iterator[str]:
-    """What is written from `start` to `stop`, where these parts are, but for the brackets with such a column."""
+    """Text from `start` to `stop`, which has these parts, without the brackets that name an excluded column."""
     for part in parts:
         if not isinstance(part, Optional):
             continue
@@ -182,14 +179,14 @@ def _kept(text: str, parts: Sequence[Part], left_out: Collection[str], start: in
         here = {inner.column for inner in part.parts if isinstance(inner, Slot)}
         if not here & set(left_out):
             inside = _kept(text, part.parts, left_out, part.start + 1, part.stop - 1)
-            # With no column left it is always there, and needs no brackets.
+            # Without a column it is never omitted, and needs no brackets.
             bare = {slot.column for slot in _slots(part.parts)} <= set(left_out)
             yield from inside if bare else ("[", *inside, "]")
     yield text[start:stop]
 
 
 class _Parser:
-    """A cursor over a written text."""
+    """Parser of a written sentence."""
 
     def __init__(self, text: str, where: str) -> None:
         self.text, self.where, self.at = text, where, 0
@@ -200,7 +197,7 @@ class _Parser:
         return parts
 
     def _parts(self, opened: int | None) -> tuple[Part, ...]:
-        """Parts up to the bracket that ends them; `opened` is where it was opened."""
+        """Parts up to the closing bracket; `opened` is the place of the opening one."""
         parts: list[Part] = []
         words: list[str] = []
 
@@ -224,17 +221,17 @@ class _Parser:
                 end_words()
                 return tuple(parts)
             elif sign in "}]":
-                raise self._error(self.at, f"{sign!r} ends nothing; write {sign * 2!r} for the sign itself")
+                raise self._error(self.at, f"{sign!r} has no opening bracket; write {sign * 2!r} for a literal one")
             else:
                 words.append(sign)
                 self.at += 1
         if opened is not None:
-            raise self._error(opened, "'[' is never closed; write '[[' for the sign itself")
+            raise self._error(opened, "'[' is never closed; write '[[' for a literal '['")
         end_words()
         return tuple(parts)
 
     def _closes_two(self, sign: str, opened: int | None) -> bool:
-        """Whether `]]` is the end of two parts, one in the other, and not the sign itself."""
+        """True if `]]` ends two nested parts, and is not a literal `]`."""
         return sign == "]" and opened is not None
 
     def _optional(self) -> Optional:
@@ -243,9 +240,7 @@ class _Parser:
         parts = self._parts(opened=start)
         self.at += 1
         if not any(_slots(parts)):
-            raise self._error(
-                start, "a part in [...] needs a column that may be missing; write [[ and ]] for the signs"
-            )
+            raise self._error(start, "a part in [...] needs a column; write [[ and ]] for literal brackets")
         return Optional(parts, start, self.at)
 
     def _slot(self) -> Slot:
@@ -265,7 +260,7 @@ class _Parser:
         end = self.text.find("}", self.at)
         inside = self.text[self.at : end] if end >= 0 else ""
         if end < 0 or "{" in inside:
-            raise self._error(start, "'{' is never closed; write '{{' for the sign itself")
+            raise self._error(start, "'{' is never closed; write '{{' for a literal '{'")
         name, _, spec = inside.partition(":")
         column = name.strip() if column is None else column
         if not column:
@@ -283,10 +278,10 @@ _WHOLE_ROW = ("row", "said")
 
 
 class JinjaTemplate(BaseTemplate):
-    """A Jinja template, run in the same sandbox as chat templates. Some ten times slower than a sentence.
+    """Jinja template, run in the sandbox of chat templates; about ten times slower than a sentence.
 
-    Columns are variables of their names, with plain Python values and none where one is missing. `row["any name"]`
-    reaches every column, `said["any name"]` its text by its `ColumnFormat`.
+    Columns are variables with plain Python values, and none for a missing one. `row["any name"]` is the value of any
+    column, `said["any name"]` its text by its `ColumnFormat`.
 
         JinjaTemplate("ages", "{{ Name }} is {% if Age is none %}of unknown age{% else %}{{ said.Age }}{% endif %}.")
     """
@@ -304,7 +299,7 @@ class JinjaTemplate(BaseTemplate):
         super().__init__(name, version=version)
         self.source, self.formats = source, as_formats(columns)
         self._variables = self._find_variables()
-        self._sayers: dict[str, ColumnFormatter] = {}
+        self._formatters: dict[str, ColumnFormatter] = {}
 
     def columns(self, available: Sequence[str] = ()) -> tuple[str, ...]:
         named = tuple(name for name in self._variables if name not in _WHOLE_ROW)
@@ -315,7 +310,7 @@ class JinjaTemplate(BaseTemplate):
 
     def validate(self, columns: pa.Schema | pa.Table | Sequence[str]) -> None:
         super().validate(columns)
-        names = columns.names if isinstance(columns, pa.Schema) else getattr(columns, "column_names", columns)
+        names = names_of(columns)
         for name in self.formats:
             if name not in names:
                 hint = did_you_mean(name, names)
@@ -326,7 +321,7 @@ class JinjaTemplate(BaseTemplate):
         for name in table.schema.names:
             try:
                 columns[name] = python_values(clean(table[name]))
-            except Unsayable as reason:
+            except NoText as reason:
                 raise DataError(f"column {name!r}: {reason}") from None
         texts = []
         for row in range(table.num_rows):
@@ -343,13 +338,13 @@ class JinjaTemplate(BaseTemplate):
         return {"source": self.source, "columns": {name: rule.to_dict() for name, rule in self.formats.items()}}
 
     def _text(self, values: dict[str, Any], where: str) -> str:
-        import jinja2  # here: it takes a while to load
+        import jinja2  # slow to import
 
         values = {name: whole(value) for name, value in values.items()}
         variables = {name: value for name, value in values.items() if name in self._variables}
         try:
             if "said" in self._variables:
-                variables["said"] = {name: self._sayer(name).one(value) for name, value in values.items()}
+                variables["said"] = {name: self._formatter(name).one(value) for name, value in values.items()}
             return str(self._program.render(**{"row": values, **variables}))
         except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, AttributeError) as error:
             raise DataError(f"template {self.name!r}{where}: {error}") from error
@@ -373,7 +368,7 @@ class JinjaTemplate(BaseTemplate):
             raise ConfigError(f"template {self.name!r}, line {error.lineno}: {error.message}") from error
         return tuple(sorted(found - environment.globals.keys()))
 
-    def _sayer(self, column: str) -> ColumnFormatter:
-        if column not in self._sayers:
-            self._sayers[column] = ColumnFormatter(column, self.formats.get(column, ColumnFormat()))
-        return self._sayers[column]
+    def _formatter(self, column: str) -> ColumnFormatter:
+        if column not in self._formatters:
+            self._formatters[column] = ColumnFormatter(column, self.formats.get(column, ColumnFormat()))
+        return self._formatters[column]

@@ -1,4 +1,4 @@
-"""Templates made from the columns themselves: sentences, keys and values, lists, Markdown and JSON."""
+"""Styles: templates over all columns, as sentences, keys and values, lists, Markdown or JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from penstock._suggest import did_you_mean
 from penstock.errors import ConfigError, SchemaError
-from penstock.templates.base_template import BaseTemplate
+from penstock.templates.base_template import BaseTemplate, names_of
 from penstock.templates.columns import ColumnFormat, ColumnFormatter, JsonColumnFormatter, as_formats, hidden
 from penstock.templates.frames import as_row
 from penstock.templates.values import TEXT, join, join_parts, json_text
@@ -21,18 +21,18 @@ _BREAKS = r"\r\n|\r|\n"
 
 
 class StyleTemplate(BaseTemplate):
-    """One part for each column, put together the same way in every row; the part of a missing value is left out.
+    """One part for each column, joined the same way in every row; the part of a missing value is omitted.
 
-    `columns` holds the formats of some columns, `only` chooses columns and their order, `exclude` leaves some out.
-    Naming a column that the data lacks is an error in each of the three: a misspelt target would be in the text.
+    `columns` has the formats of columns, `only` selects columns and their order, `exclude` omits columns. A column that
+    the data lacks is an error in all three: a misspelt target would be in the text.
     """
 
-    usual_name: ClassVar[str]
+    default_name: ClassVar[str]
     opening: str = ""
     between: str = " "
     ending: str = ""
     tail: str = ""
-    sayer: ClassVar[type[ColumnFormatter]] = ColumnFormatter
+    formatter: ClassVar[type[ColumnFormatter]] = ColumnFormatter
 
     def __init__(
         self,
@@ -43,14 +43,14 @@ class StyleTemplate(BaseTemplate):
         only: Sequence[str] | None = None,
         exclude: Sequence[str] = (),
     ) -> None:
-        super().__init__(self.usual_name if name is None else name, version=version)
+        super().__init__(self.default_name if name is None else name, version=version)
         self.formats = as_formats(columns)
         self.only = None if only is None else _names(only, "only")
         self.exclude = _names(exclude, "exclude")
         both = [column for column in self.only or () if column in self.exclude]
         if both:
             raise ConfigError(f"column {both[0]!r} is in only= and in exclude=")
-        self._sayers: dict[str, ColumnFormatter] = {}
+        self._formatters: dict[str, ColumnFormatter] = {}
 
     def columns(self, available: Sequence[str] = ()) -> tuple[str, ...]:
         if self.only is not None:
@@ -60,7 +60,7 @@ class StyleTemplate(BaseTemplate):
 
     def validate(self, columns: pa.Schema | pa.Table | Sequence[str]) -> None:
         super().validate(columns)
-        names = columns.names if isinstance(columns, pa.Schema) else getattr(columns, "column_names", columns)
+        names = names_of(columns)
         for what, wanted in (("a format for", self.formats), ("exclude=", self.exclude)):
             for name in wanted:
                 if name not in names:
@@ -75,9 +75,9 @@ class StyleTemplate(BaseTemplate):
     def render_slice(self, table: pa.Table, first_row: int) -> pa.Array:
         parts = []
         for name in self.columns(table.schema.names):
-            sayer = self._sayer(name)
-            texts = self.escaped(sayer.many(table[name], first_row))
-            parts.append((self.lead(sayer.rules, name), texts, self.tail))
+            formatter = self._formatter(name)
+            texts = self.escaped(formatter.many(table[name], first_row))
+            parts.append((self.lead(formatter.rules, name), texts, self.tail))
         if not parts:
             return pa.repeat(pa.scalar(self.opening + self.ending, TEXT), table.num_rows)
         texts = join_parts(parts, self.between)
@@ -88,10 +88,10 @@ class StyleTemplate(BaseTemplate):
         self.validate(list(values))
         parts = []
         for name in self.columns(list(values)):
-            sayer = self._sayer(name)
-            text = sayer.one(values[name])
+            formatter = self._formatter(name)
+            text = formatter.one(values[name])
             if text is not None:
-                parts.append(f"{self.lead(sayer.rules, name)}{self.escape(text)}{self.tail}")
+                parts.append(f"{self.lead(formatter.rules, name)}{self.escape(text)}{self.tail}")
         return f"{self.opening}{self.between.join(parts)}{self.ending}"
 
     def rules(self) -> dict[str, Any]:
@@ -102,27 +102,27 @@ class StyleTemplate(BaseTemplate):
         }
 
     def lead(self, rules: ColumnFormat, column: str) -> str:
-        """What stands before the value of a column."""
+        """Text before the value of a column."""
         raise NotImplementedError
 
     def escape(self, text: str) -> str:
-        """A value so that it does not break the form around it."""
+        """Value, escaped for the style."""
         return text
 
     def escaped(self, texts: pa.Array) -> pa.Array:
-        """The same for many."""
+        """The same for an array."""
         return texts
 
-    def _sayer(self, column: str) -> ColumnFormatter:
-        if column not in self._sayers:
-            self._sayers[column] = self.sayer(column, self.formats.get(column, ColumnFormat()))
-        return self._sayers[column]
+    def _formatter(self, column: str) -> ColumnFormatter:
+        if column not in self._formatters:
+            self._formatters[column] = self.formatter(column, self.formats.get(column, ColumnFormat()))
+        return self._formatters[column]
 
 
 class NaturalTemplate(StyleTemplate):
-    """A short sentence for each column: "The Age is 22. The Sex is male."; a description is said instead of a name."""
+    """Short sentence for each column: "The Age is 22. The Sex is male."; a description replaces the name."""
 
-    usual_name = "natural"
+    default_name = "natural"
     tail = "."
 
     def lead(self, rules: ColumnFormat, column: str) -> str:
@@ -132,7 +132,7 @@ class NaturalTemplate(StyleTemplate):
 class KeyValueTemplate(StyleTemplate):
     """Names and values on one line: "Age: 22 | Sex: male"."""
 
-    usual_name = "key_value"
+    default_name = "key_value"
 
     def __init__(self, name: str | None = None, *, between: str = " | ", colon: str = ": ", **options: Any) -> None:
         super().__init__(name, **options)
@@ -146,9 +146,9 @@ class KeyValueTemplate(StyleTemplate):
 
 
 class ListTemplate(StyleTemplate):
-    """A line for each column, as TabLLM's list: "- Age: 22". Further lines of a value are indented."""
+    """Line for each column, as in TabLLM: "- Age: 22". Further lines of a value are indented."""
 
-    usual_name = "list"
+    default_name = "list"
     between = "\n"
 
     def lead(self, rules: ColumnFormat, column: str) -> str:
@@ -162,9 +162,9 @@ class ListTemplate(StyleTemplate):
 
 
 class MarkdownTemplate(StyleTemplate):
-    """A Markdown table of two columns, or a list of "- **Age**: 22"; bars, backslashes and line ends are escaped."""
+    """Markdown table of two columns, or a list of "- **Age**: 22"; bars, backslashes and line ends are escaped."""
 
-    usual_name = "markdown"
+    default_name = "markdown"
 
     def __init__(self, name: str | None = None, *, layout: Literal["table", "list"] = "table", **options: Any) -> None:
         super().__init__(name, **options)
@@ -197,18 +197,18 @@ class MarkdownTemplate(StyleTemplate):
 
 
 class JsonTemplate(StyleTemplate):
-    """A JSON object: numbers and truth values as such, a missing value left out, or null under `missing="say"`."""
+    """JSON object: numbers and booleans as such; a missing value is omitted, or null with `missing="say"`."""
 
-    usual_name = "json"
+    default_name = "json"
     opening, between, ending = "{", ", ", "}"
-    sayer = JsonColumnFormatter
+    formatter = JsonColumnFormatter
 
     def validate(self, columns: pa.Schema | pa.Table | Sequence[str]) -> None:
         super().validate(columns)
-        names = columns.names if isinstance(columns, pa.Schema) else getattr(columns, "column_names", columns)
+        names = names_of(columns)
         keys: dict[str, str] = {}
         for name in self.columns(list(names)):
-            other = keys.setdefault(self._sayer(name).rules.label(name), name)
+            other = keys.setdefault(self._formatter(name).rules.label(name), name)
             if other != name:
                 raise SchemaError(f"template {self.name!r}: columns {other!r} and {name!r} would have the same key")
 
@@ -217,9 +217,10 @@ class JsonTemplate(StyleTemplate):
 
 
 STYLES: Mapping[str, Callable[..., StyleTemplate]] = {
-    kind.usual_name: kind for kind in (NaturalTemplate, KeyValueTemplate, MarkdownTemplate, JsonTemplate, ListTemplate)
+    kind.default_name: kind
+    for kind in (NaturalTemplate, KeyValueTemplate, MarkdownTemplate, JsonTemplate, ListTemplate)
 }
-"""The styles by name."""
+"""Styles by name."""
 
 
 def _names(given: Sequence[str], option: str) -> tuple[str, ...]:

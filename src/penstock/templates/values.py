@@ -1,4 +1,4 @@
-"""Single values as plain Python, and as the text they have when no rule says otherwise."""
+"""Single values and Arrow arrays as plain values, and as text without a format."""
 
 from __future__ import annotations
 
@@ -14,44 +14,25 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = [
-    "TEXT",
-    "FineDuration",
-    "FineMoment",
-    "Unsayable",
-    "as_value",
-    "clean",
-    "distinct",
-    "duration_text",
-    "float_text",
-    "float_texts",
-    "is_text",
-    "join",
-    "join_parts",
-    "json_text",
-    "plain_text",
-    "python_values",
-    "whole",
-    "why_unsayable",
-]
+__all__ = ["TEXT", "FineDuration", "FineMoment", "as_value", "json_text", "plain_text"]
 
 
 _EXACT = 2**53
-"""Whole floats up to here are said as the integers they are: pandas makes floats of integers where it must."""
+"""Integral floats up to here are written as integers: pandas makes floats of integers with missing values."""
 
 _MIDNIGHT = time()
 
-_SAYABLE = ("arrow.bool8", "arrow.fixed_shape_tensor", "arrow.json")
-"""The extension types of Arrow whose values are plain ones; of any other what is stored need not be what is meant."""
+_PLAIN_EXTENSIONS = ("arrow.bool8", "arrow.fixed_shape_tensor", "arrow.json")
+"""Arrow extension types with plain values; the storage of others may mean something else."""
 
 
-class Unsayable(Exception):  # noqa: N818 - caught where the column and the row are known, never shown by itself
-    """A value that a rule has no text for; the message is the reason."""
+class NoText(Exception):  # noqa: N818 - caught where the column and the row are known
+    """Value without a text; the message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class FineMoment:
-    """A moment and the nanoseconds (1 to 999) that Python's own type has no room for."""
+    """Timestamp with nanoseconds (1 to 999), which Python's type lacks."""
 
     moment: datetime
     nanosecond: int
@@ -67,15 +48,15 @@ class FineMoment:
 
 @dataclass(frozen=True, slots=True)
 class FineDuration:
-    """A duration in nanoseconds."""
+    """Duration in nanoseconds."""
 
     nanoseconds: int
 
 
 def as_value(value: Any) -> Any:
-    """What a cell holds, as plain Python: NaN, NaT and pd.NA are None, NumPy's scalars Python's.
+    """Cell as a plain Python value: NaN, NaT and pd.NA are None, NumPy scalars are Python's.
 
-    A float narrower than 64 bits becomes the number that it is written as: 0.1, not 0.10000000149011612.
+    A float narrower than 64 bits becomes the number of its digits: 0.1, not 0.10000000149011612.
     """
     if value is None or isinstance(value, (str, int, list, tuple, dict)):  # bool too
         return value
@@ -84,7 +65,7 @@ def as_value(value: Any) -> Any:
     if isinstance(value, float):
         return None if math.isnan(value) else value
     if isinstance(value, Decimal):
-        return None if value.is_nan() else value or abs(value)  # Arrow has no -0 of these
+        return None if value.is_nan() else value or abs(value)  # Arrow has no decimal -0
     if isinstance(value, datetime) and hasattr(value, "to_pydatetime"):
         return _from_timestamp(value)
     if isinstance(value, timedelta) and hasattr(value, "to_pytimedelta"):
@@ -94,21 +75,21 @@ def as_value(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.tolist()
     if hasattr(value, "as_py"):  # a scalar of Arrow
-        if (reason := why_unsayable(getattr(value.type, "extension_name", ""))) is not None:
-            raise Unsayable(reason)
+        if (reason := why_no_text(getattr(value.type, "extension_name", ""))) is not None:
+            raise NoText(reason)
         return as_value(value.as_py())
     return value
 
 
-def why_unsayable(extension: str) -> str | None:
-    """Why values of an extension type of Arrow have no text, if they have none."""
-    if not extension or extension in _SAYABLE:
+def why_no_text(extension: str) -> str | None:
+    """Reason why values of an Arrow extension type have no text; None if they have."""
+    if not extension or extension in _PLAIN_EXTENSIONS:
         return None
-    return f"it holds {extension} values, which have no text; turn them into text, numbers or dates first"
+    return f"it has {extension} values, which have no text; convert them to text, numbers or dates"
 
 
 def plain_text(value: Any) -> str:
-    """A value without a rule: digits, the shortest form of a float, yes or no, ISO dates, JSON for what is nested."""
+    """Text of a value: digits, the shortest form of a float, yes or no, ISO dates, JSON for nested values."""
     if isinstance(value, str):
         return str(value)
     if isinstance(value, bool):
@@ -127,27 +108,25 @@ def plain_text(value: Any) -> str:
         return duration_text(value)
     if isinstance(value, (list, tuple, Mapping)):
         return json_text(value)
-    raise Unsayable(
-        f"{value!r:.80} is a {type(value).__name__}, which has no text; turn it into text or a number first"
-    )
+    raise NoText(f"{value!r:.80} is a {type(value).__name__}, which has no text; convert it to text or a number")
 
 
 def float_text(value: float) -> str:
-    """The shortest digits that read back as this float; whole ones have no point: 22, 7.25, 1e+300, inf."""
+    """Shortest digits of a float; integral ones have no point: 22, 7.25, 1e+300, inf."""
     if abs(value) <= _EXACT and value.is_integer():
         return str(int(value)) if value or math.copysign(1, value) > 0 else "-0"
     return repr(float(value))
 
 
 def whole(value: Any) -> Any:
-    """3 for 3.0, which pandas may have made of it; anything else as it is, -0.0 too."""
+    """3 for 3.0, which pandas may have made of it; anything else unchanged, also -0.0."""
     if isinstance(value, float) and abs(value) <= _EXACT and value.is_integer() and str(value) != "-0.0":
         return int(value)
     return value
 
 
 def duration_text(value: timedelta | FineDuration) -> str:
-    """`1 day, 2:03:04.5`, as Python writes it but without zeros at the end."""
+    """Duration as Python writes it, without trailing zeros: `1 day, 2:03:04.5`."""
     if isinstance(value, FineDuration):
         total = value.nanoseconds
     else:
@@ -161,7 +140,7 @@ def duration_text(value: timedelta | FineDuration) -> str:
 
 
 def json_text(value: Any) -> str:
-    """A value as JSON: letters as they are, infinity (which JSON lacks) as text, and what has no JSON type as text."""
+    """Value as JSON: Unicode unescaped; infinity and other values without a JSON type as text."""
     return json.dumps(_jsonable(value), ensure_ascii=False, allow_nan=False)
 
 
@@ -172,7 +151,7 @@ def _jsonable(value: Any) -> Any:
     if isinstance(value, float) and math.isfinite(value):
         return whole(value)
     if isinstance(value, Mapping):
-        # A column of structs has every key in every row, so a key without a value says nothing.
+        # A column of structs has every key in every row, so a null value is omitted.
         return {str(key): _jsonable(item) for key, item in value.items() if as_value(item) is not None}
     if isinstance(value, (list, tuple)):
         return [_jsonable(item) for item in value]
@@ -199,7 +178,7 @@ def _from_clock(value: np.datetime64 | np.timedelta64) -> Any:
     if isinstance(item, timedelta):
         return _duration(item, rest)
     if not isinstance(item, datetime):
-        raise Unsayable(f"{value} is outside the years 1 to 9999")
+        raise NoText(f"{value} is outside the years 1 to 9999")
     return FineMoment(item, rest) if rest else item
 
 
@@ -230,11 +209,11 @@ def _decimal_text(value: Decimal) -> str:
 
 
 TEXT = pa.large_string()
-"""Texts on the way: a slice of very long ones may pass the two gigabytes that `string` holds."""
+"""Type of intermediate texts: a slice of very long ones may exceed the two gigabytes of `string`."""
 
 _VIEWS = (pa.string_view(), pa.binary_view())
 _TEXTS = (pa.string(), pa.large_string(), pa.string_view())
-# Between these Arrow writes a float as Python does; beyond, they differ in when the exponent begins.
+# Between these Arrow writes a float as Python does; beyond, their exponents differ.
 _SMALL, _LARGE = 1e-4, 1e10
 
 
@@ -243,7 +222,7 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def join(*parts: Any, between: str = "", nulls: str = "emit_null") -> pa.Array:
-    """Texts put together row by row. A str is the same in every row; a null makes its row null, or nothing."""
+    """Texts joined row by row. A str is the same in every row; a null makes its row null, or is replaced."""
     pieces = [
         pa.scalar(part, TEXT) if isinstance(part, str) else part
         for part in parts
@@ -253,10 +232,10 @@ def join(*parts: Any, between: str = "", nulls: str = "emit_null") -> pa.Array:
 
 
 def join_parts(parts: Sequence[tuple[str, pa.Array, str]], between: str) -> pa.Array:
-    """What stands before, the values and what stands after of each part, without the parts whose value is null.
+    """Parts of prefix, values and suffix joined row by row, without the parts whose value is null.
 
-    A part that can be null is made by itself, with what is between it and the first part that is always there; all
-    others go straight into the result. Arrow could skip nulls by itself, but then leaves out rows of nothing else.
+    A part that can be null is joined with its separator first; the others go directly into the result. Arrow can skip
+    nulls itself, but then drops rows of nulls only.
     """
     anchor = next((number for number, (_, texts, _) in enumerate(parts) if not texts.null_count), -1)
     pieces: list[Any] = [""]
@@ -271,12 +250,12 @@ def join_parts(parts: Sequence[tuple[str, pa.Array, str]], between: str) -> pa.A
     joined = join(*pieces, nulls="replace")
     if anchor >= 0 or not between:
         return joined
-    # Which part comes first differs from row to row, so each of them began with what is between.
+    # The first part differs from row to row, so that each began with the separator.
     return pc.utf8_slice_codeunits(joined, len(between))
 
 
 def clean(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """A column in one piece: texts as `large_string`, floats as float64 with NaN as null, nothing encoded."""
+    """Column as one plain array: text as `large_string`, floats as float64 with NaN as null."""
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     decoded = [_decoded(chunk) for chunk in chunks or [pa.array([], column.type)]]
     array = decoded[0] if len(decoded) == 1 else pa.concat_arrays(decoded)
@@ -289,7 +268,7 @@ def clean(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def float_texts(values: pa.Array) -> pa.Array:
-    """What `float_text` says for each."""
+    """`float_text` of each value."""
     size = pc.abs(values)
     texts = pc.cast(values, TEXT)
     usual = pc.and_(pc.greater_equal(size, _SMALL), pc.less(size, _LARGE))
@@ -301,7 +280,7 @@ def float_texts(values: pa.Array) -> pa.Array:
 
 
 def distinct(values: pa.Array) -> tuple[pa.Array, pa.Array | None]:
-    """The different values and which of them each row has; nested values are left as they are, without codes."""
+    """Distinct values, and the code of each row; nested values are returned unchanged, without codes."""
     if pa.types.is_nested(values.type):
         return values, None
     encoded = values.dictionary_encode()
@@ -309,24 +288,24 @@ def distinct(values: pa.Array) -> tuple[pa.Array, pa.Array | None]:
 
 
 def python_values(values: pa.Array) -> list[Any]:
-    """Plain Python values, nanoseconds included."""
+    """Plain Python values, with nanoseconds."""
     kind = values.type
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
-        raise Unsayable(f"it holds bytes ({kind}); decode them to text, or leave the column out")
+        raise NoText(f"it has bytes ({kind}); decode them to text, or exclude the column")
     if (pa.types.is_timestamp(kind) or pa.types.is_duration(kind)) and kind.unit == "ns":
         return _fine(values)
     try:
         return list(values.to_pylist()) if not pa.types.is_nested(kind) else [as_value(v) for v in values.to_pylist()]
     except (ValueError, OverflowError, NotImplementedError) as error:  # such as the year 10000
-        raise Unsayable(f"Python has no value for some of its {kind} ({error})") from None
+        raise NoText(f"Python has no value for some of its {kind} ({error})") from None
 
 
 def _decoded(array: pa.Array) -> pa.Array:
-    """Nothing encoded, and texts as `large_string`: Arrow can do little with dictionaries and runs of views."""
+    """Array without encodings, and text as `large_string`, since few Arrow functions take dictionaries of views."""
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
-        if (reason := why_unsayable(kind.extension_name)) is not None:
-            raise Unsayable(reason)
+        if (reason := why_no_text(kind.extension_name)) is not None:
+            raise NoText(reason)
         return pc.cast(array.storage, pa.bool_()) if kind == pa.bool8() else _decoded(array.storage)
     if pa.types.is_dictionary(kind):
         if kind.value_type in _VIEWS:
@@ -341,7 +320,7 @@ def _decoded(array: pa.Array) -> pa.Array:
 
 
 def _wide(array: pa.Array) -> pa.Array:
-    """Narrow floats as the numbers they are written as, which is what they look like everywhere else."""
+    """Narrow floats as the float64 with the same digits."""
     if array.type == pa.float64():
         return array
     if array.type == pa.float32():

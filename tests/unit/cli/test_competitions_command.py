@@ -234,7 +234,7 @@ def test_a_plugin_that_exits_when_it_is_imported_is_listed_as_one(monkeypatch: p
     ("files", "message"),
     [
         ({"a.txt": "x"}, "train.csv"),
-        ({}, "there is nothing"),
+        ({}, "has nothing"),
         ({"train.csv": ""}, "empty"),
         ({"train.csv": "a,b\n"}, "header"),
         ({"train.csv": "a,b,c\n1,2,3\n", "test.csv": "a\n1\n"}, "'b'"),

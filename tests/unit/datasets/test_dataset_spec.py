@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.datasets import ColumnSpec, CompetitionMetadata, CompetitionType, DatasetSpec
+from penstock.datasets import ColumnSpec, CompetitionMetadata, CompetitionType, DataFiles, DatasetSpec
 from penstock.errors import ConfigError
 
 
@@ -32,9 +32,7 @@ def full_spec() -> DatasetSpec:
         group_column="ship",
         time_column="day",
         class_names=(1, 2, 3),
-        files={"train": "training.csv"},
-        delimiter=";",
-        encoding="latin-1",
+        files=DataFiles({"train": "training.csv"}, delimiter=";", encoding="latin-1"),
     )
 
 
@@ -213,7 +211,7 @@ def test_metadata_that_cannot_be_is_refused(options: dict[str, Any], problem: st
 )
 def test_fields_of_another_type_are_refused(options: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
-        DatasetSpec("a", "b", "binary", **options)  # type: ignore[arg-type]
+        DatasetSpec.from_dict({"competition_name": "a", "dataset_path": "b", "competition_type": "binary"} | options)
 
 
 def test_values_of_numpy_are_made_plain() -> None:

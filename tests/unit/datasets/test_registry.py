@@ -365,9 +365,9 @@ def test_a_class_of_penstock_is_taken_for_the_columns_it_knows(registry: Dataset
     assert own(registry, infer(known.dataset_path).spec)[0] == "penstock.datasets.titanic:TitanicDataset"
     table = "penstock.datasets.tabular:TabularDataset"
     words = dataclasses.replace(known, columns={**known.columns, "Sex": ColumnSpec(name="gender")})
-    assert own(registry, words) == (table, "TitanicDataset is not for it: the spec has its own words for 'Sex'")
+    assert own(registry, words) == (table, "TitanicDataset is not for it: the spec has its own format for 'Sex'")
     ignored = dataclasses.replace(known, columns={**known.columns, "Cabin": ColumnSpec(kind="ignore")})
-    assert own(registry, ignored) == (table, "TitanicDataset is not for it: the spec makes 'Cabin' no feature")
+    assert own(registry, ignored) == (table, "TitanicDataset is not for it: 'Cabin' is not a feature in the spec")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "train.csv").write_text("PassengerId,rooms,Survived\n1,2,0\n2,3,1\n")
     other = DatasetSpec("titanic", tmp_path / "mine", CompetitionType.BINARY_CLASSIFICATION, target_column="Survived")

@@ -10,6 +10,7 @@ from typing import Any
 import fsspec
 import pandas as pd
 import pyarrow as pa
+import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from house_prices_data import make_house_prices
 from penstock.datasets import DatasetSpec, make_titanic
+from penstock.datasets.column_types import typed_columns
 from penstock.datasets.tables import find_file, read_names, read_table, split_file
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.files.compression import open_output
@@ -210,6 +212,21 @@ def test_no_code_is_overlooked_wherever_it_stands(tmp_path: Path, before: str, z
     path = written(tmp_path, f"a{delimiter}b\n{before}{zero}{quote}\n2{delimiter}5\n")
     is_code = zero in ("007", "0x1F")
     assert pa.types.is_string(read_table(path).schema.field("b").type) == is_code
+
+
+NUMBERS = ["1", "-2", "+3", " 4", "5 ", "1.5", "1e5", "inf", "-inf", "1.", ".5", "-0", "1e999", "9" * 20, "1_0", "x"]
+TIMES = ["2020-01-02", "2020-01-02 ", "2020-01-02 03:04", "2020-01-02T03:04:05.1", "2020-01-02 03:04:05+02:00", "12:34"]
+
+
+@pytest.mark.parametrize("first", [*NUMBERS, *TIMES, "12:34:56", "25:61", "true", "False", "yes", " true"])
+def test_types_are_those_that_arrow_infers(first: str) -> None:
+    for second in [*NUMBERS, *TIMES, "true"]:
+        cells = pa.table({"a": [first, second]})
+        options = pcsv.ConvertOptions(true_values=["true", "True"], false_values=["false", "False"], null_values=[""])
+        data = pa.py_buffer(f'a\n"{first}"\n"{second}"\n'.encode())
+        expected = pcsv.read_csv(pa.BufferReader(data), convert_options=options)["a"]
+        found = typed_columns(cells, {"a": "numeric"}, {}, "a.csv", has_codes=False, decimal_commas=False)["a"]
+        assert (found.type, found.to_pylist()) == (expected.type, expected.to_pylist()), second
 
 
 @pytest.mark.parametrize("first", ["\n", "\r\n\r\n", "  \n", "sep=;\n", '"sep=;"\r\n\n', "\nSEP=;\n"])

@@ -60,7 +60,7 @@ def test_units_and_prefixes_surround_the_value() -> None:
 
 def test_booleans_and_dates_have_words_of_their_own() -> None:
     assert said([True, False, None]) == ["yes", "no", ""]
-    assert said([True, False], true_text="aboard", false_text="ashore") == ["aboard", "ashore"]
+    assert said([True, False], booleans=("aboard", "ashore")) == ["aboard", "ashore"]
     assert said([date(2020, 1, 2)], date_format="%d/%m/%Y") == ["02/01/2020"]
     assert said([datetime(2020, 1, 2, 3, 4), None]) == ["2020-01-02 03:04:00", ""]
     assert said([datetime(2020, 1, 2)]) == ["2020-01-02"]
@@ -88,7 +88,7 @@ def test_a_column_without_any_value_is_told_of_and_goes_by_its_rule(
     assert omitting.convert_batch(table) == ["The y is 1.", "The y is 2."]
     omitting.convert_batch(table)
     assert [record.getMessage() for record in caplog.records] == [
-        "template 'natural': column 'x' is missing in all 2 rows, so no text mentions it (its rule is missing='omit')"
+        "template 'natural': column 'x' is missing in all 2 rows, so every text omits it (missing='omit')"
     ]
     caplog.clear()
     saying = TabularTextConverter(columns={"x": ColumnFormat(missing="say")})
@@ -148,7 +148,7 @@ def test_json_has_numbers_where_the_rule_leaves_numbers_and_texts_elsewhere() ->
     assert said([5], style="json", unit="m") == ['"5 m"']
     assert said([1], style="json", categories={1: 'the "first"'}) == ['"the \\"first\\""']
     assert said([True], style="json") == ["true"]
-    assert said([True], style="json", true_text="on") == ['"on"']
+    assert said([True], style="json", booleans=("on", "off")) == ['"on"']
     assert said([math.inf, -math.inf, 1.0], style="json") == ['"inf"', '"-inf"', "1"]
     assert said([date(2020, 1, 2)], style="json") == ['"2020-01-02"']
 
@@ -156,7 +156,7 @@ def test_json_has_numbers_where_the_rule_leaves_numbers_and_texts_elsewhere() ->
 RULES = [
     ColumnFormat(decimals=1, unit="m", missing="say"),
     ColumnFormat(thousands=True, prefix="$"),
-    ColumnFormat(missing="say", missing_text="none", true_text="T", false_text=""),
+    ColumnFormat(missing="say", missing_text="none", booleans=("T", "")),
     ColumnFormat(categories={0: "zero", "a": "A", True: "T"}, unseen="keep"),
     ColumnFormat(categories={0: "zero"}, unseen="other", missing="say"),
     ColumnFormat(date_format="%Y.%m", unit="x"),

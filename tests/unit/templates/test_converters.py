@@ -31,7 +31,8 @@ from penstock.templates import (
     TabularTextConverter,
     TextTemplateEngine,
 )
-from penstock.templates.converters import hiding, make_style
+from penstock.templates.columns import hiding
+from penstock.templates.converters import make_style
 
 STYLES = ["natural", "key_value", "markdown", "json", "list"]
 
@@ -304,7 +305,7 @@ def test_large_tables_are_rendered_in_slices_without_a_seam() -> None:
 
 
 def test_texts_past_the_limit_of_one_arrow_array_are_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.templates.base_template._MOST_BYTES", 200)
+    monkeypatch.setattr("penstock.templates.base_template._MAX_BYTES", 200)
     table = pa.table({"x": ["a" * 50] * 9})
     texts = KeyValueTemplate().render(table)
     assert texts.num_chunks > 4

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.templates import ColumnFormat, FewShot, KeyValueTemplate, SentenceTemplate, TabularTextConverter, as_table
-from penstock.templates.converters import hiding
+from penstock.templates.columns import hiding
 
 SAY = SentenceTemplate("t", "value {x}")
 
