@@ -69,7 +69,7 @@ class Signals:
 
 
 @dataclass(slots=True)
-class Chunk:
+class SampleChunk:
     """Consecutive samples that travel together."""
 
     samples: Iterable[Any]
@@ -128,7 +128,7 @@ class SampleFeed:
     def start(self) -> Position:
         return 0, 0
 
-    def chunks(self, row: int, signals: Signals) -> Generator[Chunk]:
+    def chunks(self, row: int, signals: Signals) -> Generator[SampleChunk]:
         self._restart()
         fetch, items = self._open(row, signals)
         ahead = WorkAhead(
@@ -146,11 +146,11 @@ class SampleFeed:
             signals.failed = True  # or at the end, when no thread is at work
             ahead.close()
 
-    def _open(self, row: int, signals: Signals) -> tuple[Callable[[Any], Chunk], Iterator[Any]]:
+    def _open(self, row: int, signals: Signals) -> tuple[Callable[[Any], SampleChunk], Iterator[Any]]:
         """Function that fetches a chunk, and its arguments in order."""
         raise NotImplementedError
 
-    def _fetch(self, rows: range, get: Callable[[int], Any], signals: Signals, seconds: float | None = None) -> Chunk:
+    def _fetch(self, rows: range, get: Callable[[int], Any], signals: Signals, seconds: float | None = None) -> SampleChunk:
         """Samples of `rows`, up to the first that exceeds the memory of a chunk, or its time."""
         samples: list[Any] = []
         ends: list[int] = []
@@ -184,7 +184,7 @@ class SampleFeed:
             if samples:
                 size = nbytes / len(samples)
                 self._sample_bytes = max(size, 0.9 * self._sample_bytes + 0.1 * size, 1.0)
-        return Chunk(samples, nbytes, lambda count: (ends[count - 1], 0), range(row + 1, rows.stop), is_last)
+        return SampleChunk(samples, nbytes, lambda count: (ends[count - 1], 0), range(row + 1, rows.stop), is_last)
 
     def _sample(self, row: int, get: Callable[[int], Any]) -> Any:
         try:
@@ -265,7 +265,7 @@ class IndexedFeed(SampleFeed):
         super().__init__(dataset, config, budget)
         self._name = type(dataset).__name__
 
-    def _open(self, row: int, signals: Signals) -> tuple[Callable[[Any], Chunk], Iterator[Any]]:
+    def _open(self, row: int, signals: Signals) -> tuple[Callable[[Any], SampleChunk], Iterator[Any]]:
         return (lambda rows: self._fetch(rows, self._dataset.__getitem__, signals)), self._ranges(row)
 
     def _ranges(self, start: int) -> Iterator[range]:
@@ -300,14 +300,14 @@ class IterableFeed(SampleFeed):
     stage = "iterating"
     _opened = False
 
-    def _open(self, row: int, signals: Signals) -> tuple[Callable[[Any], Chunk], Iterator[Any]]:
+    def _open(self, row: int, signals: Signals) -> tuple[Callable[[Any], SampleChunk], Iterator[Any]]:
         if self._opened and isinstance(self._dataset, Iterator):
             raise ConfigError(f"the iterator {self._name} runs only once: give a function that makes it, or a list")
         self._opened = True
         iterator: Iterator[Any] | None = None
         next_row = row
 
-        def fetch(_: None) -> Chunk:
+        def fetch(_: None) -> SampleChunk:
             nonlocal iterator, next_row
             if iterator is None:
                 iterator = self._skipped_to(row, signals)
@@ -347,7 +347,7 @@ class PipelineFeed:
             self._first = self._state()
         return self._first, 0
 
-    def chunks(self, before: Any, signals: Signals) -> Generator[Chunk]:
+    def chunks(self, before: Any, signals: Signals) -> Generator[SampleChunk]:
         if before is not self._first:
             self._pipeline.load_state_dict(before)
         for batch in self._pipeline:
@@ -357,7 +357,7 @@ class PipelineFeed:
             def position(taken: int, before: Any = before, after: Any = after, count: int = count) -> Position:
                 return (before, taken) if taken < count else (after, 0)
 
-            yield Chunk(_rows(batch), batch.nbytes, position)
+            yield SampleChunk(_rows(batch), batch.nbytes, position)
             before = after
 
     def _state(self) -> Any:
@@ -431,7 +431,7 @@ class SampleRun:
                 self.position = chunk.position(number)
                 yield sample
 
-    def _next(self) -> Chunk | None:
+    def _next(self) -> SampleChunk | None:
         self.rate.wait()
         try:
             while not self._signals.chunks.acquire(timeout=_POLL_SECONDS):
@@ -503,7 +503,7 @@ class SampleRun:
         )
 
 
-def _read(chunks: Generator[Chunk], signals: Signals, budget: MemoryBudget) -> Generator[Chunk]:
+def _read(chunks: Generator[SampleChunk], signals: Signals, budget: MemoryBudget) -> Generator[SampleChunk]:
     """The chunks, charged to the budget while they wait or are looped over. Does not refer to the run."""
     sizes: deque[int] = deque(maxlen=1 + _READY_CHUNKS)
     try:
@@ -622,7 +622,7 @@ class RateLimit:
 
     @property
     def behind(self) -> bool | None:
-        """Whether the target is missed, lately or since the start; None without a target."""
+        """True if the target is missed, lately or since the start; None without a target."""
         if self.target is None:
             return None
         measured = self._recent() or self._so_far()

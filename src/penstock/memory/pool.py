@@ -322,7 +322,7 @@ class Ledger:
                 self._thread.start()
 
     def knows(self, tensor: Any) -> bool:
-        """Whether the tensor, or the memory that it is a view of, is charged already."""
+        """True if the tensor, or the memory that it is a view of, is charged already."""
         address = _address(tensor)
         with self._lock:
             held = list(self._held)

@@ -261,7 +261,7 @@ class SampleCollator:
 
     @property
     def _asks_lengths(self) -> bool:
-        """Whether the width of a batch depends on samples that this rank does not fetch."""
+        """True if the width of a batch depends on samples that this rank does not fetch."""
         return self.rank.world > 1 and not self.form.to_max_length and self.origin.has_tokens
 
     def _check_tokens(self, columns: SampleColumns) -> None:
@@ -345,11 +345,11 @@ class LabelCounts:
         self._told = False
 
     def counts_step(self, micro: MicroBatch) -> bool:
-        """Whether it has to be counted how many labels the other batches of its step have."""
+        """True if it has to be counted how many labels the other batches of its step have."""
         return self._is_part(micro) and (self._form.corruption is not None or self._origin.labels_by_token)
 
     def _is_part(self, micro: MicroBatch) -> bool:
-        """Whether its step has other batches, here or on other ranks."""
+        """True if its step has other batches, here or on other ranks."""
         return self._rank.world > 1 or micro.count > 1
 
     def by_token(self, step: Step, columns: SampleColumns, at: Ints) -> int:

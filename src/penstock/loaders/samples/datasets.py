@@ -59,7 +59,7 @@ class SampleDataset:
 
     @property
     def labels_by_token(self) -> bool:
-        """Whether a sample has a label for each of its tokens."""
+        """True if a sample has a label for each of its tokens."""
         columns = self.columns()
         return columns is not None and "labels" in columns.by_token
 
@@ -73,13 +73,13 @@ class SampleDataset:
 
     @property
     def has_tokens(self) -> bool:
-        """Whether samples have `input_ids`, and not only numbers of one shape."""
+        """True if samples have `input_ids`, and not only numbers of one shape."""
         columns = self.columns()
         return columns is not None and columns.ids is not None
 
     @property
     def one_by_one(self) -> bool:
-        """Whether samples are asked for one by one, as far as that was decided yet."""
+        """True if samples are asked for one by one, as far as that was decided yet."""
         return False
 
     def _no_lengths(self) -> ConfigError:

@@ -37,7 +37,7 @@ class Form:
     truncation: Literal["error", "right", "left"] = "error"
     """What of a row that is longer than `max_length` goes: nothing, its end, or its beginning."""
     to_max_length: bool = False
-    """Whether every row is padded to `max_length`, and not to the longest row."""
+    """True if every row is padded to `max_length`, and not to the longest row."""
     objective: Objective = None
     corruption: Corruption | None = None
 

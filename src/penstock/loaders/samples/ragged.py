@@ -107,7 +107,7 @@ class MemoryRows:
         return self._memory[place : place + int(self.lengths[row])]
 
     def all_ones(self) -> bool:
-        """Whether every number is 1; reads all of them."""
+        """True if every number is 1; reads all of them."""
         return all(bool((numbers == 1).all()) for numbers in self._pieces())
 
     def _pieces(self) -> list[npt.NDArray[Any]]:

@@ -91,7 +91,7 @@ class SampleSchema:
 
 
 def keeps_type(name: str) -> bool:
-    """Whether bytes and truth values stay such in batches: all but those of ids, labels and masks."""
+    """True if bytes and truth values stay such in batches: all but those of ids, labels and masks."""
     return name != "labels" and not name.endswith(("_ids", "_mask"))
 
 
@@ -135,7 +135,7 @@ def read_schema(
 
 
 def _are_by_token(others: Iterable[Any]) -> bool:
-    """Whether the first sample that has not one token and one label has as many labels as tokens."""
+    """True if the first sample that has not one token and one label has as many labels as tokens."""
     for row, sample in enumerate(others, 1):
         if not isinstance(sample, Mapping) or "input_ids" not in sample or "labels" not in sample:
             return False  # which the batch with it tells
