@@ -150,7 +150,9 @@ class SampleFeed:
         """Function that fetches a chunk, and its arguments in order."""
         raise NotImplementedError
 
-    def _fetch(self, rows: range, get: Callable[[int], Any], signals: Signals, seconds: float | None = None) -> SampleChunk:
+    def _fetch(
+        self, rows: range, get: Callable[[int], Any], signals: Signals, seconds: float | None = None
+    ) -> SampleChunk:
         """Samples of `rows`, up to the first that exceeds the memory of a chunk, or its time."""
         samples: list[Any] = []
         ends: list[int] = []
