@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from os import PathLike, fspath
 from types import TracebackType
@@ -20,12 +21,18 @@ __all__ = [
     "compact",
     "keep_freed",
     "memory_as",
+    "object_nbytes",
     "owned_nbytes",
     "place_of",
     "slice_batch",
     "split_batch",
     "stretches_of",
 ]
+
+_DEPTH = 5
+"""Deeper values are not examined: a value may contain itself."""
+_EXAMINED = 4
+"""Items examined at either end of a long list."""
 
 
 def slice_batch(batch: pa.RecordBatch, start: int, rows: int) -> pa.RecordBatch:
@@ -68,6 +75,21 @@ def owned_nbytes(batch: pa.RecordBatch) -> int:
         total += max(0, end - max(start, reached))
         reached = max(reached, end)
     return total
+
+
+def object_nbytes(value: Any, depth: int = 0) -> int:
+    """Bytes of a Python value and everything in it, estimated by a few items for long lists."""
+    own = max(sys.getsizeof(value), int(getattr(value, "nbytes", 0)))
+    if depth == _DEPTH:
+        return own
+    if isinstance(value, Mapping):
+        return own + sum(object_nbytes(item, depth + 1) for item in value.values())
+    if not isinstance(value, (list, tuple, set, frozenset)):
+        return own
+    items = value
+    if isinstance(value, (list, tuple)) and len(value) > 2 * _EXAMINED:
+        items = [*value[:_EXAMINED], *value[-_EXAMINED:]]
+    return own + sum(object_nbytes(item, depth + 1) for item in items) * len(value) // max(1, len(items))
 
 
 def compact(batch: pa.RecordBatch, *, min_used: float = 0.5) -> pa.RecordBatch:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, cast
@@ -18,7 +17,7 @@ from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.files.filesystems import local_or_none
 from penstock.loaders.samples.columns import EXAMINED_ROWS, SampleColumns, columns_of_samples, columns_of_table, some_of
 from penstock.loaders.samples.schema import Objective, SampleSchema, array_of, read_schema
-from penstock.memory import MemoryBudget, format_bytes
+from penstock.memory import MemoryBudget, format_bytes, object_nbytes
 from penstock.memory.cache import LRUCache
 from penstock.pipeline.prefetch import map_ahead
 from penstock.store import Store, open_store
@@ -225,7 +224,7 @@ class FetchedDataset(SampleDataset):
     def _kept(self, row: int) -> Any:
         if self._cache is None:
             return self._sample(row)
-        return self._cache.get_or_build(row, lambda: _plain(self._sample(row), row, self.schema), _size)
+        return self._cache.get_or_build(row, lambda: _plain(self._sample(row), row, self.schema), object_nbytes)
 
     def _sample(self, row: int) -> Any:
         try:
@@ -332,16 +331,6 @@ def _plain(sample: Any, row: int, schema: SampleSchema) -> Any:
         if name in kinds and kinds[name].role != "meta" and (array := array_of(name, value, row)) is not None:
             plain[name] = array
     return plain
-
-
-def _size(value: Any) -> int:
-    """Bytes of a value and everything in it."""
-    own = sys.getsizeof(value)
-    if isinstance(value, Mapping):
-        return own + sum(_size(name) + _size(entry) for name, entry in value.items())
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return own + sum(map(_size, value))
-    return max(own, int(getattr(value, "nbytes", 0)))
 
 
 def as_sample_dataset(
