@@ -272,7 +272,7 @@ class UnifiedMemoryManager:
 
 
 def _forget(ledger: Ledger, budget: MemoryBudget) -> None:
-    """End of a manager that nobody closed."""
+    """End of a manager that was not closed."""
     budget.hold("tensors", 0, by=(ledger, "foreign"))
     ledger.forget()
 

@@ -222,9 +222,9 @@ class SampleColumns:
     ids: MemoryRows | None = None
     """None: samples that have no tokens, only numbers of one shape."""
     by_token: Mapping[str, MemoryRows] = field(default_factory=dict)
-    """Of the same lengths as the ids."""
+    """Token-wise columns besides the ids, with the same lengths."""
     fixed: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
-    """Whole numbers as they were given (bytes and truth values only where batches have them), others as float32."""
+    """Integers as they are (uint8 and bool only where batches keep them), other numbers as float32."""
     metadata: Mapping[str, ListCells | ArrowCells] = field(default_factory=dict)
 
     @property
@@ -240,7 +240,7 @@ class SampleColumns:
 
     @cached_property
     def ignored(self) -> npt.NDArray[np.bool_] | None:
-        """Which samples have a label of their own that is not to be learned; None: none has."""
+        """Mask of the samples whose label is ignored; None if there are none."""
         labels = self.fixed.get("labels")
         if labels is None or labels.dtype.kind not in "iu":
             return None
@@ -248,7 +248,7 @@ class SampleColumns:
         return found if found.any() else None
 
     def identity(self, digest: Callable[[bytes], object]) -> None:
-        """PlanSource what tells these samples from others: how long they are, the ids of some, their numbers beside."""
+        """Feed the lengths, the ids of some samples and all numbers to a digest."""
         if self.ids is not None:
             digest(np.ascontiguousarray(self.ids.lengths).tobytes())
             for row in some_of(len(self.ids)).tolist():
@@ -259,7 +259,7 @@ class SampleColumns:
 
 
 def some_of(rows: int) -> npt.NDArray[np.int64]:
-    """A few rows, spread evenly, that stand for all."""
+    """A few rows, spread evenly."""
     return np.unique(np.linspace(0, max(rows - 1, 0), min(rows, 64)).astype(np.int64))
 
 
@@ -307,8 +307,8 @@ def columns_of_table(table: pa.Table, objective: Objective, keep: frozenset[str]
         return SampleColumns(0)
     first = {name: _first_cell(table.column(name)) for name in table.column_names}
     rows = min(table.num_rows, EXAMINED_ROWS + 1)
-    told = [name for name in ("input_ids", "labels") if name in table.column_names]
-    others = ({name: table.column(name)[row].as_py() for name in told} for row in range(1, rows))
+    names = [name for name in ("input_ids", "labels") if name in table.column_names]
+    others = ({name: table.column(name)[row].as_py() for name in names} for row in range(1, rows))
     schema = read_schema(first, objective, keep, others)
     for name in schema.kinds:
         _check_no_nulls(name, table.column(name), schema.kinds[name])
@@ -343,8 +343,8 @@ def _tokens(name: str, values: list[Any], ids: MemoryRows | None, number_of: Num
         for number, array in enumerate(arrays):
             if array.ndim != 1 or array.dtype.kind not in "iub":
                 raise DataError(
-                    f"{name} of row {number_of(number)} has shape {array.shape} and type {array.dtype}, and tokens are "
-                    "a list of whole numbers",
+                    f"{name} of row {number_of(number)} has shape {array.shape} and dtype {array.dtype}, expected a "
+                    "list of integers",
                     row=number_of(number),
                 )
     found = MemoryRows.of_arrays(arrays)
@@ -363,7 +363,7 @@ def _arrays(name: str, values: list[Any], number_of: NumberOf) -> list[npt.NDArr
         array = array_of(name, value, number_of(number))
         if array is None:
             raise DataError(
-                f"{name} of row {number_of(number)} are no numbers: {value!r:.80}; row 0 has numbers there",
+                f"{name} of row {number_of(number)} must be numbers, as in row 0, got {value!r:.80}",
                 row=number_of(number),
             )
         arrays.append(array)
@@ -374,7 +374,7 @@ def _numbers(name: str, values: list[Any], kind: FieldKind, number_of: NumberOf)
     if not kind.shape and set(map(type, values)) <= {int, float, bool, np.float32, np.float64, np.int64, np.int32}:
         stacked = np.asarray(values)
         if stacked.dtype.kind == "O":
-            raise DataError(f"{name} has whole numbers that no 64 bits hold")
+            raise DataError(f"{name} has integers that do not fit into 64 bits")
         return _checked_numbers(name, stacked, kind, number_of)
     arrays = _arrays(name, values, number_of)
     if set(map(np.shape, arrays)) - {kind.shape}:
@@ -391,7 +391,7 @@ def _numbers(name: str, values: list[Any], kind: FieldKind, number_of: NumberOf)
 
 
 def _without_plain_mask(by_token: dict[str, MemoryRows]) -> dict[str, MemoryRows]:
-    """Without a mask that is all ones, which is the one that is made anyway."""
+    """The columns without a mask of ones, which every batch gets anyway."""
     mask = by_token.get("attention_mask")
     if mask is not None and mask.all_ones():
         del by_token["attention_mask"]
@@ -399,7 +399,7 @@ def _without_plain_mask(by_token: dict[str, MemoryRows]) -> dict[str, MemoryRows
 
 
 def _checked_numbers(name: str, numbers: npt.NDArray[Any], kind: FieldKind, number_of: NumberOf) -> npt.NDArray[Any]:
-    """Numbers as the batch will have them: whole ones as they are or as bytes, others as float32."""
+    """Numbers in the dtype of the batch: integers as they are or narrow, others as float32."""
     real = numbers.dtype.kind == "f"
     if real and not kind.real:
         with np.errstate(invalid="ignore"):
@@ -413,7 +413,7 @@ def _checked_numbers(name: str, numbers: npt.NDArray[Any], kind: FieldKind, numb
             return numbers.astype(np.int8)
         return numbers.astype(np.int16) if numbers.dtype == np.uint8 and keeps_type(name) else numbers
     if name == "labels" and real:
-        _refuse(~np.isfinite(numbers), name, numbers, number_of, "a label to be learned; drop the row, or fill it in")
+        _refuse(~np.isfinite(numbers), name, numbers, number_of, "finite; drop the row, or fill in the label")
     with np.errstate(over="ignore"):
         narrow = numbers.astype(np.float32)
     if real and numbers.dtype.itemsize > narrow.dtype.itemsize:
@@ -425,14 +425,14 @@ def _narrowed(name: str, numbers: npt.NDArray[Any], dtype: np.dtype[Any], number
     if numbers.dtype == dtype:
         return numbers
     narrow = numbers.astype(dtype)
-    _refuse(narrow != numbers, name, numbers, number_of, f"{dtype}, as that of row 0 is; give every sample one type")
+    _refuse(narrow != numbers, name, numbers, number_of, f"{dtype}, as in row 0; give every sample the same type")
     return narrow
 
 
 def _not_whole(name: str) -> str:
     if name == "labels":
-        return "a whole number, as the label of row 0 and of every class is; pass objective='regression' for fractions"
-    return "a whole number, as that of row 0 is; give every sample the same type"
+        return "an integer, as in row 0; pass objective='regression' for fractions"
+    return "an integer, as in row 0; give every sample the same type"
 
 
 def _refuse(wrong: npt.NDArray[np.bool_], name: str, numbers: npt.NDArray[Any], number_of: NumberOf, why: str) -> None:
@@ -443,7 +443,7 @@ def _refuse(wrong: npt.NDArray[np.bool_], name: str, numbers: npt.NDArray[Any], 
 
 
 def _if_by_token(name: str, kind: FieldKind) -> str:
-    """What to do if values are by token, which nothing said."""
+    """Advice for values that may be token-wise."""
     if name == "labels":
         return "; for one label for each token, pass objective=None" if kind.by_row and len(kind.shape) == 1 else ""
     return "; rows of tokens are padded if they are called input_ids"
@@ -453,8 +453,8 @@ def _check_not_empty(ids: MemoryRows, number_of: NumberOf) -> None:
     if not ids.lengths.all():
         row = number_of(int(np.argmin(ids.lengths)))
         raise DataError(
-            f"input_ids of row {row} are empty: nothing in that row could be attended to, and a softmax over nothing "
-            "is NaN; drop such rows, or give them one token",
+            f"input_ids of row {row} are empty, and a softmax over no token is NaN; drop such rows, or give them one "
+            "token",
             row=row,
         )
 
@@ -464,8 +464,8 @@ def _check_lengths(name: str, found: MemoryRows, ids: MemoryRows, number_of: Num
     if len(different):
         row, at = number_of(int(different[0])), int(different[0])
         raise DataError(
-            f"{name} of row {row} has {found.lengths[at]} values and input_ids {ids.lengths[at]}; in row 0 both have "
-            "equally many, so that they are taken to be by token"
+            f"{name} of row {row} has {found.lengths[at]} values and input_ids {ids.lengths[at]}; in row 0 they have "
+            "the same number, so they are token-wise"
             + ("; pass objective='classification' if they are not" if name == "labels" else ""),
             row=row,
         )
@@ -480,13 +480,13 @@ def _first_cell(column: pa.ChunkedArray) -> Any:
     if isinstance(cell, list) and not cell and pa.types.is_floating(getattr(column.type, "value_type", pa.null())):
         return np.zeros(0, np.float32)
     if _leaf(column.type) == pa.uint8():
-        with suppress(TypeError, ValueError):  # of nulls, and of rows of different lengths, which are told later
+        with suppress(TypeError, ValueError):  # nulls and rows of different lengths are reported later
             return np.asarray(cell, np.uint8)
     return cell
 
 
 def _leaf(kind: pa.DataType) -> pa.DataType:
-    """What the numbers of a column are, in lists of lists too."""
+    """Type of the numbers of a column, in nested lists too."""
     while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         kind = kind.value_type
     return kind
@@ -505,11 +505,11 @@ def _check_no_nulls(name: str, column: pa.ChunkedArray, kind: FieldKind) -> None
 
 
 def _lists_of(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column of lists of whole numbers, or an error."""
+    """Column of lists of integers, or an error."""
     kind = column.type
     listed = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     if not listed or not (pa.types.is_integer(kind.value_type) or pa.types.is_boolean(kind.value_type)):
-        raise SchemaError(f"the column {name} is {kind}, and tokens are lists of whole numbers, such as list<int32>")
+        raise SchemaError(f"the column {name} is {kind}, expected lists of integers, such as list<int32>")
     return column
 
 

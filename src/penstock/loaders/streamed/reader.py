@@ -7,7 +7,7 @@
         position = step.position
     reader.to_state(position)
 
-The input is cut into blocks by file sizes alone. A fixed number of streams, whatever the number of ranks, share the
+The input is cut into blocks by file sizes alone. A fixed number of streams, on any number of ranks, share the
 blocks, which are assigned anew in every epoch. Each stream reads its blocks, shuffles rows in windows, tokenises and
 packs by itself, as a pure function of (seed, epoch, stream). Each slot of a global batch is always filled by the same
 streams, so a rank reads only what its slots need. Every row comes exactly once an epoch.
@@ -191,7 +191,7 @@ class StreamReader:
         return StreamPosition(position.epoch + 1, position.step)
 
     def steps_in(self, epoch: int) -> int:
-        """`steps_per_epoch`, if it is set; otherwise nobody has counted the steps of a stream."""
+        """`steps_per_epoch`, if it is set; otherwise the number of steps is unknown."""
         if self.options.steps_per_epoch is not None:
             return self.options.steps_per_epoch
         raise TypeError(
