@@ -21,6 +21,7 @@ from penstock.corpus.recipe import Recipe
 from penstock.distributed.ranks import Rank
 from penstock.distributed.synchronization import merge_states
 from penstock.errors import StalledError
+from penstock.loaders.sampling import Sampling
 from penstock.loaders.streamed.reader import StreamOptions, StreamPosition, StreamReader, StreamStep
 from penstock.transforms.tokenization import ByteTokenizer
 
@@ -51,10 +52,10 @@ def reader_of(folder: Path, rank: Rank | None = None, **options: Any) -> StreamR
     return StreamReader(
         Recipe(tokenizer=ByteTokenizer()),
         sorted(folder.glob("*.jsonl")),
+        Sampling(packing="concat", length=LENGTH),
         BatchForm(length=LENGTH, packed=True),
         global_batch=GLOBAL_BATCH,
         rank=rank,
-        length=LENGTH,
         seed=5,
         options=StreamOptions(**given),
     )

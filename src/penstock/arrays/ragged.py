@@ -48,7 +48,7 @@ class Ragged:
 
     @property
     def flat(self) -> npt.NDArray[Any]:
-        """Values of all rows, without values before the first and behind the last row."""
+        """Values of all rows, without values before the first and after the last row."""
         return self.values[self.offsets[0] : self.offsets[-1]]
 
     @classmethod

@@ -68,7 +68,7 @@ def from_utf8(text: Utf8, original: pa.Array) -> pa.Array:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether a type is Arrow's `string` or `large_string`."""
+    """True if a type is Arrow's `string` or `large_string`."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 

@@ -10,6 +10,7 @@ from penstock.loaders.memory import UnifiedMemoryManager as UnifiedMemoryManager
 from penstock.loaders.mixed import MixedDataLoader as MixedDataLoader
 from penstock.loaders.mlx_loader import MLXDataLoader as MLXDataLoader
 from penstock.loaders.mlx_loader import MLXLoaderConfig as MLXLoaderConfig
+from penstock.loaders.mlx_loader import SampleDataLoader as SampleDataLoader
 from penstock.loaders.preference import PreferenceDataLoader as PreferenceDataLoader
 from penstock.loaders.preferences.batch import PreferenceBatch as PreferenceBatch
 from penstock.loaders.pretrain import PretrainDataLoader as PretrainDataLoader

@@ -40,9 +40,9 @@ class MemoryConfig:
     pool_size_mb: int = 512
     """MiB for tensors in use and free memory kept for the next ones, together."""
     enable_pooling: bool = True
-    """Whether the memory of tensors that are gone is kept for the next ones."""
+    """True if the memory of tensors that are gone is kept for the next ones."""
     enable_unified_memory: bool = True
-    """Whether MLX arrays may be allocated, which lie in memory that CPU and GPU share. Without it a dtype of MLX is an
+    """True if MLX arrays may be allocated, which lie in memory that CPU and GPU share. Without it a dtype of MLX is an
     error, and one of no framework makes a NumPy array."""
     cache_size_mb: int | None = None
     """MiB for tensors cached by name; by default half of the pool."""
@@ -272,7 +272,7 @@ class UnifiedMemoryManager:
 
 
 def _forget(ledger: Ledger, budget: MemoryBudget) -> None:
-    """End of a manager that nobody closed."""
+    """End of a manager that was not closed."""
     budget.hold("tensors", 0, by=(ledger, "foreign"))
     ledger.forget()
 

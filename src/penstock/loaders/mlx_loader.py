@@ -1,4 +1,4 @@
-"""Samples of any dataset as batches of MLX arrays.
+"""Loader of the samples of any dataset, for MLX, NumPy, torch and JAX.
 
 config = MLXLoaderConfig(batch_size=32, shuffle=True, num_workers=4)
 for batch in MLXDataLoader(dataset, config):
@@ -23,9 +23,9 @@ from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
 from penstock.loaders.inputs import pad_id_of
 from penstock.loaders.profile import Profile
-from penstock.loaders.samples.datasets import Columnar, Listed, SampleDataset, as_sample_dataset
+from penstock.loaders.samples.datasets import ColumnarDataset, ListDataset, SampleDataset, as_sample_dataset
 from penstock.loaders.samples.engine import SampleEngine
-from penstock.loaders.samples.layout import Corruption, Form
+from penstock.loaders.samples.layout import Corruption, SampleLayout
 from penstock.loaders.samples.schema import Objective
 from penstock.loaders.sampling import LoaderSource
 from penstock.loaders.tuner import LoaderTuner, LoaderTuning, TunerSetting
@@ -35,11 +35,11 @@ from penstock.order.overlong import Fit
 from penstock.order.plan import Plan, PlanSource
 from penstock.order.sample_orders import Order, RowOrder
 
-__all__ = ["MLXDataLoader", "MLXLoaderConfig"]
+__all__ = ["MLXDataLoader", "MLXLoaderConfig", "SampleDataLoader"]
 
 Ints = npt.NDArray[np.int64]
 _BATCHES_AT_ONCE = 64
-"""Of columns, which are looked up for all of them together."""
+"""Batches of columns that are collated together."""
 _OBJECTIVES = ("classification", "regression", "masked_lm", None)
 _TRUNCATIONS = ("error", "right", "left")
 _PADDINGS = ("longest", "max_length")
@@ -58,59 +58,56 @@ _LEAST = {
 
 @dataclass(frozen=True, kw_only=True)
 class MLXLoaderConfig:
-    """How an `MLXDataLoader` makes batches.
+    """Options of an `MLXDataLoader`.
 
-    Which samples come when depends on `shuffle`, `seed`, `drop_last`, `bucket_by_length` and the sizes, and on nothing
-    else here.
+    The order of samples depends on `shuffle`, `seed`, `drop_last`, `bucket_by_length` and the sizes, and on no other
+    option.
     """
 
     batch_size: int = 32
-    """Samples of a batch of this rank."""
+    """Samples in a batch of this rank."""
     shuffle: bool = True
     num_workers: int = 4
-    """Threads that ask the dataset for samples, several at once; 0: the thread that wants the batch. Columns are read
-    without any: that takes less time than handing a batch from one thread to another."""
+    """Threads that fetch samples; 0: the calling thread. Columns are read without threads, which is faster."""
     prefetch_size: int = 4
-    """Batches that those threads make ahead, besides the one that each of them is at."""
+    """Batches that the threads make ahead, besides the one that each is working on."""
     use_unified_memory: bool = True
-    """MLX keeps arrays where CPU and GPU both find them, always; False changes nothing."""
+    """No effect: MLX arrays always lie in memory that CPU and GPU share."""
     pin_memory: bool = True
-    """Page-locked memory, where there is such a thing: with `backend="torch"` and an accelerator."""
+    """Page-locked memory, with `backend="torch"` and an accelerator."""
     drop_last: bool = False
-    """Whether samples that do not fill an optimizer step at the end of an epoch are left out."""
+    """Drop samples that do not fill an optimizer step at the end of an epoch."""
     seed: int = 0
     max_length: int | None = None
-    """The most tokens of a row."""
+    """Most tokens of a row."""
     truncation: Literal["error", "right", "left"] = "error"
-    """What becomes of longer rows: an error, or what is kept is their beginning (`right`) or their end (`left`)."""
+    """Longer rows are an error, or lose their end (`right`) or their beginning (`left`)."""
     padding: Literal["longest", "max_length"] = "longest"
-    """Rows are as long as the longest of the batch of all ranks, or all of them as `max_length`."""
+    """Pad to the longest row of the batch on all ranks, or to `max_length`."""
     pad_id: int | None = None
-    """By default that of the dataset's tokenizer, else 0."""
+    """By default the padding token of the dataset's tokenizer, else 0."""
     pad_to_multiple_of: int | None = None
     bucket_by_length: bool = False
-    """Rows of about one length together. Lengths are those of the columns, or `dataset.lengths`; where there are
-    neither, every sample is read once for them."""
+    """Batch rows of similar length. Without columns or `dataset.lengths`, every sample is read once for its length."""
     gradient_accumulation_steps: int = 1
-    """Batches to an optimizer step. `num_items_in_batch` is what all of them, on all ranks, divide their loss by."""
+    """Batches of an optimizer step. Their `num_items_in_batch` is the loss denominator of the step on all ranks."""
     objective: Objective = None
-    """`classification`: labels are whole numbers. `regression`: they are float32. `masked_lm`: made by `mlm`. None: as
-    the samples have them."""
+    """Labels: integers (`classification`), float32 (`regression`), made by `mlm` (`masked_lm`), or unchanged (None)."""
     mlm: Corruption | None = None
-    """A `MaskedLM`; by default one of the dataset's tokenizer."""
+    """A `MaskedLM`; by default one for the dataset's tokenizer."""
     rank: int | None = None
     world_size: int | None = None
     tune: Literal["auto"] | None = None
-    """`auto` finds workers, prefetch and how much is made at a time in the first seconds; see `loader.tuning`."""
+    """`auto` tunes workers, prefetch and chunk in the first seconds; see `loader.tuning`."""
     cache_mb: int = 0
-    """Samples that take long to make are kept, up to so many MiB. Not for a dataset that draws samples anew each time:
-    they would stay as they were first drawn."""
-    beside: Sequence[str] = ()
-    """Values of samples that go to `batch.metadata`, besides text, `id` and `metadata`, which always do."""
+    """MiB for a cache of fetched samples; it keeps the first that fit. Not for datasets with random augmentation: they
+    would repeat the first draw."""
+    metadata_fields: Sequence[str] = ()
+    """Fields of samples that go to `batch.metadata`, besides `text`, `id` and `metadata`, which always do."""
     backend: str = "mlx"
     """Or `numpy`, `torch`, `jax`."""
     budget: MemoryBudget | None = None
-    """What batches made ahead, columns made of lists and kept samples are charged to."""
+    """Budget for prefetched batches, columns of lists and cached samples."""
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -132,12 +129,12 @@ class MLXLoaderConfig:
             raise ConfigError(f"mlm is for objective='masked_lm', got objective={self.objective!r}")
         if self.mlm is not None and not callable(getattr(self.mlm, "corrupt", None)):
             raise ConfigError(f"mlm must be a MaskedLM, got {self.mlm!r}")
-        if isinstance(self.beside, str):
-            raise ConfigError(f"beside is a list of names, got the text {self.beside!r}; pass [{self.beside!r}]")
+        if isinstance(self.metadata_fields, str):
+            raise ConfigError(f"metadata_fields must be a list of names, got the string {self.metadata_fields!r}")
         self.options()
 
     def options(self) -> Options:
-        """What every loader is told."""
+        """Options that all loaders have."""
         return Options(
             batch_size=self.batch_size,
             rank=self.rank,
@@ -154,25 +151,26 @@ class MLXLoaderConfig:
 
 
 class MLXDataLoader(DataLoader):
-    """Batches of `mx.array` from any dataset with `__len__` and `__getitem__`.
+    """Batches of MLX, NumPy, torch or JAX arrays (`backend`) from any dataset with `__len__` and `__getitem__`.
+
+    `SampleDataLoader` is another name of it.
 
         loader = MLXDataLoader(dataset, MLXLoaderConfig(batch_size=32))
         loader = MLXDataLoader(dataset, batch_size=32, bucket_by_length=True)
         for batch in loader:
             batch["input_ids"], batch["attention_mask"], batch["labels"]
 
-    A sample is a mapping with `input_ids` and whatever else: lists, numbers, arrays of NumPy, MLX, torch or JAX. The
-    sample of row 0 says what the others are like. Text and what else is no number goes to `batch.metadata`, as lists;
-    so do the single values of a sample's `metadata`, each under its name. Samples without `input_ids` are numbers of
-    one shape each, which are stacked: `batch["x"]`.
-    Samples may come as columns too, which is many times faster: a dataset with `to_columns()` (and no `transform`), a
-    `pyarrow.Table`, a mapping of columns, a DataFrame, a Hugging Face dataset, a token store; a list of samples is made
-    into columns.
+    A sample is a mapping with `input_ids` and other fields: lists, numbers, arrays of NumPy, MLX, torch or JAX. The
+    sample of row 0 defines the schema. Text and other fields that are not numbers go to `batch.metadata`, as lists; so
+    do the scalar entries of a sample's `metadata`, each under its name. Samples without `input_ids` have numbers of one
+    shape, which are stacked: `batch["x"]`.
+    Columns are many times faster than samples: a dataset with `to_columns()` (and no `transform`), a `pyarrow.Table`, a
+    mapping of columns, a DataFrame, a Hugging Face dataset, a token store. A list of samples is converted to columns.
 
-    The order is a plan, as that of every loader: the same batches with any number of workers, resumed anywhere, also
-    within an optimizer step, and on any number of ranks as long as `batch_size` times `world_size` stays the same. A
-    step of the plan (`loader.step`, `seek`, `plan.skip` ...) is an optimizer step; `len` counts batches. What the
-    dataset itself draws at random is a matter of the dataset.
+    The order is a plan: the batches are the same with any number of workers, after a resume anywhere, also within an
+    optimizer step, and on any number of ranks with the same `batch_size` times `world_size`. A step of the plan
+    (`loader.step`, `seek`, `plan.skip` ...) is an optimizer step; `len` counts batches. Random draws of the dataset
+    itself are not part of the plan.
     """
 
     _engine: SampleEngine
@@ -180,24 +178,24 @@ class MLXDataLoader(DataLoader):
     def __init__(self, dataset: Any, config: MLXLoaderConfig | None = None, **overrides: Any) -> None:
         self.config = chosen = configured(MLXLoaderConfig, config, overrides)
         self.dataset = dataset
-        origin = as_sample_dataset(
+        samples = as_sample_dataset(
             dataset,
             chosen.objective,
-            keep=frozenset(chosen.beside),
+            keep=frozenset(chosen.metadata_fields),
             cache_bytes=chosen.cache_mb << 20,
             budget=chosen.budget,
         )
-        form, columnar = _form(dataset, chosen), isinstance(origin, (Columnar, Listed))
+        layout, columnar = _layout(dataset, chosen), isinstance(samples, (ColumnarDataset, ListDataset))
         # Samples have threads of their own. Columns take one if making a batch turns out to take long.
         options = replace(chosen.options(), prefetch=None if columnar and chosen.num_workers else 0)
         chunk = _BATCHES_AT_ONCE if columnar else 1
         setting = TunerSetting(chosen.num_workers, chosen.prefetch_size, chunk)
         tuner = _tuner(setting) if chosen.tune else None
         engine = SampleEngine(
-            origin,
-            _plan(origin, chosen, options, form),
+            samples,
+            _plan(samples, chosen, options, layout),
             options,
-            form,
+            layout,
             accumulation=chosen.gradient_accumulation_steps,
             setting=setting if tuner is None else tuner.setting,
             tuner=tuner,
@@ -211,43 +209,46 @@ class MLXDataLoader(DataLoader):
 
     @property
     def stocks(self) -> tuple[LoaderSource, ...]:
-        raise ConfigError("samples are one source that is no store of tokens; see loader.dataset and loader.plan")
+        raise ConfigError("a loader of samples has no token store; see loader.dataset and loader.plan")
 
     def edit(self, plan: Plan) -> None:
-        """Go on by an edited plan, as `loader.edit(loader.plan.ban([17]))`; what was delivered cannot change."""
+        """Continue with an edited plan, as in `loader.edit(loader.plan.ban([17]))`; delivered steps cannot change."""
         self._position = self._engine.edit(plan, self._position)
         self._edits += 1
 
     @property
     def micro_step(self) -> int:
-        """Which micro-batch of its optimizer step the next batch is."""
+        """Number of the next batch in its optimizer step."""
         return int(self._position.micro)
 
     @property
     def truncated(self) -> dict[str, int]:
-        """Rows that were cut to `max_length`, and the tokens that went, in the batches that were made so far."""
-        return dict(self._engine.maker.truncated)
+        """Rows that were truncated so far, and the tokens that they lost."""
+        return dict(self._engine.collator.truncated)
 
     @property
     def tuning(self) -> LoaderTuning:
-        """What `tune="auto"` has found so far; without it, what is used."""
+        """Result of `tune="auto"` so far; without it, the current setting."""
         tuner = self._engine.tuner
         return LoaderTuning(self._engine.setting, done=True) if tuner is None else tuner.result
 
     def _watch(self, profile: Profile | None) -> None:
-        self._engine.maker.stages = None if profile is None else profile.stages
+        self._engine.collator.stages = None if profile is None else profile.stages
 
     def _profile_facts(self) -> dict[str, Any]:
         return {
             "workers": self._engine.setting.workers,
-            "fetched": self._engine.origin.one_by_one,
+            "fetched": self._engine.dataset.one_by_one,
             "buckets": self.config.bucket_by_length,
             "tuned": self.config.tune is not None,
         }
 
 
-class _Rows:
-    """What an order has to know of rows that it does not look into: their number."""
+SampleDataLoader = MLXDataLoader
+
+
+class _RowCount:
+    """Table of rows whose lengths an order does not need."""
 
     def __init__(self, rows: int) -> None:
         self.rows = self.tokens = rows
@@ -260,44 +261,43 @@ class _Rows:
         return found, np.zeros(len(found), np.int64)
 
 
-class _Lengths(_Rows):
-    """The same, with their lengths, which are asked for when they are needed."""
+class _RowLengths(_RowCount):
+    """Table of rows whose lengths are read when an order needs them."""
 
-    def __init__(self, origin: SampleDataset) -> None:
-        super().__init__(origin.rows)
-        self._origin = origin
+    def __init__(self, dataset: SampleDataset) -> None:
+        super().__init__(dataset.rows)
+        self._dataset = dataset
 
     def lengths(self, rows: npt.ArrayLike, /) -> Ints:
-        return self._origin.lengths()[np.asarray(rows, np.int64)]
+        return self._dataset.lengths()[np.asarray(rows, np.int64)]
 
 
-def _plan(origin: SampleDataset, config: MLXLoaderConfig, options: Options, form: Form) -> Plan:
+def _plan(dataset: SampleDataset, config: MLXLoaderConfig, options: Options, layout: SampleLayout) -> Plan:
     size = config.batch_size * options.find_rank().world
     fit = Fit(config.max_length, config.truncation)
     order: Order
     if config.bucket_by_length:
-        order = BucketOrder(_Lengths(origin), fit, size=size, shuffle=config.shuffle, seed=config.seed)
+        order = BucketOrder(_RowLengths(dataset), fit, size=size, shuffle=config.shuffle, seed=config.seed)
     else:
-        order = RowOrder(_Rows(origin.rows), fit, shuffle=config.shuffle, seed=config.seed)
-    if not origin.rows:
-        raise ConfigError(f"{origin.name} is empty: there are no samples to make batches of")
-    feed = PlanSource("samples", order, origin.identity + _described(form.corruption))
+        order = RowOrder(_RowCount(dataset.rows), fit, shuffle=config.shuffle, seed=config.seed)
+    if not dataset.rows:
+        raise ConfigError(f"{dataset.name} is empty; pass a dataset with samples")
+    feed = PlanSource("samples", order, dataset.identity + _described(layout.corruption))
     return Plan((feed,), size * config.gradient_accumulation_steps, drop_last=config.drop_last)
 
 
-def _form(dataset: Any, config: MLXLoaderConfig) -> Form:
+def _layout(dataset: Any, config: MLXLoaderConfig) -> SampleLayout:
     tokenizer = getattr(dataset, "tokenizer", None)
     corruption = config.mlm
     if config.objective == "masked_lm" and corruption is None:
         if tokenizer is None:
             raise ConfigError(
-                "objective='masked_lm' needs to know which token is the mask; pass mlm=MaskedLM.of(tokenizer), or a "
-                "dataset with a tokenizer"
+                "objective='masked_lm' needs a mask token; pass mlm=MaskedLM.of(tokenizer), or a dataset with tokenizer"
             )
         from penstock.batching.masked_lm import MaskedLM
 
         corruption = MaskedLM.of(tokenizer, seed=config.seed)
-    return Form(
+    return SampleLayout(
         integer=get_backend(config.backend).integer,
         pad_id=_pad_id(tokenizer) if config.pad_id is None else config.pad_id,
         multiple=config.pad_to_multiple_of or 1,
@@ -310,7 +310,7 @@ def _form(dataset: Any, config: MLXLoaderConfig) -> Form:
 
 
 def _described(corruption: Corruption | None) -> str:
-    """What a corruption says of itself, in a few letters: with another one, batches are others too."""
+    """Hash of the description of a corruption, for the fingerprint of the plan."""
     describe = getattr(corruption, "describe", None)
     if corruption is None or not callable(describe):
         return ""

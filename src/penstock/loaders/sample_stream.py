@@ -10,7 +10,7 @@ import time
 import traceback
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,8 @@ import pyarrow as pa
 
 from penstock.batching.backends.allocators import evaluate
 from penstock.errors import ConfigError, DataError, PenstockError, ResumeError, StageError, StalledError, StoppedError
-from penstock.memory import MemoryBudget, format_bytes
+from penstock.loaders.rate_limit import RateLimit
+from penstock.memory import MemoryBudget, format_bytes, object_nbytes
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.pipeline import Pipeline
 from penstock.pipeline.prefetch import ReadAhead, WorkAhead
@@ -31,7 +32,7 @@ from penstock.types import to_rows
 if TYPE_CHECKING:
     from penstock.loaders.streaming import StreamingConfig
 
-__all__ = ["PipelineFeed", "RateLimit", "SampleFeed", "SampleRun", "approximate_nbytes", "open_feed"]
+__all__ = ["PipelineFeed", "SampleFeed", "SampleRun", "open_feed"]
 
 log = logging.getLogger("penstock.loaders.streaming")
 
@@ -69,7 +70,7 @@ class Signals:
 
 
 @dataclass(slots=True)
-class Chunk:
+class SampleChunk:
     """Consecutive samples that travel together."""
 
     samples: Iterable[Any]
@@ -128,7 +129,7 @@ class SampleFeed:
     def start(self) -> Position:
         return 0, 0
 
-    def chunks(self, row: int, signals: Signals) -> Generator[Chunk]:
+    def chunks(self, row: int, signals: Signals) -> Generator[SampleChunk]:
         self._restart()
         fetch, items = self._open(row, signals)
         ahead = WorkAhead(
@@ -146,11 +147,13 @@ class SampleFeed:
             signals.failed = True  # or at the end, when no thread is at work
             ahead.close()
 
-    def _open(self, row: int, signals: Signals) -> tuple[Callable[[Any], Chunk], Iterator[Any]]:
+    def _open(self, row: int, signals: Signals) -> tuple[Callable[[Any], SampleChunk], Iterator[Any]]:
         """Function that fetches a chunk, and its arguments in order."""
         raise NotImplementedError
 
-    def _fetch(self, rows: range, get: Callable[[int], Any], signals: Signals, seconds: float | None = None) -> Chunk:
+    def _fetch(
+        self, rows: range, get: Callable[[int], Any], signals: Signals, seconds: float | None = None
+    ) -> SampleChunk:
         """Samples of `rows`, up to the first that exceeds the memory of a chunk, or its time."""
         samples: list[Any] = []
         ends: list[int] = []
@@ -173,7 +176,7 @@ class SampleFeed:
                     now = time.monotonic()
                 samples.append(sample)
                 ends.append(row + 1)
-                nbytes += approximate_nbytes(sample)
+                nbytes += object_nbytes(sample)
                 if nbytes > self._chunk_bytes or (seconds is not None and now - begun > seconds):
                     break
         finally:
@@ -184,7 +187,7 @@ class SampleFeed:
             if samples:
                 size = nbytes / len(samples)
                 self._sample_bytes = max(size, 0.9 * self._sample_bytes + 0.1 * size, 1.0)
-        return Chunk(samples, nbytes, lambda count: (ends[count - 1], 0), range(row + 1, rows.stop), is_last)
+        return SampleChunk(samples, nbytes, lambda count: (ends[count - 1], 0), range(row + 1, rows.stop), is_last)
 
     def _sample(self, row: int, get: Callable[[int], Any]) -> Any:
         try:
@@ -265,7 +268,7 @@ class IndexedFeed(SampleFeed):
         super().__init__(dataset, config, budget)
         self._name = type(dataset).__name__
 
-    def _open(self, row: int, signals: Signals) -> tuple[Callable[[Any], Chunk], Iterator[Any]]:
+    def _open(self, row: int, signals: Signals) -> tuple[Callable[[Any], SampleChunk], Iterator[Any]]:
         return (lambda rows: self._fetch(rows, self._dataset.__getitem__, signals)), self._ranges(row)
 
     def _ranges(self, start: int) -> Iterator[range]:
@@ -300,14 +303,14 @@ class IterableFeed(SampleFeed):
     stage = "iterating"
     _opened = False
 
-    def _open(self, row: int, signals: Signals) -> tuple[Callable[[Any], Chunk], Iterator[Any]]:
+    def _open(self, row: int, signals: Signals) -> tuple[Callable[[Any], SampleChunk], Iterator[Any]]:
         if self._opened and isinstance(self._dataset, Iterator):
             raise ConfigError(f"the iterator {self._name} runs only once: give a function that makes it, or a list")
         self._opened = True
         iterator: Iterator[Any] | None = None
         next_row = row
 
-        def fetch(_: None) -> Chunk:
+        def fetch(_: None) -> SampleChunk:
             nonlocal iterator, next_row
             if iterator is None:
                 iterator = self._skipped_to(row, signals)
@@ -347,7 +350,7 @@ class PipelineFeed:
             self._first = self._state()
         return self._first, 0
 
-    def chunks(self, before: Any, signals: Signals) -> Generator[Chunk]:
+    def chunks(self, before: Any, signals: Signals) -> Generator[SampleChunk]:
         if before is not self._first:
             self._pipeline.load_state_dict(before)
         for batch in self._pipeline:
@@ -357,7 +360,7 @@ class PipelineFeed:
             def position(taken: int, before: Any = before, after: Any = after, count: int = count) -> Position:
                 return (before, taken) if taken < count else (after, 0)
 
-            yield Chunk(_rows(batch), batch.nbytes, position)
+            yield SampleChunk(_rows(batch), batch.nbytes, position)
             before = after
 
     def _state(self) -> Any:
@@ -431,7 +434,7 @@ class SampleRun:
                 self.position = chunk.position(number)
                 yield sample
 
-    def _next(self) -> Chunk | None:
+    def _next(self) -> SampleChunk | None:
         self.rate.wait()
         try:
             while not self._signals.chunks.acquire(timeout=_POLL_SECONDS):
@@ -503,7 +506,7 @@ class SampleRun:
         )
 
 
-def _read(chunks: Generator[Chunk], signals: Signals, budget: MemoryBudget) -> Generator[Chunk]:
+def _read(chunks: Generator[SampleChunk], signals: Signals, budget: MemoryBudget) -> Generator[SampleChunk]:
     """The chunks, charged to the budget while they wait or are looped over. Does not refer to the run."""
     sizes: deque[int] = deque(maxlen=1 + _READY_CHUNKS)
     try:
@@ -523,163 +526,3 @@ def _read(chunks: Generator[Chunk], signals: Signals, budget: MemoryBudget) -> G
 def _end(signals: Signals, budget: MemoryBudget) -> None:
     signals.stop.set()
     budget.hold("samples", 0, by=signals)
-
-
-class RateLimit:
-    """Clock of a loop: delays samples that are faster than `target` a second, and measures the throughput.
-
-    It measures the whole run and the last window of a second or more. `on_behind` is called once, after the first
-    window with less than 95 % of the target. The looping thread calls the methods; any thread may read the figures.
-    """
-
-    _SHORTEST_SLEEP = 0.002
-    """Shorter sleeps are imprecise: at high rates samples come a few at a time."""
-    _CREDIT_SECONDS = 1.0
-    """Most that is caught up on at full speed after a pause."""
-    _WINDOW_SECONDS = 1.0
-    _ENOUGH = 0.95
-
-    def __init__(
-        self,
-        target: float | None,
-        clock: Callable[[], float],
-        sleep: Callable[[float], object],
-        on_behind: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.target, self._clock, self._sleep, self._on_behind = target, clock, sleep, on_behind
-        self.samples, self.paced = 0, 0.0
-        self._reported = self._begun = False
-        self._start = self._due = clock()
-        self._end: float | None = None
-        self._wait: tuple[float, float | None] = (0.0, None)
-        """Seconds of the waits that are over, and the start of the current one."""
-        self._window = (self._start, 0, 0.0)
-        """Start of the window, and the samples and seconds waited before it."""
-        self._last: tuple[float, float] | None = None
-        """Samples a second, and share of the time spent waiting, of the last window."""
-
-    def begin(self) -> None:
-        """Start of the loop: time before it is not slowness."""
-        self._begun, self._window = True, (self._clock(), self.samples, self.waited)
-
-    def wait(self) -> None:
-        """The loop waits for data until `arrived`."""
-        self._wait = (self._wait[0], self._clock())
-
-    def arrived(self) -> None:
-        self._wait = (self.waited, None)
-
-    def step(self) -> None:
-        """Called before each sample: returns when the sample is due."""
-        now = self._clock()
-        if self.target is not None:
-            if self._due - now >= self._SHORTEST_SLEEP:
-                self._sleep(self._due - now)
-                before, now = now, self._clock()
-                self.paced += now - before
-            self._due = max(self._due, now - self._CREDIT_SECONDS) + 1 / self.target
-        if now - self._window[0] >= self._WINDOW_SECONDS:
-            self.look()
-        self.samples += 1
-
-    def look(self) -> None:
-        """Close the window if it is long enough, and report a missed target. Called while waiting, too."""
-        now = self._clock()
-        if now - self._window[0] < self._WINDOW_SECONDS:
-            return
-        self._last = self._measure(now)
-        self._window = (now, self.samples, self.waited)
-        if self.behind and not self._reported:
-            self._reported = True
-            self._on_behind()
-
-    def end(self) -> None:
-        """Stop the clock; idempotent."""
-        if self._end is None:
-            self.arrived()
-            self._end = self._clock()
-
-    @property
-    def waited(self) -> float:
-        """Seconds spent waiting for data."""
-        seconds, since = self._wait
-        return seconds if since is None else seconds + self._now() - since
-
-    @property
-    def seconds(self) -> float:
-        return self._now() - self._start
-
-    @property
-    def overall(self) -> float:
-        """Samples a second since the start."""
-        return self.samples / self.seconds if self.seconds > 0 else 0.0
-
-    @property
-    def recent(self) -> float | None:
-        """Samples a second of the last window; None before there is one."""
-        recent = self._recent()
-        return None if recent is None else recent[0]
-
-    @property
-    def behind(self) -> bool | None:
-        """Whether the target is missed, lately or since the start; None without a target."""
-        if self.target is None:
-            return None
-        measured = self._recent() or self._so_far()
-        return measured is not None and measured[0] < self._ENOUGH * self.target
-
-    @property
-    def wait_share(self) -> float:
-        """Share of the time that the loop waited for data, over the same time as `behind`."""
-        measured = self._recent() or self._so_far()
-        return 0.0 if measured is None else measured[1]
-
-    def _now(self) -> float:
-        return self._clock() if self._end is None else self._end
-
-    def _recent(self) -> tuple[float, float] | None:
-        now = self._now()
-        return self._measure(now) if self._begun and now - self._window[0] >= self._WINDOW_SECONDS else self._last
-
-    def _so_far(self) -> tuple[float, float] | None:
-        """The window that is shorter than a second, once it has samples."""
-        now = self._now()
-        return self._measure(now) if self.samples and now > self._window[0] else None
-
-    def _measure(self, now: float) -> tuple[float, float]:
-        since, samples, waited = self._window
-        return (self.samples - samples) / (now - since), (self.waited - waited) / (now - since)
-
-
-_SMALL = 8
-_SIMPLE = frozenset((int, float, bool, type(None)))
-_EXAMINED = 4
-"""Items examined at either end of a long list."""
-_DEPTH = 4
-"""Deeper values are not examined: a value may contain itself."""
-
-
-def approximate_nbytes(value: Any, depth: int = 0) -> int:
-    """Size of a sample: exact for arrays, texts and bytes, estimated by a few items for long lists."""
-    kind = type(value)
-    if kind in _SIMPLE or depth > _DEPTH:
-        return _SMALL
-    if kind is str or kind is bytes:
-        return len(value)
-    if kind is dict:
-        return sum(approximate_nbytes(each, depth + 1) for each in value.values())
-    if kind is list or kind is tuple:
-        return _items_nbytes(value, depth + 1)
-    known = getattr(value, "nbytes", None)
-    if known is not None:
-        return int(known)
-    return approximate_nbytes(dict(value), depth) if isinstance(value, Mapping) else _SMALL
-
-
-def _items_nbytes(items: Sequence[Any], depth: int) -> int:
-    if len(items) <= 2 * _EXAMINED:
-        return sum(approximate_nbytes(each, depth) for each in items)
-    if type(items[0]) in _SIMPLE and type(items[-1]) in _SIMPLE:
-        return _SMALL * len(items)
-    examined = [*items[:_EXAMINED], *items[-_EXAMINED:]]
-    return sum(approximate_nbytes(each, depth) for each in examined) * len(items) // len(examined)

@@ -103,7 +103,7 @@ class StreamingPipeline:
 
     @property
     def running(self) -> bool:
-        """Whether its threads are running."""
+        """True if its threads are running."""
         return self._run is not None
 
     def start(self) -> Self:

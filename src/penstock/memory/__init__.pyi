@@ -17,6 +17,7 @@ from penstock.memory.pressure import suggest_limit as suggest_limit
 from penstock.memory.views import MappedFile as MappedFile
 from penstock.memory.views import batch_nbytes as batch_nbytes
 from penstock.memory.views import compact as compact
+from penstock.memory.views import object_nbytes as object_nbytes
 from penstock.memory.views import owned_nbytes as owned_nbytes
 from penstock.memory.views import slice_batch as slice_batch
 from penstock.memory.views import split_batch as split_batch

@@ -1,4 +1,4 @@
-"""One byte budget for everything in flight: a stage that cannot reserve waits, and that is the backpressure."""
+"""Byte budget for everything in flight: a stage waits until it can reserve memory, which is the backpressure."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 
 
 class MemoryBudget:
-    """A limit in bytes shared by any number of owners and threads.
+    """Limit in bytes, shared by any number of owners and threads.
 
     Two kinds of charge. A *reservation* waits for room, first come first served. A *standing* charge (`hold`) is for
     bytes that exist already, such as a sink's buffer: it never waits, and leaves less room for the reservations.
-    A stream with no reservation of its own is admitted whatever the size, so one oversized item, standing charges that
-    fill the budget, or another stream that holds all of it, slow a stream down to one item at a time but never stop it.
-    Reservations are of one stream, unless `by` says whose they are.
+    A stream without a reservation is always admitted. So one oversized item, standing charges that fill the budget, or
+    another stream that holds all of it slow a stream down to one item at a time, but never stop it. `by` names the
+    stream of a reservation; without it all are of one stream.
 
         budget = MemoryBudget("256 MiB")
         with budget.reserve(1 << 20, owner="read", timeout=30):
@@ -49,17 +49,17 @@ class MemoryBudget:
 
     @classmethod
     def of(cls, limit: int | str) -> Self:
-        """`MemoryBudget.of("4 GiB")`: reads well where a budget is an argument."""
+        """Same as the constructor: `MemoryBudget.of("4 GiB")`."""
         return cls(limit)
 
     @property
     def capacity(self) -> int:
-        """The limit that was asked for."""
+        """Limit given to the constructor."""
         return self._capacity
 
     @property
     def limit(self) -> int:
-        """The limit in force: the capacity, or less while the machine is short of memory."""
+        """Current limit: the capacity, or less while the machine is short of memory."""
         return self._limit
 
     @property
@@ -68,11 +68,11 @@ class MemoryBudget:
 
     @property
     def peak(self) -> int:
-        """The most that was charged at once, since the beginning or `restart_peak`."""
+        """Most bytes charged at once, since the beginning or `restart_peak`."""
         return self._peak
 
     def restart_peak(self) -> None:
-        """Measure the peak anew from here."""
+        """Start to measure the peak again."""
         with self._changed:
             self._peak = self._used
 
@@ -81,7 +81,7 @@ class MemoryBudget:
         return max(0, self._limit - self._used)
 
     def by_owner(self) -> dict[str, int]:
-        """Bytes charged now, for each owner that has any."""
+        """Bytes charged now, by owner."""
         with self._changed:
             return self._charges()
 
@@ -146,13 +146,13 @@ class MemoryBudget:
             self._changed.notify_all()
 
     def shrink_to(self, limit: int) -> None:
-        """Lower (or raise, never above the capacity) the limit in force. What is held already stays held."""
+        """Lower (or raise, up to the capacity) the current limit. Existing charges stay."""
         with self._changed:
             self._limit = max(1, min(limit, self._capacity))
             self._changed.notify_all()
 
     def _is_next(self, ticket: tuple[object, object]) -> bool:
-        """First come, first served; but a stream with nothing in flight does not queue behind the others."""
+        """First come, first served; but a stream with nothing in flight does not wait for other streams."""
         if ticket[1] in self._held:
             return self._queue[0] is ticket
         return next(one for one in self._queue if one[1] is ticket[1]) is ticket
@@ -204,7 +204,7 @@ class MemoryBudget:
         listing = ", ".join(f"{holder or '?'} {format_bytes(charged)}" for holder, charged in held)
         return (
             f"{owner or 'a reservation'} waited {timeout:g} s for {format_bytes(nbytes)} of a budget of "
-            f"{format_bytes(self._limit)}; held by: {listing or 'nobody'}; "
+            f"{format_bytes(self._limit)}; held by: {listing or 'no owner'}; "
             "raise the budget or find who does not release"
         )
 
@@ -222,7 +222,7 @@ class Reservation:
         self.owner, self.nbytes = owner, nbytes
 
     def resize(self, nbytes: int) -> None:
-        """Follow the real size. Growing never waits: the bytes exist already, and refusing them helps nobody."""
+        """Set the real size. Growing never waits, because the bytes exist already."""
         _check_amount(nbytes)
         self._budget._change(self, nbytes)
 
@@ -248,7 +248,7 @@ def parse_bytes(size: int | str) -> int:
 
 
 def format_bytes(nbytes: float) -> str:
-    """`1.5 MiB`: short, for people."""
+    """Bytes as text, such as `1.5 MiB`."""
     size = float(nbytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:

@@ -142,7 +142,7 @@ class LRUCache(Generic[V]):
         return len(self._items)
 
     def __contains__(self, key: object) -> bool:
-        """Whether there is a value; does not count as a use."""
+        """True if there is a value; does not count as a use."""
         return key in self._items
 
     def __repr__(self) -> str:

@@ -26,20 +26,20 @@ _SMALLEST = 4096
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
-    """What a pool did so far, and what it holds now. `acquired == reused + allocated`, always."""
+    """Counters and sizes of a pool; `acquired == reused + allocated`."""
 
     acquired: int
     reused: int
     allocated: int
     returned: int
     dropped: int
-    """Buffers given back to the system: no room for them, trimmed, or the pool was closed."""
+    """Buffers returned to the system: for lack of room, by `trim`, or after `close`."""
     free_bytes: int
     in_use_bytes: int
 
 
 class BufferPool:
-    """Hands out aligned buffers and takes each back when the last view of it is gone.
+    """Pool of aligned buffers; each comes back when the last view of it is gone.
 
     Free buffers are kept up to `max_bytes`, the least recently used sizes leaving first, and are charged to the
     `budget` as a standing charge of `owner` (two pools on one budget need two owners); buffers in use are for their
@@ -77,11 +77,11 @@ class BufferPool:
 
     @property
     def max_bytes(self) -> int:
-        """The most that is kept for later."""
+        """Most bytes of free buffers."""
         return self._max_bytes
 
     def acquire(self, nbytes: int) -> PooledBuffer:
-        """A buffer of at least `nbytes`, with whatever it held before still in it."""
+        """A buffer of at least `nbytes`, with arbitrary content."""
         if nbytes < 0:
             raise ValueError(f"a number of bytes cannot be negative, got {nbytes}")
         capacity = size_class(nbytes)
@@ -113,7 +113,7 @@ class BufferPool:
                 self._settle()
         finally:
             self._file_returned()
-        # Arrow's allocator holds on to freed pages until it is told not to.
+        # Arrow's allocator keeps freed pages otherwise.
         pa.default_memory_pool().release_unused()
         return freed
 
@@ -239,9 +239,9 @@ class PooledBuffer:
         self._pool = pool
         self._lease: npt.NDArray[np.uint8] | None = lease
         self.nbytes: int = nbytes
-        """What was asked for."""
+        """Bytes requested."""
         self.capacity: int = lease.nbytes
-        """What there is: the size class."""
+        """Bytes of the size class."""
 
     def array(self, dtype: npt.DTypeLike = np.uint8, shape: int | tuple[int, ...] | None = None) -> npt.NDArray[Any]:
         """The memory as a writable array: all `nbytes` of it, or as much as `shape` takes of the capacity."""
@@ -322,7 +322,7 @@ class Ledger:
                 self._thread.start()
 
     def knows(self, tensor: Any) -> bool:
-        """Whether the tensor, or the memory that it is a view of, is charged already."""
+        """True if the tensor, or the memory that it is a view of, is charged already."""
         address = _address(tensor)
         with self._lock:
             held = list(self._held)

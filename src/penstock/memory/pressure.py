@@ -1,4 +1,4 @@
-"""When the machine or the container runs short of memory: lower the budget, and give it back when that has passed."""
+"""Memory pressure of the machine or container: lowers the limit of a budget, and restores it afterwards."""
 
 from __future__ import annotations
 
@@ -40,23 +40,23 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class MemoryReading:
-    """How short of memory we are; None where it is not known."""
+    """Reading of the memory pressure; None for values that are unknown."""
 
     used_fraction: float | None = None
-    """Used, of the limit that is nearest to being reached. Cached files do not count: they give way."""
+    """Used share of the tightest limit, without cached files, which the system can drop."""
     psi_some: float | None = None
     """Percent of the last 10 seconds in which some task waited for memory."""
     psi_full: float | None = None
-    """Percent of the last 10 seconds in which all of them did, and nothing else got done."""
+    """Percent of the last 10 seconds in which all tasks waited for memory."""
     limit_bytes: int | None = None
-    """The limit that `used_fraction` is of."""
+    """Limit of `used_fraction`."""
     source: str = "unknown"
-    """Whose limit it is: `system`, or the path of a cgroup."""
+    """Owner of the limit: `system`, or the path of a cgroup."""
 
 
 @dataclass(frozen=True, slots=True)
 class PressureEvent:
-    """One change of the budget's limit, and the reading that led to it."""
+    """Change of a budget's limit, and the reading that caused it."""
 
     before: int
     after: int
@@ -97,15 +97,15 @@ class MemoryPressureHandler:
         self._direction = "steady"
         self._events: deque[PressureEvent] = deque(maxlen=100)
         self.shrunk = 0
-        """How often the limit was lowered."""
+        """Number of times the limit was lowered."""
         self.restored = 0
-        """How often some of it was given back."""
+        """Number of times the limit was raised again."""
         self.lowest_limit = budget.limit
-        """The lowest limit so far."""
+        """Lowest limit so far."""
         self.reading = MemoryReading()
-        """What was seen last."""
+        """Last reading."""
         self.under_pressure = False
-        """Whether memory was short when last looked at."""
+        """True if memory was short at the last reading."""
 
     @property
     def events(self) -> tuple[PressureEvent, ...]:
@@ -113,7 +113,7 @@ class MemoryPressureHandler:
         return tuple(self._events)
 
     def check(self) -> bool:
-        """Look once, and adapt the budget; True if its limit changed."""
+        """Read the pressure once and adapt the budget; True if its limit changed."""
         now = time.monotonic()
         if now < self._next_look:
             return False
@@ -128,7 +128,7 @@ class MemoryPressureHandler:
         return self._is_calm(self.reading) and self._restore()
 
     def restore(self) -> None:
-        """Give all of it back at once, for when the run is over and the budget outlives it."""
+        """Restore the full limit, at the end of a run."""
         self._budget.shrink_to(self._budget.capacity)
         self._direction = "steady"
 
@@ -177,7 +177,7 @@ class MemoryPressureHandler:
 
 
 def read_memory(*, proc: Path = _PROC, cgroup: Path = _CGROUP) -> MemoryReading:
-    """The machine and the control groups of this process, as they are now.
+    """Current reading of the machine and the control groups of this process.
 
     Looks at the system, at every cgroup from our own up to the root (v2 and v1), and at pressure stall information.
     Files that are missing, forbidden or not understood are left out.
@@ -196,14 +196,14 @@ def read_memory(*, proc: Path = _PROC, cgroup: Path = _CGROUP) -> MemoryReading:
 
 
 def suggest_limit(*, proc: Path = _PROC, cgroup: Path = _CGROUP) -> int:
-    """A sensible budget for this machine: a quarter of what is available to us now, between 64 MiB and 4 GiB."""
+    """Default budget for this machine: a quarter of the available memory, between 64 MiB and 4 GiB."""
     available = min((level.limit - level.used for level in _levels(proc, cgroup)), default=0)
     return min(4 << 30, max(64 << 20, available // 4 >> 20 << 20))
 
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """One limit on our memory, and how much of it is used."""
+    """Memory limit, and the used part of it."""
 
     source: str
     used: int
@@ -337,7 +337,7 @@ class ResidentWatch:
         self._set_aside(0)
 
     def look(self) -> None:
-        """Compare, now and then; takes some ten microseconds."""
+        """Compare the resident memory with the charges; takes about ten microseconds."""
         capacity, limit, charged = self._budget.capacity, self._budget.limit, self._budget.used
         grown = resident_bytes() - self._before
         wanted = grown - charged + max(int(_HEADROOM * capacity), min(_BURST_BYTES, capacity * 5 // 16))
@@ -349,7 +349,7 @@ class ResidentWatch:
             pa.system_memory_pool().release_unused()  # the free pages of malloc, which NumPy and codecs use
 
     def give_back(self) -> None:
-        """Called by a thread that has just let go of memory."""
+        """Called by a thread that has just released memory."""
         if self._tight:
             pa.default_memory_pool().release_unused()
 
@@ -359,7 +359,7 @@ class ResidentWatch:
 
 
 def resident_bytes() -> int:
-    """The resident set size of this process."""
+    """Resident set size of this process."""
     try:
         return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from os import PathLike, fspath
 from types import TracebackType
@@ -20,12 +21,18 @@ __all__ = [
     "compact",
     "keep_freed",
     "memory_as",
+    "object_nbytes",
     "owned_nbytes",
     "place_of",
     "slice_batch",
     "split_batch",
     "stretches_of",
 ]
+
+_DEPTH = 5
+"""Deeper values are not examined: a value may contain itself."""
+_EXAMINED = 4
+"""Items examined at either end of a long list."""
 
 
 def slice_batch(batch: pa.RecordBatch, start: int, rows: int) -> pa.RecordBatch:
@@ -58,7 +65,7 @@ def batch_nbytes(batch: pa.RecordBatch) -> int:
 
 
 def owned_nbytes(batch: pa.RecordBatch) -> int:
-    """Bytes this batch keeps alive: whole buffers, with whatever they were cut from, each byte counted once.
+    """Bytes this batch keeps alive: whole buffers and the buffers they are slices of, each byte counted once.
 
     A batch read from a `pyarrow.memory_map` counts the whole mapping, because that is what Arrow says it was cut from.
     """
@@ -68,6 +75,21 @@ def owned_nbytes(batch: pa.RecordBatch) -> int:
         total += max(0, end - max(start, reached))
         reached = max(reached, end)
     return total
+
+
+def object_nbytes(value: Any, depth: int = 0) -> int:
+    """Bytes of a Python value and everything in it, estimated by a few items for long lists."""
+    own = max(sys.getsizeof(value), int(getattr(value, "nbytes", 0)))
+    if depth == _DEPTH:
+        return own
+    if isinstance(value, Mapping):
+        return own + sum(object_nbytes(item, depth + 1) for item in value.values())
+    if not isinstance(value, (list, tuple, set, frozenset)):
+        return own
+    items = value
+    if isinstance(value, (list, tuple)) and len(value) > 2 * _EXAMINED:
+        items = [*value[:_EXAMINED], *value[-_EXAMINED:]]
+    return own + sum(object_nbytes(item, depth + 1) for item in items) * len(value) // max(1, len(items))
 
 
 def compact(batch: pa.RecordBatch, *, min_used: float = 0.5) -> pa.RecordBatch:
@@ -164,7 +186,7 @@ def _parts(batch: pa.RecordBatch, max_rows: int, max_bytes: int | None) -> Itera
 
 
 def _rows_within(batch: pa.RecordBatch, start: int, most: int, max_bytes: int) -> int:
-    """How many rows from `start` fit in `max_bytes`: at least one, at most `most`."""
+    """Number of rows from `start` that fit in `max_bytes`: at least one, at most `most`."""
     if most <= 1 or batch_nbytes(batch.slice(start, most)) <= max_bytes:
         return most
     fits, too_many = 1, most
@@ -205,33 +227,36 @@ def _dictionary_spans(array: pa.Array) -> Iterator[tuple[int, int]]:
 
 
 _BEGIN = 1 << 16
-"""Nothing is ever mapped below it, and an array cannot begin at address 0."""
+"""First address: nothing is mapped below it, and an array cannot begin at address 0."""
 _BITS = 47
-"""What an address has on the systems there are, for the programs that run on them."""
+"""Bits of an address in user space."""
 LONGEST_STRETCH = 1 << 13
-"""Longer stretches are not worth a view of their own: copying them one by one costs as little."""
+"""Longest row of a view; longer rows are as quick to copy one by one."""
 
 
 @lru_cache(maxsize=16)
 def memory_as(dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """All memory as numbers of a type: a read-only view."""
+    """All memory of the process as one read-only array of a dtype.
+
+    Indices come from buffers that are held. Reading memory that is not mapped ends the process.
+    """
     return np.asarray(_Memory(((1 << _BITS) // dtype.itemsize,), (dtype.itemsize,), dtype.str))
 
 
 @lru_cache(maxsize=64)
 def stretches_of(dtype: np.dtype[Any], length: int) -> npt.NDArray[Any]:
-    """The array whose row p is the `length` numbers from place p on."""
+    """All memory as overlapping rows: row p is the `length` numbers from index p on."""
     if length > LONGEST_STRETCH:
-        raise ValueError(f"a stretch has at most {LONGEST_STRETCH} numbers, got {length}")
+        raise ValueError(f"length must be at most {LONGEST_STRETCH}, got {length}")
     shape = ((1 << _BITS) // dtype.itemsize, length)
     return np.asarray(_Memory(shape, (dtype.itemsize, dtype.itemsize), dtype.str))
 
 
 def place_of(address: int, itemsize: int) -> int:
-    """The place of an address; None of ours lies between two numbers."""
+    """Index of an address in `memory_as`."""
     place, rest = divmod(address - _BEGIN, itemsize)
     if rest or place < 0:
-        raise ValueError(f"address {address:#x} is no place of numbers of {itemsize} bytes")
+        raise ValueError(f"address {address:#x} is not aligned to {itemsize} bytes")
     return place
 
 
@@ -245,7 +270,7 @@ def keep_freed(nbytes: int) -> None:
 
 
 class _Memory:
-    """What NumPy asks for to make an array of memory that somebody else holds."""
+    """Array interface over all memory."""
 
     def __init__(self, shape: tuple[int, ...], strides: tuple[int, ...], kind: str) -> None:
         self.__array_interface__ = {

@@ -32,7 +32,7 @@ from penstock.fsqueue.provider import DataProviderBase
 from penstock.fsqueue.status import find_queue
 from penstock.loaders.inputs import open_inputs
 from penstock.loaders.samples.datasets import as_sample_dataset
-from penstock.loaders.streamed.counts import StreamCounts
+from penstock.loaders.streamed.windows import StreamCounts
 from penstock.pipeline.config import PipelineConfig
 from penstock.rl.queue import RolloutQueue
 from penstock.sinks import CsvSink, JsonlSink, MemorySink, ParquetSink, StoreSink, open_sink

@@ -18,11 +18,10 @@ import mlx.core as mx
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 
 from penstock.errors import ConfigError, DataError, ResumeError, StageError, StalledError
 from penstock.loaders import sample_stream
-from penstock.loaders.sample_stream import RateLimit, approximate_nbytes
+from penstock.loaders.rate_limit import RateLimit
 from penstock.loaders.streaming import StreamingConfig, StreamingPipeline
 from penstock.memory import MemoryBudget
 from penstock.sources.memory import MemorySource
@@ -380,29 +379,6 @@ def test_an_iterable_whose_rows_grow_is_taken_a_few_at_a_time() -> None:
     assert rows_of(StreamingPipeline(map(growing, range(200)), budget=budget)) == list(range(200))
     assert 60_000 < budget.peak <= budget.capacity
     assert budget.used == 0
-
-
-@pytest.mark.parametrize(
-    ("value", "nbytes"),
-    [
-        (7, 8),
-        ("text", 4),
-        (np.zeros((3, 4)), 96),
-        (mx.zeros((3, 4)), 48),
-        (torch.zeros(5), 20),
-        ({"a": [1, 2, 3], "b": UserDict({"c": b"xyz"})}, 27),
-        (list(range(1000)), 8000),
-        (["word"] * 1000, 4000),
-    ],
-)
-def test_the_approximate_size_of_a_sample(value: Any, nbytes: int) -> None:
-    assert approximate_nbytes(value) == nbytes
-
-
-def test_the_approximate_size_of_a_value_that_contains_itself_is_a_number() -> None:
-    endless: list[Any] = []
-    endless.append(endless)
-    assert approximate_nbytes({"x": endless}) == 8
 
 
 # -- errors --------------------------------------------------------------------------------------------------------

@@ -25,14 +25,16 @@ from penstock.distributed.ranks import Rank
 from penstock.distributed.synchronization import merge_states
 from penstock.errors import ConfigError, DataError, PenstockError, ResumeError, StageError
 from penstock.files.states import with_checksum
-from penstock.loaders.streamed.cursors import Start, StreamCursor
+from penstock.loaders.sampling import Sampling
 from penstock.loaders.streamed.reader import StreamOptions, StreamPosition, StreamReader, StreamStep
+from penstock.loaders.streamed.windows import StreamCursor, WindowStart
 from penstock.memory import MemoryBudget
 from penstock.transforms.tokenization import ByteTokenizer
 
 RECIPE = Recipe(tokenizer=ByteTokenizer())
 EOS = ByteTokenizer().special.eos
 LENGTH = 24
+SAMPLING = ("packing", "length", "truncation")
 
 
 def reader_of(
@@ -44,7 +46,8 @@ def reader_of(
     given = {"length": LENGTH, "global_batch": 4} | given
     packed = given.get("packing", "concat") is not None
     form = form or BatchForm(length=given["length"], packed=packed)
-    return StreamReader(recipe, paths, form, rank=rank, options=StreamOptions(**options), **given)
+    sampling = Sampling(**{"packing": "concat", **{name: given.pop(name) for name in SAMPLING if name in given}})
+    return StreamReader(recipe, paths, sampling, form, rank=rank, options=StreamOptions(**options), **given)
 
 
 def written(folder: Path, files: Sequence[Sequence[str]]) -> list[Path]:
@@ -308,8 +311,8 @@ def test_rows_that_filters_leave_out_are_counted_once() -> None:
     recipe = Recipe(tokenizer=ByteTokenizer(), filters=["gopher", "c4"])
     reader = reader_of(paths, recipe=recipe, length=512)
     steps = steps_from(reader, reader.start())
-    assert reader.tally.dropped == {"gopher-quality: too few words": 1, "gopher-quality: too few stop words": 1}
-    assert reader.tally.rows == 64
+    assert reader.counts.dropped == {"gopher-quality: too few words": 1, "gopher-quality: too few stop words": 1}
+    assert reader.counts.rows == 64
     assert texts_in(steps).total() == 62
     # A process that only finds its place again counts nothing of what was read before.
     resumed = reader_of(paths, recipe=recipe, length=512)
@@ -317,7 +320,7 @@ def test_rows_that_filters_leave_out_are_counted_once() -> None:
         steps_from(resumed, resumed.from_state(with_checksum(resumed.to_state(steps[-1].position) | {"streams": {}})))
         == []
     )
-    assert resumed.tally.rows == 0
+    assert resumed.counts.rows == 0
     reader.close()
     resumed.close()
 
@@ -487,8 +490,8 @@ def test_bad_rows_are_left_out_counted_and_written_down(tmp_path: Path, on_error
     reader = reader_of(path, on_error=on_error, quarantine=place)
     steps = steps_from(reader, reader.start())
     assert texts_in(steps) == Counter(TEXTS)
-    assert sum(reader.tally.rejected.values()) == 3
-    assert reader.tally.rows == len(TEXTS) + 1
+    assert sum(reader.counts.rejected.values()) == 3
+    assert reader.counts.rows == len(TEXTS) + 1
     middle = steps[len(steps) // 2].position
     state = reader.to_state(middle)
     reader.close()
@@ -518,7 +521,7 @@ def test_a_record_too_long_to_hold_is_named_or_skipped(tmp_path: Path) -> None:
     reader.close()
     assert 0 < len(found) < len(TEXTS)
     assert found <= Counter(TEXTS)
-    assert sum(reader.tally.rejected.values()) == 1
+    assert sum(reader.counts.rejected.values()) == 1
 
 
 def test_a_row_too_long_for_a_sample_is_an_error_or_counted(tmp_path: Path) -> None:
@@ -530,7 +533,7 @@ def test_a_row_too_long_for_a_sample_is_an_error_or_counted(tmp_path: Path) -> N
     reader = reader_of(paths, packing="best_fit", truncation="right")
     steps_from(reader, reader.start())
     reader.close()
-    assert reader.tally.dropped_tokens == {"right": 27}
+    assert reader.counts.dropped_tokens == {"right": 27}
 
 
 def test_what_cannot_be_streamed_is_refused(tmp_path: Path) -> None:
@@ -640,12 +643,12 @@ def test_shuffling_moves_rows_and_seeds_differ(tmp_path: Path) -> None:
 
 @given(st.lists(st.integers(0, 1 << 50), min_size=6, max_size=6))
 def test_cursors_are_read_as_they_were_written(numbers: list[int]) -> None:
-    cursor = StreamCursor(Start(*numbers[:3]), numbers[3], numbers[4], numbers[5])
+    cursor = StreamCursor(WindowStart(*numbers[:3]), numbers[3], numbers[4], numbers[5])
     assert StreamCursor.from_text(cursor.to_text()) == cursor
 
 
 def test_the_state_of_many_streams_in_large_files_is_small(tmp_path: Path) -> None:
     reader = reader_of(written(tmp_path, [TEXTS]), global_batch=128, streams=64)
-    far = StreamCursor(Start(2000, 150 << 20, 9_999), 1, 32_767, 4095)
+    far = StreamCursor(WindowStart(2000, 150 << 20, 9_999), 1, 32_767, 4095)
     position = StreamPosition(3, 10_000_000, 9_000_000, dict.fromkeys(range(128), far))
     assert len(json.dumps(reader.to_state(position))) < 4096

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import UserDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.memory.views import MappedFile, batch_nbytes, compact, owned_nbytes, slice_batch, split_batch
+from penstock.memory.views import (
+    MappedFile,
+    batch_nbytes,
+    compact,
+    object_nbytes,
+    owned_nbytes,
+    slice_batch,
+    split_batch,
+)
 
 MIB = 1 << 20
 ROWS = 1000
@@ -301,3 +310,26 @@ def test_dropping_any_range_keeps_the_data(tmp_path: Path, size: int, offset: in
         assert view.to_pybytes() == data
         file.drop(offset, length)
         assert view.to_pybytes() == data
+
+
+@pytest.mark.parametrize(
+    ("value", "nbytes"),
+    [
+        (7, 8),
+        ("text", 4),
+        (np.zeros((3, 4)), 96),
+        (np.zeros((300, 4))[::2], 4800),
+        ({"a": [1, 2, 3], "b": UserDict({"c": b"xyz"})}, 27),
+        (list(range(1000)), 8000),
+        (["word" * 10] * 1000, 40_000),
+        ({"a", "b"}, 2),
+    ],
+)
+def test_the_size_of_an_object_counts_everything_in_it(value: Any, nbytes: int) -> None:
+    assert nbytes <= object_nbytes(value) <= 8 * nbytes + 1000
+
+
+def test_the_size_of_a_value_that_contains_itself_is_a_number() -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    assert object_nbytes({"x": endless}) < 1000

@@ -1,4 +1,4 @@
-"""Micro-batches made: the samples of their rows put together, converted, and told what their step has in all."""
+"""Collator of samples: micro-batches to batches of a framework, with the loss denominator of their step."""
 
 from __future__ import annotations
 
@@ -17,10 +17,17 @@ from penstock.batching.options import Options
 from penstock.distributed.ranks import Rank
 from penstock.errors import ConfigError, DataError
 from penstock.loaders.profile import Stages
-from penstock.loaders.samples.batch import SampleBatch, converter_of
 from penstock.loaders.samples.columns import SampleColumns
 from penstock.loaders.samples.datasets import SampleDataset
-from penstock.loaders.samples.layout import Form, Picked, assemble, blank, count_labels
+from penstock.loaders.samples.layout import (
+    PickedRows,
+    SampleBatch,
+    SampleLayout,
+    assemble,
+    blank,
+    converter_of,
+    count_labels,
+)
 from penstock.loaders.samples.schema import IGNORE
 from penstock.order.plan import Step
 
@@ -31,12 +38,14 @@ Ints = npt.NDArray[np.int64]
 
 
 class MicroBatch:
-    """One micro-batch: its rows on all ranks, and which of them are this rank's."""
+    """Micro-batch: its rows on all ranks, and the range of this rank."""
 
-    __slots__ = ("behind", "count", "high", "low", "number", "rows", "step")
+    __slots__ = ("count", "high", "low", "next_position", "number", "rows", "step")
 
-    def __init__(self, step: Step, number: int, count: int, rows: Ints, low: int, high: int, behind: Any) -> None:
-        self.step, self.number, self.count, self.behind = step, number, count, behind
+    def __init__(
+        self, step: Step, number: int, count: int, rows: Ints, low: int, high: int, next_position: Any
+    ) -> None:
+        self.step, self.number, self.count, self.next_position = step, number, count, next_position
         self.rows, self.low, self.high = rows, low, high
 
     @property
@@ -45,7 +54,7 @@ class MicroBatch:
 
     @property
     def size(self) -> int:
-        """Rows of this rank."""
+        """Number of rows of this rank."""
         return self.high - self.low
 
 
@@ -59,40 +68,40 @@ _OWN = frozenset(
 )
 _NONE: Ints = np.zeros(0, np.int64) + IGNORE
 _BYTES_AT_ONCE = 1 << 19
-"""Of ids of batches that are put together as one: what stays near while it is worked on."""
+"""Bytes of ids of batches that are assembled together, so that they stay in the cache of the CPU."""
 _FILLED = 0.75
-"""Batches are put together as one if at least this share of it is theirs."""
+"""Least share of tokens, without padding, at which batches are assembled together."""
 
 
 class SampleCollator:
-    """Makes the batches of one rank; any number of threads at once."""
+    """Collates the batches of one rank. Thread-safe."""
 
-    def __init__(self, origin: SampleDataset, form: Form, options: Options, rank: Rank) -> None:
-        self.origin, self.form, self.options, self.rank = origin, form, options, rank
+    def __init__(self, dataset: SampleDataset, layout: SampleLayout, options: Options, rank: Rank) -> None:
+        self.dataset, self.layout, self.options, self.rank = dataset, layout, options, rank
         self.stages: Stages | None = None
-        """Where what is spent on making batches is added up, if anybody asks for it."""
+        """Time spent by stage, if profiling is on."""
         self.truncated = {"rows": 0, "tokens": 0}
         self.most_fetched = 0
-        """Bytes of the most samples that were fetched at a time, as columns."""
+        """Most bytes of samples fetched at a time, as columns."""
         self._lock = threading.Lock()
-        self.labels = LabelCounts(origin, form, rank)
+        self.labels = LabelCounts(dataset, layout, rank)
 
     def make(self, micro: MicroBatch) -> SampleBatch:
-        """One batch, of whatever the samples are."""
-        columns = self.origin.columns()
+        """One batch."""
+        columns = self.dataset.columns()
         if columns is not None:
             return next(self.make_group([micro], columns))
         self.get_ready()
         return self.make_fetched([micro])[0]
 
     def get_ready(self) -> None:
-        """Find out what threads need to know before they begin."""
-        _ = self.origin.labels_by_token
+        """Read what all threads need before they start."""
+        _ = self.dataset.labels_by_token
         if self._asks_lengths:
-            self.origin.lengths()
+            self.dataset.lengths()
 
     def make_fetched(self, micros: list[MicroBatch]) -> list[SampleBatch]:
-        """Batches of samples that are fetched for them; of a whole step where its labels are to be counted, once."""
+        """Batches of samples that are fetched now. Where labels have to be counted, a whole step is fetched, once."""
         wanted: list[Ints] = []
         places: list[Ints] = []
         begun = 0
@@ -116,10 +125,10 @@ class SampleCollator:
         return list(self.make_group(micros, columns, _joined(places), items))
 
     def _fetch(self, rows: Ints) -> SampleColumns:
-        """Samples; of no rows that of row 0, for what samples are like."""
+        """Columns of some rows; of row 0 if there are none, for its schema."""
         stages = self.stages
         begun = stages.clock() if stages is not None else 0.0
-        columns = self.origin.fetch(rows if len(rows) else np.zeros(1, np.int64))
+        columns = self.dataset.fetch(rows if len(rows) else np.zeros(1, np.int64))
         self.most_fetched = max(self.most_fetched, columns.nbytes)
         if stages is not None:
             stages.add("fetch", stages.clock() - begun)
@@ -132,27 +141,27 @@ class SampleCollator:
         at: Ints | None = None,
         items: Sequence[int | None] | None = None,
     ) -> Generator[SampleBatch, None, None]:
-        """Batches of columns; those that are about as wide as each other are put together as one and cut apart.
+        """Batches of columns; batches of similar width are assembled together and then sliced.
 
-        Their samples are rows `at` of the columns; None: the columns are all samples of the dataset.
+        Their samples are rows `at` of the columns; None: the columns hold the whole dataset.
         """
-        form = self.form
+        layout = self.layout
         self._check_tokens(columns)
         rows = _joined([micro.mine for micro in micros])
         places = rows if at is None else at
         lengths = columns.lengths[places]
-        cut = form.cut(lengths, rows)
+        cut = layout.cut(lengths, rows)
         sizes = [micro.size for micro in micros]
         begins = [0, *accumulate(sizes)]
         longest = _largest(cut.lengths, begins)
         if self._asks_lengths:
             longest = self._longest_on_all_ranks(micros, longest, columns.lengths if at is None else None)
-        widths = [form.width(most) for most in longest]
+        widths = [layout.width(most) for most in longest]
         reach = np.concatenate([[0], np.cumsum(cut.lengths)])[begins].tolist()
-        made = ("input_ids", "attention_mask", *(("labels",) if form.corruption is not None else ()))
+        made = ("input_ids", "attention_mask", *(("labels",) if layout.corruption is not None else ()))
         by_token = frozenset((*made, *columns.by_token))
-        cuts = form.max_length is not None and form.truncation != "error"
-        counting = form.corruption is not None or "labels" in columns.by_token
+        cuts = layout.max_length is not None and layout.truncation != "error"
+        counting = layout.corruption is not None or "labels" in columns.by_token
         ignored = None if counting else columns.ignored
         for first, last in self._together(sizes, widths):
             low, high = begins[first], begins[last]
@@ -161,8 +170,8 @@ class SampleCollator:
             together = {}
             if high > low:
                 epoch, widest = micros[first].step.epoch, max(widths[first:last])
-                picked = Picked(places[low:high], rows[low:high], cut.slice(low, high), widest)
-                together = assemble(columns, picked, epoch, form)
+                picked = PickedRows(places[low:high], rows[low:high], cut.slice(low, high), widest)
+                together = assemble(columns, picked, epoch, layout)
             if stages is not None:
                 stages.add("collate", stages.clock() - begun)
             convert = converter_of(self._backend, together.values())
@@ -186,7 +195,7 @@ class SampleCollator:
                 elif ignored is not None:
                     count = self.labels.by_row(micro, ignored, places[start:stop] if at is not None else None)
                 if count == 0 and len(micro.step.samples.rows):
-                    self.labels.tell_none(micro)
+                    self.labels.report_no_labels(micro)
                 own = slice(start, stop)
                 lost = lengths[own] - cut.lengths[own] if cuts else None
                 tokens = reach[number + 1] - reach[number]
@@ -196,28 +205,28 @@ class SampleCollator:
                 yield batch
 
     def _longest_on_all_ranks(self, micros: list[MicroBatch], own: list[int], lengths: Ints | None) -> list[int]:
-        """The longest row of each batch on any rank: batches are as wide on all of them."""
+        """Longest row of each batch on any rank: a batch has the same width on all ranks."""
         rows = _joined([micro.rows for micro in micros])
-        known = self.origin.lengths() if lengths is None else lengths
+        known = self.dataset.lengths() if lengths is None else lengths
         begins = [0, *accumulate(len(micro.rows) for micro in micros)]
-        told = _largest(self.form.cut(known[rows], rows).lengths, begins)
-        for micro, here, there in zip(micros, own, told):
+        given = _largest(self.layout.cut(known[rows], rows).lengths, begins)
+        for micro, here, there in zip(micros, own, given):
             if here > there:
                 raise DataError(
-                    f"a sample of step {micro.step.number} has {here} tokens, more than the lengths of "
-                    f"{self.origin.name} say"
+                    f"a sample of step {micro.step.number} has {here} tokens, more than in the lengths of "
+                    f"{self.dataset.name}; correct the lengths"
                 )
-        return told
+        return given
 
     def _together(self, sizes: list[int], widths: list[int]) -> Iterator[tuple[int, int]]:
-        """Which batches to put together as one: all of them, as far as they are of about one width and not too many."""
+        """Ranges of batches to assemble together: of similar width, and not too large."""
         rows, widest = sum(sizes), max(widths)
         needed = sum(size * width for size, width in zip(sizes, widths))
         count = len(sizes)
         if count == 1 or needed < _FILLED * rows * widest:
             yield from ((number, number + 1) for number in range(count))
             return
-        most = max(_BYTES_AT_ONCE * count // max(rows * widest * self.form.integer.itemsize, 1), 1)
+        most = max(_BYTES_AT_ONCE * count // max(rows * widest * self.layout.integer.itemsize, 1), 1)
         yield from ((low, min(low + most, count)) for low in range(0, count, most))
 
     def _build(
@@ -231,9 +240,9 @@ class SampleCollator:
         lost: Ints | None,
         items: int | None,
     ) -> SampleBatch:
-        """A batch of the samples that are rows `at` of the columns. They have `tokens`; `lost` of each were cut off.
+        """Batch of rows `at` of the columns, with `tokens` tokens; `lost` of each row were cut off.
 
-        `items` is what a loss is divided by, if it is not the rows of the step.
+        `items` is the denominator of the loss, if it is not the number of rows of the step.
         """
         step, number, rows, size = micro.step, micro.number, micro.mine, len(at)
         metadata: dict[str, Any] = {
@@ -247,10 +256,10 @@ class SampleCollator:
             "row": rows,
             "sample": _counted(size),
         }
-        for name, cells in columns.beside.items():
-            metadata[_beside(name)] = cells.take(at) if size else []
+        for name, cells in columns.metadata.items():
+            metadata[_metadata_key(name)] = cells.take(at) if size else []
         if arrays is None:
-            empty = blank(columns, width, self.form)
+            empty = blank(columns, width, self.layout)
             convert = converter_of(self._backend, empty.values())
             arrays = {name: convert(value) for name, value in empty.items()}
             metadata["blank"] = True
@@ -261,14 +270,13 @@ class SampleCollator:
 
     @property
     def _asks_lengths(self) -> bool:
-        """Whether the width of a batch depends on samples that this rank does not fetch."""
-        return self.rank.world > 1 and not self.form.to_max_length and self.origin.has_tokens
+        """True if the width of a batch depends on samples of other ranks."""
+        return self.rank.world > 1 and not self.layout.to_max_length and self.dataset.has_tokens
 
     def _check_tokens(self, columns: SampleColumns) -> None:
-        if columns.ids is None and self.form.max_length is not None:
+        if columns.ids is None and self.layout.max_length is not None:
             raise ConfigError(
-                f"max_length={self.form.max_length} is about tokens, and the samples of {self.origin.name} have no "
-                "input_ids; leave it out"
+                f"max_length={self.layout.max_length} needs input_ids, {self.dataset.name} has none; leave it out"
             )
 
     def _count_truncated(self, cut: Ints) -> int:
@@ -279,9 +287,9 @@ class SampleCollator:
             self.truncated["tokens"] += tokens
         if first:
             logger.warning(
-                "rows are longer than max_length=%s and are cut (truncation=%r); loader.truncated counts them",
-                self.form.max_length,
-                self.form.truncation,
+                "rows longer than max_length=%s are truncated (truncation=%r); see loader.truncated",
+                self.layout.max_length,
+                self.layout.truncation,
             )
         return tokens
 
@@ -290,7 +298,7 @@ class SampleCollator:
         return get_backend(self.options.backend)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For worker processes: without what belongs to this one."""
+        """State for worker processes, without locks and profiling."""
         left_out = {"_lock", "_backend"}
         return {name: value for name, value in self.__dict__.items() if name not in left_out} | {"stages": None}
 
@@ -303,7 +311,7 @@ def _joined(parts: list[Ints]) -> Ints:
 
 
 def _largest(numbers: Ints, begins: list[int]) -> list[int]:
-    """The largest number of each stretch, 1 where there is none."""
+    """Largest number of each range; 1 for an empty range."""
     if any(low == high for low, high in pairwise(begins)):
         return [int(numbers[low:high].max(initial=1)) for low, high in pairwise(begins)]
     found: list[int] = np.maximum.reduceat(numbers, begins[:-1]).tolist()
@@ -311,14 +319,14 @@ def _largest(numbers: Ints, begins: list[int]) -> list[int]:
 
 
 def _within(rows: Ints, some: Ints) -> Ints:
-    """Where some rows stand among all rows of a step, each of which is there once."""
+    """Indices of some rows among all rows of a step."""
     order = np.argsort(rows, kind="stable")
     found: Ints = order[np.searchsorted(rows, some, sorter=order)]
     return found
 
 
-def _beside(name: str) -> str:
-    """What a value of samples is called in the metadata, which has names of its own."""
+def _metadata_key(name: str) -> str:
+    """Metadata key of a field; fields with the name of one of our keys get a prefix."""
     return f"sample_{name}" if name in _OWN else name
 
 
@@ -337,34 +345,34 @@ def _zeros(count: int) -> Ints:
 
 
 class LabelCounts:
-    """How many labels steps have."""
+    """Numbers of labels of steps: the denominators of losses."""
 
-    def __init__(self, origin: SampleDataset, form: Form, rank: Rank) -> None:
-        self._origin, self._form, self._rank = origin, form, rank
+    def __init__(self, dataset: SampleDataset, layout: SampleLayout, rank: Rank) -> None:
+        self._dataset, self._layout, self._rank = dataset, layout, rank
         self._last: tuple[Step, int] | None = None
-        self._told = False
+        self._warned = False
 
     def counts_step(self, micro: MicroBatch) -> bool:
-        """Whether it has to be counted how many labels the other batches of its step have."""
-        return self._is_part(micro) and (self._form.corruption is not None or self._origin.labels_by_token)
+        """True if the labels of the other batches of its step have to be counted."""
+        return self._is_part(micro) and (self._layout.corruption is not None or self._dataset.labels_by_token)
 
     def _is_part(self, micro: MicroBatch) -> bool:
-        """Whether its step has other batches, here or on other ranks."""
+        """True if its step has other batches, here or on other ranks."""
         return self._rank.world > 1 or micro.count > 1
 
     def by_token(self, step: Step, columns: SampleColumns, at: Ints) -> int:
-        """Tokens with a label of a step whose samples are rows `at` of the columns."""
+        """Labelled tokens of a step whose samples are rows `at` of the columns."""
         held = self._last
         if held is None or held[0] is not step:
             rows = step.samples.rows
-            labels = count_labels(columns, at, rows, step.epoch, self._form) if len(rows) else 0
+            labels = count_labels(columns, at, rows, step.epoch, self._layout) if len(rows) else 0
             held = self._last = step, labels
         return held[1]
 
     def by_row(self, micro: MicroBatch, ignored: npt.NDArray[np.bool_], at: Ints | None) -> int:
-        """Rows of a step whose label is to be learned.
+        """Labelled rows of a step.
 
-        `at`: where the samples of the batch are among those that were fetched; None: all of the dataset are known.
+        `at` are the rows of the batch among the fetched ones; None: the columns hold the whole dataset.
         """
         rows = micro.step.samples.rows
         if at is None:
@@ -373,26 +381,26 @@ class LabelCounts:
         if self._is_part(micro) and left_out.any():
             row = int(micro.mine[np.argmax(left_out)])
             raise DataError(
-                f"labels of row {row} is {IGNORE}, which is not to be learned, and how many such rows the other "
-                f"batches of step {micro.step.number} have is not known where samples are fetched one by one; drop "
-                "such rows (or the labels, if none is needed), or pass the samples as a list or as columns",
+                f"labels of row {row} is {IGNORE} (ignored), and how many such rows the other batches of step "
+                f"{micro.step.number} have is unknown for samples that are fetched one by one; drop such rows (or all "
+                "labels), or pass the samples as a list or as columns",
                 row=row,
             )
         return len(rows) - int(np.count_nonzero(left_out))
 
-    def tell_none(self, micro: MicroBatch) -> None:
-        """A step without a label: an error where the labels are made here, else they may not be meant for learning."""
+    def report_no_labels(self, micro: MicroBatch) -> None:
+        """Report a step without labels: an error for masked language models, a warning otherwise."""
         rows = micro.step.samples.rows
         some = ", ".join(map(str, rows[:8].tolist())) + (", ..." if len(rows) > 8 else "")
-        if self._form.corruption is not None:
+        if self._layout.corruption is not None:
             raise DataError(
-                f"step {micro.step.number} (rows {some}) has no token that could be hidden, so its loss would be "
+                f"step {micro.step.number} (rows {some}) has no token that can be masked, so its loss would be "
                 "divided by 0; drop rows of special tokens only (loader.edit(loader.plan.ban(rows))), or use larger "
                 "batches",
                 row=int(rows[0]),
             )
-        if not self._told:
-            self._told = True
+        if not self._warned:
+            self._warned = True
             logger.warning(
                 "step %d (rows %s) has no label but %d: its num_items_in_batch is 0, and a loss divided by that is NaN",
                 micro.step.number,

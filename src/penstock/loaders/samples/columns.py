@@ -1,4 +1,4 @@
-"""Samples as columns: tokens, numbers, and what is kept beside the batch."""
+"""Samples as columns: token-wise fields, numbers of one shape, and metadata."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.arrays.ragged import offsets_of
 from penstock.errors import DataError, SchemaError
-from penstock.loaders.samples.ragged import MemoryRows, numbers_of
 from penstock.loaders.samples.schema import (
     IGNORE,
     FieldKind,
@@ -25,11 +25,171 @@ from penstock.loaders.samples.schema import (
     keeps_type,
     read_schema,
 )
+from penstock.memory.views import LONGEST_STRETCH, memory_as, place_of, stretches_of
 
-__all__ = ["LOOKED_AT", "ArrowCells", "ListCells", "SampleColumns", "columns_of_samples", "columns_of_table", "some_of"]
+__all__ = [
+    "EXAMINED_ROWS",
+    "ArrowCells",
+    "ListCells",
+    "MemoryRows",
+    "SampleColumns",
+    "columns_of_samples",
+    "columns_of_table",
+    "mask_of",
+    "numbers_of",
+    "some_of",
+]
 
 
 Ints = npt.NDArray[np.int64]
+_STEPS: dict[str, tuple[int, npt.NDArray[Any], dict[int, npt.NDArray[Any]]]] = {}
+"""By dtype: a run of ones followed by zeros, and its sliding windows by width."""
+
+
+class MemoryRows:
+    """Rows of numbers anywhere in memory, read as padded grids.
+
+    Rows are addresses, so that a table of many chunks, a mapped file and small arrays are read without a copy. A grid
+    is a single indexing: row p of a view of all memory is the `width` numbers from address p on.
+    """
+
+    def __init__(self, places: Ints, lengths: Ints, room: Ints, dtype: np.dtype[Any], held: Any, nbytes: int) -> None:
+        self.lengths, self.dtype, self.nbytes = lengths, dtype, nbytes
+        self._places, self._room, self._held = places, room, held
+        self._memory = memory_as(dtype)
+        self._views: dict[int, npt.NDArray[Any]] = {}
+
+    @classmethod
+    def of_parts(cls, parts: Sequence[tuple[npt.NDArray[Any], npt.NDArray[Any]]]) -> MemoryRows:
+        """Rows of several ragged arrays, as (values, offsets).
+
+        Values of one dtype that are aligned are not copied. Values after the last row make it quicker to read.
+        """
+        dtype = np.result_type(*(numbers.dtype for numbers, _ in parts)) if parts else np.dtype(np.int32)
+        dtype = dtype.newbyteorder("=")
+        held = []
+        places, lengths, room, nbytes = [], [], [], 0
+        for numbers, offsets in parts:
+            plain = np.require(numbers, dtype, ["C", "A"])
+            held.append(plain)
+            begin = place_of(plain.ctypes.data, dtype.itemsize) if len(plain) else 0
+            starts = offsets[:-1].astype(np.int64)
+            places.append(starts + begin)
+            lengths.append(np.diff(offsets).astype(np.int64))
+            room.append(len(plain) - starts)
+            nbytes += plain.nbytes
+        return cls(_joined(places), _joined(lengths), _joined(room), dtype, held, nbytes)
+
+    @classmethod
+    def of_arrays(cls, arrays: Sequence[npt.NDArray[Any]]) -> MemoryRows:
+        """Rows of one array each, copied."""
+        lengths = np.array(list(map(len, arrays)), np.int64)
+        offsets = offsets_of(lengths)
+        total = int(offsets[-1])
+        filled = [array for array in arrays if len(array)] if total and not lengths.all() else arrays
+        dtype = np.result_type(*set(map(attrgetter("dtype"), filled))) if total else np.dtype(np.int32)
+        flat = np.empty(total + int(lengths.max(initial=0)), np.dtype(np.int8) if dtype.kind == "b" else dtype)
+        flat[total:] = 0
+        if total:
+            np.concatenate(filled, out=flat[:total], casting="unsafe")
+        return cls.of_parts([(flat, offsets)])
+
+    @classmethod
+    def of_column(cls, column: pa.ChunkedArray) -> MemoryRows:
+        """Rows of a column of lists without nulls, not copied."""
+        parts = []
+        for chunk in column.chunks:
+            if pa.types.is_fixed_size_list(chunk.type):
+                size = chunk.type.list_size
+                offsets = np.arange(len(chunk) + 1, dtype=np.int64) * size
+                values = chunk.values.slice(chunk.offset * size, len(chunk) * size)
+            else:
+                offsets, values = numbers_of(chunk.offsets), chunk.values
+            parts.append((numbers_of(values), offsets))
+        return cls.of_parts(parts)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def grid(self, rows: Ints, skips: Ints | None, width: int) -> npt.NDArray[Any]:
+        """`width` numbers of each row after the first `skips`; numbers after the end of a row are arbitrary."""
+        places, room = self._places[rows], self._room[rows]
+        if skips is not None:
+            places, room = places + skips, room - skips
+        if len(rows) and width <= LONGEST_STRETCH and int(room.min()) >= width:
+            found: npt.NDArray[Any] = self._stretches(width)[places]
+            return found
+        grid = np.zeros((len(rows), width), self.dtype)
+        memory, short = self._memory, np.minimum(room, width)
+        for number, (place, count) in enumerate(zip(places.tolist(), short.tolist())):
+            if count > 0:
+                grid[number, :count] = memory[place : place + count]
+        return grid
+
+    def row(self, row: int) -> npt.NDArray[Any]:
+        place = int(self._places[row])
+        return self._memory[place : place + int(self.lengths[row])]
+
+    def all_ones(self) -> bool:
+        """True if every number is 1."""
+        return all(bool((numbers == 1).all()) for numbers in self._pieces())
+
+    def _pieces(self) -> list[npt.NDArray[Any]]:
+        """Numbers of all rows; rows that are adjacent in memory are joined."""
+        if not len(self):
+            return []
+        ends = self._places + self.lengths
+        cuts = np.flatnonzero(self._places[1:] != ends[:-1]) + 1
+        begins, stops = np.append(0, cuts).tolist(), np.append(cuts, len(self)).tolist()
+        return [self._memory[int(self._places[low]) : int(ends[high - 1])] for low, high in zip(begins, stops)]
+
+    def _stretches(self, width: int) -> npt.NDArray[Any]:
+        view = self._views.get(width)
+        if view is None:
+            view = self._views[width] = stretches_of(self.dtype, width)
+        return view
+
+    def __getstate__(self) -> dict[str, Any]:
+        """State for worker processes: the numbers, because addresses are those of this process."""
+        return {"flat": np.concatenate([np.zeros(0, self.dtype), *self._pieces()]), "lengths": self.lengths}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        rows = MemoryRows.of_parts([(state["flat"], offsets_of(state["lengths"]))])
+        self.__dict__.update(rows.__dict__)
+
+
+def _joined(parts: list[Ints]) -> Ints:
+    return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.int64), *parts])
+
+
+def numbers_of(array: pa.Array) -> npt.NDArray[Any]:
+    """Numbers of an Arrow array without nulls, as a view; booleans as bytes."""
+    if pa.types.is_boolean(array.type):
+        array = array.cast(pa.uint8())
+    # pyarrow's own conversion imports pandas.
+    dtype = np.dtype(
+        {"halffloat": "float16", "float": "float32", "double": "float64"}.get(str(array.type), str(array.type))
+    )
+    buffer = array.buffers()[1]
+    if buffer is None:
+        return np.zeros(0, dtype)
+    return np.frombuffer(buffer, dtype, len(array), array.offset * dtype.itemsize)
+
+
+def mask_of(lengths: Ints, width: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Mask (rows, width): 1 for the first `lengths[i]` of row i, then 0. No length exceeds the width."""
+    held = _STEPS.get(dtype.str)
+    if held is None or held[0] < width:
+        size = max(width, 128, 2 * held[0] if held else 0)
+        ones = np.zeros(2 * size, dtype)
+        ones[:size] = 1
+        held = _STEPS[dtype.str] = size, ones, {}
+    size, ones, views = held
+    view = views.get(width)
+    if view is None:
+        view = views[width] = np.ndarray((size + 1, width), dtype, ones, 0, (dtype.itemsize, dtype.itemsize))
+    mask: npt.NDArray[Any] = view[size - lengths]
+    return mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +222,10 @@ class SampleColumns:
     ids: MemoryRows | None = None
     """None: samples that have no tokens, only numbers of one shape."""
     by_token: Mapping[str, MemoryRows] = field(default_factory=dict)
-    """Of the same lengths as the ids."""
+    """Token-wise columns besides the ids, with the same lengths."""
     fixed: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
-    """Whole numbers as they were given (bytes and truth values only where batches have them), others as float32."""
-    beside: Mapping[str, ListCells | ArrowCells] = field(default_factory=dict)
+    """Integers as they are (uint8 and bool only where batches keep them), other numbers as float32."""
+    metadata: Mapping[str, ListCells | ArrowCells] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
@@ -80,7 +240,7 @@ class SampleColumns:
 
     @cached_property
     def ignored(self) -> npt.NDArray[np.bool_] | None:
-        """Which samples have a label of their own that is not to be learned; None: none has."""
+        """Mask of the samples whose label is ignored; None if there are none."""
         labels = self.fixed.get("labels")
         if labels is None or labels.dtype.kind not in "iu":
             return None
@@ -88,7 +248,7 @@ class SampleColumns:
         return found if found.any() else None
 
     def identity(self, digest: Callable[[bytes], object]) -> None:
-        """PlanSource what tells these samples from others: how long they are, the ids of some, their numbers beside."""
+        """Feed the lengths, the ids of some samples and all numbers to a digest."""
         if self.ids is not None:
             digest(np.ascontiguousarray(self.ids.lengths).tobytes())
             for row in some_of(len(self.ids)).tolist():
@@ -99,12 +259,12 @@ class SampleColumns:
 
 
 def some_of(rows: int) -> npt.NDArray[np.int64]:
-    """A few rows, spread evenly, that stand for all."""
+    """A few rows, spread evenly."""
     return np.unique(np.linspace(0, max(rows - 1, 0), min(rows, 64)).astype(np.int64))
 
 
-LOOKED_AT = 64
-"""Rows behind row 0 that are looked at where it does not tell what labels are."""
+EXAMINED_ROWS = 64
+"""Rows after row 0 that are read where its labels are ambiguous."""
 
 NumberOf = Callable[[int], int]
 """Which row of the dataset a sample is."""
@@ -125,7 +285,7 @@ def columns_of_samples(samples: Sequence[Any], schema: SampleSchema, number_of: 
     ids = _tokens("input_ids", columns["input_ids"], None, number_of) if schema.has_tokens else None
     by_token: dict[str, MemoryRows] = {}
     fixed: dict[str, npt.NDArray[Any]] = {}
-    beside: dict[str, ListCells | ArrowCells] = {}
+    metadata: dict[str, ListCells | ArrowCells] = {}
     for name, kind in schema.kinds.items():
         if name == "input_ids":
             continue
@@ -134,11 +294,11 @@ def columns_of_samples(samples: Sequence[Any], schema: SampleSchema, number_of: 
         elif kind.role == "fixed":
             fixed[name] = _numbers(name, columns[name], kind, number_of)
         else:
-            beside[name] = ListCells(columns[name])
+            metadata[name] = ListCells(columns[name])
     for name in schema.details:
         entries = columns["metadata"]
-        beside[name] = ListCells([each.get(name) if isinstance(each, Mapping) else None for each in entries])
-    return SampleColumns(len(samples), ids, _without_plain_mask(by_token), fixed, beside)
+        metadata[name] = ListCells([each.get(name) if isinstance(each, Mapping) else None for each in entries])
+    return SampleColumns(len(samples), ids, _without_plain_mask(by_token), fixed, metadata)
 
 
 def columns_of_table(table: pa.Table, objective: Objective, keep: frozenset[str] = frozenset()) -> SampleColumns:
@@ -146,9 +306,9 @@ def columns_of_table(table: pa.Table, objective: Objective, keep: frozenset[str]
     if not table.num_rows:
         return SampleColumns(0)
     first = {name: _first_cell(table.column(name)) for name in table.column_names}
-    rows = min(table.num_rows, LOOKED_AT + 1)
-    told = [name for name in ("input_ids", "labels") if name in table.column_names]
-    others = ({name: table.column(name)[row].as_py() for name in told} for row in range(1, rows))
+    rows = min(table.num_rows, EXAMINED_ROWS + 1)
+    names = [name for name in ("input_ids", "labels") if name in table.column_names]
+    others = ({name: table.column(name)[row].as_py() for name in names} for row in range(1, rows))
     schema = read_schema(first, objective, keep, others)
     for name in schema.kinds:
         _check_no_nulls(name, table.column(name), schema.kinds[name])
@@ -158,19 +318,19 @@ def columns_of_table(table: pa.Table, objective: Objective, keep: frozenset[str]
         _check_not_empty(ids, int)
     by_token: dict[str, MemoryRows] = {}
     fixed: dict[str, npt.NDArray[Any]] = {}
-    beside: dict[str, ListCells | ArrowCells] = {}
+    metadata: dict[str, ListCells | ArrowCells] = {}
     for name, kind in schema.kinds.items():
         column = table.column(name)
         if kind.role == "meta":
-            beside[name] = ArrowCells(column)
+            metadata[name] = ArrowCells(column)
         elif kind.role == "tokens" and ids is not None and name != "input_ids":
             by_token[name] = MemoryRows.of_column(_lists_of(name, column))
             _check_lengths(name, by_token[name], ids, int)
         elif kind.role == "fixed":
             fixed[name] = _checked_numbers(name, _column_numbers(name, column, kind), kind, int)
     for name in schema.details:
-        beside[name] = ArrowCells(pc.struct_field(table.column("metadata"), name))
-    return SampleColumns(table.num_rows, ids, _without_plain_mask(by_token), fixed, beside)
+        metadata[name] = ArrowCells(pc.struct_field(table.column("metadata"), name))
+    return SampleColumns(table.num_rows, ids, _without_plain_mask(by_token), fixed, metadata)
 
 
 # Of samples
@@ -183,8 +343,8 @@ def _tokens(name: str, values: list[Any], ids: MemoryRows | None, number_of: Num
         for number, array in enumerate(arrays):
             if array.ndim != 1 or array.dtype.kind not in "iub":
                 raise DataError(
-                    f"{name} of row {number_of(number)} has shape {array.shape} and type {array.dtype}, and tokens are "
-                    "a list of whole numbers",
+                    f"{name} of row {number_of(number)} has shape {array.shape} and dtype {array.dtype}, expected a "
+                    "list of integers",
                     row=number_of(number),
                 )
     found = MemoryRows.of_arrays(arrays)
@@ -203,7 +363,7 @@ def _arrays(name: str, values: list[Any], number_of: NumberOf) -> list[npt.NDArr
         array = array_of(name, value, number_of(number))
         if array is None:
             raise DataError(
-                f"{name} of row {number_of(number)} are no numbers: {value!r:.80}; row 0 has numbers there",
+                f"{name} of row {number_of(number)} must be numbers, as in row 0, got {value!r:.80}",
                 row=number_of(number),
             )
         arrays.append(array)
@@ -214,7 +374,7 @@ def _numbers(name: str, values: list[Any], kind: FieldKind, number_of: NumberOf)
     if not kind.shape and set(map(type, values)) <= {int, float, bool, np.float32, np.float64, np.int64, np.int32}:
         stacked = np.asarray(values)
         if stacked.dtype.kind == "O":
-            raise DataError(f"{name} has whole numbers that no 64 bits hold")
+            raise DataError(f"{name} has integers that do not fit into 64 bits")
         return _checked_numbers(name, stacked, kind, number_of)
     arrays = _arrays(name, values, number_of)
     if set(map(np.shape, arrays)) - {kind.shape}:
@@ -231,7 +391,7 @@ def _numbers(name: str, values: list[Any], kind: FieldKind, number_of: NumberOf)
 
 
 def _without_plain_mask(by_token: dict[str, MemoryRows]) -> dict[str, MemoryRows]:
-    """Without a mask that is all ones, which is the one that is made anyway."""
+    """The columns without a mask of ones, which every batch gets anyway."""
     mask = by_token.get("attention_mask")
     if mask is not None and mask.all_ones():
         del by_token["attention_mask"]
@@ -239,7 +399,7 @@ def _without_plain_mask(by_token: dict[str, MemoryRows]) -> dict[str, MemoryRows
 
 
 def _checked_numbers(name: str, numbers: npt.NDArray[Any], kind: FieldKind, number_of: NumberOf) -> npt.NDArray[Any]:
-    """Numbers as the batch will have them: whole ones as they are or as bytes, others as float32."""
+    """Numbers in the dtype of the batch: integers as they are or narrow, others as float32."""
     real = numbers.dtype.kind == "f"
     if real and not kind.real:
         with np.errstate(invalid="ignore"):
@@ -253,7 +413,7 @@ def _checked_numbers(name: str, numbers: npt.NDArray[Any], kind: FieldKind, numb
             return numbers.astype(np.int8)
         return numbers.astype(np.int16) if numbers.dtype == np.uint8 and keeps_type(name) else numbers
     if name == "labels" and real:
-        _refuse(~np.isfinite(numbers), name, numbers, number_of, "a label to be learned; drop the row, or fill it in")
+        _refuse(~np.isfinite(numbers), name, numbers, number_of, "finite; drop the row, or fill in the label")
     with np.errstate(over="ignore"):
         narrow = numbers.astype(np.float32)
     if real and numbers.dtype.itemsize > narrow.dtype.itemsize:
@@ -265,14 +425,14 @@ def _narrowed(name: str, numbers: npt.NDArray[Any], dtype: np.dtype[Any], number
     if numbers.dtype == dtype:
         return numbers
     narrow = numbers.astype(dtype)
-    _refuse(narrow != numbers, name, numbers, number_of, f"{dtype}, as that of row 0 is; give every sample one type")
+    _refuse(narrow != numbers, name, numbers, number_of, f"{dtype}, as in row 0; give every sample the same type")
     return narrow
 
 
 def _not_whole(name: str) -> str:
     if name == "labels":
-        return "a whole number, as the label of row 0 and of every class is; pass objective='regression' for fractions"
-    return "a whole number, as that of row 0 is; give every sample the same type"
+        return "an integer, as in row 0; pass objective='regression' for fractions"
+    return "an integer, as in row 0; give every sample the same type"
 
 
 def _refuse(wrong: npt.NDArray[np.bool_], name: str, numbers: npt.NDArray[Any], number_of: NumberOf, why: str) -> None:
@@ -283,7 +443,7 @@ def _refuse(wrong: npt.NDArray[np.bool_], name: str, numbers: npt.NDArray[Any], 
 
 
 def _if_by_token(name: str, kind: FieldKind) -> str:
-    """What to do if values are by token, which nothing said."""
+    """Advice for values that may be token-wise."""
     if name == "labels":
         return "; for one label for each token, pass objective=None" if kind.by_row and len(kind.shape) == 1 else ""
     return "; rows of tokens are padded if they are called input_ids"
@@ -293,8 +453,8 @@ def _check_not_empty(ids: MemoryRows, number_of: NumberOf) -> None:
     if not ids.lengths.all():
         row = number_of(int(np.argmin(ids.lengths)))
         raise DataError(
-            f"input_ids of row {row} are empty: nothing in that row could be attended to, and a softmax over nothing "
-            "is NaN; drop such rows, or give them one token",
+            f"input_ids of row {row} are empty, and a softmax over no token is NaN; drop such rows, or give them one "
+            "token",
             row=row,
         )
 
@@ -304,8 +464,8 @@ def _check_lengths(name: str, found: MemoryRows, ids: MemoryRows, number_of: Num
     if len(different):
         row, at = number_of(int(different[0])), int(different[0])
         raise DataError(
-            f"{name} of row {row} has {found.lengths[at]} values and input_ids {ids.lengths[at]}; in row 0 both have "
-            "equally many, so that they are taken to be by token"
+            f"{name} of row {row} has {found.lengths[at]} values and input_ids {ids.lengths[at]}; in row 0 they have "
+            "the same number, so they are token-wise"
             + ("; pass objective='classification' if they are not" if name == "labels" else ""),
             row=row,
         )
@@ -320,13 +480,13 @@ def _first_cell(column: pa.ChunkedArray) -> Any:
     if isinstance(cell, list) and not cell and pa.types.is_floating(getattr(column.type, "value_type", pa.null())):
         return np.zeros(0, np.float32)
     if _leaf(column.type) == pa.uint8():
-        with suppress(TypeError, ValueError):  # of nulls, and of rows of different lengths, which are told later
+        with suppress(TypeError, ValueError):  # nulls and rows of different lengths are reported later
             return np.asarray(cell, np.uint8)
     return cell
 
 
 def _leaf(kind: pa.DataType) -> pa.DataType:
-    """What the numbers of a column are, in lists of lists too."""
+    """Type of the numbers of a column, in nested lists too."""
     while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         kind = kind.value_type
     return kind
@@ -345,11 +505,11 @@ def _check_no_nulls(name: str, column: pa.ChunkedArray, kind: FieldKind) -> None
 
 
 def _lists_of(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column of lists of whole numbers, or an error."""
+    """Column of lists of integers, or an error."""
     kind = column.type
     listed = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     if not listed or not (pa.types.is_integer(kind.value_type) or pa.types.is_boolean(kind.value_type)):
-        raise SchemaError(f"the column {name} is {kind}, and tokens are lists of whole numbers, such as list<int32>")
+        raise SchemaError(f"the column {name} is {kind}, expected lists of integers, such as list<int32>")
     return column
 
 

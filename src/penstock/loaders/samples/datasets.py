@@ -1,10 +1,9 @@
-"""What a loader was given: columns, a list that becomes columns, or something that is asked sample by sample."""
+"""Datasets of samples: columns, a list that becomes columns, or an object that is read sample by sample."""
 
 from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, cast
@@ -16,54 +15,62 @@ import xxhash
 
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.files.filesystems import local_or_none
-from penstock.loaders.samples.columns import LOOKED_AT, SampleColumns, columns_of_samples, columns_of_table, some_of
+from penstock.loaders.samples.columns import EXAMINED_ROWS, SampleColumns, columns_of_samples, columns_of_table, some_of
 from penstock.loaders.samples.schema import Objective, SampleSchema, array_of, read_schema
-from penstock.memory import MemoryBudget, format_bytes
+from penstock.memory import MemoryBudget, format_bytes, object_nbytes
 from penstock.memory.cache import LRUCache
 from penstock.pipeline.prefetch import map_ahead
 from penstock.store import Store, open_store
 from penstock.store.manifest import is_store, refuse_remote_store
 
-__all__ = ["Columnar", "Fetched", "Listed", "SampleDataset", "as_sample_dataset", "length_of", "name_of"]
+__all__ = [
+    "ColumnarDataset",
+    "FetchedDataset",
+    "ListDataset",
+    "SampleDataset",
+    "as_sample_dataset",
+    "length_of",
+    "name_of",
+]
 
 
 logger = logging.getLogger(__name__)
 
 Ints = npt.NDArray[np.int64]
 _MOST_COLUMN_BYTES = 1 << 30
-"""Of a list that is made into columns where there is no budget to ask."""
+"""Most bytes of the columns of a list, without a budget."""
 _TRIED = 64
-"""Samples that the size of a list is estimated by."""
+"""Samples by which the size of a list is estimated."""
 _CHUNK = 256
 
 
 class SampleDataset:
-    """Samples by their number."""
+    """Samples by number."""
 
     rows: int
     name: str
 
     @property
     def identity(self) -> str:
-        """Names the samples, as far as that can be told without reading them."""
+        """Fingerprint of the samples, as far as that is possible without reading them."""
         return f"{self.rows} rows"
 
     def columns(self) -> SampleColumns | None:
-        """All samples as columns; None if they have to be asked for one by one."""
+        """All samples as columns; None if they have to be fetched one by one."""
         raise NotImplementedError
 
     def fetch(self, rows: Ints) -> SampleColumns:
-        """Some samples as columns, anew."""
+        """Some samples as columns."""
         raise NotImplementedError
 
     @property
     def labels_by_token(self) -> bool:
-        """Whether a sample has a label for each of its tokens."""
+        """True if labels are token-wise."""
         columns = self.columns()
         return columns is not None and "labels" in columns.by_token
 
     def lengths(self) -> Ints:
-        """Tokens of every sample."""
+        """Number of tokens of every sample."""
         columns = self.columns()
         assert columns is not None
         if columns.ids is None:
@@ -72,30 +79,29 @@ class SampleDataset:
 
     @property
     def has_tokens(self) -> bool:
-        """Whether samples have `input_ids`, and not only numbers of one shape."""
+        """True if samples have `input_ids`."""
         columns = self.columns()
         return columns is not None and columns.ids is not None
 
     @property
     def one_by_one(self) -> bool:
-        """Whether samples are asked for one by one, as far as that was decided yet."""
+        """True if samples are fetched one by one, as far as that is decided."""
         return False
 
     def _no_lengths(self) -> ConfigError:
         return ConfigError(
-            f"the samples of {self.name} have no input_ids, and so no length that rows could be bucketed by; use "
-            "bucket_by_length=False"
+            f"bucket_by_length needs input_ids, which samples of {self.name} do not have; use bucket_by_length=False"
         )
 
     def check_unchanged(self) -> None:
-        """Refuse a dataset that has become longer or shorter."""
+        """Refuse a dataset whose length has changed."""
 
     def close(self) -> None:
-        """Let go of what is held."""
+        """Release memory."""
 
 
-class Columnar(SampleDataset):
-    """Samples that are columns already."""
+class ColumnarDataset(SampleDataset):
+    """Samples that are columns."""
 
     def __init__(
         self,
@@ -123,7 +129,9 @@ class Columnar(SampleDataset):
         if self._columns is None:
             table = self._read()
             if not isinstance(table, pa.Table):
-                raise SchemaError(f"to_columns() of {self.name} gave {type(table).__name__}, expected a pyarrow.Table")
+                raise SchemaError(
+                    f"to_columns() of {self.name} must return a pyarrow.Table, got {type(table).__name__}"
+                )
             if table.num_rows != self.rows:
                 raise DataError(f"{self.name} has {self.rows} samples, and its columns {table.num_rows} rows")
             self._columns = columns_of_table(table, self._objective, self._keep)
@@ -133,13 +141,13 @@ class Columnar(SampleDataset):
         raise NotImplementedError("columns are never fetched")
 
     def __getstate__(self) -> dict[str, Any]:
-        """For worker processes: with the columns, and without what they were read from."""
+        """State for worker processes: the columns without their source."""
         self.columns()
         return self.__dict__ | {"_read": None}
 
 
-class Fetched(SampleDataset):
-    """Samples that are asked for one by one, by any number of threads."""
+class FetchedDataset(SampleDataset):
+    """Samples that are fetched one by one, by any number of threads."""
 
     def __init__(self, dataset: Any, objective: Objective, keep: frozenset[str], cache: LRUCache[Any] | None) -> None:
         self.dataset, self.rows, self.name = dataset, length_of(dataset), type(dataset).__name__
@@ -153,9 +161,9 @@ class Fetched(SampleDataset):
 
     @property
     def schema(self) -> SampleSchema:
-        """What samples are like, by that of row 0, and by the next ones where it does not tell."""
+        """Schema by row 0, and by the next rows where that is ambiguous."""
         if self._schema is None:
-            others = map(self._sample, range(1, min(self.rows, LOOKED_AT + 1)))
+            others = map(self._sample, range(1, min(self.rows, EXAMINED_ROWS + 1)))
             self._schema = read_schema(self._sample(0), self._objective, self._keep, others)
         return self._schema
 
@@ -181,7 +189,7 @@ class Fetched(SampleDataset):
         return columns_of_samples(samples, self.schema, numbers.__getitem__)
 
     def lengths(self) -> Ints:
-        """From `dataset.lengths`, or by reading every sample once, which is announced."""
+        """Lengths of `dataset.lengths`, or of all samples, which are read once."""
         if self._lengths is None:
             if not self.has_tokens:
                 raise self._no_lengths()
@@ -194,7 +202,7 @@ class Fetched(SampleDataset):
             else:
                 logger.info(
                     "%s: reading all %d samples once for their lengths; a `lengths` attribute of the dataset, or "
-                    "to_columns(), would spare that",
+                    "to_columns(), avoids that",
                     self.name,
                     self.rows,
                 )
@@ -208,14 +216,14 @@ class Fetched(SampleDataset):
         now = length_of(self.dataset)
         if now != self.rows:
             raise DataError(
-                f"{self.name} had {self.rows} samples when the loader was made, and has {now} now; which sample comes "
-                "when depends on their number: make a new loader"
+                f"{self.name} had {self.rows} samples when the loader was made, it has {now} now; make a new one: the "
+                "order depends on their number"
             )
 
     def _kept(self, row: int) -> Any:
         if self._cache is None:
             return self._sample(row)
-        return self._cache.get_or_build(row, lambda: _plain(self._sample(row), row, self.schema), _size)
+        return self._cache.get_or_build(row, lambda: _plain(self._sample(row), row, self.schema), object_nbytes)
 
     def _sample(self, row: int) -> Any:
         try:
@@ -232,12 +240,12 @@ class Fetched(SampleDataset):
             self._cache.clear()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For worker processes: without the cache, which is of this one."""
+        """State for worker processes, without the cache."""
         return self.__dict__ | {"_cache": None}
 
 
-class Listed(Fetched):
-    """A list of samples: made into columns when it is first used, if they fit."""
+class ListDataset(FetchedDataset):
+    """List of samples, converted to columns on first use if they fit into memory."""
 
     def __init__(self, dataset: Sequence[Any], objective: Objective, keep: frozenset[str], budget: MemoryBudget | None):
         super().__init__(dataset, objective, keep, None)
@@ -247,14 +255,14 @@ class Listed(Fetched):
 
     @cached_property
     def identity(self) -> str:
-        """By some of the samples; what is in a list is quickly looked at."""
+        """Fingerprint of some of the samples."""
         digest, named = xxhash.xxh3_64(), name_of(self.dataset, self.rows)
         if not self.rows:
             return named
         try:
             self.fetch(some_of(self.rows)).identity(digest.update)
         except (DataError, SchemaError):
-            return named  # the batch with that sample will tell
+            return named  # the batch with that sample raises the error
         return f"{named} {digest.hexdigest()}"
 
     @property
@@ -269,7 +277,7 @@ class Listed(Fetched):
             self._too_large = needed > most
             if self._too_large:
                 logger.info(
-                    "a list of %d samples is read one by one: its columns would take about %s, and %s are there",
+                    "a list of %d samples is read one by one: its columns would take about %s, %s are available",
                     self.rows,
                     format_bytes(needed),
                     format_bytes(most),
@@ -279,7 +287,7 @@ class Listed(Fetched):
                 if self._budget is not None:
                     self._budget.hold("columns", self._columns.nbytes, by=self)
                 logger.info(
-                    "a list of %d samples was made into columns of %s; later changes to it are not seen",
+                    "a list of %d samples was converted to columns of %s; later changes to it have no effect",
                     self.rows,
                     format_bytes(self._columns.nbytes),
                 )
@@ -296,7 +304,7 @@ class Listed(Fetched):
 
 
 def name_of(dataset: Any, rows: int) -> str:
-    """What names the samples of a dataset without reading them: its own fingerprint, if it has one."""
+    """Fingerprint of a dataset without reading it: its own, if it has one."""
     for name in ("fingerprint", "_fingerprint"):
         found = getattr(dataset, name, None)
         if isinstance(found, str):
@@ -308,12 +316,12 @@ def length_of(dataset: Any) -> int:
     try:
         rows = len(dataset)
     except TypeError as error:
-        raise ConfigError(f"the length of {type(dataset).__name__} cannot be told: {error}") from None
+        raise ConfigError(f"{type(dataset).__name__} has no length: {error}") from None
     return rows
 
 
 def _plain(sample: Any, row: int, schema: SampleSchema) -> Any:
-    """A sample whose numbers are NumPy's: those of a lazy framework belong to the thread that made them."""
+    """The sample with NumPy arrays: lazy arrays can only be computed in the thread that made them."""
     if not isinstance(sample, Mapping):
         return sample
     kinds = schema.kinds
@@ -324,16 +332,6 @@ def _plain(sample: Any, row: int, schema: SampleSchema) -> Any:
     return plain
 
 
-def _size(value: Any) -> int:
-    """Bytes that a value takes, with everything in it."""
-    own = sys.getsizeof(value)
-    if isinstance(value, Mapping):
-        return own + sum(_size(name) + _size(entry) for name, entry in value.items())
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return own + sum(map(_size, value))
-    return max(own, int(getattr(value, "nbytes", 0)))
-
-
 def as_sample_dataset(
     dataset: Any,
     objective: Objective,
@@ -342,13 +340,13 @@ def as_sample_dataset(
     cache_bytes: int = 0,
     budget: MemoryBudget | None = None,
 ) -> SampleDataset:
-    """What a loader was given, by what it can do."""
+    """Dataset of anything that a loader takes."""
     if isinstance(dataset, (str, os.PathLike)):
         refuse_remote_store(dataset)
         local = local_or_none(dataset)
         if local is None or not is_store(local):
             raise ConfigError(
-                f"{os.fspath(dataset)!r} is no token store; make one with penstock.prepare, or pass a dataset, a "
+                f"{os.fspath(dataset)!r} is not a token store; make one with penstock.prepare, or pass a dataset, a "
                 "table, or a list of samples"
             )
         dataset = open_store(dataset)
@@ -356,33 +354,33 @@ def as_sample_dataset(
         return _of_store(dataset, objective, keep)
     if isinstance(dataset, Mapping) or hasattr(dataset, "__arrow_c_stream__"):
         table = _table_of(dataset)
-        return Columnar(lambda: table, table.num_rows, "table", objective, keep)
+        return ColumnarDataset(lambda: table, table.num_rows, "table", objective, keep)
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise ConfigError(
-            f"a dataset has __len__ and __getitem__, and {type(dataset).__name__} has not; what can only be iterated "
-            "is for StreamingPipeline"
+            f"a dataset needs __len__ and __getitem__, {type(dataset).__name__} lacks them; iterables are for "
+            "StreamingPipeline"
         )
     if getattr(type(dataset), "__getitem__", None) in (list.__getitem__, tuple.__getitem__):
-        return Listed(dataset, objective, keep, budget)
+        return ListDataset(dataset, objective, keep, budget)
     read = _columns_of(dataset)
     if read is not None:
         rows = length_of(dataset)
         named = name_of(dataset, rows)
-        told = named if named != name_of(None, rows) else None  # else the columns are looked at
-        return Columnar(read, rows, type(dataset).__name__, objective, keep, identity=told)
+        identity = named if named != name_of(None, rows) else None  # else that of the columns
+        return ColumnarDataset(read, rows, type(dataset).__name__, objective, keep, identity=identity)
     cache: LRUCache[Any] | None = LRUCache(cache_bytes, budget=budget, owner="samples") if cache_bytes else None
-    return Fetched(dataset, objective, keep, cache)
+    return FetchedDataset(dataset, objective, keep, cache)
 
 
 def _columns_of(dataset: Any) -> Callable[[], pa.Table] | None:
-    """How to read a dataset as columns, if it offers that and they are what its samples are."""
+    """Function that reads a dataset as columns; None if it has none, or if samples differ from the columns."""
     if getattr(dataset, "transform", None) is not None:
-        return None  # which is done to samples
+        return None  # it applies to samples
     if callable(getattr(dataset, "to_columns", None)):
         return cast("Callable[[], pa.Table]", dataset.to_columns)
     if callable(getattr(dataset, "with_format", None)) and hasattr(dataset, "features"):
         if getattr(dataset, "format", {}).get("type") == "custom":
-            return None  # a function is applied to what is asked for
+            return None  # a function is applied to each sample
         return lambda: pa.table(dataset.with_format("arrow")[:])
     return None
 
@@ -394,13 +392,13 @@ def _table_of(data: Any) -> pa.Table:
         return pa.table({name: _column(value) for name, value in data.items()} if isinstance(data, Mapping) else data)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise SchemaError(
-            f"{type(data).__name__} is taken as columns, and cannot be read as such: {error}; pass a list of samples, "
-            "or a mapping of names to columns of one length"
+            f"{type(data).__name__} cannot be read as columns: {error}; pass a list of samples, or a mapping of names "
+            "to columns of one length"
         ) from None
 
 
 def _column(values: Any) -> Any:
-    """Values as Arrow takes them: an array of several dimensions is a row of lists."""
+    """Values for Arrow: arrays of several dimensions become nested lists."""
     if not isinstance(values, np.ndarray) or values.ndim < 2:
         return values
     column = pa.array(np.ascontiguousarray(values).reshape(-1))
@@ -409,10 +407,10 @@ def _column(values: Any) -> Any:
     return column
 
 
-def _of_store(store: Store, objective: Objective, keep: frozenset[str]) -> Columnar:
+def _of_store(store: Store, objective: Objective, keep: frozenset[str]) -> ColumnarDataset:
     column = store.manifest.tokens_column
     if column is None:
-        raise SchemaError(f"{store.shown} holds no tokens; prepare it with a tokenizer")
+        raise SchemaError(f"{store.shown} has no tokens; prepare it with a tokenizer")
 
     def read() -> pa.Table:
         table = pa.Table.from_batches(store.batches(), schema=store.schema)
@@ -422,4 +420,4 @@ def _of_store(store: Store, objective: Objective, keep: frozenset[str]) -> Colum
     digest = xxhash.xxh3_64()
     for shard in store.manifest.shards:
         digest.update(f"{shard.name} {shard.index_checksum}\n".encode())
-    return Columnar(read, len(store), store.shown, objective, keep, identity=digest.hexdigest())
+    return ColumnarDataset(read, len(store), store.shown, objective, keep, identity=digest.hexdigest())

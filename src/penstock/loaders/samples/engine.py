@@ -5,8 +5,10 @@ plan step (one optimizer step of all ranks) -> micro-batches of all ranks -> the
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -16,23 +18,181 @@ from penstock.distributed.sharding import share_cuts
 from penstock.errors import ConfigError, PenstockError, ResumeError
 from penstock.loaders.plan_engine import StepNumbers
 from penstock.loaders.samples.collate import MicroBatch, SampleCollator
+from penstock.loaders.samples.columns import SampleColumns
 from penstock.loaders.samples.datasets import SampleDataset
-from penstock.loaders.samples.layout import Form
-from penstock.loaders.samples.prefetch import Made, Production
+from penstock.loaders.samples.layout import SampleLayout
 from penstock.loaders.tuner import LoaderTuner, TunerSetting
+from penstock.memory import MemoryBudget
 from penstock.memory.views import keep_freed
 from penstock.order.plan import Plan, Position, Step
 from penstock.order.states import STATE, from_state, to_state
+from penstock.pipeline.prefetch import WorkAhead
 
-__all__ = ["SampleEngine", "SamplePosition"]
+__all__ = ["BatchProducer", "ReadyBatch", "SampleEngine", "SamplePosition"]
+
+
+_QUICK_SECONDS = 0.002
+"""Batches of fetched samples are made several at a time as long as that takes no longer."""
+ReadyBatch = tuple[TrainingBatch, Any]
+"""A batch and the position after it."""
+
+
+class BatchProducer:
+    """Makes the batches of one loop after the other, as a setting says, which a tuner may change meanwhile."""
+
+    def __init__(
+        self, collator: SampleCollator, setting: TunerSetting, tuner: LoaderTuner | None, budget: MemoryBudget | None
+    ) -> None:
+        self.collator, self.setting, self.tuner, self._budget = collator, setting, tuner, budget
+        self._batch_seconds = 1.0
+        """What a batch of fetched samples took last."""
+        self._ahead: WorkAhead[list[MicroBatch], list[ReadyBatch | Exception]] | None = None
+        """The threads of the loop that was begun last."""
+
+    def of_columns(self, micros: Iterator[MicroBatch], columns: SampleColumns) -> Generator[ReadyBatch, None, None]:
+        """Batches of columns, collated several at a time."""
+        chunk, tuner = 1, self.tuner
+        if tuner is not None:
+            tuner.resume()
+        while True:
+            begun = tuner.clock() if tuner is not None else 0.0
+            group = self._next_group(micros, chunk)
+            if not group:
+                return
+            made = self.collator.make_group(group, columns)
+            for micro in group:
+                batch = next(made)
+                if tuner is not None and tuner.saw(tuner.clock() - begun):
+                    self.setting = tuner.setting
+                yield batch, micro.next_position
+                del batch
+                if tuner is not None:
+                    begun = tuner.clock()
+            chunk = min(chunk * 2, max(self.setting.chunk, 1))
+
+    def fetched(self, micros: Iterator[MicroBatch]) -> Generator[ReadyBatch, None, None]:
+        """Batches of samples that threads fetch, in order; without workers, the calling thread."""
+        self.collator.get_ready()
+        tuner = self.tuner
+        if tuner is not None:
+            tuner.resume()
+        ended = False
+        while not ended:
+            groups = self._groups(micros, partial(self._paced, self.setting))
+            ahead = self._begin_ahead(groups)
+            try:
+                ended = yield from self._handed(map(self._make_all, groups) if ahead is None else ahead)
+                if not ended and ahead is not None:  # another setting is tried after what was begun with this one
+                    ahead.finish()
+                    yield from (_made(item) for group in ahead for item in group)
+            finally:
+                if ahead is not None:
+                    ahead.stop()
+
+    def _begin_ahead(
+        self, groups: Iterator[list[MicroBatch]]
+    ) -> WorkAhead[list[MicroBatch], list[ReadyBatch | Exception]] | None:
+        """Threads that make batches, after those of the previous loop have ended; None without workers."""
+        self.end()
+        workers = self.setting.workers
+        if workers:
+            self._ahead = WorkAhead(
+                self._make_all,
+                groups,
+                workers,
+                workers + self.setting.prefetch,
+                weight=len,
+                budget=self._budget,
+                size=_nbytes,
+                beside=lambda: self.collator.most_fetched,
+            )
+        return self._ahead
+
+    def end(self) -> None:
+        """Wait for the threads of a loop that was left."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.close()
+
+    def _handed(self, made: Iterator[list[ReadyBatch | Exception]]) -> Generator[ReadyBatch, None, bool]:
+        """Yield batches; False if another setting is to be tried before the rest."""
+        tuner = self.tuner
+        begun = tuner.clock() if tuner is not None else 0.0
+        for group in made:
+            changed = False
+            for item in group:
+                if tuner is not None:
+                    changed = tuner.saw(tuner.clock() - begun) or changed
+                yield _made(item)
+                if tuner is not None:
+                    begun = tuner.clock()
+            del group
+            if changed and tuner is not None:
+                self.setting = tuner.setting
+                return False
+        return True
+
+    def _make_all(self, micros: list[MicroBatch]) -> list[ReadyBatch | Exception]:
+        """Batches up to the first that fails, and its error."""
+        begun = time.perf_counter()
+        try:
+            batches = self.collator.make_fetched(micros)
+        except Exception as error:  # noqa: BLE001 - it is raised where the batch would have been
+            if len(micros) == 1:
+                return [error]
+            made: list[ReadyBatch | Exception] = []
+            for micro in micros:
+                made += self._make_all([micro])
+                if isinstance(made[-1], Exception):
+                    break
+            return made
+        self._batch_seconds = (time.perf_counter() - begun) / len(micros)
+        return [(batch, micro.next_position) for batch, micro in zip(batches, micros, strict=True)]
+
+    def _next_group(self, micros: Iterator[MicroBatch], size: int) -> list[MicroBatch]:
+        stages = self.collator.stages
+        begun = stages.clock() if stages is not None else 0.0
+        group = list(islice(micros, size))
+        if stages is not None:
+            stages.add("order", stages.clock() - begun)
+        return group
+
+    def _paced(self, setting: TunerSetting) -> int:
+        """Number of batches to fetch at a time: several if they are quick, at most half of the prefetch."""
+        quick = int(_QUICK_SECONDS / max(self._batch_seconds, 1e-6))
+        trying = self.tuner is not None and not self.tuner.done
+        most = (setting.workers + setting.prefetch) // 2 if setting.workers else setting.prefetch
+        return min(setting.chunk if trying else max(setting.chunk, quick), max(most, 1))
+
+    def _groups(self, micros: Iterator[MicroBatch], size: Callable[[], int]) -> Iterator[list[MicroBatch]]:
+        """Groups of micro-batches; those of a step stay together where its labels are counted."""
+        while group := self._next_group(micros, size()):
+            while self.collator.labels.counts_step(group[-1]) and group[-1].number + 1 < group[-1].count:
+                group += islice(micros, 1)
+            yield group
+
+    def __getstate__(self) -> dict[str, Any]:
+        """State for worker processes, without threads and the tuner."""
+        return self.__dict__ | {"tuner": None, "_ahead": None}
+
+
+def _made(item: ReadyBatch | Exception) -> ReadyBatch:
+    if isinstance(item, Exception):
+        raise item
+    return item
+
+
+def _nbytes(made: list[ReadyBatch | Exception]) -> int:
+    return sum(item[0].nbytes for item in made if not isinstance(item, Exception))
+
 
 _KEPT_BYTES = 4 << 20
 _STEPS_AT_ONCE = 64
-"""Of the plan, which are read together."""
+"""Steps of the plan that are read together."""
 
 
 class SamplePosition(NamedTuple):
-    """Between two batches: in front of a step of the plan, with the first `micro` of its micro-batches done."""
+    """Position between two batches: a step of the plan, and the number of its micro-batches that are done."""
 
     place: Position
     micro: int = 0
@@ -47,35 +207,35 @@ class SamplePosition(NamedTuple):
 
 
 class SampleEngine:
-    """The batches of one rank, from any position on."""
+    """Batches of one rank, from any position."""
 
     def __init__(
         self,
-        origin: SampleDataset,
+        dataset: SampleDataset,
         plan: Plan,
         options: Options,
-        form: Form,
+        layout: SampleLayout,
         *,
         accumulation: int,
         setting: TunerSetting,
         tuner: LoaderTuner | None = None,
     ) -> None:
-        self.origin, self.plan, self.options = origin, plan, options
+        self.dataset, self.plan, self.options = dataset, plan, options
         self.rank, self.batch_size, self.accumulation = options.find_rank(), options.batch_size, accumulation
         self.global_micro = self.batch_size * self.rank.world
-        self.maker = SampleCollator(origin, form, options, self.rank)
-        self._production = Production(self.maker, setting, tuner, options.budget)
+        self.collator = SampleCollator(dataset, layout, options, self.rank)
+        self._producer = BatchProducer(self.collator, setting, tuner, options.budget)
         self._numbers = StepNumbers()
         keep_freed(_KEPT_BYTES)
 
     @property
     def setting(self) -> TunerSetting:
-        """How batches are made now."""
-        return self._production.setting
+        """Current setting of workers and prefetch."""
+        return self._producer.setting
 
     @property
     def tuner(self) -> LoaderTuner | None:
-        return self._production.tuner
+        return self._producer.tuner
 
     @property
     def names(self) -> str:
@@ -103,62 +263,64 @@ class SampleEngine:
     def item(self, epoch: int, number: int) -> TrainingBatch:
         step, within = divmod(number, self.accumulation)
         position = self.plan.seek(self._numbers.of(self.plan, epoch)[step])
-        read, behind = self.plan.read(position)
+        read, next_position = self.plan.read(position)
         assert read is not None
-        micro = next(islice(self._cut(read, position, SamplePosition(behind), self.global_micro), within, None))
-        return self.maker.make(micro)
+        micro = next(islice(self._cut(read, position, SamplePosition(next_position), self.global_micro), within, None))
+        return self.collator.make(micro)
 
     def position_of(self, epoch: int, number: int) -> SamplePosition:
-        """In front of a micro-batch of an epoch; behind the last one, the beginning of the next epoch."""
+        """Position of a micro-batch of an epoch; after the last one, the beginning of the next epoch."""
         if number >= self.count(epoch):
             return SamplePosition(self.plan.settle(self.plan.seek_epoch(epoch + 1))[0])
         step, micro = divmod(number, self.accumulation)
         return SamplePosition(self.plan.seek(self._numbers.of(self.plan, epoch)[step]), micro)
 
     def number_of(self, position: SamplePosition) -> int:
-        """How many micro-batches of its epoch are in front of a position."""
+        """Number of micro-batches of the epoch before a position."""
         steps = self._numbers.of(self.plan, position.epoch)
         return bisect_left(steps, position.step) * self.accumulation + position.micro
 
-    def one(self, position: SamplePosition, batch_size: int | None) -> Made:
-        """The batch at a position, over the end of an epoch if there is one."""
+    def one(self, position: SamplePosition, batch_size: int | None) -> ReadyBatch:
+        """The batch at a position; at the end of an epoch, the first of the next."""
         other = batch_size is not None and batch_size != self.batch_size
         if other and self.accumulation > 1:
             raise ConfigError(
-                f"a step is {self.accumulation} micro-batches of {self.batch_size} for each rank, so none of "
-                f"{batch_size} can be taken; call get_batch() without a size"
+                f"a step is {self.accumulation} micro-batches of {self.batch_size} for each rank, got a batch size of "
+                f"{batch_size}; call get_batch() without a size"
             )
         if other and self.plan.counts_steps:
             raise ConfigError(
-                f"the plan has edits, which count steps of {self.plan.global_batch} samples, so no batch of "
-                f"{batch_size} for each rank can be taken; call get_batch() without a size"
+                f"the plan has edits, which count steps of {self.plan.global_batch} samples, got a batch size of "
+                f"{batch_size}; call get_batch() without a size"
             )
-        self.origin.check_unchanged()
+        self.dataset.check_unchanged()
         size = self.global_micro if batch_size is None else batch_size * self.rank.world
         count = size * self.accumulation
         place = position.place
         for _ in range(2):
-            step, behind = self.plan.read(place, count)
+            step, next_position = self.plan.read(place, count)
             if step is not None:
-                micro = self._at(step, place, SamplePosition(self.plan.settle(behind, count)[0]), position.micro, size)
-                return self.maker.make(micro), micro.behind
-            place = self.plan.next_epoch(behind)
+                micro = self._at(
+                    step, place, SamplePosition(self.plan.settle(next_position, count)[0]), position.micro, size
+                )
+                return self.collator.make(micro), micro.next_position
+            place = self.plan.next_epoch(next_position)
         raise self._nothing(count)
 
-    def batches(self, position: SamplePosition) -> Generator[Made, None, None]:
-        """The batches of the rest of an epoch, each with the position behind it."""
-        self.origin.check_unchanged()
-        stages = self.maker.stages
+    def batches(self, position: SamplePosition) -> Generator[ReadyBatch, None, None]:
+        """Batches of the rest of an epoch, each with the position after it."""
+        self.dataset.check_unchanged()
+        stages = self.collator.stages
         begun = stages.clock() if stages is not None else 0.0
-        columns = self.origin.columns()
+        columns = self.dataset.columns()
         if stages is not None:
             stages.add("fetch", stages.clock() - begun)
         micros = self._micros(position)
-        making = self._production
+        making = self._producer
         return making.of_columns(micros, columns) if columns is not None else making.fetched(micros)
 
     def _micros(self, position: SamplePosition) -> Iterator[MicroBatch]:
-        """The micro-batches of the rest of an epoch. Steps are read some at a time, first one and then ever more."""
+        """Micro-batches of the rest of an epoch. The plan is read one step at first, and then ever more at a time."""
         place, _ = self.plan.settle(position.place)
         first = position.micro if place == position.place else 0
         epoch, wanted = place.epoch, 1
@@ -169,16 +331,20 @@ class SampleEngine:
                 if place.at_start:
                     raise self._nothing(None)
                 return
-            for step, behind in found:
+            for step, next_position in found:
                 if whole:
-                    yield MicroBatch(step, 0, 1, step.samples.rows, 0, len(step.samples.rows), SamplePosition(behind))
+                    yield MicroBatch(
+                        step, 0, 1, step.samples.rows, 0, len(step.samples.rows), SamplePosition(next_position)
+                    )
                 else:
-                    yield from islice(self._cut(step, place, SamplePosition(behind), self.global_micro), first, None)
-                place, first = behind, 0
+                    yield from islice(
+                        self._cut(step, place, SamplePosition(next_position), self.global_micro), first, None
+                    )
+                place, first = next_position, 0
             wanted = min(wanted * 2, _STEPS_AT_ONCE)
 
-    def _cut(self, step: Step, place: Position, behind: SamplePosition, size: int) -> Iterator[MicroBatch]:
-        """The micro-batches of a step."""
+    def _cut(self, step: Step, place: Position, next_position: SamplePosition, size: int) -> Iterator[MicroBatch]:
+        """Micro-batches of a step."""
         samples, world = step.samples, self.rank.world
         total = len(samples)
         count = max(-(-total // size), 1)
@@ -188,11 +354,11 @@ class SampleEngine:
             if world > 1:
                 cuts = share_cuts(len(part), world)[self.rank.rank : self.rank.rank + 2]
                 low, high = (int(part.offsets[cut]) for cut in cuts)
-            after = behind if number + 1 == count else SamplePosition(place, number + 1)
+            after = next_position if number + 1 == count else SamplePosition(place, number + 1)
             yield MicroBatch(step, number, count, part.rows, low, high, after)
 
-    def _at(self, step: Step, place: Position, behind: SamplePosition, number: int, size: int) -> MicroBatch:
-        found = next(islice(self._cut(step, place, behind, size), number, None), None)
+    def _at(self, step: Step, place: Position, next_position: SamplePosition, number: int, size: int) -> MicroBatch:
+        found = next(islice(self._cut(step, place, next_position, size), number, None), None)
         if found is None:
             raise ResumeError(f"step {step.number} has no micro-batch {number}")
         return found
@@ -212,9 +378,9 @@ class SampleEngine:
             raise ResumeError(f"the state is damaged: its micro_step is {micro!r}")
         if micro and (there != self.accumulation or state.get("global_batch") != plan.global_batch):
             raise ResumeError(
-                f"the state was saved behind micro-batch {micro} of {there} of a step of {state.get('global_batch')} "
+                f"the state was saved after micro-batch {micro} of {there} of a step of {state.get('global_batch')} "
                 f"samples, and this loader cuts steps of {plan.global_batch} into {self.accumulation}; use the same "
-                "batch_size and gradient_accumulation_steps, or a state that was saved behind a whole step"
+                "batch_size and gradient_accumulation_steps, or a state that was saved after a whole step"
             )
         if micro:
             step, _ = plan.read(place)
@@ -251,8 +417,8 @@ class SampleEngine:
         return position if position.micro else SamplePosition(plan.settle(position.place)[0])
 
     def close(self) -> None:
-        self._production.end()
-        self.origin.close()
+        self._producer.end()
+        self.dataset.close()
 
     def _last_step(self, epoch: int) -> tuple[int, int] | None:
         """The number of the last step of an epoch, and its samples, if it is not a whole one."""

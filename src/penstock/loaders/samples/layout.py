@@ -1,25 +1,40 @@
-"""Columns and row numbers to the arrays of a batch."""
+"""Layout of batches of samples: arrays of a batch from columns and row numbers."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.batching.backends import Backend, batch_dtype, get_backend
+from penstock.batching.backends.base import exactly
+from penstock.batching.batch import NO_FIELDS, TrainingBatch
 from penstock.errors import ConfigError, DataError
-from penstock.loaders.samples.columns import SampleColumns
-from penstock.loaders.samples.ragged import MemoryRows, mask_of
+from penstock.loaders.samples.columns import MemoryRows, SampleColumns, mask_of
 from penstock.loaders.samples.schema import FILLS, IGNORE, Objective, keeps_type
 
-__all__ = ["Corruption", "Form", "Picked", "SampleTruncation", "assemble", "blank", "count_labels"]
+__all__ = [
+    "Corruption",
+    "PickedRows",
+    "SampleBatch",
+    "SampleLayout",
+    "SampleTruncation",
+    "assemble",
+    "blank",
+    "converter_of",
+    "count_labels",
+]
+
 
 Ints = npt.NDArray[np.int64]
+Arrays = dict[str, npt.NDArray[Any]]
 
 
 class Corruption(Protocol):
-    """What makes a masked-language-model batch of ids; see `MaskedLM`."""
+    """Masking of ids for masked language models; see `MaskedLM`."""
 
     def corrupt(
         self, input_ids: npt.NDArray[Any], attention_mask: npt.NDArray[Any], rows: Ints, epoch: int
@@ -27,17 +42,17 @@ class Corruption(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Form:
-    """What batches look like, whatever is in them."""
+class SampleLayout:
+    """Layout of batches: dtype, padding, truncation and masking."""
 
     integer: np.dtype[Any]
     pad_id: int = 0
     multiple: int = 1
     max_length: int | None = None
     truncation: Literal["error", "right", "left"] = "error"
-    """What of a row that is longer than `max_length` goes: nothing, its end, or its beginning."""
+    """Rows longer than `max_length` are an error, or lose their end (`right`) or their beginning (`left`)."""
     to_max_length: bool = False
-    """Whether every row is padded to `max_length`, and not to the longest row."""
+    """Pad every row to `max_length` instead of the longest row."""
     objective: Objective = None
     corruption: Corruption | None = None
 
@@ -46,14 +61,14 @@ class Form:
             raise ConfigError("padding='max_length' needs a max_length to pad to; pass one, or padding='longest'")
 
     def cut(self, lengths: Ints, rows: Ints) -> SampleTruncation:
-        """What is kept of rows of these lengths."""
+        """Truncation of rows of these lengths."""
         limit = self.max_length
         if limit is None or not len(lengths) or int(lengths.max()) <= limit:
             return SampleTruncation(lengths, None)
         if self.truncation == "error":
             at = int(np.argmax(lengths > limit))
             raise DataError(
-                f"row {int(rows[at])} has {int(lengths[at])} tokens, and max_length is {limit}; pass a larger "
+                f"row {int(rows[at])} has {int(lengths[at])} tokens, more than max_length={limit}; pass a larger "
                 "max_length, or truncation='right' (keep the beginning) or 'left' (keep the end)",
                 row=int(rows[at]),
             )
@@ -62,109 +77,113 @@ class Form:
         return SampleTruncation(kept, skips)
 
     def width(self, longest: int) -> int:
-        """Tokens of a row of a batch whose longest has so many."""
+        """Width of a batch whose longest row has this many tokens."""
         if self.to_max_length and self.max_length is not None:
             longest = self.max_length
         return -(-max(longest, 1) // self.multiple) * self.multiple
 
 
 class SampleTruncation(NamedTuple):
-    """What is kept of some rows."""
+    """Truncated lengths of some rows."""
 
     lengths: Ints
     skips: Ints | None
-    """Tokens left out in front; None: of no row."""
+    """Tokens cut off at the beginning; None: of no row."""
 
     def slice(self, low: int, high: int) -> SampleTruncation:
         return SampleTruncation(self.lengths[low:high], None if self.skips is None else self.skips[low:high])
 
 
-class Picked(NamedTuple):
-    """Samples of a batch: rows `at` of some columns, which are `rows` of the dataset."""
+class PickedRows(NamedTuple):
+    """Rows of a batch: rows `at` of the columns, which are `rows` of the dataset."""
 
     at: Ints
     rows: Ints
     cut: SampleTruncation
     width: int
-    """Tokens of each row of the batch."""
+    """Width of the batch."""
 
 
-def assemble(columns: SampleColumns, picked: Picked, epoch: int, form: Form) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of a batch."""
-    arrays: dict[str, npt.NDArray[Any]] = {}
+def assemble(
+    columns: SampleColumns, picked: PickedRows, epoch: int, layout: SampleLayout
+) -> dict[str, npt.NDArray[Any]]:
+    """Arrays of a batch."""
+    arrays: Arrays = {}
     if columns.ids is not None:
-        mask = mask_of(picked.cut.lengths, picked.width, form.integer)
-        ids = _grid("input_ids", columns.ids, picked, mask, form.pad_id, form.integer)
+        mask = mask_of(picked.cut.lengths, picked.width, layout.integer)
+        ids = _grid("input_ids", columns.ids, picked, mask, layout.pad_id, layout.integer)
         arrays = {"input_ids": ids, "attention_mask": mask}
         for name, column in columns.by_token.items():
-            dtype = np.dtype(np.float32) if column.dtype.kind == "f" else form.integer
+            dtype = np.dtype(np.float32) if column.dtype.kind == "f" else layout.integer
             arrays[name] = _grid(name, column, picked, mask, FILLS.get(name, 0), dtype)
-        if form.corruption is not None:
-            corrupted, labels = form.corruption.corrupt(ids, arrays["attention_mask"], picked.rows, epoch)
-            arrays["input_ids"] = _as("input_ids", corrupted, form.integer, picked.rows)
-            arrays["labels"] = _as("labels", labels, form.integer, picked.rows)
+        if layout.corruption is not None:
+            corrupted, labels = layout.corruption.corrupt(ids, arrays["attention_mask"], picked.rows, epoch)
+            arrays["input_ids"] = _as("input_ids", corrupted, layout.integer, picked.rows)
+            arrays["labels"] = _as("labels", labels, layout.integer, picked.rows)
     for name, numbers in columns.fixed.items():
         found = numbers[picked.at]
-        arrays[name] = _as(name, found, _type_of(name, found.dtype, form), picked.rows)
+        arrays[name] = _as(name, found, _type_of(name, found.dtype, layout), picked.rows)
     return arrays
 
 
-def blank(columns: SampleColumns, width: int, form: Form) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of a batch without samples: one row of padding that attends to its first token, or a softmax over
-    nothing would make NaN; `loss_mask` says that nothing is learned from it."""
+def blank(columns: SampleColumns, width: int, layout: SampleLayout) -> Arrays:
+    """Arrays of a batch without samples: one row of padding whose `loss_mask` is 0. It attends to its first token,
+    because a softmax over nothing is NaN."""
     shape = (1, width)
-    arrays: dict[str, npt.NDArray[Any]] = {}
+    arrays: Arrays = {}
     if columns.ids is not None:
-        mask = np.zeros(shape, form.integer)
+        mask = np.zeros(shape, layout.integer)
         mask[0, 0] = 1
-        arrays = {"input_ids": np.full(shape, form.pad_id, form.integer), "attention_mask": mask}
+        arrays = {"input_ids": np.full(shape, layout.pad_id, layout.integer), "attention_mask": mask}
     for name, column in columns.by_token.items():
         if name != "attention_mask":
-            arrays[name] = np.full(shape, FILLS.get(name, 0), np.float32 if column.dtype.kind == "f" else form.integer)
+            arrays[name] = np.full(
+                shape, FILLS.get(name, 0), np.float32 if column.dtype.kind == "f" else layout.integer
+            )
     for name, numbers in columns.fixed.items():
-        dtype = _type_of(name, numbers.dtype, form)
+        dtype = _type_of(name, numbers.dtype, layout)
         fill = IGNORE if name == "labels" and dtype.kind != "f" else 0
         arrays[name] = np.full((1, *numbers.shape[1:]), fill, dtype)
-    if form.corruption is not None:
-        arrays["labels"] = np.full(shape, IGNORE, form.integer)
-    arrays["loss_mask"] = np.zeros(1, form.integer)
+    if layout.corruption is not None:
+        arrays["labels"] = np.full(shape, IGNORE, layout.integer)
+    arrays["loss_mask"] = np.zeros(1, layout.integer)
     return arrays
 
 
-def count_labels(columns: SampleColumns, at: Ints, rows: Ints, epoch: int, form: Form) -> int:
-    """Tokens with a label of some samples, however they are put into batches."""
+def count_labels(columns: SampleColumns, at: Ints, rows: Ints, epoch: int, layout: SampleLayout) -> int:
+    """Labelled tokens of some samples."""
     assert columns.ids is not None
-    cut = form.cut(columns.lengths[at], rows)
-    picked = Picked(at, rows, cut, int(cut.lengths.max(initial=1)))
-    mask = mask_of(cut.lengths, picked.width, form.integer)
-    if form.corruption is not None:
-        ids = _grid("input_ids", columns.ids, picked, mask, form.pad_id, form.integer)
+    cut = layout.cut(columns.lengths[at], rows)
+    picked = PickedRows(at, rows, cut, int(cut.lengths.max(initial=1)))
+    mask = mask_of(cut.lengths, picked.width, layout.integer)
+    if layout.corruption is not None:
+        ids = _grid("input_ids", columns.ids, picked, mask, layout.pad_id, layout.integer)
         given = columns.by_token.get("attention_mask")
         if given is not None:
-            mask = _grid("attention_mask", given, picked, mask, 0, form.integer)
-        labels = form.corruption.corrupt(ids, mask, rows, epoch)[1]
+            mask = _grid("attention_mask", given, picked, mask, 0, layout.integer)
+        labels = layout.corruption.corrupt(ids, mask, rows, epoch)[1]
     else:
-        labels = _grid("labels", columns.by_token["labels"], picked, mask, IGNORE, form.integer)
+        labels = _grid("labels", columns.by_token["labels"], picked, mask, IGNORE, layout.integer)
     return int(np.count_nonzero(labels != IGNORE))
 
 
-def _type_of(name: str, given: np.dtype[Any], form: Form) -> np.dtype[Any]:
-    """The type in a batch of numbers that are not by token."""
+def _type_of(name: str, given: np.dtype[Any], layout: SampleLayout) -> np.dtype[Any]:
+    """Dtype in a batch of numbers that are not token-wise."""
     kept = given.kind == "f" or (given in (np.bool_, np.uint8) and keeps_type(name))
-    return given if kept else form.integer
+    return given if kept else layout.integer
 
 
 def _grid(
-    name: str, column: MemoryRows, picked: Picked, mask: npt.NDArray[Any], fill: int, dtype: np.dtype[Any]
+    name: str, column: MemoryRows, picked: PickedRows, mask: npt.NDArray[Any], fill: int, dtype: np.dtype[Any]
 ) -> npt.NDArray[Any]:
     found = column.grid(picked.at, picked.cut.skips, picked.width)
     if dtype.kind == "f":
-        return np.where(mask, found, fill).astype(dtype)  # behind a row may be NaN
+        return np.where(mask, found, fill).astype(dtype)  # padding may hold NaN
     if found.dtype == dtype:
         np.multiply(found, mask, out=found)
         grid = found
     else:
-        # What lies behind a row is anything, so it goes before the values are looked at.
+        # Padding holds anything, so it is zeroed before the values are checked.
         found = np.multiply(found, mask.astype(found.dtype))
         grid = _as(name, found, dtype, picked.rows)
     if fill:
@@ -173,7 +192,7 @@ def _grid(
 
 
 def _as(name: str, found: npt.NDArray[Any], dtype: np.dtype[Any], rows: Ints) -> npt.NDArray[Any]:
-    """The same values in another type; an error if one does not fit."""
+    """The values in another dtype; an error if one does not fit."""
     if found.dtype == dtype:
         return found
     if found.dtype.kind in "iu" and dtype.kind in "iu" and not np.can_cast(found.dtype, dtype, "safe") and found.size:
@@ -181,8 +200,83 @@ def _as(name: str, found: npt.NDArray[Any], dtype: np.dtype[Any], rows: Ints) ->
         if int(found.max()) > limits.max or int(found.min()) < limits.min:
             at = np.argwhere((found > limits.max) | (found < limits.min))[0]
             row = int(rows[at[0]])
-            hint = "" if name in ("input_ids", "labels") else f"; keep it beside the batch with beside=[{name!r}]"
+            hint = "" if name in ("input_ids", "labels") else f"; use metadata_fields=[{name!r}]"
             raise DataError(
                 f"{name} of row {row} has the value {found[tuple(at)]}, which {dtype.name} cannot hold{hint}", row=row
             )
     return found.astype(dtype)
+
+
+_FIELDS = set(NO_FIELDS)
+
+
+def converter_of(backend: Backend, arrays: Iterable[npt.NDArray[Any]]) -> Callable[[npt.NDArray[Any]], Any]:
+    """Function that converts slices of these arrays, which have the dtypes of the framework."""
+    if backend.name == "mlx":
+        quick: Callable[[npt.NDArray[Any]], Any] = backend.converter(arrays)  # type: ignore[attr-defined]
+        return quick
+    convert = backend.from_numpy
+    return lambda array: convert(np.ascontiguousarray(array))
+
+
+class SampleBatch(TrainingBatch):
+    """Batch of samples; see `TrainingBatch`.
+
+        input_ids, attention_mask, token_type_ids ...   (rows, tokens), padded on the right
+        labels                                          (rows,), (rows, k) as the samples have them, or by token
+        num_items_in_batch                              denominator of the summed loss: rows, or labelled tokens, of the
+                                                        optimizer step on all ranks; gradients of micro-batches add up
+        metadata                                        step, micro_step, micro_steps, update, row, and the fields of
+                                                        samples that are no numbers, as lists
+
+    A rank without rows in the last batch of an epoch gets one row of padding: `metadata["blank"]` is true, and
+    `loss_mask`, one number for each row, is 0. Samples without tokens make batches without `input_ids` and
+    `attention_mask`: `batch["x"]` and their other fields.
+    """
+
+    @classmethod
+    def of_arrays(cls, arrays: dict[str, Any], metadata: dict[str, Any], items: int, tokens: int) -> Self:
+        """Batch of arrays of a framework, unchecked."""
+        batch = cls.__new__(cls)
+        batch.__dict__ = {
+            **NO_FIELDS,
+            **arrays,
+            "num_items_in_batch": items,
+            "metadata": metadata,
+            "_others": {},
+            "_hidden": set(),
+            "_num_tokens": tokens,
+        }
+        if not arrays.keys() <= _FIELDS:
+            batch._others = {key: batch.__dict__.pop(key) for key in arrays if key not in _FIELDS}
+        return batch
+
+    @property
+    def batch_size(self) -> int:
+        """Number of rows."""
+        return int(next(iter(self._arrays().values())).shape[0])
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens without padding; 0 for samples without tokens."""
+        return super().num_tokens if self.input_ids is not None else 0
+
+    def __getitem__(self, key: str) -> Any:
+        # Rows of samples are never packed, so their mask is delivered unchanged.
+        value = self.__dict__[key] if key == "attention_mask" and key not in self._hidden else None
+        return super().__getitem__(key) if value is None else value
+
+    def to_numpy(self) -> dict[str, Any]:
+        """Arrays and numbers, without metadata; floating-point labels as float32."""
+        numpy, own = get_backend("numpy"), self.backend
+        found: dict[str, Any] = {}
+        for key, value in self._arrays().items():
+            array = own.to_numpy(value)
+            plain = array.dtype.kind == "f" and key == "labels"
+            found[key] = array if plain else exactly(array, batch_dtype(key, array.dtype, numpy), key)
+        if self.num_items_in_batch is not None:
+            found["num_items_in_batch"] = self.num_items_in_batch
+        return found
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace("TrainingBatch", "SampleBatch", 1)

@@ -1,4 +1,4 @@
-"""What the values of a sample are, told by the first one: tokens, numbers of one shape, or something to keep."""
+"""Schema of samples, read from the first one: token-wise fields, numbers of one shape, and metadata."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ Objective = Literal["classification", "regression", "masked_lm"] | None
 Role = Literal["tokens", "fixed", "meta"]
 
 FILLS = {"attention_mask": 0, "labels": IGNORE, "special_tokens_mask": 1}
-"""What the padding of token-wise columns is; 0 for all others."""
+"""Padding of token-wise fields; 0 for all others."""
 _BY_TOKEN = frozenset({"attention_mask", "position_ids", "special_tokens_mask", "token_type_ids"})
-_BESIDE = frozenset({"id", "metadata", "text"})
-"""Never given to a model, whatever they are."""
+_METADATA = frozenset({"id", "metadata", "text"})
+"""Fields that are always metadata."""
 
 
 @dataclass(frozen=True, slots=True)
 class FieldKind:
-    """`tokens` is one number for each token, `fixed` numbers of one shape, `meta` anything, kept beside the batch."""
+    """Kind of a field: `tokens` (a number for each token), `fixed` (numbers of one shape) or `meta` (metadata)."""
 
     role: Role
     real: bool = False
-    """Numbers with a fraction, and not whole ones."""
+    """Floating-point numbers instead of integers."""
     shape: tuple[int, ...] = ()
     narrow: Literal["bool", "uint8"] | None = None
-    """What whole numbers stay in batches, too: truth values, or the bytes of an image."""
+    """Integer dtype to keep in batches instead of widening it."""
     by_row: bool = False
-    """Labels that are of whole rows because the objective says so."""
+    """Labels of whole rows, by the objective."""
 
     def __str__(self) -> str:
         numbers = "fractions" if self.real else "whole numbers"
@@ -60,48 +60,48 @@ class FieldKind:
 
 @dataclass(frozen=True, slots=True)
 class SampleSchema:
-    """The values that every sample has, by name."""
+    """Fields that every sample has, by name."""
 
     kinds: Mapping[str, FieldKind]
     left_out: frozenset[str] = frozenset()
-    """Values that samples have and batches do not."""
+    """Fields of samples that batches do not have."""
     details: tuple[str, ...] = ()
-    """Entries of the samples' `metadata` that are kept under their own names too."""
+    """Entries of the samples' `metadata` that are also kept under their own names."""
 
     @property
     def has_tokens(self) -> bool:
         return "input_ids" in self.kinds
 
     def check_keys(self, sample: Any, row: int) -> None:
-        """Refuse what is not a sample like the first one."""
+        """Refuse a sample with other fields than the first."""
         if not isinstance(sample, Mapping):
             raise DataError(
-                f"row {row} is {type(sample).__name__} ({sample!r:.80}), and a sample is a mapping such as "
+                f"row {row} is {type(sample).__name__} ({sample!r:.80}), expected a mapping such as "
                 "{'input_ids': [...], 'labels': 1}",
                 row=row,
             )
         here, wanted = set(sample), set(self.kinds) | self.left_out
         if here != wanted:
-            told = [f"no {', '.join(sorted(map(str, wanted - here)))}"] if wanted - here else []
-            told += [f"also {', '.join(sorted(map(str, here - wanted)))}"] if here - wanted else []
+            differences = [f"no {', '.join(sorted(map(str, wanted - here)))}"] if wanted - here else []
+            differences += [f"also {', '.join(sorted(map(str, here - wanted)))}"] if here - wanted else []
             raise SchemaError(
-                f"row {row} has {' and '.join(told)}, unlike row 0, which has {', '.join(sorted(wanted))}; give every "
+                f"row {row} has {' and '.join(differences)}, unlike row 0 with {', '.join(sorted(wanted))}; give every "
                 "sample the same keys"
             )
 
 
 def keeps_type(name: str) -> bool:
-    """Whether bytes and truth values stay such in batches: all but those of ids, labels and masks."""
+    """True if a field keeps bool and uint8 in batches: all but ids, labels and masks."""
     return name != "labels" and not name.endswith(("_ids", "_mask"))
 
 
 def read_schema(
     sample: Any, objective: Objective, keep: frozenset[str] = frozenset(), others: Iterable[Any] = ()
 ) -> SampleSchema:
-    """What samples are like, by the sample of row 0. `keep` names values that go beside the batch.
+    """Schema by the sample of row 0. `keep` names fields that become metadata.
 
-    `others` are the samples of the next rows. They are looked at if row 0 has one token and a list of one label, up to
-    the first that tells whether labels are by token.
+    `others` are the samples of the next rows. They are read if row 0 has one token and a list of one label, up to the
+    first that shows whether labels are token-wise.
     """
     if not isinstance(sample, Mapping):
         SampleSchema({}).check_keys(sample, 0)
@@ -109,16 +109,16 @@ def read_schema(
     if "input_ids" in sample:
         ids = array_of("input_ids", sample["input_ids"], 0)
         if ids is None or ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
-            raise DataError(f"input_ids of row 0 are no list of whole numbers: {sample['input_ids']!r:.80}", row=0)
+            raise DataError(f"input_ids of row 0 must be a list of integers, got {sample['input_ids']!r:.80}", row=0)
         length = len(ids)
     kinds: dict[str, FieldKind] = {}
     left_out = set()
     for name, value in sample.items():
         if not isinstance(name, str):
-            raise SchemaError(f"the keys of a sample are texts, row 0 has {name!r}")
+            raise SchemaError(f"the keys of a sample must be strings, row 0 has {name!r}")
         if name == "labels" and objective == "masked_lm":
             left_out.add(name)
-        elif name in _BESIDE or name in keep:
+        elif name in _METADATA or name in keep:
             kinds[name] = FieldKind("meta")
         else:
             array = array_of(name, value, 0)
@@ -128,17 +128,17 @@ def read_schema(
                 kinds[name] = FieldKind("tokens")
     if length is None and (objective == "masked_lm" or all(kind.role == "meta" for kind in kinds.values())):
         raise SchemaError(
-            f"row 0 has no input_ids, only {', '.join(map(str, sample)) or 'nothing'}; tokenize first, or name the "
-            "column of tokens input_ids"
+            f"row 0 has no input_ids, only {', '.join(map(str, sample)) or 'nothing'}; tokenize first, or rename the "
+            "column of tokens to input_ids"
         )
     return SampleSchema(kinds, frozenset(left_out), _details(sample, kinds))
 
 
 def _are_by_token(others: Iterable[Any]) -> bool:
-    """Whether the first sample that has not one token and one label has as many labels as tokens."""
+    """True if the first sample with more than one token or label has as many labels as tokens."""
     for row, sample in enumerate(others, 1):
         if not isinstance(sample, Mapping) or "input_ids" not in sample or "labels" not in sample:
-            return False  # which the batch with it tells
+            return False  # its batch raises the error
         ids, labels = (array_of(name, sample[name], row) for name in ("input_ids", "labels"))
         if ids is None or labels is None or ids.shape != (1,) or labels.shape != (1,):
             return ids is not None and labels is not None and ids.shape == labels.shape
@@ -146,7 +146,7 @@ def _are_by_token(others: Iterable[Any]) -> bool:
 
 
 def _details(sample: Mapping[str, Any], kinds: Mapping[str, FieldKind]) -> tuple[str, ...]:
-    """What the metadata of a sample has of its own: single values, under names that are free."""
+    """Names of the scalar entries of a sample's metadata that no field has."""
     entries = sample.get("metadata")
     if not isinstance(entries, Mapping):
         return ()
@@ -165,23 +165,22 @@ def _kind(name: str, array: npt.NDArray[Any] | None, length: int | None, objecti
         return FieldKind("tokens")
     if array is None:
         if name == "labels":
-            raise DataError("labels of row 0 are no numbers; turn classes into numbers from 0 on", row=0)
+            raise DataError("labels of row 0 are not numbers; number the classes from 0", row=0)
         return FieldKind("meta")
     real = array.dtype.kind == "f"
     if name in _BY_TOKEN:
         if array.shape != (length,):
             raise DataError(
-                f"{name} of row 0 has shape {array.shape}, and "
-                + ("there are no input_ids" if length is None else f"input_ids {length} tokens")
-                + f"; {name} is one number for each token",
+                f"{name} of row 0 has shape {array.shape}, expected one number for each token, and "
+                + ("there are no input_ids" if length is None else f"input_ids has {length} tokens"),
                 row=0,
             )
         return FieldKind("tokens", real)
     if name == "labels" and objective is None and not real and array.shape == (length,) and array.size > 1:
         if set(array.tolist()) <= {0, 1}:
             logger.warning(
-                "labels of row 0 are 0s and 1s, as many as its tokens, and are taken to be one for each token; if they "
-                "are labels of the whole row, pass objective='classification'"
+                "labels of row 0 are 0s and 1s, one for each token, and are taken as token-wise; if they are for the "
+                "whole row, pass objective='classification'"
             )
         return FieldKind("tokens", real)
     if name == "labels" and objective == "regression":
@@ -195,10 +194,7 @@ def _kind(name: str, array: npt.NDArray[Any] | None, length: int | None, objecti
 
 
 def as_array(value: Any) -> npt.NDArray[Any] | None:
-    """Numbers of any framework, or Python's, as a NumPy array; None if it is something else.
-
-    An array of a lazy framework is computed here, in the thread that calls.
-    """
+    """Numbers of Python or any framework as a NumPy array; None for anything else. Lazy arrays are computed now."""
     if isinstance(value, np.ndarray):
         return value if value.dtype.kind in "biuf" else None
     if isinstance(value, (bool, int, float, np.generic)):
@@ -219,14 +215,14 @@ def as_array(value: Any) -> npt.NDArray[Any] | None:
 
 
 def array_of(name: str, value: Any, row: int) -> npt.NDArray[Any] | None:
-    """The same for a value of a row, which is named if a framework cannot give its numbers."""
+    """`as_array` for a field; an error names the row."""
     try:
         return as_array(value)
     except Exception as error:
-        told = f"{type(error).__name__}: {error}"
-        if "Stream" in told:
-            told += (
-                "; an array that is computed when it is needed can only be so in the thread that made it: call mx.eval "
-                "on what the dataset holds, or use num_workers=0"
+        reason = f"{type(error).__name__}: {error}"
+        if "Stream" in reason:
+            reason += (
+                "; a lazy array can only be computed in the thread that made it: call mx.eval on the arrays of the "
+                "dataset, or use num_workers=0"
             )
-        raise DataError(f"{name} of row {row} cannot be turned into numbers: {told}", row=row) from error
+        raise DataError(f"{name} of row {row} cannot be converted to numbers: {reason}", row=row) from error

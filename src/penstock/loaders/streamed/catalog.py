@@ -1,4 +1,4 @@
-"""What there is to read, in blocks, and which stream reads which of them: arithmetic on sizes, nothing else."""
+"""Blocks of the input and their assignment to streams, computed from file sizes alone."""
 
 from __future__ import annotations
 
@@ -31,27 +31,26 @@ _BLOCKS_PER_STREAM, _LEAST_BLOCKS_PER_STREAM = 32, 4
 _MOST_BLOCKS = 1 << 17
 
 ROW = "penstock.row"
-"""The column that says, behind all transforms, which row of the window a row was made of."""
+"""Column with the number of the input row in its window, which transforms keep."""
 
 
 @dataclass(frozen=True)
 class Catalog:
-    """The blocks of an input, and how many streams share them.
+    """Blocks of an input, and the streams that share them.
 
-    A block is 512 KiB, so that a window takes rows from several places; less if there would be fewer than 32 for each
-    stream, more if there would be more than 131,072 in all; a whole file or row group where the format allows no other.
-    Where blocks are few or large, there are fewer streams: each should have four at least, or its slots would be empty
-    long before the others.
+    A block is 512 KiB, so that a window has rows of several places. It is smaller if a stream would have fewer than 32,
+    larger if there would be more than 131,072, and a whole file or row group where the format cannot be split. There
+    are fewer streams if each would have fewer than four blocks, because some would end long before the others.
     """
 
     source: Any
     global_batch: int
     wanted: int
-    """About how many streams there should be."""
+    """Number of streams to aim at."""
 
     @cached_property
     def files(self) -> list[tuple[str, int]]:
-        """(name, bytes) of every file."""
+        """Name and bytes of every file."""
         found = input_files(self.source)
         for name, _ in found:
             if Path(name).exists():  # or it is reported when it is opened
@@ -60,7 +59,7 @@ class Catalog:
 
     @cached_property
     def stamps(self) -> FileStamps:
-        """What the files were like when they were cut."""
+        """Stamps of the files at the time they were split."""
         return FileStamps()
 
     @cached_property
@@ -81,19 +80,16 @@ class Catalog:
 
     @cached_property
     def by_bytes(self) -> bool:
-        """Whether a row is found by the byte that it begins with, for it is not known which row of its file it is."""
+        """True if rows are located by byte, because their number in the file is unknown."""
         return isinstance(self.source, RecordSource)
 
     def located(self, block: int, place: int) -> tuple[str, int | None, int | None]:
-        """File, row and byte of what begins at a place of a block, as far as they are known.
-
-        The rows of a store are counted over all of its shards.
-        """
+        """File, row and byte of a place in a block, as far as they are known; rows of a store count over all shards."""
         (name,), _, found = self.origins(np.array([block]), np.array([place]))
         return (name, None, int(found[0])) if self.by_bytes else (name, int(found[0]), None)
 
     def origins(self, blocks: Ints, places: Ints) -> tuple[list[str], Ints, Ints]:
-        """The same for many: the files, which of them each is from, and its row or byte."""
+        """Files, and for each place the index of its file and its row or byte."""
         files = self._file_of[blocks]
         if self._store is not None:
             return [str(self._store.path)], np.zeros_like(files), places + self._shard_starts[files]
@@ -112,47 +108,49 @@ class Catalog:
     def _shard_starts(self) -> Ints:
         return np.cumsum([0, *(shard.rows for shard in self.source.manifest.shards)])
 
-    def dealt(self, seed: int, epoch: int, *, shuffle: bool) -> list[Ints]:
-        """For each stream its blocks in order.
+    def assign(self, seed: int, epoch: int, *, shuffle: bool) -> list[Ints]:
+        """Blocks of each stream, in order.
 
-        Each goes to the slots that have the fewest bytes so far, and of their streams to the one that has the fewest.
+        A block goes to the slots with the fewest bytes so far, and there to the stream with the fewest.
         """
         order = np.arange(len(self.blocks))
         if shuffle:
             order = Permutation(len(order), derive_key(seed, "blocks", epoch))(order)
-        hands: list[list[int]] = [[] for _ in range(self.streams)]
+        assigned: list[list[int]] = [[] for _ in range(self.streams)]
         each = max(1, self.streams // self.global_batch)
-        lanes = [(0, lane, [(0, stream) for stream in range(lane, lane + each)]) for lane in range(0, len(hands), each)]
+        lanes = [
+            (0, lane, [(0, stream) for stream in range(lane, lane + each)]) for lane in range(0, len(assigned), each)
+        ]
         for block in order.tolist():
             nbytes = self.blocks[block].nbytes
             total, lane, streams = lanes[0]
             mine, stream = streams[0]
-            hands[stream].append(block)
+            assigned[stream].append(block)
             heapq.heapreplace(streams, (mine + nbytes, stream))
             heapq.heapreplace(lanes, (total + nbytes, lane, streams))
-        return [np.array(hand, np.int64) for hand in hands]
+        return [np.array(blocks, np.int64) for blocks in assigned]
 
     def identity(self) -> list[Any]:
-        """What the order of the input depends on: names and sizes, not what is in the files, nor the directory, unless
-        it stands for a column."""
+        """Names and sizes that the order of the input depends on; not the content, and the directory only if it holds a
+        column."""
         names = names_of(getattr(self.source, "files", [Path(name) for name, _ in self.files]))
         return [[name, size] for name, (_, size) in zip(names, self.files)]
 
     def check_unchanged(self, block: int) -> None:
-        """Raise if a file is not what it was when it was cut: one of another size is read at the wrong places."""
+        """Raise an error if a file has changed since it was split."""
         name, size = self.files[self.blocks[block].file]
         now = Path(name).stat().st_size
         if now != size:
             raise ConfigError(
-                f"{name} has {now} bytes and had {size} when it was cut into blocks; files must not change while they "
-                "are streamed: add new ones under other names, and open the stream anew"
+                f"{name} has {now} bytes and had {size} when it was split; files must not change meanwhile: "
+                "add new files under other names, and open the stream again"
             )
         self.stamps.check(name)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedInput:
-    """The input, and how its rows become tokens."""
+    """Source of the input, and the transforms that make tokens of its rows."""
 
     source: Any
     transforms: list[Any]
@@ -162,7 +160,7 @@ class OpenedInput:
 
 
 def open_input_rows(recipe: Recipe | None, paths: list[PathLike]) -> OpenedInput:
-    """Files or a token store, looked at just far enough to know their columns."""
+    """Open files or a token store, and read no more than their columns."""
     source = open_source(paths)
     if isinstance(source, StoreSource):
         manifest = source.manifest
@@ -170,7 +168,7 @@ def open_input_rows(recipe: Recipe | None, paths: list[PathLike]) -> OpenedInput
             raise ConfigError(f"{source.path} holds no tokens; prepare it with a tokenizer")
         return OpenedInput(source, [], ["store", manifest.checksum], manifest.tokens_column, manifest.mask_column)
     if recipe is None:
-        raise ConfigError(f"{paths} are raw files, so it must be said how they become tokens; pass a tokenizer")
+        raise ConfigError(f"{paths} are raw files; pass a tokenizer")
     source = _source(recipe, paths)
     if isinstance(source, JsonlSource) and not source.has_schema:
         names = source.first_columns()
@@ -186,7 +184,7 @@ def open_input_rows(recipe: Recipe | None, paths: list[PathLike]) -> OpenedInput
 
 
 def _source(recipe: Recipe, paths: list[PathLike]) -> Any:
-    """A source that knows its columns without having read everything."""
+    """Source whose columns are known without reading everything."""
     source = replace(recipe, keep=()).open(paths)
     text = recipe.column or "text"
     if isinstance(source, CsvSource) and recipe.template is None and text in _header(source):
@@ -195,6 +193,6 @@ def _source(recipe: Recipe, paths: list[PathLike]) -> Any:
 
 
 def _header(source: CsvSource) -> tuple[str, ...]:
-    """The names of the columns of the first file."""
+    """Columns of the first file."""
     names: tuple[str, ...] = source.layout_of(0).names  # type: ignore[attr-defined]
     return names

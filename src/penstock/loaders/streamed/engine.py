@@ -1,4 +1,4 @@
-"""Batches from streams: `streaming=True` behind the interface of every loader."""
+"""Engine of loaders with `streaming=True`."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 __all__ = ["StreamEngine"]
 
 _ONE_BY_ONE = (
-    "batches of a stream come one after the other; prepare the data (streaming=False) to get them by number, or from "
-    "worker processes of torch"
+    "a stream has no random access; prepare the data (streaming=False) to get batches by number, or to use worker "
+    "processes of torch"
 )
 
 
 class StreamEngine:
-    """The batches of one rank of a stream, from any position on.
+    """Batches of one rank of a stream, from any position.
 
-    Cursors of a rank are those of the streams it reads. On several ranks, `gather_states(loader.state_dict())` makes a
-    state of all of them; from one that lacks some, those streams are read again from the beginning of the epoch.
+    A state has the cursors of the streams that this rank reads. `gather_states(loader.state_dict())` joins the states
+    of all ranks; streams without a cursor are read again from the beginning of the epoch.
     """
 
     def __init__(
@@ -46,9 +46,9 @@ class StreamEngine:
         if isinstance(paths, Store):
             paths = paths.path
         if options.sharding is not None:
-            raise ConfigError("streams belong to ranks by their number, so a stream takes no sharding=")
+            raise ConfigError("streaming=True assigns streams to ranks by number; leave out sharding=")
         if options.drop_last:
-            raise ConfigError("drop_last=True needs to know where an epoch ends before it does, and a stream does not")
+            raise ConfigError("drop_last=True needs the length of an epoch, which a stream does not know; leave it out")
         self.options, self.rank = options, options.find_rank()
         tokenizer = None if recipe is None else recipe.load_tokenizer()
         if tokenizer is not None:
@@ -60,14 +60,12 @@ class StreamEngine:
         self.reader = StreamReader(
             recipe,
             paths,
+            sampling,
             form,
             global_batch=self.batch_size * self.rank.world,
             rank=self.rank,
             seed=options.seed,
             shuffle=options.shuffle,
-            packing=sampling.kind,
-            length=sampling.length,
-            truncation=sampling.truncation,
             max_tokens=options.max_tokens,
             options=streaming if isinstance(streaming, StreamOptions) else None,
             budget=options.budget,
@@ -81,25 +79,22 @@ class StreamEngine:
         return self.reader.start()
 
     def seek(self, step: int) -> StreamPosition:
-        raise ConfigError(
-            f"a stream cannot go to step {step} but by reading up to it; load a state, or prepare the data"
-        )
+        raise ConfigError(f"a stream cannot seek to step {step}; load a state, or prepare the data (streaming=False)")
 
     def seek_epoch(self, epoch: int, position: StreamPosition) -> StreamPosition:
-        """Steps are counted on, since nobody knows how many an epoch has."""
+        """Beginning of an epoch; steps are counted on, because their number in an epoch is unknown."""
         return self.reader.start(epoch, position.step)
 
     def one(self, position: StreamPosition, batch_size: int | None) -> tuple[TrainingBatch, StreamPosition]:
         if batch_size is not None and batch_size != self.batch_size:
             raise ConfigError(
-                f"streams are dealt out for batches of {self.batch_size}, so there are none of {batch_size}; pass "
-                f"batch_size={batch_size} when making the loader"
+                f"the streams are for batches of {self.batch_size}, got batch_size={batch_size}; pass it to the loader"
             )
         step = self.reader.next(position)
         if step is None:
             step = self.reader.next(self.reader.next_epoch(position))
         if step is None:
-            raise EOFError("there is nothing in the stream")
+            raise EOFError("the stream is empty")
         return self._batch(step), step.position
 
     def item(self, epoch: int, number: int) -> TrainingBatch:
@@ -115,15 +110,15 @@ class StreamEngine:
         return self.reader.steps_in(epoch)
 
     def batches(self, position: StreamPosition) -> Generator[tuple[TrainingBatch, StreamPosition], None, None]:
-        """The batches of the rest of an epoch. One is held back until it is known whether it is the last."""
+        """Batches of the rest of an epoch. Each is held back until it is known whether it is the last."""
         step = self.reader.next(position)
         if step is None:
             position = self.reader.next_epoch(position)
             step = self.reader.next(position)
         while step is not None:
             following = self.reader.next(step.position)
-            behind = step.position if following is not None else self.reader.next_epoch(step.position)
-            yield self._batch(step), behind
+            last = following is None
+            yield self._batch(step), self.reader.next_epoch(step.position) if last else step.position
             step = following
 
     def to_state(self, position: StreamPosition) -> dict[str, Any]:
@@ -131,7 +126,7 @@ class StreamEngine:
 
     def from_state(self, state: Mapping[str, Any], *, new_batch_size: bool = False) -> StreamPosition:
         if new_batch_size:
-            raise ConfigError("streams are dealt out for one size of batches, so a stream cannot go on with another")
+            raise ConfigError("streams are assigned for one batch size; a stream cannot resume with another")
         return self.reader.from_state(state)
 
     def close(self) -> None:

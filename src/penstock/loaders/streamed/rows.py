@@ -1,4 +1,4 @@
-"""Tokenised rows in memory: one flat array of tokens, where each row begins, and where it came from."""
+"""Tokenised rows of a window in memory, and the samples made of them."""
 
 from __future__ import annotations
 
@@ -10,85 +10,75 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = ["TokenRows"]
+from penstock.arrays.ragged import Ragged
+from penstock.loaders.sampling import Sampling
+from penstock.order.overlong import Fit
+from penstock.order.sample_orders import BudgetOrder, ChopOrder, FittedOrder, Order, PackedOrder, RowOrder
+from penstock.order.samples import Samples
+
+__all__ = ["TokenRows", "WindowSampling"]
 
 Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenRows:
-    """Rows of tokens: row i is `flat[bounds[i]:bounds[i + 1]]`. What an order asks of a table, and more."""
+    """Rows of tokens with their supervision and origin; the table that a sample order reads."""
 
-    flat: npt.NDArray[Any]
-    bounds: Ints
+    ids: Ragged
     mask: npt.NDArray[np.bool_] | None
-    """Which tokens are supervised; None: all of them."""
+    """Supervised tokens; None: all of them."""
     blocks: Ints
-    """The block that each row was read from."""
+    """Block that each row was read from."""
     places: Ints
-    """Where each row begins in its file: a byte, or a row."""
+    """Byte or row of the file at which each row begins."""
 
     @property
     def rows(self) -> int:
-        return len(self.bounds) - 1
+        return len(self.ids)
 
     @property
     def tokens(self) -> int:
-        return int(self.bounds[-1])
+        return int(self.ids.offsets[-1])
 
     @property
     def nbytes(self) -> int:
-        arrays = [self.flat, self.bounds, self.blocks, self.places, *([] if self.mask is None else [self.mask])]
-        return sum(int(array.nbytes) for array in arrays)
+        arrays = (self.ids.values, self.ids.offsets, self.blocks, self.places, self.mask)
+        return sum(int(array.nbytes) for array in arrays if array is not None)
 
     def lengths(self, rows: npt.ArrayLike) -> Ints:
-        wanted = np.asarray(rows, np.int64)
-        return self.bounds[wanted + 1] - self.bounds[wanted]
+        wanted, offsets = np.asarray(rows, np.int64), self.ids.offsets
+        return offsets[wanted + 1] - offsets[wanted]
 
     def find_tokens(self, positions: npt.ArrayLike) -> tuple[Ints, Ints]:
-        """The row that holds the n-th token, and which of its tokens that is."""
+        """Row of the n-th token, and its number in that row."""
         wanted = np.asarray(positions, np.int64)
-        rows = np.searchsorted(self.bounds, wanted, side="right") - 1
-        return rows, wanted - self.bounds[rows]
+        rows = np.searchsorted(self.ids.offsets, wanted, side="right") - 1
+        return rows, wanted - self.ids.offsets[rows]
 
-    def taken(self, rows: Ints) -> TokenRows:
+    def take(self, rows: Ints) -> TokenRows:
         """Some rows, in the order given."""
-        lengths = self.lengths(rows)
-        bounds = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum(lengths, out=bounds[1:])
-        return TokenRows(
-            _gathered(self.flat, self.bounds, rows),
-            bounds,
-            None if self.mask is None else _gathered(self.mask, self.bounds, rows),
-            self.blocks[rows],
-            self.places[rows],
-        )
+        mask = None if self.mask is None else Ragged(self.mask, self.ids.offsets).take(rows).values
+        return TokenRows(self.ids.take(rows), mask, self.blocks[rows], self.places[rows])
 
     def tail(self, tokens: int) -> TokenRows:
-        """The last tokens, as a copy; of the first row that is in it only the end."""
-        begin = self.tokens - tokens
-        first = int(np.searchsorted(self.bounds, begin, side="right")) - 1
-        bounds = np.maximum(self.bounds[first:] - begin, 0) if tokens else np.zeros(1, np.int64)
-        first = first if tokens else self.rows
-        return TokenRows(
-            self.flat[begin:].copy(),
-            bounds,
-            None if self.mask is None else self.mask[begin:].copy(),
-            self.blocks[first:],
-            self.places[first:],
-        )
+        """The last tokens, as a copy; its first row may be the end of a row."""
+        offsets, begin = self.ids.offsets, self.tokens - tokens
+        first = int(np.searchsorted(offsets, begin, side="right")) - 1 if tokens else self.rows
+        ids = Ragged(self.ids.values[begin:].copy(), np.maximum(offsets[first:] - begin, 0))
+        mask = None if self.mask is None else self.mask[begin:].copy()
+        return TokenRows(ids, mask, self.blocks[first:], self.places[first:])
 
     @classmethod
     def of(cls, tokens: pa.ListArray, mask: pa.ListArray | None, blocks: Ints, places: Ints) -> TokenRows:
-        """From columns of lists."""
-        bounds = np.asarray(tokens.offsets.to_numpy(), np.int64)
-        flat = tokens.values.to_numpy(zero_copy_only=False)[bounds[0] : bounds[-1]]
+        """Rows of Arrow columns of lists."""
+        offsets = np.asarray(tokens.offsets.to_numpy(), np.int64)
+        values = tokens.values.to_numpy(zero_copy_only=False)[offsets[0] : offsets[-1]]
         supervised = None
         if mask is not None:
-            begin = mask.offsets[0].as_py()
-            values = mask.values.slice(begin, len(flat))
-            supervised = np.asarray(values.to_numpy(zero_copy_only=False)).astype(np.bool_, copy=False)
-        return cls(flat, bounds - bounds[0], supervised, blocks, places)
+            flags = mask.values.slice(mask.offsets[0].as_py(), len(values))
+            supervised = np.asarray(flags.to_numpy(zero_copy_only=False)).astype(np.bool_, copy=False)
+        return cls(Ragged(values, offsets - offsets[0]), supervised, blocks, places)
 
     @classmethod
     def concat(cls, parts: Sequence[TokenRows]) -> TokenRows:
@@ -96,19 +86,66 @@ class TokenRows:
             return parts[0]
         if not parts:
             none = np.zeros(0, np.int64)
-            return cls(np.zeros(0, np.uint16), np.zeros(1, np.int64), None, none, none)
-        reach = np.cumsum([0, *(part.tokens for part in parts)])
+            return cls(Ragged(np.zeros(0, np.uint16), np.zeros(1, np.int64)), None, none, none)
         masks = [part.mask if part.mask is not None else np.ones(part.tokens, np.bool_) for part in parts]
         return cls(
-            np.concatenate([part.flat for part in parts]),
-            np.concatenate([[0], *(part.bounds[1:] + low for part, low in zip(parts, reach))]).astype(np.int64),
+            Ragged.joined([part.ids for part in parts]),
             np.concatenate(masks) if any(part.mask is not None for part in parts) else None,
             np.concatenate([part.blocks for part in parts]),
             np.concatenate([part.places for part in parts]),
         )
 
 
-def _gathered(flat: npt.NDArray[Any], bounds: Ints, rows: Ints) -> npt.NDArray[Any]:
-    """The values of some rows, one behind the other. A loop over rows, of which a window has a few thousand."""
-    parts = [flat[low:high] for low, high in zip(bounds[rows].tolist(), bounds[rows + 1].tolist())]
-    return np.concatenate(parts) if parts else flat[:0]
+@dataclass(frozen=True, slots=True)
+class WindowSampling:
+    """Samples of the rows of a window: chopped, packed, by token budget, or row by row."""
+
+    sampling: Sampling
+    max_tokens: int | None = None
+    """Samples are whole batches of at most this many tokens, padding included."""
+    multiple: int = 1
+
+    @property
+    def carries(self) -> bool:
+        """True if the tokens left over in a window begin the first sample of the next."""
+        return self.sampling.kind == "concat"
+
+    def samples(self, rows: TokenRows, key: int, *, shuffle: bool, last: bool) -> Samples:
+        """Samples of a window. Where tokens carry over, those left over are sampled in the last window only."""
+        length = self.sampling.length
+        if self.carries:
+            assert length is not None
+            count = -(-rows.tokens // length) if last else rows.tokens // length
+            return ChopOrder(rows, length, shuffle=False, seed=0).cut(np.arange(count))
+        if not rows.rows:
+            none = np.zeros(0, np.int64)
+            return Samples(np.zeros(1, np.int64), none, none, none)
+        order = self._order(rows, key, shuffle)
+        return Samples.concat([order.plan_window(0, window) for window in range(order.windows)])
+
+    def describe(self) -> dict[str, Any]:
+        sampling = self.sampling
+        return {
+            "packing": sampling.kind,
+            "length": sampling.length,
+            "truncation": sampling.truncation,
+            "max_tokens": self.max_tokens,
+            "multiple": self.multiple,
+        }
+
+    def _order(self, rows: TokenRows, key: int, shuffle: bool) -> Order:
+        # The rows are shuffled already. Orders that put the longest rows first shuffle their samples.
+        fit, kind = Fit(self.sampling.length, self.sampling.truncation), self.sampling.kind
+        if kind is not None:
+            return PackedOrder(rows, fit, strategy=kind, shuffle=shuffle, seed=key, window_rows=rows.rows)
+        if self.max_tokens is None:
+            return (RowOrder if fit.keeps_count else FittedOrder)(rows, fit, shuffle=False, seed=key)
+        return BudgetOrder(
+            rows,
+            fit,
+            max_tokens=self.max_tokens,
+            multiple=self.multiple,
+            shuffle=shuffle,
+            seed=key,
+            window_rows=rows.rows,
+        )

@@ -1,36 +1,48 @@
-"""A stream that is being read: the window it is in, and the next one, made before it is asked for."""
+"""A stream that is being read, and batches of the samples of several streams."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from penstock.batching.collate import BatchForm, collate, width
 from penstock.errors import DataError
-from penstock.loaders.streamed.cursors import Start, StreamCursor
-from penstock.loaders.streamed.rows import TokenRows
-from penstock.loaders.streamed.samples import Shape
-from penstock.loaders.streamed.windows import BlockSequence, HeldWindow, RowWindow, WindowBuilder
+from penstock.loaders.streamed.catalog import Catalog
+from penstock.loaders.streamed.rows import TokenRows, WindowSampling
+from penstock.loaders.streamed.windows import (
+    BlockSequence,
+    OpenSplit,
+    RowWindow,
+    StreamCursor,
+    WindowBuilder,
+    WindowStart,
+)
 from penstock.memory import MemoryBudget, Reservation
 from penstock.order.permutation import derive_key
 from penstock.order.samples import Samples
 from penstock.pipeline.metrics import TOKENS
 from penstock.pipeline.prefetch import Background
 
-__all__ = ["Filled", "Stream", "StreamLane"]
+__all__ = ["SampledWindow", "Stream", "StreamLane", "collate_samples"]
 
-Told = Callable[[RowWindow], None]
+Ints = npt.NDArray[np.int64]
+OnWindow = Callable[[RowWindow], None]
 _MAKING = 3
-"""What a window takes while it is made, in sizes of its input: as bytes, as text, as tokens."""
+"""Memory of a window while it is made, in sizes of its input: bytes, text and tokens."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Before:
-    """What has to be known to make a window: where it begins, and what the windows before it left over."""
+class _WindowInput:
+    """Input of a window: its beginning, and the tokens that the windows before it left over."""
 
-    start: Start
-    trail: tuple[tuple[Start, int], ...] = ()
-    """Where the windows that hold the left-over tokens begin, and how many tokens each has."""
+    start: WindowStart
+    trail: tuple[tuple[WindowStart, int], ...] = ()
+    """Beginnings of the windows that hold the left-over tokens, and their numbers of tokens."""
     carry: TokenRows | None = None
 
     def cursor(self) -> StreamCursor:
@@ -40,15 +52,15 @@ class _Before:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Filled:
+class SampledWindow:
     """A window and its samples."""
 
     rows: TokenRows
     samples: Samples
     cursor: StreamCursor
-    """Of its first sample."""
-    behind: _Before | None
-    """What the next window needs; None if it was the last."""
+    """Cursor of the first sample."""
+    following: _WindowInput | None
+    """Input of the next window; None after the last."""
     window: RowWindow
     charge: Reservation
 
@@ -57,28 +69,31 @@ class Filled:
 
 
 class Stream:
-    """One stream of one epoch. Samples are taken in order; `seek` goes anywhere a cursor was."""
+    """One stream of one epoch, with its window and the next one made in the background.
+
+    Samples are taken in order; `seek` goes to any cursor.
+    """
 
     def __init__(
         self,
-        course: BlockSequence,
-        maker: WindowBuilder,
-        shape: Shape,
+        sequence: BlockSequence,
+        builder: WindowBuilder,
+        sampling: WindowSampling,
         *,
         pool: Background,
         budget: MemoryBudget,
-        told: Told,
+        on_window: OnWindow,
     ) -> None:
-        self._course, self._maker, self._shape = course, maker, shape
-        self._pool, self._budget, self._told = pool, budget, told
-        self._held = HeldWindow()
-        self._here: Filled | None = None
-        self._next: Future[Filled] | None = None
-        self.cursor = StreamCursor() if len(course.blocks) else StreamCursor(ended=True)
+        self._sequence, self._builder, self._sampling = sequence, builder, sampling
+        self._pool, self._budget, self._on_window = pool, budget, on_window
+        self._split = OpenSplit()
+        self._here: SampledWindow | None = None
+        self._next: Future[SampledWindow] | None = None
+        self.cursor = StreamCursor() if len(sequence.blocks) else StreamCursor(ended=True)
         self.nbytes = 0
-        """Of the last window that was made."""
+        """Size of the last window."""
         self.counting = True
-        """Whether what was left out of windows is told: not if they are read again."""
+        """True if windows are reported to `on_window`: not when they are read again."""
 
     @property
     def left(self) -> int:
@@ -87,13 +102,13 @@ class Stream:
 
     @property
     def waiting(self) -> bool:
-        """Whether a window was made, or is in work, that nobody has asked for yet."""
+        """True if a window is being made, or is ready and not used yet."""
         return self._next is not None
 
     @property
     def over(self) -> bool:
-        """Whether there is no window behind the present one."""
-        return self.cursor.ended or (self._here is not None and self._here.behind is None)
+        """True if the current window is the last."""
+        return self.cursor.ended or (self._here is not None and self._here.following is None)
 
     def seek(self, cursor: StreamCursor) -> None:
         if cursor == self.cursor:
@@ -106,48 +121,48 @@ class Stream:
     def rewind(self) -> None:
         """Back to the first sample."""
         self._drop()
-        self.cursor = StreamCursor() if len(self._course.blocks) else StreamCursor(ended=True)
+        self.cursor = StreamCursor() if len(self._sequence.blocks) else StreamCursor(ended=True)
 
     def begin(self) -> None:
-        """Have the next window made that will be asked for, if that is not done yet."""
+        """Start to make the next window in the background, unless that has begun."""
         if self._next is not None or self.over:
             return
         here, cursor = self._here, self.cursor
         if here is None:
             self._next = self._pool.submit(lambda: self._fill(self._before(cursor)))
-        elif here.behind is not None:
-            behind = here.behind
-            self._next = self._pool.submit(lambda: self._fill(behind))
+        elif here.following is not None:
+            following = here.following
+            self._next = self._pool.submit(lambda: self._fill(following))
 
-    def take(self) -> tuple[Filled, int] | None:
-        """The next sample: a window and a number in it; None at the end."""
+    def take(self) -> tuple[SampledWindow, int] | None:
+        """The next sample, as a window and an index; None at the end."""
         while not self.cursor.ended:
             if self._here is None:
                 self._here = self._awaited()
                 self.nbytes = self._here.rows.nbytes
                 if self.counting and not self.cursor.index:
-                    self._told(self._here.window)
+                    self._on_window(self._here.window)
             here, index = self._here, self.cursor.index
             if index < len(here):
                 if index + 1 == len(here):
-                    self._step_behind(here)
+                    self._step_past(here)
                 else:
                     at = here.cursor
                     self.cursor = StreamCursor(at.start, at.ahead, at.carry, index + 1)
                 return here, index
-            self._step_behind(here)
+            self._step_past(here)
         return None
 
     def close(self) -> None:
         self._drop()
 
-    def _step_behind(self, here: Filled) -> None:
+    def _step_past(self, here: SampledWindow) -> None:
         self.begin()  # while it is known what comes next
         here.charge.release()
         self._here = None
-        self.cursor = StreamCursor(ended=True) if here.behind is None else here.behind.cursor()
+        self.cursor = StreamCursor(ended=True) if here.following is None else here.following.cursor()
 
-    def _awaited(self) -> Filled:
+    def _awaited(self) -> SampledWindow:
         self.begin()
         assert self._next is not None
         work, self._next = self._next, None
@@ -162,64 +177,66 @@ class Stream:
         if self._here is not None:
             self._here.charge.release()
         self._next = self._here = None
-        self._held.close()
+        self._split.close()
 
-    def _before(self, cursor: StreamCursor) -> _Before:
-        """Reads the windows again that hold what was carried over, one as a rule."""
+    def _before(self, cursor: StreamCursor) -> _WindowInput:
+        """Read the windows again that hold the carried tokens: usually one."""
         if not cursor.carry:
-            return _Before(cursor.start)
+            return _WindowInput(cursor.start)
         start, trail, parts = cursor.start, [], []
         for _ in range(cursor.ahead):
-            window = self._maker.make(self._course, start, self._held)
+            window = self._builder.make(self._sequence, start, self._split)
             trail.append((start, window.rows.tokens))
             parts.append(window.rows)
             start = window.next
-        return _Before(start, tuple(trail), TokenRows.concat(parts).tail(cursor.carry))
+        return _WindowInput(start, tuple(trail), TokenRows.concat(parts).tail(cursor.carry))
 
-    def _fill(self, before: _Before) -> Filled:
-        charge = self._budget.charge(_MAKING * self._maker.limits.nbytes, "streams", by=self)
+    def _fill(self, before: _WindowInput) -> SampledWindow:
+        charge = self._budget.charge(_MAKING * self._builder.limits.nbytes, "streams", by=self)
         try:
-            filled = self._filled(before, charge)
+            window = self._filled(before, charge)
         except BaseException:
             charge.release()
             raise
-        charge.resize(filled.rows.nbytes)
-        return filled
+        charge.resize(window.rows.nbytes)
+        return window
 
-    def _filled(self, before: _Before, charge: Reservation) -> Filled:
-        course, maker, shape = self._course, self._maker, self._shape
-        window = maker.make(course, before.start, self._held)
+    def _filled(self, before: _WindowInput, charge: Reservation) -> SampledWindow:
+        sequence, builder, sampling = self._sequence, self._builder, self._sampling
+        window = builder.make(sequence, before.start, self._split)
         rows = window.rows if before.carry is None else TokenRows.concat([before.carry, window.rows])
-        last = window.next.block >= len(course.blocks)
-        key = derive_key(maker.seed, "samples", course.epoch, course.stream, before.start.number)
+        last = window.next.block >= len(sequence.blocks)
+        key = derive_key(builder.seed, "samples", sequence.epoch, sequence.stream, before.start.number)
         try:
-            samples = shape.samples(rows, key, shuffle=maker.shuffle, last=last)
+            samples = sampling.samples(rows, key, shuffle=builder.shuffle, last=last)
         except DataError as error:
             if error.row is None:
                 raise
-            file, row, offset = maker.catalog.located(int(rows.blocks[error.row]), int(rows.places[error.row]))
-            raise DataError(error.reason.partition(" has ")[2], file=file, row=row, offset=offset) from None
-        behind = None if last else self._behind(before, window, rows, samples)
-        if not shape.carries and (cut := rows.tokens - samples.tokens):
-            window.changed[f"{TOKENS}{shape.truncation}"] += cut
-        return Filled(rows, samples, before.cursor(), behind, window, charge)
+            file, row, offset = builder.catalog.located(int(rows.blocks[error.row]), int(rows.places[error.row]))
+            raise DataError(
+                error.reason.partition(" has ")[2] or error.reason, file=file, row=row, offset=offset
+            ) from None
+        following = None if last else self._following(before, window, rows, samples)
+        if not sampling.carries and (cut := rows.tokens - samples.tokens):
+            window.changed[f"{TOKENS}{sampling.sampling.truncation}"] += cut
+        return SampledWindow(rows, samples, before.cursor(), following, window, charge)
 
-    def _behind(self, before: _Before, window: RowWindow, rows: TokenRows, samples: Samples) -> _Before:
-        left = rows.tokens - samples.tokens if self._shape.carries else 0
+    def _following(self, before: _WindowInput, window: RowWindow, rows: TokenRows, samples: Samples) -> _WindowInput:
+        left = rows.tokens - samples.tokens if self._sampling.carries else 0
         if not left:
-            return _Before(window.next)
+            return _WindowInput(window.next)
         trail = [*before.trail, (before.start, window.rows.tokens)]
         while sum(tokens for _, tokens in trail[1:]) >= left:
             del trail[0]
-        return _Before(window.next, tuple(trail), rows.tail(left))
+        return _WindowInput(window.next, tuple(trail), rows.tail(left))
 
 
 @dataclass(frozen=True, slots=True)
 class StreamLane:
-    """Slots that neighbouring streams fill, and nobody else: one slot and its streams, or one stream and its slots.
+    """Slots of the global batch and the streams that fill them: one slot and its streams, or one stream and its slots.
 
-    The streams of a slot take turns; one that has ended is passed over, so that a slot is empty only when all of its
-    streams are. Slots of a step that nothing is left for stay empty.
+    The streams of a slot take turns. A stream that has ended is skipped, so a slot is empty only after the end of all
+    its streams.
     """
 
     slots: range
@@ -229,7 +246,7 @@ class StreamLane:
         """The stream whose turn it is."""
         return self.streams[step % len(self.streams)]
 
-    def read(self, step: int, streams: dict[int, Stream]) -> list[tuple[Filled, int]]:
+    def read(self, step: int, streams: dict[int, Stream]) -> list[tuple[SampledWindow, int]]:
         """The samples of a step, first slot first."""
         if len(self.streams) == 1:
             stream = streams[self.streams[0]]
@@ -240,3 +257,77 @@ class StreamLane:
             if sample is not None:
                 return [sample]
         return []
+
+
+class MemoryTokens:
+    """Token table of a batch: parts of rows of several windows, by number."""
+
+    def __init__(self, windows: Sequence[TokenRows], owners: Ints, begins: Ints, *, masked: bool) -> None:
+        self._windows, self._owners, self._begins, self._masked = windows, owners, begins, masked
+
+    @property
+    def masked(self) -> bool:
+        return self._masked
+
+    def copy(self, rows: Ints, starts: Ints, lengths: Ints, out: npt.NDArray[Any], at: Ints) -> None:
+        for number, begin, size, target in self._slices(rows, starts, lengths, at):
+            out[target : target + size] = self._windows[number].ids.values[begin : begin + size]
+
+    def copy_mask(self, rows: Ints, starts: Ints, lengths: Ints, out: npt.NDArray[np.bool_], at: Ints) -> None:
+        for number, begin, size, target in self._slices(rows, starts, lengths, at):
+            mask = self._windows[number].mask
+            out[target : target + size] = True if mask is None else mask[begin : begin + size]
+
+    def _slices(self, rows: Ints, starts: Ints, lengths: Ints, at: Ints) -> list[tuple[int, int, int, int]]:
+        """Slices to copy, as (window, begin, size, target); adjacent ones are joined."""
+        if not len(rows):
+            return []
+        owners, begins = self._owners[rows], self._begins[rows] + starts
+        follows = (owners[1:] == owners[:-1]) & (begins[1:] == begins[:-1] + lengths[:-1])
+        follows &= at[1:] == at[:-1] + lengths[:-1]
+        heads = np.flatnonzero(np.concatenate([[True], ~follows]))
+        sizes = np.add.reduceat(lengths, heads)
+        return list(zip(owners[heads].tolist(), begins[heads].tolist(), sizes.tolist(), at[heads].tolist()))
+
+
+def collate_samples(
+    taken: Sequence[tuple[SampledWindow, int]], catalog: Catalog, form: BatchForm, *, masked: bool
+) -> tuple[dict[str, Any], dict[str, Any], int]:
+    """Arrays of a batch, the origin of each of its parts, and its tokens without padding."""
+    runs = _runs(taken)
+    parts = [window.samples.slice(low, high) for window, low, high in runs]
+    samples = Samples.concat(parts)
+    none = np.zeros(0, np.int64)
+    owners = np.repeat(np.arange(len(runs)), [len(part.rows) for part in parts])
+    windows = [window.rows for window, _, _ in runs]
+    begins = np.concatenate([none, *(window.ids.offsets[part.rows] for window, part in zip(windows, parts))])
+    tokens = MemoryTokens(windows, owners, begins + samples.starts, masked=masked)
+    blocks = np.concatenate([none, *(window.blocks[part.rows] for window, part in zip(windows, parts))])
+    places = np.concatenate([none, *(window.places[part.rows] for window, part in zip(windows, parts))])
+    # For the collator the rows are the numbers of the parts.
+    numbered = Samples(samples.offsets, np.arange(len(owners)), np.zeros(len(owners), np.int64), samples.lengths)
+    arrays = collate(numbered, np.zeros(len(owners), np.int64), [tokens], form, width(numbered, form))
+    return arrays, _provenance(numbered, catalog, form, blocks, places), samples.tokens
+
+
+def _runs(taken: Sequence[tuple[SampledWindow, int]]) -> list[tuple[SampledWindow, int, int]]:
+    """Neighbouring samples of one window together."""
+    runs: list[tuple[SampledWindow, int, int]] = []
+    for window, index in taken:
+        if runs and runs[-1][0] is window and runs[-1][2] == index:
+            runs[-1] = (window, runs[-1][1], index + 1)
+        else:
+            runs.append((window, index, index + 1))
+    return runs
+
+
+def _provenance(samples: Samples, catalog: Catalog, form: BatchForm, blocks: Ints, places: Ints) -> dict[str, Any]:
+    names, source, rows = catalog.origins(blocks, places)
+    unknown = np.full(len(places), -1, np.int64)
+    return {
+        "sources": names,
+        "source": source,
+        "row": unknown if catalog.by_bytes else rows,
+        "offset": rows if catalog.by_bytes else unknown,
+        "sample": samples.rows if form.split else samples.numbers(),
+    }

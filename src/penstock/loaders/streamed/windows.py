@@ -1,38 +1,111 @@
-"""From a place in a stream to a window of tokenised, shuffled rows, and the place behind it."""
+"""Windows of rows that are read, tokenised and shuffled together, and the cursors of samples in them."""
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.errors import ConfigError, DataError, StageError
+from penstock.distributed.ranks import Rank
+from penstock.errors import ConfigError, DataError, ResumeError, StageError
+from penstock.files.filesystems import require_local
+from penstock.files.listing import PathLike
 from penstock.loaders.streamed.catalog import ROW, Catalog
-from penstock.loaders.streamed.cursors import Start
 from penstock.loaders.streamed.rows import TokenRows
 from penstock.order.permutation import Permutation, derive_key
 from penstock.pipeline.chain import BrokenStageError, Chain, Ran, StepError, stage_name
-from penstock.pipeline.metrics import StageMetrics
+from penstock.pipeline.config import PipelineConfig
+from penstock.pipeline.metrics import StageMetrics, tokens_in
+from penstock.pipeline.quarantine import BadRows
 from penstock.pipeline.stages import Finishing, Rejected, Stateful, Transform, TwoPart
 from penstock.sources.splits import SplitReader, SplitRows, open_split
 
-__all__ = ["ROW", "BlockSequence", "RowWindow", "WindowBuilder", "WindowLimits"]
+__all__ = [
+    "BlockSequence",
+    "OpenSplit",
+    "RowWindow",
+    "StreamCounts",
+    "StreamCursor",
+    "WindowBuilder",
+    "WindowLimits",
+    "WindowStart",
+]
 
 _FIRST_SHARE = 64
+_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-_"
+_VALUES = {digit: value for value, digit in enumerate(_DIGITS)}
+_MORE = 32
+_ENDED = "."
+
+
+@dataclass(frozen=True, slots=True)
+class WindowStart:
+    """Beginning of a window: block of the stream, place in the block, and number of windows before it."""
+
+    block: int = 0
+    at: int = 0
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StreamCursor:
+    """Next sample of a stream: number `index` of the window that is `ahead` windows after the one at `start`.
+
+    The windows between hold the `carry` tokens that are left over and begin the first sample. Without any, it is 0.
+    """
+
+    start: WindowStart = WindowStart()
+    ahead: int = 0
+    carry: int = 0
+    index: int = 0
+    ended: bool = False
+
+    def to_text(self) -> str:
+        """Six numbers in digits of five bits, the lowest first; a sixth bit marks that more digits follow."""
+        if self.ended:
+            return _ENDED
+        return "".join(map(_spelled, (*astuple(self.start), self.ahead, self.carry, self.index)))
+
+    @classmethod
+    def from_text(cls, text: str) -> StreamCursor:
+        if text == _ENDED:
+            return cls(ended=True)
+        numbers, number, shift = [], 0, 0
+        try:
+            for digit in text:
+                value = _VALUES[digit]
+                number |= (value & (_MORE - 1)) << shift
+                shift += 5
+                if not value & _MORE:
+                    numbers.append(number)
+                    number = shift = 0
+            block, at, window, ahead, carry, index = numbers
+        except (KeyError, TypeError, ValueError):
+            raise ResumeError(f"the state is damaged: {text!r} is not the cursor of a stream") from None
+        return cls(WindowStart(block, at, window), ahead, carry, index)
+
+
+def _spelled(number: int) -> str:
+    digits = []
+    while True:
+        number, low = number >> 5, number & (_MORE - 1)
+        digits.append(_DIGITS[low | (_MORE if number else 0)])
+        if not number:
+            return "".join(digits)
 
 
 @dataclass(frozen=True, slots=True)
 class WindowLimits:
-    """A window is full when it has so many rows, or so many bytes of input: never a matter of the machine.
+    """Rows and bytes of input that fill a window, whichever comes first; the same on every machine.
 
-    The first window of a stream is a 64th of that, so that the first batch is not long in coming. The second ones have
-    a different size in each stream, for otherwise all streams would need their next windows in the same step.
+    The first window of a stream is a 64th of that, so that the first batch comes soon. The second has a different size
+    in each stream, or all streams would need their next windows in the same step.
     """
 
     rows: int = 4096
@@ -40,7 +113,7 @@ class WindowLimits:
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.nbytes < 1:
-            raise ConfigError(f"a window holds at least one row and one byte, got {self.rows} and {self.nbytes}")
+            raise ConfigError(f"shuffle_window and window_bytes must be positive, got {self.rows} and {self.nbytes}")
 
     def of(self, stream: int, number: int) -> tuple[int, int]:
         """Rows and bytes of a window."""
@@ -53,7 +126,7 @@ class WindowLimits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockSequence:
-    """What one stream reads in one epoch."""
+    """Blocks that one stream reads in one epoch, in order."""
 
     stream: int
     epoch: int
@@ -62,20 +135,20 @@ class BlockSequence:
 
 @dataclass(frozen=True, slots=True)
 class RowWindow:
-    """Rows that were read and shuffled together, and where the next ones begin."""
+    """Rows that were read and shuffled together, and the beginning of the next window."""
 
     rows: TokenRows
-    next: Start
+    next: WindowStart
     read: int
-    """Rows that were read for it."""
+    """Rows of the input."""
     dropped: Counter[str] = field(default_factory=Counter)
-    """Rows left out on purpose, by reason."""
+    """Rows that transforms dropped, by reason."""
     changed: Counter[str] = field(default_factory=Counter)
     rejected: tuple[Rejected, ...] = ()
 
 
 class WindowBuilder:
-    """Makes windows. Which one it is depends on the arguments alone, so any thread may make any window."""
+    """Reads and transforms windows. A window depends on the arguments alone, so any thread may make any window."""
 
     def __init__(
         self,
@@ -92,17 +165,17 @@ class WindowBuilder:
         for transform in transforms:
             if isinstance(transform, Stateful | Finishing | TwoPart):
                 raise ConfigError(
-                    f"{stage_name(transform)} depends on the rows before, and streams are read in no order that it "
-                    "could rely on; leave it out, or prepare the data first (streaming=False)"
+                    f"{stage_name(transform)} depends on the order of rows, which streams do not keep; leave it out, "
+                    "or prepare the data first (streaming=False)"
                 )
         self.catalog, self.tokens, self.mask = catalog, tokens, mask
         self.limits, self.seed, self.shuffle, self.on_error = limits, seed, shuffle, on_error
         self._chain = Chain(transforms, [StageMetrics(stage_name(each), "transform") for each in transforms])
 
-    def make(self, course: BlockSequence, start: Start, held: HeldWindow) -> RowWindow:
-        """The window that begins at `start`. `held` keeps the file open from one window of a stream to the next."""
-        found, rejected, behind = self._read(course, start, held)
-        rows, parts = _Rows(self.catalog, found), []
+    def make(self, sequence: BlockSequence, start: WindowStart, split: OpenSplit) -> RowWindow:
+        """The window that begins at `start`. `split` keeps the file open between the windows of a stream."""
+        found, rejected, following = self._read(sequence, start, split)
+        rows, parts = _InputRows(self.catalog, found), []
         dropped, changed = Counter[str](), Counter[str]()
         for batch in rows.batches():
             ran = self._transform(batch, rows)
@@ -114,20 +187,20 @@ class WindowBuilder:
                 parts.append(self._tokens(ran.batch, rows))
         made = TokenRows.concat(parts)
         if self.shuffle and made.rows > 1:
-            key = derive_key(self.seed, "rows", course.epoch, course.stream, start.number)
-            made = made.taken(Permutation(made.rows, key)(np.arange(made.rows)))
-        return RowWindow(made, behind, rows.count, dropped, changed, tuple(rejected))
+            key = derive_key(self.seed, "rows", sequence.epoch, sequence.stream, start.number)
+            made = made.take(Permutation(made.rows, key)(np.arange(made.rows)))
+        return RowWindow(made, following, rows.count, dropped, changed, tuple(rejected))
 
     def _read(
-        self, course: BlockSequence, start: Start, held: HeldWindow
-    ) -> tuple[list[tuple[int, SplitRows]], list[Rejected], Start]:
-        most_rows, most_bytes = self.limits.of(course.stream, start.number)
+        self, sequence: BlockSequence, start: WindowStart, split: OpenSplit
+    ) -> tuple[list[tuple[int, SplitRows]], list[Rejected], WindowStart]:
+        most_rows, most_bytes = self.limits.of(sequence.stream, start.number)
         found: list[tuple[int, SplitRows]] = []
         rejected: list[Rejected] = []
         block, at = start.block, start.at
-        while most_rows > 0 and most_bytes > 0 and block < len(course.blocks):
-            number = int(course.blocks[block])
-            reader = held.reader(self.catalog, number, at)
+        while most_rows > 0 and most_bytes > 0 and block < len(sequence.blocks):
+            number = int(sequence.blocks[block])
+            reader = split.reader(self.catalog, number, at)
             try:
                 cut = reader.cut(most_rows, most_bytes)
             except DataError as error:
@@ -138,7 +211,7 @@ class WindowBuilder:
                 continue
             if cut is None:
                 self.catalog.check_unchanged(number)
-                held.close()
+                split.close()
                 block, at = block + 1, 0
                 continue
             rows = reader.decode(cut)
@@ -148,9 +221,9 @@ class WindowBuilder:
             found.append((number, rows))
             rejected += rows.rejected
             most_rows, most_bytes, at = most_rows - cut.records, most_bytes - cut.nbytes, reader.at
-        return found, rejected, Start(block, at, start.number + 1)
+        return found, rejected, WindowStart(block, at, start.number + 1)
 
-    def _transform(self, batch: pa.RecordBatch, rows: _Rows) -> Ran:
+    def _transform(self, batch: pa.RecordBatch, rows: _InputRows) -> Ran:
         try:
             return self._chain.run(batch, batch.nbytes)
         except StepError as step:
@@ -158,8 +231,8 @@ class WindowBuilder:
                 raise step.error from step.error.__cause__
         return self._chain.isolate(batch, first_only=self.on_error == "raise")
 
-    def _failed(self, ran: Ran, rows: _Rows, batch: pa.RecordBatch) -> list[Rejected]:
-        """The rows that a transform refused."""
+    def _failed(self, ran: Ran, rows: _InputRows, batch: pa.RecordBatch) -> list[Rejected]:
+        """Rows that raised an error in a transform."""
         found = []
         for failure in ran.failures:
             number = batch.column(ROW)[failure.row].as_py()
@@ -172,21 +245,21 @@ class WindowBuilder:
             found.append(Rejected(file, row, offset, failure.stage, str(kind), reason, data))
         return found
 
-    def _tokens(self, batch: pa.RecordBatch, rows: _Rows) -> TokenRows:
+    def _tokens(self, batch: pa.RecordBatch, rows: _InputRows) -> TokenRows:
         numbers = batch.column(ROW).to_numpy()
         mask = None if self.mask is None else batch.column(self.mask)
         blocks, places = rows.blocks[numbers], rows.places[numbers]
         return TokenRows.of(_plain(batch.column(self.tokens)), _plain(mask), blocks, places)
 
 
-class HeldWindow:
-    """The open reader of a stream, if there is one."""
+class OpenSplit:
+    """Open reader of a stream, kept between its windows."""
 
     def __init__(self) -> None:
         self._open: tuple[int, SplitReader] | None = None
 
     def reader(self, catalog: Catalog, block: int, at: int) -> SplitReader:
-        """A reader that stands there: the open one, or another."""
+        """A reader at this place: the open one if it is there, or a new one."""
         if self._open is None or self._open[0] != block or self._open[1].at != at:
             self.close()
             catalog.check_unchanged(block)
@@ -199,8 +272,8 @@ class HeldWindow:
             self._open = None
 
 
-class _Rows:
-    """The rows that were read for a window, numbered through."""
+class _InputRows:
+    """Rows of the input of a window, numbered in order."""
 
     def __init__(self, catalog: Catalog, found: Sequence[tuple[int, SplitRows]]) -> None:
         self._catalog, self._found = catalog, found
@@ -210,7 +283,7 @@ class _Rows:
         self.places = np.concatenate([np.zeros(0, np.int64), *(rows.places for _, rows in found)])
 
     def batches(self) -> list[pa.RecordBatch]:
-        """With their numbers as a column; neighbours with the same columns are one batch."""
+        """Batches with the row numbers as a column; neighbours with the same columns are joined."""
         made, first = [], 0
         filled = [rows.batch for _, rows in self._found if rows.batch.num_rows]
         for _, group in itertools.groupby(filled, key=lambda batch: batch.schema):
@@ -226,7 +299,51 @@ class _Rows:
 
 
 def _plain(column: Any) -> Any:
-    """A list column with offsets of its own, whatever it is a slice of."""
+    """A column of lists with offsets, of fixed-size lists too."""
     if column is None or pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
         return column
     return cast(Any, column.cast(pa.large_list(column.type.value_type)))
+
+
+class StreamCounts:
+    """Counts of rows of one rank in this process. Each rank has its own quarantine file."""
+
+    def __init__(self, on_error: str, quarantine: PathLike | None, rank: Rank) -> None:
+        path = None if quarantine is None else require_local(quarantine, "quarantine")
+        if path is not None and rank.world > 1:
+            path = path.with_name(f"{path.stem}-{rank.rank}{path.suffix}")
+        self._bad = BadRows(PipelineConfig(on_error=on_error), path)  # type: ignore[arg-type]
+        self.rows = 0
+        """Rows read."""
+        self.dropped: Counter[str] = Counter()
+        """Rows that transforms dropped, by reason."""
+        self.changed: Counter[str] = Counter()
+        """Rows kept but changed, by reason; tokens cut off are counted here too."""
+
+    @property
+    def rejected(self) -> dict[str, int]:
+        """Bad rows, by reason."""
+        return dict(self._bad.counts)
+
+    @property
+    def dropped_tokens(self) -> dict[str, int]:
+        """Tokens that are in no sample, by reason."""
+        return tokens_in(self.changed)
+
+    def add(self, window: RowWindow) -> None:
+        self.rows += window.read
+        self.dropped.update(window.dropped)
+        self.changed.update(window.changed)
+        self._bad.add(window.rejected, self.rows)
+
+    def ignore(self, window: RowWindow) -> None:
+        """Do nothing: another rank reads and counts this window too."""
+
+    def keep_quarantine(self) -> None:
+        """Append to the quarantine file instead of replacing it, because its run is resumed."""
+        path = self._bad.path
+        if path is not None and path.exists():
+            self._bad.restore({"bytes": path.stat().st_size, "counts": dict(self._bad.counts)})
+
+    def close(self) -> None:
+        self._bad.close()
