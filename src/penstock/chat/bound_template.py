@@ -7,11 +7,9 @@ import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Any
 
 import numpy as np
-import orjson
 import pyarrow as pa
 
 from penstock.chat.gate import Checker, Gate
@@ -19,7 +17,7 @@ from penstock.chat.messages import Conversation
 from penstock.chat.parts import place_parts
 from penstock.chat.problems import RenderError, RowProblem
 from penstock.chat.render import EVERYTHING, Renderer, Rendering, TrainOn, common_length
-from penstock.chat.templates import TOOL, Markers, Template, call_sample, specials, thought_sample, traits_of
+from penstock.chat.templates import TOOL, ChatTemplate, TemplateSource, call_sample, specials, thought_sample, traits_of
 from penstock.errors import ConfigError, DataError
 from penstock.tokenizers.base import Tokenizer
 from penstock.tokenizers.load import LoadedTokenizer
@@ -186,11 +184,7 @@ class ChatOptions:
     train_on: TrainOn
     include_eot: bool
     gate: Gate
-    markers: Markers | None
-    end_of_turn: str | Sequence[str] | None
-    special_tokens: Sequence[str] | None
-    variables: Mapping[str, Any]
-    now: datetime | None
+    template: ChatTemplate
     allow_lost: frozenset[str] = frozenset()
 
 
@@ -212,7 +206,7 @@ def special_variables(tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def check_vocabulary(tokenizer: Tokenizer, template: Template, needed: Sequence[str]) -> None:
+def check_vocabulary(tokenizer: Tokenizer, template: TemplateSource, needed: Sequence[str]) -> None:
     """Every token the template relies on must be one token: in pieces it would be text like any other."""
     missing = [text for text in needed if token_id(tokenizer, text) is None]
     if missing:
@@ -236,41 +230,33 @@ def token_id(tokenizer: Tokenizer, text: str) -> int | None:
     return int(made.ids.values[int(found[0])].as_py()) if len(found) == 1 else None
 
 
-def bind_template(tokenizer: Tokenizer, template: Template, asked: ChatOptions) -> tuple[Renderer, Checker]:
-    """What renders conversations and what checks their tokens."""
-    given = {**special_variables(tokenizer), **asked.variables}
-    clash = set(asked.variables) & {"messages", "tools", "add_generation_prompt", "strftime_now"}
-    if clash:
-        raise ConfigError(f"variables cannot have {sorted(clash)}: they come from the rows")
-    try:
-        orjson.dumps(dict(asked.variables))
-    except TypeError as error:
-        raise ConfigError(f"variables must be plain values, as in JSON: {error}") from None
-    gate = asked.gate
+def bind_template(tokenizer: Tokenizer, template: TemplateSource, options: ChatOptions) -> tuple[Renderer, Checker]:
+    """The renderer of conversations and the checker of their tokens."""
+    settings, gate = options.template, options.gate
+    given = {**special_variables(tokenizer), **(settings.variables or {})}
     renderer = Renderer(
         template,
         given,
         terminators=(),
-        train_on=asked.train_on,
-        markers=asked.markers or template.markers,
-        now=asked.now,
+        train_on=options.train_on,
+        markers=settings.markers or template.markers,
+        now=settings.time,
         check_prompts=gate.prompt,
         check_content=gate.content,
         check_headers=gate.headers,
         check_parts=gate.parts,
-        allow_lost=asked.allow_lost,
+        allow_lost=options.allow_lost,
     )
     traits = traits_of(renderer.text_of, developer=template.mentions("developer"))
     renderer = replace(renderer, traits=traits)
     text = _sample_text(renderer)
-    if asked.special_tokens is not None or not template.own:
-        check_vocabulary(
-            tokenizer, template, asked.special_tokens if asked.special_tokens is not None else template.needs
-        )
+    if settings.special_tokens is not None or not template.own:
+        needed = settings.special_tokens if settings.special_tokens is not None else template.needs
+        check_vocabulary(tokenizer, template, needed)
     else:
         _check_own(tokenizer, template, specials(text))
     known = _known(tokenizer, template.source + text)
-    ends = _terminators(tokenizer, renderer, asked, known)
+    ends = _terminators(tokenizer, renderer, options, known)
     renderer = replace(renderer, terminators=tuple(ends.ids), closing=ends.closing, call_closing=ends.call_closing)
     symbols = _symbols(tokenizer, known)
     framing = {tokenizer.special.bos, tokenizer.special.eos, *ends.ids.values()}
@@ -287,7 +273,7 @@ def bind_template(tokenizer: Tokenizer, template: Template, asked: ChatOptions) 
     cuts = frozenset(token for name, token in tokenizer.special.named.items() if name in known and name not in symbols)
     allowed = frozenset(ends.ids[name] for name in inner)
     ids = frozenset(ends.ids.values())
-    return renderer, Checker(gate, tokenizer, ids, frozenset(headers), cuts, asked.include_eot, allowed)
+    return renderer, Checker(gate, tokenizer, ids, frozenset(headers), cuts, options.include_eot, allowed)
 
 
 def _sample_text(renderer: Renderer) -> str:
@@ -301,7 +287,7 @@ def _sample_text(renderer: Renderer) -> str:
     return text
 
 
-def _check_own(tokenizer: Tokenizer, template: Template, written: Sequence[str]) -> None:
+def _check_own(tokenizer: Tokenizer, template: TemplateSource, written: Sequence[str]) -> None:
     """As `check_vocabulary`, but there are models that were trained with names of roles in pieces."""
     names = [text for text in written if ROLE_NAMES.fullmatch(text)]
     check_vocabulary(tokenizer, template, [text for text in written if text not in names])
@@ -346,14 +332,14 @@ class _Terminators:
 
 
 def _terminators(
-    tokenizer: Tokenizer, renderer: Renderer, asked: ChatOptions, known: Mapping[str, int]
+    tokenizer: Tokenizer, renderer: Renderer, options: ChatOptions, known: Mapping[str, int]
 ) -> _Terminators:
     """The tokens that end a turn: those given, or those that the template writes behind answers."""
-    template, given = renderer.template, asked.end_of_turn
+    template, given = renderer.template, options.template.end_of_turn
     bos, eos = renderer.variables["bos_token"], renderer.variables["eos_token"]
     special = {*known, eos} - {"", bos if bos != eos else ""}
     found = ends_of(renderer, special, eos)
-    needed = asked.include_eot and asked.gate.terminator and asked.train_on != EVERYTHING
+    needed = options.include_eot and options.gate.terminator and options.train_on != EVERYTHING
     if given is not None:
         texts = (given,) if isinstance(given, str) else tuple(given)
         check_vocabulary(tokenizer, template, texts)

@@ -1,19 +1,20 @@
-"""Chat data becomes tokens and the mask of those to train on: `ToMessages`, `FormatChat` and the supervision gate."""
+"""`FormatChat`: chats to token ids and the mask of supervised tokens."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
-from datetime import date, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack, cast
 
 import numpy as np
 import orjson
 import pyarrow as pa
 import xxhash
 
+from penstock.arrays.ragged import list_array
+from penstock.arrays.truncation import Policy, Truncation
 from penstock.chat.bound_template import ChatOptions, bind_template
 from penstock.chat.compile.prover import Layouts
 from penstock.chat.formats import (
@@ -30,117 +31,113 @@ from penstock.chat.gate import Gate
 from penstock.chat.masks import SpanTokens
 from penstock.chat.messages import ROLES, Conversation
 from penstock.chat.parts import KINDS
-from penstock.chat.problems import RowProblem, TooLongError, Violation, alone
+from penstock.chat.problems import RowProblem, Violation, alone
 from penstock.chat.render import EVERYTHING, ExplainedPart, explain
 from penstock.chat.rendered_batch import RenderedBatch, render_batch
-from penstock.chat.templates import BUILT_IN, Markers, load_template, thought_sample
+from penstock.chat.templates import BUILT_IN, ChatTemplate, TemplateSettings, load_template, thought_sample
 from penstock.chat.to_messages import ToMessages, checked_format
-from penstock.chat.truncation import POLICIES, TruncatedPieces, cut, gathered, in_all, tally
+from penstock.chat.truncation import in_all, tally, too_long, truncated
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.pipeline.metrics import TOKENS, tokens_in
+from penstock.tokenizers.token_rows import token_slices
 from penstock.transforms.columns import as_names, column, take_rows
 from penstock.transforms.counts import CountingTransform
 from penstock.transforms.tokenization import load_tokenizer
 
-__all__ = ["FormatChat", "Gate", "RowProblem", "ToMessages", "Violation", "detect_format", "json_columns"]
+__all__ = [
+    "CHAT_OPTIONS",
+    "FormatChat",
+    "Gate",
+    "RowProblem",
+    "ToMessages",
+    "Violation",
+    "detect_format",
+    "json_columns",
+]
 
 VERSION = 3
 """Goes up when the same rows would give other tokens or masks."""
+CHAT_OPTIONS = ("train_on", "include_eot", "format", "columns", "gate", "allow_lost", *TemplateSettings.__annotations__)
+"""Options of `FormatChat` that a loader passes on, as `chat={...}`."""
 
 logger = logging.getLogger(__name__)
 
 
 class FormatChat(CountingTransform):
-    """Conversations as token ids and a mask of the tokens to train on: columns `input_ids` and `loss_mask`.
+    """Conversations as token ids and a mask of the supervised tokens: columns `input_ids` and `loss_mask`.
 
         FormatChat("models/tiny", train_on="last")                # the template that comes with the tokenizer
         FormatChat(tokenizer, "chatml", max_length=4096, truncation="drop")
 
-    - `template`: one of the built-in ones, a .jinja file, or a Jinja text; without it, the tokenizer's own.
-    - `train_on`: "assistant" turns, the "last" of them, "all" of the text, "flags" (messages that say so themselves),
-      or a list of roles. A message's own flag (`train`, `training`, `weight`, ...) has the last word.
-    - `include_eot`: whether the token that ends a turn is trained on. `end_of_turn` says which, if it is not what the
-      template writes behind an answer.
-    - `markers`: what opens an assistant turn in the text and what ends it, for templates whose turns cannot be found
-      otherwise.
+    - `template`: a built-in name, a .jinja file, Jinja text, or a `ChatTemplate`; without it, the tokenizer's own. The
+      settings of a `ChatTemplate` (`markers`, `end_of_turn`, `special_tokens`, `variables`, `now`) are keywords too.
+    - `train_on`: "assistant" turns, the "last" of them, "all" of the text, "flags" (messages that carry a flag), or a
+      list of roles. A message's own flag (`train`, `training`, `weight`, ...) overrides it.
+    - `include_eot`: supervise the token that ends a turn.
     - `max_length`, `truncation`: rows with more tokens are an "error", or "drop"ped, or cut on the "left" or "right",
-      or "split" into pieces. What is left without a token to train on goes too. `counts` has the rows, `dropped_tokens`
-      the tokens. The cut comes after the gate and heeds no turns: what "left" and "split" leave may begin in the
-      middle of a prompt, without BOS; what "right" and "split" leave may end without the token that ends the turn.
-    - `gate`: the checks each whole row has to pass; see `Gate`. A row that fails raises an error that shows it. A
-      mapping of switches does as well, as in a configuration file.
-    - `keep`: columns to keep beside the new ones.
-    - `now`: the time, for templates that ask; a text such as "2026-01-31" does as well.
+      or "split" into pieces; or a `Truncation`. Pieces without a supervised token are dropped. `counts` has the rows,
+      `dropped_tokens` the tokens. Truncation comes after the gate and ignores turns: after "left" and "split" a row may
+      begin in the middle of a prompt, without BOS; after "right" and "split" it may end without the end-of-turn token.
+    - `format`, `columns`: the chat format of the rows, or which column holds which role. By default it is detected.
+    - `gate`: the checks each row has to pass; see `Gate`. A row that fails raises an error that shows the row. A
+      mapping of switches works too, as in a configuration file.
+    - `keep`: columns to keep.
     - `allow_lost`: kinds of parts that the template may leave out: "earlier_thoughts", "thoughts",
-      "text_beside_calls", "tools" and others (docs/chat.md). Everything else a row says must be in its text, once, as
-      it is and in order. What is lost is counted in the report.
-    - `variables`: more variables for the template, such as `{"enable_thinking": False}`.
-    - `special_tokens`: what must be one token of the vocabulary, if not what looks like one in the template.
+      "text_beside_calls", "tools" and others (docs/chat.md). Everything else a row says must be in its text, once,
+      unchanged and in order. Lost parts are counted in the report.
 
-    The mask comes from where the turns are in the text and where the tokens of one single tokenisation are in it; a
+    The mask comes from the positions of the turns in the text and of the tokens in the text, in one tokenization; a
     token belongs to the turn in which it begins. Preferences give two of each column, `chosen_...` and `rejected_...`.
     """
 
     def __init__(
         self,
         tokenizer: Any,
-        template: str | Path | None = None,
+        template: str | Path | ChatTemplate | None = None,
         *,
         train_on: str | Iterable[str] = "assistant",
         include_eot: bool = True,
         max_length: int | None = None,
-        truncation: str = "error",
+        truncation: str | Truncation = "error",
         format: str = "auto",
         columns: Mapping[str, str] | None = None,
         gate: Gate | Mapping[str, bool] = Gate(),  # noqa: B008 - a frozen value
         keep: str | Iterable[str] = (),
-        markers: Markers | None = None,
-        end_of_turn: str | Sequence[str] | None = None,
-        special_tokens: Sequence[str] | None = None,
-        variables: Mapping[str, Any] | None = None,
-        now: datetime | date | str | None = None,
         allow_lost: Iterable[str] = (),
+        **settings: Unpack[TemplateSettings],
     ) -> None:
         super().__init__()
-        if truncation not in POLICIES:
-            raise ConfigError(f"truncation must be one of {', '.join(POLICIES)}, got {truncation!r}")
-        if max_length is not None and max_length < 1:
-            raise ConfigError(f"max_length must be at least 1, got {max_length}")
+        if not isinstance(truncation, Truncation):
+            truncation = Truncation(cast(Policy, truncation), max_length)
+        elif max_length is not None:
+            raise ConfigError(f"max_length={max_length} is part of {truncation!r}; pass it there only")
+        self._truncation = truncation
+        self.max_length, self.truncation = truncation.max_length, truncation.policy
+        chosen = ChatTemplate.of(template, settings)
         self.tokenizer = load_tokenizer(tokenizer)
-        self.template = load_template(template, self.tokenizer.chat_template)
-        self.train_on = _checked_roles(train_on)
-        self.include_eot, self.max_length, self.truncation = include_eot, max_length, truncation
+        self.template = load_template(chosen.template, self.tokenizer.chat_template)
+        self.train_on, self.include_eot = _checked_roles(train_on), include_eot
         self.format = checked_format(format, columns)
         self.columns = dict(columns) if columns is not None else None
         self.keep = as_names(keep) if keep else ()
-        made = [prefix + name for prefix in ("", "chosen_", "rejected_") for name in ("input_ids", "loss_mask")]
-        if set(made) & set(self.keep):
-            raise ConfigError(f"keep={list(self.keep)} has a name that is made here: {', '.join(made)}")
+        new = [prefix + name for prefix in ("", "chosen_", "rejected_") for name in ("input_ids", "loss_mask")]
+        if set(new) & set(self.keep):
+            raise ConfigError(f"keep={list(self.keep)} has the name of a new column: {', '.join(new)}")
         self.gate = Gate.of(gate)
         self.allow_lost = _checked_kinds(allow_lost)
-        asked = ChatOptions(
-            self.train_on,
-            include_eot,
-            self.gate,
-            markers,
-            end_of_turn,
-            special_tokens,
-            variables or {},
-            _checked_time(now),
-            frozenset(self.allow_lost),
-        )
-        self._renderer, self._checker = bind_template(self.tokenizer, self.template, asked)
+        options = ChatOptions(self.train_on, include_eot, self.gate, chosen, frozenset(self.allow_lost))
+        self._renderer, self._checker = bind_template(self.tokenizer, self.template, options)
         self._layouts = Layouts(self._renderer)
         self._typed_json = True
-        self._try_on_a_sample()
+        self._render_samples()
 
     @property
     def json_columns(self) -> dict[str, tuple[str, ...]]:
-        """Columns that are to reach it as the JSON they are in the file; see `Pipeline`."""
+        """Columns that the source should keep as JSON; see `Pipeline`."""
         return json_columns((self.columns or {}).values())
 
     def refuse_typed_json(self) -> None:
-        """Take no objects inside of messages as types: in them rows have changed each other already."""
+        """Refuse messages with typed objects inside: one Arrow type for all rows has changed them already."""
         self._typed_json = False
 
     def transform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -148,31 +145,31 @@ class FormatChat(CountingTransform):
         sides = []
         with alone(batch):
             for side in render_batch(self._layouts, batch, name, self.columns):
-                tokens, found = self._tokens(side)
-                if found:
-                    raise found[0]
+                tokens, problems = self._tokens(side)
+                if problems:
+                    raise problems[0]
                 sides.append(tokens)
                 self.count_kept({f"lost: {kind}": n for kind, n in side.lost.items()})
-            return self._delivered(batch, sides_of(name), sides)
+            return self._output(batch, sides_of(name), sides)
 
     def explain(self, row: pa.RecordBatch) -> list[tuple[str, list[ExplainedPart], str | None]]:
-        """For each side of one row: where every part of it went, and what the row is refused for, if it is.
+        """For each side of one row: the place of every part, and the reason for a refusal, if there is one.
 
         Most rows have one side, called ""; preferences have "chosen" and "rejected".
         """
         name = self._format_of(row)
-        (made,) = conversations(row, name, self.columns, input_heading=self.template.input_heading)
-        if isinstance(made, RowProblem):
-            raise made.unnumbered()
-        return [(prefix.rstrip("_"), *explain(self._renderer, side)) for prefix, side in zip(sides_of(name), made)]
+        (converted,) = conversations(row, name, self.columns, input_heading=self.template.input_heading)
+        if isinstance(converted, RowProblem):
+            raise converted.unnumbered()
+        return [(prefix.rstrip("_"), *explain(self._renderer, side)) for prefix, side in zip(sides_of(name), converted)]
 
     def check_rows(self, batch: pa.RecordBatch) -> list[Violation]:
-        """Everything the gate has against the rows of a batch, instead of an error at the first."""
+        """All violations of the gate in a batch, instead of an error at the first."""
         name = self._format_of(batch)
         return sorted(self._violations(batch, name), key=lambda violation: violation.row)
 
     def _violations(self, batch: pa.RecordBatch, name: str) -> list[Violation]:
-        """As `check_rows`. If a row makes it all fail, each half by itself, down to that row."""
+        """As `check_rows`. If one row fails the whole batch, the batch is halved until that row is found."""
         try:
             return self._checked(batch, name)
         except (ConfigError, SchemaError):
@@ -183,8 +180,8 @@ class FormatChat(CountingTransform):
                 reason = error.reason if isinstance(error, DataError) else str(error)
                 return [Violation(0, kind, reason.removeprefix("row 0 of the batch: "))]
         half = batch.num_rows // 2
-        behind = self._violations(batch[half:], name)
-        return self._violations(batch[:half], name) + [replace(v, row=v.row + half) for v in behind]
+        second = self._violations(batch[half:], name)
+        return self._violations(batch[:half], name) + [replace(v, row=v.row + half) for v in second]
 
     def _checked(self, batch: pa.RecordBatch, name: str) -> list[Violation]:
         prefixes = sides_of(name)
@@ -193,7 +190,7 @@ class FormatChat(CountingTransform):
         except RowProblem:
             pass
         else:
-            return [found for prefix, side in zip(prefixes, sides) for found in self._found(side, prefix)]
+            return [v for prefix, side in zip(prefixes, sides) for v in self._violations_of(side, prefix)]
         violations: list[Violation] = []
         rows = conversations(batch, name, self.columns, input_heading=self.template.input_heading)
         for i, prefix in enumerate(prefixes):
@@ -207,28 +204,24 @@ class FormatChat(CountingTransform):
                     numbers.append(at)
                 except RowProblem as problem:
                     violations.append(_violation(problem, at, prefix))
-            violations += [replace(v, row=numbers[v.row]) for v in self._found(RenderedBatch.of(good), prefix)]
+            violations += [replace(v, row=numbers[v.row]) for v in self._violations_of(RenderedBatch.of(good), prefix)]
         return violations
 
-    def _found(self, side: RenderedBatch, prefix: str) -> list[Violation]:
-        """What is wrong with rows that could be rendered."""
+    def _violations_of(self, side: RenderedBatch, prefix: str) -> list[Violation]:
+        """Violations of rows that could be rendered."""
         tokens, problems = self._tokens(side)
         violations = [_violation(problem, problem.row or 0, prefix) for problem in problems]
-        if self.max_length is not None and self.truncation == "error":
-            lengths = np.diff(tokens.offsets)
-            for row in np.flatnonzero(lengths > self.max_length).tolist():
-                problem = TooLongError(f"{lengths[row]} tokens, more than max_length={self.max_length}")
-                violations.append(_violation(problem, row, prefix))
-        return violations
+        long = too_long(np.diff(tokens.offsets), self._truncation)
+        return violations + [_violation(problem, problem.row or 0, prefix) for problem in long]
 
     @property
     def dropped_tokens(self) -> dict[str, int]:
-        """Tokens that are in no row, by reason, since the start or the last `reset`."""
+        """Dropped tokens by reason, since the start or the last `reset`."""
         return tokens_in(self._changes.totals())
 
     @property
     def fingerprint(self) -> str:
-        """A text that is the same exactly when the tokens and masks are: for the key of what is stored."""
+        """Text that decides tokens and masks: part of the key of a store."""
         return orjson.dumps(self.describe(), option=orjson.OPT_SORT_KEYS).decode()
 
     def describe(self) -> dict[str, Any]:
@@ -256,7 +249,7 @@ class FormatChat(CountingTransform):
         }
 
     def fit_budget(self, nbytes: int) -> None:
-        """Load what the first batch needs, and have the tokenizer remember no more than fits."""
+        """Load the tokenizer, and limit its cache to these bytes."""
         fit = getattr(self.tokenizer, "fit_budget", None)
         if fit is not None:
             fit(nbytes, parse_special=True)
@@ -265,19 +258,19 @@ class FormatChat(CountingTransform):
         name = self.template.name if self.template.name in BUILT_IN else "template"
         return f"FormatChat({self.tokenizer.name}, {name}, train_on={self.train_on!r})"
 
-    def _try_on_a_sample(self) -> None:
-        """Render sample conversations now, so that a template that fits no row fails at construction."""
+    def _render_samples(self) -> None:
+        """Render sample conversations, so that a broken template fails at construction."""
         keys = self._renderer.traits.thought_keys
         plain = self._renderer.sample(1)
         samples = {"a sample conversation": plain}
         if keys:
             samples["a sample conversation with thoughts"] = thought_sample(keys[0], plain.tools)
-        problems = {name: self._tried(conversation) for name, conversation in samples.items()}
+        problems = {name: self._sample_problem(conversation) for name, conversation in samples.items()}
         refused = {name: problem for name, problem in problems.items() if problem is not None}
         if len(refused) == len(samples):
             name, problem = next(iter(refused.items()))
             raise ConfigError(f"{name} does not pass the gate: {problem.unnumbered()}") from problem
-        longer = self._tried(self._renderer.sample(2))
+        longer = self._sample_problem(self._renderer.sample(2))
         if longer is not None and not refused:
             refused["a sample conversation of several turns"] = longer
         for name, problem in refused.items():
@@ -285,17 +278,17 @@ class FormatChat(CountingTransform):
         source = "its generation blocks" if self.template.program.has_generation else "the prompt for each turn"
         logger.info("%s: turns are found by %s", self.template.name, source)
 
-    def _tried(self, conversation: Conversation) -> RowProblem | None:
+    def _sample_problem(self, conversation: Conversation) -> RowProblem | None:
         everything = self.train_on == EVERYTHING
         renderer = self._renderer if everything else replace(self._renderer, train_on="assistant")
         try:
-            _, found = self._tokens(RenderedBatch.of([renderer.render(conversation)]))
+            _, problems = self._tokens(RenderedBatch.of([renderer.render(conversation)]))
         except RowProblem as problem:
             return problem
         except DataError as error:
-            logger.info("%s could not be tried on a sample: %s", self.template.name, error)
+            logger.info("%s could not be checked with a sample: %s", self.template.name, error)
             return None
-        return found[0] if found else None
+        return problems[0] if problems else None
 
     def _format_of(self, batch: pa.RecordBatch) -> str:
         name = self.format if self.format != "auto" else detect_format(batch)
@@ -305,28 +298,27 @@ class FormatChat(CountingTransform):
         typed = None if self._typed_json else typed_json(batch, self.json_columns)
         if typed is not None:
             raise SchemaError(
-                f"the column {typed!r} has objects in it, and a stage before has made one type of them for all rows: "
-                "numbers and keys of a row depend on other rows; put FormatChat first, or have the stage before it "
-                "return the column as JSON text"
+                f"the column {typed!r} has typed objects in it: an earlier stage gave all rows one type, which changes "
+                "numbers and keys; put FormatChat first, or return the column as JSON text from that stage"
             )
         if name == "preference" and self.truncation == "split" and self.max_length is not None:
             raise SchemaError("preference pairs cannot be split; pass truncation='right', 'left', 'drop' or 'error'")
         return name
 
     def _tokens(self, side: RenderedBatch) -> tuple[SpanTokens, list[RowProblem]]:
-        """The tokens of one batch with their supervised stretches, and what the gate has against them."""
+        """The tokens of one side with their supervised spans, and the problems that the gate finds."""
         everything = self.train_on == EVERYTHING
         tokens = SpanTokens.of(self.tokenizer.encode_spans(side.spans.texts, parse_special=True), side.spans)
         if not everything:
             self._checker.settle_ends(tokens, side.spans)
         return tokens, self._checker.problems(tokens, side, everything=everything)
 
-    def _delivered(self, batch: pa.RecordBatch, prefixes: tuple[str, ...], sides: list[SpanTokens]) -> pa.RecordBatch:
+    def _output(self, batch: pa.RecordBatch, prefixes: tuple[str, ...], sides: list[SpanTokens]) -> pa.RecordBatch:
         masks = [tokens.mask() for tokens in sides]
-        supervised = self.gate.supervised
-        pieces: list[TruncatedPieces] = []
-        for tokens, mask in zip(sides, masks):
-            pieces.append(cut(tokens.offsets, mask, self.max_length, self.truncation, supervised=supervised))
+        pieces = [
+            truncated(tokens.offsets, mask, self._truncation, supervised=self.gate.supervised)
+            for tokens, mask in zip(sides, masks)
+        ]
         if len(pieces) > 1:
             pieces = in_all(pieces)
         if self.max_length is not None:
@@ -334,17 +326,21 @@ class FormatChat(CountingTransform):
             self.count(cost.dropped)
             self.count_kept(cost.changed)
             self.count_kept({TOKENS + reason: n for reason, n in cost.tokens.items()})
-        made: dict[pa.Field, pa.Array] = {}
+        output: dict[str, pa.Array] = {}
+        fields: list[pa.Field] = []
         if self.keep:
             kept = take_rows(batch, pieces[0].rows)
-            made |= {kept.schema.field(name): column(kept, name) for name in self.keep}
+            output |= {name: column(kept, name) for name in self.keep}
+            fields += [kept.schema.field(name) for name in self.keep]
         for prefix, tokens, mask, piece in zip(prefixes, sides, masks, pieces):
-            lists = {
-                "input_ids": _listed(*gathered(tokens.ids, piece), self.tokenizer.dtype),
-                "loss_mask": _listed(*gathered(mask, piece), pa.bool_()),
-            }
-            made |= {pa.field(prefix + name, values.type): values for name, values in lists.items()}
-        return pa.RecordBatch.from_arrays(list(made.values()), schema=pa.schema(list(made)))
+            for name, values, dtype in (
+                ("input_ids", tokens.ids, self.tokenizer.dtype),
+                ("loss_mask", mask, pa.bool_()),
+            ):
+                lists = list_array(token_slices(values, piece.starts, piece.stops), dtype)
+                output[prefix + name] = lists
+                fields.append(pa.field(prefix + name, lists.type))
+        return pa.RecordBatch.from_arrays(list(output.values()), schema=pa.schema(fields))
 
 
 def _checked_roles(train_on: str | Iterable[str]) -> str | tuple[str, ...]:
@@ -360,29 +356,14 @@ def _checked_roles(train_on: str | Iterable[str]) -> str | tuple[str, ...]:
     return roles
 
 
-def _checked_time(given: datetime | date | str | None) -> datetime | None:
-    if given is None or isinstance(given, datetime):
-        return given
-    try:
-        return datetime.fromisoformat(str(given))
-    except ValueError:
-        raise ConfigError(f"now must be a time such as 2026-01-31 or 2026-01-31T12:00, got {given!r}") from None
-
-
 def _checked_kinds(given: Iterable[str]) -> tuple[str, ...]:
     kinds = (given,) if isinstance(given, str) else tuple(given)
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown:
-        raise ConfigError(f"allow_lost has no kind {unknown[0]!r}; it has {', '.join(KINDS)}")
+        raise ConfigError(f"allow_lost has no kind {unknown[0]!r}; valid kinds: {', '.join(KINDS)}")
     return tuple(sorted(set(kinds)))
 
 
 def _violation(problem: RowProblem, row: int, prefix: str) -> Violation:
     side = f"{prefix.rstrip('_')}: " if prefix else ""
     return Violation(row, problem.kind, side + problem.reason, problem.shown or "")
-
-
-def _listed(values: np.ndarray[Any, Any], bounds: np.ndarray[Any, np.dtype[np.int64]], dtype: pa.DataType) -> pa.Array:
-    if bounds[-1] >= 2**31:
-        raise SchemaError(f"a batch of {bounds[-1]} tokens is too large; read with smaller batches")
-    return pa.ListArray.from_arrays(pa.array(bounds.astype(np.int32)), pa.array(values).cast(dtype))

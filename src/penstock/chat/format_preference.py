@@ -13,13 +13,14 @@ import orjson
 import pyarrow as pa
 
 from penstock._suggest import did_you_mean
+from penstock.arrays.ragged import list_array
 from penstock.chat.format_chat import FormatChat, detect_format
 from penstock.chat.problems import RowProblem, TooLongError, Violation, alone
 from penstock.chat.render import ExplainedPart
-from penstock.chat.truncation import TruncatedPieces, gathered
 from penstock.errors import ConfigError, SchemaError
 from penstock.pipeline.metrics import TOKENS
 from penstock.store.preferences import LABELS, label_column
+from penstock.tokenizers.token_rows import token_slices
 from penstock.transforms.columns import as_names, column, take_rows
 from penstock.transforms.counts import CountingTransform
 
@@ -270,11 +271,11 @@ class FormatPreference(CountingTransform):
             made[pa.field("label", pa.bool_())] = rows.labels.cast(pa.bool_()).take(pa.array(numbers))
         made[pa.field(PROMPT_LENGTH, pa.int32())] = pa.array((prompts - starts)[kept], pa.int32())
         for (prefix, side), ends in zip(rows.sides.items(), stops):
-            piece = TruncatedPieces(numbers, (side.offsets[:-1] + starts)[kept], (side.offsets[:-1] + ends)[kept])
-            lists = {"input_ids": side.ids, "loss_mask": side.mask}
-            for name, values in lists.items():
-                listed = _listed(*gathered(values, piece), rows.made.schema.field(prefix + name).type)
-                made[pa.field(prefix + name, listed.type)] = listed
+            first, last = (side.offsets[:-1] + starts)[kept], (side.offsets[:-1] + ends)[kept]
+            for name, values in {"input_ids": side.ids, "loss_mask": side.mask}.items():
+                dtype = rows.made.schema.field(prefix + name).type.value_type
+                lists = list_array(token_slices(values, first, last), dtype)
+                made[pa.field(prefix + name, lists.type)] = lists
         return pa.RecordBatch.from_arrays(list(made.values()), schema=pa.schema(list(made)))
 
     def _count(self, rows: _Rows, kept: Any, long: Any, by_prompt: Any, left: list[int]) -> None:
@@ -357,7 +358,3 @@ class _Rows:
         owner = np.repeat(alike, lengths)
         differ[owner[pair[0] != pair[1]]] = True
         return np.flatnonzero(differ).tolist()
-
-
-def _listed(values: npt.NDArray[Any], bounds: Ints, kind: pa.DataType) -> pa.Array:
-    return pa.ListArray.from_arrays(pa.array(bounds.astype(np.int32)), pa.array(values).cast(kind.value_type))

@@ -26,7 +26,7 @@ from penstock.chat.problems import (
     RowProblem,
     SpansNotFoundError,
 )
-from penstock.chat.templates import END, START, TOOLS, Markers, Template, Traits, clock, sample, unmarked
+from penstock.chat.templates import END, START, TOOLS, Markers, TemplateSource, Traits, clock, sample, unmarked
 from penstock.files.json_values import dumps
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Rendering:
 class Renderer:
     """Renders conversations with one template. A pure function of the conversation."""
 
-    template: Template
+    template: TemplateSource
     variables: Mapping[str, Any]
     terminators: tuple[str, ...]
     """Texts of tokens that end a turn: what stands behind one belongs to the template, not to the model."""

@@ -1,16 +1,25 @@
-"""Where a template comes from: the tokenizer, the built-in ones, a file, or a Jinja text."""
+"""Chat templates: sources, settings, and the message forms that a template takes.
+
+A built-in template is a file in `template_files` and an entry in `BUILT_IN`; nothing else has to be registered.
+`ChatTemplate` is a template with its settings. `TemplateSource` is its Jinja text. `Traits` are the forms of messages
+that it writes, found once by rendering samples: data sets and templates disagree about forms that mean the same, so a
+row is given to the template as it is where the template writes that form, else in a form that it writes.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date, datetime
 from functools import cache, cached_property
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
+import orjson
+
+from penstock._suggest import did_you_mean
 from penstock.chat.messages import THOUGHTS, Conversation, Message
 from penstock.chat.problems import RenderError
 from penstock.errors import ConfigError
@@ -26,8 +35,10 @@ __all__ = [
     "END",
     "START",
     "THOUGHT",
+    "ChatTemplate",
     "Markers",
-    "Template",
+    "TemplateSettings",
+    "TemplateSource",
     "Traits",
     "call_sample",
     "clock",
@@ -39,15 +50,14 @@ __all__ = [
     "unmarked",
 ]
 
-
 Markers = tuple[str, str]
-"""What opens a turn of the assistant in the text, and what ends it."""
+"""Text that opens a turn of the assistant, and text that ends it."""
 
 START, END = "\ud800", "\ud801"
 """Marks around a generation block in a rendered text. Data cannot contain them: lone surrogates are not UTF-8."""
 
 BUILT_IN: dict[str, tuple[str, ...]] = {
-    # The tokens a vocabulary must have for the template to make sense. What is not here is ordinary text.
+    # Name of the file in template_files, and the tokens that a vocabulary must have for it.
     "alpaca": (),
     "chatml": ("<|im_start|>", "<|im_end|>"),
     "gemma": ("<start_of_turn>", "<end_of_turn>"),
@@ -66,24 +76,79 @@ KNOWN_MARKERS: tuple[Markers, ...] = (
 SPECIAL = re.compile(r"<[|\uff5c][^|\uff5c<>\s]+[|\uff5c]>|</?(?:start|end)_of_turn>")
 
 
+class TemplateSettings(TypedDict, total=False):
+    """Settings of a `ChatTemplate` as keywords."""
+
+    markers: Markers | None
+    end_of_turn: str | Sequence[str] | None
+    special_tokens: Sequence[str] | None
+    variables: Mapping[str, Any] | None
+    now: datetime | date | str | None
+
+
 @dataclass(frozen=True)
-class Template:
-    """A chat template: its text, what it is called in messages, and the tokens it cannot do without."""
+class ChatTemplate:
+    """A chat template and its settings.
+
+    - `template`: a built-in name, a .jinja file, or Jinja text; None: the tokenizer's own.
+    - `markers`: what opens an assistant turn in the text and what ends it, for templates whose turns cannot be found
+      otherwise.
+    - `end_of_turn`: the token that ends a turn, if it is not what the template writes after an answer.
+    - `special_tokens`: texts that must be single tokens, if not those that look like it in the template.
+    - `variables`: more variables for the template, such as `{"enable_thinking": False}`.
+    - `now`: the time for templates that need it, such as "2026-01-31".
+    """
+
+    template: str | Path | None = None
+    markers: Markers | None = None
+    end_of_turn: str | Sequence[str] | None = None
+    special_tokens: Sequence[str] | None = None
+    variables: Mapping[str, Any] | None = None
+    now: datetime | date | str | None = None
+
+    def __post_init__(self) -> None:
+        clash = {"messages", "tools", "add_generation_prompt", "strftime_now"} & set(self.variables or {})
+        if clash:
+            raise ConfigError(f"variables cannot have {sorted(clash)}: they come from the rows")
+        try:
+            orjson.dumps(dict(self.variables or {}))
+        except TypeError as error:
+            raise ConfigError(f"variables must be plain values, as in JSON: {error}") from None
+        _as_time(self.now)
+
+    @classmethod
+    def of(cls, given: str | Path | ChatTemplate | None, settings: TemplateSettings) -> ChatTemplate:
+        """The template with these settings."""
+        valid = TemplateSettings.__annotations__
+        for name in settings:
+            if name not in valid:
+                hint = did_you_mean(name, valid)
+                raise ConfigError(f"unknown option {name!r}{hint}; settings of a template: {', '.join(valid)}")
+        return replace(given, **settings) if isinstance(given, ChatTemplate) else cls(given, **settings)
+
+    @property
+    def time(self) -> datetime | None:
+        return _as_time(self.now)
+
+
+@dataclass(frozen=True)
+class TemplateSource:
+    """Jinja text of a chat template, its name in messages, and the tokens that it needs."""
 
     name: str
     source: str
     needs: tuple[str, ...] = ()
     own: bool = False
-    """Whether it came with the tokenizer: then what it writes is taken to be what its model was trained with."""
+    """True if it came with the tokenizer: the model was trained with what it writes."""
 
     @property
     def program(self) -> Program:
-        """Compiled once in a process, so that a template can travel to other processes as text."""
+        """The compiled template, cached by its text, so that only the text is pickled."""
         return self.compiled()
 
     @cached_property
     def markers(self) -> Markers | None:
-        """The turn markers of a well-known family, if the template writes its parts."""
+        """The turn markers of a well-known family, if the template writes their tokens."""
         for opening, closing in KNOWN_MARKERS:
             parts = SPECIAL.findall(opening + closing)
             if all(part in self.source for part in parts):
@@ -92,51 +157,57 @@ class Template:
 
     @property
     def unmarked(self) -> Program:
-        """The same without marks. Only where marks might get in the way does it have to be another program."""
+        """The template without marks; the same program, unless marks could change what the template writes."""
         return self.compiled(marks=False) if self.program.captures else self.program
 
     def compiled(self, *, marks: bool = True) -> Program:
-        """The program, with marks where it has generation blocks, or without."""
+        """The program, with or without marks around generation blocks."""
         from penstock.chat.sandbox import compiled
 
         return compiled(self.source, marks=marks)
 
     def mentions(self, word: str) -> bool:
-        """Whether the template does anything about, say, `tool_calls`."""
+        """True if the text has this word, such as `tool_calls`."""
         return word in self.source
 
     @property
     def input_heading(self) -> str:
-        """What announces the input of an instruction, in Alpaca's own template."""
+        """Heading of the input of an instruction, in Alpaca's own template."""
         return "### Input:\n" if self.name == "alpaca" else ""
 
 
-def load_template(given: str | Path | None, own: str | None) -> Template:
-    """The template meant by `given`; without it, the tokenizer's own."""
+def load_template(given: str | Path | None, own: str | None) -> TemplateSource:
+    """The template that `given` names; without it, the tokenizer's own."""
     if given is None:
         if own is None:
             raise ConfigError(
                 "the tokenizer has no chat template; pass template= with a name "
-                f"({', '.join(BUILT_IN)}), a .jinja file, or a Jinja text"
+                f"({', '.join(BUILT_IN)}), a .jinja file, or Jinja text"
             )
         for name in BUILT_IN:
             if own == _built_in(name).source:
                 return _built_in(name)
-        return _checked(Template("the tokenizer's template", own, own=True))
+        return _checked(TemplateSource("the tokenizer's template", own, own=True))
     if isinstance(given, str) and given in BUILT_IN:
         return _built_in(given)
     if isinstance(given, str) and ("{{" in given or "{%" in given):
-        return _checked(Template("the given template", given, specials(given)))
+        return _checked(TemplateSource("the given template", given, specials(given)))
     path = Path(given)
     if path.suffix in (".jinja", ".jinja2", ".j2") or isinstance(given, Path):
         try:
             source = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"the template {str(path)!r} cannot be read: {error}") from error
-        return _checked(Template(f"the template {path.name}", source, specials(source)))
+        return _checked(TemplateSource(f"the template {path.name}", source, specials(source)))
+    hint = did_you_mean(given, BUILT_IN)
     raise ConfigError(
-        f"no template is called {given!r}; expected one of {', '.join(BUILT_IN)}, a .jinja file, or a Jinja text"
+        f"unknown template {given!r}{hint}; expected one of {', '.join(BUILT_IN)}, a .jinja file, or Jinja text"
     )
+
+
+def specials(text: str) -> tuple[str, ...]:
+    """Texts that look like special tokens."""
+    return tuple(dict.fromkeys(SPECIAL.findall(text)))
 
 
 def unmarked(text: str) -> str:
@@ -145,28 +216,32 @@ def unmarked(text: str) -> str:
 
 
 def clock(now: datetime | None) -> Callable[[str], str]:
-    """What templates call `strftime_now`. The time is an argument, so that the same data gives the same tokens."""
+    """`strftime_now` for templates. The time is an argument, so that the same data gives the same tokens."""
 
     def strftime_now(form: str) -> str:
         if now is None:
-            raise ConfigError("the template asks for the time; pass now=datetime(...) to fix it")
+            raise ConfigError("the template needs the time; pass now=datetime(...)")
         return now.strftime(form)
 
     return strftime_now
 
 
 @cache
-def _built_in(name: str) -> Template:
+def _built_in(name: str) -> TemplateSource:
     source = (files("penstock.chat") / "template_files" / f"{name}.jinja").read_text(encoding="utf-8")
-    return Template(name, source, BUILT_IN[name])
+    return TemplateSource(name, source, BUILT_IN[name])
 
 
-def specials(text: str) -> tuple[str, ...]:
-    """What looks like a special token in a text."""
-    return tuple(dict.fromkeys(SPECIAL.findall(text)))
+def _as_time(given: datetime | date | str | None) -> datetime | None:
+    if given is None or isinstance(given, datetime):
+        return given
+    try:
+        return datetime.fromisoformat(str(given))
+    except ValueError:
+        raise ConfigError(f"now must be a time such as 2026-01-31 or 2026-01-31T12:00, got {given!r}") from None
 
 
-def _checked(template: Template) -> Template:
+def _checked(template: TemplateSource) -> TemplateSource:
     import jinja2
 
     try:
@@ -198,30 +273,30 @@ TOOLS = [
 ]
 ARGUMENTS = {"insel": VALUE}
 RAW_PARTS = re.compile(r"""["']thinking["']:|["']type["']: ?["']text["']""")
-"""What is left of parts that a template writes as Python or JSON would, and does not go through."""
+"""Content parts that a template wrote as one Python or JSON value, instead of reading them."""
 
 Render = Callable[[Conversation], str]
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """The forms that a template writes."""
+    """Forms of messages that a template writes."""
 
     content_parts: bool = False
-    """Content is a list of parts: a text would get lost."""
+    """Content must be a list of parts: text would get lost."""
     thought_parts: bool = False
     """Thoughts are parts of the content."""
     thought_keys: tuple[str, ...] = ()
-    """Names of thoughts that it reads."""
+    """Keys of thoughts that it reads."""
     call_forms: tuple[tuple[bool, bool], ...] = ()
-    """For turns with calls and no text: whether content may be null (or else empty), and arguments may be text."""
+    """For turns with calls and no text: (content is null, else empty; arguments are text, else an object)."""
     bare_tools: bool = True
     wrapped_tools: bool = True
-    """Whether tools may be functions, or objects that hold one."""
+    """Tools may be functions; tools may be objects that hold a function."""
     developer: bool = True
-    """Whether it knows the role `developer`."""
+    """It knows the role `developer`."""
     needs_tools: bool = False
-    """Whether it renders no conversation without tools."""
+    """It renders no conversation without tools."""
 
     def present(self, conversation: Conversation) -> Conversation:
         """The conversation in the form that the template takes."""
@@ -242,7 +317,7 @@ class Traits:
 
     def _calls(self, message: Message) -> Message:
         forms = self.call_forms
-        if not forms:  # the template leaves calls out: let it say so of the call, and not stumble over the content
+        if not forms:  # the template ignores calls: the error should be about the call, not about the content
             return {**message, "content": message["content"] or ""}
         empty = not message["content"]
         is_null = message["content"] is None
@@ -284,13 +359,13 @@ def _in_parts(message: Message) -> Message:
 
 
 def sample(turns: int = 2) -> Conversation:
-    """A conversation of nothing but text, to try templates on."""
+    """A sample conversation of roles and text."""
     pair = [{"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWERED}]
     return Conversation([dict(message) for message in pair * turns])
 
 
 def thought_sample(key: str = "reasoning_content", tools: list[Any] | None = None) -> Conversation:
-    """A conversation whose answer has thoughts."""
+    """A sample conversation whose answer has thoughts."""
     made = sample(1)
     made.messages[-1][key] = THOUGHT
     made.tools = tools
@@ -300,7 +375,7 @@ def thought_sample(key: str = "reasoning_content", tools: list[Any] | None = Non
 def call_sample(
     *, null: bool = True, text: bool = False, bare: bool = False, stop: int = 4, calls: int = 1
 ) -> Conversation:
-    """A conversation with tool calls, their result and an answer; the first `stop` messages of it."""
+    """A sample conversation with tool calls, their result and an answer; its first `stop` messages."""
     arguments: Any = dumps(ARGUMENTS) if text else ARGUMENTS
     call = {"type": "function", "id": "q1w2e3r4t", "function": {"name": TOOL, "arguments": arguments}}
     messages: list[Message] = [
@@ -314,7 +389,7 @@ def call_sample(
 
 
 def traits_of(render: Render, *, developer: bool) -> Traits:
-    """Try the forms on a template. `render` takes a conversation as the template gets it."""
+    """The forms that a template writes, found by rendering samples of each."""
 
     def writes(conversation: Conversation, *words: str) -> bool:
         try:
@@ -336,7 +411,7 @@ def traits_of(render: Render, *, developer: bool) -> Traits:
         return writes(conversation, *words)
 
     calls: list[tuple[bool, bool]] = []
-    for stop in (4, 2):  # some templates have no place for what tools answer
+    for stop in (4, 2):  # some templates write no results of tools
         for null, text in ((True, False), (True, True), (False, False), (False, True)):
             words = (TOOL, dumps(ARGUMENTS)) if text else (TOOL, "insel", VALUE)
             if shown(call_sample(null=null, text=text, stop=stop), *words):

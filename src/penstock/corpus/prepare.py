@@ -1,18 +1,18 @@
-"""Raw files to a token store: the one pipeline behind `penstock prepare`, and behind every loader given raw files."""
+"""Preparation of a token store from raw files: the pipeline of `penstock prepare`, and of every loader of raw files."""
 
 from __future__ import annotations
 
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import orjson
 
-from penstock.corpus.recipe import Recipe, Steps
+from penstock.corpus.recipe import OpenedRecipe, Recipe, Steps
 from penstock.errors import ChangedFileError, ConfigError, ResumeError
 from penstock.files.atomic import check_own_directory, remove_own_directory, write_atomic
 from penstock.files.cache import default_cache_directory
@@ -33,23 +33,23 @@ __all__ = ["Prepared", "losses_of", "prepare", "prepare_cached"]
 LOSSES_NAME = "losses.json"
 _log = logging.getLogger(__name__)
 _OWN = re.compile(r"\w+-(create|append|overwrite)|seen")
-"""The names of all that is ever put into the directory of an unfinished run."""
+"""Names of the files in the directory of an unfinished run."""
 _LONGEST_WAIT = 24 * 3600.0
 """Seconds to wait for another process that makes the same store."""
 
-Shown = Callable[[Pipeline], Any]
+Progress = Callable[[Pipeline], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A store that is ready, and how it came to be."""
+    """A store that is ready, and the report of the run that made it."""
 
     path: Path
     manifest: Manifest
     report: Report | None
-    """None if it was there already."""
+    """None if the store existed already."""
     tokens: int | None = None
-    """How many this run added, if it went through in one go."""
+    """Tokens that this run added; None after a resume."""
 
     @property
     def dropped_tokens(self) -> Mapping[str, int]:
@@ -66,7 +66,7 @@ class Prepared:
         return open_store(self.path)
 
     def lengths(self, shares: Sequence[float] = (0.5, 0.9, 0.99, 1.0)) -> dict[float, int]:
-        """How many tokens that share of the rows has at most."""
+        """Quantiles of row lengths: for each share, the length that this share of the rows does not exceed."""
         with self.open() as store:
             if not len(store):
                 return dict.fromkeys(shares, 0)
@@ -76,28 +76,22 @@ class Prepared:
 
 @dataclass(frozen=True, kw_only=True)
 class _Job:
-    """What `prepare` was asked for."""
+    """One call of `prepare`."""
 
-    source: Source
-    recipe: Recipe
+    opened: OpenedRecipe
     out: Path
     mode: str
     config: PipelineConfig
     budget: MemoryBudget | None
-    files: Sequence[Path] = field(default=())
-    """What the key is made of; none if the source may have options that are not known here."""
-    key: str | None = None
-    """What it has to come out as, if the place is named after it."""
-    steps: Steps | None = None
-    """The transforms, where they were made for the key already."""
+    inputs: _Inputs
+    """The files that the key depends on; none for a source given as an object, whose options are not known."""
 
     @property
     def work(self) -> Path:
-        """What is kept for going on after a kill."""
+        """Directory with the checkpoint of an unfinished run."""
         return self.out.parent / f".{self.out.name}.preparing"
 
-    def forget(self) -> None:
-        """Remove what is kept for going on."""
+    def discard_checkpoint(self) -> None:
         remove_own_directory(self.work, _OWN)
 
 
@@ -110,28 +104,24 @@ def prepare(
     config: PipelineConfig | None = None,
     budget: MemoryBudget | None = None,
     wait_seconds: float = 0.0,
-    progress: Shown | None = None,
+    progress: Progress | None = None,
 ) -> Prepared:
-    """Make the token store of some files; if it is there already, made of the same bytes in the same way, just say so.
+    """Make the token store of some files, unless it exists already, made of the same bytes with the same recipe.
 
         prepare("corpus/*.jsonl", "corpus.store", Recipe(tokenizer="model/", filters=["gopher"], dedup=["exact"]))
 
-    Killed in the middle, the same call goes on where it was. Of several processes that want the same store one makes
-    it; the others wait up to `wait_seconds` for it, or are refused. What was made of a source given as an object is not
-    recognised again. `progress`, given the pipeline, returns a context manager whose value is called with snapshots.
+    The same call resumes a run that was killed. If several processes want the same store, one makes it; the others wait
+    up to `wait_seconds` for it, or raise. A store made of a source that was given as an object is not recognised again.
+    `progress`, given the pipeline, returns a context manager whose value is called with snapshots.
     """
     target = require_local(out, "out")
-    given = hasattr(inputs, "next_batch")
-    source = cast(Source, inputs) if given else recipe.open(cast(Any, inputs))
-    job = _Job(
-        source=source,
-        recipe=recipe,
-        out=target,
-        mode=mode,
-        config=config or PipelineConfig(),
-        budget=budget,
-        files=() if given else getattr(source, "files", ()),
-    )
+    if hasattr(inputs, "next_batch"):
+        opened, files = OpenedRecipe(recipe, inputs), _Inputs(())
+    else:
+        opened = OpenedRecipe.of(recipe, cast(Any, inputs))
+        files = _Inputs(opened.files)
+    chosen = config or PipelineConfig()
+    job = _Job(opened=opened, out=target, mode=mode, config=chosen, budget=budget, inputs=files)
     return _make(job, wait_seconds, progress)
 
 
@@ -144,39 +134,25 @@ def prepare_cached(
     budget: MemoryBudget | None = None,
     wait_seconds: float = _LONGEST_WAIT,
 ) -> Prepared:
-    """The store of some files below `home`, under the name of what it is made of; made if it is not there.
+    """The store of some files below `home`, named by its key; made if it does not exist.
 
-    Whoever comes first makes it; others wait for it.
+    The first process makes it; others wait for it.
     """
     chosen = config or PipelineConfig()
-    source = recipe.open(inputs)
-    files = fingerprint_files(getattr(source, "files", ()), memo=default_cache_directory() / "fingerprints.json")
-    schema = getattr(source, "schema", None)
-    if schema is None:
-        raise ConfigError(f"{source!r} does not say which columns it has; prepare needs a source with a schema")
-    steps = recipe.steps(schema, home / "unused")
-    key = steps.lineage(files, chosen.on_error).key
+    opened = OpenedRecipe.of(recipe, inputs)
+    files = _Inputs(opened.files)
+    key = opened.steps().lineage(files.fingerprints, chosen.on_error).key
     if key is None:
-        raise ConfigError("the recipe cannot be named by its content, so its store cannot be kept; use prepare(...)")
-    job = _Job(
-        source=source,
-        recipe=recipe,
-        out=home / key,
-        mode="create",
-        config=chosen,
-        budget=budget,
-        files=getattr(source, "files", ()),
-        key=key,
-        steps=steps if steps.template is not None else None,  # those of documents keep what they have seen elsewhere
-    )
-    made = _make(job, wait_seconds, None)
-    if made.dropped_tokens:
-        told = ", ".join(f"{tokens:,} ({reason})" for reason, tokens in made.dropped_tokens.items())
-        _log.warning("%s: tokens left out when it was prepared: %s", ", ".join(map(str, inputs)), told)
-    return made
+        raise ConfigError("the recipe has no key, so its store cannot be cached; use prepare(...)")
+    job = _Job(opened=opened, out=home / key, mode="create", config=chosen, budget=budget, inputs=files)
+    prepared = _make(job, wait_seconds, None)
+    if prepared.dropped_tokens:
+        losses = ", ".join(f"{tokens:,} ({reason})" for reason, tokens in prepared.dropped_tokens.items())
+        _log.warning("%s: dropped tokens while preparing: %s", ", ".join(map(str, inputs)), losses)
+    return prepared
 
 
-def _make(job: _Job, wait_seconds: float, progress: Shown | None) -> Prepared:
+def _make(job: _Job, wait_seconds: float, progress: Progress | None) -> Prepared:
     job.out.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(job.work.with_name(f"{job.work.name}.lock")) as lock:
         if not lock.acquire(wait_seconds):
@@ -184,69 +160,68 @@ def _make(job: _Job, wait_seconds: float, progress: Shown | None) -> Prepared:
         return _prepare(job, progress)
 
 
-def _prepare(job: _Job, progress: Shown | None) -> Prepared:
+def _prepare(job: _Job, progress: Progress | None) -> Prepared:
     check_own_directory(job.work, _OWN)
-    inputs = _Inputs(job.files)
-    schema = getattr(job.source, "schema", None)
-    if schema is None:
-        raise ConfigError(f"{job.source!r} does not say which columns it has; prepare needs a source with a schema")
-    steps = job.steps or job.recipe.steps(schema, job.work / "seen")
-    lineage = steps.lineage(inputs.fingerprints, job.config.on_error)
-    if job.key is not None and lineage.key != job.key:
-        raise ChangedFileError("it holds other bytes than when it was hashed", file=str(job.files[0]))
-    there = open_store(job.out).manifest if is_store(job.out) else None
-    kept = job.work / f"{lineage.key or 'run'}-{job.mode}"
-    if there is not None and _has(job, there, lineage.key):
-        if not _was_cut_short(kept, there):
-            job.forget()
-            return Prepared(job.out, there, None)
-    elif there is not None:
-        _check_goes_with(job, there, steps)
-    if not kept.exists():
-        # Perhaps of a run with another input or recipe: it cannot go on, since this one writes to the same place.
-        job.forget()
+    job.inputs.check_stamps()  # another process may have held the lock for long
+    steps = job.opened.steps(job.work / "seen")
+    lineage = steps.lineage(job.inputs.fingerprints, job.config.on_error)
+    existing = open_store(job.out).manifest if is_store(job.out) else None
+    checkpoint = job.work / f"{lineage.key or 'run'}-{job.mode}"
+    if existing is not None and _has(job, existing, lineage.key):
+        if not _was_cut_short(checkpoint, existing):
+            job.discard_checkpoint()
+            return Prepared(job.out, existing, None)
+    elif existing is not None:
+        _check_goes_with(job, existing, steps)
+    if not checkpoint.exists():
+        # A checkpoint of another input or recipe cannot be resumed, since this run writes to the same place.
+        job.discard_checkpoint()
     options = {"mode": job.mode, "tokens": steps.tokens, "mask": steps.mask, "lineage": lineage}
-    sink = _CheckedSink(job.out, check=inputs.check, **options)
-    before = there.tokens or 0 if there is not None and job.mode == "append" else 0
-    pipeline = Pipeline(job.source, steps.transforms, sink, config=job.config, budget=job.budget)
+    sink = _CheckedSink(job.out, check=job.inputs.check, **options)
+    before = existing.tokens or 0 if existing is not None and job.mode == "append" else 0
+    pipeline = Pipeline(job.opened.source, steps.transforms, sink, config=job.config, budget=job.budget)
     try:
         if progress is None:
-            report = pipeline.run(kept)
+            report = pipeline.run(checkpoint)
         else:
             with progress(pipeline) as shown:
-                report = pipeline.run(kept, progress=shown)
+                report = pipeline.run(checkpoint, progress=shown)
     except (BrokenStageError, ChangedFileError):
-        job.forget()  # rows of a broken stage, or of a file in no state that it ever had, are not to be kept
+        job.discard_checkpoint()  # its rows come from a broken stage, or from a mix of two states of a file
         raise
-    _note_losses(job.out, lineage.key, report)
-    job.forget()  # last: what was not done when the process is killed before, the next call does
+    _write_losses(job.out, lineage.key, report)
+    job.discard_checkpoint()  # last: if the process is killed before, the next call does the rest
     with open_store(job.out) as store:
-        made = (store.manifest.tokens or 0) - before if not report.resumed else None
-        return Prepared(job.out, store.manifest, report, made)
+        tokens = (store.manifest.tokens or 0) - before if not report.resumed else None
+        return Prepared(job.out, store.manifest, report, tokens)
 
 
 class _Inputs:
-    """The files that a store is made of, as they were hashed: the store must not hold other rows under that name."""
+    """The input files as they were hashed: the store must hold the rows that its key names."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._files, self._stamps = files, FileStamps()
         for file in files:
             self._stamps.note(file)
         self._young = [not is_settled(file.stat()) for file in files]
-        """Which could have changed without their time showing it."""
+        """Files that could change without a new modification time."""
         memo = default_cache_directory() / "fingerprints.json"
         self.fingerprints: list[FileFingerprint] = fingerprint_files(files, memo=memo)
 
-    def check(self) -> None:
-        """Raise if any of them has changed since."""
+    def check_stamps(self) -> None:
+        """Raise if a file has another size, time or inode."""
         self._stamps.check_all()
+
+    def check(self) -> None:
+        """Raise if any file has changed."""
+        self.check_stamps()
         for file, young, known in zip(self._files, self._young, self.fingerprints, strict=True):
             if young and hash_file(file) != known.xxh3:
                 raise ChangedFileError("it holds other bytes than when it was hashed", file=str(file))
 
 
 class _CheckedSink(StoreSink):
-    """A store that appears only if its input is still what its key says."""
+    """Store sink that publishes only if the input files have not changed."""
 
     def __init__(self, path: Path, *, check: Callable[[], None], **options: Any) -> None:
         super().__init__(path, **options)
@@ -257,38 +232,38 @@ class _CheckedSink(StoreSink):
         super().flush()
 
 
-def _was_cut_short(kept: Path, there: Manifest) -> bool:
-    """Whether the run that published the store was killed before it had done all that comes behind that."""
+def _was_cut_short(checkpoint: Path, existing: Manifest) -> bool:
+    """True if the run that published the store was killed before it had cleaned up."""
     try:
-        saved = load_checkpoint(kept)
+        saved = load_checkpoint(checkpoint)
     except ResumeError:
         return False
     token = saved.get("sink") if saved is not None else None
-    return isinstance(token, dict) and bool(token.get("finishing")) and token.get("run") == there.run
+    return isinstance(token, dict) and bool(token.get("finishing")) and token.get("run") == existing.run
 
 
-def _has(job: _Job, there: Manifest, key: str | None) -> bool:
-    """Whether the store holds these rows already, made in this way."""
+def _has(job: _Job, existing: Manifest, key: str | None) -> bool:
+    """True if the store holds these rows already, made with the same recipe."""
     if key is None or not is_complete(job.out):
         return False
-    return there.key == key or (job.mode == "append" and key in [run.key for run in there.lineage])
+    return existing.key == key or (job.mode == "append" and key in [run.key for run in existing.lineage])
 
 
-def _check_goes_with(job: _Job, there: Manifest, steps: Steps) -> None:
+def _check_goes_with(job: _Job, existing: Manifest, steps: Steps) -> None:
     if job.mode == "create":
         raise ConfigError(
-            f"{job.out} holds a store already, made of another input or in another way; use mode append (--mode "
-            "append) to add to it, overwrite to put a new version in its place, or another place"
+            f"{job.out} holds a store of another input or recipe; use mode append (--mode "
+            "append) to add to it, overwrite to replace it by a new version, or another place"
         )
-    if job.mode == "append" and there.template != steps.template:
+    if job.mode == "append" and existing.template != steps.template:
         raise ConfigError(
-            f"{job.out} was made with the chat template {there.template}, these rows with {steps.template}; a model "
+            f"{job.out} was made with the chat template {existing.template}, these rows with {steps.template}; a model "
             "trained on both would learn neither: use the same template, or another store"
         )
 
 
-def _note_losses(store: Path, key: str | None, report: Report) -> None:
-    """Keep what was left out on the way, so that whoever plans with the store later can be told."""
+def _write_losses(store: Path, key: str | None, report: Report) -> None:
+    """Write the counts of dropped and changed rows next to the store, for reports on it."""
     losses = {
         "key": key,
         "rows": dict(report.dropped),
@@ -299,10 +274,10 @@ def _note_losses(store: Path, key: str | None, report: Report) -> None:
 
 
 def losses_of(store: Store) -> dict[str, int]:
-    """Tokens that were left out when a store was prepared, by reason; none if nobody noted them."""
+    """Tokens that were dropped when a store was prepared, by reason; none if there is no record."""
     try:
-        noted = orjson.loads((store.path / LOSSES_NAME).read_bytes())
-        known = noted["key"] is not None and noted["key"] == store.manifest.key
-        return {str(reason): int(tokens) for reason, tokens in noted["tokens"].items()} if known else {}
+        losses = orjson.loads((store.path / LOSSES_NAME).read_bytes())
+        known = losses["key"] is not None and losses["key"] == store.manifest.key
+        return {str(reason): int(tokens) for reason, tokens in losses["tokens"].items()} if known else {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}

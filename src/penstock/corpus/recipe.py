@@ -1,9 +1,14 @@
-"""What becomes of rows on their way into a token store."""
+"""Recipe: how raw rows become the rows of a token store.
+
+`Recipe` is what the user writes down. `OpenedRecipe` is a recipe with its input: source, columns, tokenizer, transforms
+and key, each opened once and shared by `prepare`, the loaders and the streams.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,56 +22,65 @@ from penstock.chat.format_preference import FormatPreference, preference_kind
 from penstock.chat.formats import refuse_labels
 from penstock.corpus.dedup.stages import Dedup, ExactDedup, MinHashDedup, dedup_stages
 from penstock.corpus.quality.filters import quality_filters
-from penstock.errors import ConfigError, SchemaError
+from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.files.checksums import FileFingerprint
 from penstock.files.listing import PathLike
 from penstock.pipeline import Source, Transform
-from penstock.sources import JsonlSource, ParquetSource, open_source
+from penstock.sources import CsvSource, JsonlSource, ParquetSource, open_source
 from penstock.store import Lineage
 from penstock.store.preferences import LABELS, label_column, rejected_column
 from penstock.tokenizers.load import TokenizerSpec
 from penstock.transforms import Select
 from penstock.transforms.tokenization import Tokenize, Tokenizer, load_tokenizer
 
-__all__ = ["Recipe", "Steps"]
+__all__ = ["ChatRecipe", "DocumentRecipe", "OpenedRecipe", "Recipe", "Steps"]
 
 _DEDUPS: dict[str, type[ExactDedup] | type[MinHashDedup]] = {"exact": ExactDedup, "minhash": MinHashDedup}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """Everything that decides what a store holds, but the input.
+class DocumentRecipe:
+    """Options for rows that are documents: rows with a column of text."""
 
-    Rows with a `column` of text are documents; `template`, or rows in one of the chat formats, make it a chat. Filters
-    and deduplication look at the text, so they are for documents. Documents end with EOS if the tokenizer has one.
-    """
-
-    tokenizer: TokenizerSpec
-    template: str | None = None
-    """A built-in name, a path or Jinja text; by default the tokenizer's own, for rows that are chats."""
     column: str | None = None
-    """The column with the text of documents; by default `text`, for rows that have one."""
+    """Column with the text; by default `text`."""
     filters: Sequence[str] = ()
     dedup: Sequence[str] = ()
-    max_length: int | None = None
-    truncation: str = "error"
     add_bos: bool = False
     add_eos: bool | None = None
-    """Whether documents end with EOS; None: if the tokenizer has one."""
-    keep: Sequence[str] = ()
-    """Columns to keep beside the tokens."""
+    """End documents with EOS; None: if the tokenizer has one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatRecipe:
+    """Options for rows that are chats or preferences."""
+
+    template: str | None = None
+    """A built-in name, a path or Jinja text; by default the tokenizer's own template."""
     chat: Mapping[str, Any] = field(default_factory=dict)
     """More options of `FormatChat`, such as `train_on`."""
     preference: bool | None = None
-    """Whether pairs (chosen, rejected) and labelled answers (KTO) are prepared as such; False: as plain chats, of which
-    `chosen` alone, or every answer whatever its label, is trained on. None: such rows are refused."""
+    """True: pairs (chosen, rejected) and labelled answers (KTO) are prepared as preferences. False: as plain chats, so
+    that `chosen` alone, or every answer regardless of its label, is supervised. None: such rows are refused."""
     max_prompt_length: int | None = None
     """Of preferences: a longer prompt loses its beginning."""
-    fast: bool = True
-    """Whether the fast tokenizer may be used, where it gives the ids of the reference."""
 
-    _opened: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """What is dear to make, and the same each time."""
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(DocumentRecipe, ChatRecipe):
+    """Everything that decides the content of a store, except the input.
+
+    Rows with a `column` of text are documents; `template`, or rows in one of the chat formats, make them chats. Filters
+    and deduplication need text, so they are for documents. Documents end with EOS if the tokenizer has one.
+    """
+
+    tokenizer: TokenizerSpec
+    max_length: int | None = None
+    truncation: str = "error"
+    keep: Sequence[str] = ()
+    """Columns to keep in addition to the tokens."""
+    fast: bool = True
+    """Use the fast tokenizer where it gives the ids of the reference."""
 
     def __post_init__(self) -> None:
         if self.truncation != "error" and self.max_length is None:
@@ -83,54 +97,45 @@ class Recipe:
         for name, value in given.items():
             if value is not None:
                 raise ConfigError(
-                    f"{name}={value!r} is for documents, and a template or options of a chat were given too; "
+                    f"{name}={value!r} is for documents, and the recipe has a template or options of a chat; "
                     "a template writes BOS and EOS itself, and chats are neither filtered nor deduplicated"
                 )
 
     def open(self, inputs: PathLike | Iterable[PathLike]) -> Source:
-        """The source of some files, which reads no more of them than the recipe needs."""
-        source: Any = open_source(inputs)
-        if isinstance(source, JsonlSource):
-            # Text is text: if nothing else is wanted, there is no type to be found by looking at every row.
-            names = source.first_columns()
-            if not self.keep and self._text in names and not self._is_chat(names):
-                text = pa.schema([(self._text, pa.string())])
-                return type(source)(source.files, schema=text, columns=[self._text])
-            # In chats text stands beside lists of parts, and arguments of tools have any type: they stay as they are.
-            named = self.chat.get("columns") or {}
-            return type(source)(source.files, mixed="json", verbatim=json_columns(named.values()))
-        elif isinstance(source, ParquetSource) and not self._is_chat(source.schema.names):
-            return ParquetSource(source.files, columns=self._wanted(source.schema.names))
-        return cast(Source, source)
+        """The source of these files; it reads only the columns that the recipe needs."""
+        return cast(Source, OpenedRecipe.of(self, inputs).source)
 
     def load_tokenizer(self) -> Tokenizer:
         """The tokenizer, loaded once."""
-        if "tokenizer" not in self._opened:
-            self._opened["tokenizer"] = load_tokenizer(self.tokenizer, fast=self.fast)
-        return cast(Tokenizer, self._opened["tokenizer"])
+        return self._tokenizer
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        return load_tokenizer(self.tokenizer, fast=self.fast)
 
     def steps(self, schema: pa.Schema, work: Path | None = None) -> Steps:
-        """The transforms for rows of this schema; `work` is where deduplication keeps what it has seen."""
+        """The transforms for rows of this schema; deduplication keeps its index in `work`."""
         tokenizer = self.load_tokenizer()
-        self._wanted(schema.names)
-        if self._is_chat(schema.names):
+        self.wanted_columns(schema.names)
+        if self.is_chat(schema.names):
             steps = self._chat_steps(tokenizer, schema)
         else:
-            steps = self._text_steps(tokenizer, schema, work)
+            steps = self._document_steps(tokenizer, schema, work)
         return replace(steps, tokenizer_path=_path_of(self.tokenizer))
 
     @property
-    def _text(self) -> str:
+    def text_column(self) -> str:
         return self.column or "text"
 
-    def _wanted(self, there: Sequence[str]) -> list[str]:
-        """The columns that documents are made of, and those to keep; the latter must be there."""
+    def wanted_columns(self, there: Sequence[str]) -> list[str]:
+        """The columns that documents need, and those to keep; the latter must exist."""
         for name in self.keep:
             if name not in there:
                 raise ConfigError(f"keep={name!r}: there is no such column in the input, which has {list(there)}")
-        return list(dict.fromkeys([self._text, *self.keep]))
+        return list(dict.fromkeys([self.text_column, *self.keep]))
 
-    def _is_chat(self, names: Sequence[str]) -> bool:
+    def is_chat(self, names: Sequence[str]) -> bool:
+        """True if rows with these columns are chats, False if they are documents."""
         if self.template is not None or self.chat or self.preference:
             return True
         if self.column is not None:
@@ -150,8 +155,7 @@ class Recipe:
         if self.filters or self.dedup:
             raise ConfigError("filters and deduplication need a column of text, and these rows are chats")
         last = self.format_chat(tokenizer, schema)
-        shape = self._shape(schema)
-        side = "chosen_" if shape == "preference" else ""
+        side = "chosen_" if self._format(schema) == "preference" else ""
         return Steps(
             [last],
             [f"{_described(last)} {last.gate!r}"],
@@ -162,16 +166,16 @@ class Recipe:
         )
 
     def format_chat(self, tokenizer: TokenizerSpec, schema: pa.Schema) -> FormatChat | FormatPreference:
-        """The transform of chats with these columns; preferences are refused until it is said what they are for."""
+        """The transform of chats with these columns; preferences are refused unless `preference` is set."""
         options: dict[str, Any] = {"max_length": self.max_length, "truncation": self.truncation, **self.chat}
         if self.preference is False:
-            # Labels and rejected answers stay beside the tokens, so that whoever reads the store is told as well.
-            told = {*LABELS, rejected_column(schema)}
-            labels = [name for name in schema.names if name in told and name not in self.keep]
+            # Labels and rejected answers stay next to the tokens, so that readers of the store see them too.
+            preferences = {*LABELS, rejected_column(schema)}
+            labels = [name for name in schema.names if name in preferences and name not in self.keep]
             return FormatChat(tokenizer, self.template, keep=[*self.keep, *labels], **options)
-        kind = preference_kind(schema, self._shape(schema))
+        kind = preference_kind(schema, self._format(schema))
         if self.preference is None and kind is not None:
-            raise ConfigError(_untold(kind, label_column(schema)))
+            raise ConfigError(_refusal(kind, label_column(schema)))
         if self.preference is None:
             refuse_labels(schema, self.keep)
             return FormatChat(tokenizer, self.template, keep=list(self.keep), **options)
@@ -183,31 +187,34 @@ class Recipe:
         options["max_prompt_length"] = self.max_prompt_length
         return FormatPreference(tokenizer, self.template, keep=list(self.keep), **options)
 
-    def _shape(self, schema: pa.Schema) -> str:
-        """Which of the forms of chat data the rows have."""
-        given = "columns" in self.chat or self.chat.get("format", "auto") != "auto"
-        return self.chat.get("format", "columns") if given else _chat_format(schema)
+    def _format(self, schema: pa.Schema) -> str:
+        """The chat format of the rows."""
+        if "columns" in self.chat or self.chat.get("format", "auto") != "auto":
+            return str(self.chat.get("format", "columns"))
+        try:
+            return detect_format(schema)
+        except SchemaError as error:
+            raise SchemaError(f"{error}; for documents, name the column with their text") from None
 
-    def _text_steps(self, tokenizer: Tokenizer, schema: pa.Schema, work: Path | None) -> Steps:
-        if self._text not in schema.names:
+    def _document_steps(self, tokenizer: Tokenizer, schema: pa.Schema, work: Path | None) -> Steps:
+        if self.text_column not in schema.names:
             raise ConfigError(
-                f"there is no column {self._text!r} in the input, which has {schema.names}; name the column with the "
-                "text of documents (text_column= of a loader, --column), or take the rows as chats "
+                f"there is no column {self.text_column!r} in the input, which has {schema.names}; name the column with "
+                "the text of documents (text_column= of a loader, --column), or take the rows as chats "
                 "(ConversationDataLoader, a template)"
             )
-        filters = quality_filters(self.filters, column=self._text)
+        filters = quality_filters(self.filters, column=self.text_column)
         dedups = [self._dedup(name, work) for name in self.dedup]
-        add_eos = self.add_eos if self.add_eos is not None else tokenizer.special.eos is not None
         last = Tokenize(
             tokenizer,
-            self._text,
+            self.text_column,
             add_bos=self.add_bos,
-            add_eos=add_eos,
+            add_eos=self.add_eos if self.add_eos is not None else tokenizer.special.eos is not None,
             max_length=self.max_length,
             truncation=self.truncation,  # type: ignore[arg-type]
             keep=list(self.keep),
         )
-        wanted = self._wanted(schema.names)
+        wanted = self.wanted_columns(schema.names)
         select: list[Transform] = [Select(wanted)] if wanted != schema.names else []
         stages = [*select, *filters, *dedup_stages(*dedups), last]
         return Steps(stages, [*map(_described, [*filters, *dedups]), _described(last)], tokenizer)
@@ -215,13 +222,13 @@ class Recipe:
     def _dedup(self, name: str, work: Path | None) -> Dedup:
         if name not in _DEDUPS:
             hint = did_you_mean(name, _DEDUPS)
-            raise ConfigError(f"no deduplication is called {name!r}{hint}; there are {', '.join(_DEDUPS)}")
-        return _DEDUPS[name](self._text, directory=work)
+            raise ConfigError(f"unknown deduplication {name!r}{hint}; valid names: {', '.join(_DEDUPS)}")
+        return _DEDUPS[name](self.text_column, directory=work)
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The transforms of a recipe, and what they say about themselves."""
+    """The transforms of a recipe and their descriptions."""
 
     transforms: list[Transform]
     described: list[str]
@@ -229,26 +236,92 @@ class Steps:
     template: str | None = None
     """Fingerprint of the chat template; None for documents."""
     tokens: str = "input_ids"
-    """The column that counts as the tokens of a row."""
+    """Column with the tokens of a row."""
     mask: str | None = None
-    """The column that says which of them are supervised."""
+    """Column that is true for supervised tokens."""
     tokenizer_path: str | None = None
-    """Where the tokenizer was loaded from, for whoever looks into the store."""
+    """Path that the tokenizer was loaded from, noted in the store."""
 
     def lineage(self, inputs: Iterable[FileFingerprint], on_error: str) -> Lineage:
-        """A store that left bad rows out is another one than a store that would not have been made with them."""
-        left_out = [f"bad rows: {on_error}"] if on_error != "raise" else []
+        """Lineage of a store. A store that skipped bad rows has another key than one that would have failed on them."""
+        skipped = [f"bad rows: {on_error}"] if on_error != "raise" else []
         return Lineage(
             inputs=tuple(inputs),
             tokenizer=self.tokenizer.fingerprint,
             template=self.template,
-            transforms=(*self.described, *left_out),
+            transforms=(*self.described, *skipped),
             notes={"tokenizer": self.tokenizer.name, "tokenizer_path": self.tokenizer_path},
         )
 
 
+@dataclass(frozen=True)
+class OpenedRecipe:
+    """A recipe and its input: source, schema, tokenizer and steps, each opened once, when it is first needed."""
+
+    recipe: Recipe
+    source: Any
+    names: Sequence[str] | None = None
+    """Columns of JSON rows, as the first rows show them; None for a format that has a schema."""
+
+    @classmethod
+    def of(cls, recipe: Recipe, inputs: PathLike | Iterable[PathLike]) -> OpenedRecipe:
+        """The recipe with the source of these files, which reads only the columns that the recipe needs."""
+        source: Any = open_source(inputs)
+        if isinstance(source, ParquetSource) and not recipe.is_chat(source.schema.names):
+            source = ParquetSource(source.files, columns=recipe.wanted_columns(source.schema.names))
+        if not isinstance(source, JsonlSource):
+            return cls(recipe, source)
+        names, text = source.first_columns(), recipe.text_column
+        if not recipe.keep and text in names and not recipe.is_chat(names):
+            # Only text is needed, so no types have to be inferred from all rows.
+            schema = pa.schema([(text, pa.string())])
+            return cls(recipe, type(source)(source.files, schema=schema, columns=[text]), [text])
+        # In chats, content is text or a list of parts, and arguments of tools have any type: they stay JSON.
+        source.keep_json(json_columns((recipe.chat.get("columns") or {}).values()))
+        return cls(recipe, source, names)
+
+    @property
+    def files(self) -> Sequence[Path]:
+        return cast(Sequence[Path], getattr(self.source, "files", ()))
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.recipe.load_tokenizer()
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The columns with their types, for which all rows of some formats are read."""
+        schema = getattr(self.source, "schema", None)
+        if schema is None:
+            raise ConfigError(f"{self.source!r} has no schema; prepare needs a source with a schema")
+        return schema
+
+    @cached_property
+    def _steps(self) -> Steps:
+        return self.recipe.steps(self.schema)
+
+    def steps(self, work: Path | None = None) -> Steps:
+        """The transforms, made once; those that keep an index in `work` are made for it."""
+        return self.recipe.steps(self.schema, work) if self.recipe.dedup and work is not None else self._steps
+
+    def for_streams(self, row_column: str) -> tuple[Any, Steps]:
+        """A source that knows its columns without reading all rows, and steps that keep the column of row numbers."""
+        source, recipe = self.source, self.recipe
+        text = recipe.text_column
+        if isinstance(source, CsvSource) and recipe.template is None and text in source.layout_of(0).names:  # type: ignore[attr-defined]
+            source = CsvSource(source.files, schema=pa.schema([(text, pa.string())]), columns=[text])
+        if self.names is None or source.has_schema:
+            schema = source.schema
+        elif not self.names:
+            raise DataError("there are no rows in the input", file=str(source.files[0]))
+        else:
+            schema = pa.schema([(name, pa.null()) for name in self.names])
+        with_rows = replace(recipe, keep=[row_column], tokenizer=self.tokenizer)
+        return source, with_rows.steps(schema.append(pa.field(row_column, pa.int64())))
+
+
 def _described(step: Any) -> str:
-    """What a step says about itself, as text: the same text, the same result."""
+    """Description of a step as text: the same text, the same result."""
     facts = step.describe()
     return facts if isinstance(facts, str) else orjson.dumps(facts, option=orjson.OPT_SORT_KEYS).decode()
 
@@ -260,22 +333,15 @@ def _path_of(tokenizer: TokenizerSpec) -> str | None:
     return str(path.resolve()) if path.exists() else str(tokenizer)
 
 
-def _chat_format(schema: pa.Schema) -> str:
-    try:
-        return detect_format(schema)
-    except SchemaError as error:
-        raise SchemaError(f"{error}; for documents, name the column with their text") from None
-
-
-def _untold(kind: str, label: str | None) -> str:
-    """Why preferences are not prepared as plain chats unasked."""
+def _refusal(kind: str, label: str | None) -> str:
+    """Message for preferences that a recipe does not mention."""
     if kind == "pairs":
-        what = "the rows are preferences (columns 'chosen' and 'rejected')"
+        rows = "the rows are preferences (columns 'chosen' and 'rejected')"
         loss, plain = "would train on 'chosen' and leave 'rejected' out", "to train on 'chosen' alone"
     else:
-        what = f"the rows are answers with labels (column {label!r}, as for KTO)"
-        loss, plain = "would train on bad answers as on good ones", "to train on all of them whatever the label"
+        rows = f"the rows are answers with labels (column {label!r}, as for KTO)"
+        loss, plain = "would train on bad answers as on good ones", "to train on all of them regardless of the label"
     return (
-        f"{what}, and as plain chats a model {loss}; use PreferenceDataLoader, or prepare them with preference=True "
+        f"{rows}, and as plain chats a model {loss}; use PreferenceDataLoader, or prepare them with preference=True "
         f"(--preference); pass preference=False (--no-preference) {plain}, or drop or rename the column"
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import xxhash
@@ -97,22 +96,20 @@ def _check_masked(inputs: Inputs) -> None:
 
 
 def check_chat_options(chat: Mapping[str, Any]) -> None:
-    from penstock.chat.format_chat import FormatChat
+    from penstock.chat.format_chat import CHAT_OPTIONS
 
-    own = ("self", "tokenizer", "template", "max_length", "truncation", "keep")
-    known = [name for name in signature(FormatChat.__init__).parameters if name not in own]
     for name in chat:
-        if name not in known:
-            hint = did_you_mean(name, known)
-            raise TypeError(f"chat has no option {name!r}{hint}; it has {', '.join(known)}")
+        if name not in CHAT_OPTIONS:
+            hint = did_you_mean(name, CHAT_OPTIONS)
+            raise TypeError(f"chat has no option {name!r}{hint}; it has {', '.join(CHAT_OPTIONS)}")
 
 
 def check_template(inputs: Inputs, template: str) -> None:
     """A store says with which template it was made; another one would be left unused in silence."""
-    from penstock.chat.format_chat import FormatChat
+    from penstock.chat.templates import load_template
 
     assert inputs.tokenizer is not None
-    given = xxhash.xxh3_128_hexdigest(FormatChat(inputs.tokenizer, template).template.source.encode())
+    given = xxhash.xxh3_128_hexdigest(load_template(template, inputs.tokenizer.chat_template).source.encode())
     for store in inputs.table.stores:
         made_with = store.manifest.template
         if made_with is not None and made_with != given:

@@ -11,12 +11,13 @@ import pyarrow as pa
 
 from penstock.arrays.ragged import Ragged, list_array
 from penstock.arrays.text import flags
+from penstock.arrays.truncation import Policy
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.pipeline.metrics import TOKENS, tokens_in
 from penstock.tokenizers.base import Encoded, SpecialTokens, Tokenizer
 from penstock.tokenizers.load import TokenizerSpec, load_tokenizer
 from penstock.tokenizers.simple import ByteTokenizer, CharTokenizer
-from penstock.tokenizers.token_rows import TokenTruncation, Truncation
+from penstock.tokenizers.token_rows import TokenTruncation
 from penstock.transforms.columns import append, as_names, column, take_rows
 from penstock.transforms.counts import CountingTransform
 from penstock.transforms.text import as_text
@@ -28,7 +29,6 @@ __all__ = [
     "SpecialTokens",
     "Tokenize",
     "Tokenizer",
-    "Truncation",
     "load_tokenizer",
 ]
 
@@ -67,7 +67,7 @@ class Tokenize(CountingTransform):
         add_bos: bool = False,
         add_eos: bool = False,
         max_length: int | None = None,
-        truncation: Truncation = "error",
+        truncation: Policy = "error",
         stride: int = 0,
         min_length: int = 0,
         parse_special: bool = False,

@@ -17,7 +17,7 @@ from corpus_files import templates
 from penstock.chat.messages import Conversation
 from penstock.chat.problems import RenderError, RowProblem
 from penstock.chat.render import Renderer
-from penstock.chat.templates import Template
+from penstock.chat.templates import TemplateSource
 
 PARTS = 3
 ENOUGH, MOST = 170, 180
@@ -129,7 +129,7 @@ def test_every_mutant_that_spoils_a_row_is_refused(part: int, caplog: pytest.Log
             break
         for kind, changed in mutants(source):
             try:
-                mutant = replace(renderer, template=Template("a mutant", changed))
+                mutant = replace(renderer, template=TemplateSource("a mutant", changed))
                 assert mutant.template.program
             except jinja2.TemplateError:
                 continue

@@ -61,7 +61,7 @@ for step in sys.argv[2:]:
     elif step == "reported":
         checkpoint.Checkpoint.save = dying(checkpoint.Checkpoint.save, lambda *_, report=None, **__: report is not None)
     else:
-        preparation._note_losses = dying(preparation._note_losses)
+        preparation._write_losses = dying(preparation._write_losses)
     preparation.prepare(home / "in.jsonl", home / step / "s", Recipe(tokenizer="byte", dedup=["exact"]))
     os._exit(0)
 """

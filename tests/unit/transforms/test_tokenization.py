@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers, trainers
 
 from penstock import Pipeline, PipelineConfig
+from penstock.arrays.truncation import Policy
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.pipeline.stages import Fitting
 from penstock.sinks import MemorySink, ParquetSink
 from penstock.sources import JsonlSource, MemorySource
-from penstock.transforms.tokenization import ByteTokenizer, Tokenize, Truncation, load_tokenizer
+from penstock.transforms.tokenization import ByteTokenizer, Tokenize, load_tokenizer
 
 BOS, EOS = 256, 257
 
@@ -82,7 +83,7 @@ def test_bos_and_eos_are_added_once() -> None:
 
 
 def rows_in_python(
-    document: list[int], *, bos: bool, eos: bool, most: int, how: Truncation, stride: int
+    document: list[int], *, bos: bool, eos: bool, most: int, how: Policy, stride: int
 ) -> tuple[list[list[int]], int]:
     """The rows of one document, and how many of its tokens are in none of them."""
     whole = [*document, *([EOS] if eos else [])]
@@ -115,7 +116,7 @@ def rows_in_python(
     least=st.integers(0, 4),
 )
 def test_every_way_of_cutting_agrees_with_python(
-    texts: list[str], bos: bool, eos: bool, most: int, how: Truncation, stride: int, least: int
+    texts: list[str], bos: bool, eos: bool, most: int, how: Policy, stride: int, least: int
 ) -> None:
     stride = stride if how == "split" else 0
     tokenize = Tokenize(

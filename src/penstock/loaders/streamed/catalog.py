@@ -10,15 +10,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-from penstock.corpus.recipe import Recipe
+from penstock.corpus.recipe import OpenedRecipe, Recipe
 from penstock.distributed.sharding import CanonicalStreams, canonical_streams
-from penstock.errors import ConfigError, DataError
+from penstock.errors import ConfigError
 from penstock.files.checksums import FileStamps
 from penstock.files.listing import PathLike, names_of
 from penstock.order.permutation import Permutation, derive_key
-from penstock.sources import CsvSource, JsonlSource, StoreSource, open_source
+from penstock.sources import StoreSource, open_source
 from penstock.sources.record_source import RecordSource
 from penstock.sources.splits import InputSplit, input_files, split_input
 
@@ -161,38 +160,18 @@ class OpenedInput:
 
 def open_input_rows(recipe: Recipe | None, paths: list[PathLike]) -> OpenedInput:
     """Open files or a token store, and read no more than their columns."""
-    source = open_source(paths)
+    # Without `keep`: a stream adds a column of row numbers of its own.
+    opened = (
+        None if recipe is None else OpenedRecipe.of(replace(recipe, keep=(), tokenizer=recipe.load_tokenizer()), paths)
+    )
+    source = open_source(paths) if opened is None else opened.source
     if isinstance(source, StoreSource):
         manifest = source.manifest
         if manifest.tokens_column is None:
             raise ConfigError(f"{source.path} holds no tokens; prepare it with a tokenizer")
         return OpenedInput(source, [], ["store", manifest.checksum], manifest.tokens_column, manifest.mask_column)
-    if recipe is None:
+    if opened is None:
         raise ConfigError(f"{paths} are raw files; pass a tokenizer")
-    source = _source(recipe, paths)
-    if isinstance(source, JsonlSource) and not source.has_schema:
-        names = source.first_columns()
-        if not names:
-            raise DataError("there are no rows in the input", file=str(source.files[0]))
-        schema = pa.schema([(name, pa.null()) for name in names])
-    else:
-        schema = source.schema
-    numbered = schema.append(pa.field(ROW, pa.int64()))
-    steps = replace(recipe, keep=[ROW]).steps(numbered)
+    source, steps = opened.for_streams(ROW)
     described = [steps.tokenizer.fingerprint, steps.template, *steps.described]
     return OpenedInput(source, steps.transforms, described, steps.tokens, steps.mask)
-
-
-def _source(recipe: Recipe, paths: list[PathLike]) -> Any:
-    """Source whose columns are known without reading everything."""
-    source = replace(recipe, keep=()).open(paths)
-    text = recipe.column or "text"
-    if isinstance(source, CsvSource) and recipe.template is None and text in _header(source):
-        return CsvSource(source.files, schema=pa.schema([(text, pa.string())]), columns=[text])
-    return source
-
-
-def _header(source: CsvSource) -> tuple[str, ...]:
-    """Columns of the first file."""
-    names: tuple[str, ...] = source.layout_of(0).names  # type: ignore[attr-defined]
-    return names
