@@ -17,7 +17,7 @@ from penstock.errors import ConfigError
 from penstock.fsqueue import DatasetConsumer
 from penstock.fsqueue.provider_lookup import find_provider
 
-HERE = Path(__file__).parents[3] / "examples" / "queue_labels"
+HERE = Path(__file__).parents[2] / "examples" / "queue_labels"
 MajorityProvider: Any = find_provider("majority", HERE / "data")
 
 

@@ -19,7 +19,7 @@ from penstock.config import load_shared_config, validate
 from penstock.errors import ConfigError, DataError
 from penstock.fsqueue.provider_lookup import load_provider
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 DATASET = ROOT / "data" / "char_diffusion"
 
 
