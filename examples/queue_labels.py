@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.config import load_shared_config
 from penstock.fsqueue import DatasetConsumer
-from penstock.fsqueue.provider_lookup import find_provider
+from penstock.fsqueue.prepare_command import find_provider
 
 HERE = Path(__file__).parent / "queue_labels"
 

@@ -14,8 +14,7 @@ from penstock.config.values import thaw
 from penstock.distributed.ranks import find_rank
 from penstock.errors import PenstockError, QueueNotFoundError, StaleQueueError
 from penstock.fsqueue import DatasetConsumer
-from penstock.fsqueue.prepare_command import read_config
-from penstock.fsqueue.provider_lookup import DatasetNotFoundError
+from penstock.fsqueue.prepare_command import DatasetNotFoundError, read_config
 from penstock.fsqueue.queue import differences, how_to_purge
 
 __all__ = ["main"]
