@@ -42,11 +42,11 @@ class BatchColumns:
 
     @property
     def same_size(self) -> bool:
-        """Whether batches of the same number of rows have the same size in bytes."""
+        """True if batches of the same number of rows have the same size in bytes."""
         return all(column.value is not None for column in self._columns)
 
     def fit(self, arrays: Mapping[str, Any], rows: int) -> bool:
-        """Whether arrays have exactly these columns, dtypes and shapes: a fast check of the usual case."""
+        """True if arrays have exactly these columns, dtypes and shapes: a fast check of the usual case."""
         return len(arrays) == len(self._columns) and all(
             column.value is not None
             and isinstance(array := arrays.get(column.name), np.ndarray)

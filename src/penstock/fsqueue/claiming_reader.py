@@ -19,7 +19,7 @@ from penstock.fsqueue.batch_file import BatchFile
 from penstock.fsqueue.layout import QueueFile, list_cursors
 from penstock.fsqueue.queue import how_to_purge
 from penstock.fsqueue.reaper import Acknowledger
-from penstock.fsqueue.split_reader import Delivered, SplitReader
+from penstock.fsqueue.split_reader import Delivered, SplitFiles
 
 __all__ = ["ClaimingReader"]
 
@@ -45,17 +45,16 @@ class ClaimedFile:
 class ClaimingReader:
     """Claims of one consumer on a split. With `on_commit` files stay until they are committed."""
 
-    def __init__(self, split: SplitReader, *, on_commit: bool) -> None:
+    def __init__(self, split: SplitFiles, *, on_commit: bool) -> None:
         self.split, self.on_commit = split, on_commit
         self.counts = split.counts
         self._directory, self._member = split.directory, split.member
         self._acknowledger = Acknowledger(split.queue, split.name)
         self._ready: deque[QueueFile] = deque()
         self._current: ClaimedFile | None = None
-        self._resumed: deque[ClaimedFile] = deque()
-        """Claimed files of a loaded state: they come first."""
+        self._resumed: deque[ClaimedFile] = deque()  # claimed files of a loaded state: they come first
+        # Files that were delivered to the end and are not acknowledged yet.
         self._finished: dict[int, ClaimedFile] = {}
-        """Files that were delivered to the end and are not acknowledged yet."""
         self._lapses = self._member.lapses
         self._order_checked = False
 

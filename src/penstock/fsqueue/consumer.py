@@ -30,7 +30,7 @@ from penstock.fsqueue.claiming_reader import ClaimingReader
 from penstock.fsqueue.members import QueueKeywords, QueueMember, QueueOptions, check_choice
 from penstock.fsqueue.ordered_reader import OrderedReader
 from penstock.fsqueue.queue import Queue
-from penstock.fsqueue.split_reader import QueueReader, ReadCounts, SplitReader, check_queue_state
+from penstock.fsqueue.split_reader import QueueReader, ReadCounts, SplitFiles, check_queue_state
 
 __all__ = ["DatasetConsumer", "check_reading", "open_reader"]
 
@@ -230,7 +230,7 @@ class DatasetConsumer:
             raise ConfigError("the consumer is closed; make another one and load the state of this one")
         self._member.join()
         if split not in self._readers:
-            opened = SplitReader(
+            opened = SplitFiles(
                 self._member, split, self.options.timeout_seconds, self.options.poll_seconds, self.on_bad
             )
             self._readers[split] = open_reader(opened, self.order, self.rank, self.acknowledge == "committed")
@@ -263,7 +263,7 @@ def check_reading(order: str, acknowledge: str, on_bad: str) -> None:
     check_choice("on_bad", on_bad, ("raise", "skip"))
 
 
-def open_reader(split: SplitReader, order: str, rank: Rank, on_commit: bool) -> QueueReader:
+def open_reader(split: SplitFiles, order: str, rank: Rank, on_commit: bool) -> QueueReader:
     """The reader of an order."""
     if order == "strict":
         return OrderedReader(split, rank, on_commit=on_commit)

@@ -72,7 +72,7 @@ class Diagnosis:
 
     @property
     def sound(self) -> bool:
-        """Whether there are only notes and repaired problems."""
+        """True if there are only notes and repaired problems."""
         return all(finding.severity == "note" or finding.repaired is not None for finding in self.findings)
 
     def to_dict(self) -> dict[str, Any]:

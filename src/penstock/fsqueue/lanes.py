@@ -23,8 +23,8 @@ LANES = 64
 
 _NAME = re.compile(r"(\d{12,})(?:\.by-([\w-]+))?")
 _END = re.compile(r"end-(\d+)")
+# A lane that is renamed during a listing can be missed: list again, at most this often.
 _LISTINGS = 10
-"""A lane that is renamed during a listing can be missed: list again, at most this often."""
 
 
 class Lane(NamedTuple):
@@ -72,7 +72,7 @@ class Lanes:
             (self.path / f"end-{batches}").touch()
 
     def ended(self, batches_per_file: int) -> bool:
-        """Whether every file up to the end is published."""
+        """True if every file up to the end is published."""
         lanes, end = self._list()
         return (
             end is not None
@@ -81,7 +81,7 @@ class Lanes:
         )
 
     def passed(self, number: int) -> bool:
-        """Whether the file of a number was published: its lane is at a later number."""
+        """True if the file of a number was published: its lane is at a later number."""
         return any(lane.number > number for lane in self.all() if (lane.number - number) % self.count == 0)
 
     def reserved_end(self) -> int:

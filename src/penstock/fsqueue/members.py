@@ -58,7 +58,7 @@ class QueueOptions:
     poll_seconds: float | None = None
     """Pause between two listings while waiting; None: short at first, then longer."""
     durable: bool = False
-    """Whether a published file survives a power failure, for some milliseconds each."""
+    """Flush published files to disk, so that they survive a power failure; some milliseconds each."""
 
     def __post_init__(self) -> None:
         if not _SHORTEST_LEASE <= self.lease_seconds < math.inf:
@@ -181,11 +181,11 @@ class QueueMember:
 
     @property
     def joined(self) -> bool:
-        """Whether this process has joined."""
+        """True if this process has joined."""
         return self._name is not None and self._process == os.getpid()
 
     def lapsed(self, since: int) -> bool:
-        """Whether the lease may have expired after `lapses` was `since`."""
+        """True if the lease may have expired after `lapses` was `since`."""
         # In this order: a late heartbeat counts the lapse before it renews the lease.
         return self._overdue or self.lapses != since
 
@@ -266,7 +266,7 @@ class QueueMember:
 
 
 def is_running(facts: Mapping[str, Any]) -> bool | None:
-    """Whether the process of a member runs; None if that cannot be seen from here.
+    """True if the process of a member runs; None if that cannot be seen from here.
 
     Only Linux identifies machine, process and start time. Elsewhere, and for processes on other machines or in other
     containers, the lease decides.

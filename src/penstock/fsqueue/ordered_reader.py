@@ -25,34 +25,32 @@ from penstock.fsqueue.layout import QueueFile, RankCursor, rename
 from penstock.fsqueue.members import Backoff, facts_of, is_running
 from penstock.fsqueue.queue import how_to_purge
 from penstock.fsqueue.reaper import Acknowledger
-from penstock.fsqueue.split_reader import Delivered, SplitReader
+from penstock.fsqueue.split_reader import Delivered, SplitFiles
 
 __all__ = ["OrderedReader", "RankClaim", "is_cursor_name"]
 
 _CLAIM = re.compile(r"r(\d+)of(\d+)\.by-([\w-]+)")
+# Pause between two checks of what else may have happened, while waiting for a file.
 _CHECK_SECONDS = 0.1
-"""Pause between two checks of what else may have happened, while waiting for a file."""
+# Listings in which a member has to be missing: one can miss a file that is being renamed.
 _LISTINGS = 3
-"""Listings in which a member has to be missing: one can miss a file that is being renamed."""
 
 
 class OrderedReader:
     """Position of one rank in a split. With `every_rank` all ranks read every batch."""
 
-    def __init__(self, split: SplitReader, rank: Rank, *, on_commit: bool, every_rank: bool = False) -> None:
+    def __init__(self, split: SplitFiles, rank: Rank, *, on_commit: bool, every_rank: bool = False) -> None:
         self.split, self.rank, self.on_commit = split, rank, on_commit
         self._stride, self._offset = (1, 0) if every_rank else (rank.world, rank.rank)
         self.counts = split.counts
         self._directory, self._per_file = split.directory, split.queue.description.batches_per_file
         self._cursor: RankCursor | None = None
-        self._position: int | None = None
-        """First batch of the next step; None before the start."""
+        self._position: int | None = None  # first batch of the next step; None before the start
         self._done = 0
         self._ready: dict[int, QueueFile] = {}
         self._rejected: dict[int, QueueFile] = {}
         self._opened: tuple[int, BatchFile | None] | None = None
-        self._end: int | None = None
-        """End of the split, as known when the file was opened."""
+        self._end: int | None = None  # end of the split, as known when the file was opened
         self._acknowledger = Acknowledger(split.queue, split.name)
         self._deleted = 0
         self._next_check = -math.inf
@@ -157,7 +155,7 @@ class OrderedReader:
         self._end = self.split.lanes.end()
 
     def _is_past_end(self, position: int) -> bool:
-        """Whether the split ends before every rank has a batch. Then no rank gets one: all stop after the same step."""
+        """True if the split ends before every rank has a batch. Then no rank gets one: all stop after the same step."""
         return self._end is not None and position + self._stride > self._end
 
     def _open(self, number: int) -> bool:
@@ -185,7 +183,7 @@ class OrderedReader:
         return True
 
     def _at_end(self) -> bool:
-        """Whether the split ends at our position. A missing file before the end comes back: it is claimed."""
+        """True if the split ends at our position. A missing file before the end comes back: it is claimed."""
         self._end = self.split.lanes.end()
         return self._position is not None and self._is_past_end(self._position)
 
@@ -259,7 +257,7 @@ class _Claim(NamedTuple):
 
 
 def is_cursor_name(name: str) -> bool:
-    """Whether a name in `cursors/` is a cursor or the claim of a reader."""
+    """True if a name in `cursors/` is a cursor or the claim of a reader."""
     return RankCursor.parse(name) is not None or _CLAIM.fullmatch(name) is not None
 
 
@@ -269,14 +267,13 @@ class RankClaim:
     The claim is written before those of others are read, so of two readers at least one sees the other.
     """
 
-    def __init__(self, split: SplitReader, rank: Rank) -> None:
+    def __init__(self, split: SplitFiles, rank: Rank) -> None:
         self.split, self.rank = split, rank
         self._member, self._watch = split.member, split.member.watch
         self._directory = split.directory.cursors
         self._name: str | None = None
         self._lapses = 0
-        self._beats: dict[str, int | None] = {}
-        """Heartbeat at which each other reader was first seen."""
+        self._beats: dict[str, int | None] = {}  # heartbeat at which each other reader was first seen
 
     def take(self, timeout_seconds: float | None = None) -> None:
         """Claim the rank, waiting for the lease of a reader that may be dead; a second call does nothing.
@@ -333,7 +330,7 @@ class RankClaim:
         return [other for other in found if other.rank == self.rank or other.rank.world != self.rank.world]
 
     def _is_gone(self, other: _Claim) -> bool:
-        """Whether a reader has left or died; its claim is then removed."""
+        """True if a reader has left or died; its claim is then removed."""
         listed = any(other.owner in self._watch.members(fresh=True) for _ in range(_LISTINGS))
         gone = not listed or self._watch.is_dead(other.owner) or self._runs_here(other) is False
         if gone:
@@ -345,7 +342,7 @@ class RankClaim:
         return {} if member is None else facts_of(self.split.queue.members, member)
 
     def _runs_here(self, other: _Claim) -> bool | None:
-        """Whether its process runs on this machine; None if that cannot be seen."""
+        """True if its process runs on this machine; None if that cannot be seen."""
         return is_running(self._facts(other))
 
     @property

@@ -46,8 +46,8 @@ from penstock.types import Field, Schema
 __all__ = ["DataProviderBase", "ProviderProgress"]
 
 _PROGRESS_SECONDS = 0.5
+# Longest pause while the backlog is full: it lasts the trainer for longer.
 _LONGEST_PAUSE = 0.05
-"""Longest pause while the backlog is full: it lasts the trainer for longer."""
 _NUMBERS = frozenset(np.dtype(code).name for code in "?bhilqBHILQefd")
 
 
@@ -60,7 +60,7 @@ class ProviderProgress:
     bytes: int = 0
     seconds: float = 0.0
     waiting: bool = False
-    """Whether it pauses because the backlog of every split is full."""
+    """True while it pauses because the backlog of every split is full."""
     backlog: Mapping[str, int] = field(default_factory=dict)
     """Ready files of each split at the last look."""
 

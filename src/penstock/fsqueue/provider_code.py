@@ -24,8 +24,8 @@ __all__ = ["code_of"]
 
 logger = logging.getLogger(__name__)
 
+# Fields of the syntax tree without meaning, or not present in every version of Python.
 _IGNORED = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
-"""Fields of the syntax tree without meaning, or not present in every version of Python."""
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 

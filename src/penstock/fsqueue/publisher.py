@@ -66,12 +66,11 @@ class Publisher:
         self.late = 0
         """Files produced in vain: our lease expired, and another provider produced them."""
         self._last_size = 0
-        self._next_look = 0
-        """Number of files, produced by all providers, at which to look at the backlog again."""
+        self._next_look = 0  # number of files, produced by all providers, at which to look at the backlog again
 
     @property
     def ended(self) -> bool:
-        """Whether every file up to the end is published."""
+        """True if every file up to the end is published."""
         return self.lanes.ended(self.queue.description.batches_per_file)
 
     def set_end(self) -> None:
@@ -178,7 +177,7 @@ class Publisher:
         return self.lanes.all() if consumed else lanes
 
     def _is_needed(self, number: int) -> bool:
-        """Whether readers in strict order may wait for this file: it is produced even if the backlog is full.
+        """True if readers in strict order may wait for this file: it is produced even if the backlog is full.
 
         That holds if no ready file comes before it, and for every file of the next step of all ranks: ranks that are
         ahead wait for the others. A cursor may lag behind its rank by a step, or by a file.

@@ -34,8 +34,8 @@ logger = logging.getLogger(__name__)
 
 QUEUE_FILE = "queue.json"
 _VERSION = 1
+# Setting with the hashes of the provider's code.
 _CODE = "provider_code"
-"""Setting with the hashes of the provider's code."""
 _SHOWN = 5
 _SPLIT = re.compile(r"[A-Za-z0-9][\w.-]*")
 
@@ -154,7 +154,7 @@ class Queue:
         return queue
 
     def _lacks_code_only(self, description: Description) -> bool:
-        """Whether the queue has no hash of the provider's code (of an earlier penstock), and is the same otherwise."""
+        """True if the queue has no hash of the provider's code (of an earlier penstock), and is the same otherwise."""
         if _CODE in self.description.settings or _CODE not in description.settings:
             return False
         same = replace(description, settings=_without_code(description)).fingerprint == self.fingerprint
@@ -172,7 +172,7 @@ class Queue:
 
     @property
     def repeatable(self) -> bool:
-        """Whether batch k can be made again: batches of a provider follow from the seed."""
+        """True if batch k can be made again: batches of a provider follow from the seed."""
         return "seed" in self.description.settings
 
     @property

@@ -61,7 +61,7 @@ class MemberWatch:
         return self.lease_seconds if member is None else member.lease_seconds
 
     def is_dead(self, owner: str) -> bool:
-        """Whether the heartbeat of a member has not changed for its lease."""
+        """True if the heartbeat of a member has not changed for its lease."""
         self.members()
         if not self._overdue(owner):
             return False
@@ -114,7 +114,7 @@ class LeaseReaper:
 
     @property
     def due(self) -> bool:
-        """Whether a quarter of a lease has passed since the last time."""
+        """True if a quarter of a lease has passed since the last time."""
         return self.watch.clock() >= self._next
 
     def reap(self, *, alive: str | None = None) -> Reaped:
@@ -187,8 +187,7 @@ class Acknowledger:
     def __init__(self, queue: Queue, split: str) -> None:
         self.directory = queue.split(split)
         self.lanes = queue.lanes(self.directory)
-        self._positions: dict[int, int] = {}
-        """Last known number of each lane; lanes only move up."""
+        self._positions: dict[int, int] = {}  # last known number of each lane; lanes only move up
 
     def delete(self, file: QueueFile) -> bool:
         """Delete a file; False if it is gone or has another name."""

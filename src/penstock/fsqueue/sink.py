@@ -72,12 +72,9 @@ class QueueSink(Sink):
             given = schema_of(self.meta).to_arrow()
         self._schema: pa.Schema | None = None if given is None else _canonical(given)
         self._output: _SplitWriter | None = None
-        self._rows: list[pa.RecordBatch] = []
-        """Rows that do not fill a batch yet."""
-        self._batches: list[pa.RecordBatch] = []
-        """Batches that do not fill a file yet."""
-        self._number: int | None = None
-        """Reserved number of the next file."""
+        self._rows: list[pa.RecordBatch] = []  # rows that do not fill a batch yet
+        self._batches: list[pa.RecordBatch] = []  # batches that do not fill a file yet
+        self._number: int | None = None  # reserved number of the next file
         self._backoff: Backoff | None = None
         self._ended: int | None = None
         self.rows_published = 0
@@ -194,7 +191,7 @@ class QueueSink(Sink):
 
     @property
     def _is_full(self) -> bool:
-        """Whether a whole file is held."""
+        """True if a whole file is held."""
         return len(self._batches) >= self.batches_per_file
 
     def _reserve(self, output: _SplitWriter, *, wait: bool) -> bool:
@@ -246,8 +243,7 @@ class _SplitWriter:
         self.queue = queue
         self.member = QueueMember.provider(queue, {"class": "QueueSink", "split": sink.split}, sink.options)
         self.publisher = Publisher(self.member, sink.split, limits=sink.limits, compression=sink.compression)
-        self._last: tuple[int, int] | None = None
-        """Number and batches of the file that was published last."""
+        self._last: tuple[int, int] | None = None  # number and batches of the file that was published last
         with queue.guarded():
             self._remove_end()
         self.member.join()

@@ -27,7 +27,7 @@ from penstock.fsqueue.consumer import check_reading, open_reader
 from penstock.fsqueue.members import QueueKeywords, QueueMember, QueueOptions
 from penstock.fsqueue.queue import Queue
 from penstock.fsqueue.sink import nullable
-from penstock.fsqueue.split_reader import Delivered, ReadCounts, SplitReader, check_queue_state
+from penstock.fsqueue.split_reader import Delivered, ReadCounts, SplitFiles, check_queue_state
 from penstock.pipeline.stages import Origin, Source, State
 
 __all__ = ["QueueSource"]
@@ -35,8 +35,8 @@ __all__ = ["QueueSource"]
 logger = logging.getLogger(__name__)
 
 _STATE = StateFormat("queue", "a QueueSource")
+# Longest wait of `next_batch`.
 _WAIT_SECONDS = 0.5
-"""Longest wait of `next_batch`."""
 _LONG_WAIT, _LONG_POLL = 30.0, 0.025
 _WARN_AFTER = 15.0
 _ALL_ROWS = 1 << 62
@@ -85,23 +85,15 @@ class QueueSource(Source):
         self._queue: Queue | None = None
         self._schema: pa.Schema | None = None
         self._input: _SplitInput | None = None
-        self._pending: pa.RecordBatch | None = None
-        """Rest of the current batch."""
-        self._row = 0
-        """Rows of the current batch that were delivered; after loading a state, of the batch to come."""
-        self._batch: tuple[int, int] | None = None
-        """Current batch: number of its file, and index in it."""
-        self._before: State | None = None
-        """State of the reader before the current batch."""
+        self._pending: pa.RecordBatch | None = None  # rest of the current batch
+        self._row = 0  # rows of the current batch that were delivered; after loading a state, of the batch to come
+        self._batch: tuple[int, int] | None = None  # current batch: number of its file, and index in it
+        self._before: State | None = None  # state of the reader before the current batch
         self._origin: Origin | None = None
-        self._first_row = 0
-        """Row of its file at which the current batch begins."""
-        self._held = False
-        """Whether a pipeline decides what is consumed."""
-        self._delivered: State | None = None
-        """State of the reader after what was delivered last."""
-        self._acknowledged: State | None = None
-        """Last of these states that the reader has committed."""
+        self._first_row = 0  # row of its file at which the current batch begins
+        self._held = False  # whether a pipeline decides what is consumed
+        self._delivered: State | None = None  # state of the reader after what was delivered last
+        self._acknowledged: State | None = None  # last of these states that the reader has committed
         self._to_commit: deque[State] = deque()
         self._waiting_since: float | None = None
         self._warned = False
@@ -337,11 +329,11 @@ class _SplitInput:
         self.queue, self._file = queue, -1
         self.member = QueueMember.consumer(queue, source.order, source.rank, source.options).join()
         moment = min(_WAIT_SECONDS, source.options.timeout_seconds or _WAIT_SECONDS)
-        self.split = SplitReader(self.member, source.split, moment, None, source.on_bad, source.counts)
+        self.split = SplitFiles(self.member, source.split, moment, None, source.on_bad, source.counts)
         self.reader = open_reader(self.split, source.order, source.rank, on_commit=True)
 
     def completes_file(self, state: State) -> bool:
-        """Whether a file may be consumed at this state that was not at the last one.
+        """True if a file may be consumed at this state that was not at the last one.
 
         A commit costs a strict reader a few system calls, so it is not done for every batch.
         """

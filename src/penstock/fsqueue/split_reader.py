@@ -14,7 +14,7 @@ from penstock.fsqueue.layout import QueueFile, SplitDirectory
 from penstock.fsqueue.members import Backoff, QueueMember
 from penstock.fsqueue.queue import Queue
 
-__all__ = ["Delivered", "QueueReader", "ReadCounts", "SplitReader", "check_queue_state"]
+__all__ = ["Delivered", "QueueReader", "ReadCounts", "SplitFiles", "check_queue_state"]
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class QueueReader(Protocol):
 
 
 @dataclass(slots=True)
-class SplitReader:
+class SplitFiles:
     """One member's access to the files of one split."""
 
     member: QueueMember
@@ -138,7 +138,7 @@ class SplitReader:
         return self.any_silent(owners, beats)
 
     def any_silent(self, owners: set[str], beats: dict[str, int | None]) -> bool:
-        """Whether one of these members has shown no heartbeat since `beats` were noted, and may be dead."""
+        """True if one of these members has shown no heartbeat since `beats` were noted, and may be dead."""
         now = {owner: self.member.watch.beat_of(owner) for owner in owners - {self.member.id}}
         return any(beats.setdefault(owner, beat) == beat for owner, beat in now.items())
 
@@ -157,7 +157,7 @@ class SplitReader:
 
 
 def check_queue_state(state: Mapping[str, Any], queue: Queue, order: str) -> bool:
-    """Whether a state is of this very queue; raises ResumeError if it cannot be resumed from it."""
+    """True if a state is of this very queue; raises ResumeError if it cannot be resumed from it."""
     if state["order"] != order:
         raise ResumeError(f"the state has order={state['order']!r}, this reader has order={order!r}")
     if state["fingerprint"] != queue.fingerprint:

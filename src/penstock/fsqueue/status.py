@@ -75,7 +75,7 @@ class MemberStatus:
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Host, process id, start time, and more."""
     alive: bool | None = None
-    """Whether it had a heartbeat between two snapshots; None if they were too close to tell."""
+    """True if it had a heartbeat between two snapshots; None if they were too close to tell."""
 
     @property
     def seems_alive(self) -> bool:

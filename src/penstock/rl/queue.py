@@ -22,7 +22,7 @@ from penstock.fsqueue.ordered_reader import OrderedReader
 from penstock.fsqueue.publisher import Limits, Publisher
 from penstock.fsqueue.queue import Queue
 from penstock.fsqueue.sink import description_for
-from penstock.fsqueue.split_reader import SplitReader
+from penstock.fsqueue.split_reader import SplitFiles
 from penstock.rl.appended import empty_table
 from penstock.rl.arrow import ROLLOUT_SCHEMA, from_record_batch, to_record_batch
 from penstock.rl.live import (
@@ -301,6 +301,6 @@ class _QueueEntries:
             queue = owner._open()
             options = QueueOptions(lease_seconds=owner.lease_seconds)
             member = QueueMember.consumer(queue, "strict", rank, options).join()
-            split = SplitReader(member, _SPLIT, owner.timeout_seconds, None, owner.on_bad)
+            split = SplitFiles(member, _SPLIT, owner.timeout_seconds, None, owner.on_bad)
             self._reading = queue, member, OrderedReader(split, rank, on_commit=True, every_rank=True)
         return self._reading[2]

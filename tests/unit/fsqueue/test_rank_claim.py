@@ -20,7 +20,7 @@ from penstock.fsqueue import DatasetConsumer, Queue, members
 from penstock.fsqueue.layout import Member
 from penstock.fsqueue.members import QueueMember, is_running
 from penstock.fsqueue.ordered_reader import RankClaim
-from penstock.fsqueue.split_reader import SplitReader
+from penstock.fsqueue.split_reader import SplitFiles
 
 READ_ONE_AND_DIE = """
     import os, signal, sys
@@ -150,7 +150,7 @@ class Elsewhere:
         member.id = name
         member._enter()
         self.members = {**getattr(self, "members", {}), name: member}
-        return RankClaim(SplitReader(member, "train", 0.01), Rank(0, 1))
+        return RankClaim(SplitFiles(member, "train", 0.01), Rank(0, 1))
 
     @property
     def claims(self) -> list[str]:
