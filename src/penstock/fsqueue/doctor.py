@@ -99,16 +99,10 @@ def examine(
     except StaleQueueError as error:
         return Diagnosis(path, [Finding("error", str(error).partition("; ")[0], f"{path}", how_to_purge(path))])
     findings, file_system = check_file_system(queue.path)
-    findings += [
-        Finding(
-            "error",
-            f"the lanes of split {split!r} are missing: nobody knows which files were produced",
-            str(queue.split(split).lanes),
-            how_to_purge(queue.path),
-        )
-        for split in queue.description.splits
-        if not queue.split(split).lanes.is_dir()
-    ]
+    for split in queue.description.splits:
+        if not (lanes := queue.split(split).lanes).is_dir():
+            what = f"the lanes of split {split!r} are missing: it is unknown which files were produced"
+            findings.append(Finding("error", what, str(lanes), how_to_purge(queue.path)))
     if any(finding.severity == "error" for finding in findings):
         return Diagnosis(path, findings, file_system=file_system)
     with queue.guarded():
@@ -147,20 +141,15 @@ class _Checkup:
         watch = MemberWatch(self.queue.members, lease_seconds=lease)
         self._watch(watch, wait_seconds, on_wait)
         for owner in sorted(self.undecided):
-            yield Finding(
-                "warning",
-                f"{owner} had no heartbeat while it was watched, which was for less than its lease",
-                str(self.queue.members),
-                "watch longer: leave out --wait",
-            )
+            what = f"{owner} had no heartbeat while it was watched, which was for less than its lease"
+            yield Finding("warning", what, str(self.queue.members), "watch longer: leave out --wait")
         found = list(self._held_by_dead())
         if self.repair and found:
             LeaseReaper(self.queue, watch).reap()
         for what, where in found:
             repaired = "released" if self.repair and not os.path.lexists(where) else None
-            yield Finding(
-                "warning", what, str(where), "the next provider or consumer releases it, or --repair", repaired
-            )
+            remedy = "the next provider or consumer releases it, or --repair"
+            yield Finding("warning", what, str(where), remedy, repaired)
 
     def _watch(
         self, watch: MemberWatch, wait_seconds: float | None, on_wait: Callable[[float, int], None] | None
@@ -226,12 +215,8 @@ class _Checkup:
         yield from self._lanes(directory)
         yield from self._cursors(directory)
         if rejected := directory.rejected():
-            yield Finding(
-                "note",
-                f"set aside as unreadable: {len(rejected)}, with {sum(file.batches for file in rejected)} batches",
-                str(directory.path),
-                "delete the *.bad files when you know the cause",
-            )
+            what = f"set aside as unreadable: {len(rejected)}, with {sum(file.batches for file in rejected)} batches"
+            yield Finding("note", what, str(directory.path), "delete the *.bad files when you know the cause")
 
     def _files(self, split: str, directory: SplitDirectory) -> Iterator[Finding]:
         """Every file is complete, of this queue, and readable."""
@@ -252,93 +237,59 @@ class _Checkup:
             repaired = None
             if self.repair and (file.owner is None or file.owner in self.dead) and where.exists():
                 repaired = f"set aside as {directory.reject(file).name}"
-            yield Finding(
-                "error",
-                f"unreadable: {what}",
-                str(where),
-                '--repair sets it aside; its batches are lost, and strict readers need on_bad="skip" to continue',
-                repaired,
-            )
+            remedy = '--repair sets it aside; its batches are lost, and strict readers need on_bad="skip" to continue'
+            yield Finding("error", f"unreadable: {what}", str(where), remedy, repaired)
 
     def _numbers(self, directory: SplitDirectory) -> Iterator[Finding]:
         """Every number exists once, and its lane is past it."""
         # During a rename a listing can show both names, but hardly two listings in a row.
         for number in sorted(_doubled(directory) & _doubled(directory)):
             names = sorted(name for name in directory.names() if name.startswith(f"{number:012d}-"))
-            yield Finding(
-                "error",
-                f"file {number} exists {len(names)} times: its batches are delivered more than once",
-                ", ".join(str(directory.path / name) for name in names),
-                "delete the copy, or rename it to end with .bad; somebody copied or renamed it by hand",
-            )
+            what = f"file {number} exists {len(names)} times: its batches are delivered more than once"
+            remedy = "delete the copy, or rename it to end with .bad; somebody copied or renamed it by hand"
+            yield Finding("error", what, ", ".join(str(directory.path / name) for name in names), remedy)
         published = {file.number for file in directory.files() if file.name not in self.unreadable}
         lanes = self.queue.lanes(directory)
         for lane in lanes.all():
             if lane.number in published and lane.owner is None:
                 repaired = "advanced the lane" if self.repair and lanes.advance(lane.number, None) else None
-                yield Finding(
-                    "error",
-                    f"file {lane.number} is published, and would be produced again",
-                    str(directory.lanes / lane.name),
-                    "--repair advances the lane to its next number",
-                    repaired,
-                )
+                what = f"file {lane.number} is published, and would be produced again"
+                where = str(directory.lanes / lane.name)
+                yield Finding("error", what, where, "--repair advances the lane to its next number", repaired)
 
     def _lanes(self, directory: SplitDirectory) -> Iterator[Finding]:
         """Each lane exists once, and there is one end at most."""
         lanes, where = self.queue.lanes(directory), str(directory.lanes)
         yield from _unknown(directory.lanes, lanes.unknown_names())
         if len(ends := lanes.ends()) > 1:
-            yield Finding(
-                "error",
-                f"the split has {len(ends)} ends, {', '.join(map(str, ends))}: readers stop at the first",
-                where,
-                "delete all end-* files but one, or run prepare.py with max_batches",
-            )
+            what = f"the split has {len(ends)} ends, {', '.join(map(str, ends))}: readers stop at the first"
+            yield Finding("error", what, where, "delete all end-* files but one, or run prepare.py with max_batches")
         missing, doubled = lanes.misplaced()
         if missing:
-            yield Finding(
-                "error",
-                f"{len(missing)} of {lanes.count} lanes are missing ({_some(missing)}): their files are not produced",
-                where,
-                how_to_purge(self.queue.path),
-            )
+            what = f"{len(missing)} of {lanes.count} lanes are missing ({_some(missing)}): their files are not produced"
+            yield Finding("error", what, where, how_to_purge(self.queue.path))
         if doubled:
-            yield Finding(
-                "error",
-                f"{len(doubled)} lanes exist more than once ({_some(doubled)}): files are produced twice",
-                where,
-                "keep the highest number of each lane and delete the others, while no member is at work",
-            )
+            what = f"{len(doubled)} lanes exist more than once ({_some(doubled)}): files are produced twice"
+            remedy = "keep the highest number of each lane and delete the others, while no member is at work"
+            yield Finding("error", what, where, remedy)
 
     def _cursors(self, directory: SplitDirectory) -> Iterator[Finding]:
         """Cursors are those of one run, and consumed files are deleted."""
         cursors, where = list_cursors(directory.cursors), str(directory.cursors)
         worlds = sorted({cursor.world for cursor in cursors})
         if len(worlds) > 1:
-            yield Finding(
-                "warning",
-                f"there are cursors of runs with {' and '.join(map(str, worlds))} ranks, both in strict order",
-                where,
-                "let one run at a time read a split; if there is only one, delete the cursors of the other",
-            )
+            what = f"there are cursors of runs with {' and '.join(map(str, worlds))} ranks, both in strict order"
+            remedy = "let one run at a time read a split; if there is only one, delete the cursors of the other"
+            yield Finding("warning", what, where, remedy)
         if len(worlds) != 1:
             return
         if missing := sorted(set(range(worlds[0])) - {cursor.rank for cursor in cursors}):
-            yield Finding(
-                "note",
-                f"no cursor of ranks {missing} of {worlds[0]}: nothing is deleted until they have one",
-                where,
-                "start all ranks",
-            )
+            what = f"no cursor of ranks {missing} of {worlds[0]}: nothing is deleted until they have one"
+            yield Finding("note", what, where, "start all ranks")
         floor = directory.done_floor(worlds[0]) // self.queue.description.batches_per_file
         if consumed := [file.number for file in directory.files() if file.number < floor]:
-            yield Finding(
-                "note",
-                f"{len(consumed)} files (the first is {consumed[0]}) are consumed by all ranks, and not deleted yet",
-                str(directory.path),
-                "the ranks delete them when they open their next file",
-            )
+            what = f"{len(consumed)} files (the first is {consumed[0]}) are consumed by all ranks, and not deleted yet"
+            yield Finding("note", what, str(directory.path), "the ranks delete them when they open their next file")
 
 
 def _read_all(path: Path, file: QueueFile, queue: Queue, split: str) -> int:
@@ -368,12 +319,8 @@ def _some(numbers: set[int]) -> str:
 
 def _unknown(directory: Path, names: Iterable[str]) -> Iterator[Finding]:
     for name in sorted(names):
-        yield Finding(
-            "warning",
-            "not a file of the queue: no member reads or deletes it",
-            str(directory / name),
-            "move it to another directory",
-        )
+        what = "not a file of the queue: no member reads or deletes it"
+        yield Finding("warning", what, str(directory / name), "move it to another directory")
 
 
 # -- file system -----------------------------------------------------------------------------------------------------
@@ -385,23 +332,13 @@ def check_file_system(directory: Path) -> tuple[list[Finding], str]:
     findings = _try_operations(directory)
     free = shutil.disk_usage(directory).free
     if free < _LEAST_FREE:
-        findings.append(
-            Finding(
-                "warning",
-                f"only {format_bytes(free)} are free: providers stop when the disk is full",
-                str(directory),
-                "free some space, or lower backlog_files and backlog_bytes",
-            )
-        )
+        what = f"only {format_bytes(free)} are free: providers stop when the disk is full"
+        remedy = "free some space, or lower backlog_files and backlog_bytes"
+        findings.append(Finding("warning", what, str(directory), remedy))
     if _NETWORK.match(kind):
-        findings.append(
-            Finding(
-                "note",
-                f"this is a network file system ({kind}); for several machines a queue needs this: {_NEEDS}",
-                str(directory),
-                "on NFS, mount with lookupcache=positive and a short actimeo, or batches arrive seconds late",
-            )
-        )
+        what = f"this is a network file system ({kind}); for several machines a queue needs this: {_NEEDS}"
+        remedy = "on NFS, mount with lookupcache=positive and a short actimeo, or batches arrive seconds late"
+        findings.append(Finding("note", what, str(directory), remedy))
     return findings, kind
 
 
