@@ -1,44 +1,44 @@
 """Masked-character diffusion on the text of data/char_diffusion: some minutes on two CPU cores.
 
-    python prepare.py config/train_char_diffusion.py    # in one terminal: fills the queue, and rests when it is full
-    python train.py config/train_char_diffusion.py      # in another: empties it
+    python prepare.py config/train_char_diffusion.py    # in one terminal: fills the queue, pauses while it is full
+    python train.py config/train_char_diffusion.py      # in another: consumes it
 
-Any value can be changed on the command line, for both alike: --batch_size=8 --max_iters=60
+Any setting can be given on the command line of both: --batch_size=8 --max_iters=60
 """
 
-# What both commands have to know.
+# Both commands.
 dataset = "char_diffusion"  # data/char_diffusion/prepare_streaming.py and the queue
 batch_size = 32  # rows of a batch
 block_size = 64  # characters of a row: a sentence, more or less
 seed = 1337  # the same seed gives the same batches and the same first weights
 
-# What is hidden (CharDiffusionProvider). Easy rows first: with few holes the model soon finds out that neighbours
-# matter. Then every row has a share of holes of its own, from a tenth to nearly all.
+# Masking (CharDiffusionProvider). Easy rows first: with few masks the model soon learns that neighbours matter. Then
+# every row has a share of masks of its own, from a tenth to nearly all.
 stages = [
     {"until": 200, "mask_probability": 0.15},
     {"mask_probability": (0.1, 0.9)},
 ]
-ignore_index = -100  # stands in y where nothing was hidden, and is left out of the loss
+ignore_index = -100  # value of y where nothing is masked; excluded from the loss
 
 # The queue.
 batches_per_file = 8  # 256 KiB a file
-backlog_files = 32  # prepare rests when so many files of a split wait: under a minute of training
-split_proportions = {"train": 0.9, "val": 0.1}  # how much is made of which; val is read once in a while only
+backlog_files = 32  # largest backlog of a split: under a minute of training
+split_proportions = {"train": 0.9, "val": 0.1}  # val is read only now and then
 
 # The model: 0.6 million weights.
 n_layer = 3  # blocks
 n_head = 4  # heads of attention in each
-n_embd = 128  # numbers that stand for a character
-dropout = 0.0  # every row has other holes each time, which is noise enough
+n_embd = 128  # width
+dropout = 0.0  # the masks are noise enough
 
 # The training.
-max_iters = 1500  # some minutes; after 1000 steps 64 % of the hidden characters of val are right
+max_iters = 1500  # some minutes; after 1000 steps 64 % of the masked characters of val are right
 learning_rate = 2e-3  # high, as suits a small model and a short run
 min_lr = 2e-4  # where the cosine ends
 warmup_iters = 50  # steps up to the highest rate
 lr_decay_iters = max_iters
 weight_decay = 0.1  # of the matrices
 grad_clip = 1.0  # the largest norm of a gradient
-eval_interval = 250  # steps between two looks at val; a checkpoint is saved, and the queue told, at the same time
-eval_iters = 8  # batches of one look
+eval_interval = 250  # steps between two evaluations, each with a checkpoint and a commit of the queue
+eval_iters = 8  # batches per evaluation
 log_interval = 25  # steps between two lines

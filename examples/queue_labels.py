@@ -1,6 +1,6 @@
-"""Two pipelines joined by a directory, with batches that are more than x and y: labels, masks and weights.
+"""A provider and a consumer joined by a queue, with batches of more than x and y: labels, masks and weights.
 
-The dataset lies in examples/queue_labels/ as it would in a project: data/majority/prepare_streaming.py and a config.
+The dataset is in examples/queue_labels/, laid out as in a project: data/majority/prepare_streaming.py and a config.
 `python prepare.py` and `python train.py` with that config do the same in two processes, and train a model.
 """
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.config import load_shared_config
 from penstock.fsqueue import DatasetConsumer
-from penstock.fsqueue.provider_lookup import find_provider
+from penstock.fsqueue.prepare_command import find_provider
 
 HERE = Path(__file__).parent / "queue_labels"
 
@@ -21,7 +21,7 @@ provider_class = find_provider(config.dataset, HERE / "data")
 
 with tempfile.TemporaryDirectory() as directory:
     provider = provider_class(config, queue_dir=Path(directory) / "queue")
-    first = provider.make_batch("train", 0)  # a batch is a function of its number: it can be had without a queue
+    first = provider.make_batch("train", 0)  # a batch depends on its number alone: no queue is needed
 
     making = threading.Thread(target=provider.run)
     making.start()

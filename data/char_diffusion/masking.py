@@ -1,4 +1,4 @@
-"""Which characters are hidden: how many, in runs of which length, and what stands in their place."""
+"""Masking of characters: how many, in runs of which length, and what replaces them."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ __all__ = ["CHECKS", "SETTINGS", "Ids", "Stage", "choose_characters"]
 
 Ids = npt.NDArray[np.int64]
 Rate = float | Sequence[float]
-"""The share of characters that is hidden, or `(low, high)`: every row draws its own share between the two."""
+"""Share of characters that is masked, or `(low, high)`: every row draws its own share between the two."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """How characters are hidden for a while."""
+    """Masking during one stage of the training."""
 
     mask_probability: Rate
     mask_span: int = 1
-    """How many neighbours are hidden together."""
+    """Length of a run of masked characters."""
     mask_keep: float = 0.0
-    """Of the hidden characters, the share that stays as it is; it is to be predicted all the same."""
+    """Share of the masked characters that stay as they are, and are predicted all the same."""
     mask_random: float = 0.0
-    """Of the hidden characters, the share in whose place another character stands instead of the mask."""
+    """Share of the masked characters that are replaced by another character instead of the mask."""
     until: int | None = None
-    """The batch of the split `train` that is no longer of this stage; None: to the end."""
+    """First batch of `train` after this stage; None: no end."""
     weight: float | None = None
-    """How often this stage is drawn, in proportion to the other weights."""
+    """Relative frequency of this stage."""
 
     def hide(self, ids: Ids, rng: np.random.Generator, mask_token_id: int) -> tuple[Ids, npt.NDArray[np.bool_]]:
-        """The rows as the model sees them, and which characters it has to tell: at least one of every row."""
+        """Masked rows, and which characters are to be predicted: at least one per row."""
         rows, length = ids.shape
         if isinstance(self.mask_probability, Sequence):
             rates = rng.uniform(self.mask_probability[0], self.mask_probability[1], size=(rows, 1))
@@ -56,10 +56,10 @@ class Stage:
 def choose_characters(
     rng: np.random.Generator, rates: npt.NDArray[np.float64], length: int, span: int = 1
 ) -> npt.NDArray[np.bool_]:
-    """For every row of `rates` [rows, 1] which of `length` characters are chosen, in runs of `span`.
+    """Choice of characters in rows of `length`, in runs of `span`, at the rates [rows, 1] of the rows.
 
-    Every character is chosen with the rate of its row, at the edges as in the middle: runs may begin before the row.
-    A row in which nothing would be chosen gets the one run that was closest to it.
+    Every character has the same probability, at the edges as in the middle: runs may begin before the row. A row
+    without any gets the run that was closest to being drawn.
     """
     draws = rng.random((len(rates), length + span - 1))
     # A character is spared if none of the `span` runs that would cover it begins.
@@ -75,7 +75,7 @@ def choose_characters(
 
 
 def check_rate(value: Any) -> str | None:
-    """What is wrong with a `mask_probability`."""
+    """Problem of a `mask_probability`, or None."""
     numbers = value if isinstance(value, Sequence) and len(value) == 2 else [value]
     if all(_is_number(number) and 0 < number <= 1 for number in numbers) and numbers[0] <= numbers[-1]:
         return None
@@ -99,7 +99,7 @@ CHECKS = {
 
 
 def check_stages(value: Sequence[Mapping[str, Any]]) -> str | None:
-    """All that is wrong with a list of stages."""
+    """Problems of a list of stages, or None."""
     problems = [f"stage {number}: {problem}" for number, stage in enumerate(value) for problem in _wrong_with(stage)]
     weighted = [number for number, stage in enumerate(value) if "weight" in stage]
     if weighted and len(weighted) < len(value):
@@ -143,11 +143,13 @@ SETTINGS = {
         float | tuple[float, float],
         (0.1, 0.9),
         check=check_rate,
-        text="the share that is hidden, or from where to where",
+        text="share of masked characters, or (low, high)",
     ),
-    "mask_span": Setting(int, 1, check=check_span, text="how many neighbours are hidden together"),
-    "mask_keep": Setting(float, 0.0, check=check_share, text="of the hidden, the share that stays as it is"),
-    "mask_random": Setting(float, 0.0, check=check_share, text="of the hidden, the share that is another character"),
+    "mask_span": Setting(int, 1, check=check_span, text="length of a run of masked characters"),
+    "mask_keep": Setting(float, 0.0, check=check_share, text="share of the masked characters that stay as they are"),
+    "mask_random": Setting(
+        float, 0.0, check=check_share, text="share of the masked characters that are replaced"
+    ),
     "stages": Setting(list[dict[str, Any]], [], check=check_stages, text="stages, by batch number or by weight"),
 }
-"""What a config may say of it; what a stage leaves out is as the first four say."""
+"""Settings of the config; the first four are defaults of the stages."""

@@ -1,7 +1,7 @@
-"""Masked-character diffusion: pieces of a text with some of their characters hidden, and what was there.
+"""Masked-character diffusion: rows of a text with some characters masked, and the masked characters as targets.
 
-Run by `python prepare.py config/train_char_diffusion.py`, never by itself. How much is hidden, and how, is a `Stage`;
-`stages` in the config is a list of them, one after the other in the course of the training, or drawn by weight.
+Run it with `python prepare.py config/train_char_diffusion.py`. A `Stage` says how many characters are masked, and how;
+`stages` in the config is a list of them, one after the other during training, or drawn by weight.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _log = logging.getLogger(__name__)
 
 
 class CharDiffusionProvider(DataProviderBase):
-    """Rows of `block_size` characters of a text: `x` with some hidden, `y` those, and `ignore_index` elsewhere.
+    """Rows of `block_size` characters: `x` with some masked, `y` those characters, and `ignore_index` elsewhere.
 
-    The last `val_fraction` of the text is the split `val`, and no row reaches from one split into the other. The same
-    stage lasts for all of `val`, so that its losses can be compared: the last one, or one drawn by weight.
+    The last `val_fraction` of the text is the split `val`; no row crosses the border. All of `val` has the same stage,
+    so that its losses can be compared: the last one, or one drawn by weight.
     """
 
     settings: ClassVar[Mapping[str, Setting]] = {
         **SETTINGS,
-        "ignore_index": Setting(int, -100, text="what y holds where nothing is to be predicted"),
+        "ignore_index": Setting(int, -100, text="value of y where nothing is predicted"),
         "input_file": Setting(str, "input.txt", text="the text, in the directory of the dataset"),
         "val_fraction": Setting(
-            float, 0.1, check=lambda share: 0 < share < 1, text="the share of the text, at its end, that is for val"
+            float, 0.1, check=lambda share: 0 < share < 1, text="share of the text, at its end, for val"
         ),
     }
 
@@ -82,7 +82,7 @@ class CharDiffusionProvider(DataProviderBase):
         return {"x": seen, "y": np.where(hidden, ids, self.ignore_index)}
 
     def stage_of(self, split: str, rng: np.random.Generator) -> Stage:
-        """The stage of batch `self.batch_index`: a function of the split, its number and the seed."""
+        """Stage of batch `self.batch_index`, which depends on the split, the number and the seed."""
         bounds = np.cumsum([stage.weight for stage in self.stages if stage.weight is not None])
         if len(bounds):
             return self.stages[int(np.searchsorted(bounds[:-1], rng.random() * bounds[-1], side="right"))]
@@ -91,7 +91,7 @@ class CharDiffusionProvider(DataProviderBase):
         return next(stage for stage in self.stages if stage.until is None or self.batch_index < stage.until)
 
     def decode(self, ids: npt.ArrayLike, mask: str = MASK_SIGN) -> str:
-        """The characters of one row of `x` or `y`; `mask` where one is hidden, or in `y` not asked for."""
+        """Characters of one row of `x` or `y`; `mask` for masked and ignored ones."""
         row = np.asarray(ids)
         if not row.size:
             return ""
@@ -101,12 +101,12 @@ class CharDiffusionProvider(DataProviderBase):
         return "".join(np.array([*self.chars, mask])[row])
 
     def _make_stages(self) -> list[Stage]:
-        """What a stage does not say is as the config says it for all."""
+        """Stages of the config; settings that a stage leaves out are those of the config."""
         common = {name: self.config[name] for name in CHECKS}
         return [Stage(**{**common, **stage}) for stage in self.config["stages"] or [{}]]
 
     def _check(self) -> None:
-        """What only shows when settings, stages and text come together; all problems at once."""
+        """Check settings, stages and text together; reports all problems at once."""
         problems = [
             f"the split {split!r} of {self.config['input_file']} has {len(ids)} characters, a row takes block_size="
             f"{self.block_size}; give it more text or set a smaller block_size"
@@ -132,7 +132,7 @@ class CharDiffusionProvider(DataProviderBase):
 
 
 def read_text(path: Path) -> str:
-    """A file in UTF-8. A byte order mark is left out, and the line ends of Windows and old Macs become `\\n`."""
+    """Text of a UTF-8 file, without a byte order mark, and with `\\n` as the end of every line."""
     try:
         text = path.read_bytes().decode("utf-8")
     except OSError as error:

@@ -13,7 +13,7 @@ import pytest
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
 ]
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +30,7 @@ def run(command: str, *overrides: str) -> str:
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"},  # threads beside other tests spin for each other
         check=False,
-        timeout=240,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr

@@ -17,6 +17,8 @@ import pytest
 from penstock.fsqueue import QueueSink, QueueSource
 from penstock.pipeline import Pipeline, PipelineConfig
 
+pytestmark = pytest.mark.timeout(900)
+
 NUMBERS = list(range(200))
 
 READER = """
@@ -35,7 +37,7 @@ def pass_on(batch: pa.RecordBatch) -> pa.RecordBatch:
         time.sleep(3600)
     return batch
 
-source = QueueSource(here / "q", order=order, lease_seconds=0.5, timeout_seconds=20)
+source = QueueSource(here / "q", order=order, lease_seconds=0.5, timeout_seconds=300)
 config = PipelineConfig(workers=1, batch_rows=5, checkpoint_seconds=every)
 print(Pipeline(source, [pass_on], ParquetSink(here / "out.parquet"), config).run(here / "kept").rows_out)
 """
@@ -48,7 +50,7 @@ def fill(path: Path) -> None:
             sink.consume(batch)
 
 
-def wait_until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
+def wait_until(holds: Callable[[], bool], seconds: float = 300.0) -> None:
     until = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < until, "it did not come to pass"
@@ -77,7 +79,7 @@ def kept_rows(home: Path) -> int:
 def finish(home: Path, order: str) -> list[int]:
     """The rows in the output of a reader that comes to the end."""
     command = [sys.executable, "-c", READER, str(home), order, "1000000", str(NEVER)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["200"]
     rows: list[int] = pq.read_table(home / "out.parquet").column("n").to_pylist()
@@ -133,7 +135,7 @@ def test_a_complete_run_leaves_nothing_and_says_so_again(tmp_path: Path, order: 
 
 
 def pipeline_of(home: Path, order: Any, **options: Any) -> Pipeline:
-    source = QueueSource(home / "q", order=order, timeout_seconds=10, lease_seconds=0.5, **options)
+    source = QueueSource(home / "q", order=order, timeout_seconds=300, lease_seconds=0.5, **options)
     return Pipeline(source, config=PipelineConfig(batch_rows=5))
 
 

@@ -24,10 +24,11 @@ from penstock.fsqueue.prepare_command import main as prepare
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
     pytest.mark.skipif(os.name == "nt", reason="there is no SIGKILL"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
 ]
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "examples"))
 ROWS, LENGTH, LETTERS, STEPS = 4, 16, 9, 40
 CONFIG = f"""
 dataset, batch_size, block_size, seed = 'counting', {ROWS}, {LENGTH}, 3
@@ -38,8 +39,8 @@ device, out_dir, dropout = 'cpu', 'out', 0.1
 # As train.py, but every rank leaves its weights behind, which only the first one saves.
 RANK = """
 import os, sys, torch
-from penstock.trainer import main
-from penstock.trainer.loop import Trainer
+from char_diffusion import main
+from char_diffusion.trainer import Trainer
 run = Trainer.run
 def run_and_keep(self):
     whole = run(self)
@@ -92,14 +93,18 @@ class Place:
         return self.start(str(ROOT / "train.py"), "config.py", *arguments)
 
     def ranks(self, world: int = 2) -> list[Program]:
-        facts = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        facts = {
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "WORLD_SIZE": str(world),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+        }
         return [self.start("-c", RANK, "config.py", RANK=str(r), LOCAL_RANK=str(r), **facts) for r in range(world)]
 
     def train_here(self, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
         """In this process, which has torch already; on one thread as the others, since sums depend on it."""
         import torch
-
-        from penstock.trainer import main
+        from char_diffusion import main
 
         threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
         torch.set_num_threads(1)
@@ -163,7 +168,7 @@ def assert_equal(one: Any, other: Any) -> None:
 def assert_same_run(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
     for name in ("step", "world_size", "model", "optimizer", "random", "queue", "best_loss"):
         assert_equal(one[name], other[name])
-    losses = [[(each["kind"], each["step"], each["loss"]) for each in run["curve"]] for run in (one, other)]
+    losses = [[(each["kind"], each["step"], each["loss"]) for each in run["records"]] for run in (one, other)]
     assert losses[0] == losses[1]
 
 
@@ -180,8 +185,8 @@ def test_a_run_killed_with_sigkill_ends_with_the_weights_of_one_that_was_not(
     wait_until(partial(broken.has_steps, killed_at + 3), [second], "should go on")
     second.process.send_signal(signal.SIGTERM)
     wait_for_end([second])
-    assert f"step {saved_at}" in broken.said()
-    assert ("the same command goes on from there" in broken.said()) is (broken.saved()["step"] < STEPS)
+    assert f"step {saved_at:,}" in broken.said()
+    assert ("the same command resumes there" in broken.said()) is (broken.saved()["step"] < STEPS)
     broken.train_here(monkeypatch)
     whole.train_here(monkeypatch)
     assert_same_run(whole.saved(), broken.saved())

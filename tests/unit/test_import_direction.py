@@ -30,7 +30,7 @@ LEVELS = [
     "fsqueue",
     "rl",
     "loaders datasets",
-    "observe trainer",
+    "observe",
     "__init__ testing",
     "cli",
     "__main__",
@@ -82,11 +82,11 @@ def test_imports_point_down(path: Path) -> None:
             assert LEVEL[there] < LEVEL[here], f"{path}:{line}: {here} must not import {there} ({name})"
 
 
-def test_frameworks_are_imported_in_backends_and_the_trainer_only() -> None:
+def test_frameworks_are_imported_in_backends_only() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line} {name}"
         for path in FILES
         for line, name in imported_modules(path)
-        if name.split(".")[0] in FRAMEWORKS and path.parent.name != "backends" and package_of(path) != "trainer"
+        if name.split(".")[0] in FRAMEWORKS and path.parent.name != "backends"
     ]
     assert not found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import pkgutil
-import re
 import subprocess
 import sys
 from types import ModuleType
@@ -14,14 +13,7 @@ import pytest
 
 import penstock
 
-WITHOUT_TORCH = importlib.util.find_spec("torch") is None
-# The trainer is torch's, all but what says so when there is none.
-NEEDS_TORCH = re.compile(r"penstock\.trainer\.(?!command$|settings$|curve$|stopping$)")
-MODULES = sorted(
-    name
-    for name in ["penstock", *(info.name for info in pkgutil.walk_packages(penstock.__path__, "penstock."))]
-    if not (WITHOUT_TORCH and NEEDS_TORCH.match(name))
-)
+MODULES = sorted(["penstock", *(info.name for info in pkgutil.walk_packages(penstock.__path__, "penstock."))])
 WITH_ALL = [name for name in MODULES if hasattr(importlib.import_module(name), "__all__")]
 PUBLIC = [name for name in WITH_ALL if "._" not in name]
 PACKAGES = [name for name in WITH_ALL if hasattr(importlib.import_module(name), "__path__")]

@@ -19,7 +19,7 @@ from penstock.cli.console import clear_exits, output, print_table
 from penstock.errors import ConfigError, PenstockError, QueueNotFoundError
 from penstock.fsqueue import queue as queues
 from penstock.fsqueue.doctor import Diagnosis, Finding, examine
-from penstock.fsqueue.members import living
+from penstock.fsqueue.layout import list_members
 from penstock.fsqueue.queue import Queue, schema_of
 from penstock.fsqueue.status import MemberStatus, SplitStatus, Status, find_queue, look
 from penstock.memory.budget import format_bytes
@@ -250,7 +250,7 @@ def _can_ask() -> bool:
 def _refuse_while_alive(path: Path) -> None:
     """Watch the members for a beat; raises if one of them lives."""
     directory = path / "members"
-    first = living(directory) if directory.is_dir() else {}
+    first = list_members(directory) if directory.is_dir() else {}
     if not first:
         return
     # A living member beats five times in a lease; half a beat more, for a machine that is busy.
@@ -259,7 +259,7 @@ def _refuse_while_alive(path: Path) -> None:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         time.sleep(min(0.05, seconds / 10))
-        now = living(directory)
+        now = list_members(directory)
         alive = [owner for owner, member in now.items() if owner not in first or member.beat != first[owner].beat]
         if alive:
             raise ConfigError(

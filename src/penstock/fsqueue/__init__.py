@@ -1,20 +1,22 @@
-"""The filesystem queue: providers put files of batches into a directory, trainers take them out.
+"""Filesystem queue: providers write batch files into a directory, trainers read them.
 
-    provider -> lanes -> publisher -> 000000000042-...arrow -> shared | strict -> consumer
+    provider | sink -> publisher -> 000000000042-...arrow -> claiming_reader | ordered_reader -> consumer | source
 
-layout      what the names in a queue directory say          queue       a queue as a whole: make, open, purge
-members     who lives: leases by renaming                    caretaking  what the dead had taken is given back
-lanes       who makes which file                             cursors     how far the ranks are, in strict order
-filing      one file of batches                              waiting     with a deadline and a reason
-stages      a queue as the source or the sink of a pipeline  inspecting  what waits, and who is at work
-finding     the provider of a dataset                        doctoring   what is wrong, and mending it
+layout      names in a queue directory, and the state they hold      queue            create, open, purge
+lanes       file numbers: who produces which file                    batch_file       one Arrow file of batches
+members     options, waiting, joining, heartbeat, leaving            reaper           lease rule; releases of the dead
+publisher   files into a split, within the backlog                   split_reader     waiting for files of a split
+provider    base class of datasets                                   prepare_command  `python prepare.py`
+status      backlog, rates and members                               doctor           checks and repairs
 """
 
 from penstock.fsqueue.consumer import DatasetConsumer
+from penstock.fsqueue.members import QueueOptions
 from penstock.fsqueue.provider import DataProviderBase, ProviderProgress
 from penstock.fsqueue.publisher import Limits
 from penstock.fsqueue.queue import Queue, purge
-from penstock.fsqueue.source import QueueSink, QueueSource
+from penstock.fsqueue.sink import QueueSink
+from penstock.fsqueue.source import QueueSource
 
 __all__ = [
     "DataProviderBase",
@@ -22,6 +24,7 @@ __all__ = [
     "Limits",
     "ProviderProgress",
     "Queue",
+    "QueueOptions",
     "QueueSink",
     "QueueSource",
     "purge",

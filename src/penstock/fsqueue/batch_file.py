@@ -1,7 +1,7 @@
-"""One file of batches: Arrow IPC, memory-mapped, checksummed, and marked with what it was made for.
+"""Batch file: Arrow IPC, memory-mapped, with a checksum in its name and the fingerprint of its queue.
 
-Any Arrow reader opens such a file. One record batch is one training batch, one row of it one sample. The checksum
-(xxh3 of all bytes) is in the file's name, so a file is whole or is found not to be, whatever wrote it.
+Any Arrow reader opens such a file. A record batch is a training batch, a row is a sample. The checksum (xxh3 of all
+bytes) is part of the file's name, so a truncated or changed file is detected.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import xxhash
 
 from penstock.errors import ConfigError, DataError, SchemaError, StaleQueueError
 from penstock.files.atomic import naming, sync_directory
-from penstock.fsqueue.layout import Published
+from penstock.fsqueue.layout import QueueFile
 from penstock.fsqueue.queue import Queue, how_to_purge
 from penstock.types import Field, Schema, from_numpy, to_numpy
 
@@ -33,7 +33,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 class BatchColumns:
-    """The columns of a schema."""
+    """Conversion between NumPy arrays and Arrow batches of one schema."""
 
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
@@ -42,11 +42,11 @@ class BatchColumns:
 
     @property
     def same_size(self) -> bool:
-        """Whether all batches of as many rows take as many bytes."""
+        """True if batches of the same number of rows have the same size in bytes."""
         return all(column.value is not None for column in self._columns)
 
     def fit(self, arrays: Mapping[str, Any], rows: int) -> bool:
-        """Whether these are arrays of just these columns, with so many rows: a quick look at what is mostly so."""
+        """True if arrays have exactly these columns, dtypes and shapes: a fast check of the usual case."""
         return len(arrays) == len(self._columns) and all(
             column.value is not None
             and isinstance(array := arrays.get(column.name), np.ndarray)
@@ -56,20 +56,20 @@ class BatchColumns:
         )
 
     def to_batch(self, arrays: Mapping[str, npt.NDArray[Any]]) -> pa.RecordBatch:
-        """Arrays with a row per sample as one Arrow batch, which shares the memory of the numbers among them."""
+        """Arrow batch of arrays with a row per sample; numbers share their memory."""
         return pa.RecordBatch.from_arrays(
             [column.encode(arrays[column.name]) for column in self._columns], schema=self.arrow
         )
 
     def to_arrays(self, batch: pa.RecordBatch, memory: npt.NDArray[np.uint8]) -> Arrays:
-        """The arrays of a batch that was read from `memory`: parts of it, where it holds them as they are."""
+        """Arrays of a batch that was read from `memory`: views of it where possible."""
         return {column.name: column.decode(batch.column(n), memory) for n, column in enumerate(self._columns)}
 
 
 class _Column:
     def __init__(self, field: Field, arrow: pa.Field) -> None:
         self.name, self.field, self.type = field.name, field, arrow.type
-        self.alone = Schema([field])
+        self.schema = Schema([field])
         fixed = field.shape is None or None not in field.shape
         value = arrow.type.value_type if isinstance(arrow.type, pa.FixedShapeTensorType) else arrow.type
         self.value: pa.DataType | None = value if fixed and _is_plain(value) else None
@@ -79,7 +79,7 @@ class _Column:
 
     def encode(self, array: npt.NDArray[Any]) -> pa.Array:
         if self.value is None or array.dtype != self.dtype or array.shape[1:] != self.shape:
-            return from_numpy({self.name: array}, self.alone).column(0)
+            return from_numpy({self.name: array}, self.schema).column(0)
         flat = np.ascontiguousarray(array)
         values = pa.Array.from_buffers(self.value, flat.size, [None, pa.py_buffer(flat)])
         if self.field.shape is None:
@@ -89,23 +89,23 @@ class _Column:
 
     def decode(self, column: pa.Array, memory: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
         if self.value is None or column.offset or column.null_count:
-            return self._decode_slowly(column)
+            return self._decode_with_arrow(column)
         buffer = column.buffers()[-1]
-        place, count = buffer.address - memory.ctypes.data, len(column) * self.size
+        offset, count = buffer.address - memory.ctypes.data, len(column) * self.size
         size = count * self.dtype.itemsize if self.dtype is not None else 0
-        if not 0 <= place <= len(memory) - size:
-            # It was compressed: the array is somewhere else, and may not be written to.
+        if not 0 <= offset <= len(memory) - size:
+            # It was compressed: the array is not in `memory`, and read-only.
             return np.frombuffer(buffer, self.dtype, count).reshape(len(column), *self.shape).copy()
-        return memory[place : place + size].view(self.dtype).reshape(len(column), *self.shape)
+        return memory[offset : offset + size].view(self.dtype).reshape(len(column), *self.shape)
 
-    def _decode_slowly(self, column: pa.Array) -> npt.NDArray[Any]:
+    def _decode_with_arrow(self, column: pa.Array) -> npt.NDArray[Any]:
         try:
             found = to_numpy(column, self.field)
         except SchemaError as error:
             raise SchemaError(f"column {self.name!r}: {error}") from None
         if self.field.shape is not None and None in self.field.shape and len(found):
             shapes = {row.shape for row in found}
-            if len(shapes) == 1:  # rows of one batch agree, as a rule
+            if len(shapes) == 1:  # the usual case
                 found = np.stack(list(found))
         return found if found.flags.writeable or found.dtype == object else found.copy()
 
@@ -122,53 +122,53 @@ _PER_BATCH = 1024
 
 @dataclass(frozen=True, slots=True)
 class EncodedBatch:
-    """The bytes of a file, and the name it is published under."""
+    """Bytes of a file, and the name it is published under."""
 
     data: pa.Buffer
-    file: Published
+    file: QueueFile
 
 
 class Encoder:
-    """Makes the bytes of one file after the other, in memory that is used again."""
+    """Encoder of batch files; reuses its memory."""
 
     def __init__(self, *, fingerprint: str, split: str, compression: str | None = None) -> None:
         if compression not in COMPRESSIONS:
-            raise ConfigError(f"compression is one of {COMPRESSIONS}, got {compression!r}")
+            raise ConfigError(f"compression must be one of {COMPRESSIONS}, got {compression!r}")
         self.fingerprint, self.split = fingerprint, split
         self.options = pa.ipc.IpcWriteOptions(compression=compression)
-        self._room: pa.Buffer | None = None
+        self._buffer: pa.Buffer | None = None
 
     def encode(self, batches: Iterable[pa.RecordBatch], number: int, *, same_size: int | None = None) -> EncodedBatch:
-        """Batches as the bytes of file `number`: the same bytes, and so the same name, whoever makes them.
+        """Bytes of file `number`: a pure function of the batches, and so is the name.
 
-        Each is copied before the next one is asked for, so that they may share their memory. `same_size` says that
-        there are so many, none larger than the first; then the bytes are valid until the next call.
+        Each batch is copied before the next is requested, so they may share memory. `same_size` is the number of
+        batches if none is larger than the first; the bytes are then valid until the next call.
         """
-        coming = iter(batches)
-        first = next(coming)
+        rest = iter(batches)
+        first = next(rest)
         mark = {"fingerprint": self.fingerprint, "split": self.split, "number": number}
         schema = first.schema.with_metadata({_KEY: orjson.dumps(mark)})
-        stream = pa.BufferOutputStream() if same_size is None else self._again(first, schema, same_size)
+        stream = pa.BufferOutputStream() if same_size is None else self._reused(first, schema, same_size)
         with pa.ipc.new_file(stream, schema, options=self.options) as writer:
             writer.write_batch(first)
             count = 1
-            for batch in coming:
+            for batch in rest:
                 writer.write_batch(batch)
                 count += 1
-        data = stream.getvalue() if self._room is None or same_size is None else self._room.slice(0, stream.tell())
-        return EncodedBatch(data, Published(number, count, xxhash.xxh3_64_hexdigest(data)))
+        data = stream.getvalue() if self._buffer is None or same_size is None else self._buffer.slice(0, stream.tell())
+        return EncodedBatch(data, QueueFile(number, count, xxhash.xxh3_64_hexdigest(data)))
 
-    def _again(self, first: pa.RecordBatch, schema: pa.Schema, count: int) -> pa.FixedSizeBufferWriter:
-        # The footer holds the schema once more, and the place of each batch.
+    def _reused(self, first: pa.RecordBatch, schema: pa.Schema, count: int) -> pa.FixedSizeBufferWriter:
+        # The footer repeats the schema and lists the offset of each batch.
         need = count * (pa.ipc.get_record_batch_size(first) + _PER_BATCH) + 2 * schema.serialize().size + _PER_BATCH
-        if self._room is None or self._room.size < need:
-            self._room = pa.allocate_buffer(need)
-        return pa.FixedSizeBufferWriter(self._room)
+        if self._buffer is None or self._buffer.size < need:
+            self._buffer = pa.allocate_buffer(need)
+        return pa.FixedSizeBufferWriter(self._buffer)
 
 
 def write(path: Path, data: pa.Buffer, *, durable: bool, shown: Path) -> None:
-    """Put bytes into a new file; a failure (a full disk) leaves none and names `shown`."""
-    path.unlink(missing_ok=True)  # whatever is there, a link or what a failed call left, is not written to
+    """Write a new file; a failure (a full disk) leaves none, and its error names `shown`."""
+    path.unlink(missing_ok=True)  # never write through a link, or into what a failed call left
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
     try:
         with naming(str(shown)):
@@ -187,7 +187,7 @@ def write(path: Path, data: pa.Buffer, *, durable: bool, shown: Path) -> None:
 
 
 class BatchFile:
-    """A file of batches, mapped and checked; its arrays live on when the file is deleted."""
+    """Mapped and verified batch file; its arrays stay valid when the file is deleted."""
 
     def __init__(self, data: mmap.mmap, reader: pa.ipc.RecordBatchFileReader) -> None:
         self._memory = np.frombuffer(data, np.uint8)
@@ -197,14 +197,14 @@ class BatchFile:
         return self._reader.get_batch(index)
 
     def arrays(self, index: int, columns: BatchColumns) -> Arrays:
-        """Batch `index` as NumPy arrays that may be written to: the file's own memory, copied when first changed."""
+        """Batch `index` as writable NumPy arrays: memory of the file, copied on write."""
         return columns.to_arrays(self.record_batch(index), self._memory)
 
 
-def read(path: Path, file: Published, queue: Queue, split: str) -> BatchFile:
-    """The file at a path, if it is the one that its name says, whole, and made for this queue.
+def read(path: Path, file: QueueFile, queue: Queue, split: str) -> BatchFile:
+    """Open and verify a file: checksum, format, fingerprint of the queue, split and number.
 
-    Raises FileNotFoundError, DataError (damaged, or not a file of batches) or StaleQueueError.
+    Raises FileNotFoundError, DataError (damaged, or not a batch file) or StaleQueueError.
     """
     try:
         with path.open("rb", buffering=0) as handle:
@@ -214,11 +214,11 @@ def read(path: Path, file: Published, queue: Queue, split: str) -> BatchFile:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise DataError(f"it cannot be opened ({error.strerror or error})", file=str(path)) from error
+        raise DataError(f"cannot be opened ({error.strerror or error})", file=str(path)) from error
     if (found := xxhash.xxh3_64_hexdigest(data)) != file.checksum:
         raise DataError(
-            f"the checksum of its {len(data)} bytes is {found}, its name says {file.checksum}: "
-            "it was cut short or changed after it was published",
+            f"the checksum of its {len(data)} bytes is {found}, its name has {file.checksum}: "
+            "it was truncated or changed after it was published",
             file=str(path),
         )
     try:
@@ -227,7 +227,7 @@ def read(path: Path, file: Published, queue: Queue, split: str) -> BatchFile:
         fingerprint, marked_split, number = mark["fingerprint"], mark["split"], mark["number"]
         count = reader.num_record_batches
     except (pa.ArrowInvalid, OSError, KeyError, TypeError, ValueError) as error:
-        raise DataError(f"not a file of this queue's format ({error})", file=str(path)) from None
+        raise DataError(f"not a batch file of a queue ({error})", file=str(path)) from None
     if fingerprint != queue.fingerprint:
         raise StaleQueueError(
             f"{path} was made with other metadata (fingerprint {fingerprint}) than this queue's "
@@ -235,8 +235,8 @@ def read(path: Path, file: Published, queue: Queue, split: str) -> BatchFile:
         )
     if (marked_split, number, count) != (split, file.number, file.batches) or file.start > count:
         raise DataError(
-            f"it says it is file {number} of split {marked_split!r} with {count} batches, and its name says file "
-            f"{file.number} of {split!r} with {file.batches}; it was renamed",
+            f"it was renamed: it is file {number} of split {marked_split!r} with {count} batches, its name has file "
+            f"{file.number} of {split!r} with {file.batches}",
             file=str(path),
         )
     return BatchFile(data, reader)

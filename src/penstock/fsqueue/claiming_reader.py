@@ -1,8 +1,8 @@
-"""Sharing a split among any number of consumers: each takes a file by renaming it, and keeps it for its lease.
+"""Reader for any order: shares a split among any number of consumers, each of which claims files by renaming them.
 
-Files come in the order they were made, as far as they are free. Without a crash every batch is delivered once. When a
-consumer dies, its files are ready again after the lease, with a mark on their name, and whatever it had already been
-given out of them comes a second time, and is counted.
+Files are claimed in the order of their numbers, as far as they are ready. Without a crash every batch is delivered
+once. When a consumer dies, its files are ready again after its lease, with a mark in their name. Batches of them that
+it had delivered are delivered a second time, and counted.
 """
 
 from __future__ import annotations
@@ -16,26 +16,25 @@ from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.fsqueue.batch_file import BatchFile
-from penstock.fsqueue.cursors import all_cursors
-from penstock.fsqueue.layout import Published
+from penstock.fsqueue.layout import QueueFile, list_cursors
 from penstock.fsqueue.queue import how_to_purge
 from penstock.fsqueue.reaper import Acknowledger
-from penstock.fsqueue.split_reader import Delivered, Split
+from penstock.fsqueue.split_reader import Delivered, SplitFiles
 
-__all__ = ["SharedReader"]
+__all__ = ["ClaimingReader"]
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class ClaimedFile:
-    """A file that is ours."""
+    """File that this consumer has claimed."""
 
-    file: Published
+    file: QueueFile
     next: int
-    """The batch in it that comes next."""
+    """Next batch to deliver."""
     committed: int
-    """What comes before this batch is done with, whatever happens to us."""
+    """Batches before this one are committed."""
     opened: BatchFile | None = None
 
     @property
@@ -43,187 +42,183 @@ class ClaimedFile:
         return self.next >= self.file.batches
 
 
-class SharedReader:
-    """One consumer's share of a split."""
+class ClaimingReader:
+    """Claims of one consumer on a split. With `on_commit` files stay until they are committed."""
 
-    def __init__(self, split: Split, *, on_commit: bool) -> None:
+    def __init__(self, split: SplitFiles, *, on_commit: bool) -> None:
         self.split, self.on_commit = split, on_commit
         self.counts = split.counts
-        self._directory = split.queue.split(split.name)
+        self._directory, self._member = split.directory, split.member
         self._acknowledger = Acknowledger(split.queue, split.name)
-        self._ready: deque[Published] = deque()
+        self._ready: deque[QueueFile] = deque()
         self._current: ClaimedFile | None = None
-        self._waiting: deque[ClaimedFile] = deque()
-        """Files that a state said are ours: they come first."""
+        self._resumed: deque[ClaimedFile] = deque()  # claimed files of a loaded state: they come first
+        # Files that were delivered to the end and are not acknowledged yet.
         self._finished: dict[int, ClaimedFile] = {}
-        """Files that were delivered to the end, and are not acknowledged yet."""
-        self._lapses = split.member.lapses
-        self._checked = False
+        self._lapses = self._member.lapses
+        self._order_checked = False
 
     def next(self) -> Delivered | None:
-        if not self._checked:
+        if not self._order_checked:
             self._check_order()
         while True:
             self._check_lease()
-            held = self._current
-            if held is None or held.finished:
+            current = self._current
+            if current is None or current.finished:
                 self._finish()
                 if self._take() is None:
                     return None
                 continue
-            if held.opened is None and not self._open(held):
+            if current.opened is None and not self._open(current):
                 self._current = None
                 continue
-            assert held.opened is not None
-            index = held.next
-            held.next += 1
+            assert current.opened is not None
+            index = current.next
+            current.next += 1
             self.counts.delivered += 1
-            self.counts.redelivered += held.file.returns > 0
-            return Delivered(held.opened, index, held.file.number)
+            self.counts.redelivered += current.file.returns > 0
+            return Delivered(current.opened, index, current.file.number)
 
     def state(self) -> dict[str, Any]:
-        held = [held for held in (self._current, *self._waiting) if held is not None]
+        held = [each for each in (self._current, *self._resumed) if each is not None]
         return {
-            "member": self.split.member.id,
-            "held": [[held.file.number, held.next] for held in held if not held.finished],
-            "finished": sorted([*self._finished, *(held.file.number for held in held if held.finished)]),
+            "member": self._member.id,
+            "held": [[each.file.number, each.next] for each in held if not each.finished],
+            "finished": sorted([*self._finished, *(each.file.number for each in held if each.finished)]),
         }
 
     def load(self, state: Mapping[str, Any], *, same_queue: bool = True) -> None:
         self.close()
-        places: dict[int, int] = dict(state["held"])
+        positions: dict[int, int] = dict(state["held"])
         finished = set(state["finished"])
-        kept: dict[int, ClaimedFile] = {}
+        held: dict[int, ClaimedFile] = {}
         for file in self._directory.files():
             if file.owner not in (state["member"], None):
                 continue
+            mine = file.claimed(self._member.id)
             if file.number in finished and not self.on_commit:
                 self._acknowledger.delete(file)  # the trainer died before it could
             elif file.number in finished:
-                mine = file.taken(self.split.member.id)
                 if self._directory.move(file, mine):
                     self._finished[file.number] = ClaimedFile(mine, file.batches, file.start)
-            elif file.owner is not None or file.number in places:
-                mine = file.taken(self.split.member.id)
-                if self._directory.move(file, mine):
-                    start = max(places.get(file.number, 0), file.start)
-                    kept[file.number] = ClaimedFile(mine, start, start)
-        lost = [number for number in places if number not in kept]
-        if lost:
+            elif (file.owner is not None or file.number in positions) and self._directory.move(file, mine):
+                start = max(positions.get(file.number, 0), file.start)
+                held[file.number] = ClaimedFile(mine, start, start)
+        if lost := [number for number in positions if number not in held]:
             self.counts.lost += len(lost)
             logger.warning(
-                "split %r of %s: the state holds files %s, which are there no more: they were delivered to the end "
-                "after it was taken, or other consumers took them over when the lease ran out",
+                "split %r of %s: files %s of the state are gone: they were delivered to the end after it was taken, or "
+                "other consumers took them over when the lease expired",
                 self.split.name,
                 self.split.queue.path,
                 lost,
             )
-        # What the state had begun comes first, then what was taken after it: as the run went before.
-        begun = [kept.pop(number) for number in places if number in kept]
-        self._waiting.extend([*begun, *(kept[number] for number in sorted(kept))])
+        # As the run went before: files that the state had begun, then those that were claimed after it.
+        begun = [held.pop(number) for number in positions if number in held]
+        self._resumed.extend([*begun, *(held[number] for number in sorted(held))])
 
     def commit(self, state: Mapping[str, Any]) -> None:
         for number in state["finished"]:
-            held = self._finished.pop(number, None)
-            if held is None and self._current is not None and self._current.file.number == number:
-                held, self._current = self._current, None
-            if held is not None:
-                self._acknowledge(held)
-        places = dict(state["held"])
-        for held in self._all_held():
-            held.committed = max(held.committed, places.get(held.file.number, 0))
+            claimed = self._finished.pop(number, None)
+            if claimed is None and self._current is not None and self._current.file.number == number:
+                claimed, self._current = self._current, None
+            if claimed is not None:
+                self._acknowledge(claimed)
+        positions = dict(state["held"])
+        for claimed in self._all():
+            claimed.committed = max(claimed.committed, positions.get(claimed.file.number, 0))
 
     def close(self) -> None:
-        """Acknowledge what is done with, and give the rest back: from the batch on that was not delivered, or, if
-        that is what counts, not committed.
-        """
+        """Acknowledge consumed files and release the rest, from the first batch not delivered (or not committed)."""
         self._finish()
-        for held in self._all_held():
-            start = held.committed if self.on_commit else held.next
-            if not self._directory.move(held.file, held.file.given_back(start)):
+        for claimed in self._all():
+            start = claimed.committed if self.on_commit else claimed.next
+            if not self._directory.move(claimed.file, claimed.file.released(start)):
                 self.counts.lost += 1
         self._current = None
-        self._waiting.clear()
+        self._resumed.clear()
         self._finished.clear()
         self._ready.clear()
 
     def _take(self) -> ClaimedFile | None:
-        if self._waiting:
-            self._current = self._waiting.popleft()
+        if self._resumed:
+            self._current = self._resumed.popleft()
         else:
-            file = self.split.wait_for(self._claim, others=True)
+            file = self.split.wait_for(self._claim, claims=True)
             self._current = None if file is None else ClaimedFile(file, file.start, file.start)
         return self._current
 
-    def _all_held(self) -> list[ClaimedFile]:
-        return [*([] if self._current is None else [self._current]), *self._waiting, *self._finished.values()]
+    def _all(self) -> list[ClaimedFile]:
+        return [*([] if self._current is None else [self._current]), *self._resumed, *self._finished.values()]
 
-    def _open(self, held: ClaimedFile) -> bool:
-        """Whether the file could be opened; if it was put aside, as asked, or taken from us, that is counted."""
+    def _open(self, claimed: ClaimedFile) -> bool:
+        """Open a file; False if it was set aside or taken over, which is counted."""
         try:
-            held.opened = self.split.open(held.file)
+            claimed.opened = self.split.open(claimed.file)
         except FileNotFoundError:
-            self._count_lost(held)
+            self._count_lost(claimed)
             return False
-        if held.opened is None:
-            self.counts.skipped += held.file.batches - held.next
-        return held.opened is not None
+        if claimed.opened is None:
+            self.counts.skipped += claimed.file.batches - claimed.next
+        return claimed.opened is not None
 
-    def _claim(self) -> Published | None:
-        """The first ready file that nobody was faster to take."""
-        self._lapses = self.split.member.lapses
-        for refreshed in (False, True):
-            if refreshed:
+    def _claim(self) -> QueueFile | None:
+        """Claim the first ready file that no other consumer claims first."""
+        self._lapses = self._member.lapses
+        for listing in (False, True):
+            if listing:
                 self._ready.extend(file for file in self._directory.files() if file.owner is None)
             while self._ready:
                 file = self._ready.popleft()
-                mine = file.taken(self.split.member.id)
+                mine = file.claimed(self._member.id)
                 if self._directory.move(file, mine):
                     return mine
         return None
 
     def _finish(self) -> None:
-        held = self._current
-        if held is None or not held.finished:
+        current = self._current
+        if current is None or not current.finished:
             return
         self._current = None
-        held.opened = None
+        current.opened = None
         if self.on_commit:
-            self._finished[held.file.number] = held
+            self._finished[current.file.number] = current
         else:
-            self._acknowledge(held)
+            self._acknowledge(current)
 
-    def _acknowledge(self, held: ClaimedFile) -> None:
-        if self._acknowledger.delete(held.file):
+    def _acknowledge(self, claimed: ClaimedFile) -> None:
+        if self._acknowledger.delete(claimed.file):
             self.counts.files += 1
         else:
-            self._count_lost(held)
+            self._count_lost(claimed)
 
-    def _count_lost(self, held: ClaimedFile) -> None:
-        os.stat(self._directory.path)  # raises if it is not the file alone that is gone
+    def _count_lost(self, claimed: ClaimedFile) -> None:
+        os.stat(self._directory.path)  # raises if the whole queue is gone
         self.counts.lost += 1
         logger.warning(
-            "file %s of %s was taken over by another consumer: our lease ran out", held.file.name, self._directory.path
+            "file %s of %s was taken over by another consumer: our lease expired",
+            claimed.file.name,
+            self._directory.path,
         )
 
     def _check_order(self) -> None:
-        """Refuse to take batches away from a run that reads in strict order and has not let go of them."""
-        cursors = all_cursors(self._directory.cursors)
+        """Refuse to claim batches of a run that reads in strict order."""
+        cursors = list_cursors(self._directory.cursors)
         if cursors:
             raise ConfigError(
                 f"split {self.split.name!r} of {self.split.queue.path} is read in strict order ({len(cursors)} of "
-                f"{cursors[0].world} ranks are at batch {min(cursor.done for cursor in cursors)} or behind it), and a "
-                'consumer with order="any" would take its batches; pass order="strict", or, if that run is over, '
+                f"{cursors[0].world} ranks, done up to batch {min(cursor.done for cursor in cursors)}), and a consumer "
+                'with order="any" would take its batches; pass order="strict", or, if that run is over, '
                 f"{how_to_purge(self.split.queue.path)}"
             )
-        self._checked = True
+        self._order_checked = True
 
     def _check_lease(self) -> None:
-        """After a pause that may have cost us the lease, deliver no more of a file that others have."""
-        held = self._current
-        if held is None or held.finished or not self.split.member.lapsed(self._lapses):
+        """After a pause in which the lease may have expired, stop delivering a file that others have claimed."""
+        current = self._current
+        if current is None or current.finished or not self._member.lapsed(self._lapses):
             return
-        self._lapses = self.split.member.lapses
-        if not self._directory.at(held.file).exists():
-            self._count_lost(held)
+        self._lapses = self._member.lapses
+        if not self._directory.at(current.file).exists():
+            self._count_lost(current)
             self._current = None

@@ -1,16 +1,18 @@
-"""What lies where in a queue directory, and what the names of its files say.
+"""Layout of a queue directory, and the state that the names of its files hold.
 
     queue/
-      queue.json      what the batches are, and the fingerprint that every file of them carries
-      members/        one file per living provider and consumer (`penstock.fsqueue.members`)
+      queue.json      metadata, settings, and the fingerprint of both, which every batch file carries
+      members/        one file per live provider or consumer: its id, lease, heartbeat and batch count
+        c3f09a2b7c41~l30~b17~d4242
       train/          one directory per split
-        000000000042-n8-s0-r0-1f83d9abfb41bd6b.arrow                  eight batches, ready
-        000000000043-n8-s0-r0-5be0cd19137e2179.arrow.by-c3f09a2b7c41  taken by a consumer
-        lanes/        whose turn it is to make which file (`penstock.fsqueue.lanes`)
-        cursors/      how far the ranks of a strict reader are, and who reads each (`penstock.fsqueue.ordered_reader`)
+        000000000042-n8-s0-r0-1f83d9abfb41bd6b.arrow                  file 42: eight batches, ready
+        000000000043-n8-s0-r0-5be0cd19137e2179.arrow.by-c3f09a2b7c41  file 43, claimed by a consumer
+        lanes/        file numbers to produce, and who produces them (`penstock.fsqueue.lanes`)
+        cursors/      position of each rank in strict order, and its reader (`penstock.fsqueue.ordered_reader`)
+          r0of2~read1600~done1536
 
-All that happens to a file happens by renaming it within its directory: a name is either the old one or the new one,
-for every process and on every file system, and of two that rename the same file one finds it gone.
+Every change of state is a rename within one directory: each process, on every file system, sees the old name or the
+new one, and of two processes that rename the same file one finds it gone.
 """
 
 from __future__ import annotations
@@ -21,29 +23,37 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-__all__ = ["Published", "SplitDirectory", "name_of_temporary", "rename"]
+__all__ = [
+    "Member",
+    "QueueFile",
+    "RankCursor",
+    "SplitDirectory",
+    "list_cursors",
+    "list_members",
+    "rename",
+    "temporary_name",
+]
 
-_NAME = re.compile(
-    r"(?P<number>\d{12,})-n(?P<batches>\d+)-s(?P<start>\d+)-r(?P<returns>\d+)-(?P<checksum>[0-9a-f]{16})\.arrow"
-    r"(?:\.by-(?P<owner>[\w-]+))?"
-)
-_TEMPORARY = re.compile(r"\.[\w-]+~(?P<owner>[\w-]+)\.tmp")
-_BAD = ".bad"
+_FILE = re.compile(r"(\d{12,})-n(\d+)-s(\d+)-r(\d+)-([0-9a-f]{16})\.arrow(?:\.by-([\w-]+))?")
+_TEMPORARY = re.compile(r"\.[\w-]+~([\w-]+)\.tmp")
+_REJECTED = ".bad"
+_MEMBER = re.compile(r"([\w-]+)~l([\d.]+)~b(\d+)~d(\d+)")
+_CURSOR = re.compile(r"r(\d+)of(\d+)~read(\d+)~done(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
-    """A file of batches as its name tells it."""
+class QueueFile:
+    """Name of a published batch file."""
 
     number: int
     batches: int
     checksum: str
     start: int = 0
-    """The first batch in it that is still to be delivered."""
+    """First batch that is not delivered yet."""
     returns: int = 0
-    """How often a lease on it ran out: each time some of its batches may have been delivered already."""
+    """Number of leases on it that expired: some of its batches may have been delivered before."""
     owner: str | None = None
-    """The consumer that has taken it; None if it is ready."""
+    """Consumer that has claimed it; None if it is ready."""
 
     @property
     def name(self) -> str:
@@ -51,29 +61,29 @@ class Published:
         return ready if self.owner is None else f"{ready}.by-{self.owner}"
 
     @classmethod
-    def parse(cls, name: str) -> Published | None:
-        """None for any other name."""
-        found = _NAME.fullmatch(name)
+    def parse(cls, name: str) -> QueueFile | None:
+        """The file of a name; None for any other name."""
+        found = _FILE.fullmatch(name)
         if found is None:
             return None
         number, batches, start, returns, checksum, owner = found.groups()
         return cls(int(number), int(batches), checksum, int(start), int(returns), owner)
 
-    def taken(self, owner: str) -> Published:
+    def claimed(self, owner: str) -> QueueFile:
         return replace(self, owner=owner)
 
-    def given_back(self, start: int) -> Published:
+    def released(self, start: int) -> QueueFile:
         """Ready again, from batch `start` on."""
         return replace(self, owner=None, start=start)
 
-    def lost(self) -> Published:
-        """Ready again because its owner died."""
+    def expired(self) -> QueueFile:
+        """Ready again, because the lease of its owner has expired."""
         return replace(self, owner=None, returns=self.returns + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class SplitDirectory:
-    """The directory of one split."""
+    """Directory of one split."""
 
     path: Path
 
@@ -85,58 +95,121 @@ class SplitDirectory:
     def cursors(self) -> Path:
         return self.path / "cursors"
 
-    def files(self) -> list[Published]:
-        """What is published, by number; names of other programs are not looked at."""
-        # A file that is renamed during the listing can be missed or met twice: both pass, since nothing is decided
-        # by a listing alone.
-        found = {(file.number, file.owner): file for file in map(Published.parse, self.names()) if file is not None}
-        return sorted(found.values(), key=lambda file: file.number)
-
     def names(self) -> list[str]:
         return os.listdir(self.path)
 
-    def strangers(self) -> Iterator[str]:
-        """Names that are none of the queue's own."""
-        own = {"lanes", "cursors"}
+    def files(self) -> list[QueueFile]:
+        """Published files by number, claimed ones included."""
+        # A file that is renamed during a listing can be missed or listed twice. Nothing is decided by a listing alone.
+        found = {(file.number, file.owner): file for file in map(QueueFile.parse, self.names()) if file is not None}
+        return sorted(found.values(), key=lambda file: file.number)
+
+    def unknown_names(self) -> Iterator[str]:
+        """Names that the queue did not make."""
         for name in self.names():
-            kept = name.removesuffix(_BAD)
-            if name not in own and Published.parse(kept) is None and _TEMPORARY.fullmatch(name) is None:
+            known = QueueFile.parse(name.removesuffix(_REJECTED)) or _TEMPORARY.fullmatch(name)
+            if name not in ("lanes", "cursors") and known is None:
                 yield name
 
     def temporaries(self) -> Iterator[tuple[str, str]]:
-        """`(name, owner)` of files that are being written, or were when their writer died."""
+        """`(name, owner)` of unfinished files."""
         for name in self.names():
             if found := _TEMPORARY.fullmatch(name):
-                yield name, found["owner"]
+                yield name, found[1]
 
-    def rejected(self) -> list[Published]:
-        """Files that were put aside because they could not be read."""
-        aside = (Published.parse(name.removesuffix(_BAD)) for name in self.names() if name.endswith(_BAD))
-        return sorted((file for file in aside if file is not None), key=lambda file: file.number)
+    def rejected(self) -> list[QueueFile]:
+        """Unreadable files that were set aside."""
+        found = (QueueFile.parse(name.removesuffix(_REJECTED)) for name in self.names() if name.endswith(_REJECTED))
+        return sorted((file for file in found if file is not None), key=lambda file: file.number)
 
-    def reject(self, file: Published) -> Path:
-        """Put a file aside under a name that nobody takes."""
-        target = self.path / (file.name + _BAD)
-        self.rename(file.name, target.name)
-        return target
+    def reject(self, file: QueueFile) -> Path:
+        """Set an unreadable file aside, under a name that no reader claims."""
+        rename(self.path, file.name, file.name + _REJECTED)
+        return self.path / (file.name + _REJECTED)
 
-    def at(self, file: Published) -> Path:
+    def at(self, file: QueueFile) -> Path:
         return self.path / file.name
 
-    def move(self, old: Published, new: Published) -> bool:
-        """Whether it was us who renamed it."""
-        if self.rename(old.name, new.name):
-            return True
-        # A network file system that repeats a request whose answer was lost finds its own work done. Nobody but us
-        # gives a file our name.
-        return new.owner is not None and self.at(new).exists()
+    def move(self, old: QueueFile, new: QueueFile) -> bool:
+        """Rename a file; False if another process was faster."""
+        # A network file system that repeats a request, because the answer was lost, finds the rename done. No other
+        # process uses a name with our id.
+        return rename(self.path, old.name, new.name) or (new.owner is not None and self.at(new).exists())
 
-    def rename(self, old: str, new: str) -> bool:
-        return rename(self.path, old, new)
+    def read_floor(self) -> int:
+        """First batch that some rank has not been given yet; 0 without cursors."""
+        return min((cursor.read for cursor in list_cursors(self.cursors)), default=0)
+
+    def done_floor(self, world: int) -> int:
+        """First batch that some rank is not done with; 0 while a rank has no cursor."""
+        done = {cursor.rank: cursor.done for cursor in list_cursors(self.cursors) if cursor.world == world}
+        return min(done.values()) if len(done) == world else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Name of the file of a live provider or consumer."""
+
+    id: str
+    lease_seconds: float
+    beat: int = 0
+    done: int = 0
+    """Batches published or delivered so far."""
+
+    @property
+    def name(self) -> str:
+        lease = f"{self.lease_seconds:.3f}".rstrip("0").rstrip(".")
+        return f"{self.id}~l{lease}~b{self.beat}~d{self.done}"
+
+    @classmethod
+    def parse(cls, name: str) -> Member | None:
+        found = _MEMBER.fullmatch(name)
+        return None if found is None else cls(found[1], float(found[2]), int(found[3]), int(found[4]))
+
+
+def list_members(directory: Path) -> dict[str, Member]:
+    """Members listed in a directory by id; some of them may be dead."""
+    found: dict[str, Member] = {}
+    for member in map(Member.parse, os.listdir(directory)):
+        # During a rename a listing may show both names.
+        if member is not None and (member.id not in found or found[member.id].beat < member.beat):
+            found[member.id] = member
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class RankCursor:
+    """Position of one rank in strict order, in batches of the whole split."""
+
+    rank: int
+    world: int
+    read: int
+    """The rank has been given its batches below this one."""
+    done: int
+    """The rank is done with its batches below this one."""
+
+    @property
+    def name(self) -> str:
+        return f"r{self.rank}of{self.world}~read{self.read}~done{self.done}"
+
+    @classmethod
+    def parse(cls, name: str) -> RankCursor | None:
+        found = _CURSOR.fullmatch(name)
+        return None if found is None else cls(*map(int, found.groups()))
+
+
+def list_cursors(directory: Path) -> list[RankCursor]:
+    """Cursors of all ranks. During a rename a listing may show two: the older one is the safe one."""
+    found: dict[tuple[int, int], RankCursor] = {}
+    for cursor in map(RankCursor.parse, os.listdir(directory)):
+        if cursor is not None:
+            key = (cursor.rank, cursor.world)
+            found[key] = min(found.get(key, cursor), cursor, key=lambda cursor: cursor.done)
+    return list(found.values())
 
 
 def rename(directory: Path, old: str, new: str) -> bool:
-    """Rename within a directory; False if the old name is gone because another was faster."""
+    """Rename within a directory; False if the old name is gone."""
     try:
         os.rename(directory / old, directory / new)
     except FileNotFoundError:
@@ -144,6 +217,6 @@ def rename(directory: Path, old: str, new: str) -> bool:
     return True
 
 
-def name_of_temporary(label: str, owner: str) -> str:
-    """The name of a file that is being written; listings show who writes it."""
+def temporary_name(label: str, owner: str) -> str:
+    """Name of an unfinished file of a member."""
     return f".{label}~{owner}.tmp"

@@ -1,11 +1,7 @@
-"""Who is at work on a queue, and who has died: leases that need no clock in common and no file times.
+"""Members of a queue: options, waiting, and `QueueMember`, which joins, renews its lease, reaps and leaves.
 
-Every provider and consumer keeps one file in `members/`, and renames it now and then to the next beat:
-
-    c3f09a2b7c41~l30~b17~d4242        consumer c3f09a2b7c41, lease 30 s, 17th beat, 4242 batches so far
-
-Whoever looks on keeps in mind when, by its own monotonic clock, it first saw a beat. A member whose beat has not
-changed for its lease is dead. A rename takes no room, so a member beats on a full disk too.
+Every provider and consumer keeps one file in `members/` and renames it to the next heartbeat five times per lease. A
+rename needs no disk space, so a member lives on a full disk, too.
 """
 
 from __future__ import annotations
@@ -14,123 +10,211 @@ import errno
 import logging
 import math
 import os
-import re
 import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, TypedDict
 
 import orjson
 
-from penstock.errors import ConfigError
+from penstock._suggest import did_you_mean
+from penstock.distributed.ranks import Rank
+from penstock.errors import ConfigError, StalledError
 from penstock.files.atomic import naming
-from penstock.fsqueue.layout import rename
+from penstock.fsqueue.layout import Member, rename
+from penstock.fsqueue.queue import Queue
+from penstock.fsqueue.reaper import HEARTBEATS_PER_LEASE, LeaseReaper, MemberWatch
 from penstock.pipeline.control import PeriodicThread
 
-__all__ = ["Member", "MemberWatch", "Membership", "facts_of", "is_running", "living"]
+__all__ = ["Backoff", "QueueKeywords", "QueueMember", "QueueOptions", "check_choice", "facts_of", "is_running"]
 
 logger = logging.getLogger(__name__)
 
-Clock = Callable[[], float]
-
-_NAME = re.compile(r"(?P<id>[\w-]+)~l(?P<lease>[\d.]+)~b(?P<beat>\d+)~d(?P<done>\d+)")
-_BEATS_PER_LEASE = 5
 _SHORTEST_LEASE = 0.05
+_SHORTEST_PAUSE, _PAUSE, _LONG_PAUSE = 0.0005, 0.004, 0.025
+_LONG_WAIT, _WARN_AFTER = 30.0, 15.0
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A member as the name of its file tells it."""
+class QueueKeywords(TypedDict, total=False):
+    """Fields of `QueueOptions`, as keywords of whatever takes them."""
 
-    id: str
     lease_seconds: float
-    beat: int = 0
-    done: int = 0
-    """The batches it has published or delivered so far."""
+    timeout_seconds: float | None
+    poll_seconds: float | None
+    durable: bool
 
-    @property
-    def name(self) -> str:
-        lease = f"{self.lease_seconds:.3f}".rstrip("0").rstrip(".")
-        return f"{self.id}~l{lease}~b{self.beat}~d{self.done}"
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueOptions:
+    """Options of every member of a queue."""
+
+    lease_seconds: float = 30.0
+    """Seconds without a heartbeat after which a member counts as dead, and others take over what it holds."""
+    timeout_seconds: float | None = 600.0
+    """Longest wait for a batch, or of a sink for room, before StalledError; None: no limit."""
+    poll_seconds: float | None = None
+    """Pause between two listings while waiting; None: short at first, then longer."""
+    durable: bool = False
+    """Flush published files to disk, so that they survive a power failure; some milliseconds each."""
+
+    def __post_init__(self) -> None:
+        if not _SHORTEST_LEASE <= self.lease_seconds < math.inf:
+            raise ConfigError(f"lease_seconds must be finite and at least {_SHORTEST_LEASE}, got {self.lease_seconds}")
+        for name in ("timeout_seconds", "poll_seconds"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"{name} must be positive, or None, got {value!r}")
 
     @classmethod
-    def parse(cls, name: str) -> Member | None:
-        found = _NAME.fullmatch(name)
-        if found is None:
-            return None
-        return cls(found["id"], float(found["lease"]), int(found["beat"]), int(found["done"]))
+    def of(
+        cls, options: QueueOptions | Mapping[str, Any] | None, keywords: Mapping[str, Any], **defaults: Any
+    ) -> QueueOptions:
+        """Options with keywords that override them; `defaults` are those of the caller, without `options`."""
+        known = [each.name for each in fields(cls)]
+        given = {**({} if options is None or isinstance(options, QueueOptions) else options), **keywords}
+        if unknown := [name for name in given if name not in known]:
+            raise ConfigError(
+                f"unknown option {unknown[0]!r}{did_you_mean(unknown[0], known)}; valid are {', '.join(known)}"
+            )
+        return replace(options, **given) if isinstance(options, QueueOptions) else cls(**{**defaults, **given})
 
 
-class Membership:
-    """This process, or this object in it, as a member of a queue, from `join` to `leave`.
+def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Raise ConfigError for a value that is not allowed."""
+    if value not in allowed:
+        raise ConfigError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
 
-    A thread beats. If it could not (the process was stopped, the machine slept), the lease may have run out and others
-    have taken what was ours: `lapsed` says so to whoever holds something since then.
+
+class Backoff:
+    """Wait with growing pauses, a time limit, and a warning that says what is missing.
+
+    Pauses grow to 4 ms during the first 30 s and to 25 ms later, or to `longest_seconds`, or are `poll_seconds` each.
+    A listing costs some 50 us, on a network more. Without `describe` a long wait is normal and not logged.
     """
 
     def __init__(
         self,
-        directory: Path,
-        role: str,
+        timeout_seconds: float | None,
+        describe: Callable[[], str] | None = None,
         *,
-        lease_seconds: float,
-        facts: Mapping[str, Any],
-        clock: Clock = time.monotonic,
+        poll_seconds: float | None = None,
+        longest_seconds: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if not _SHORTEST_LEASE <= lease_seconds < math.inf:
-            raise ConfigError(f"lease_seconds must be at least {_SHORTEST_LEASE}, and finite, got {lease_seconds!r}")
-        self.role = role
-        self.id = self._draw()
-        self.directory, self.lease_seconds, self.facts, self.clock = directory, lease_seconds, facts, clock
+        self.timeout_seconds, self.describe, self.clock = timeout_seconds, describe, clock
+        self.poll_seconds, self.longest_seconds = poll_seconds, longest_seconds
+        self._since: float | None = None
+        self._warned = False
+
+    @property
+    def waited(self) -> float:
+        return 0.0 if self._since is None else self.clock() - self._since
+
+    def pause(self) -> None:
+        """Sleep; raises StalledError when the time is up."""
+        if self._since is None:
+            self._since = self.clock()
+        waited = self.waited
+        if self.timeout_seconds is not None and waited >= self.timeout_seconds:
+            missing = "an event" if self.describe is None else self.describe()
+            raise StalledError(f"waited {self.timeout_seconds:g} s for {missing}")
+        if waited > _WARN_AFTER and not self._warned and self.describe is not None:
+            self._warned = True
+            logger.warning("waiting for %s", self.describe())
+        longest = self.longest_seconds or (_PAUSE if waited < _LONG_WAIT else _LONG_PAUSE)
+        seconds = min(max(_SHORTEST_PAUSE, waited / 20), longest) if self.poll_seconds is None else self.poll_seconds
+        if self.timeout_seconds is not None:
+            seconds = min(seconds, max(self.timeout_seconds - waited, 0.0))
+        time.sleep(seconds)
+
+
+class QueueMember:
+    """Provider ("p") or consumer ("c") of a queue, from `join` to `leave`.
+
+    A thread sends heartbeats. If it could not (the process was stopped, the machine slept), the lease may have expired
+    and others may have taken over what this member held: `lapsed` tells.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        role: str,
+        facts: Mapping[str, Any],
+        options: QueueOptions | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.queue, self.role, self.facts, self.clock = queue, role, facts, clock
+        self.options = options or QueueOptions()
+        self.lease_seconds = self.options.lease_seconds
+        self.watch = MemberWatch(queue.members, lease_seconds=self.lease_seconds, clock=clock)
+        self.reaper = LeaseReaper(queue, self.watch)
+        self.id = self._new_id()
         self.done = 0
+        """Batches published or delivered so far."""
         self.lapses = 0
-        """How often the lease may have run out."""
+        """Number of times that the lease may have expired."""
         self._beat = 0
         self._name: str | None = None
-        self._last = clock()
+        self._renewed_at = clock()
         self._process = os.getpid()
-        self._ticker = PeriodicThread(lease_seconds / _BEATS_PER_LEASE, self.beat, name=f"penstock-{self.id}")
+        self._heartbeat = PeriodicThread(
+            self.lease_seconds / HEARTBEATS_PER_LEASE, self.beat, name=f"penstock-{self.id}"
+        )
 
-    def _draw(self) -> str:
+    @classmethod
+    def consumer(cls, queue: Queue, order: str, rank: Rank, options: QueueOptions) -> Self:
+        """A consumer that has not joined yet."""
+        facts = {"role": "consumer", "order": order, "rank": rank.rank, "world": rank.world}
+        return cls(queue, "c", facts, options)
+
+    @classmethod
+    def provider(cls, queue: Queue, facts: Mapping[str, Any], options: QueueOptions) -> Self:
+        """A provider that has not joined yet."""
+        return cls(queue, "p", {"role": "provider", **facts}, options)
+
+    def _new_id(self) -> str:
         return f"{self.role}{secrets.token_hex(6)}"
 
     @property
     def joined(self) -> bool:
-        """Whether it is seen, and by this process's doing."""
+        """True if this process has joined."""
         return self._name is not None and self._process == os.getpid()
 
     def lapsed(self, since: int) -> bool:
-        """Whether the lease may have run out after `lapses` was `since`: what was taken then may be ours no more."""
-        # In this order, since a beat that comes late counts itself before it renews the lease.
+        """True if the lease may have expired after `lapses` was `since`."""
+        # In this order: a late heartbeat counts the lapse before it renews the lease.
         return self._overdue or self.lapses != since
 
     @property
     def _overdue(self) -> bool:
-        return self.clock() - self._last > self.lease_seconds
+        return self.clock() - self._renewed_at > self.lease_seconds
 
-    def join(self) -> None:
-        """Be seen from now on; a second call does nothing.
+    def join(self) -> Self:
+        """Become visible to the other members; a second call does nothing.
 
-        What was made in one process is another member in every process that is forked from it, and what has joined
-        cannot go along at all: two would have one name.
+        A member that has not joined gets an id of its own in a forked process. One that has joined cannot be used
+        there: two processes would share its name.
         """
         if self._name is not None:
             if self._process != os.getpid():
                 raise ConfigError(
-                    f"this {self.facts.get('role', 'member')} of {self.directory.parent} was at work in process "
-                    f"{self._process} before process {os.getpid()} was forked from it; make one in each process"
+                    f"this {self.facts.get('role', 'member')} of {self.queue.path} joined in process {self._process}, "
+                    f"before process {os.getpid()} was forked from it; make one in each process"
                 )
-            return
+            return self
         if self._process != os.getpid():
-            self._process, self.id = os.getpid(), self._draw()
-        self._enter()
-        self._ticker.start()
+            self._process, self.id = os.getpid(), self._new_id()
+        with self.queue.guarded():
+            self._enter()
+        self._heartbeat.start()
+        return self
 
     def beat(self) -> None:
-        """Show that we live."""
+        """Renew the lease."""
         old = self._name
         if old is None:
             return
@@ -139,19 +223,24 @@ class Membership:
         now = self.clock()  # before the rename: the lease counts from when others can see it
         new = Member(self.id, self.lease_seconds, self._beat + 1, self.done).name
         try:
-            if rename(self.directory, old, new):
-                self._name, self._beat, self._last = new, self._beat + 1, now
-            elif self.directory.is_dir():
-                self._enter()  # others took us for dead, and tidied up
+            if rename(self.queue.members, old, new):
+                self._name, self._beat, self._renewed_at = new, self._beat + 1, now
+            elif self.queue.members.is_dir():
+                self._enter()  # others reaped us
         except OSError as error:
-            logger.warning("%s cannot renew its lease on %s: %s", self.id, self.directory.parent, error)
+            logger.warning("%s cannot renew its lease on %s: %s", self.id, self.queue.path, error)
+
+    def reap_if_due(self) -> None:
+        """Release what dead members hold, four times per lease."""
+        if self.reaper.due:
+            self.reaper.reap(alive=self.id)
 
     def leave(self) -> None:
-        """Be seen no more; a second call does nothing."""
-        self._ticker.stop()
+        """Become invisible; a second call does nothing."""
+        self._heartbeat.stop()
         name, self._name = self._name, None
         if name is not None:
-            (self.directory / name).unlink(missing_ok=True)
+            (self.queue.members / name).unlink(missing_ok=True)
 
     def _enter(self) -> None:
         facts = {
@@ -163,104 +252,44 @@ class Membership:
         }
         now = self.clock()
         name = Member(self.id, self.lease_seconds, self._beat, self.done).name
-        # Under its own name from the start: what is left of one who dies here goes the way of all members.
+        path = self.queue.members / name  # its final name: what is left if we die here is reaped as any member
         try:
-            (self.directory / name).write_bytes(orjson.dumps(facts))
+            path.write_bytes(orjson.dumps(facts))
         except OSError as error:
             if error.errno != errno.ENOSPC:
-                (self.directory / name).unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
                 raise
-            # A consumer makes room on a full disk, if it is let in: the name says all that others need.
-            with naming(str(self.directory / name)):
-                os.truncate(self.directory / name, 0)
-        self._name, self._last = name, now
-
-
-class MemberWatch:
-    """Sees to it who lives: what one onlooker has seen of the members of a queue, and when."""
-
-    def __init__(self, directory: Path, *, lease_seconds: float, clock: Clock = time.monotonic) -> None:
-        self.directory, self.lease_seconds, self.clock = directory, lease_seconds, clock
-        self._seen: dict[str, tuple[int | None, float]] = {}
-        self._present: dict[str, Member] = {}
-        self._looked: float | None = None
-
-    def beat_of(self, owner: str) -> int | None:
-        """The beat that a member is at; None if it is not listed."""
-        member = self.look().get(owner)
-        return None if member is None else member.beat
-
-    def is_dead(self, owner: str) -> bool:
-        """Whether a member has not moved for as long as its lease. One that is not listed has the lease of ours."""
-        self.look()
-        if not self._overdue(owner):
-            return False
-        self.look(fresh=True)  # we may have slept ourselves
-        return self._overdue(owner)
-
-    def look(self, *, fresh: bool = False) -> dict[str, Member]:
-        """The members that are listed; not more often than is of use, unless `fresh`."""
-        now = self.clock()
-        if fresh or self._looked is None or now - self._looked > self.lease_seconds / (2 * _BEATS_PER_LEASE):
-            self._present, self._looked = living(self.directory), now
-            for owner, member in self._present.items():
-                self._note(owner, member.beat)
-        return self._present
-
-    def forget(self, owner: str) -> None:
-        """Remove what a dead member left here."""
-        member = self._present.pop(owner, None)
-        if member is not None:
-            (self.directory / member.name).unlink(missing_ok=True)
-
-    def _overdue(self, owner: str) -> bool:
-        member = self._present.get(owner)
-        since = self._note(owner, None if member is None else member.beat)
-        return self.clock() - since > (self.lease_seconds if member is None else member.lease_seconds)
-
-    def _note(self, owner: str, beat: int | None) -> float:
-        seen = self._seen.get(owner)
-        if seen is None or seen[0] != beat:
-            seen = self._seen[owner] = (beat, self.clock())
-        return seen[1]
-
-
-def living(directory: Path) -> dict[str, Member]:
-    """The members listed in a directory, dead ones among them, by id."""
-    found: dict[str, Member] = {}
-    for name in os.listdir(directory):
-        member = Member.parse(name)
-        # In the middle of a rename a listing may show both names.
-        if member is not None and (member.id not in found or found[member.id].beat < member.beat):
-            found[member.id] = member
-    return found
+            # A consumer makes room on a full disk, if it can join: the name is all that others need.
+            with naming(str(path)):
+                os.truncate(path, 0)
+        self._name, self._renewed_at = name, now
 
 
 def is_running(facts: Mapping[str, Any]) -> bool | None:
-    """Whether the process of a member runs, as its facts tell; None if that cannot be seen from here.
+    """True if the process of a member runs; None if that cannot be seen from here.
 
-    Only Linux tells a machine, its process numbers and the start of a process apart from all others; on others, and of
-    processes on other machines or in other containers, the lease alone says it.
+    Only Linux identifies machine, process and start time. Elsewhere, and for processes on other machines or in other
+    containers, the lease decides.
     """
     here = _process_facts()
     if not here or facts.get("machine") != here["machine"]:
         return None
-    return _started(int(facts["pid"])) == facts.get("started")
+    return _start_time(int(facts["pid"])) == facts.get("started")
 
 
 def _process_facts() -> dict[str, Any]:
-    """What tells this process from all others that ever were; nothing where the system does not say."""
+    """Identity of this process; empty where the system does not tell."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         machine = f"{boot} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return {}
-    started = _started(os.getpid())
+    started = _start_time(os.getpid())
     return {} if started is None else {"machine": machine, "started": started}
 
 
-def _started(pid: int) -> str | None:
-    """When a process was started, in ticks since the machine was; None if there is none."""
+def _start_time(pid: int) -> str | None:
+    """Start of a process in ticks since boot; None if there is no such process."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -269,7 +298,7 @@ def _started(pid: int) -> str | None:
 
 
 def facts_of(directory: Path, member: Member) -> dict[str, Any]:
-    """What a member says of itself; nothing if it is gone."""
+    """Facts that a member wrote about itself: role, host, process; empty if it is gone."""
     for name in [member.name, *(name for name in os.listdir(directory) if name.startswith(f"{member.id}~"))]:
         try:
             facts: dict[str, Any] = orjson.loads((directory / name).read_bytes())

@@ -1,8 +1,11 @@
-"""`python prepare.py CONFIG.py [--name=value ...]`: fill the queue of a config's dataset until told to stop."""
+"""`python prepare.py CONFIG.py [--name=value ...]`: find the provider of a config's dataset, and fill its queue."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
+import importlib.util
+import inspect
 import logging
 import os
 import signal
@@ -11,31 +14,221 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from types import FrameType, TracebackType
-from typing import Any, Self
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any, Self, TypeGuard
 
+import xxhash
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from penstock._suggest import did_you_mean
 from penstock.config.kinds import ByteSize, Misfit, in_words
 from penstock.config.overrides import split_overrides
 from penstock.config.settings import PREPARE, SHARED, Setting
-from penstock.config.shared import SharedConfig, load_shared_config
+from penstock.config.shared import SharedConfig, broken, load_shared_config
 from penstock.config.validator import validate
-from penstock.errors import PenstockError
+from penstock.errors import ConfigError, PenstockError
+from penstock.files.filesystems import require_local
+from penstock.files.listing import PathLike
 from penstock.fsqueue.provider import DataProviderBase, ProviderProgress
-from penstock.fsqueue.provider_lookup import find_provider
 from penstock.memory.budget import format_bytes
 
-__all__ = ["ProgressLines", "main", "make_provider", "read_config", "summary"]
+__all__ = [
+    "DatasetNotFoundError",
+    "ProgressLines",
+    "find_provider",
+    "load_provider",
+    "main",
+    "make_provider",
+    "read_config",
+    "summary",
+]
 
-
+_PROVIDER_FILE, _PROVIDER_NAME = "prepare_streaming.py", "Provider"
+_LOCATION = ("dataset", "data_root")
 _RATE_SECONDS = 5.0
+_USAGE = "usage: python prepare.py CONFIG.py [--name=value ...] [--debug]"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code.
+
+    0: stopped, or `max_batches` published. 1: an error, on standard error. 2: a wrong command line. 130, 143: stopped
+    by a second Ctrl-C or SIGTERM, in the middle of a file.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if "-h" in arguments or "--help" in arguments:
+        sys.stdout.write(_help())
+        return 0
+    paths = [argument for argument in arguments if not argument.startswith("-")]
+    overrides = [argument for argument in arguments if argument.startswith("-") and argument != "--debug"]
+    console = Console(stderr=True)
+    if len(paths) != 1:
+        given = "none" if not paths else " and ".join(map(repr, paths))
+        hint = f"; settings are given as --name=value: {paths[1]!r}" if len(paths) > 1 else ""
+        _print(console, f"prepare.py: expected one config file, got {given}{hint}\n{_USAGE}")
+        return 2
+    try:
+        with _log_lines(console):
+            provider = make_provider(paths[0], overrides)
+            _print(console, _introduction(provider))
+            with ProgressLines(console) as lines, _StopSignals(provider) as signals:
+
+                def on_progress(progress: ProviderProgress) -> None:
+                    signals.repeat()
+                    lines(progress)
+
+                progress = provider.run(on_progress=on_progress)
+    except KeyboardInterrupt as stopped:
+        _print(console, "prepare.py: stopped at once; the next provider produces the unfinished file")
+        return 143 if stopped.args == (signal.SIGTERM,) else 130
+    except (PenstockError, OSError) as error:
+        if "--debug" in arguments:
+            traceback.print_exception(error)
+        _print(console, f"prepare.py: {_message(error)}")
+        return 1
+    _print(console, f"prepare.py: {summary(progress)}")
+    return 0
+
+
+def make_provider(path: PathLike, overrides: Sequence[str] = ()) -> DataProviderBase:
+    """The provider of the dataset that a config names, with that config."""
+    config, provider_class = read_config(path, overrides)
+    return provider_class(config)
+
+
+def read_config(path: PathLike, overrides: Sequence[str] = ()) -> tuple[SharedConfig, type[DataProviderBase]]:
+    """A config with overrides of the command line, and the provider of its dataset.
+
+    With overrides the file is run twice: only the provider knows which settings they may name.
+    """
+    given, _ = split_overrides(overrides)
+    # Only the overrides that locate the provider; problems of the others are reported below, all at once.
+    config = load_shared_config(path, [f"--{name}={given[name]}" for name in _LOCATION if name in given])
+    try:
+        dataset = SHARED["dataset"].accept(config["dataset"])
+        data_root = SHARED["data_root"].accept(config.get("data_root", "data"))
+    except (KeyError, Misfit):
+        validate(config)  # reports every problem
+        raise
+    provider_class = find_provider(dataset, data_root)
+    if overrides:
+        config = load_shared_config(path, overrides, settings=provider_class.settings)
+    return config, provider_class
+
+
+# -- provider --------------------------------------------------------------------------------------------------------
+
+
+class DatasetNotFoundError(ConfigError):
+    """Dataset that does not exist, or has no provider."""
+
+
+def find_provider(dataset: str, data_root: PathLike = "data") -> type[DataProviderBase]:
+    """Provider class of a dataset: the one in `data/<dataset>/prepare_streaming.py`."""
+    root = require_local(data_root, "data_root")
+    if Path(dataset).name != dataset or dataset in ("", ".."):
+        raise ConfigError(f"dataset must be the name of a directory in {root}, without slashes, got {dataset!r}")
+    if not root.is_dir():
+        raise DatasetNotFoundError(
+            f"no directory {str(root)!r} for the dataset {dataset!r}; run the command in its parent, or set data_root"
+        )
+    directory = root / dataset
+    if not directory.is_dir():
+        known = sorted(file.parent.name for file in root.glob(f"*/{_PROVIDER_FILE}"))
+        there = f"there are: {', '.join(known)}" if known else f"none has a {_PROVIDER_FILE}"
+        raise DatasetNotFoundError(f"no dataset {dataset!r} in {root}; {there}{did_you_mean(dataset, known)}")
+    if not (directory / _PROVIDER_FILE).is_file():
+        others = sorted(file.name for file in directory.glob("*.py"))
+        raise DatasetNotFoundError(
+            f"the dataset {dataset!r} has no {directory / _PROVIDER_FILE}; write the subclass of DataProviderBase there"
+            + did_you_mean(_PROVIDER_FILE, others)
+        )
+    return load_provider(directory / _PROVIDER_FILE)
+
+
+def load_provider(path: PathLike) -> type[DataProviderBase]:
+    """Class that a file names `Provider`, or else the only subclass of DataProviderBase that it defines.
+
+    The file is imported anew, in a package of its directory, so that it can import its neighbours:
+    `from .vocabulary import Vocabulary`. `sys.path` does not change.
+    """
+    path = Path(path)
+    module = _import(path)
+    if hasattr(module, _PROVIDER_NAME):
+        chosen = getattr(module, _PROVIDER_NAME)
+        if not _is_provider(chosen):
+            what = f"the class {chosen.__name__}" if isinstance(chosen, type) else f"{chosen!r:.60}"
+            raise ConfigError(f"{path}: {_PROVIDER_NAME} is {what}; expected a subclass of DataProviderBase")
+        _check_complete(chosen, path)
+        return chosen
+    defined = list(
+        dict.fromkeys(v for v in vars(module).values() if _is_provider(v) and v.__module__ == module.__name__)
+    )
+    complete = [each for each in defined if not inspect.isabstract(each)]
+    if len(complete) == 1:
+        return complete[0]
+    if complete:
+        names = ", ".join(each.__name__ for each in complete)
+        raise ConfigError(
+            f"{path} defines {len(complete)} subclasses of DataProviderBase ({names}); choose one: "
+            f"{_PROVIDER_NAME} = {complete[0].__name__}"
+        )
+    for each in defined:
+        _check_complete(each, path)
+    imported = sorted(name for name, value in vars(module).items() if _is_provider(value))
+    hint = f"; to use the imported {imported[0]}, write {_PROVIDER_NAME} = {imported[0]}" if imported else ""
+    raise ConfigError(f"{path} defines no subclass of DataProviderBase{hint}")
+
+
+def _is_provider(value: object) -> TypeGuard[type[DataProviderBase]]:
+    return isinstance(value, type) and issubclass(value, DataProviderBase) and value is not DataProviderBase
+
+
+def _check_complete(provider: type[DataProviderBase], path: Path) -> None:
+    if missing := sorted(getattr(provider, "__abstractmethods__", ())):
+        raise ConfigError(f"{path}: {provider.__name__} must define {' and '.join(missing)}")
+
+
+def _import(path: Path) -> ModuleType:
+    """Import a file as a module of a package made for its directory."""
+    home = path.absolute().parent
+    package_name = f"penstock_dataset_{xxhash.xxh3_64_hexdigest(str(home).encode())}"
+    for name in [name for name in sys.modules if name == package_name or name.startswith(f"{package_name}.")]:
+        del sys.modules[name]  # it may have been edited since
+    package = ModuleType(package_name)
+    package.__path__ = [str(home)]
+    name = f"{package_name}.{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path.absolute())
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[package_name], sys.modules[name] = package, module
+    importlib.invalidate_caches()
+    try:
+        # Without its loader, which takes a file that was edited within a second for unchanged.
+        exec(compile(path.read_bytes(), str(path), "exec", dont_inherit=True), vars(module))
+    except (Exception, SystemExit) as error:
+        for own in [own for own in sys.modules if own == package_name or own.startswith(f"{package_name}.")]:
+            del sys.modules[own]
+        raise _with_remedy(broken(path, error), error, home) from error
+    return module
+
+
+def _with_remedy(broken_file: ConfigError, error: BaseException, home: Path) -> ConfigError:
+    """Add how to import a neighbour that was imported as if it were installed."""
+    name = error.name if isinstance(error, ModuleNotFoundError) else None
+    if name is None or not ((home / f"{name}.py").is_file() or (home / name).is_dir()):
+        return broken_file
+    return ConfigError(f"{broken_file}; to import {home.name}/{name}, write `from .{name} import ...`, with the dot")
+
+
+# -- progress and messages -------------------------------------------------------------------------------------------
 
 
 class ProgressLines:
-    """Shows every progress on a terminal; elsewhere a line every few seconds, and fewer while nothing is made."""
+    """Progress on a terminal; elsewhere a line every few seconds, and fewer while nothing is published."""
 
     def __init__(self, console: Console, *, every_seconds: float = 5.0, idle_seconds: float = 60.0) -> None:
         self._console = console
@@ -43,7 +236,7 @@ class ProgressLines:
         self._rate = _Rate()
         self._shown_at = 0.0
         self._shown_batches = -1
-        # Without a refresh thread: nothing changes but when there is progress.
+        # Without a refresh thread: only progress changes the line.
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
 
     def __enter__(self) -> Self:
@@ -51,7 +244,7 @@ class ProgressLines:
             self._live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._live is not None:
             self._live.stop()
 
@@ -71,7 +264,7 @@ class ProgressLines:
 def progress_line(progress: ProviderProgress, batches_per_second: float) -> str:
     """`train 128, val 16 batches in 18 files, 12.5 MiB, 45.2 batches/s; backlog train 16, val 2 files; waiting ...`."""
     parts = [
-        f"{_made(progress)}, {batches_per_second:,.1f} batches/s",
+        f"{_published(progress)}, {batches_per_second:,.1f} batches/s",
         f"backlog {_by_split(progress.backlog)} files",
     ]
     if progress.waiting:
@@ -80,11 +273,11 @@ def progress_line(progress: ProviderProgress, batches_per_second: float) -> str:
 
 
 def summary(progress: ProviderProgress) -> str:
-    """The last line of a run."""
-    return f"done: {_made(progress)}, in {progress.seconds:,.1f} s"
+    """Last line of a run."""
+    return f"done: {_published(progress)}, in {progress.seconds:,.1f} s"
 
 
-def _made(progress: ProviderProgress) -> str:
+def _published(progress: ProviderProgress) -> str:
     files = sum(progress.files.values())
     return (
         f"{_by_split(progress.batches)} batches in {files:,} file{'s' * (files != 1)}, {format_bytes(progress.bytes)}"
@@ -110,165 +303,76 @@ class _Rate:
         return (batches - before) / (now - then) if now > then else 0.0
 
 
-_PLACE = ("dataset", "data_root")
+class _StopSignals:
+    """Ctrl-C or SIGTERM: the first lets the provider finish its file, the second stops it at once, a third kills."""
 
+    def __init__(self, provider: DataProviderBase) -> None:
+        self._provider = provider
+        self._previous: dict[int, Any] = {}
+        self._requested = False
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit code.
-
-    0: stopped, or all of `max_batches` made. 1: something has to be mended first, said on standard error. 2: a command
-    line that cannot be understood. 130, 143: stopped by a second Ctrl-C or SIGTERM, in the middle of a file.
-    """
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    if "-h" in arguments or "--help" in arguments:
-        sys.stdout.write(_help())
-        return 0
-    debug = "--debug" in arguments
-    arguments = [argument for argument in arguments if argument != "--debug"]
-    paths = [argument for argument in arguments if not argument.startswith("-")]
-    console = Console(stderr=True)
-    if len(paths) != 1:
-        given = "none" if not paths else " and ".join(map(repr, paths))
-        hint = f"; values are given as --name=value: {paths[1]!r}" if len(paths) > 1 else ""
-        _say(console, f"expected one config file, got {given}{hint}\n{_USAGE}")
-        return 2
-    try:
-        with _log_lines(console):
-            provider = make_provider(paths[0], [argument for argument in arguments if argument.startswith("-")])
-            _print(console, _opening(provider))
-            report = _run(provider, console)
-    except KeyboardInterrupt as stopped:
-        _say(console, "stopped at once; what was being made is made by the next provider")
-        return 143 if stopped.args == (signal.SIGTERM,) else 130
-    except (PenstockError, OSError) as error:
-        if debug:
-            traceback.print_exception(error)
-        _say(console, _message(error))
-        return 1
-    _say(console, summary(report))
-    return 0
-
-
-def make_provider(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> DataProviderBase:
-    """The provider of the dataset that a config names, with that config."""
-    config, provider_class = read_config(path, overrides)
-    return provider_class(config)
-
-
-def read_config(
-    path: str | os.PathLike[str], overrides: Sequence[str] = ()
-) -> tuple[SharedConfig, type[DataProviderBase]]:
-    """A config with what was said otherwise on the command line, and the provider it leads to.
-
-    With overrides the file is run twice: what they may be, only the provider can say.
-    """
-    given, _ = split_overrides(overrides)
-    # Those of the place alone; what is wrong with the others is said below, in one go.
-    config = load_shared_config(path, [f"--{name}={given[name]}" for name in _PLACE if name in given])
-    provider_class = find_provider(*_place(config))
-    if overrides:
-        config = load_shared_config(path, overrides, settings=provider_class.settings)
-    return config, provider_class
-
-
-def _place(config: SharedConfig) -> tuple[Any, Any]:
-    """The dataset and where it lies; if that cannot be told, all that is wrong with the config is said."""
-    try:
-        return SHARED["dataset"].accept(config["dataset"]), SHARED["data_root"].accept(config.get("data_root", "data"))
-    except (KeyError, Misfit):
-        validate(config)
-        raise
-
-
-def _run(provider: DataProviderBase, console: Console) -> ProviderProgress:
-    with ProgressLines(console) as lines, _Signals(provider, console) as signals:
-
-        def on_progress(progress: ProviderProgress) -> None:
-            signals.repeat()
-            lines(progress)
-
-        return provider.run(on_progress=on_progress)
-
-
-class _Signals:
-    """The first Ctrl-C or SIGTERM lets the provider finish its file, the second stops it at once, a third kills."""
-
-    def __init__(self, provider: DataProviderBase, console: Console) -> None:
-        self._provider, self._console = provider, console
-        self._before: dict[int, Any] = {}
-        self._asked = False
-
-    def __enter__(self) -> _Signals:
-        if threading.current_thread() is threading.main_thread():  # elsewhere signals cannot be had
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():  # other threads cannot handle signals
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._stop)
+                self._previous[number] = signal.signal(number, self._stop)
         return self
 
     def __exit__(self, *error: object) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._previous.items():
             signal.signal(number, handler)
 
     def repeat(self) -> None:
-        """Ask once more: a signal may have come before the provider had begun."""
-        if self._asked:
+        """Stop the provider again: the signal may have come before it started."""
+        if self._requested:
             self._provider.stop()
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        if self._asked:
-            for each in self._before:
+        if self._requested:
+            for each in self._previous:
                 signal.signal(each, signal.SIG_DFL)
             raise KeyboardInterrupt(signal.Signals(number))
-        self._asked = True
+        self._requested = True
         self._provider.stop()
-        # Not through the console: the signal may have come while that was writing, and holds its lock.
+        # Not through the console: the signal may have interrupted it while it holds its lock.
         with contextlib.suppress(OSError):
             os.write(2, b"\nprepare.py: stopping when this file is done; once more to stop at once\n")
 
 
-def _opening(provider: DataProviderBase) -> str:
+def _introduction(provider: DataProviderBase) -> str:
     config = provider.config
     total = sum(provider.proportions.values())
-    splits = ", ".join(f"{split} {share / total:.0%}" for split, share in provider.proportions.items())
-    bounds = f"{config['backlog_files']} files or {format_bytes(config['backlog_bytes'])} of a split, then it waits"
-    end = f"{config['max_batches']:,} batches of every split are made" if config["max_batches"] else "Ctrl-C"
     compression = f", {config['compression']}" if config["compression"] else ""
-    rows = [
-        ("dataset", f"{provider.dataset} ({provider.data_dir}), made by {type(provider).__name__}"),
-        ("queue", str(provider.queue_dir)),
-        ("seed", str(provider.seed)),
-        ("batches", f"{provider.batch_size} rows of {provider.block_size}"),
-        ("files", f"{config['batches_per_file']} batches each{compression}"),
-        ("splits", splits),
-        ("backlog", f"{bounds} for the trainer"),
-        ("until", end),
-    ]
-    return "\n".join(f"  {name:8}  {text}" for name, text in rows)
-
-
-_USAGE = "usage: python prepare.py CONFIG.py [--name=value ...] [--debug]"
+    rows = {
+        "dataset": f"{provider.dataset} ({provider.data_dir}), made by {type(provider).__name__}",
+        "queue": provider.queue_dir,
+        "seed": provider.seed,
+        "batches": f"{provider.batch_size} rows of {provider.block_size}",
+        "files": f"{config['batches_per_file']} batches each{compression}",
+        "splits": ", ".join(f"{split} {share / total:.0%}" for split, share in provider.proportions.items()),
+        "backlog": f"at most {config['backlog_files']} files or {format_bytes(config['backlog_bytes'])} per split",
+        "until": f"{config['max_batches']:,} batches per split" if config["max_batches"] else "Ctrl-C",
+    }
+    return "\n".join(f"  {name:8}  {text}" for name, text in rows.items())
 
 
 def _help() -> str:
     lines = [
         _USAGE,
         "",
-        "Fills the queue of the dataset that the config names, with data/<dataset>/prepare_streaming.py, until Ctrl-C.",
+        "Fills the queue of the config's dataset, with data/<dataset>/prepare_streaming.py, until Ctrl-C.",
         "Any setting of the config can be given on the command line too: --batch_size=8",
         "--debug shows the traceback of an error.",
         "",
-        "settings (and what the provider declares):",
+        "settings (and those of the provider):",
     ]
     lines += [f"  {name:18} {_described(setting)}" for name, setting in {**SHARED, **PREPARE}.items()]
     return "\n".join([*lines, ""])
 
 
 def _described(setting: Setting) -> str:
-    default = "required" if setting.required else f"default {_shown(setting)}"
+    value = format_bytes(setting.default) if setting.kind is ByteSize else setting.default
+    default = "required" if setting.required else f"default {value}"
     return f"{setting.text} ({in_words(setting.kind)}; {default})"
-
-
-def _shown(setting: Setting) -> str:
-    return format_bytes(setting.default) if setting.kind is ByteSize else str(setting.default)
 
 
 def _message(error: Exception) -> str:
@@ -277,32 +381,20 @@ def _message(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def _say(console: Console, text: str) -> None:
-    _print(console, f"prepare.py: {text}")
-
-
 def _print(console: Console, text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextlib.contextmanager
 def _log_lines(console: Console) -> Iterator[None]:
-    """What penstock logs, as lines of the console, above the progress."""
-    log, handler = logging.getLogger("penstock"), _Lines(console)
-    before = log.level
+    """Print the log of penstock above the progress."""
+    log, handler = logging.getLogger("penstock"), logging.Handler()
+    handler.emit = lambda record: _print(console, f"prepare.py: {handler.format(record)}")  # type: ignore[method-assign]
+    level = log.level
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     try:
         yield
     finally:
         log.removeHandler(handler)
-        log.setLevel(before)
-
-
-class _Lines(logging.Handler):
-    def __init__(self, console: Console) -> None:
-        super().__init__()
-        self._console = console
-
-    def emit(self, record: logging.LogRecord) -> None:
-        _say(self._console, self.format(record))
+        log.setLevel(level)

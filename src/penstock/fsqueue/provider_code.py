@@ -1,8 +1,8 @@
-"""The code that a provider's batches depend on, as hashes by name: an edited provider makes other batches.
+"""Hashes of a provider's code: an edited provider makes other batches.
 
-What counts is the class, its bases outside of penstock, and what they refer to by name: functions, classes and values
-of the same file, and whole files that it imports from its own directory (`from .helpers import ...`). Comments,
-docstrings and the layout of the text do not count.
+Hashed are the class, its bases outside of penstock, the functions, classes and values of the same file that they name,
+and whole files that they import from their own directory (`from .helpers import ...`). Comments, docstrings and
+formatting do not count.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ __all__ = ["code_of"]
 
 logger = logging.getLogger(__name__)
 
-_UNSAID = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
-"""Fields of the syntax tree that say nothing, or are not there in every version of Python."""
+# Fields of the syntax tree without meaning, or not present in every version of Python.
+_IGNORED = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
 def code_of(provider: type) -> dict[str, str]:
-    """A hash for each class, function, value and file, by its name; a class whose source is not there is logged."""
+    """Hash of each class, function, value and file by name; logs a class without source."""
     found: dict[str, str] = {}
     for kind in provider.__mro__:
         if kind in (object, ABC, Generic) or kind.__module__.partition(".")[0] == "penstock":
             continue
         parts = dict(_parts_of(kind))
         if not parts:
-            _tell_unread(f"{kind.__module__}.{kind.__qualname__}")
+            _warn_unreadable(f"{kind.__module__}.{kind.__qualname__}")
         found |= parts
     return dict(sorted(found.items()))
 
 
 def _parts_of(kind: type) -> Iterator[tuple[str, str]]:
-    """The names and hashes of a class and of what it refers to."""
+    """Names and hashes of a class and of what it refers to."""
     for file in sorted({code.co_filename for code in _codes(kind)}):
         tree = _tree(file)
         if tree is None:
@@ -60,15 +60,15 @@ def _parts_of(kind: type) -> Iterator[tuple[str, str]]:
 
 
 def _referred(nodes: list[ast.AST], tree: ast.Module, home: Path) -> Iterator[tuple[str, str]]:
-    """What the nodes refer to in their own file, and what that refers to."""
+    """Names and hashes of what the nodes refer to in their own file, transitively."""
     defined: dict[str, list[ast.stmt]] = {}
     for statement in tree.body:
-        for name in _names_made(statement):
+        for name in _names_defined(statement):
             defined.setdefault(name, []).append(statement)
     seen: set[str] = set()
-    waiting = [name for node in nodes for name in _names_used(node)]
-    while waiting:
-        name = waiting.pop()
+    pending = [name for node in nodes for name in _names_used(node)]
+    while pending:
+        name = pending.pop()
         if name in seen or name not in defined:
             continue
         seen.add(name)
@@ -76,14 +76,14 @@ def _referred(nodes: list[ast.AST], tree: ast.Module, home: Path) -> Iterator[tu
             if isinstance(statement, ast.ImportFrom) and statement.level:
                 yield from _neighbours(statement, home, set())
             elif not isinstance(statement, (ast.Import, ast.ImportFrom)) and statement not in nodes:
-                waiting += _names_used(statement)
+                pending += _names_used(statement)
         own = [each for each in defined[name] if not isinstance(each, (ast.Import, ast.ImportFrom))]
         if own and not any(each in nodes for each in own):
             yield name, _hash(own)
 
 
 def _neighbours(statement: ast.ImportFrom, home: Path, seen: set[Path]) -> Iterator[tuple[str, str]]:
-    """The files that a relative import reads, whole, and those that they import so."""
+    """Names and hashes of the files of a relative import, transitively."""
     folder = home.joinpath(*[".."] * (statement.level - 1), *(statement.module or "").split("."))
     files = [folder.with_suffix(".py")] if statement.module else []
     files += [folder / f"{alias.name}.py" for alias in statement.names]
@@ -97,7 +97,7 @@ def _neighbours(statement: ast.ImportFrom, home: Path, seen: set[Path]) -> Itera
                 yield from _neighbours(inner, file.parent, seen)
 
 
-def _names_made(statement: ast.stmt) -> list[str]:
+def _names_defined(statement: ast.stmt) -> list[str]:
     if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         return [statement.name]
     if isinstance(statement, (ast.Import, ast.ImportFrom)):
@@ -110,7 +110,7 @@ def _names_used(node: ast.AST) -> list[str]:
 
 
 def _codes(kind: type) -> list[CodeType]:
-    """The code of the functions that a class has itself, those of properties and static methods too."""
+    """Code of the functions that a class defines, including properties and static methods."""
     found = []
     for value in vars(kind).values():
         function = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
@@ -126,7 +126,7 @@ def _first_line(node: Any) -> int:
 
 
 def _tree(file: str) -> ast.Module | None:
-    linecache.checkcache(file)  # it may have been edited since it was read
+    linecache.checkcache(file)  # the file may have been edited
     text = "".join(linecache.getlines(file))
     try:
         return ast.parse(text) if text else None
@@ -139,11 +139,11 @@ def _hash(nodes: list[Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """The syntax tree as lists: the same in every version of Python, wherever it stands, without docstrings."""
+    """Syntax tree as lists, without docstrings: the same in every version of Python and at every position."""
     if isinstance(value, ast.Constant):
         return [type(value.value).__name__, repr(value.value)]
     if isinstance(value, ast.AST):
-        fields = {name: getattr(value, name, None) for name in value._fields if name not in _UNSAID}
+        fields = {name: getattr(value, name, None) for name in value._fields if name not in _IGNORED}
         body = fields.get("body")
         if isinstance(value, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and body:
             first = body[0]
@@ -163,6 +163,6 @@ def _plain(value: Any) -> Any:
 
 
 @lru_cache(maxsize=256)
-def _tell_unread(name: str) -> None:
-    """Once in a process for each class."""
-    logger.warning("the source code of %s cannot be read, so a queue does not notice when it is edited", name)
+def _warn_unreadable(name: str) -> None:
+    """Warn once per process and class."""
+    logger.warning("the source code of %s cannot be read, so edits of it are not noticed", name)

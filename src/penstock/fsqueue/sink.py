@@ -6,18 +6,17 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import pyarrow as pa
 
 from penstock.errors import ConfigError, SchemaError
 from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
-from penstock.fsqueue.backoff import Backoff
-from penstock.fsqueue.members import Membership, MemberWatch
-from penstock.fsqueue.publisher import Limits, Publisher
+from penstock.fsqueue.lanes import LANES
+from penstock.fsqueue.members import Backoff, QueueKeywords, QueueMember, QueueOptions
+from penstock.fsqueue.publisher import Limits, Publisher, check_positive
 from penstock.fsqueue.queue import Description, Queue, schema_of
-from penstock.fsqueue.reaper import LeaseReaper
 from penstock.pipeline.chain import describe_difference
 from penstock.pipeline.functions import arrow_schema
 from penstock.pipeline.stages import Sink
@@ -27,20 +26,18 @@ __all__ = ["QueueSink", "description_for", "nullable"]
 
 logger = logging.getLogger(__name__)
 
-_LANES = 64
-
 
 class QueueSink(Sink):
-    """Puts batches into one split of a queue, `batches_per_file` to a file; waits while enough is waiting there.
+    """Writes batches into one split of a queue, `batches_per_file` per file; waits while the backlog is full.
 
-    The queue is made with the first batch, or refused if it is there and was made for other columns, another `meta` or
-    other files. Batches go in as they come; with `batch_rows` they are cut and joined, so that each but the last has so
-    many rows. A file appears when it is full; `flush` publishes what is left, and ends the split: readers stop behind
-    it. With `end=False` it goes on for ever, which is for several sinks on one split, and for sinks that flush often.
+    The first batch creates the queue. A queue that exists with other columns, another `meta` or other file sizes is
+    refused. `batch_rows` cuts and joins batches, so that each but the last has that many rows. A file appears when it
+    is full. `flush` publishes the rest and ends the split. With `end=False` the split has no end, for several sinks on
+    one split, and for sinks that flush often.
 
-    `limits` says how much may wait, `timeout_seconds` how long a sink waits for room before it raises StalledError.
-    `splits` are all that the queue will have. `durable` makes every file survive a power cut, for some milliseconds
-    each. Holds up to one file of batches, and one batch more.
+    `limits` bounds the backlog; `splits` are all splits that the queue will have. Fields of `QueueOptions` can be given
+    as keywords; without `options` a sink waits for room without a time limit. Holds one file of batches, and one batch
+    more.
     """
 
     def __init__(
@@ -55,96 +52,89 @@ class QueueSink(Sink):
         batches_per_file: int = 8,
         limits: Limits | Mapping[str, int] | None = None,
         compression: str | None = None,
-        durable: bool = False,
         end: bool = True,
-        timeout_seconds: float | None = None,
-        lease_seconds: float = 30.0,
+        options: QueueOptions | Mapping[str, Any] | None = None,
+        **keywords: Unpack[QueueKeywords],
     ) -> None:
-        for name, value in (("batch_rows", batch_rows), ("batches_per_file", batches_per_file)):
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise ConfigError(f"{name} must be a positive whole number, got {value!r}")
-        if timeout_seconds is not None and not timeout_seconds > 0:
-            raise ConfigError(f"timeout_seconds must be positive, or None, got {timeout_seconds!r}")
+        check_positive("batch_rows", batch_rows)
+        check_positive("batches_per_file", batches_per_file)
         self.path, self.split = require_local(queue_dir, "queue_dir"), split
         self.splits = list(splits or [split])
         if split not in self.splits:
-            raise ConfigError(f"splits are all that the queue will have: {split!r} is not in {self.splits}")
+            raise ConfigError(f"splits must list all splits of the queue: {split!r} is not in {self.splits}")
         self.meta = dict(meta or {})
         self.batch_rows, self.batches_per_file = batch_rows, batches_per_file
         self.limits = _as_limits(limits)
-        self.compression, self.durable, self.end = compression, durable, end
-        self.timeout_seconds, self.lease_seconds = timeout_seconds, lease_seconds
+        self.compression, self.end = compression, end
+        self.options = QueueOptions.of(options, keywords, timeout_seconds=None)
         given = arrow_schema(schema)
         if given is None and "batch_schema" in self.meta:
             given = schema_of(self.meta).to_arrow()
         self._schema: pa.Schema | None = None if given is None else _canonical(given)
-        self._place: _Place | None = None
-        self._rows: list[pa.RecordBatch] = []
-        """Rows that are not yet a batch."""
-        self._batches: list[pa.RecordBatch] = []
-        """Batches that are not yet a file."""
-        self._number: int | None = None
-        """The number that is ours to publish next."""
-        self._patience: Backoff | None = None
+        self._output: _SplitWriter | None = None
+        self._rows: list[pa.RecordBatch] = []  # rows that do not fill a batch yet
+        self._batches: list[pa.RecordBatch] = []  # batches that do not fill a file yet
+        self._number: int | None = None  # reserved number of the next file
+        self._backoff: Backoff | None = None
         self._ended: int | None = None
         self.rows_published = 0
-        """How many rows are in files that readers can see."""
+        """Rows in published files."""
 
     @property
     def publisher(self) -> Publisher | None:
-        """What was published so far: `files`, `batches`, `bytes`. None before the first batch."""
-        return None if self._place is None else self._place.publisher
+        """Counts of published `files`, `batches` and `bytes`; None before the first batch."""
+        return None if self._output is None else self._output.publisher
 
     def wait_for_room(self, timeout: float) -> bool:
-        """Whether the next batch can be taken at once, waiting for it if needed."""
+        """Wait for room; whether the next batch can be consumed at once."""
         until = time.monotonic() + timeout
         while self._is_full:
-            if self._place is not None and not self._publish(self._place) and time.monotonic() >= until:
+            if self._output is not None and not self._publish(self._output) and time.monotonic() >= until:
                 return False
         return True
 
     def consume(self, batch: pa.RecordBatch) -> None:
-        """Take a batch, when the files that are full have found room. Those that it fills may find theirs later."""
-        place = self._begin(batch.schema)
-        fitted = self._fitted(batch)
+        """Add a batch, after full files have been published. Files that it fills may be published later."""
+        output = self._begin(batch.schema)
+        cast = self._cast(batch)
         while self._is_full:
-            self._publish(place)
-        self._rows.append(fitted)
+            self._publish(output)
+        self._rows.append(cast)
         while (piece := self._next_batch()) is not None:
             self._batches.append(piece)
-        while self._is_full and self._reserve(place, wait=False):
-            self._publish(place)
+        while self._is_full and self._reserve(output, wait=False):
+            self._publish(output)
 
     def flush(self) -> None:
-        """Publish what is left, waiting for room, and end the split, unless `end=False`. Again does nothing."""
-        if self._place is None and (self._schema is None or self._ended is not None):
+        """Publish the rest, waiting for room, and end the split, unless `end=False`. A second call does nothing."""
+        if self._output is None and (self._schema is None or self._ended is not None):
             if self._ended is None:
-                logger.warning("%s: no batch came and no schema was given, so no queue was made", self)
+                logger.warning("%s: there was neither a batch nor a schema, so no queue was created", self)
             return
-        place = self._place if self._place is not None else self._begin(self._schema)
+        output = self._output if self._output is not None else self._begin(self._schema)
         if (rest := self._next_batch(last=True)) is not None:
             self._batches.append(rest)
         while self._batches:
-            self._publish(place)
+            self._publish(output)
         if self.end:
-            with place.queue.guarded():
-                self._ended = place.finish()
+            with output.queue.guarded():
+                self._ended = output.finish()
         self._leave()
 
     def memory_usage(self) -> int:
         return sum(batch.nbytes for batch in (*self._rows, *self._batches))
 
     def abort(self) -> None:
-        """Drop what was not published; what was is in the queue to stay."""
+        """Drop what was not published."""
         if dropped := sum(batch.num_rows for batch in (*self._rows, *self._batches)):
-            logger.warning("%s: %d rows that were not published yet are dropped", self, dropped)
+            logger.warning("%s: dropped %d rows that were not published", self, dropped)
         self._rows, self._batches = [], []
         self._leave()
 
     close = abort
 
     def reset(self) -> None:
-        """Ready for another run, which adds to the split."""
+        """Prepare for another run, which adds to the split."""
         self.abort()
         self._ended = None
 
@@ -160,21 +150,21 @@ class QueueSink(Sink):
     def __repr__(self) -> str:
         return f"QueueSink({str(self.path)!r}, {self.split!r})"
 
-    def _begin(self, schema: pa.Schema) -> _Place:
-        if self._place is None:
+    def _begin(self, schema: pa.Schema) -> _SplitWriter:
+        if self._output is None:
             if self._ended is not None:
                 raise ConfigError(
-                    f"flush() has ended split {self.split!r} of {self.path} after {self._ended} batches; "
-                    "to flush in between, make the sink with end=False"
+                    f"flush() ended split {self.split!r} of {self.path} after {self._ended} batches; "
+                    "to flush several times, make the sink with end=False"
                 )
             self._schema = _canonical(schema) if self._schema is None else self._schema
             settings = {"batch_rows": self.batch_rows, "batches_per_file": self.batches_per_file}
             queue = Queue.create(self.path, description_for(self._schema, self.meta, settings, self.splits))
-            self._place = _Place(self, queue)
-        return self._place
+            self._output = _SplitWriter(self, queue)
+        return self._output
 
-    def _fitted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The batch with the queue's columns; raises SchemaError if it has others."""
+    def _cast(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The batch with the columns of the queue; raises SchemaError if it has others."""
         wanted = self._schema
         assert wanted is not None
         if batch.schema.equals(wanted, check_metadata=True):
@@ -185,11 +175,11 @@ class QueueSink(Sink):
             columns = [_as_type(batch.column(field.name), field) for field in wanted]
         except SchemaError:
             difference = describe_difference(wanted, batch.schema)
-            raise SchemaError(f"{self} holds batches with other columns: {difference}") from None
+            raise SchemaError(f"{self} has other columns: {difference}") from None
         return pa.RecordBatch.from_arrays(columns, schema=wanted)
 
     def _next_batch(self, *, last: bool = False) -> pa.RecordBatch | None:
-        """The rows of one batch out of those that wait; None if they are too few."""
+        """One batch of the rows held; None if they are too few."""
         held = sum(part.num_rows for part in self._rows)
         wanted = self.batch_rows or held
         if not held or (held < wanted and not last):
@@ -201,89 +191,82 @@ class QueueSink(Sink):
 
     @property
     def _is_full(self) -> bool:
-        """Whether a whole file waits for room."""
+        """True if a whole file is held."""
         return len(self._batches) >= self.batches_per_file
 
-    def _reserve(self, place: _Place, *, wait: bool) -> bool:
-        """Whether there is a number for us; if not, and we are to wait, some time has passed."""
+    def _reserve(self, output: _SplitWriter, *, wait: bool) -> bool:
+        """Reserve a number; if there is none, pause when `wait` is set."""
         if self._number is None:
-            with place.queue.guarded():
-                self._number = place.reserve()
+            with output.queue.guarded():
+                self._number = output.reserve()
         if self._number is not None:
-            self._patience = None
+            self._backoff = None
         elif wait:
-            self._patience = self._patience or Backoff(self.timeout_seconds, place.what_is_missing)
-            self._patience.pause()
+            self._backoff = self._backoff or Backoff(self.options.timeout_seconds, output.describe_missing)
+            self._backoff.pause()
         return self._number is not None
 
-    def _publish(self, place: _Place) -> bool:
-        """Publish one file of the batches that wait, if there is room for it or after a moment."""
-        if not self._reserve(place, wait=True):
+    def _publish(self, output: _SplitWriter) -> bool:
+        """Publish one file of the batches held; False, after a pause, if there is no room."""
+        if not self._reserve(output, wait=True):
             return False
         number, self._number = self._number, None
         assert number is not None
         batches = self._batches[: self.batches_per_file]
         try:
-            with place.queue.guarded():
-                published = place.publish(number, _one_dictionary(batches))
+            with output.queue.guarded():
+                published = output.publish(number, _one_dictionary(batches))
         except BaseException as error:
-            place.publisher.give_up(number)
+            output.publisher.give_up(number)
             if isinstance(error, pa.ArrowInvalid | pa.ArrowNotImplementedError):
                 raise SchemaError(f"{self} cannot write these columns: {error}") from error
             raise
-        # If our lease ran out, another sink has put batches of its own under the number: ours get the next one.
+        # If our lease expired, another sink has used the number: ours get the next one.
         if published:
             self.rows_published += sum(batch.num_rows for batch in batches)
             del self._batches[: len(batches)]
         return published
 
     def _leave(self) -> None:
-        place, self._place = self._place, None
-        number, self._number, self._patience = self._number, None, None
-        if place is not None:
+        output, self._output = self._output, None
+        number, self._number, self._backoff = self._number, None, None
+        if output is not None:
             if number is not None:
-                place.publisher.give_up(number)
-            place.member.leave()
+                output.publisher.give_up(number)
+            output.member.leave()
 
 
-class _Place:
-    """A sink's place in a queue, from its first batch to the last."""
+class _SplitWriter:
+    """Membership of a sink in a queue, from its first batch to the last."""
 
     def __init__(self, sink: QueueSink, queue: Queue) -> None:
         self.queue = queue
-        facts = {"role": "provider", "class": "QueueSink", "split": sink.split}
-        self.member = Membership(queue.members, "p", lease_seconds=sink.lease_seconds, facts=facts)
-        self.publisher = Publisher(
-            queue, sink.split, self.member, limits=sink.limits, compression=sink.compression, durable=sink.durable
-        )
-        self._last: tuple[int, int] | None = None
-        """The file that we published last: its number, its batches."""
-        self._caretaker = LeaseReaper(queue, MemberWatch(queue.members, lease_seconds=sink.lease_seconds))
+        self.member = QueueMember.provider(queue, {"class": "QueueSink", "split": sink.split}, sink.options)
+        self.publisher = Publisher(self.member, sink.split, limits=sink.limits, compression=sink.compression)
+        self._last: tuple[int, int] | None = None  # number and batches of the file that was published last
         with queue.guarded():
-            self._go_on_behind_the_end()
-            self.member.join()
+            self._remove_end()
+        self.member.join()
 
-    def _go_on_behind_the_end(self) -> None:
-        """Take back the end that an earlier sink has set, if more can be added there."""
+    def _remove_end(self) -> None:
+        """Remove the end that an earlier sink has set, if more batches can follow it."""
         try:
             self.publisher.set_end()
         except ConfigError:
             raise ConfigError(
-                f"split {self.publisher.split!r} of {self.queue.path} has ended already, after "
-                f"{self.publisher.lanes.end()} batches: a run into it was complete, and its last file is not full, so "
-                f"nothing can be added behind it; to make the queue anew, run `penstock queue purge {self.queue.path}` "
-                "first, or give the sink another directory; several runs add to one queue if all their sinks have "
-                "end=False"
+                f"split {self.publisher.split!r} of {self.queue.path} ended after {self.publisher.lanes.end()} "
+                "batches, and its last file is not full, so nothing can follow it; to fill the queue anew, run "
+                f"`penstock queue purge {self.queue.path}` first, or give the sink another directory; several runs can "
+                "add to one queue if all their sinks have end=False"
             ) from None
 
     def reserve(self) -> int | None:
-        if self._caretaker.due:
-            self._caretaker.round()
+        self.member.reap_if_due()
         end = self.publisher.lanes.end()
         if end is not None:
             raise ConfigError(
-                f"another sink has ended split {self.publisher.split!r} of {self.queue.path} after {end} batches; "
-                "several sinks on one split have to be made with end=False"
+                f"another sink ended split {self.publisher.split!r} of {self.queue.path} after {end} batches; "
+                "several sinks on one split need end=False"
             )
         return self.publisher.reserve()
 
@@ -292,28 +275,25 @@ class _Place:
         return self.publisher.publish(number, batches)
 
     def finish(self) -> int:
-        """Let the split end behind everything that was made or is being made; returns after how many batches."""
+        """End the split after everything that was published or is in production; returns the number of batches."""
         lanes, per_file = self.publisher.lanes, self.queue.description.batches_per_file
-        found = lanes.all()
-        made = max(lane.number + 1 if lane.owner is not None else lane.number - lanes.count + 1 for lane in found)
-        for lane in found:
-            # A number that another sink gave up on: nobody will make it now.
-            if lane.owner is None and lane.number < made:
-                lanes.advance(lane.number, None)
-        end = max(made, 0) * per_file
-        if self._last is not None and self._last[0] == made - 1:
-            end -= per_file - self._last[1]  # ours is the last file, and may not be full
+        files = lanes.reserved_end()
+        for lane in lanes.all():
+            if lane.owner is None and lane.number < files:
+                lanes.advance(lane.number, None)  # another sink gave the number up: nobody will produce it now
+        end = files * per_file
+        if self._last is not None and self._last[0] == files - 1:
+            end -= per_file - self._last[1]  # our last file may not be full
         lanes.set_end(end)
         return end
 
-    def what_is_missing(self) -> str:
-        """For the message at the deadline."""
+    def describe_missing(self) -> str:
         files = self.publisher.directory.files()
-        taken = sum(file.owner is not None for file in files)
+        claimed = sum(file.owner is not None for file in files)
         return (
-            f"room in split {self.publisher.split!r} of {self.queue.path}: {len(files) - taken} files are ready and "
-            f"{taken} taken, {self.publisher.limits}; start a reader, see `penstock queue status {self.queue.path}`, "
-            "or allow more with limits="
+            f"room in split {self.publisher.split!r} of {self.queue.path}: {len(files) - claimed} files are ready and "
+            f"{claimed} claimed, {self.publisher.limits}; start a reader, see `penstock queue status {self.queue.path}`"
+            ", or allow more with limits="
         )
 
 
@@ -321,14 +301,14 @@ def _as_limits(given: Limits | Mapping[str, int] | None) -> Limits | None:
     if not isinstance(given, Mapping):
         return given
     if unknown := [name for name in given if name not in Limits.__dataclass_fields__]:
-        raise ConfigError(f"limits has {', '.join(Limits.__dataclass_fields__)}, got {', '.join(map(repr, unknown))}")
+        raise ConfigError(f"unknown limit {unknown[0]!r}; valid are {', '.join(Limits.__dataclass_fields__)}")
     return Limits(**given)
 
 
 def description_for(
     schema: pa.Schema, meta: Mapping[str, Any], settings: Mapping[str, Any], splits: Sequence[str]
 ) -> Description:
-    """The description of a queue whose batches have an Arrow schema."""
+    """Description of a queue with batches of an Arrow schema."""
     entries = []
     for field in Schema.from_arrow(schema):
         entry: dict[str, Any] = {"name": field.name, "dtype": field.dtype}
@@ -337,20 +317,20 @@ def description_for(
         if field.role is not None:
             entry["role"] = field.role
         entries.append(entry)
-    return Description({"batch_schema": entries, **meta}, {"lanes": _LANES, **settings}, splits)
+    return Description({"batch_schema": entries, **meta}, {"lanes": LANES, **settings}, splits)
 
 
 def nullable(schema: pa.Schema) -> pa.Schema:
-    """The columns of a queue as pipelines have them: `batch_schema` does not say which may hold nulls."""
+    """The schema with all columns nullable: `batch_schema` does not say which may hold nulls."""
     return pa.schema([field.with_nullable(True) for field in schema])
 
 
 def _canonical(schema: pa.Schema) -> pa.Schema:
-    """What every batch of the queue gets: only what `batch_schema` can say."""
+    """The schema reduced to what `batch_schema` can express."""
     for field in schema:
         if pa.types.is_null(field.type):
             raise SchemaError(
-                f"column {field.name!r} has no type: there are only nulls in it; cast it to a type, or drop it, "
+                f"column {field.name!r} has no type: it holds only nulls; cast it to a type, drop it, "
                 "or pass schema= to the sink"
             )
     fields = Schema.from_arrow(schema)
@@ -358,7 +338,7 @@ def _canonical(schema: pa.Schema) -> pa.Schema:
 
 
 def _as_type(column: pa.Array, field: pa.Field) -> pa.Array:
-    """A column as a field wants it: the same type, or one that is spelled the same."""
+    """The column as the type of a field, if that has the same spelling."""
     if column.type == field.type or pa.types.is_null(column.type):
         return column if column.type == field.type else pa.nulls(len(column), field.type)
     if Field.from_arrow(pa.field("", column.type)).spelling != Field.from_arrow(pa.field("", field.type)).spelling:
@@ -367,7 +347,7 @@ def _as_type(column: pa.Array, field: pa.Field) -> pa.Array:
 
 
 def _one_dictionary(batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
-    """The batches with one dictionary for each column that has one, as a file of them needs."""
+    """The batches with one dictionary per dictionary column, as a file needs."""
     if len(batches) == 1 or "dictionary<" not in str(batches[0].schema):
         return batches
     unified: list[pa.RecordBatch] = pa.Table.from_batches(batches).unify_dictionaries().to_batches()

@@ -1,10 +1,10 @@
-"""A queue as the end of one pipeline and the beginning of another: two pipelines joined by a directory.
+"""`QueueSource`: a queue as the source of a pipeline; with `QueueSink` a directory joins two pipelines.
 
     Pipeline(JsonlSource("in.jsonl"), [Tokenize(tokenizer)], QueueSink("queue")).run()        # in one process
     for batch in Pipeline(QueueSource("queue"), [Filter("n_tokens > 8")]): ...                # in another
 
-Both work without a pipeline too: `sink.consume(batch)` and `sink.flush()`; `for batch in source`.
-Batches may have any columns that `penstock.types` can spell: numbers, tensors, strings, lists, structs, with nulls.
+Both work without a pipeline, too: `sink.consume(batch)` and `sink.flush()`; `for batch in source`. Batches may have any
+columns that `penstock.types` can spell: numbers, tensors, strings, lists, structs, with nulls.
 """
 
 from __future__ import annotations
@@ -14,51 +14,50 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, Unpack
 
 import pyarrow as pa
 
 from penstock.distributed.ranks import find_rank
-from penstock.errors import ConfigError, DataError, QueueNotFoundError, ResumeError, StalledError
+from penstock.errors import DataError, QueueNotFoundError, ResumeError, StalledError
 from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
 from penstock.files.states import StateFormat
-from penstock.fsqueue.claiming_reader import SharedReader
-from penstock.fsqueue.members import Membership, MemberWatch
-from penstock.fsqueue.ordered_reader import StrictReader
+from penstock.fsqueue.consumer import check_reading, open_reader
+from penstock.fsqueue.members import QueueKeywords, QueueMember, QueueOptions
 from penstock.fsqueue.queue import Queue
-from penstock.fsqueue.reaper import LeaseReaper
-from penstock.fsqueue.sink import QueueSink, nullable
-from penstock.fsqueue.split_reader import Delivered, QueueReader, ReadCounts, Split
+from penstock.fsqueue.sink import nullable
+from penstock.fsqueue.split_reader import Delivered, ReadCounts, SplitFiles, check_queue_state
 from penstock.pipeline.stages import Origin, Source, State
 
-__all__ = ["QueueSink", "QueueSource"]
+__all__ = ["QueueSource"]
 
 logger = logging.getLogger(__name__)
 
 _STATE = StateFormat("queue", "a QueueSource")
-_LOOK_SECONDS = 0.5
-_A_WHILE, _LONG_POLL = 30.0, 0.025
-_FIRST_WORD = 15.0
+# Longest wait of `next_batch`.
+_WAIT_SECONDS = 0.5
+_LONG_WAIT, _LONG_POLL = 30.0, 0.025
+_WARN_AFTER = 15.0
 _ALL_ROWS = 1 << 62
 
 
 class QueueSource(Source):
-    """The batches of one split of a queue, until it ends, if it does; waits for what is not there yet.
+    """Batches of one split of a queue, until its end, if it has one; waits for batches that are not there yet.
 
-    `order="any"` shares the split with other readers, whoever comes first; `order="strict"` deals it out to the ranks
-    in the order it was made.
+    `order="any"` shares the split with other readers; `order="strict"` gives each rank its batches in the order of
+    their numbers.
 
-    A file stays in the queue until all of it is done with. With `acknowledge="delivered"` that is when the batch after
-    it is asked for, in a loop over the source or over a pipeline; `pipeline.run()` is done with what it has published,
-    or with what a checkpoint keeps. What a pipeline has only read ahead when it stops, fails or is killed comes again,
-    to whoever reads next. With `"committed"` no loop is done with anything before `commit(state)`: for trainers that
-    go back to their last checkpoint. A state resumes at the row, as long as nothing after it was done with.
+    A file stays in the queue until all of it is consumed. With `acknowledge="delivered"` a batch is consumed when the
+    next one is requested, in a loop over the source or over a pipeline; `pipeline.run()` has consumed what it has
+    published, or what a checkpoint holds. Rows that a pipeline has only prefetched when it stops, fails or is killed
+    are delivered again, to the next reader. With `"committed"` a loop consumes nothing before `commit(state)`: for
+    trainers that return to their last checkpoint. A state resumes at the row, unless later rows are consumed.
 
-    While there is nothing, `next_batch` returns an empty batch every half second, so that a pipeline can be stopped,
-    and raises StalledError, saying what is missing, after `timeout_seconds`. A queue that does not exist raises
-    QueueNotFoundError, unless it is made within `wait_for_queue_seconds`. A file that cannot be read raises DataError,
-    or with `on_bad="skip"` is put aside and counted.
+    While there is no batch, `next_batch` returns an empty one every half second, so that a pipeline can be stopped, and
+    raises StalledError after `timeout_seconds`. A queue that does not exist raises QueueNotFoundError, unless it is
+    created within `wait_for_queue_seconds`. An unreadable file raises DataError, or with `on_bad="skip"` is set aside
+    and counted. Fields of `QueueOptions` can be given as keywords.
     """
 
     def __init__(
@@ -70,55 +69,39 @@ class QueueSource(Source):
         acknowledge: Literal["delivered", "committed"] = "delivered",
         rank: int | None = None,
         world_size: int | None = None,
-        timeout_seconds: float | None = 600.0,
         wait_for_queue_seconds: float = 0.0,
-        lease_seconds: float = 30.0,
         on_bad: Literal["raise", "skip"] = "raise",
+        options: QueueOptions | Mapping[str, Any] | None = None,
+        **keywords: Unpack[QueueKeywords],
     ) -> None:
-        for name, value, allowed in (
-            ("order", order, ("any", "strict")),
-            ("acknowledge", acknowledge, ("delivered", "committed")),
-            ("on_bad", on_bad, ("raise", "skip")),
-        ):
-            if value not in allowed:
-                raise ConfigError(f"{name} is one of {', '.join(map(repr, allowed))}, got {value!r}")
-        if timeout_seconds is not None and not timeout_seconds > 0:
-            raise ConfigError(f"timeout_seconds must be positive, or None, got {timeout_seconds!r}")
+        check_reading(order, acknowledge, on_bad)
         self.queue_dir, self.split = require_local(queue_dir, "queue_dir"), split
         self.order, self.acknowledge, self.on_bad = order, acknowledge, on_bad
-        self.timeout_seconds, self.lease_seconds = timeout_seconds, lease_seconds
+        self.options = QueueOptions.of(options, keywords)
         self.wait_for_queue_seconds = wait_for_queue_seconds
         self.rank = find_rank(rank, world_size)
         self.counts = ReadCounts()
-        """What was delivered so far, delivered twice, lost, skipped, and how long it was waited for."""
+        """Batches delivered, redelivered, lost and skipped so far, and seconds of waiting."""
         self._queue: Queue | None = None
         self._schema: pa.Schema | None = None
-        self._place: _Place | None = None
-        self._pending: pa.RecordBatch | None = None
-        """What is left of the batch that was begun."""
-        self._row = 0
-        """How many rows of it, or after loading a state of the one to come, were delivered."""
-        self._batch: tuple[int, int] | None = None
-        """Which batch that is: the number of its file, and its index there."""
-        self._before: State | None = None
-        """The reader's state in front of it."""
+        self._input: _SplitInput | None = None
+        self._pending: pa.RecordBatch | None = None  # rest of the current batch
+        self._row = 0  # rows of the current batch that were delivered; after loading a state, of the batch to come
+        self._batch: tuple[int, int] | None = None  # current batch: number of its file, and index in it
+        self._before: State | None = None  # state of the reader before the current batch
         self._origin: Origin | None = None
-        self._first_row = 0
-        """The row of its file that the batch begins with."""
-        self._holds = False
-        """Whether a pipeline says what is done with."""
-        self._delivered: State | None = None
-        """The reader's state behind what was delivered last."""
-        self._told: State | None = None
-        """The last of these that the reader was told of."""
+        self._first_row = 0  # row of its file at which the current batch begins
+        self._held = False  # whether a pipeline decides what is consumed
+        self._delivered: State | None = None  # state of the reader after what was delivered last
+        self._acknowledged: State | None = None  # last of these states that the reader has committed
         self._to_commit: deque[State] = deque()
         self._waiting_since: float | None = None
         self._warned = False
-        self._put_aside = False
+        self._skip_next = False
 
     @property
     def meta(self) -> Mapping[str, Any]:
-        """What whoever made the queue says about its batches."""
+        """Metadata of the queue."""
         return self._open_queue().meta
 
     @property
@@ -129,16 +112,16 @@ class QueueSource(Source):
 
     def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
         if self._pending is None:
-            place = self._open()
-            self._pass_on(place)
-            self._before = place.reader.state()
+            opened = self._open()
+            self._acknowledge(opened)
+            self._before = opened.reader.state()
             try:
-                delivered = self._next(place)
+                delivered = self._next(opened)
             except StalledError as error:
-                self._keep_waiting(error)
+                self._check_timeout(error)
                 return pa.RecordBatch.from_pylist([], schema=self.schema)
             if delivered is None:
-                self._pass_on(place, everything=True)
+                self._acknowledge(opened, everything=True)
                 return None
             self._begin(delivered)
         assert self._pending is not None
@@ -152,7 +135,7 @@ class QueueSource(Source):
         return part
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        """The batches as they were put in."""
+        """Batches as they were published."""
         while (batch := self.next_batch(_ALL_ROWS)) is not None:
             if batch.num_rows:
                 yield batch
@@ -161,72 +144,62 @@ class QueueSource(Source):
         return self._origin
 
     def skip_file(self) -> str:
-        """After a file that could not be read: put it aside, and go on with the next; says so."""
-        self._put_aside = True
+        """After an unreadable file: set it aside and continue with the next; returns the reason."""
+        self._skip_next = True
         return "a file of the queue is unreadable"
 
     def state_dict(self) -> State:
-        """Where this reader is. In strict order it is the same on every rank, and loads on any number of them."""
-        begun = self._pending is not None
+        """Position of this reader. In strict order it is the same on every rank, and loads on any number of ranks."""
+        opened = self._input
         facts = {
             "order": self.order,
             "split": self.split,
-            "fingerprint": None if self._place is None else self._place.queue.fingerprint,
-            "queue": None if self._place is None else self._place.queue.id,
-            "reader": self._before if begun else None if self._place is None else self._place.reader.state(),
+            "fingerprint": None if opened is None else opened.queue.fingerprint,
+            "queue": None if opened is None else opened.queue.id,
+            "reader": self._before if self._pending is not None else None if opened is None else opened.reader.state(),
             "batch": self._batch,
             "row": self._row,
         }
         return _STATE.write(facts)
 
     def load_state_dict(self, state: State) -> None:
-        """Go on with the row that would have come next."""
+        """Resume with the next row."""
         self._check(state)
         self.close()
         if state["reader"] is None:
             return
-        place = self._open()
-        if state["fingerprint"] != place.queue.fingerprint:
-            raise ResumeError(
-                f"the state is of a queue with fingerprint {state['fingerprint']}, {self.queue_dir} has "
-                f"{place.queue.fingerprint}: its batches were made otherwise; start without the state"
-            )
-        same_queue = state.get("queue") == place.queue.id
-        if not same_queue and not (self.order == "strict" and place.queue.repeatable):
-            raise ResumeError(
-                f"the state is of a queue that was at {self.queue_dir} before this one was made, and what it names is "
-                "gone; start without the state"
-            )
-        with place.queue.guarded():
+        opened = self._open()
+        same_queue = check_queue_state(state, opened.queue, self.order)
+        with opened.queue.guarded():
             if self.order == "any":
-                place.wait_for_files_of(state["reader"])
-            place.reader.load(state["reader"], same_queue=same_queue)
+                opened.wait_for_files_of(state["reader"])
+            opened.reader.load(state["reader"], same_queue=same_queue)
         self._row = state["row"]
         self._batch = None if state["batch"] is None else (state["batch"][0], state["batch"][1])
 
     def hold(self) -> None:
-        """For pipelines: until the source is closed, `delivered` and `commit` say what is done with, and nothing else.
+        """For pipelines: until the source is closed, only `delivered` and `commit` decide what is consumed.
 
-        All three may be called while another thread reads, which then does what is to be done before the next batch.
+        All three may be called while another thread reads; the reading thread acts on them before the next batch.
         """
-        self._holds = True
+        self._held = True
 
     def delivered(self, state: State) -> None:
-        """What came before `state` was asked past by whoever loops over the pipeline."""
+        """A loop over the pipeline has requested the batch after `state`."""
         if self.acknowledge == "delivered" and state["reader"] is not None:
             self._delivered = state["reader"]
 
     def commit(self, state: Mapping[str, Any] | None = None) -> None:
-        """What was delivered before `state` is done with and may be deleted.
+        """Acknowledge what was delivered before `state`: it may be deleted.
 
-        It is a state of this source, or of its pipeline; None stands for all that this source has handed out, so it is
-        not for pipelines, which read ahead.
+        `state` is one of this source, or of its pipeline. None stands for everything that this source has delivered; it
+        is not for pipelines, which prefetch.
         """
         state = self.state_dict() if state is None else state.get("source", state)
         self._check(state)
         if state["reader"] is None:
             return
-        closed = self._place is None
+        closed = self._input is None
         if closed:
             self.load_state_dict(dict(state))
         self._to_commit.append(state["reader"])
@@ -234,25 +207,25 @@ class QueueSource(Source):
             self.close()
 
     def reset(self) -> None:
-        """Begin anew, with what is in the queue: all that is not done with."""
+        """Start again, with everything in the queue that is not consumed."""
         self.close()
 
     def close(self) -> None:
-        """Give back what is not done with; reading again takes up what is there then.
+        """Release what is not consumed; reading again continues with what is there then.
 
-        Without a pipeline, and if that is what counts, every batch that was handed out whole has been delivered.
+        Without a pipeline, and with `acknowledge="delivered"`, every batch that was delivered completely is consumed.
         """
-        place, self._place = self._place, None
-        if place is not None and self._delivers_itself:
-            self._delivered = place.reader.state() if self._pending is None else self._before
+        opened, self._input = self._input, None
+        if opened is not None and self._acknowledges_itself:
+            self._delivered = opened.reader.state() if self._pending is None else self._before
         self._pending = self._batch = self._before = self._origin = self._waiting_since = None
         self._row = 0
-        if place is not None:
-            self._pass_on(place, everything=True)
-            place.close()
-        self._delivered = self._told = None
+        if opened is not None:
+            self._acknowledge(opened, everything=True)
+            opened.close()
+        self._delivered = self._acknowledged = None
         self._to_commit.clear()
-        self._holds = False
+        self._held = False
 
     def __enter__(self) -> Self:
         return self
@@ -264,73 +237,77 @@ class QueueSource(Source):
         return f"QueueSource({str(self.queue_dir)!r}, {self.split!r}, order={self.order!r})"
 
     def _open_queue(self) -> Queue:
-        if self._queue is None:
-            until = time.monotonic() + self.wait_for_queue_seconds
-            while self._queue is None:
-                try:
-                    self._queue = Queue.open(self.queue_dir)
-                except QueueNotFoundError:
-                    if time.monotonic() >= until:
-                        raise
-                    time.sleep(_LONG_POLL)
-            self._queue.split(self.split)
+        until = time.monotonic() + self.wait_for_queue_seconds
+        while self._queue is None:
+            try:
+                queue = Queue.open(self.queue_dir)
+                queue.split(self.split)
+                self._queue = queue
+            except QueueNotFoundError:
+                if time.monotonic() >= until:
+                    raise
+                time.sleep(_LONG_POLL)
         return self._queue
 
-    def _open(self) -> _Place:
-        if self._place is None:
-            self._place = _Place(self, self._open_queue())
-        return self._place
+    def _open(self) -> _SplitInput:
+        if self._input is None:
+            self._input = _SplitInput(self, self._open_queue())
+        return self._input
 
-    def _next(self, place: _Place) -> Delivered | None:
+    def _next(self, opened: _SplitInput) -> Delivered | None:
         """The next batch; raises StalledError if there is none for a moment."""
-        place.split.on_bad = "skip" if self._put_aside else self.on_bad
+        opened.split.on_bad = "skip" if self._skip_next else self.on_bad
         waited = 0.0 if self._waiting_since is None else time.monotonic() - self._waiting_since
-        place.split.poll_seconds = None if waited < _A_WHILE else _LONG_POLL
-        with place.queue.guarded():
-            delivered = place.reader.next()
-        self._put_aside, self._waiting_since = False, None
-        place.member.done += delivered is not None
+        opened.split.poll_seconds = self.options.poll_seconds or (None if waited < _LONG_WAIT else _LONG_POLL)
+        with opened.queue.guarded():
+            delivered = opened.reader.next()
+        self._skip_next, self._waiting_since = False, None
+        opened.member.done += delivered is not None
         return delivered
 
     @property
-    def _delivers_itself(self) -> bool:
-        return self.acknowledge == "delivered" and not self._holds
+    def _acknowledges_itself(self) -> bool:
+        return self.acknowledge == "delivered" and not self._held
 
-    def _pass_on(self, place: _Place, *, everything: bool = False) -> None:
-        """Tell the reader what is done with: when that frees a file, or at once, if everything is wanted."""
-        if self._delivers_itself and self._pending is None and not everything:
-            self._delivered = place.reader.state()
-        done = [self._to_commit.popleft() for _ in range(len(self._to_commit))]
+    def _acknowledge(self, opened: _SplitInput, *, everything: bool = False) -> None:
+        """Commit what is consumed: when that completes a file, or now, if `everything`."""
+        if self._acknowledges_itself and self._pending is None and not everything:
+            self._delivered = opened.reader.state()
+        states = [self._to_commit.popleft() for _ in range(len(self._to_commit))]
         delivered = self._delivered
-        if delivered is not None and delivered is not self._told and (everything or place.frees_a_file(delivered)):
-            self._told = delivered
-            done.append(delivered)
-        if done and place.queue.path.is_dir():
-            for state in done:
-                place.reader.commit(state)
+        if (
+            delivered is not None
+            and delivered is not self._acknowledged
+            and (everything or opened.completes_file(delivered))
+        ):
+            self._acknowledged = delivered
+            states.append(delivered)
+        if states and opened.queue.path.is_dir():
+            for state in states:
+                opened.reader.commit(state)
 
-    def _keep_waiting(self, error: StalledError) -> None:
-        """Raises when the time is up; says once, after a while, what is waited for."""
+    def _check_timeout(self, error: StalledError) -> None:
+        """Raise when the time is up; warn once before."""
         now = time.monotonic()
         if self._waiting_since is None:
-            self._waiting_since, self._warned = now - _LOOK_SECONDS, False
+            self._waiting_since, self._warned = now - _WAIT_SECONDS, False
         waited, missing = now - self._waiting_since, str(error).partition(" for ")[2]
-        if self.timeout_seconds is not None and waited >= self.timeout_seconds:
+        timeout = self.options.timeout_seconds
+        if timeout is not None and waited >= timeout:
             self._waiting_since = None
-            raise StalledError(f"waited {self.timeout_seconds:g} s for {missing}") from None
-        if waited >= _FIRST_WORD and not self._warned:
+            raise StalledError(f"waited {timeout:g} s for {missing}") from None
+        if waited >= _WARN_AFTER and not self._warned:
             self._warned = True
             logger.warning("waiting for %s", missing)
 
     def _begin(self, delivered: Delivered) -> None:
         key = (delivered.number, delivered.index)
         if self._batch != key:
-            # Not the one that the state was in the middle of: others have that, all of it.
+            # Not the batch of the state: another reader has that one, all of it.
             self._batch, self._row = key, 0
         opened = delivered.opened
-        batch = opened.record_batch(delivered.index)
         try:
-            whole = pa.RecordBatch.from_arrays(batch.columns, schema=self.schema)
+            whole = pa.RecordBatch.from_arrays(opened.record_batch(delivered.index).columns, schema=self.schema)
         except (pa.ArrowInvalid, pa.ArrowTypeError, ValueError) as error:
             raise DataError(
                 f"its columns are not those of the queue ({error})", file=str(self.queue_dir / self.split), row=None
@@ -342,32 +319,23 @@ class QueueSource(Source):
         _STATE.read(state)
         for name in ("order", "split"):
             if state[name] != getattr(self, name):
-                raise ResumeError(f"the state is of {name}={state[name]!r}, this source has {getattr(self, name)!r}")
+                raise ResumeError(f"the state has {name}={state[name]!r}, this source has {getattr(self, name)!r}")
 
 
-class _Place:
-    """A source's place in a queue: its membership and its reader."""
+class _SplitInput:
+    """Membership of a source in a queue, and its reader."""
 
     def __init__(self, source: QueueSource, queue: Queue) -> None:
         self.queue, self._file = queue, -1
-        lease, rank = source.lease_seconds, source.rank
-        facts = {"role": "consumer", "order": source.order, "rank": rank.rank, "world": rank.world}
-        self.member = Membership(queue.members, "c", lease_seconds=lease, facts=facts)
-        caretaker = LeaseReaper(queue, MemberWatch(queue.members, lease_seconds=lease))
-        moment = min(_LOOK_SECONDS, source.timeout_seconds or _LOOK_SECONDS)
-        self.split = Split(queue, source.split, self.member, caretaker, moment, None, source.on_bad, source.counts)
-        with queue.guarded():
-            self.member.join()
-        self.reader: QueueReader = (
-            StrictReader(self.split, rank, on_commit=True)
-            if source.order == "strict"
-            else SharedReader(self.split, on_commit=True)
-        )
+        self.member = QueueMember.consumer(queue, source.order, source.rank, source.options).join()
+        moment = min(_WAIT_SECONDS, source.options.timeout_seconds or _WAIT_SECONDS)
+        self.split = SplitFiles(self.member, source.split, moment, None, source.on_bad, source.counts)
+        self.reader = open_reader(self.split, source.order, source.rank, on_commit=True)
 
-    def frees_a_file(self, state: State) -> bool:
-        """Whether a file may be done with at this state that was not at the last one asked for.
+    def completes_file(self, state: State) -> bool:
+        """True if a file may be consumed at this state that was not at the last one.
 
-        To tell the others costs a strict reader a few system calls, so it is not done for every batch.
+        A commit costs a strict reader a few system calls, so it is not done for every batch.
         """
         if "position" not in state:
             return bool(state["finished"])
@@ -375,20 +343,18 @@ class _Place:
         return before != self._file
 
     def wait_for_files_of(self, state: State) -> None:
-        """Wait until the files that a state of ours has begun are free, if somebody has them who may be dead.
+        """Wait until the files that a state has begun are free, if a member that may be dead has claimed them.
 
-        So it is when a run that had gone on from this state was killed too: what it took over is to be ours again, from
-        the row on that the state says. Who is seen to live keeps what it has.
+        That happens when a run that had resumed from this state was killed, too: its claims become ours again, from the
+        row of the state. A member that is seen alive keeps its claims.
         """
         begun = {number for number, _ in state["held"]}
         beats: dict[str, int | None] = {}
         while True:
-            if self.split.caretaker.due:
-                self.split.caretaker.round()
-            files = [file for file in self.queue.split(self.split.name).files() if file.number in begun]
-            owners = {file.owner for file in files if file.owner is not None} - {state["member"], self.member.id}
-            now = {owner: self.split.caretaker.watch.beat_of(owner) for owner in owners}
-            if not any(beats.setdefault(owner, beat) == beat for owner, beat in now.items()):
+            self.member.reap_if_due()
+            files = [file for file in self.split.directory.files() if file.number in begun]
+            owners = {file.owner for file in files if file.owner is not None} - {state["member"]}
+            if not self.split.any_silent(owners, beats):
                 return
             time.sleep(_LONG_POLL)
 

@@ -1,4 +1,4 @@
-"""What the two ways of reading a split have in common: waiting for files, opening them, putting bad ones aside."""
+"""Common part of the two readers of a split: waiting for files, opening them, setting unreadable ones aside."""
 
 from __future__ import annotations
 
@@ -7,41 +7,38 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from penstock.errors import DataError, StaleQueueError
-from penstock.fsqueue.backoff import Backoff
+from penstock.errors import DataError, ResumeError, StaleQueueError
 from penstock.fsqueue.batch_file import BatchFile, read
-from penstock.fsqueue.cursors import read_floor
 from penstock.fsqueue.lanes import Lanes
-from penstock.fsqueue.layout import Published
-from penstock.fsqueue.members import Membership
+from penstock.fsqueue.layout import QueueFile, SplitDirectory
+from penstock.fsqueue.members import Backoff, QueueMember
 from penstock.fsqueue.queue import Queue
-from penstock.fsqueue.reaper import LeaseReaper
 
-__all__ = ["Delivered", "QueueReader", "ReadCounts", "Split"]
+__all__ = ["Delivered", "QueueReader", "ReadCounts", "SplitFiles", "check_queue_state"]
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class ReadCounts:
-    """What one reader has seen."""
+    """Counts of one reader."""
 
     delivered: int = 0
-    """Batches."""
+    """Batches delivered."""
     files: int = 0
-    """Files that were acknowledged."""
+    """Files acknowledged."""
     redelivered: int = 0
-    """Batches out of files whose lease had run out before: another consumer may have had them already."""
+    """Batches of files whose lease had expired: another consumer may have had them."""
     lost: int = 0
-    """Files that others took from us because our own lease ran out."""
+    """Files that others took over because our lease expired."""
     skipped: int = 0
-    """Batches of files that could not be read and were put aside."""
+    """Batches of unreadable files."""
     waited_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """One batch: which of which file."""
+    """Delivered batch: an open file, and the index of the batch in it."""
 
     opened: BatchFile
     index: int
@@ -49,12 +46,12 @@ class Delivered:
 
 
 class QueueReader(Protocol):
-    """A way of reading one split, batch by batch."""
+    """Order in which the batches of a split are read."""
 
     counts: ReadCounts
 
     def next(self) -> Delivered | None:
-        """The next batch, waiting for it; None at the end of a split that ends."""
+        """The next batch; waits for it. None at the end of the split."""
 
     def state(self) -> dict[str, Any]: ...
     def load(self, state: Mapping[str, Any], *, same_queue: bool = True) -> None: ...
@@ -63,96 +60,115 @@ class QueueReader(Protocol):
 
 
 @dataclass(slots=True)
-class Split:
-    """One split of a queue in the hands of one reader: its directory, and how to wait there."""
+class SplitFiles:
+    """One member's access to the files of one split."""
 
-    queue: Queue
+    member: QueueMember
     name: str
-    member: Membership
-    caretaker: LeaseReaper
-    timeout_seconds: float | None
-    poll_seconds: float | None
-    on_bad: str
+    timeout_seconds: float | None = 600.0
+    poll_seconds: float | None = None
+    on_bad: str = "raise"
     counts: ReadCounts = field(default_factory=ReadCounts)
+    queue: Queue = field(init=False)
+    directory: SplitDirectory = field(init=False)
+    lanes: Lanes = field(init=False)
 
-    def open(self, file: Published) -> BatchFile | None:
-        """The contents of a file; None if it could not be read and was put aside, as asked.
+    def __post_init__(self) -> None:
+        self.queue = self.member.queue
+        self.directory = self.queue.split(self.name)
+        self.lanes = self.queue.lanes(self.directory)
+
+    def open(self, file: QueueFile) -> BatchFile | None:
+        """Open a file; None if it is unreadable and `on_bad="skip"` has set it aside.
 
         Raises FileNotFoundError if it is gone.
         """
-        directory = self.queue.split(self.name)
         try:
-            return read(directory.at(file), file, self.queue, self.name)
+            return read(self.directory.at(file), file, self.queue, self.name)
         except (DataError, StaleQueueError) as error:
             if self.on_bad == "raise":
                 if isinstance(error, StaleQueueError):
                     raise
                 raise DataError(
-                    f"{error.reason}; `penstock queue doctor {self.queue.path} --repair` puts it aside, "
-                    'on_bad="skip" does so without stopping',
+                    f"{error.reason}; `penstock queue doctor {self.queue.path} --repair` sets it aside, "
+                    'on_bad="skip" does so while reading',
                     file=error.file,
                 ) from None
-            aside = directory.reject(file)
-            logger.warning("%s; put aside as %s, %d batches are skipped", error, aside.name, file.batches - file.start)
+            aside = self.directory.reject(file)
+            logger.warning("%s; set aside as %s, skipping %d batches", error, aside.name, file.batches - file.start)
             return None
 
     def wait_for(
         self,
-        look: Callable[[], Published | None],
+        find: Callable[[], QueueFile | None],
         *,
-        others: bool = False,
+        claims: bool = False,
         at_end: Callable[[], bool] | None = None,
-        missing: Callable[[], str] | None = None,
-    ) -> Published | None:
-        """What `look` finds, as soon as it finds something; None at the end of the split.
+        describe: Callable[[], str] | None = None,
+    ) -> QueueFile | None:
+        """The file that `find` returns, waiting until it does; None at the end of the split.
 
-        With `others` that is not before everybody who has files is seen to live: what the dead had taken comes back.
-        With `at_end` that is not before it says so: a file before the end is waited for, whoever has it. `missing` says
-        what it is waited for.
+        With `claims` the end is not reached while a claimed file may come back: its owner has to be seen alive. With
+        `at_end` the end is reached when that is true. `describe` says what is missing.
         """
-        patience: Backoff | None = None
+        backoff: Backoff | None = None
         beats: dict[str, int | None] = {}
         while True:
             with self.queue.guarded():
-                if self.caretaker.due:
-                    self.caretaker.round()
-                found = look()
+                self.member.reap_if_due()
+                found = find()
                 if found is None and self.lanes.ended(self.queue.description.batches_per_file):
-                    found = look()  # what was published between the two
+                    found = find()  # a file published between the two
                     waits = at_end is not None and not at_end()
-                    if found is None and not waits and not (others and self._may_come_back(beats)):
+                    if found is None and not waits and not (claims and self._may_come_back(beats)):
                         break
             if found is not None:
                 break
-            if patience is None:
-                describe = missing or self.what_is_missing
-                patience = Backoff(self.timeout_seconds, describe, poll_seconds=self.poll_seconds)
-            patience.pause()
-        if patience is not None:
-            self.counts.waited_seconds += patience.waited
+            if backoff is None:
+                backoff = Backoff(
+                    self.timeout_seconds, describe or self.describe_missing, poll_seconds=self.poll_seconds
+                )
+            backoff.pause()
+        if backoff is not None:
+            self.counts.waited_seconds += backoff.waited
         return found
 
     def _may_come_back(self, beats: dict[str, int | None]) -> bool:
-        """Whether somebody has files who has not moved on since `beats` were noted, and may be dead."""
-        owners = {file.owner for file in self.queue.split(self.name).files() if file.owner is not None}
-        now = {owner: self.caretaker.watch.beat_of(owner) for owner in owners - {self.member.id}}
+        owners = {file.owner for file in self.directory.files() if file.owner is not None}
+        return self.any_silent(owners, beats)
+
+    def any_silent(self, owners: set[str], beats: dict[str, int | None]) -> bool:
+        """True if one of these members has shown no heartbeat since `beats` were noted, and may be dead."""
+        now = {owner: self.member.watch.beat_of(owner) for owner in owners - {self.member.id}}
         return any(beats.setdefault(owner, beat) == beat for owner, beat in now.items())
 
-    @property
-    def lanes(self) -> Lanes:
-        return Lanes(self.queue.split(self.name).lanes, self.queue.description.lanes)
-
-    def what_is_missing(self) -> str:
-        """`a batch of split 'train' in ...: ...`, for the message at the deadline."""
-        directory = self.queue.split(self.name)
-        read = read_floor(directory.cursors) // self.queue.description.batches_per_file
-        files = [file for file in directory.files() if file.owner is not None or file.number >= read]
-        taken = sum(file.owner is not None for file in files)
-        providers = [m for m in self.caretaker.watch.look(fresh=True).values() if m.id.startswith("p")]
-        at_work = f"{len(providers)} providers are listed" if providers else "no provider is at work"
+    def describe_missing(self) -> str:
+        """`a batch of split 'train' in ...: ...`, for the message at the time limit."""
+        floor = self.directory.read_floor() // self.queue.description.batches_per_file
+        files = [file for file in self.directory.files() if file.owner is not None or file.number >= floor]
+        claimed = sum(file.owner is not None for file in files)
+        providers = sum(member.startswith("p") for member in self.member.watch.members(fresh=True))
         start = "run `python prepare.py <config>`" if self.queue.repeatable else "start what fills the queue"
         remedy = "look at their output, and at `penstock queue status`" if providers else start
         return (
-            f"a batch of split {self.name!r} in {self.queue.path}: {len(files) - taken} files are ready, {taken} are "
-            f"taken by consumers, {at_work}; {remedy}"
+            f"a batch of split {self.name!r} in {self.queue.path}: {len(files) - claimed} files are ready, {claimed} "
+            f"are claimed by consumers, {providers or 'no'} provider{'s' * (providers != 1)} listed; {remedy}"
         )
+
+
+def check_queue_state(state: Mapping[str, Any], queue: Queue, order: str) -> bool:
+    """True if a state is of this very queue; raises ResumeError if it cannot be resumed from it."""
+    if state["order"] != order:
+        raise ResumeError(f"the state has order={state['order']!r}, this reader has order={order!r}")
+    if state["fingerprint"] != queue.fingerprint:
+        raise ResumeError(
+            f"the state is of a queue with fingerprint {state['fingerprint']}, {queue.path} has {queue.fingerprint}: "
+            "its batches were made otherwise; use the config of the run, or start without the state"
+        )
+    same_queue = bool(state.get("queue") == queue.id)
+    if not same_queue and not (order == "strict" and queue.repeatable):
+        raise ResumeError(
+            f"the state is of a queue that was at {queue.path} before this one was made, and its files are gone; start "
+            "without the state"
+        )
+    return same_queue

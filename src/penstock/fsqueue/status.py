@@ -1,4 +1,4 @@
-"""What a queue looks like from outside: one look at its names, or two for the rates. Nothing is changed.
+"""Status of a queue: one snapshot of its names, or two for rates. Nothing is changed.
 
 before = look(queue); time.sleep(1); status = look(queue).since(before)
 """
@@ -16,45 +16,41 @@ from penstock.config.shared import load_shared_config
 from penstock.errors import QueueNotFoundError
 from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
-from penstock.fsqueue.cursors import RankCursor, all_cursors
-from penstock.fsqueue.lanes import Lanes
-from penstock.fsqueue.layout import Published
-from penstock.fsqueue.members import facts_of, living
-from penstock.fsqueue.queue import Queue
+from penstock.fsqueue.layout import QueueFile, RankCursor, list_cursors, list_members
+from penstock.fsqueue.members import facts_of
+from penstock.fsqueue.queue import QUEUE_FILE, Queue
 
 __all__ = ["MemberStatus", "SplitStatus", "Status", "find_queue", "look"]
-
-_FILE = "queue.json"
 
 
 @dataclass(frozen=True, slots=True)
 class SplitStatus:
-    """One split: what waits there, what was taken, what was made of it."""
+    """Files and batches of one split."""
 
     name: str
     ready_files: int
     ready_batches: int
-    """Those that have still to be delivered."""
+    """Batches of ready files that are not delivered yet."""
     ready_bytes: int
     taken_files: int
     taken_batches: int
     aside_files: int
-    """Files that could not be read."""
+    """Unreadable files that were set aside."""
     being_written: int
     returned_files: int
-    """Files that a consumer had when it died: what it had been given of them comes a second time."""
+    """Files whose consumer died: some of their batches are delivered twice."""
     oldest_seconds: float | None
-    """The age of the oldest file that waits, by the clocks of this machine and of the disk."""
+    """Age of the oldest ready file, by the clocks of this machine and of the disk."""
     made_batches: int
     end: int | None
-    """After how many batches the split ends; None if it does not."""
+    """Number of batches after which the split ends; None if it has no end."""
     cursors: Sequence[RankCursor] = ()
     published_per_second: float | None = None
     delivered_per_second: float | None = None
 
     @property
     def gone_batches(self) -> int:
-        """Batches that were made and are waiting no more: delivered, as far as can be seen from outside."""
+        """Batches that are neither ready nor claimed: delivered, as far as names show."""
         if self.cursors:
             return max(cursor.read for cursor in self.cursors)
         return self.made_batches - self.ready_batches - self.taken_batches
@@ -66,24 +62,24 @@ class SplitStatus:
 
 @dataclass(frozen=True, slots=True)
 class MemberStatus:
-    """One provider or consumer, as it says of itself."""
+    """One provider or consumer."""
 
     id: str
     role: str
     lease_seconds: float
     beat: int
     batches: int
-    """Published or delivered, when it beat last."""
+    """Published or delivered at its last heartbeat."""
     silent_seconds: float | None
-    """Since its last beat, by the clocks of this machine and of the disk."""
+    """Seconds since its last heartbeat, by the clocks of this machine and of the disk."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """Host, process id, since when, and more."""
+    """Host, process id, start time, and more."""
     alive: bool | None = None
-    """Whether it beat between two looks; None if they were too close to tell."""
+    """True if it had a heartbeat between two snapshots; None if they were too close to tell."""
 
     @property
     def seems_alive(self) -> bool:
-        """For display: nobody is taken for dead on the word of a clock."""
+        """Estimate for display; the lease rule uses no clock of the disk."""
         if self.alive is not None:
             return self.alive
         return self.silent_seconds is None or self.silent_seconds <= self.lease_seconds
@@ -91,7 +87,7 @@ class MemberStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A queue at one moment."""
+    """Snapshot of a queue."""
 
     path: Path
     fingerprint: str
@@ -100,12 +96,12 @@ class Status:
     splits: Sequence[SplitStatus]
     members: Sequence[MemberStatus]
     at: float
-    """When, by the monotonic clock."""
+    """Time of the snapshot, by the monotonic clock."""
     seconds: float | None = None
-    """Between the two looks that the rates are of."""
+    """Seconds between the two snapshots of the rates."""
 
     def since(self, before: Status) -> Status:
-        """With the rates since an earlier look, and who has shown that it lives."""
+        """This snapshot with rates since an earlier one, and members that are known to live."""
         seconds = max(self.at - before.at, 1e-9)
         old_splits = {split.name: split for split in before.splits}
         old_members = {member.id: member for member in before.members}
@@ -121,22 +117,22 @@ class Status:
 
     @property
     def advice(self) -> str:
-        """Who waits for whom, in a sentence."""
+        """The bottleneck, in a sentence."""
         providers, consumers = self.with_role("provider"), self.with_role("consumer")
         ready = sum(split.ready_files for split in self.splits)
         if all(split.finished for split in self.splits):
-            return "every split was read to its end"
+            return "every split has been read to its end"
         if not providers and not consumers:
-            return f"nobody is at work; {ready} files wait for a trainer" if ready else "nobody is at work"
+            return f"no member is at work; {ready} files are ready for a trainer" if ready else "no member is at work"
         if not providers and not all(split.end is not None for split in self.splits):
-            rest = f"; the trainer has {ready} files left" if ready else ", and the trainer waits"
+            rest = f"; {ready} files are left for the trainer" if ready else ", and the trainer waits"
             return f"no provider is at work{rest}: run `python prepare.py <config>`"
         if not consumers:
-            return f"no trainer is at work; {ready} files wait for one"
+            return f"no trainer is at work; {ready} files are ready for one"
         return self._bottleneck(len(consumers))
 
     def _bottleneck(self, consumers: int) -> str:
-        # Splits that nobody reads from, such as a validation split between two evaluations, say nothing.
+        # Splits that nobody reads, such as a validation split between two evaluations, tell nothing.
         read = [split for split in self.splits if split.gone_batches or split.taken_files] or list(self.splits)
         ready = min(split.ready_files for split in read)
         if ready == 0:
@@ -146,8 +142,8 @@ class Status:
         if gone > 1.1 * made and ready <= 4 * consumers:
             return "the provider is slower than the trainer: the queue is running empty"
         if ready <= consumers:
-            return "provider and trainer are about as fast as each other: few files wait"
-        return "the trainer is the bottleneck: files wait for it, as they should"
+            return "provider and trainer are about equally fast: few files are ready"
+        return "the trainer is the bottleneck: files are ready for it, as they should be"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -157,7 +153,7 @@ class Status:
 
 
 def look(queue: Queue) -> Status:
-    """One look, without rates."""
+    """Take a snapshot, without rates."""
     with queue.guarded():
         return Status(
             queue.path,
@@ -171,7 +167,7 @@ def look(queue: Queue) -> Status:
 
 
 def find_queue(place: PathLike) -> Path:
-    """The queue that a path means: a queue, the directory of a dataset that has one, or a config file."""
+    """Path of the queue of a place: a queue, the directory of a dataset that has one, or a config file."""
     place = require_local(place, "a queue")
     if place.is_file():
         config = load_shared_config(place)
@@ -179,7 +175,7 @@ def find_queue(place: PathLike) -> Path:
         if named is None and "dataset" not in config:
             raise QueueNotFoundError(f"{place} names neither a dataset nor a queue_dir, so it has no queue")
         return Path(named) if named is not None else Path(config.get("data_root", "data")) / config["dataset"] / "queue"
-    if not (place / _FILE).exists() and (place / "queue" / _FILE).exists():
+    if not (place / QUEUE_FILE).exists() and (place / "queue" / QUEUE_FILE).exists():
         return place / "queue"
     return place
 
@@ -187,11 +183,11 @@ def find_queue(place: PathLike) -> Path:
 def _split_status(queue: Queue, name: str) -> SplitStatus:
     directory = queue.split(name)
     names = directory.names()
-    files = [file for file in map(Published.parse, names) if file is not None]
+    files = [file for file in map(QueueFile.parse, names) if file is not None]
     ready = [file for file in files if file.owner is None]
-    taken = [file for file in files if file.owner is not None]
+    claimed = [file for file in files if file.owner is not None]
     stats = [found for file in ready if (found := _stat(directory.at(file))) is not None]
-    lanes = Lanes(directory.lanes, queue.description.lanes)
+    lanes = queue.lanes(directory)
     end, per_file = lanes.end(), queue.description.batches_per_file
     made = sum(lane.number // lanes.count for lane in lanes.all()) * per_file
     return SplitStatus(
@@ -199,24 +195,24 @@ def _split_status(queue: Queue, name: str) -> SplitStatus:
         len(ready),
         sum(file.batches - file.start for file in ready),
         sum(found.st_size for found in stats),
-        len(taken),
-        sum(file.batches - file.start for file in taken),
+        len(claimed),
+        sum(file.batches - file.start for file in claimed),
         len(directory.rejected()),
         len(list(directory.temporaries())),
         sum(file.returns > 0 for file in files),
         max((max(0.0, time.time() - found.st_mtime) for found in stats), default=None),
         made if end is None else min(made, end),
         end,
-        sorted(all_cursors(directory.cursors), key=lambda cursor: (cursor.world, cursor.rank)),
+        sorted(list_cursors(directory.cursors), key=lambda cursor: (cursor.world, cursor.rank)),
     )
 
 
 def _members(queue: Queue) -> list[MemberStatus]:
     found = []
-    for member in living(queue.members).values():
+    for member in list_members(queue.members).values():
         facts = facts_of(queue.members, member)
         stat = _stat(queue.members / member.name)
-        # A rename changes when a file's name was changed last, not when its contents were.
+        # A rename changes the ctime of a file, not its mtime.
         silent = None if stat is None else max(0.0, time.time() - stat.st_ctime)
         role = str(facts.get("role") or {"p": "provider", "c": "consumer"}.get(member.id[0], "member"))
         found.append(MemberStatus(member.id, role, member.lease_seconds, member.beat, member.done, silent, facts))

@@ -17,14 +17,12 @@ from penstock.errors import ConfigError, StalledError
 from penstock.files.atomic import write_atomic
 from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
-from penstock.fsqueue.backoff import Backoff
-from penstock.fsqueue.members import Membership, MemberWatch
-from penstock.fsqueue.ordered_reader import StrictReader
+from penstock.fsqueue.members import Backoff, QueueMember, QueueOptions
+from penstock.fsqueue.ordered_reader import OrderedReader
 from penstock.fsqueue.publisher import Limits, Publisher
 from penstock.fsqueue.queue import Queue
-from penstock.fsqueue.reaper import LeaseReaper
 from penstock.fsqueue.sink import description_for
-from penstock.fsqueue.split_reader import Split
+from penstock.fsqueue.split_reader import SplitFiles
 from penstock.rl.live import AppendReader, GroupPrompts, check_same_columns, check_timeout, with_ids
 from penstock.rl.rollout import ROLLOUT_SCHEMA, RolloutTable, from_record_batch, to_record_batch
 from penstock.rl.sources import Appends
@@ -149,17 +147,14 @@ class _Producer:
 
     def __init__(self, owner: RolloutQueue, queue: Queue) -> None:
         self.queue = queue
-        facts = {"role": "provider", "class": "RolloutQueue"}
-        self.member = Membership(queue.members, "p", lease_seconds=owner.lease_seconds, facts=facts)
-        self.publisher = Publisher(queue, _SPLIT, self.member, limits=owner.limits, durable=owner.durable)
-        self._reaper = LeaseReaper(queue, MemberWatch(queue.members, lease_seconds=owner.lease_seconds))
+        options = QueueOptions(lease_seconds=owner.lease_seconds, durable=owner.durable)
+        self.member = QueueMember.provider(queue, {"class": "RolloutQueue"}, options)
+        self.publisher = Publisher(self.member, _SPLIT, limits=owner.limits)
         self._columns: list[str] | None = None
-        with queue.guarded():
-            self.member.join()
+        self.member.join()
 
     def reserve(self, room: bool) -> int | None:
-        if self._reaper.due:
-            self._reaper.round()
+        self.member.reap_if_due()
         if not room:
             (lane,) = self.publisher.lanes.all()
             return lane.number if lane.owner is None and self.publisher.lanes.take(lane, self.member.id) else None
@@ -189,7 +184,7 @@ class _QueueAppends:
 
     def __init__(self, owner: RolloutQueue, rank: Rank) -> None:
         self._owner, self._rank = owner, rank
-        self._reading: tuple[Queue, Membership, StrictReader] | None = None
+        self._reading: tuple[Queue, QueueMember, OrderedReader] | None = None
         self._tables: dict[int, RolloutTable] = {}
         self._columns: list[str] | None = None
         self._first: int | None = None
@@ -282,15 +277,12 @@ class _QueueAppends:
         assert self._reading is not None
         return self._reading[0]
 
-    def _reader(self) -> StrictReader:
+    def _reader(self) -> OrderedReader:
         if self._reading is None:
             owner, rank = self._owner, self._rank
             queue = owner._open()
-            facts = {"role": "consumer", "order": "strict", "rank": rank.rank, "world": rank.world}
-            member = Membership(queue.members, "c", lease_seconds=owner.lease_seconds, facts=facts)
-            reaper = LeaseReaper(queue, MemberWatch(queue.members, lease_seconds=owner.lease_seconds))
-            with queue.guarded():
-                member.join()
-            split = Split(queue, _SPLIT, member, reaper, owner.timeout_seconds, None, owner.on_bad)
-            self._reading = queue, member, StrictReader(split, rank, on_commit=True, every_rank=True)
+            options = QueueOptions(lease_seconds=owner.lease_seconds)
+            member = QueueMember.consumer(queue, "strict", rank, options).join()
+            split = SplitFiles(member, _SPLIT, owner.timeout_seconds, None, owner.on_bad)
+            self._reading = queue, member, OrderedReader(split, rank, on_commit=True, every_rank=True)
         return self._reading[2]

@@ -15,7 +15,7 @@ import time
 from queue_batches import LEASE_SECONDS, Judge, on_terminate, slow_down
 
 from penstock.fsqueue import DatasetConsumer
-from penstock.fsqueue.claiming_reader import SharedReader
+from penstock.fsqueue.claiming_reader import ClaimingReader
 
 if __name__ == "__main__":
     facts = json.loads(sys.argv[1])
@@ -27,7 +27,7 @@ if __name__ == "__main__":
     with DatasetConsumer(facts["queue"], backend="numpy", lease_seconds=LEASE_SECONDS) as consumer:
         while going and (batch := consumer.get_arrays("train")) is not None:
             reader = consumer._readers["train"]
-            assert isinstance(reader, SharedReader)
+            assert isinstance(reader, ClaimingReader)
             assert reader._current is not None
             say(log, f"{judge.number_of(batch)} {reader._current.file.returns}\n".encode())
             time.sleep(draw.random() * 0.002)

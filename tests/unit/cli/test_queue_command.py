@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 import penstock.cli.queue as command
 from penstock.cli.main import app
-from penstock.fsqueue.members import Membership
+from penstock.fsqueue import QueueSink, QueueSource
+from penstock.fsqueue.members import QueueMember, QueueOptions
 from penstock.fsqueue.publisher import Limits
 from penstock.fsqueue.queue import Queue
-from penstock.fsqueue.source import QueueSink, QueueSource
 
 Call = Callable[..., Any]
 
@@ -45,10 +45,9 @@ def damaged(queue: Path) -> Path:
     return file
 
 
-def member(queue: Path, lease_seconds: float = 0.2) -> Membership:
-    found = Membership(queue / "members", "c", lease_seconds=lease_seconds, facts={"role": "consumer"})
-    found.join()
-    return found
+def member(queue: Path, lease_seconds: float = 0.2) -> QueueMember:
+    options = QueueOptions(lease_seconds=lease_seconds)
+    return QueueMember(Queue.open(queue), "c", {"role": "consumer"}, options).join()
 
 
 # -- status ----------------------------------------------------------------------------------------------------------
@@ -162,7 +161,7 @@ def test_purge_refuses_while_somebody_is_at_work_unless_forced(queue: Path, pens
 
 def test_purge_takes_the_dead_for_dead(queue: Path, penstock: Call) -> None:
     dead = member(queue)
-    dead._ticker.stop()
+    dead._heartbeat.stop()
     assert penstock("queue", "purge", str(queue), "--yes").exit_code == 0
     assert not queue.exists()
 
@@ -223,8 +222,8 @@ def test_doctor_as_json_is_one_object(queue: Path, penstock: Call) -> None:
 def test_doctor_watches_members_and_gives_back_what_the_dead_had(queue: Path, penstock: Call) -> None:
     source = QueueSource(queue, lease_seconds=0.2)
     source.next_batch(10)
-    assert source._place is not None
-    source._place.member._ticker.stop()
+    assert source._input is not None
+    source._input.member._heartbeat.stop()
     result = penstock("queue", "doctor", str(queue), "--repair")
     assert result.exit_code == 0
     assert re.search(r"1 member.*0\.2 s", result.stderr)

@@ -43,7 +43,6 @@ from penstock.store.history import prune, versions
 from penstock.store.reader import find_store
 from penstock.store.writer import StoreWriter
 from penstock.templates import TextTemplateEngine
-from penstock.trainer.settings import TrainSettings
 from penstock.transforms import ExactDedup
 from penstock.transforms.tokenization import CharTokenizer
 
@@ -98,7 +97,6 @@ DOORS: dict[str, Callable[[Any], Any]] = {
     "provider(config queue_dir)": lambda url: Digits(
         {"dataset": "d", "batch_size": 1, "block_size": 1, "queue_dir": os.fspath(url)}
     ),
-    "out_dir": lambda url: TrainSettings.of({"dataset": "d", "batch_size": 1, "block_size": 1, "out_dir": url}),
     "ExactDedup(directory=)": lambda url: ExactDedup("text", directory=url),
     "CharTokenizer.save": lambda url: CharTokenizer("abc").save(url),
     "save_templates": lambda url: TextTemplateEngine().save_templates(url),

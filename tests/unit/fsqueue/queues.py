@@ -12,8 +12,9 @@ import numpy as np
 from penstock.errors import ConfigError as ConfigError
 from penstock.fsqueue import DataProviderBase, DatasetConsumer, Queue
 from penstock.fsqueue.batch_file import BatchColumns
-from penstock.fsqueue.members import Membership
+from penstock.fsqueue.members import QueueMember, QueueOptions
 from penstock.fsqueue.publisher import Limits, Publisher
+from penstock.fsqueue.reaper import LeaseReaper, MemberWatch
 
 ROWS, LENGTH, PER_FILE = 2, 3, 4
 
@@ -67,7 +68,7 @@ def fill(path: Path, batches: int, **config: Any) -> Path:
 
 
 def consumer(path: Path, **options: Any) -> DatasetConsumer:
-    return DatasetConsumer(path, **{"backend": "numpy", "timeout_seconds": 10.0, **options})
+    return DatasetConsumer(path, **{"backend": "numpy", "timeout_seconds": 120.0, **options})
 
 
 def ks(batches: Iterator[Any] | DatasetConsumer) -> list[int]:
@@ -113,21 +114,22 @@ class Clock:
         self.now += seconds
 
 
+def reaper_of(path: Path, clock: Clock, lease_seconds: float = 10.0) -> LeaseReaper:
+    """Another member's reaper, whose clock the test sets."""
+    queue = Queue.open(path)
+    return LeaseReaper(queue, MemberWatch(queue.members, lease_seconds=lease_seconds, clock=clock))
+
+
 class Maker:
     """A provider in pieces: it can stop, or die, between any two of them."""
 
-    def __init__(self, path: Path, *, max_batches: int | None = None, member: Membership | None = None, **limits: int):
+    def __init__(self, path: Path, *, max_batches: int | None = None, lease_seconds: float = 30.0, **limits: int):
         self.provider = provider(path)
         self.queue = Queue.create(path, self.provider.description())
         self.columns = BatchColumns(self.queue.description.schema)
-        self.member = member or Membership(self.queue.members, "p", lease_seconds=30.0, facts={})
-        self.publisher = Publisher(
-            self.queue,
-            "train",
-            self.member,
-            limits=Limits(**(limits or {"backlog_files": 1000})),
-            max_batches=max_batches,
-        )
+        self.member = QueueMember(self.queue, "p", {}, QueueOptions(lease_seconds=lease_seconds))
+        limited = Limits(**(limits or {"backlog_files": 1000}))
+        self.publisher = Publisher(self.member, "train", limits=limited, max_batches=max_batches)
 
     def reserve(self) -> int:
         number = self.publisher.reserve()

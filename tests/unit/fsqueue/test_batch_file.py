@@ -15,7 +15,7 @@ from queues import LENGTH, PAIR, ROWS, Numbered, consumer, fill, given, ks, name
 from penstock.errors import ConfigError, DataError, StaleQueueError
 from penstock.fsqueue import DatasetConsumer, Queue
 from penstock.fsqueue.batch_file import Encoder, read
-from penstock.fsqueue.layout import Published
+from penstock.fsqueue.layout import QueueFile
 
 SHAPES: dict[str, tuple[dict[str, Any], Any]] = {
     "int8": ({"dtype": "int8", "shape": [2, 3]}, lambda rng: rng.integers(-9, 9, (ROWS, 2, 3), dtype=np.int8)),
@@ -103,7 +103,7 @@ def test_any_arrow_reader_opens_a_file(tmp_path: Path) -> None:
 def open_one(path: Path, name: str | None = None) -> Any:
     queue = Queue.open(path)
     name = names(path)[0] if name is None else name
-    file = Published.parse(name)
+    file = QueueFile.parse(name)
     assert file is not None
     return read(path / "train" / name, file, queue, "train")
 
@@ -143,7 +143,7 @@ def test_bytes_of_a_foreign_program_under_a_right_name_are_found_out(content: by
     import xxhash
 
     path = fill(tmp_path / "q", 4)
-    name = Published(7, 4, xxhash.xxh3_64_hexdigest(content)).name
+    name = QueueFile(7, 4, xxhash.xxh3_64_hexdigest(content)).name
     (path / "train" / name).write_bytes(content)
     with pytest.raises(DataError, match=str(tmp_path)):
         open_one(path, name)
@@ -158,7 +158,7 @@ def test_an_arrow_file_of_another_program_is_found_out(tmp_path: Path) -> None:
     with pa.ipc.new_file(stream, batch.schema) as writer:
         writer.write_batch(batch)
     data = stream.getvalue().to_pybytes()
-    name = Published(7, 1, xxhash.xxh3_64_hexdigest(data)).name
+    name = QueueFile(7, 1, xxhash.xxh3_64_hexdigest(data)).name
     (path / "train" / name).write_bytes(data)
     with pytest.raises(DataError, match=str(tmp_path)):
         open_one(path, name)

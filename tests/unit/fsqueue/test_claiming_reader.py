@@ -9,20 +9,18 @@ import pytest
 from hypothesis import given as given_that
 from hypothesis import settings
 from hypothesis import strategies as st
-from queues import Clock, consumer, fill, ks, names, numbers, take
+from queues import Clock, consumer, fill, ks, names, numbers, reaper_of, take
 
 from penstock.fsqueue import DatasetConsumer
-from penstock.fsqueue.members import MemberWatch
-from penstock.fsqueue.reaper import LeaseReaper
 
 
 def taken_for_dead(reader: DatasetConsumer) -> int:
     """Everybody else thinks that its lease is out; returns how many files were given back."""
     clock = Clock()
-    caretaker = LeaseReaper(reader._queue, MemberWatch(reader._queue.members, lease_seconds=30.0, clock=clock))
-    caretaker.round()
+    reaper = reaper_of(reader.queue_dir, clock)
+    reaper.reap()
     clock.go(31.0)
-    return len(caretaker.round().claims)
+    return len(reaper.reap().claims)
 
 
 def fell_asleep(reader: DatasetConsumer) -> None:

@@ -18,7 +18,7 @@ from queues import PAIR, ROWS, Maker, consumer, fill, given, k_of, ks, names, pr
 from penstock.errors import ConfigError, DataError, QueueNotFoundError, ResumeError, StalledError
 from penstock.files.states import with_checksum
 from penstock.fsqueue import DatasetConsumer, Queue, purge
-from penstock.fsqueue.backoff import Backoff
+from penstock.fsqueue.members import Backoff
 
 LABELLED = [*PAIR, {"name": "label", "dtype": "int64", "role": "label"}]
 
@@ -281,9 +281,9 @@ def test_a_consumer_at_work_does_not_go_on_in_a_forked_process_and_one_that_is_n
     tmp_path: Path,
 ) -> None:
     path = fill(tmp_path / "q", 16)
-    here = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    here = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     done = subprocess.run(
-        [sys.executable, "-c", FORKING, str(path)], capture_output=True, text=True, env=here, check=False, timeout=60
+        [sys.executable, "-c", FORKING, str(path)], capture_output=True, text=True, env=here, check=False, timeout=600
     )
     assert done.stdout == "3\n", f"the child's is another: {done.stderr}"
 

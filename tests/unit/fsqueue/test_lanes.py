@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 from queues import listed
 
-from penstock.fsqueue.lanes import Lane, Lanes, lay_out
+from penstock.fsqueue.lanes import Lane, Lanes
 
 
 @pytest.fixture
 def lanes(tmp_path: Path) -> Lanes:
-    lay_out(tmp_path, 4)
-    return Lanes(tmp_path, 4)
+    made = Lanes(tmp_path / "lanes", 4)
+    made.create()
+    return made
 
 
 def test_numbers_are_handed_out_from_the_lowest_and_each_once(lanes: Lanes) -> None:

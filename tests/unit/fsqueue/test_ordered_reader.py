@@ -12,11 +12,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from queues import PER_FILE, Maker, consumer, fill, ks, names, numbers, provider, take
 
-from penstock.distributed.ranks import Rank
 from penstock.errors import DataError, ResumeError, StalledError
 from penstock.files.states import with_checksum
 from penstock.fsqueue import DatasetConsumer, Queue, purge
-from penstock.fsqueue.cursors import RankCursor, RankCursors, all_cursors, done_floor, read_floor
+from penstock.fsqueue.layout import RankCursor, SplitDirectory, list_cursors
 
 
 def ranks(path: Path, world: int, acknowledge: str = "delivered") -> list[DatasetConsumer]:
@@ -228,33 +227,39 @@ def test_a_file_that_was_renamed_between_two_looks_is_found(tmp_path: Path) -> N
         assert ks(reader) == list(range(1, 12))
 
 
-def test_cursors_say_how_far_everybody_is(tmp_path: Path) -> None:
-    first, second = (RankCursors(tmp_path, Rank(rank, 2)) for rank in range(2))
-    assert read_floor(tmp_path) == 0
-    first.begin(4)
-    assert done_floor(tmp_path, 2) == 0, "one has not said"
-    second.begin(3)
-    assert [cursor.rank for cursor in all_cursors(tmp_path)] == [1], "the other was past it: that is of another run"
-    first.move(4, 4)
-    assert len(all_cursors(tmp_path)) == 2, "it comes back even if it did not move"
-    second.begin(4)
-    assert len(all_cursors(tmp_path)) == 2, "it is not past that"
-    RankCursors(tmp_path, Rank(0, 1)).begin(4)
-    assert [cursor.world for cursor in all_cursors(tmp_path)] == [1], "of another number of ranks"
-    first.move(4, 4)
-    second.move(4, 4)
-    (tmp_path / RankCursor(0, 1, 4, 4).name).unlink()
-    first.move(12, 8)
-    second.move(9, 9)
-    assert read_floor(tmp_path) == 9
-    assert done_floor(tmp_path, 2) == 8
-    assert done_floor(tmp_path, 3) == 0
+def test_cursors_hold_the_position_of_every_rank(tmp_path: Path) -> None:
+    directory = SplitDirectory(tmp_path)
+    directory.cursors.mkdir()
+    assert directory.read_floor() == 0
+    (directory.cursors / RankCursor(0, 2, 12, 8).name).touch()
+    assert directory.done_floor(2) == 0, "rank 1 has no cursor"
+    (directory.cursors / RankCursor(1, 2, 9, 9).name).touch()
+    assert (directory.read_floor(), directory.done_floor(2), directory.done_floor(3)) == (9, 8, 0)
     cursor = RankCursor(0, 2, 12, 8)
     assert RankCursor.parse(cursor.name) == cursor
     assert cursor.name == "r0of2~read12~done8"
     assert RankCursor.parse("r0of2~read12") is None
-    (tmp_path / RankCursor(0, 2, 11, 7).name).touch()
-    assert done_floor(tmp_path, 2) == 7, "of two names of one rank the earlier counts"
+    (directory.cursors / RankCursor(0, 2, 11, 7).name).touch()
+    assert directory.done_floor(2) == 7, "of two names of one rank the earlier counts"
+
+
+def test_cursors_of_another_run_are_removed_and_those_of_this_run_come_back(tmp_path: Path) -> None:
+    path = fill(tmp_path / "q", 12)
+    cursors = path / "train" / "cursors"
+    first, second = (consumer(path, order="strict", rank=rank, world_size=2) for rank in range(2))
+    state = {"position": 4}
+    with first, second:
+        first._reader("train").load(state)
+        second._reader("train").load({"position": 3})
+        assert [cursor.rank for cursor in list_cursors(cursors)] == [1], "the other was past it: that is of another run"
+        take(first, 1)
+        take(first, 1)
+        assert len(list_cursors(cursors)) == 2, "it comes back with its next file"
+        second._reader("train").load({"position": 8})
+        assert len(list_cursors(cursors)) == 2, "the other is not past that"
+    with consumer(path, order="strict") as alone:
+        take(alone, 1)
+        assert [cursor.world for cursor in list_cursors(cursors)] == [1], "of another number of ranks"
 
 
 @pytest.mark.parametrize(("world", "per_file", "backlog"), [(3, 8, 1), (8, 1, 4), (2, 1, 1), (5, 3, 1)])

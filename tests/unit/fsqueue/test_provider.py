@@ -283,7 +283,7 @@ def test_how_much_waits_is_no_part_of_it(tmp_path: Path) -> None:
 
 
 def test_progress_is_told_and_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.fsqueue.provider._TOLD_EVERY", 0.0)
+    monkeypatch.setattr("penstock.fsqueue.provider._PROGRESS_SECONDS", 0.0)
     told: list[ProviderProgress] = []
     report = provider(tmp_path / "q").run(max_batches=12, on_progress=told.append)
     assert [progress.batches["train"] for progress in told] == [4, 8, 12]

@@ -12,8 +12,8 @@ from queues import Given, Numbered, provider
 
 from penstock.errors import ConfigError, StaleQueueError
 from penstock.fsqueue import Queue
+from penstock.fsqueue.prepare_command import find_provider
 from penstock.fsqueue.provider_code import code_of
-from penstock.fsqueue.provider_lookup import find_provider
 
 PREPARE = '''
 """A dataset."""

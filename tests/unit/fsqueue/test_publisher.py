@@ -4,23 +4,21 @@ import threading
 from pathlib import Path
 
 import pytest
-from queues import PER_FILE, Clock, Maker, consumer, fill, ks, names, numbers, provider, take
+from queues import PER_FILE, Clock, Maker, consumer, fill, ks, names, numbers, provider, reaper_of, take
 
 from penstock.errors import ConfigError
 from penstock.fsqueue import Queue
 from penstock.fsqueue.lanes import Lanes
-from penstock.fsqueue.members import Membership, MemberWatch
 from penstock.fsqueue.publisher import Limits
-from penstock.fsqueue.reaper import LeaseReaper
 
 
 def buried(maker: Maker) -> None:
     """The provider has died, and its lease is out."""
     clock = Clock()
-    caretaker = LeaseReaper(maker.queue, MemberWatch(maker.queue.members, lease_seconds=1.0, clock=clock))
-    caretaker.round()
+    reaper = reaper_of(maker.queue.path, clock)
+    reaper.reap()
     clock.go(31.0)
-    caretaker.round()
+    reaper.reap()
 
 
 def test_files_are_made_from_the_first_number_on_and_no_more_than_may_wait(tmp_path: Path) -> None:
@@ -193,8 +191,8 @@ def test_one_that_wakes_up_while_others_tidy_up_makes_no_second_file(tmp_path: P
     path = tmp_path / "q"
     late, other = Maker(path), Maker(path)
     late_number, clock = late.reserve(), Clock()
-    caretaker = LeaseReaper(late.queue, MemberWatch(late.queue.members, lease_seconds=1.0, clock=clock))
-    caretaker.round()
+    reaper = reaper_of(path, clock)
+    reaper.reap()
     clock.go(31.0)
     published, release = [], Lanes.release
 
@@ -208,7 +206,7 @@ def test_one_that_wakes_up_while_others_tidy_up_makes_no_second_file(tmp_path: P
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Lanes, "release", releasing)
-        caretaker.round()
+        reaper.reap()
     assert published == [False]
     assert other.make() == 0
 
@@ -258,7 +256,6 @@ def test_an_end_that_was_not_reached_can_be_moved(tmp_path: Path) -> None:
 def test_a_member_counts_what_it_published(tmp_path: Path) -> None:
     maker = Maker(tmp_path / "q")
     maker.make()
-    assert isinstance(maker.member, Membership)
     assert maker.member.done == PER_FILE
 
 

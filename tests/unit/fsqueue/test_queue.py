@@ -216,3 +216,12 @@ def test_files_of_other_programs_are_not_looked_at(tmp_path: Path) -> None:
         assert ks(reader) == list(range(8))
     assert len(names(path)) == 4
     assert issubclass(QueueNotFoundError, PenstockError)
+
+
+@pytest.mark.parametrize("name", ["members", "train/cursors"])
+def test_empty_directories_that_git_dropped_are_made_again(tmp_path: Path, name: str) -> None:
+    path = fill(tmp_path / "q", 4)
+    (path / name).rmdir()
+    with consumer(path, order="strict") as reader:
+        assert ks(reader) == [0, 1, 2, 3]
+    assert (path / name).is_dir()

@@ -72,7 +72,7 @@ def test_put_aside_half_written_and_returned_files_are_counted(tmp_path: Path) -
     directory = Queue.open(path).split("train")
     first, second, _ = directory.files()
     directory.reject(first)
-    directory.move(second, second.lost())
+    directory.move(second, second.expired())
     (directory.path / ".000000000003~pdead.tmp").touch()
     (directory.path / "README").touch()
     [train] = seen(path).splits
@@ -122,13 +122,13 @@ CONSUMER = MemberStatus("c1", "consumer", 30.0, 3, 0, 0.1)
     [
         ([PROVIDER, CONSUMER], 0, (1.0, 1.0), "provider is the bottleneck"),
         ([PROVIDER, CONSUMER], 3, (1.0, 2.0), "the provider is slower than the trainer"),
-        ([PROVIDER, CONSUMER], 1, (1.0, 1.0), "about as fast as each other"),
+        ([PROVIDER, CONSUMER], 1, (1.0, 1.0), "equally fast"),
         ([PROVIDER, CONSUMER], 60, (1.0, 1.0), "trainer is the bottleneck"),
         ([CONSUMER], 0, (0.0, 0.0), "prepare.py"),
         ([CONSUMER], 2, (0.0, 1.0), "2 files"),
         ([PROVIDER], 5, (0.0, 0.0), "no trainer"),
         ([], 5, (0.0, 0.0), "5 files"),
-        ([], 0, (0.0, 0.0), "nobody is at work"),
+        ([], 0, (0.0, 0.0), "no member"),
     ],
 )
 def test_a_sentence_says_who_waits_for_whom(
@@ -162,7 +162,7 @@ def test_a_queue_that_was_read_to_its_end_says_so(tmp_path: Path) -> None:
     path = fill(tmp_path / "q", 6)
     with consumer(path) as reader:
         assert len(list(reader)) == 6
-    assert seen(path).advice == "every split was read to its end"
+    assert seen(path).advice == "every split has been read to its end"
 
 
 def test_a_status_is_plain_values(tmp_path: Path) -> None:

@@ -32,10 +32,10 @@ from penstock.errors import (
     StalledError,
 )
 from penstock.files.states import with_checksum
+from penstock.fsqueue import QueueSink, QueueSource
 from penstock.fsqueue.consumer import DatasetConsumer
 from penstock.fsqueue.publisher import Limits
 from penstock.fsqueue.queue import Queue
-from penstock.fsqueue.source import QueueSink, QueueSource
 from penstock.pipeline import Pipeline, PipelineConfig
 from penstock.sinks import MemorySink
 from penstock.sources import JsonlSource
@@ -62,7 +62,7 @@ def fill(path: Path, batches: list[pa.RecordBatch], **options: Any) -> None:
 
 
 def read_rows(path: Path, **options: Any) -> list[dict[str, Any]]:
-    with QueueSource(path, timeout_seconds=5, **options) as source:
+    with QueueSource(path, timeout_seconds=120, **options) as source:
         return [row for batch in source for row in batch.to_pylist()]
 
 
@@ -167,7 +167,7 @@ def test_any_table_in_any_pieces_comes_out_whole_and_in_order(
     )
     order: Any = data.draw(st.sampled_from(["any", "strict"]))
     max_rows = data.draw(st.integers(1, 6))
-    with QueueSource(path, order=order, timeout_seconds=5) as source:
+    with QueueSource(path, order=order, timeout_seconds=120) as source:
         found = []
         while (batch := source.next_batch(max_rows)) is not None:
             assert batch.num_rows <= max_rows
@@ -402,7 +402,7 @@ def test_two_pipelines_in_two_threads_are_joined_by_a_directory(tmp_path: Path, 
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     sink = QueueSink(tmp_path / "q", batch_rows=3, batches_per_file=2, limits=Limits(3))
     writing = Pipeline(JsonlSource(tmp_path / "in.jsonl"), [], sink)
-    source = QueueSource(tmp_path / "q", order=order, wait_for_queue_seconds=10, timeout_seconds=10)
+    source = QueueSource(tmp_path / "q", order=order, wait_for_queue_seconds=120, timeout_seconds=120)
     writing.start()
     rows = [row for batch in Pipeline(source) for row in batch.to_pylist()]
     report = writing.wait(10)
@@ -416,7 +416,7 @@ def test_two_pipelines_in_two_threads_are_joined_by_a_directory(tmp_path: Path, 
 WRITER = """
 import sys
 from penstock.fsqueue.publisher import Limits
-from penstock.fsqueue.source import QueueSink
+from penstock.fsqueue import QueueSink
 from penstock.pipeline import Pipeline
 from penstock.sources import JsonlSource
 sink = QueueSink(sys.argv[2], batch_rows=3, batches_per_file=2, limits=Limits(2))
@@ -428,7 +428,7 @@ def test_two_pipelines_in_two_processes_are_joined_by_a_directory(tmp_path: Path
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path / "in.jsonl"), str(tmp_path / "q")])
     try:
-        source = QueueSource(tmp_path / "q", wait_for_queue_seconds=30, timeout_seconds=30)
+        source = QueueSource(tmp_path / "q", wait_for_queue_seconds=120, timeout_seconds=120)
         sink = MemorySink()
         Pipeline(source, [], sink).run()
         assert sink.rows() == ROWS
@@ -480,7 +480,7 @@ def test_a_source_keeps_the_contract_of_sources(tmp_path: Path, order: Any) -> N
     fill(tmp_path / "q", batches_of(ROWS[:11], 4), batches_per_file=2)
     copy = copies(tmp_path / "q")
     assert_source_contract(
-        lambda: QueueSource(copy(), order=order, acknowledge="committed", timeout_seconds=5), ROWS[:11]
+        lambda: QueueSource(copy(), order=order, acknowledge="committed", timeout_seconds=120), ROWS[:11]
     )
 
 
@@ -502,7 +502,7 @@ def test_a_pipeline_from_a_queue_resumes_at_every_batch(
 @pytest.mark.parametrize("died", [False, True])
 def test_a_state_in_the_middle_of_a_batch_resumes_at_the_row(tmp_path: Path, order: Any, died: bool) -> None:
     fill(tmp_path / "q", batches_of(ROWS, 8), batches_per_file=2)
-    options: dict[str, Any] = {"order": order, "acknowledge": "committed", "timeout_seconds": 5}
+    options: dict[str, Any] = {"order": order, "acknowledge": "committed", "timeout_seconds": 120}
     source = QueueSource(tmp_path / "q", **options)
     begun = [row for _ in range(4) for row in source.next_batch(7).to_pylist()]  # type: ignore[union-attr]
     state = orjson.loads(orjson.dumps(source.state_dict()))
@@ -510,8 +510,8 @@ def test_a_state_in_the_middle_of_a_batch_resumes_at_the_row(tmp_path: Path, ord
     if not died:
         source.close()
     elif order == "strict":
-        assert source._place is not None
-        source._place.member.leave()  # as whoever tidies up after it does
+        assert source._input is not None
+        source._input.member.leave()  # as whoever tidies up after it does
     again = QueueSource(tmp_path / "q", **options)
     again.load_state_dict(state)
     assert orjson.loads(orjson.dumps(again.state_dict()))["row"] == state["row"]

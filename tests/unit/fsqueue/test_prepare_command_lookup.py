@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.fsqueue.provider_lookup import find_provider, load_provider
+from penstock.fsqueue.prepare_command import find_provider, load_provider
 
 Write = Callable[..., Path]
 

@@ -8,13 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from char_diffusion.ranks import RankGroup, StopSignals
+from char_diffusion.trainer import Trainer
 
+from penstock.config import SharedConfig, validate
 from penstock.fsqueue.split_reader import ReadCounts
-from penstock.trainer.loop import Trainer
-from penstock.trainer.progress import Progress
-from penstock.trainer.settings import TrainSettings
-from penstock.trainer.stopping import Stopping
-from penstock.trainer.world import World
 
 LENGTH, ROWS, CHARACTERS, MASK, IGNORED = 12, 4, 9, 9, -1
 
@@ -85,14 +83,12 @@ def positions(state: Mapping[str, Any]) -> dict[str, int]:
     return {split: inner["position"] for split, inner in state["splits"].items()}
 
 
-def small(out_dir: Path, **changes: Any) -> TrainSettings:
+def small(out_dir: Path, **changes: Any) -> SharedConfig:
     sizes = {"n_layer": 1, "n_head": 2, "n_embd": 16, "dropout": 0.1, "device": "cpu"}
     pace = {"max_iters": 12, "eval_interval": 4, "eval_iters": 2, "log_interval": 3, "checkpoint_interval": 2}
     facts = {"dataset": "counting", "batch_size": ROWS, "block_size": LENGTH, "warmup_iters": 2, "out_dir": out_dir}
-    return TrainSettings(**(sizes | pace | facts | changes))
+    return validate(sizes | pace | facts | changes)
 
 
-def trainer(settings: TrainSettings, consumer: FakeConsumer, *, stopping: Stopping | None = None) -> Trainer:
-    progress = Progress(None, settings.max_iters)
-    chosen = stopping or Stopping(launched=False)
-    return Trainer(settings, consumer, World("cpu", settings.dtype), stopping=chosen, progress=progress)
+def trainer(config: SharedConfig, consumer: FakeConsumer, *, signals: StopSignals | None = None) -> Trainer:
+    return Trainer(config, consumer, RankGroup("cpu", config["dtype"]), signals or StopSignals())  # type: ignore[arg-type]

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from penstock.config import load_shared_config
 from penstock.errors import ConfigError
 from penstock.fsqueue import DatasetConsumer
-from penstock.fsqueue.provider_lookup import find_provider
+from penstock.fsqueue.prepare_command import find_provider
 
-HERE = Path(__file__).parents[3] / "examples" / "queue_labels"
+HERE = Path(__file__).parents[2] / "examples" / "queue_labels"
 MajorityProvider: Any = find_provider("majority", HERE / "data")
 
 

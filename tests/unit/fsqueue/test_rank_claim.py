@@ -17,10 +17,10 @@ from queues import PER_FILE, Clock, consumer, fill, ks, listed, take
 from penstock.distributed.ranks import Rank
 from penstock.errors import ConfigError, DataError, StalledError
 from penstock.fsqueue import DatasetConsumer, Queue, members
-from penstock.fsqueue.members import Member, Membership, MemberWatch, is_running
-from penstock.fsqueue.rank_claims import RankClaim
-from penstock.fsqueue.reaper import LeaseReaper
-from penstock.fsqueue.split_reader import Split
+from penstock.fsqueue.layout import Member
+from penstock.fsqueue.members import QueueMember, is_running
+from penstock.fsqueue.ordered_reader import RankClaim
+from penstock.fsqueue.split_reader import SplitFiles
 
 READ_ONE_AND_DIE = """
     import os, signal, sys
@@ -34,7 +34,7 @@ READ_ONE_AND_DIE = """
 def killed_reader(path: Path, order: str, lease_seconds: float) -> None:
     """A consumer in a process of its own that takes one batch, and is killed."""
     command = [sys.executable, "-c", textwrap.dedent(READ_ONE_AND_DIE), str(path), order, str(lease_seconds)]
-    assert subprocess.run(command, timeout=60, check=False).returncode == -signal.SIGKILL
+    assert subprocess.run(command, timeout=600, check=False).returncode == -signal.SIGKILL
 
 
 def dead_claim(path: Path, *, file: int, lease_seconds: float) -> str:
@@ -44,7 +44,7 @@ def dead_claim(path: Path, *, file: int, lease_seconds: float) -> str:
     (queue.members / owner.name).write_bytes(b"{}")
     directory = queue.split("train")
     published = directory.files()[file]
-    assert directory.move(published, published.taken(owner.id))
+    assert directory.move(published, published.claimed(owner.id))
     return owner.id
 
 
@@ -55,7 +55,7 @@ def dead_claim(path: Path, *, file: int, lease_seconds: float) -> str:
 def test_a_strict_reader_gets_everything_after_a_consumer_in_any_order_was_killed(tmp_path: Path) -> None:
     path = fill(tmp_path / "q", 32)
     killed_reader(path, "any", lease_seconds=0.5)
-    with consumer(path, order="strict", timeout_seconds=20, lease_seconds=0.5) as reader:
+    with consumer(path, order="strict", timeout_seconds=120, lease_seconds=0.5) as reader:
         assert ks(reader.batches("train")) == list(range(32))
 
 
@@ -146,12 +146,11 @@ class Elsewhere:
         self.theirs, self.ours = self.reader("cthere"), self.reader("chere")
 
     def reader(self, name: str) -> RankClaim:
-        member = Membership(self.queue.members, "c", lease_seconds=30.0, facts={}, clock=self.clock)
+        member = QueueMember(self.queue, "c", {}, clock=self.clock)
         member.id = name
         member._enter()
         self.members = {**getattr(self, "members", {}), name: member}
-        caretaker = LeaseReaper(self.queue, MemberWatch(self.queue.members, lease_seconds=30.0, clock=self.clock))
-        return RankClaim(Split(self.queue, "train", member, caretaker, 0.01, None, "raise"), Rank(0, 1))
+        return RankClaim(SplitFiles(member, "train", 0.01), Rank(0, 1))
 
     @property
     def claims(self) -> list[str]:
@@ -193,10 +192,10 @@ def test_a_reader_on_another_machine_that_died_is_followed_after_its_lease(elsew
 
 @pytest.mark.skipif(sys.platform != "linux", reason="others do not tell")
 def test_a_process_is_told_by_its_machine_its_number_and_its_start(tmp_path: Path) -> None:
-    member = Membership(tmp_path, "c", lease_seconds=30.0, facts={})
-    member._enter()
-    (name,) = listed(tmp_path)
-    facts = orjson.loads((tmp_path / name).read_bytes())
+    queue = Queue.open(fill(tmp_path / "q", 4))
+    QueueMember(queue, "c", {})._enter()
+    (name,) = listed(queue.members)
+    facts = orjson.loads((queue.members / name).read_bytes())
     assert is_running(facts) is True
     assert is_running(facts | {"started": "1"}) is False, "another process has its number now"
     assert is_running(facts | {"machine": "another"}) is None
