@@ -18,15 +18,14 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from penstock.config.kinds import ByteSize, Misfit, in_words
-from penstock.config.overrides import split_overrides
-from penstock.config.settings import PREPARE, SHARED, Setting
-from penstock.config.shared import SharedConfig, load_shared_config
+from penstock.config.settings import PREPARE, SHARED, ByteSize, Setting
+from penstock.config.shared import SharedConfig, load_shared_config, split_overrides
 from penstock.config.validator import validate
-from penstock.errors import PenstockError
+from penstock.errors import ConfigError, PenstockError
 from penstock.fsqueue.provider import DataProviderBase, ProviderProgress
 from penstock.fsqueue.provider_lookup import find_provider
 from penstock.memory.budget import format_bytes
+from penstock.types.conversion import in_words
 
 __all__ = ["ProgressLines", "main", "make_provider", "read_config", "summary"]
 
@@ -175,7 +174,7 @@ def _place(config: SharedConfig) -> tuple[Any, Any]:
     """The dataset and where it lies; if that cannot be told, all that is wrong with the config is said."""
     try:
         return SHARED["dataset"].accept(config["dataset"]), SHARED["data_root"].accept(config.get("data_root", "data"))
-    except (KeyError, Misfit):
+    except (KeyError, ConfigError):
         validate(config)
         raise
 

@@ -13,7 +13,7 @@ from typing import TypeGuard
 import xxhash
 
 from penstock._suggest import did_you_mean
-from penstock.config.shared import broken
+from penstock.config.python_file import broken
 from penstock.errors import ConfigError
 from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike

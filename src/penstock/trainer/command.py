@@ -13,8 +13,8 @@ from rich.console import Console
 
 from penstock._optional import require
 from penstock.config import SharedConfig, load_shared_config, validate
-from penstock.config.overrides import split_overrides
 from penstock.config.settings import SHARED, TRAIN
+from penstock.config.shared import split_overrides
 from penstock.distributed.ranks import find_rank
 from penstock.errors import ConfigError, PenstockError, QueueNotFoundError
 from penstock.fsqueue.prepare_command import read_config

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from penstock.config.values import thaw
+from penstock.config.settings import thaw
 from penstock.errors import StaleQueueError
 from penstock.fsqueue.queue import differences, how_to_purge
 from penstock.fsqueue.split_reader import ReadCounts
