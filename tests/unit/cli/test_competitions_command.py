@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from penstock import plugins
-from penstock.cli import stage_catalog as catalogue
+from penstock.cli import plugins as catalogue
 from penstock.datasets.generated import make_titanic
 from penstock.datasets.registry import DatasetRegistry
 

@@ -38,7 +38,7 @@ def test_prepare_ends_with_a_table_of_rows_reasons_tokens_and_lengths(tmp_path: 
         "prepare", DOCUMENTS, "--tokenizer", TOKENIZER, "--out", tmp_path / "a", "--filter", "gopher,c4",
         "--dedup", "exact,minhash",
     )  # fmt: skip
-    assert "is ready: made of the same input in the same way before" in again
+    assert "is ready" in again
 
 
 def test_prepare_tells_a_machine_everything(tmp_path: Path) -> None:
@@ -80,9 +80,9 @@ def test_show_tells_a_machine_ids_and_mask(chat_store: Path) -> None:
 
 
 def test_show_of_a_row_that_is_not_there_says_how_many_there_are(chat_store: Path) -> None:
-    assert "row 99" in penstock("show", chat_store, "--row", "99", code=1)
+    assert "24 rows" in penstock("show", chat_store, "--row", "99", code=1)
     missing = penstock("show", CHATS, "--row", "99", "--tokenizer", TOKENIZER, "--template", "chatml", code=1)
-    assert "row 99" in missing
+    assert "24 rows" in missing
     assert "pass --tokenizer" in penstock("show", CHATS, code=1)
 
 
