@@ -245,7 +245,7 @@ class _Builder:
             return None
 
     def _make(self, maker: Callable[..., Any], given: Any, where: str, *, what: str = "argument") -> Any:
-        """What `maker` makes of its value in the file; None if there are problems.
+        """Call `maker` with its value in the file; None if there are problems.
 
         A mapping holds keyword arguments; anything else is the first argument, and null no argument. If the first
         parameter takes a mapping (`rename: {old: new}`), a mapping that names no parameter is that argument.
