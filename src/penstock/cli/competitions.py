@@ -18,7 +18,7 @@ from rich.table import Table
 
 from penstock._suggest import did_you_mean
 from penstock.cli.console import emit, fact_table, print_json, print_table, say, table, warn
-from penstock.cli.options import JsonOption, command
+from penstock.cli.options import DebugOption, JsonOption, command
 from penstock.errors import ConfigError, DataError, PenstockError
 
 if TYPE_CHECKING:  # imported when a command runs: `penstock --version` needs none of it
@@ -45,6 +45,7 @@ RegistryOption = Annotated[
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A registered competition.")]
 SPEC_FILE = "competition.yaml"
 TYPES = "binary, multiclass, multilabel, ordinal, regression, multi_target, ranking, time_series"
+MetricOption = Annotated[str | None, typer.Option(metavar="METRIC", help="Metric: accuracy, auc, rmse ...")]
 TypeOption = Annotated[str | None, typer.Option("--type", metavar="TYPE", help=f"{TYPES}.")]
 
 _AS_OPTIONS = (
@@ -65,18 +66,11 @@ def add(
     name: Annotated[
         str | None, typer.Option(metavar="NAME", help="Name of the competition. Default: that of the file or of DIR.")
     ] = None,
-    target: Annotated[
-        list[str] | None,
-        typer.Option(metavar="COLUMN", help="Column to predict; may be given several times."),
-    ] = None,
+    target: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="Column to predict; repeatable.")] = None,
     id_column: Annotated[str | None, typer.Option("--id", metavar="COLUMN", help="Column with the ids.")] = None,
-    metric: Annotated[
-        str | None, typer.Option(metavar="METRIC", help="Evaluation metric: accuracy, auc, rmse ...")
-    ] = None,
+    metric: MetricOption = None,
     kind: TypeOption = None,
-    delimiter: Annotated[
-        str | None, typer.Option(metavar="SIGN", help="Separator of cells. Default: detected.")
-    ] = None,
+    delimiter: Annotated[str | None, typer.Option(metavar="SIGN", help="Separator. Default: detected.")] = None,
     encoding: Annotated[str | None, typer.Option(metavar="NAME", help="Such as latin-1. Default: UTF-8.")] = None,
     spec: Annotated[Path | None, typer.Option("--spec", metavar="FILE", help=f"Instead of {SPEC_FILE} in DIR.")] = None,
     guess: Annotated[bool, typer.Option("--infer", help="Infer again, and overwrite the file.")] = False,
@@ -139,13 +133,9 @@ def search(
         list[str] | None, typer.Argument(metavar="[WORD]...", help="Words in name, description or tags.")
     ] = None,
     kind: TypeOption = None,
-    metric: Annotated[str | None, typer.Option(metavar="METRIC", help="accuracy, auc, rmse ...")] = None,
-    min_samples: Annotated[
-        int | None, typer.Option(min=0, metavar="COUNT", help="Minimum number of training rows.")
-    ] = None,
-    max_samples: Annotated[
-        int | None, typer.Option(min=0, metavar="COUNT", help="Maximum number of training rows.")
-    ] = None,
+    metric: MetricOption = None,
+    min_samples: Annotated[int | None, typer.Option(min=0, metavar="N", help="Minimum of training rows.")] = None,
+    max_samples: Annotated[int | None, typer.Option(min=0, metavar="N", help="Maximum of training rows.")] = None,
     registry: RegistryOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -203,7 +193,7 @@ def discover(
     ] = None,
     registry: RegistryOption = None,
     as_json: JsonOption = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: DebugOption = False,
 ) -> None:
     """List the dataset classes of penstock, of plugins, and below PATH: in *_dataset.py and in folders called datasets.
 

@@ -24,6 +24,7 @@ from penstock.loaders.loader_file import LoaderConfig, load_config
 __all__ = [
     "RECIPE_OPTIONS",
     "ConfigArgument",
+    "DebugOption",
     "JsonOption",
     "QuietOption",
     "SetOption",
@@ -53,84 +54,54 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no closing table.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
-_NAMES = "A,B"
+
+def _option(kind: Any, help_text: str, *flags: str, **more: Any) -> Any:
+    return Annotated[kind, typer.Option(*flags, help=help_text, **more)]
+
+
+_TOKENIZER = "tokenizer.json, a model directory, a SentencePiece model, a tiktoken name, or byte."
+_TEMPLATE = (
+    "Chat template: chatml, llama3, mistral, gemma, qwen, zephyr, alpaca, vicuna, plain, or a .jinja file. Default: "
+    "the tokenizer's own."
+)
+_PREFERENCE = (
+    "Prepare rows with chosen and rejected answers, or with a label (KTO), as preferences; or as plain chats, trained "
+    "on the chosen answer, or on every answer regardless of its label. Default: refuse them."
+)
+_CHAT = (
+    "Other chat options, may be given several times: now=2026-01-31, variables.enable_thinking=false, "
+    "end_of_turn='<|user|>', gate.prompt=false, allow_lost=earlier_thoughts, "
+    'markers=\'["<|im_start|>assistant\\n", "<|im_end|>"]\', special_tokens=A,B. Values are JSON, or else text.'
+)
 RECIPE_OPTIONS: dict[str, Any] = {
-    "tokenizer": Annotated[
-        str,
-        typer.Option(
-            metavar="T", help="tokenizer.json, a model directory, a SentencePiece model, a tiktoken name, or byte."
-        ),
-    ],
-    "template": Annotated[
-        str | None,
-        typer.Option(
-            metavar="X",
-            help="Chat template: chatml, llama3, mistral, gemma, qwen, zephyr, alpaca, vicuna, plain, or a .jinja "
-            "file. Default: the tokenizer's own.",
-        ),
-    ],
-    "column": Annotated[str | None, typer.Option(help="Column with the text of documents. Default: text.")],
-    "filters": Annotated[
-        str, typer.Option("--filter", metavar=_NAMES, help="Quality filters: gopher, c4, fineweb, length, latin.")
-    ],
-    "dedup": Annotated[str, typer.Option(metavar=_NAMES, help="Drop duplicates: exact, minhash, or both.")],
-    "max_length": Annotated[int | None, typer.Option(min=1, help="Maximum number of tokens in a row.")],
-    "truncation": Annotated[str, typer.Option(help="Policy for longer rows: error, drop, left, right, split.")],
-    "add_bos": Annotated[bool, typer.Option("--bos/--no-bos", help="Begin every document with BOS.")],
-    "add_eos": Annotated[
-        bool | None,
-        typer.Option("--eos/--no-eos", help="End every document with EOS. Default: if the tokenizer has one."),
-    ],
-    "keep": Annotated[str, typer.Option(metavar=_NAMES, help="Columns to keep in addition to the tokens.")],
-    "preference": Annotated[
-        bool | None,
-        typer.Option(
-            "--preference/--no-preference",
-            help="Prepare rows with chosen and rejected answers, or with a label (KTO), as preferences; or as plain "
-            "chats, trained on the chosen answer, or on every answer regardless of its label. Default: refuse them.",
-        ),
-    ],
-    "max_prompt_length": Annotated[
-        int | None, typer.Option(min=1, help="For preferences: a longer prompt loses its beginning.")
-    ],
-    "fast": Annotated[
-        bool, typer.Option("--fast/--no-fast", help="Use the fast tokenizer where it gives the reference's ids.")
-    ],
+    "tokenizer": _option(str, _TOKENIZER, metavar="T"),
+    "template": _option(str | None, _TEMPLATE, metavar="X"),
+    "column": _option(str | None, "Column with the text of documents. Default: text."),
+    "filters": _option(str, "Quality filters: gopher, c4, fineweb, length, latin.", "--filter", metavar="A,B"),
+    "dedup": _option(str, "Drop duplicates: exact, minhash, or both.", metavar="A,B"),
+    "max_length": _option(int | None, "Maximum number of tokens in a row.", min=1),
+    "truncation": _option(str, "Policy for longer rows: error, drop, left, right, split."),
+    "add_bos": _option(bool, "Begin every document with BOS.", "--bos/--no-bos"),
+    "add_eos": _option(
+        bool | None, "End every document with EOS. Default: if the tokenizer has one.", "--eos/--no-eos"
+    ),
+    "keep": _option(str, "Columns to keep in addition to the tokens.", metavar="A,B"),
+    "preference": _option(bool | None, _PREFERENCE, "--preference/--no-preference"),
+    "max_prompt_length": _option(int | None, "For preferences: a longer prompt loses its beginning.", min=1),
+    "fast": _option(bool, "Use the fast tokenizer where it gives the reference's ids.", "--fast/--no-fast"),
 }
 """A command-line option for each field of `Recipe`; `chat` has the four below."""
 _CHAT_OPTIONS: dict[str, tuple[Any, Any]] = {
     "train_on": (
-        Annotated[
-            str,
-            typer.Option(metavar="WHAT", help="Supervised turns: assistant, last, all, flags, or roles (A,B)."),
-        ],
+        _option(str, "Supervised turns: assistant, last, all, flags, or roles (A,B).", metavar="WHAT"),
         "assistant",
     ),
-    "eot": (Annotated[bool, typer.Option("--eot/--no-eot", help="Supervise the token that ends a turn.")], True),
+    "eot": (_option(bool, "Supervise the token that ends a turn.", "--eot/--no-eot"), True),
     "columns": (
-        Annotated[
-            str,
-            typer.Option(
-                metavar="ROLE=COLUMN,...",
-                help="Chats in plain columns, such as user=question,assistant=answer,system=context.",
-            ),
-        ],
+        _option(str, "Chats in plain columns, such as user=question,assistant=answer.", metavar="ROLE=COLUMN,..."),
         "",
     ),
-    "chat": (
-        Annotated[
-            list[str] | None,
-            typer.Option(
-                "--chat",
-                metavar="NAME=VALUE",
-                help="Other chat options, may be given several times: now=2026-01-31, "
-                "variables.enable_thinking=false, end_of_turn='<|user|>', gate.prompt=false, "
-                'allow_lost=earlier_thoughts, markers=\'["<|im_start|>assistant\\n", "<|im_end|>"]\', '
-                "special_tokens=A,B. Values are JSON, or else text.",
-            ),
-        ],
-        None,
-    ),
+    "chat": (_option(list[str] | None, _CHAT, "--chat", metavar="NAME=VALUE"), None),
 }
 _TEXTS = ("now", "end_of_turn")
 _LISTS = ("allow_lost", "special_tokens")
@@ -146,47 +117,51 @@ def command(recipe: Sequence[str] = (), *, stopped: str = "stopped") -> Callable
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(function, eval_str=True)
-        keyword = inspect.Parameter.KEYWORD_ONLY
+        takes_recipe, takes_debug = ("recipe" in own.parameters, "debug" in own.parameters)
         parameters = [
-            each.replace(kind=keyword)
+            each
             for parameter in own.parameters.values()
             for each in (_recipe_parameters(recipe) if parameter.name == "recipe" else [parameter])
         ]
-        debug = inspect.Parameter("debug", keyword, default=False, annotation=DebugOption)
+        if not takes_debug:
+            parameters.append(_parameter("debug", DebugOption, default=False))
 
         @functools.wraps(function)
         def reporting(*, debug: bool = False, **given: Any) -> None:
-            if "recipe" in own.parameters:
+            if takes_recipe:
                 given["recipe"] = _recipe_keywords(recipe, given)
+            if takes_debug:
+                given["debug"] = debug
             with report_errors(debug=debug, stopped=stopped):
-                function(**given, **({"debug": debug} if "debug" in own.parameters else {}))
+                function(**given)
 
-        if "debug" not in own.parameters:
-            parameters.append(debug)
-        reporting.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+        ordered = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
+        reporting.__signature__ = own.replace(parameters=ordered)  # type: ignore[attr-defined]
         return reporting
 
     return decorate
 
 
+def _parameter(name: str, annotation: Any, *, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
 def _recipe_parameters(names: Sequence[str]) -> Iterator[inspect.Parameter]:
-    defaults = {field.name: field.default for field in fields(Recipe)}
+    defaults = {
+        field.name: {MISSING: inspect.Parameter.empty, (): ""}.get(field.default, field.default)
+        for field in fields(Recipe)
+    }
     for name in names:
         if name == "chat":
-            for option, (annotation, default) in _CHAT_OPTIONS.items():
-                yield inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-            continue
-        given = "" if defaults[name] == () else defaults[name]
-        default = inspect.Parameter.empty if given is MISSING else given
-        annotation = RECIPE_OPTIONS[name]
-        yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+            yield from (_parameter(each, kind, default=value) for each, (kind, value) in _CHAT_OPTIONS.items())
+        else:
+            yield _parameter(name, RECIPE_OPTIONS[name], default=defaults[name])
 
 
 def _recipe_keywords(names: Sequence[str], given: dict[str, Any]) -> dict[str, Any]:
     """Take the options of the recipe out of `given`."""
     keywords = {name: given.pop(name) for name in names if name != "chat"}
-    lists = [name for name in keywords if isinstance(keywords[name], str) and name in ("filters", "dedup", "keep")]
-    keywords |= {name: _split(keywords[name]) for name in lists}
+    keywords |= {name: _split(keywords[name]) for name in ("filters", "dedup", "keep") if name in keywords}
     return keywords | ({"chat": _chat_keywords(given)} if "chat" in names else {})
 
 

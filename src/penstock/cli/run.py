@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 
 from penstock.cli.console import count, log_lines, print_json, print_table, report_errors
-from penstock.cli.options import JsonOption, QuietOption, SetOption, check_assignments, command
+from penstock.cli.options import DebugOption, JsonOption, QuietOption, SetOption, check_assignments, command
 from penstock.cli.pipeline_file import KEYS, PipelineFile, read_pipeline, spelled_out
 from penstock.corpus.dedup.stages import Dedup
 from penstock.errors import ConfigError, PenstockError, QueueNotFoundError
@@ -81,7 +81,7 @@ def run(
         typer.Option(metavar="DIR", help="Save progress here and resume from it, instead of the file's checkpoint."),
     ] = None,
     quiet: QuietOption = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: DebugOption = False,
 ) -> None:
     """Run the pipeline that a YAML file describes.
 
