@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from penstock.cli.main import app
+from penstock.cli.options import RECIPE_OPTIONS
+from penstock.corpus.recipe import Recipe
 
 SAMPLE = Path(__file__).parents[3] / "examples" / "sample"
 DOCUMENTS, CHATS, TOKENIZER = (str(SAMPLE / name) for name in ("documents.jsonl", "chats.jsonl", "tokenizer"))
@@ -140,3 +143,10 @@ def test_a_filter_that_is_none_is_an_error_with_a_suggestion(tmp_path: Path) -> 
         "prepare", DOCUMENTS, "--tokenizer", TOKENIZER, "--out", tmp_path / "a", "--filter", "gophr", "-q", code=1
     )
     assert "'gopher'" in said
+
+
+def test_every_field_of_a_recipe_is_an_option() -> None:
+    names = {field.name for field in fields(Recipe) if field.init}
+    assert names == {*RECIPE_OPTIONS, "chat"}
+    shown = penstock("prepare", "--help")
+    assert all(f"--{name}" in shown for name in ("filter", "dedup", "train-on", "no-eot", "chat", "max-prompt-length"))
