@@ -104,27 +104,19 @@ class _Builder:
         sink = self._end("sinks", tree.get("sink"), open_sink)
         config = self._config(tree.get("config"))
         budget = self._make(MemoryBudget, tree["budget"], "budget") if tree.get("budget") is not None else None
-        checkpoint = self._checkpoint(tree.get("checkpoint"))
+        checkpoint = self.problems.attempt("checkpoint", _checkpoint, tree.get("checkpoint"))
         self._check_target(sink)
         self._check_passes(source, [fit for _, fit in steps])
         if self.problems:
             return None
-        try:
-            pipeline = Pipeline(source, [step for step, _ in steps], sink, config, budget)
-        except PenstockError as error:
-            self.problems.add("pipeline", error)
+        transforms = [step for step, _ in steps]
+        pipeline = self.problems.attempt("pipeline", Pipeline, source, transforms, sink, config, budget)
+        if pipeline is None:
             return None
         # A step may have become several transforms, so positions in the file are not those in the pipeline.
         positions = {id(stage): position for position, stage in enumerate(pipeline.transforms)}
         to_fit = tuple(positions[id(step)] for step, fit in steps if fit)
-        return PipelineFile(pipeline, to_fit, checkpoint, tuple(step for step, _ in steps))
-
-    def _checkpoint(self, given: Any) -> Path | None:
-        try:
-            return None if given is None else require_local(convert(given, str), "checkpoint")
-        except PenstockError as error:
-            self.problems.add("checkpoint", error)
-            return None
+        return PipelineFile(pipeline, to_fit, checkpoint, tuple(transforms))
 
     # -- the two ends ----------------------------------------------------------------------------------------------
 
@@ -134,7 +126,7 @@ class _Builder:
         if given is None:
             self.problems.add(where, f"missing; write '{where}: <path>', or '{where}: {{type: ..., path: ...}}'")
         elif isinstance(given, Mapping) and "type" in given:
-            maker = self._resolved(group, given["type"], f"{where}.type")
+            maker = self.problems.attempt(f"{where}.type", resolve, group, str(given["type"]))
             if maker is not None:
                 return self._make(maker, _without_type(given, maker), where)
         elif isinstance(given, Mapping) and "path" not in given:
@@ -146,12 +138,8 @@ class _Builder:
 
     def _opened(self, where: str, given: Any, open_by_suffix: Callable[[Any], Any]) -> Any:
         path = given["path"] if isinstance(given, Mapping) else given
-        try:
-            stage = open_by_suffix(convert(path, str | list[str]))
-        except _ERRORS as error:
-            self.problems.add(where, error)
-            return None
-        if isinstance(given, Mapping) and len(given) > 1:
+        stage = self.problems.attempt(where, lambda: open_by_suffix(convert(path, str | list[str])), errors=_ERRORS)
+        if stage is not None and isinstance(given, Mapping) and len(given) > 1:
             return self._make(type(stage), given, where)
         return stage
 
@@ -189,7 +177,7 @@ class _Builder:
             self.problems.add(where, f"expected one step such as 'lower: text', got {got}")
             return None, False
         ((name, arguments),) = given.items()
-        maker = self._resolved("transforms", name, where)
+        maker = self.problems.attempt(where, resolve, "transforms", str(name))
         if maker is None:
             return None, False
         where = f"{where}.{name}"
@@ -237,13 +225,6 @@ class _Builder:
             sys.path.append(self._folder)
         return _import_function(path)
 
-    def _resolved(self, group: str, name: Any, where: str) -> Callable[..., Any] | None:
-        try:
-            return resolve(group, str(name))
-        except PenstockError as error:
-            self.problems.add(where, error)
-            return None
-
     def _make(self, maker: Callable[..., Any], given: Any, where: str, *, what: str = "argument") -> Any:
         """Call `maker` with its value in the file; None if there are problems.
 
@@ -260,24 +241,16 @@ class _Builder:
             self.problems.add(where, problem)
         for name, value in arguments.items():
             place = f"{where}.{_shown(name)}" if value is not given else where
-            try:
-                arguments[name] = self._convert(value, signature.hints.get(name, Any), place)
-            except PenstockError as error:
-                self.problems.add(place, error)
+            arguments[name] = self.problems.attempt(place, self._convert, value, signature.hints.get(name, Any), place)
         if len(self.problems) > before:
             return None
-        try:
-            return maker(**arguments)
-        except _ERRORS as error:
-            self.problems.add(where, error)
-            return None
+        return self.problems.attempt(where, lambda: maker(**arguments), errors=_ERRORS)
 
     def _config(self, given: Any) -> PipelineConfig | None:
         if given is not None and not isinstance(given, Mapping):
             self.problems.add("config", f"expected keys such as 'workers: 4', got {given!r:.80}")
             return None
-        made: PipelineConfig | None = self._make(PipelineConfig, given, "config", what="key")
-        return made
+        return self._make(PipelineConfig, given, "config", what="key")  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,6 +351,10 @@ def _import_function(path: str) -> Any:
     if not callable(found):
         raise ConfigError(f"{path!r}: expected a function, got {found!r:.80}")
     return found
+
+
+def _checkpoint(given: Any) -> Path | None:
+    return None if given is None else require_local(convert(given, str), "checkpoint")
 
 
 def _without_type(given: Mapping[str, Any], maker: Callable[..., Any]) -> dict[str, Any]:

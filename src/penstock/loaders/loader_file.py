@@ -231,12 +231,9 @@ def _check_keys(tree: dict[str, Any], known: list[str], kind: str | None, place:
     kinds = {**_hints(LOADERS[kind].__init__), **get_type_hints(LoaderOptions), **_KINDS}
     for key in tree:
         if key not in unknown and key not in ("loader", "edits"):
-            try:
-                converted = convert(tree[key], kinds.get(key, Any))
-            except ConfigError as error:
-                problems.add(f"{place}{key}", error)
-            else:
-                tree[key] = converted if isinstance(tree[key], float) else tree[key]  # 4.0 as a whole number
+            converted = problems.attempt(f"{place}{key}", convert, tree[key], kinds.get(key, Any))
+            if isinstance(tree[key], float):
+                tree[key] = converted  # 4.0 as a whole number
     needed = "sources" if kind == "mixed" else "path"
     if needed not in tree and needed not in {nearest(key, known) for key in unknown}:
         problems.add(f"{place}{needed}", "missing")
@@ -245,22 +242,16 @@ def _check_keys(tree: dict[str, Any], known: list[str], kind: str | None, place:
 def _check_mixture(tree: Mapping[str, Any], problems: Problems) -> None:
     sources = tree.get("sources")
     for name, given in sources.items() if isinstance(sources, Mapping) else ():
-        place = f"sources.{name}"
-        try:
-            if not isinstance(given, Mapping):
-                convert(given, _KINDS["path"])
-                continue
-            place = f"{place}.loader"
-            kind = convert(given.get("loader", "pretrain"), Literal["pretrain", "conversation"])
-        except ConfigError as error:
-            problems.add(place, error)
+        if not isinstance(given, Mapping):
+            problems.attempt(f"sources.{name}", convert, given, _KINDS["path"])
+            continue
+        kinds = Literal["pretrain", "conversation"]
+        kind = problems.attempt(f"sources.{name}.loader", convert, given.get("loader", "pretrain"), kinds)
+        if kind is None:
             continue
         known = ["loader", *(key for key in _keywords(LOADERS[kind]) if key != "name")]
         _check_keys(dict(given), known, kind, f"sources.{name}.", problems)
-    try:
-        read_weights(tree.get("weights"))
-    except PenstockError as error:
-        problems.add("weights", error)
+    problems.attempt("weights", read_weights, tree.get("weights"))
 
 
 def _check_edits(given: Any, problems: Problems) -> None:
@@ -273,12 +264,10 @@ def _check_edits(given: Any, problems: Problems) -> None:
         if len(kinds) != 1 or set(edit) - {kinds[0], "step"} or ("step" in edit and kinds[0] == "skip"):
             problems.add(place, f"expected skip, ban or reweight (the last two with a step), got {edit!r:.80}")
             continue
-        for key, kind in ((kinds[0], _EDITS[kinds[0]]), ("step", int)):
-            try:
-                if key in edit and convert(edit[key], kind) is not None and key == "step" and edit[key] < 0:
-                    raise ConfigError(f"expected 0 or more, got {edit[key]}")
-            except ConfigError as error:
-                problems.add(f"{place}.{key}", error)
+        problems.attempt(f"{place}.{kinds[0]}", convert, edit[kinds[0]], _EDITS[kinds[0]])
+        step = problems.attempt(f"{place}.step", convert, edit.get("step", 0), int)
+        if step is not None and step < 0:
+            problems.add(f"{place}.step", f"expected 0 or more, got {step}")
 
 
 def _edited(plan: Plan, edits: Iterable[Mapping[str, Any]]) -> Plan:

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock._suggest import did_you_mean
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, PenstockError
 
 __all__ = ["PlainType", "Problems", "convert", "from_text", "in_words", "is_convertible", "kind_of", "members"]
 
@@ -64,6 +64,16 @@ class Problems:
 
     def add(self, place: str, problem: object) -> None:
         self.found.append(f"{place}: {problem}" if place else str(problem))
+
+    def attempt(
+        self, place: str, function: Callable[..., Any], *arguments: Any, errors: Any = PenstockError, **more: Any
+    ) -> Any:
+        """The result of the function; None if it raises, which is then a problem."""
+        try:
+            return function(*arguments, **more)
+        except errors as error:
+            self.add(place, error)
+            return None
 
     def check(self, name: str) -> None:
         """Raise a ConfigError that lists every problem, if there is one."""
