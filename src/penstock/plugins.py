@@ -1,4 +1,4 @@
-"""Sources, transforms, sinks, formats and datasets that other packages bring along, found by entry points.
+"""Plugins: sources, transforms, sinks, formats and datasets of other packages, found by entry points.
 
 In the other package's `pyproject.toml`:
 
@@ -11,7 +11,7 @@ In the other package's `pyproject.toml`:
     [project.entry-points."penstock.datasets"]
     my-competition = "my_package:MyDataset"    # a penstock.datasets.KaggleDataset
 
-Nothing is imported until it is used by name; formats are imported when a file is opened by its suffix.
+A plugin is imported when it is used by name; formats are imported when a file is opened by its suffix.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ GROUPS = ("sources", "transforms", "sinks", "formats", "datasets")
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A file format: which suffixes it has, and what reads and writes it (either may be missing)."""
+    """File format: its suffixes, and the source and sink for them (either may be missing)."""
 
     name: str
     suffixes: tuple[str, ...]
@@ -42,7 +42,7 @@ class Format:
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """One installed entry point."""
+    """Installed entry point."""
 
     group: str
     name: str
@@ -52,7 +52,7 @@ class Plugin:
 
 
 def installed() -> list[Plugin]:
-    """Every plugin that is installed, without importing any."""
+    """All installed plugins; none is imported."""
     return [
         Plugin(group, point.name, point.value, _package(point), point.dist.version if point.dist else "?")
         for group in GROUPS
@@ -61,7 +61,7 @@ def installed() -> list[Plugin]:
 
 
 def find(group: str, name: str) -> Any:
-    """The object behind an installed plugin's name."""
+    """The object that a plugin registers under this name."""
     points = [point for point in _points(group) if point.name == name]
     if len(points) == 1:
         return _load(points[0], group)

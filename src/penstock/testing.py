@@ -1,4 +1,4 @@
-"""For people who write stages and loaders: what each kind promises, as assertions, and a few small fakes.
+"""Contracts of stages and loaders as assertions, and small fakes, for the tests of your own stages.
 
     def test_my_source_keeps_its_promises(tmp_path):
         assert_source_contract(lambda: MySource(tmp_path / "in.my"), rows=[{"a": 1}, {"a": 2}])
@@ -6,10 +6,10 @@
     def test_my_transform_resumes():
         assert_resumes_exactly(lambda: Pipeline(RowsSource(rows), [MyTransform()]))
 
-    def test_my_loader_depends_on_the_plan_the_seed_and_the_step_alone(store):
+    def test_batches_of_my_loader_depend_on_plan_seed_and_step_alone(store):
         assert_loader_contract(lambda **options: MyLoader(store, backend="numpy", **options))
 
-The assertions are quadratic in the number of batches: a few dozen rows are enough.
+The cost is quadratic in the number of batches: use a few dozen rows.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ _SAMPLE = [
 
 
 def assert_resumes_exactly(make_pipeline: Callable[[], Pipeline]) -> None:
-    """Every stopping point, replayed in a fresh pipeline, yields exactly the rows that would have come next.
+    """Assert that a fresh pipeline, resumed at any batch, yields exactly the remaining rows.
 
     `make_pipeline` builds the same pipeline, without a sink, each time. States go through JSON, as in a checkpoint
-    file, and have to stay below 4 KiB. Where batches begin and end may differ after a resume; rows may not.
+    file, and must stay below 4 KiB. Batches may be cut differently after a resume.
     """
     pipeline = make_pipeline()
     rows: list[Row] = []
@@ -70,16 +70,16 @@ def assert_resumes_exactly(make_pipeline: Callable[[], Pipeline]) -> None:
 
 
 def assert_source_contract(make_source: Callable[[], Source], rows: Sequence[Mapping[str, Any]]) -> None:
-    """A source yields `rows` in order and once, however many are asked for, and resumes exactly wherever it stops.
+    """Assert that a source yields `rows` in order and once, for any `max_rows`, and resumes exactly.
 
-    `make_source` builds the same source each time. What the source does not have (`state_dict`, `reset`, `origin`,
-    `next_block`) is not asked of it.
+    `make_source` builds the same source each time. Optional methods (`state_dict`, `reset`, `origin`, `next_block`)
+    are tested if they exist.
     """
     wanted = [dict(row) for row in rows]
     for max_rows in (1, 3, 1 << 16):
         with _closing(make_source()) as source:
             _assert_same(_read(source, max_rows), wanted, f"read {max_rows} rows at a time")
-            assert source.next_batch(1) is None, "next_batch() went on after it had returned None"
+            assert source.next_batch(1) is None, "next_batch() returned a batch after None"
             assert source.memory_usage() >= 0
             assert source.size_hint() in (None, len(wanted)), f"size_hint() is {source.size_hint()}"
             if callable(getattr(source, "reset", None)):
@@ -97,11 +97,11 @@ def assert_source_contract(make_source: Callable[[], Source], rows: Sequence[Map
 
 
 def assert_sink_contract(make_sink: Callable[[Path], Sink], read_back: Callable[[Sink], list[Row]]) -> None:
-    """A sink keeps every row in order, shows nothing before `flush`, and survives a crash between any two batches.
+    """Assert that a sink keeps every row in order, publishes nothing before `flush`, and survives crashes.
 
-    `make_sink` is given an empty directory to write to, the same one again for a sink that takes over after a crash.
-    `read_back` returns the rows that can be seen now, none if there is no output. Rows have a whole number, a number or
-    null, a text and a truth value. What only a durable sink promises is asked only of one.
+    `make_sink` gets an empty directory, and the same one again for the sink after a crash. `read_back` returns the
+    published rows, none if there is no output. Rows have an int, a float or null, a text and a bool. Crashes are tested
+    for durable sinks only.
     """
     batches = pa.Table.from_pylist(_SAMPLE).to_batches(max_chunksize=5)
     with tempfile.TemporaryDirectory() as name, _closing(make_sink(Path(name))) as sink:
@@ -109,7 +109,7 @@ def assert_sink_contract(make_sink: Callable[[Path], Sink], read_back: Callable[
         for batch in batches:
             sink.consume(batch)
             assert sink.memory_usage() >= 0
-            assert not durable or not read_back(sink), "rows could be seen before flush()"
+            assert not durable or not read_back(sink), "rows were published before flush()"
         sink.flush()
         _assert_same(read_back(sink), _SAMPLE, "flushed")
         sink.flush()
@@ -123,18 +123,18 @@ def assert_sink_contract(make_sink: Callable[[Path], Sink], read_back: Callable[
 def assert_loader_contract(
     make_loader: Callable[..., DataLoader], *, steps: int = 24, worlds: Sequence[int] = (1, 2), seed: int = 0
 ) -> None:
-    """The batches of a loader are a function of the plan, the seed and the step, and of nothing else.
+    """Assert that the batches of a loader depend on plan, seed and step alone.
 
     `make_loader(rank=, world_size=, batch_size=, prefetch=)` makes a fresh loader of the same plan each time. Its first
-    `steps` batches, over the ends of epochs, are compared byte for byte: after a stop behind every one of them, after
-    several stops at steps that `seed` draws, on other numbers of ranks (`worlds`), and made ahead or not. States are
-    the same on every rank, go through JSON unchanged, and stay below 4 KiB. Every rank has equally many batches.
+    `steps` batches, across epochs, are compared byte for byte: resumed after each of them, resumed at random steps
+    (`seed`), on other numbers of ranks (`worlds`), with and without prefetching. States are the same on every rank,
+    survive JSON, and stay below 4 KiB. Every rank has the same number of batches.
 
-    Data of which `steps` are two epochs or more are best: what goes wrong goes wrong where an epoch ends. A stream
-    (`streaming=True`) is looked at in one process alone, since its ranks need a place to meet.
+    Let `steps` cover two epochs or more, since errors show at ends of epochs. A stream (`streaming=True`) is tested in
+    one process, since its ranks need a rendezvous.
     """
     if not worlds or min(worlds) < 1:
-        raise ConfigError(f"worlds are numbers of ranks, at least one, got {list(worlds)}")
+        raise ConfigError(f"worlds: expected world sizes of at least 1, got {list(worlds)}")
     size = 2 * lcm(*worlds)
 
     def make(**given: Any) -> DataLoader:
@@ -145,7 +145,7 @@ def assert_loader_contract(
         prefetch = (0, 2, None)[number % 3]
         with make(prefetch=prefetch) as fresh:
             fresh.load_state_dict(state)
-            when = f"resumed behind {number} batches, prefetch={prefetch}"
+            when = f"resumed after {number} batches, prefetch={prefetch}"
             assert _saved(fresh.state_dict()) == state, (
                 f"{when}: the state is {fresh.state_dict()}, not the {state} loaded"
             )
@@ -164,7 +164,7 @@ def assert_loader_contract(
 
 
 class RowsSource(Source):
-    """Rows from a list, `batch_rows` at a time at most; raises `error` when it gets to row `fail_at`."""
+    """Source of rows from a list, at most `batch_rows` at a time; raises `error` at row `fail_at`."""
 
     def __init__(
         self,
@@ -175,7 +175,11 @@ class RowsSource(Source):
         error: Exception | None = None,
     ) -> None:
         self._rows = pa.Table.from_pylist([dict(row) for row in rows]).combine_chunks()
-        self._batch_rows, self._fail_at, self._error = batch_rows, fail_at, error or RuntimeError("asked to fail")
+        self._batch_rows, self._fail_at, self._error = (
+            batch_rows,
+            fail_at,
+            error or RuntimeError("fail_at"),
+        )
         self._row = 0
 
     def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
@@ -206,7 +210,7 @@ class RowsSource(Source):
 
 
 class FailingTransform:
-    """Passes batches on, but raises ValueError for those with one of `values` in `column`."""
+    """Transform that raises ValueError for batches with one of `values` in `column`, and passes on others."""
 
     def __init__(self, column: str, values: Collection[Any]) -> None:
         self._column, self._values = column, values
@@ -214,7 +218,7 @@ class FailingTransform:
     def transform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         for value in batch[self._column].to_pylist():
             if value in self._values:
-                raise ValueError(f"cannot stand {value!r}")
+                raise ValueError(f"failing as requested at {value!r}")
         return batch
 
     def __repr__(self) -> str:
@@ -222,7 +226,7 @@ class FailingTransform:
 
 
 class SlowSink(Sink):
-    """Keeps what it is given, and takes `seconds` over each batch."""
+    """Sink that keeps batches in memory, and takes `seconds` for each."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -243,7 +247,7 @@ class SlowSink(Sink):
         return "SlowSink()"
 
 
-# -- inside ----------------------------------------------------------------------------------------------------------
+# -- helpers ---------------------------------------------------------------------------------------------------------
 
 
 def _assert_source_resumes(make_source: Callable[[], Source], rows: list[Row], max_rows: int) -> None:
@@ -288,7 +292,7 @@ def _assert_abort_leaves_nothing(
     with tempfile.TemporaryDirectory() as name, _closing(make_sink(Path(name))) as sink:
         sink.consume(batches[0])
         sink.abort()
-        assert not read_back(sink), "rows could be seen after abort()"
+        assert not read_back(sink), "rows were published after abort()"
         left = [str(path) for path in Path(name).rglob("*")]
         assert not left, f"abort() left {left}"
 
@@ -299,7 +303,7 @@ def _assert_survives(
     batches: list[pa.RecordBatch],
     crash: int,
 ) -> None:
-    """A crash some batches behind a checkpoint; and, if nothing came behind it, two more around publishing."""
+    """Crash after each checkpoint, and around publishing."""
     with tempfile.TemporaryDirectory() as name:
         for keep in range(crash + 1):
             directory = Path(name, str(keep))
@@ -310,7 +314,7 @@ def _assert_survives(
                 lost.consume(batch)
             token = _saved(lost.checkpoint())
             for batch in batches[keep:crash]:
-                lost.consume(batch)  # never seen again: there is no checkpoint behind it
+                lost.consume(batch)  # lost: there is no later checkpoint
             sink: Any = make_sink(directory)
             sink.restore(token)
             for batch in batches[keep:]:
@@ -326,34 +330,34 @@ def _assert_survives(
 
 
 def _assert_loader_alone(make: Callable[..., DataLoader], steps: int) -> tuple[list[Row], list[State]]:
-    """The batches of a loader that is never stopped, and the states in front of the first and behind each of them."""
+    """The batches of a loader that is never stopped, and the states before the first and after each of them."""
     with make() as loader:
         states, batches, begun = [_saved(loader.state_dict())], [], loader.epoch
-        promised = _length(loader)
+        expected_count = _length(loader)
         for batch in _epochs(loader, steps):
             batches.append(_facts(batch))
             states.append(_saved(loader.state_dict()))
             if loader.epoch != begun:
                 count = sum(facts["epoch"] == batches[-1]["epoch"] for facts in batches)
-                assert promised in (None, count), f"len() is {promised} in an epoch of {count} batches"
-                begun, promised = loader.epoch, _length(loader)
+                assert expected_count in (None, count), f"len() is {expected_count} in an epoch of {count} batches"
+                begun, expected_count = loader.epoch, _length(loader)
         assert batches, "the loader under test produced nothing"
         loader.reset()
         _assert_batches([_facts(batch) for batch in _epochs(loader, steps)], batches, "read again after reset()")
         loader.close()
     with make() as loader:
         facts = [_facts(loader.get_batch()) for _ in batches]
-        _assert_batches(facts, batches, "asked for by get_batch()")
+        _assert_batches(facts, batches, "read by get_batch()")
     return batches, states
 
 
 def _epochs(loader: DataLoader, steps: int) -> Iterator[TrainingBatch]:
-    """So many batches, over the ends of epochs; fewer if there are no more."""
-    some = True
-    while steps > 0 and some:
-        some = False
+    """At most `steps` batches, across epochs."""
+    found = True
+    while steps > 0 and found:
+        found = False
         for batch in loader:
-            some = True
+            found = True
             yield batch
             steps -= 1
             if steps <= 0:
@@ -376,7 +380,7 @@ def _length(loader: DataLoader) -> int | None:
 
 
 def _facts(batch: TrainingBatch) -> Row:
-    """All that a batch holds, ready to be compared."""
+    """Content of a batch, for comparison."""
     found = {**batch.metadata, **batch.to_numpy()}
     return {
         name: (str(value.dtype), value.shape, value.tobytes()) if isinstance(value, np.ndarray) else value
@@ -387,7 +391,7 @@ def _facts(batch: TrainingBatch) -> Row:
 def _assert_batches(got: list[Row], wanted: Sequence[Row], when: str) -> None:
     for number, (batch, expected) in enumerate(zip(got, wanted)):
         different = [name for name in {**expected, **batch} if batch.get(name) != expected.get(name)]
-        assert not different, f"{when}: {', '.join(different)} of batch {number} are not those of the first reading"
+        assert not different, f"{when}: {', '.join(different)} of batch {number} differ from the first reading"
     assert len(got) == len(wanted), f"{when}: {len(got)} batches, expected {len(wanted)}"
 
 
@@ -395,7 +399,7 @@ def _read(source: Source, max_rows: int) -> list[Row]:
     rows: list[Row] = []
     schema: pa.Schema | None = None
     while (batch := source.next_batch(max_rows)) is not None:
-        assert batch.num_rows <= max_rows, f"asked for {max_rows} rows, got {batch.num_rows}"
+        assert batch.num_rows <= max_rows, f"expected at most {max_rows} rows, got {batch.num_rows}"
         assert schema is None or batch.schema.equals(schema), "the schema changed between two batches"
         schema = batch.schema
         rows += batch.to_pylist()
@@ -403,7 +407,7 @@ def _read(source: Source, max_rows: int) -> list[Row]:
 
 
 def _saved(state: State) -> State:
-    """A state as a checkpoint file gives it back."""
+    """A state after a round trip through JSON."""
     try:
         data = orjson.dumps(state)
     except TypeError as error:

@@ -172,7 +172,7 @@ def test_the_fakes_do_what_they_say(tmp_path: Path) -> None:
     failing = FailingTransform("n", {3})
     batch = pa.record_batch({"n": [1, 2]})
     assert failing.transform(batch) is batch
-    with pytest.raises(ValueError, match="cannot stand 3"):
+    with pytest.raises(ValueError, match=r"\b3\b"):
         failing.transform(pa.record_batch({"n": [2, 3]}))
     sink = SlowSink(0.0)
     Pipeline(RowsSource(ROWS), [], sink).run()

@@ -1,14 +1,9 @@
-"""The command line.
+"""The `penstock` command: one module per command, and what commands share.
 
-    catalogue  which stage a name means
-    values     one value from the file for one parameter
-    arguments  all values of a stage, checked against its signature
-    spec       the whole file -> a Pipeline, with every problem said at once
-    fitting    the first pass that scalers and encoders learn from
-    loading    a file or a store -> a loader
-    tokens     tokens on the screen, by what they are for
-    exits      errors as a line on stderr and an exit code
+    main           the commands
+    options        shared options, and the decorator of every command
+    console        output, tables, errors and exit codes
+    pipeline_file  the YAML file of `penstock run`
 
-The verbs are one module each: `run`, `plugins`, `prepare`, `show` (and `show_step`), `lint`, `info`, `plan`, `trace`,
-`verify_resume`, `probe_isolation`, `bench`; `main` puts them together.
+A new command is a module with a function decorated by `options.command`, and a line in `main`.
 """

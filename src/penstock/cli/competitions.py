@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import logging
+import re
 import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
 import typer
 from rich.table import Table
-from rich.text import Text
 
-from penstock.cli.competition_add import SPEC_FILE, TYPES, add_data, as_options, check_type, said_as_options
-from penstock.cli.console import clear_exits, output, print_table
+from penstock._suggest import did_you_mean
+from penstock.cli.console import emit, fact_table, print_json, print_table, say, table, warn
+from penstock.cli.options import DebugOption, JsonOption, command
+from penstock.errors import ConfigError, DataError, PenstockError
 
-if TYPE_CHECKING:  # what the commands need is imported when one runs: `penstock --version` needs none of it
-    from penstock.datasets.base import KaggleDataset
+if TYPE_CHECKING:  # imported when a command runs: `penstock --version` needs none of it
+    from penstock.datasets.base import DatasetSpec, KaggleDataset
+    from penstock.datasets.inference import Inference
+    from penstock.datasets.metadata import CompetitionMetadata
     from penstock.datasets.registry import Competition, DatasetRegistry
+    from penstock.files.remote import RemotePath
 
 __all__ = ["competitions"]
 
@@ -25,52 +34,54 @@ competitions = typer.Typer(
     name="competitions",
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Register the data of a competition, and look at what is registered.",
+    help="Register the data of competitions, and list them.",
 )
 
-logging.getLogger("penstock.datasets").addHandler(logging.NullHandler())  # the commands tell what is wrong themselves
+logging.getLogger("penstock.datasets").addHandler(logging.NullHandler())  # the commands report it themselves
 
 RegistryOption = Annotated[
-    Path | None, typer.Option("--registry", metavar="DIR", help="The registry; without it, the user's own.")
+    Path | None, typer.Option("--registry", metavar="DIR", help="The registry. Default: the user's own.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A registered competition.")]
+SPEC_FILE = "competition.yaml"
+TYPES = "binary, multiclass, multilabel, ordinal, regression, multi_target, ranking, time_series"
+MetricOption = Annotated[str | None, typer.Option(metavar="METRIC", help="Metric: accuracy, auc, rmse ...")]
+TypeOption = Annotated[str | None, typer.Option("--type", metavar="TYPE", help=f"{TYPES}.")]
+
+_AS_OPTIONS = (
+    (r"pass replace=True", "pass --replace"),
+    (r"again with replace=True", "again with --replace"),
+    (r"pass (encoding|delimiter)='([^']*)'", r"pass --\1 \2"),
+    (r"pass the right (encoding|delimiter)=", r"pass the right --\1"),
+)
+"""Advice in errors, in Python and on the command line."""
 
 
 @competitions.command()
+@command()
 def add(
     directory: Annotated[
         str, typer.Argument(metavar="DIR", help="The directory, or URL, with the competition's files.")
     ],
     name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The competition's name; else what the file or DIR is called.")
+        str | None, typer.Option(metavar="NAME", help="Name of the competition. Default: that of the file or of DIR.")
     ] = None,
-    target: Annotated[
-        list[str] | None,
-        typer.Option(metavar="COLUMN", help="The column to be predicted; again, if there are several."),
-    ] = None,
-    id_column: Annotated[str | None, typer.Option("--id", metavar="COLUMN", help="The column with the ids.")] = None,
-    metric: Annotated[
-        str | None, typer.Option(metavar="METRIC", help="How it is scored: accuracy, auc, rmse ...")
-    ] = None,
-    kind: Annotated[str | None, typer.Option("--type", metavar="TYPE", help=f"{TYPES}.")] = None,
-    delimiter: Annotated[
-        str | None, typer.Option(metavar="SIGN", help="What separates cells, if it is not found.")
-    ] = None,
-    encoding: Annotated[str | None, typer.Option(metavar="NAME", help="Such as latin-1, if it is not UTF-8.")] = None,
+    target: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="Column to predict; repeatable.")] = None,
+    id_column: Annotated[str | None, typer.Option("--id", metavar="COLUMN", help="Column with the ids.")] = None,
+    metric: MetricOption = None,
+    kind: TypeOption = None,
+    delimiter: Annotated[str | None, typer.Option(metavar="SIGN", help="Separator. Default: detected.")] = None,
+    encoding: Annotated[str | None, typer.Option(metavar="NAME", help="Such as latin-1. Default: UTF-8.")] = None,
     spec: Annotated[Path | None, typer.Option("--spec", metavar="FILE", help=f"Instead of {SPEC_FILE} in DIR.")] = None,
-    guess: Annotated[bool, typer.Option("--infer", help="Guess anew, and write over what is in the file.")] = False,
-    replace: Annotated[bool, typer.Option("--replace", help="Even if the name is that of other data.")] = False,
+    guess: Annotated[bool, typer.Option("--infer", help="Infer again, and overwrite the file.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Even if other data has this name.")] = False,
     registry: RegistryOption = None,
     as_json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> None:
-    """Register the data in a directory: its files are read, and what they are is guessed and put into competition.yaml.
+    """Register the data in a directory: the files are read, and their description is inferred into competition.yaml.
 
-    Correct the file where it is wrong and run the command again: it is then read, checked against the data, and
-    registered; it is never written over, unless --infer is given. Nothing is written or registered that could not be
-    loaded.
+    Correct the file where it is wrong and run the command again: then it is read, checked against the data, and
+    registered. It is overwritten only with --infer. Data that cannot be loaded is not registered.
     """
     from penstock.datasets.registry import DatasetRegistry
 
@@ -82,103 +93,100 @@ def add(
         "delimiter": delimiter,
         "encoding": encoding,
     }
-    with clear_exits(debug=debug), said_as_options():
-        check_type(kind)
+    with _errors_as_options():
+        _check_type(kind)
         opened = DatasetRegistry(registry)
-        added = add_data(opened, directory, spec, name, options, guess=guess, replace=replace)
-    if as_json:
-        facts = {"spec_file": str(added.file), "written": added.written, "rows": added.rows, "doubts": added.doubts}
-        typer.echo(orjson.dumps(_facts(opened, added.competition) | facts, option=orjson.OPT_INDENT_2))
-        return
+        added = _add_data(opened, directory, spec, name, options, infer_again=guess, replace=replace)
+    facts = {"spec_file": str(added.file), "written": added.written, "rows": added.rows, "doubts": added.doubts}
+    emit(_facts(opened, added.competition) | facts, lambda: _print_added(opened, added), as_json=as_json)
+
+
+def _print_added(registry: DatasetRegistry, added: _Added) -> None:
     for column, why in added.doubts.items():
-        typer.echo(f"penstock: column {column!r}: {why}", err=True)
-    console, name = output(), added.competition.name
-    print_table(console, _drawn(opened, added.competition))
-    done = f"as {added.file} says"
+        warn(f"column {column!r}: {why}")
+    print_table(_drawn(registry, added.competition))
+    name, known = added.competition.name, len(added.competition.versions)
+    done = f"as described by {added.file}"
     if added.written:
-        done = f"wrote {added.file}: look through it, correct it, and run this again"
+        done = f"wrote {added.file}: check it, correct it, and run this again"
     if added.name_in_file != name:
-        done += f", but for the name, which is {added.name_in_file} there"
-    known = len(added.competition.versions)
+        done += f" (its name there is {added.name_in_file})"
     if 0 < added.versions_before < known:
         done += f"; the data has changed since it was registered, and is version {known}"
-    console.print(f"registered {name}; {done}", markup=False, highlight=False, soft_wrap=True)
+    say(f"registered {name}; {done}")
 
 
 @competitions.command("list")
-def list_all(registry: RegistryOption = None, as_json: JsonOption = False, debug: DebugOption = False) -> None:
-    """List what is registered."""
+@command()
+def list_all(registry: RegistryOption = None, as_json: JsonOption = False) -> None:
+    """List the registered competitions."""
     from penstock.datasets.registry import DatasetRegistry
 
-    with clear_exits(debug=debug):
-        opened = DatasetRegistry(registry)
-        _show_list(opened, opened.list_competitions(), as_json=as_json)
+    opened = DatasetRegistry(registry)
+    _show_list(opened, opened.list_competitions(), as_json=as_json)
 
 
 @competitions.command()
+@command()
 def search(
-    text: Annotated[list[str] | None, typer.Argument(metavar="[WORD]...", help="In name, description or tags.")] = None,
-    kind: Annotated[str | None, typer.Option("--type", metavar="TYPE", help=f"{TYPES}.")] = None,
-    metric: Annotated[str | None, typer.Option(metavar="METRIC", help="accuracy, auc, rmse ...")] = None,
-    min_samples: Annotated[
-        int | None, typer.Option(min=0, metavar="COUNT", help="Rows of the training file, at least.")
+    text: Annotated[
+        list[str] | None, typer.Argument(metavar="[WORD]...", help="Words in name, description or tags.")
     ] = None,
-    max_samples: Annotated[
-        int | None, typer.Option(min=0, metavar="COUNT", help="Rows of the training file, at most.")
-    ] = None,
+    kind: TypeOption = None,
+    metric: MetricOption = None,
+    min_samples: Annotated[int | None, typer.Option(min=0, metavar="N", help="Minimum of training rows.")] = None,
+    max_samples: Annotated[int | None, typer.Option(min=0, metavar="N", help="Maximum of training rows.")] = None,
     registry: RegistryOption = None,
     as_json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> None:
-    """List the competitions that fit all that is given."""
+    """List the competitions that match all criteria."""
     from penstock.datasets.registry import DatasetRegistry
 
-    with clear_exits(debug=debug):
-        check_type(kind)
-        opened = DatasetRegistry(registry)
-        names = opened.search_competitions(kind, metric, min_samples, max_samples, " ".join(text or ()))
-        _show_list(opened, names, as_json=as_json)
+    _check_type(kind)
+    opened = DatasetRegistry(registry)
+    names = opened.search_competitions(kind, metric, min_samples, max_samples, " ".join(text or ()))
+    _show_list(opened, names, as_json=as_json)
 
 
 @competitions.command()
+@command()
 def show(
     name: NameArgument,
     rows: Annotated[
-        int, typer.Option(min=0, metavar="COUNT", help="Also the texts and labels of the first rows; loads the data.")
+        int, typer.Option(min=0, metavar="COUNT", help="Also show texts and labels of the first rows; loads the data.")
     ] = 0,
-    split: Annotated[str, typer.Option(metavar="SPLIT", help="Whose rows: train, val or test.")] = "train",
+    split: Annotated[str, typer.Option(metavar="SPLIT", help="Split of the rows: train, val or test.")] = "train",
     registry: RegistryOption = None,
     as_json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> None:
-    """Show what is registered under a name, and which class reads it."""
+    """Show a registered competition, and the class that reads it."""
     from penstock.datasets.registry import DatasetRegistry
 
-    with clear_exits(debug=debug):
-        opened = DatasetRegistry(registry)
-        competition = opened.get(name)
-        samples = _samples(opened, name, split, rows) if rows else []
-        facts = _facts(opened, competition)
-    if as_json:
-        typer.echo(orjson.dumps(facts | ({"rows": samples} if rows else {}), default=str, option=orjson.OPT_INDENT_2))
-        return
-    print_table(output(), _drawn(opened, competition))
-    for number, sample in enumerate(samples):
-        label = f": {orjson.dumps(sample['label'], default=str).decode()}" if "label" in sample else ""
-        typer.echo(f"\n{split} row {number}{label}\n{sample['text']}")
+    opened = DatasetRegistry(registry)
+    competition = opened.get(name)
+    samples = _samples(opened, name, split, rows) if rows else []
+
+    def print_all() -> None:
+        print_table(_drawn(opened, competition))
+        for number, sample in enumerate(samples):
+            label = f": {orjson.dumps(sample['label'], default=str).decode()}" if "label" in sample else ""
+            typer.echo(f"\n{split} row {number}{label}\n{sample['text']}")
+
+    emit(_facts(opened, competition) | ({"rows": samples} if rows else {}), print_all, as_json=as_json)
 
 
 @competitions.command()
-def remove(name: NameArgument, registry: RegistryOption = None, debug: DebugOption = False) -> None:
-    """Forget a competition. Its data and its competition.yaml stay."""
+@command()
+def remove(name: NameArgument, registry: RegistryOption = None) -> None:
+    """Remove a competition from the registry. Its data and its competition.yaml stay."""
     from penstock.datasets.registry import DatasetRegistry
 
-    with clear_exits(debug=debug):
-        DatasetRegistry(registry).remove(name)
-    output().print(f"removed {name}; its data stays", markup=False, highlight=False, soft_wrap=True)
+    DatasetRegistry(registry).remove(name)
+    say(f"removed {name}; its data stays")
 
 
 @competitions.command()
+@command()
 def discover(
     path: Annotated[
         Path | None, typer.Argument(metavar="[PATH]", help="A file or directory whose code is run.")
@@ -189,32 +197,29 @@ def discover(
 ) -> None:
     """List the dataset classes of penstock, of plugins, and below PATH: in *_dataset.py and in folders called datasets.
 
-    This runs the code of these files. A class below PATH that is called after a registered competition reads it from
-    then on. Exit codes: 0 all could be loaded; 1 some could not, which are named.
+    This runs the code of these files. From then on a class below PATH with the name of a registered competition reads
+    it. Exit codes: 0 all could be loaded; 1 some could not, which are named.
     """
     from penstock.datasets.discovery import name_of
     from penstock.datasets.registry import DatasetRegistry
 
-    with clear_exits(debug=debug):
-        found = DatasetRegistry(registry).discover(path)
+    found = DatasetRegistry(registry).discover(path)
     classes = {name: name_of(dataset) for name, dataset in sorted(found.found.items())}
     errors = {place: f"{type(error).__name__}: {error}" for place, error in found.errors.items()}
-    if as_json:
-        typer.echo(orjson.dumps({"found": classes, "errors": errors}, option=orjson.OPT_INDENT_2))
-    else:
-        table = _table("competition", "class")
-        for name, where in classes.items():
-            table.add_row(Text(name), Text(where))
-        print_table(output(), table)
+
+    def print_all() -> None:
+        print_table(table(["competition", "class"], classes.items()))
         for place, problem in errors.items():
             if debug:
                 typer.echo("".join(traceback.format_exception(found.errors[place])), err=True)
-            typer.echo(f"penstock: {place}: {problem}", err=True)
+            warn(f"{place}: {problem}")
+
+    emit({"found": classes, "errors": errors}, print_all, as_json=as_json)
     if errors:
         raise typer.Exit(1)
 
 
-# -- inside ----------------------------------------------------------------------------------------------------------
+# -- output ----------------------------------------------------------------------------------------------------------
 
 
 def _samples(registry: DatasetRegistry, name: str, split: str, count: int) -> list[dict[str, Any]]:
@@ -222,61 +227,49 @@ def _samples(registry: DatasetRegistry, name: str, split: str, count: int) -> li
     samples = []
     for index in range(min(count, len(dataset))):
         sample = dataset[index]
-        told = {"text": sample.get("text", "") if isinstance(sample, dict) else str(sample)}
+        shown = {"text": sample.get("text", "") if isinstance(sample, dict) else str(sample)}
         if isinstance(sample, dict) and sample.get("labels") is not None:
-            told["label"] = _said(_plain(sample["labels"]), dataset)
-        samples.append(told)
+            shown["label"] = _label(sample["labels"], dataset)
+        samples.append(shown)
     return samples
 
 
-def _said(label: Any, dataset: KaggleDataset) -> Any:
-    """The name of the class that a label is the number of; other labels as they are."""
+def _label(label: Any, dataset: KaggleDataset) -> Any:
+    """The label as JSON has it; a class number as the name of the class."""
+    label = label.tolist() if hasattr(label, "tolist") else label
     names = dataset.class_names if isinstance(label, int) and not isinstance(label, bool) else None
     return names[label] if names is not None and 0 <= label < len(names) else label
-
-
-def _plain(value: Any) -> Any:
-    """Numbers and arrays of any framework as JSON has them."""
-    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _show_list(registry: DatasetRegistry, names: list[str], *, as_json: bool) -> None:
     found = [registry.get(name) for name in names]
     damaged = registry.damaged()
     if as_json:
-        facts = {"competitions": [_facts(registry, one) for one in found], "damaged": [str(file) for file in damaged]}
-        typer.echo(orjson.dumps(facts, option=orjson.OPT_INDENT_2))
+        facts = [_facts(registry, competition) for competition in found]
+        print_json({"competitions": facts, "damaged": [str(file) for file in damaged]})
         return
-    table = _table("competition", "type", "metric", "rows", "features", "target", "data")
-    for one in found:
-        table.add_row(
-            Text(one.name),
-            one.spec.competition_type.value,
-            Text(registry.metric_of(one)),
-            _count(one.spec.num_samples),
-            _count(one.spec.num_features),
-            Text(", ".join(one.spec.targets) or "-"),
-            Text(str(one.spec.dataset_path)),
+    rows = (
+        (
+            competition.name,
+            competition.spec.competition_type.value,
+            registry.metric_of(competition),
+            _count(competition.spec.num_samples),
+            _count(competition.spec.num_features),
+            ", ".join(competition.spec.targets) or "-",
+            str(competition.spec.dataset_path),
         )
-    print_table(output(), table if found else Text("none"))
+        for competition in found
+    )
+    columns = ["competition", "type", "metric", ">rows", ">features", "target", "data"]
+    print_table(table(columns, rows) if found else "none")
     for error in damaged.values():
-        typer.echo(f"penstock: {as_options(str(error))}", err=True)
-
-
-def _table(*names: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for name in names:
-        table.add_column(name, justify="right" if name in ("rows", "features") else "left")
-    return table
+        warn(_as_options(str(error)))
 
 
 def _drawn(registry: DatasetRegistry, competition: Competition) -> Table:
     metadata, spec, chosen = competition.metadata, competition.spec, registry.class_of(competition)
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold")
-    table.add_column()
-    table.add_row("competition", Text(competition.name))
-    for label, value in (
+    facts = [
+        ("competition", competition.name),
         ("", metadata.description),
         ("url", metadata.url),
         ("tags", ", ".join(metadata.tags)),
@@ -292,16 +285,14 @@ def _drawn(registry: DatasetRegistry, competition: Competition) -> Table:
         ("time", spec.time_column or ""),
         ("version", _version(competition)),
         ("class", f"{chosen.name} ({chosen.why})"),
-    ):
-        if value:
-            table.add_row(label, Text(value))
+    ]
     kinds: dict[str, list[str]] = {}
     for name, column in spec.columns.items():
         kinds.setdefault(column.kind or "as in the file", []).append(name)
     for kind, names in kinds.items():
         shown = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
-        table.add_row(kind, Text(shown))
-    return table
+        facts.append((kind, shown))
+    return fact_table((name, value) for name, value in facts if value)
 
 
 def _facts(registry: DatasetRegistry, competition: Competition) -> dict[str, Any]:
@@ -311,12 +302,198 @@ def _facts(registry: DatasetRegistry, competition: Competition) -> dict[str, Any
 
 
 def _version(competition: Competition) -> str:
-    """The last version of the data; nothing if nobody has read it yet."""
+    """The last version of the data; empty if it has not been read yet."""
     if not competition.versions:
         return ""
     last = competition.versions[-1]
-    return f"{last.number}, of {last.registered}: " + ", ".join(f"{one.name} {one}" for one in last.files.values())
+    return f"{last.number}, of {last.registered}: " + ", ".join(f"{file.name} {file}" for file in last.files.values())
 
 
 def _count(number: int | None) -> str:
     return "-" if number is None else f"{number:,}"
+
+
+# -- add -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Added:
+    """Result of `add`."""
+
+    competition: Competition
+    file: Path
+    written: bool
+    rows: dict[str, int]
+    name_in_file: str
+    versions_before: int
+    """Number of known versions of the data before."""
+    doubts: dict[str, str]
+    """By column: inferred facts that a person should check."""
+
+
+def _add_data(
+    registry: DatasetRegistry,
+    directory: str,
+    file: Path | None,
+    name: str | None,
+    options: dict[str, Any],
+    *,
+    infer_again: bool,
+    replace: bool,
+) -> _Added:
+    """Register the data in a directory with its spec file, which is inferred and written if it does not exist.
+
+    After an error nothing is registered and the file is unchanged.
+    """
+    from penstock.datasets.inference import infer
+    from penstock.datasets.registry import Competition
+    from penstock.datasets.spec_file import check_files, read_spec, write_spec
+    from penstock.files.remote import path_of
+
+    file = _spec_file(path_of(directory), file)
+    inferred = None
+    if infer_again or not file.exists():
+        _refuse_missing(path_of(directory))
+        inferred = infer(directory, name=name, **options)
+        metadata, spec, _ = inferred
+    else:
+        _refuse_options(options, file)
+        metadata, spec = read_spec(file)
+    in_file = metadata.competition_name
+    if name is not None:
+        metadata = dataclasses.replace(metadata, competition_name=name)
+        spec = dataclasses.replace(spec, competition_name=name)
+    before = _registered(registry, metadata.competition_name, replace=replace)
+    same = before is not None and _is_same_data(before, spec)
+    dataset_class = before.dataset_class if before is not None and same else None
+    discovered = before.discovered_class if before is not None else None
+    wanted = Competition(metadata, spec, dataset_class, discovered)
+    reader = registry.load_class(wanted, registry.class_of(wanted))
+    if inferred is not None and options.get("metric") is None:
+        inferred = _with_metric(inferred, reader)
+        metadata = dataclasses.replace(metadata, evaluation_metric=inferred.metadata.evaluation_metric)
+    _refuse_another_metric(metadata, reader, f"{file}: evaluation_metric" if inferred is None else "--metric")
+    rows = check_files(metadata, spec, reader)
+    with _restored(file):
+        if inferred is not None:
+            write_spec(inferred, file, overwrite=infer_again)
+        competition = registry.register_competition(
+            metadata.competition_name, metadata, spec, dataset_class=dataset_class, replace=replace or same
+        )
+    notes = {} if inferred is None else inferred.notes
+    doubts = {key.removeprefix("doubts."): why for key, why in notes.items() if key.startswith("doubts.")}
+    return _Added(
+        competition, file, inferred is not None, rows, in_file, 0 if before is None else len(before.versions), doubts
+    )
+
+
+def _check_type(given: str | None) -> None:
+    """Raise ConfigError for an unknown type; short names are valid too."""
+    from penstock.datasets.base import CompetitionType
+
+    if given is None:
+        return
+    try:
+        CompetitionType(given)
+    except ConfigError as error:
+        known = [*TYPES.split(", "), *(kind.value for kind in CompetitionType)]
+        hint = did_you_mean(given.lower(), known)
+        raise ConfigError(f"--type {given!r} is not a competition type{hint}; the types are {TYPES}") from error
+
+
+@contextlib.contextmanager
+def _errors_as_options() -> Iterator[None]:
+    """Replace Python arguments in error messages by command-line options."""
+    try:
+        yield
+    except PenstockError as error:
+        if error.args and isinstance(error.args[0], str):
+            error.args = (_as_options(error.args[0]), *error.args[1:])
+        raise
+
+
+def _as_options(message: str) -> str:
+    for argument, option in _AS_OPTIONS:
+        message = re.sub(argument, option, message)
+    return message
+
+
+def _refuse_options(options: dict[str, Any], file: Path) -> None:
+    for option, value in options.items():
+        if value is not None:
+            shown = option.removesuffix("_column").removeprefix("competition_")
+            raise ConfigError(
+                f"{file} exists, so --{shown} has no effect: correct the file, or pass --infer to infer it again and "
+                "overwrite it"
+            )
+
+
+def _registered(registry: DatasetRegistry, name: str, *, replace: bool) -> Competition | None:
+    """The competition of that name, if any; a damaged entry may be replaced."""
+    try:
+        return registry.get(name) if name in registry else None
+    except DataError:
+        if replace:
+            return None
+        raise
+
+
+def _is_same_data(competition: Competition, spec: DatasetSpec) -> bool:
+    place = spec.dataset_path.absolute() if isinstance(spec.dataset_path, Path) else spec.dataset_path
+    return str(competition.spec.dataset_path) == str(place)
+
+
+def _with_metric(inferred: Inference, reader: type[KaggleDataset]) -> Inference:
+    """The inference with the metric of the class that reads the data, if it has one."""
+    from penstock.datasets.metrics import get_metric
+
+    if reader.metric is None:
+        return inferred
+    metadata = dataclasses.replace(inferred.metadata, evaluation_metric=get_metric(reader.metric).name)
+    notes = inferred.notes | {"evaluation_metric": f"{reader.__name__}, which reads the data, has this metric"}
+    return inferred._replace(metadata=metadata, notes=notes)
+
+
+def _refuse_another_metric(metadata: CompetitionMetadata, reader: type[KaggleDataset], where: str) -> None:
+    """Raise if the metric is not that of the class that reads the data."""
+    from penstock.datasets.metrics import get_metric
+
+    if reader.metric is not None and get_metric(reader.metric).name != metadata.metric.name:
+        stated = get_metric(reader.metric).name
+        raise ConfigError(
+            f"{where} is {metadata.evaluation_metric}, but {reader.__name__}, which reads "
+            f"{metadata.competition_name!r}, has the metric {stated}; use {stated}, or register under another name "
+            "(--name)"
+        )
+
+
+@contextlib.contextmanager
+def _restored(file: Path) -> Iterator[None]:
+    """Restore the file if the block fails."""
+    from penstock.files.atomic import write_atomic
+
+    before = file.read_bytes() if file.exists() else None
+    try:
+        yield
+    except BaseException:
+        if before is None:
+            file.unlink(missing_ok=True)
+        elif file.read_bytes() != before:
+            write_atomic(file, before)
+        raise
+
+
+def _spec_file(place: Path | RemotePath, given: Path | None) -> Path:
+    from penstock.datasets.registry_entries import refuse_password
+
+    refuse_password(place, f"{SPEC_FILE} or the registry")
+    if given is not None:
+        return given.expanduser()
+    if not isinstance(place, Path):
+        raise ConfigError(f"{str(place)!r} is a URL, where no {SPEC_FILE} can be written; pass --spec FILE")
+    return place / SPEC_FILE
+
+
+def _refuse_missing(place: Path | RemotePath) -> None:
+    if isinstance(place, Path) and not place.exists():
+        raise FileNotFoundError(f"no such directory: {str(place)!r} (looked from {Path.cwd()})")

@@ -1,4 +1,4 @@
-"""Where a command's words go: results to standard output, progress and log lines to standard error."""
+"""Output of the commands: results on standard output, progress and log lines on standard error, exit codes."""
 
 from __future__ import annotations
 
@@ -6,36 +6,108 @@ import contextlib
 import logging
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
+import orjson
 import typer
 from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from penstock.errors import PenstockError
 
-__all__ = ["clear_exits", "log_lines", "output", "print_table"]
+__all__ = [
+    "count",
+    "emit",
+    "fact_table",
+    "log_lines",
+    "output",
+    "print_json",
+    "print_table",
+    "report_errors",
+    "say",
+    "table",
+    "warn",
+]
+
+
+def emit(facts: Any, show: Callable[[], object], *, as_json: bool) -> None:
+    """Print the facts as JSON, or let `show` print them for people."""
+    if as_json:
+        print_json(facts)
+    else:
+        show()
+
+
+def print_json(facts: Any, *, indent: bool = True) -> None:
+    """One JSON value; without `indent`, on one line."""
+    options = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY | (orjson.OPT_INDENT_2 if indent else 0)
+    typer.echo(orjson.dumps(facts, default=str, option=options))
+
+
+def fact_table(facts: Iterable[tuple[RenderableType, ...]]) -> Table:
+    """A fact per row: its bold name and its value, or name, right-aligned figure and remark."""
+    rows = list(facts)
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold")
+    for number in range(1, max(map(len, rows), default=1)):
+        grid.add_column(justify="right" if number == 1 and len(rows[0]) == 3 else "left")
+    for row in rows:
+        grid.add_row(*map(_cell, row))
+    return grid
+
+
+def table(columns: Iterable[str], rows: Iterable[Iterable[RenderableType]]) -> Table:
+    """A table with bold headers; a column whose name begins with `>` is right-aligned."""
+    made = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for name in columns:
+        made.add_column(name.lstrip(">"), justify="right" if name.startswith(">") else "left")
+    for row in rows:
+        made.add_row(*map(_cell, row))
+    return made
+
+
+def _cell(value: RenderableType) -> RenderableType:
+    return Text(value) if isinstance(value, str) else value  # plain text: brackets are no markup
 
 
 def output() -> Console:
-    """Standard output; as wide as needed where it is no terminal, so that nothing is folded in a file."""
+    """Standard output; without a terminal it is wide, so that no line is folded."""
     return Console(width=None if sys.stdout.isatty() else 1000)
 
 
-def print_table(console: Console, table: RenderableType) -> None:
-    """A table; where it does not go to a terminal, without the space that fills up its last column."""
+def print_table(drawn: RenderableType) -> None:
+    """Print a table; without a terminal, without trailing spaces."""
+    console = output()
     if console.is_terminal:
-        console.print(table)
+        console.print(drawn)
         return
-    with console.capture() as drawn:
-        console.print(table)
-    for line in drawn.get().splitlines():
-        console.print(line.rstrip(), markup=False, highlight=False, soft_wrap=True)
+    with console.capture() as captured:
+        console.print(drawn)
+    for line in captured.get().splitlines():
+        say(line.rstrip())
+
+
+def say(text: str, style: str = "") -> None:
+    """Print a line on standard output as it is."""
+    output().print(Text(text), style=style, highlight=False, soft_wrap=True)
+
+
+def warn(text: str) -> None:
+    """Print a line on standard error."""
+    typer.echo(f"penstock: {text}", err=True)
+
+
+def count(number: int, noun: str) -> str:
+    """`1 row`, `2,000 rows`."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 @contextlib.contextmanager
 def log_lines(console: Console, level: int) -> Iterator[None]:
-    """What the engine logs, as lines on the console, above a live display if there is one."""
-    log, handler = logging.getLogger("penstock"), _ConsoleLines(console)
+    """Show log records of the library on the console, above a live display if there is one."""
+    log, handler = logging.getLogger("penstock"), _ConsoleHandler(console)
     before = log.level
     log.addHandler(handler)
     log.setLevel(level)
@@ -46,7 +118,7 @@ def log_lines(console: Console, level: int) -> Iterator[None]:
         log.setLevel(before)
 
 
-class _ConsoleLines(logging.Handler):
+class _ConsoleHandler(logging.Handler):
     def __init__(self, console: Console) -> None:
         super().__init__()
         self._console = console
@@ -56,21 +128,18 @@ class _ConsoleLines(logging.Handler):
 
 
 @contextlib.contextmanager
-def clear_exits(*, debug: bool, stopped: str = "stopped") -> Iterator[None]:
-    """Turn what users can mend into a message and an exit code; anything else is a bug and keeps its traceback."""
+def report_errors(*, debug: bool, stopped: str = "stopped") -> Iterator[None]:
+    """Turn errors that users can fix into a message and an exit code; bugs keep their traceback."""
     try:
         yield
     except KeyboardInterrupt:
-        typer.echo(f"penstock: {stopped}", err=True)
+        warn(stopped)
         raise typer.Exit(130) from None
     except (PenstockError, OSError) as error:
         if debug:
             typer.echo("".join(traceback.format_exception(error)), err=True)
-        typer.echo(f"penstock: {_message(error)}", err=True)
+        if isinstance(error, OSError) and error.strerror and error.filename:
+            warn(f"{error.strerror}: {str(error.filename)!r}")
+        else:
+            warn(str(error) or type(error).__name__)
         raise typer.Exit(1) from None
-
-
-def _message(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror and error.filename:
-        return f"{error.strerror}: {str(error.filename)!r}"
-    return str(error) or type(error).__name__

@@ -1,4 +1,4 @@
-"""The `penstock` command: its verbs, and `--version`."""
+"""The `penstock` command: its commands, and `--version`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from penstock.cli.competitions import competitions
 from penstock.cli.info import info
 from penstock.cli.lint import lint
 from penstock.cli.plan import plan
+from penstock.cli.plugins import plugins
 from penstock.cli.prepare import prepare
 from penstock.cli.probe_isolation import probe_isolation
 from penstock.cli.queue import queue
 from penstock.cli.run import run
 from penstock.cli.show import show
-from penstock.cli.stage_catalog import plugins
 from penstock.cli.trace import trace
 from penstock.cli.verify_resume import verify_resume
 from penstock.cli.versions import versions
@@ -28,14 +28,13 @@ app = typer.Typer(
     name="penstock",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode=None,  # the help shows YAML, whose brackets must not be taken for markup
+    rich_markup_mode=None,  # the help shows YAML, whose brackets are no markup
     pretty_exceptions_enable=False,
 )
-for verb in (run, prepare, show, lint, info, versions, plan, trace, verify_resume, probe_isolation, bench):
-    app.command()(verb)
-app.command()(plugins)
-app.add_typer(queue)
-app.add_typer(competitions)
+for each in (run, prepare, show, lint, info, versions, plan, trace, verify_resume, probe_isolation, bench, plugins):
+    app.command()(each)
+for group in (queue, competitions):
+    app.add_typer(group)
 
 
 def _show_version(wanted: bool) -> None:

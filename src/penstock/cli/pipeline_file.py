@@ -1,4 +1,4 @@
-"""A YAML file that describes a pipeline, and the pipeline it describes.
+"""The YAML file of `penstock run`, and the pipeline that it describes.
 
     source: {type: jsonl, path: corpus/*.jsonl}    # or just: source: corpus/*.jsonl, by the suffix of the files
     transforms:
@@ -9,113 +9,114 @@
       - map: {share: words / chars}                # columns from expressions
       - map: my_module:my_function                 # a function, imported; beside the YAML file is a good place
       - map: {function: my_module:fn, batch: true}
-      - standard_scaler: {columns: [age], fit: true}   # learns in a first pass over what comes before it
+      - standard_scaler: {columns: [age], fit: true}   # fitted in a first pass over the data
     sink: {type: parquet, path: out.parquet}       # or just: sink: out.parquet
     config: {workers: 4, on_error: quarantine}     # the fields of PipelineConfig
     budget: 256 MiB
-    checkpoint: run1/                              # go on from here after a crash
+    checkpoint: run1/                              # resume from here after a crash
 
-Paths are relative to the current directory, as for every command; only functions are also looked for beside the file.
-That of `type: queue`, which is a source and a sink, is the directory of the queue.
-Stages are called by name: `penstock plugins` lists them. Every problem is reported at once, with its place in the file.
+Paths are relative to the current directory; functions are also imported from the directory of the file. The path of
+`type: queue`, which is a source and a sink, is the directory of the queue. `penstock plugins` lists the names of
+stages. All problems are reported at once, with their places in the file.
 """
 
 from __future__ import annotations
 
+import collections.abc
+import importlib
 import inspect
+import re
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, get_origin, get_type_hints
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from penstock._suggest import did_you_mean
-from penstock.cli.stage_arguments import ArgumentProblems, import_function, make
-from penstock.cli.stage_catalog import resolve
-from penstock.corpus.dedup.stages import Dedup
-from penstock.errors import PenstockError, QueueNotFoundError
+from penstock._suggest import did_you_mean, nearest, unknown_option
+from penstock.cli.plugins import resolve
+from penstock.errors import ConfigError, PenstockError
 from penstock.files.filesystems import require_local
 from penstock.fsqueue import QueueSource
 from penstock.memory.budget import MemoryBudget
 from penstock.pipeline import Pipeline, PipelineConfig
-from penstock.pipeline.functions import FunctionStage
+from penstock.pipeline.stages import Transform
 from penstock.sinks import open_sink
 from penstock.sources import open_source
+from penstock.transforms import parse_expression
+from penstock.types import Schema
+from penstock.types.conversion import Problems, convert, members
 
-__all__ = ["KEYS", "ColumnCheck", "PipelineFile", "check_columns", "read_plan", "spelled_out"]
-
+__all__ = ["KEYS", "PipelineFile", "read_pipeline", "spelled_out"]
 
 KEYS = ("source", "transforms", "sink", "config", "budget", "checkpoint")
 
 
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_MAPPINGS = (dict, collections.abc.Mapping)
+_ERRORS = (PenstockError, ValueError, TypeError, LookupError, OSError)
+"""Errors of a constructor that mean bad arguments."""
+
+
 @dataclass(frozen=True, slots=True)
 class PipelineFile:
-    """What a file describes, ready to run."""
+    """Content of a file, ready to run."""
 
     pipeline: Pipeline
     to_fit: tuple[int, ...] = ()
-    """Which transforms have to learn from the data first, by their position."""
+    """Positions of the transforms that have to be fitted first."""
     checkpoint: Path | None = None
     steps: tuple[Any, ...] = ()
     """The transforms as the file lists them."""
 
 
 def spelled_out(tree: dict[str, Any]) -> dict[str, Any]:
-    """With `source: <path>` as `source: {path: <path>}`, so that `--set source.columns=[text]` has a place to go to."""
+    """`source: <path>` as `source: {path: <path>}`, so that `--set source.columns=[text]` works."""
     short = {end: {"path": tree[end]} for end in ("source", "sink") if isinstance(tree.get(end), (str, list))}
     return tree | short
 
 
-def read_plan(tree: Mapping[str, Any], path: Path) -> PipelineFile:
-    """Build everything the tree describes; nothing is read or written. `path` is the file it came from."""
+def read_pipeline(tree: Mapping[str, Any], path: Path) -> PipelineFile:
+    """Build the described pipeline without reading or writing data. `path` is the file of the tree."""
     builder = _Builder(path)
-    plan = builder.plan(tree)
+    described = builder.build(tree)
     builder.problems.check(str(path))
-    assert plan is not None
-    return plan
+    assert described is not None
+    return described
 
 
 class _Builder:
-    """Builds stage by stage and goes on after a problem, to find the others too."""
+    """Builds stage by stage, and continues after a problem to find the others."""
 
     def __init__(self, path: Path) -> None:
         self._folder = str(path.resolve().parent)
-        self.problems = ArgumentProblems()
+        self.problems = Problems()
 
-    def plan(self, tree: Mapping[str, Any]) -> PipelineFile | None:
+    def build(self, tree: Mapping[str, Any]) -> PipelineFile | None:
         for key in tree:
             if key not in KEYS:
-                hint = did_you_mean(str(key), KEYS) or f"; the keys are {', '.join(KEYS)}"
-                self.problems.add(str(key), f"unknown key{hint}")
+                self.problems.add(str(key), unknown_option(key, KEYS, "key"))
         source = self._end("sources", tree.get("source"), open_source)
         steps = self._steps(tree.get("transforms"))
         sink = self._end("sinks", tree.get("sink"), open_sink)
         config = self._config(tree.get("config"))
         budget = self._make(MemoryBudget, tree["budget"], "budget") if tree.get("budget") is not None else None
-        checkpoint = tree.get("checkpoint")
-        if checkpoint is not None and not isinstance(checkpoint, str):
-            self.problems.add("checkpoint", f"expected a directory, got {checkpoint!r}")
-        elif checkpoint is not None:
-            try:
-                require_local(checkpoint, "checkpoint")
-            except PenstockError as error:
-                self.problems.add("checkpoint", str(error))
+        checkpoint = self.problems.attempt("checkpoint", _checkpoint, tree.get("checkpoint"))
         self._check_target(sink)
         self._check_passes(source, [fit for _, fit in steps])
         if self.problems:
             return None
-        try:
-            pipeline = Pipeline(source, [step for step, _ in steps], sink, config, budget)
-        except PenstockError as error:
-            self.problems.add("pipeline", str(error))
+        transforms = [step for step, _ in steps]
+        pipeline = self.problems.attempt("pipeline", Pipeline, source, transforms, sink, config, budget)
+        if pipeline is None:
             return None
         # A step may have become several transforms, so positions in the file are not those in the pipeline.
         positions = {id(stage): position for position, stage in enumerate(pipeline.transforms)}
         to_fit = tuple(positions[id(step)] for step, fit in steps if fit)
-        place = None if checkpoint is None else require_local(checkpoint, "checkpoint")
-        return PipelineFile(pipeline, to_fit, place, tuple(step for step, _ in steps))
+        return PipelineFile(pipeline, to_fit, checkpoint, tuple(transforms))
 
     # -- the two ends ----------------------------------------------------------------------------------------------
 
@@ -123,46 +124,38 @@ class _Builder:
         """A source or a sink: by its type, or by the suffix of its path."""
         where = group.removesuffix("s")
         if given is None:
-            self.problems.add(where, f"is missing; write '{where}: <path>', or '{where}: {{type: ..., path: ...}}'")
+            self.problems.add(where, f"missing; write '{where}: <path>', or '{where}: {{type: ..., path: ...}}'")
         elif isinstance(given, Mapping) and "type" in given:
-            maker = self._resolved(group, given["type"], f"{where}.type")
+            maker = self.problems.attempt(f"{where}.type", resolve, group, str(given["type"]))
             if maker is not None:
                 return self._make(maker, _without_type(given, maker), where)
         elif isinstance(given, Mapping) and "path" not in given:
-            known = ["type", "path"]
-            hints = "".join(filter(None, (did_you_mean(str(name), known) for name in given)))
-            self.problems.add(where, f"needs a type or a path, has {', '.join(map(str, given)) or 'nothing'}{hints}")
+            hints = "".join(did_you_mean(str(name), ["type", "path"]) for name in given)
+            self.problems.add(where, f"expected a type or a path, got {', '.join(map(str, given)) or 'nothing'}{hints}")
         else:
             return self._opened(where, given, open_by_suffix)
         return None
 
     def _opened(self, where: str, given: Any, open_by_suffix: Callable[[Any], Any]) -> Any:
         path = given["path"] if isinstance(given, Mapping) else given
-        if not isinstance(path, str) and not (isinstance(path, list) and all(isinstance(one, str) for one in path)):
-            self.problems.add(where, f"expected a path, got {path!r:.80}")
-            return None
-        try:
-            stage = open_by_suffix(path)
-        except (PenstockError, ValueError, TypeError, OSError) as error:
-            self.problems.add(where, str(error))
-            return None
-        if isinstance(given, Mapping) and len(given) > 1:
+        stage = self.problems.attempt(where, lambda: open_by_suffix(convert(path, str | list[str])), errors=_ERRORS)
+        if stage is not None and isinstance(given, Mapping) and len(given) > 1:
             return self._make(type(stage), given, where)
         return stage
 
     def _check_target(self, sink: Any) -> None:
-        """Before hours of work, not after: the directory that the output goes to."""
+        """The directory of the output must exist before hours of work, not after."""
         target = getattr(sink, "path", None)
         if isinstance(target, Path) and not target.parent.is_dir():
-            self.problems.add("sink", f"no such directory: {str(target.parent)!r}; make it first")
+            self.problems.add("sink", f"no such directory: {str(target.parent)!r}; create it first")
 
     def _check_passes(self, source: Any, fits: list[bool]) -> None:
-        """A first pass must leave the source something for the run."""
+        """A first pass must not empty the source."""
         if any(fits) and isinstance(source, QueueSource) and source.acknowledge == "delivered":
             self.problems.add(
                 f"transforms[{fits.index(True)}]",
                 "'fit: true' reads the source twice, and reading empties a queue; add 'acknowledge: committed' to the "
-                "source, and its files stay until the output is published",
+                "source, which keeps its files until the output is published",
             )
 
     # -- the transforms --------------------------------------------------------------------------------------------
@@ -176,7 +169,7 @@ class _Builder:
         return [self._step(step, f"transforms[{number}]") for number, step in enumerate(given)]
 
     def _step(self, given: Any, where: str) -> tuple[Any, bool]:
-        """The transform, and whether it is to be fitted."""
+        """The transform, and True if it has to be fitted."""
         if isinstance(given, str):
             given = {given: None}
         if not isinstance(given, Mapping) or len(given) != 1:
@@ -184,7 +177,7 @@ class _Builder:
             self.problems.add(where, f"expected one step such as 'lower: text', got {got}")
             return None, False
         ((name, arguments),) = given.items()
-        maker = self._resolved("transforms", name, where)
+        maker = self.problems.attempt(where, resolve, "transforms", str(name))
         if maker is None:
             return None, False
         where = f"{where}.{name}"
@@ -197,44 +190,171 @@ class _Builder:
         if not isinstance(fit, bool):
             self.problems.add(
                 where,
-                "has to learn from the data: add 'fit: true' for a first pass over the source and the steps before",
+                "has to be fitted: add 'fit: true' for a first pass over the source and the steps before",
             )
         return self._make(maker, arguments, where), fit is True
 
-    # -- what arguments stand for ----------------------------------------------------------------------------------
+    # -- arguments ------------------------------------------------------------------------------------------------
 
-    def function(self, path: str) -> Any:
-        """Imported from wherever Python looks, and then from beside the file."""
-        if self._folder not in sys.path:
-            # Last, so that a types.py beside the file is not taken for Python's own; and for good, since worker
-            # processes look where this one does.
-            sys.path.append(self._folder)
-        return import_function(path)
-
-    def transform(self, given: Any, where: str) -> Any:
-        step, fit = self._step(given, where)
-        if fit:
-            self.problems.add(where, "a step inside another cannot be fitted; put it into the list by itself")
-        return step
-
-    # -- shared ----------------------------------------------------------------------------------------------------
-
-    def _resolved(self, group: str, name: Any, where: str) -> Callable[..., Any] | None:
-        try:
-            return resolve(group, str(name))
-        except PenstockError as error:
-            self.problems.add(where, str(error))
+    def _convert(self, value: Any, hint: Any, where: str) -> Any:
+        """The value as an annotated parameter takes it: functions imported, stages and schemas made."""
+        choices = members(hint)
+        if value is None and types.NoneType in choices:
             return None
+        if pa.Schema in choices:
+            return Schema(value).to_arrow() if isinstance(value, Mapping) else convert(value, pa.Schema)
+        if Transform in choices:
+            step, fit = self._step(value, where)
+            if fit:
+                self.problems.add(where, "a step inside another cannot be fitted; put it into the list by itself")
+            return step
+        if any(map(_is_function, choices)):
+            if isinstance(value, str) and _FUNCTION.fullmatch(value):
+                return self._function(value)
+            if isinstance(value, Mapping) and _takes_mapping(hint):
+                return {
+                    name: parse_expression(text) if isinstance(text, str) else pc.scalar(text)
+                    for name, text in value.items()
+                }
+        return convert(value, hint)
 
-    def _make(self, maker: Callable[..., Any], given: Any, where: str, *, called: str = "argument") -> Any:
-        return make(maker, given, where, self.problems, parts=self, called=called)
+    def _function(self, path: str) -> Any:
+        """The function `module:name`; the directory of the file comes last on the path."""
+        if self._folder not in sys.path:
+            # Last, so that a types.py there does not hide Python's own; for good, since worker processes import too.
+            sys.path.append(self._folder)
+        return _import_function(path)
+
+    def _make(self, maker: Callable[..., Any], given: Any, where: str, *, what: str = "argument") -> Any:
+        """Call `maker` with its value in the file; None if there are problems.
+
+        A mapping holds keyword arguments; anything else is the first argument, and null no argument. If the first
+        parameter takes a mapping (`rename: {old: new}`), a mapping that names no parameter is that argument.
+        """
+        signature = _Signature.of(maker)
+        arguments = signature.named(given)
+        if arguments is None:
+            self.problems.add(where, f"takes no arguments, got {given!r:.80}")
+            return None
+        before = len(self.problems)
+        for problem in signature.name_problems(arguments, what):
+            self.problems.add(where, problem)
+        for name, value in arguments.items():
+            place = f"{where}.{_shown(name)}" if value is not given else where
+            arguments[name] = self.problems.attempt(place, self._convert, value, signature.hints.get(name, Any), place)
+        if len(self.problems) > before:
+            return None
+        return self.problems.attempt(where, lambda: maker(**arguments), errors=_ERRORS)
 
     def _config(self, given: Any) -> PipelineConfig | None:
         if given is not None and not isinstance(given, Mapping):
             self.problems.add("config", f"expected keys such as 'workers: 4', got {given!r:.80}")
             return None
-        made: PipelineConfig | None = self._make(PipelineConfig, given, "config", called="key")
-        return made
+        return self._make(PipelineConfig, given, "config", what="key")  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, slots=True)
+class _Signature:
+    """Parameters of a stage."""
+
+    parameters: dict[str, inspect.Parameter]
+    hints: dict[str, Any]
+    takes_any: bool
+    """True if it has `**options`, and so no unknown names."""
+
+    @classmethod
+    def of(cls, maker: Callable[..., Any]) -> Self:
+        parameters = inspect.signature(maker).parameters.values()
+        variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        try:
+            hints = get_type_hints(maker.__init__ if isinstance(maker, type) else maker)  # type: ignore[misc]
+        except (NameError, TypeError, AttributeError):
+            hints = {}  # annotations of a plugin that only a type checker can read: its constructor checks
+        return cls(
+            {parameter.name: parameter for parameter in parameters if parameter.kind not in variadic},
+            hints,
+            any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters),
+        )
+
+    def named(self, given: Any) -> dict[str, Any] | None:
+        """The arguments by name; None if there is one and no parameter takes it."""
+        first = next(iter(self.parameters), None)
+        if given is None:
+            return {}
+        if isinstance(given, Mapping):
+            arguments = {self._spelled(name): value for name, value in given.items()}
+            by_name = any(name in self.parameters and self._fits(name, arguments[name]) for name in arguments)
+            if by_name or first is None or not _takes_mapping(self.hints.get(first, Any)):
+                return arguments
+        return {first: given} if first is not None else None
+
+    def name_problems(self, arguments: Mapping[str, Any], what: str) -> Iterator[str]:
+        """Unknown names, and missing names that were not just misspelled."""
+        known = [_shown(name) for name in self.parameters]
+        unknown = [name for name in arguments if name not in self.parameters and not self.takes_any]
+        yield from (unknown_option(name, known, what) for name in unknown)
+        given = {*map(_shown, arguments), *(nearest(name, known) for name in unknown)}
+        for name, parameter in self.parameters.items():
+            if parameter.default is inspect.Parameter.empty and _shown(name) not in given:
+                yield f"missing {what} {_shown(name)!r}"
+
+    def _fits(self, name: str, value: Any) -> bool:
+        """True if the value has the form of the parameter's, without importing or making anything."""
+        choices = members(self.hints.get(name, Any))
+        if isinstance(value, str) and any(map(_is_function, choices)):
+            return True
+        if isinstance(value, Mapping) and pa.Schema in choices:
+            return True
+        try:
+            convert(value, self.hints.get(name, Any))
+        except ConfigError:
+            return False
+        return True
+
+    def _spelled(self, name: Any) -> Any:
+        """`path` and `paths` mean the same."""
+        other = {"path": "paths", "paths": "path"}.get(name)
+        return other if other in self.parameters and name not in self.parameters else name
+
+
+def _shown(name: Any) -> str:
+    return "path" if name == "paths" else str(name)
+
+
+def _takes_mapping(hint: Any) -> bool:
+    """True if a mapping in the file can be this one argument (`rename: {old: new}`)."""
+    return any((get_origin(choice) or choice) in _MAPPINGS for choice in members(hint))
+
+
+def _is_function(hint: Any) -> bool:
+    return (get_origin(hint) or hint) is collections.abc.Callable
+
+
+def _import_function(path: str) -> Any:
+    module_name, _, name = path.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            raise ConfigError(
+                f"no module {error.name!r} for {path!r}; put it into the directory of the YAML file, or install it"
+            ) from error
+        raise ConfigError(f"importing {module_name!r} failed: {error}") from error
+    except Exception as error:
+        raise ConfigError(f"importing {module_name!r} failed: {type(error).__name__}: {error}") from error
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            hint = did_you_mean(part, [known for known in vars(found) if not known.startswith("_")])
+            raise ConfigError(f"no {name!r} in {getattr(module, '__file__', None) or module_name}{hint}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise ConfigError(f"{path!r}: expected a function, got {found!r:.80}")
+    return found
+
+
+def _checkpoint(given: Any) -> Path | None:
+    return None if given is None else require_local(convert(given, str), "checkpoint")
 
 
 def _without_type(given: Mapping[str, Any], maker: Callable[..., Any]) -> dict[str, Any]:
@@ -242,78 +362,3 @@ def _without_type(given: Mapping[str, Any], maker: Callable[..., Any]) -> dict[s
     known = inspect.signature(maker).parameters
     path = "queue_dir" if "queue_dir" in known and "path" not in known else "path"
     return {path if name == "path" else name: value for name, value in given.items() if name != "type"}
-
-
-@dataclass(slots=True)
-class ColumnCheck:
-    """What was found out."""
-
-    checked_steps: int = 0
-    """So many steps, from the first on, name columns that are there."""
-    unknown: str | None = None
-    """Why the columns behind them are not known; None if all steps were checked."""
-    columns: list[str] = field(default_factory=list)
-    """The columns that come out of the steps that were checked."""
-
-
-def check_columns(plan: PipelineFile, problems: ArgumentProblems) -> ColumnCheck:
-    """Adds to `problems` what names a column that is not there."""
-    found = ColumnCheck()
-    try:
-        schema = getattr(plan.pipeline.source, "schema", None)
-    except QueueNotFoundError:
-        schema = None
-    except (PenstockError, OSError, ValueError) as error:
-        problems.add("source", str(error))
-        return found
-    if not isinstance(schema, pa.Schema) or not len(schema):
-        found.unknown = "the source does not say which columns it has before it is read"
-        return found
-    batch = pa.RecordBatch.from_pylist([], schema=schema)
-    to_fit = {id(plan.pipeline.transforms[position]) for position in plan.to_fit}
-    for number, step in enumerate(plan.steps):
-        where = f"transforms[{number}]"
-        if missing := _missing(step, batch.schema):
-            problems.add(where, f"column {missing!r} is not there; the columns are {batch.schema.names}")
-        reason = _unknown_behind(step, fits=id(step) in to_fit)
-        if reason is not None:
-            found.unknown = f"{where}: {reason}"
-            break
-        if missing:
-            continue
-        if not isinstance(step, Dedup) and not _judges_by_function(step):
-            try:
-                batch = step.transform(batch)
-            except (PenstockError, KeyError, pa.ArrowInvalid, pa.ArrowKeyError, pa.ArrowNotImplementedError) as error:
-                problems.add(where, str(error))
-                continue
-        found.checked_steps += 1
-    found.columns = batch.schema.names
-    return found
-
-
-def _missing(step: Any, schema: pa.Schema) -> str | None:
-    """A column that a step names and that is not there. Other steps tell it themselves."""
-    if not isinstance(step, Dedup) and not callable(getattr(step, "fit", None)):
-        return None
-    named = getattr(step, "columns", None) or getattr(step, "column", None) or ()
-    named = [named] if isinstance(named, str) else named
-    return next((name for name in named if isinstance(name, str) and name not in schema.names), None)
-
-
-def _unknown_behind(step: Any, *, fits: bool) -> str | None:
-    """Why the columns behind a step are not known before it runs; None if they are."""
-    if fits:
-        return f"{step!r} has to learn from the data first"
-    if not type(step).__module__.startswith("penstock."):
-        return f"{type(step).__name__} is not a step of penstock"
-    if isinstance(step, FunctionStage) and step.calls_function:
-        return f"{step!r} calls a function of yours"
-    if hasattr(step, "state_dict") and not isinstance(step, Dedup):
-        return f"{step!r} gathers rows"
-    return None
-
-
-def _judges_by_function(step: Any) -> bool:
-    """Whether a filter asks a function of somebody else, which is not made for no rows; it changes no column."""
-    return bool(getattr(step, "calls_function", False))

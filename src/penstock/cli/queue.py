@@ -1,4 +1,4 @@
-"""`penstock queue status | purge | doctor`: what is in a filesystem queue, throw it away, find out what is wrong."""
+"""`penstock queue status | purge | doctor`: state of a filesystem queue, its removal, and its repair."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-import orjson
 import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.console import clear_exits, output, print_table
+from penstock.cli.console import count, emit, fact_table, output, print_json, print_table, say, table, warn
+from penstock.cli.options import JsonOption, command
 from penstock.errors import ConfigError, PenstockError, QueueNotFoundError
 from penstock.fsqueue import queue as queues
 from penstock.fsqueue.doctor import Diagnosis, Finding, examine
@@ -31,15 +31,12 @@ queue = typer.Typer(
     name="queue",
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Look at a filesystem queue, purge it, or have it examined.",
+    help="Show, purge or examine a filesystem queue.",
 )
 
 PlaceArgument = Annotated[
     Path, typer.Argument(metavar="DIR", help="A queue, the directory of a dataset (data/NAME), or a config file.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 _BEATS_PER_LEASE = 5
 
@@ -48,35 +45,32 @@ _BEATS_PER_LEASE = 5
 
 
 @queue.command()
+@command()
 def status(
     place: PlaceArgument,
-    seconds: Annotated[
-        float, typer.Option(min=0.0, help="Between the two looks that rates are of; 0: no rates.")
-    ] = 1.0,
-    watch: Annotated[bool, typer.Option("--watch", help="Look again and again, until Ctrl-C.")] = False,
+    seconds: Annotated[float, typer.Option(min=0.0, help="Interval over which rates are measured; 0: no rates.")] = 1.0,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")] = False,
     as_json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> None:
-    """Show what waits in each split, how fast it comes and goes, who is at work, and who waits for whom.
+    """Show backlog, rates and members of each split, and which side waits.
 
     With --json and --watch, one object per line.
     """
-    with clear_exits(debug=debug):
-        opened = Queue.open(find_queue(place))
-        try:
-            if as_json:
-                for found in _looks(opened, seconds, forever=watch):
-                    typer.echo(orjson.dumps(found.to_dict(), default=str, option=0 if watch else orjson.OPT_INDENT_2))
-            elif watch and sys.stdout.isatty():
-                with Live(console=output(), auto_refresh=False) as live:
-                    for found in _looks(opened, seconds, forever=True):
-                        live.update(_drawn(found), refresh=True)
-            else:
-                for found in _looks(opened, seconds, forever=watch):
-                    print_table(output(), _drawn(found))
-        except KeyboardInterrupt:
-            if not watch:
-                raise
+    opened = Queue.open(find_queue(place))
+    try:
+        if as_json:
+            for found in _looks(opened, seconds, forever=watch):
+                print_json(found.to_dict(), indent=not watch)
+        elif watch and sys.stdout.isatty():
+            with Live(console=output(), auto_refresh=False) as live:
+                for found in _looks(opened, seconds, forever=True):
+                    live.update(_drawn(found), refresh=True)
+        else:
+            for found in _looks(opened, seconds, forever=watch):
+                print_table(_drawn(found))
+    except KeyboardInterrupt:
+        if not watch:
+            raise
 
 
 def _looks(opened: Queue, seconds: float, *, forever: bool) -> Iterator[Status]:
@@ -94,32 +88,26 @@ def _looks(opened: Queue, seconds: float, *, forever: bool) -> Iterator[Status]:
 
 
 def _drawn(found: Status) -> RenderableType:
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(style="bold")
-    facts.add_column()
-    facts.add_row("queue", Text(str(found.path)))
-    facts.add_row("fingerprint", Text(found.fingerprint))
-    for name in ("training_type", "vocab_size"):
-        if name in found.meta:
-            facts.add_row(name, Text(str(found.meta[name])))
+    facts = [("queue", str(found.path)), ("fingerprint", found.fingerprint)]
+    facts += [(name, str(found.meta[name])) for name in ("training_type", "vocab_size") if name in found.meta]
     for number, column in enumerate(schema_of(found.meta)):
         role = f", {column.role}" if column.role else ""
-        facts.add_row("batches" if number == 0 else "", Text(f"{column.name}: {column.spelling}{role}"))
-    parts: list[RenderableType] = [facts, Text(), _split_table(found.splits)]
-    if any(split.cursors for split in found.splits):
-        parts += [Text(), _cursor_table(found.splits)]
-    parts += [Text(), _member_table(found.members) if found.members else Text("nobody is at work")]
+        facts.append(("batches" if number == 0 else "", f"{column.name}: {column.spelling}{role}"))
+    cursors = [
+        (split.name, f"{cursor.rank} of {cursor.world}", f"{cursor.read:,}", f"{cursor.done:,}")
+        for split in found.splits
+        for cursor in split.cursors
+    ]
+    parts: list[RenderableType] = [fact_table(facts), Text(), _split_table(found.splits)]
+    if cursors:
+        parts += [Text(), table(["split", ">rank", ">read", ">done"], cursors)]
+    parts += [Text(), _member_table(found.members) if found.members else Text("no members")]
     return Group(*parts, Text(), Text(found.advice, style="bold"))
 
 
 def _split_table(splits: Any) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("split")
-    for name in ("ready", "batches", "size", "oldest", "taken", "made", "in/s", "out/s"):
-        table.add_column(name, justify="right")
-    table.add_column("")
-    for split in splits:
-        table.add_row(
+    rows = (
+        (
             split.name,
             f"{split.ready_files:,}",
             f"{split.ready_batches:,}",
@@ -129,9 +117,12 @@ def _split_table(splits: Any) -> Table:
             f"{split.made_batches:,}",
             _rate(split.published_per_second),
             _rate(split.delivered_per_second),
-            Text("; ".join(_remarks(split))),
+            "; ".join(_remarks(split)),
         )
-    return table
+        for split in splits
+    )
+    names = (">ready", ">batches", ">size", ">oldest", ">taken", ">made", ">in/s", ">out/s")
+    return table(["split", *names, ""], rows)
 
 
 def _remarks(split: SplitStatus) -> list[str]:
@@ -141,40 +132,21 @@ def _remarks(split: SplitStatus) -> list[str]:
     if split.being_written:
         remarks.append(f"{split.being_written} being written")
     if split.aside_files:
-        remarks.append(f"{split.aside_files} put aside, see `penstock queue doctor`")
+        remarks.append(f"{split.aside_files} quarantined, see `penstock queue doctor`")
     if split.returned_files:
-        remarks.append(f"{split.returned_files} come a second time: their consumer died")
+        remarks.append(f"{split.returned_files} redelivered: their consumer died")
     return remarks
 
 
-def _cursor_table(splits: Any) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("split", "rank", "read", "done"):
-        table.add_column(name, justify="left" if name == "split" else "right")
-    for split in splits:
-        for cursor in split.cursors:
-            table.add_row(split.name, f"{cursor.rank} of {cursor.world}", f"{cursor.read:,}", f"{cursor.done:,}")
-    return table
-
-
 def _member_table(members: Any) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("member", "role", "host", "pid", "since", "batches", "lease", ""):
-        table.add_column(name, justify="right" if name in ("pid", "batches", "lease") else "left")
+    rows = []
     for member in members:
         facts = member.facts
         rank = f" {facts['rank']} of {facts['world']}" if facts.get("order") == "strict" else ""
-        table.add_row(
-            Text(member.id),
-            Text(f"{member.role}{rank}"),
-            Text(str(facts.get("host", "?"))),
-            Text(str(facts.get("pid", "?"))),
-            Text(str(facts.get("since", "?"))),
-            f"{member.batches:,}",
-            f"{member.lease_seconds:g} s",
-            _life(member),
-        )
-    return table
+        own = [str(facts.get(name, "?")) for name in ("host", "pid", "since")]
+        lease = f"{member.lease_seconds:g} s"
+        rows.append([member.id, f"{member.role}{rank}", *own, f"{member.batches:,}", lease, _life(member)])
+    return table(["member", "role", "host", ">pid", "since", ">batches", ">lease", ""], rows)
 
 
 def _life(member: MemberStatus) -> Text:
@@ -192,43 +164,42 @@ def _rate(per_second: float | None) -> str:
 
 
 @queue.command()
+@command(stopped="stopped; nothing was removed")
 def purge(
     place: PlaceArgument,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Even while providers or consumers are at work.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Even while providers or consumers are running.")] = False,
     as_json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> None:
-    """Throw a queue away, with all batches that were not consumed. The next prepare.py makes it anew.
+    """Remove a queue with all batches that were not consumed. The next prepare.py creates it again.
 
-    Nothing but a queue is ever removed, and none that somebody works on, unless --force is given.
+    Only a queue is removed, and without --force only one that nobody uses.
     """
-    with clear_exits(debug=debug, stopped="stopped; nothing was removed"):
-        path = find_queue(place)
-        if not path.is_dir():
-            raise QueueNotFoundError(f"Queue directory not found: {path}; there is nothing to purge")
-        if not (path / "queue.json").exists():
-            raise ConfigError(f"{path} is no queue: it has no queue.json; nothing was removed")
-        facts = _what_goes(path)
-        if not yes and not _can_ask():
-            raise ConfigError(f"{_told(facts)} would go; to do it where nobody can be asked, pass --yes")
-        if not force:
-            _refuse_while_alive(path)
-        if not yes:
-            typer.confirm(f"{_told(facts)} will be removed. Go on?", abort=True, err=True)
-        facts["freed_bytes"] = queues.purge(path)
-    if as_json:
-        typer.echo(orjson.dumps(facts, option=orjson.OPT_INDENT_2))
-    else:
-        output().print(f"removed {_told(facts)}", markup=False, highlight=False, soft_wrap=True)
+    path = find_queue(place)
+    if not path.is_dir():
+        raise QueueNotFoundError(f"Queue directory not found: {path}; there is nothing to purge")
+    if not (path / "queue.json").exists():
+        raise ConfigError(f"{path} is not a queue: it has no queue.json; nothing was removed")
+    facts = _removal(path)
+    if not yes and not _can_ask():
+        raise ConfigError(f"{_in_words(facts)} would be removed; without a terminal to confirm, pass --yes")
+    if not force:
+        _refuse_while_alive(path)
+    if not yes:
+        typer.confirm(f"{_in_words(facts)} will be removed. Continue?", abort=True, err=True)
+    facts["freed_bytes"] = queues.purge(path)
+    emit(facts, lambda: say(f"removed {_in_words(facts)}"), as_json=as_json)
 
 
-def _what_goes(path: Path) -> dict[str, Any]:
-    """Files, bytes, and batches that nobody had; as far as the queue can be read."""
+def _removal(path: Path) -> dict[str, Any]:
+    """Files, bytes and unconsumed batches; batches are None if the queue is damaged."""
     found = [file for file in path.rglob("*") if file.is_file()]
-    facts: dict[str, Any] = {"path": str(path), "files": 0, "bytes": 0, "batches": None}
-    facts["bytes"] = sum(_size(file) for file in found)
-    facts["files"] = sum(file.suffix == ".arrow" or ".arrow." in file.name for file in found)
+    facts: dict[str, Any] = {
+        "path": str(path),
+        "files": sum(file.suffix == ".arrow" or ".arrow." in file.name for file in found),
+        "bytes": sum(_size(file) for file in found),
+        "batches": None,
+    }
     try:
         splits = look(Queue.open(path)).splits
     except (PenstockError, OSError):  # damaged: a reason to purge it
@@ -237,10 +208,10 @@ def _what_goes(path: Path) -> dict[str, Any]:
     return facts
 
 
-def _told(facts: dict[str, Any]) -> str:
+def _in_words(facts: dict[str, Any]) -> str:
     batches = "an unknown number of" if facts["batches"] is None else f"{facts['batches']:,}"
-    files = f"{facts['files']:,} file{'s' * (facts['files'] != 1)} of batches"
-    return f"{facts['path']}: {files}, {format_bytes(facts['bytes'])}, {batches} batches not consumed"
+    size = format_bytes(facts["bytes"])
+    return f"{facts['path']}: {count(facts['files'], 'batch file')}, {size}, {batches} batches not consumed"
 
 
 def _can_ask() -> bool:
@@ -248,14 +219,14 @@ def _can_ask() -> bool:
 
 
 def _refuse_while_alive(path: Path) -> None:
-    """Watch the members for a beat; raises if one of them lives."""
+    """Watch the heartbeats of the members; raises if one is alive."""
     directory = path / "members"
     first = list_members(directory) if directory.is_dir() else {}
     if not first:
         return
-    # A living member beats five times in a lease; half a beat more, for a machine that is busy.
+    # A living member beats five times per lease; half a beat more for a busy machine.
     seconds = 1.5 * max(member.lease_seconds for member in first.values()) / _BEATS_PER_LEASE
-    _say(f"watching {_members(len(first))} for {seconds:.1f} s")
+    warn(f"watching {count(len(first), 'member')} for {seconds:.1f} s")
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         time.sleep(min(0.05, seconds / 10))
@@ -263,17 +234,9 @@ def _refuse_while_alive(path: Path) -> None:
         alive = [owner for owner, member in now.items() if owner not in first or member.beat != first[owner].beat]
         if alive:
             raise ConfigError(
-                f"{_members(len(alive))} of the queue at work ({', '.join(sorted(alive))}); stop them first, see "
-                f"`penstock queue status {path}`, or pass --force: they fail then"
+                f"{count(len(alive), 'member')} of the queue running ({', '.join(sorted(alive))}); stop them first, "
+                f"see `penstock queue status {path}`, or pass --force, which makes them fail"
             )
-
-
-def _members(count: int) -> str:
-    return f"{count} member{'s' * (count != 1)}"
-
-
-def _say(text: str) -> None:
-    typer.echo(f"penstock: {text}", err=True)
 
 
 def _size(path: Path) -> int:
@@ -287,46 +250,41 @@ def _size(path: Path) -> int:
 
 
 @queue.command()
+@command()
 def doctor(
     place: PlaceArgument,
-    repair: Annotated[bool, typer.Option("--repair", help="Do what is safe about it, and say what was done.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Make the safe repairs, and report them.")] = False,
     wait: Annotated[
-        float | None, typer.Option(min=0.0, metavar="SECONDS", help="Watch members for so long at most, not a lease.")
+        float | None, typer.Option(min=0.0, metavar="SECONDS", help="Longest time to watch members. Default: a lease.")
     ] = None,
     as_json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> None:
-    """Examine a queue: metadata, numbers, every byte of every file, what the dead left behind, the file system.
+    """Examine a queue: metadata, sequence numbers, every byte of every file, leftovers of dead members, file system.
 
-    --repair puts files that cannot be read aside (as .bad), removes what the dead half wrote, and gives back what they
-    had taken. Exit codes: 0 all is well, or was repaired; 1 something is wrong.
+    --repair quarantines unreadable files (as .bad), removes partial files of dead members, and releases their claims.
+    Exit codes: 0 no problem, or all repaired; 1 there is a problem.
     """
-    with clear_exits(debug=debug):
-        diagnosis = examine(
-            find_queue(place),
-            repair=repair,
-            wait_seconds=wait,
-            on_wait=lambda seconds, members: _say(f"watching {_members(members)} for up to {seconds:g} s"),
-        )
-    if as_json:
-        typer.echo(orjson.dumps(diagnosis.to_dict(), option=orjson.OPT_INDENT_2))
-    else:
-        _print_diagnosis(diagnosis)
+    diagnosis = examine(
+        find_queue(place),
+        repair=repair,
+        wait_seconds=wait,
+        on_wait=lambda seconds, members: warn(f"watching {count(members, 'member')} for up to {seconds:g} s"),
+    )
+    emit(diagnosis.to_dict(), lambda: _print_diagnosis(diagnosis), as_json=as_json)
     if not diagnosis.sound:
         raise typer.Exit(1)
 
 
 def _print_diagnosis(diagnosis: Diagnosis) -> None:
-    console = output()
     for finding in diagnosis.findings:
-        console.print(_finding(finding), soft_wrap=True)
+        output().print(_finding(finding), soft_wrap=True)
     read = f"{diagnosis.files:,} files with {diagnosis.batches:,} batches, {format_bytes(diagnosis.bytes)}, were read"
     where = f" on {diagnosis.file_system}" if diagnosis.file_system else ""
-    console.print(f"{diagnosis.path}{where}: {read}", markup=False, highlight=False, soft_wrap=True)
+    say(f"{diagnosis.path}{where}: {read}")
     wrong = [finding for finding in diagnosis.findings if finding.severity != "note"]
-    mended = sum(finding.repaired is not None for finding in wrong)
-    verdict = f"{len(wrong)} finding{'s' * (len(wrong) != 1)}, {mended} repaired" if wrong else "nothing is wrong"
-    console.print(Text(verdict, style="bold green" if diagnosis.sound else "bold red"))
+    repaired = sum(finding.repaired is not None for finding in wrong)
+    verdict = f"{count(len(wrong), 'finding')}, {repaired} repaired" if wrong else "no problem found"
+    say(verdict, style="bold green" if diagnosis.sound else "bold red")
 
 
 def _finding(finding: Finding) -> Text:

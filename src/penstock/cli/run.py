@@ -1,4 +1,4 @@
-"""`penstock run pipeline.yaml`: build what the file describes, run it, say how it went."""
+"""`penstock run pipeline.yaml`: build, check and run the pipeline that the file describes."""
 
 from __future__ import annotations
 
@@ -7,51 +7,52 @@ import dataclasses
 import logging
 import time
 from collections.abc import Generator, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import orjson
 import pyarrow as pa
 import typer
 from rich.console import Console
 
-from penstock.cli.console import clear_exits, log_lines, output, print_table
-from penstock.cli.pipeline_file import KEYS, ColumnCheck, PipelineFile, check_columns, read_plan, spelled_out
-from penstock.cli.stage_arguments import ArgumentProblems
-from penstock.errors import ConfigError
+from penstock.cli.console import count, log_lines, print_json, print_table, report_errors
+from penstock.cli.options import DebugOption, JsonOption, QuietOption, SetOption, check_assignments, command
+from penstock.cli.pipeline_file import KEYS, PipelineFile, read_pipeline, spelled_out
+from penstock.corpus.dedup.stages import Dedup
+from penstock.errors import ConfigError, PenstockError, QueueNotFoundError
 from penstock.files.documents import read_document, set_value
 from penstock.files.filesystems import require_local
 from penstock.memory.budget import format_bytes
 from penstock.observe import Extent, closing_table, progress_on
 from penstock.pipeline import Pipeline, Report
 from penstock.pipeline.checkpoint import CHECKPOINT_NAME
+from penstock.pipeline.functions import FunctionStage
+from penstock.types.conversion import Problems
 
-__all__ = ["fit_transforms", "run"]
-
+__all__ = ["ColumnCheck", "check_columns", "fit_transforms", "run"]
 
 _PROGRESS_SECONDS = 0.25
 
 
 def fit_transforms(pipeline: Pipeline, positions: tuple[int, ...], console: Console | None) -> None:
-    """Fit the transforms at these positions, each in a pass of its own over the source and the transforms before it.
+    """Fit the transforms at these positions, each in its own pass over the source and the transforms before it.
 
-    Afterwards source and transforms are at their beginning again. Bad rows that the run leaves out are left out here.
+    Afterwards source and transforms are reset. Bad rows that the run skips or quarantines are skipped.
     """
     config = replace(pipeline.config, batch_rows="auto", quarantine=None)
     if config.on_error == "quarantine":
-        config = replace(config, on_error="skip")  # the run itself writes them down, once
+        config = replace(config, on_error="skip")  # only the run itself writes quarantined rows
     for position in positions:
         learner: Any = pipeline.transforms[position]
         before = Pipeline(pipeline.source, pipeline.transforms[:position], None, config, pipeline.budget)
-        with contextlib.closing(_watched(before, f"{learner!r} learns from {before}", console)) as batches:
+        with contextlib.closing(_watched(before, f"fitting {learner!r} on {before}", console)) as batches:
             learner.fit(batches)
         for stage in (pipeline.source, *before.transforms):
             reset = getattr(stage, "reset", None)
             if callable(reset):
                 reset()
             elif stage is pipeline.source:
-                raise ConfigError(f"{stage!r} can be read only once, so {learner!r} cannot learn from it first")
+                raise ConfigError(f"{stage!r} can be read only once, so {learner!r} cannot be fitted on it")
 
 
 def _watched(pipeline: Pipeline, title: str, console: Console | None) -> Generator[pa.RecordBatch, None, None]:
@@ -67,31 +68,20 @@ def _watched(pipeline: Pipeline, title: str, console: Console | None) -> Generat
                 progress(pipeline.snapshot())
 
 
+@command()
 def run(
     pipeline: Annotated[Path, typer.Argument(metavar="PIPELINE.YAML", help="The file that describes the pipeline.")],
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Change a value of the file, e.g. --set config.workers=2 --set transforms.0.lower=title. "
-            "The value is YAML; list items go by number, from 0. May be given several times.",
-        ),
-    ] = None,
+    assignments: SetOption = None,
     dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run",
-            help="Build and check everything, the columns that steps name too; send no rows, write nothing.",
-        ),
+        bool, typer.Option("--dry-run", help="Build and check everything, columns too; process no rows.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object on stdout.")] = False,
+    as_json: JsonOption = False,
     checkpoint: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Keep progress here, and go on from it; in place of the file's checkpoint."),
+        typer.Option(metavar="DIR", help="Save progress here and resume from it, instead of the file's checkpoint."),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no closing table.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    quiet: QuietOption = False,
+    debug: DebugOption = False,
 ) -> None:
     """Run the pipeline that a YAML file describes.
 
@@ -101,66 +91,66 @@ def run(
       - lower: text                               # one argument
       - count_words: {column: text, into: words}  # arguments by name
       - filter: words >= 50                       # an Arrow expression
-      - map: my_module:my_function                # a function beside the YAML file
+      - map: my_module:my_function                # a function, also from the file's directory
       - map: {function: my_module:fn, batch: true}
-      - standard_scaler: {columns: [age], fit: true}    # learns in a first pass
+      - standard_scaler: {columns: [age], fit: true}    # fitted in a first pass
     sink: {type: parquet, path: out.parquet}      # or just: sink: out.parquet
     config: {workers: 4, on_error: quarantine}    # the fields of PipelineConfig
     budget: 256 MiB
     checkpoint: run1/                             # optional
 
-    Only source and sink are needed. Paths are relative to the current directory. `penstock plugins` lists the stages.
+    Only source and sink are required. Paths are relative to the current directory. `penstock plugins` lists the stages.
 
-    Exit codes: 0 all went well; 1 an error, told on stderr; 2 a wrong command line; 130 stopped by Ctrl-C.
+    Exit codes: 0 success; 1 an error, printed to stderr; 2 wrong usage; 130 stopped by Ctrl-C.
     """
-    for assignment in assignments or ():
-        if not assignment.partition("=")[0].strip() or "=" not in assignment:
-            raise typer.BadParameter(f"expected a.b=value, got {assignment!r}", param_hint="--set")
-    with clear_exits(debug=debug):
-        tree = spelled_out(read_document(pipeline, such_as="source: corpus.jsonl"))
-        for assignment in assignments or ():
-            set_value(tree, assignment, known=KEYS)
-            tree = spelled_out(tree)
-        plan = read_plan(tree, pipeline)
-        if checkpoint is not None:
-            plan = dataclasses.replace(plan, checkpoint=require_local(checkpoint, "checkpoint"))
-        extent = Extent.of(plan.pipeline.source)
-        if dry_run:
-            problems = ArgumentProblems()
-            columns = check_columns(plan, problems)
-            problems.check(str(pipeline))
-            facts = _facts(plan, extent) | {"columns": columns.columns, "columns_unknown_behind": columns.unknown}
-            typer.echo(orjson.dumps(facts, str) if as_json else "\n".join(_described(plan, extent, columns)))
-            return
-    kept = f"the same command goes on from {plan.checkpoint}" if plan.checkpoint else "unfinished output was dropped"
-    with clear_exits(debug=debug, stopped=f"stopped; {kept}"):
-        report = _run(plan, extent, quiet=quiet)
+    tree = spelled_out(read_document(pipeline, such_as="source: corpus.jsonl"))
+    for assignment in check_assignments(assignments):
+        set_value(tree, assignment, known=KEYS)
+        tree = spelled_out(tree)
+    described = read_pipeline(tree, pipeline)
+    if checkpoint is not None:
+        described = replace(described, checkpoint=require_local(checkpoint, "checkpoint"))
+    extent = Extent.of(described.pipeline.source)
+    if dry_run:
+        problems = Problems()
+        columns = check_columns(described, problems)
+        problems.check(str(pipeline))
+        facts = _facts(described, extent) | {"columns": columns.columns, "columns_unknown_after": columns.unknown}
+        if as_json:
+            print_json(facts, indent=False)
+        else:
+            typer.echo("\n".join(_lines(described, extent, columns)))
+        return
+    kept = described.checkpoint
+    stopped = f"the same command resumes from {kept}" if kept else "unfinished output was removed"
+    with report_errors(debug=debug, stopped=f"stopped; {stopped}"):
+        report = _run(described, extent, quiet=quiet)
     if as_json:
-        typer.echo(orjson.dumps({"pipeline": str(plan.pipeline), **report.to_dict()}))
+        print_json({"pipeline": str(described.pipeline), **report.to_dict()}, indent=False)
     elif not quiet:
-        print_table(output(), closing_table(report, budget_bytes=plan.pipeline.budget.capacity))
+        print_table(closing_table(report, budget_bytes=described.pipeline.budget.capacity))
 
 
-def _run(plan: PipelineFile, extent: Extent, *, quiet: bool) -> Report:
-    pipeline = plan.pipeline
+def _run(described: PipelineFile, extent: Extent, *, quiet: bool) -> Report:
+    pipeline = described.pipeline
     console = Console(stderr=True)
     with log_lines(console, logging.WARNING if quiet else logging.INFO):
-        fit_transforms(pipeline, plan.to_fit, None if quiet else console)
+        fit_transforms(pipeline, described.to_fit, None if quiet else console)
         if quiet:
-            return pipeline.run(plan.checkpoint)
-        # After a resume the figures of a snapshot begin in the middle: there is no telling how much is left.
-        whole = Extent() if _resumes(plan) else extent
+            return pipeline.run(described.checkpoint)
+        # After a resume the figures of a snapshot start in the middle, so the rest is unknown.
+        whole = Extent() if _resumes(described) else extent
         with progress_on(console, whole, str(pipeline)) as progress:
-            return pipeline.run(plan.checkpoint, progress=progress)
+            return pipeline.run(described.checkpoint, progress=progress)
 
 
-def _resumes(plan: PipelineFile) -> bool:
-    return plan.checkpoint is not None and (plan.checkpoint / CHECKPOINT_NAME).exists()
+def _resumes(described: PipelineFile) -> bool:
+    return described.checkpoint is not None and (described.checkpoint / CHECKPOINT_NAME).exists()
 
 
-def _facts(plan: PipelineFile, extent: Extent) -> dict[str, Any]:
-    """What a dry run tells a machine."""
-    pipeline = plan.pipeline
+def _facts(described: PipelineFile, extent: Extent) -> dict[str, Any]:
+    """Result of a dry run."""
+    pipeline = described.pipeline
     return {
         "pipeline": str(pipeline),
         "files": extent.files,
@@ -169,18 +159,17 @@ def _facts(plan: PipelineFile, extent: Extent) -> dict[str, Any]:
         "output": getattr(pipeline.sink, "path", None),
         "budget_bytes": pipeline.budget.capacity,
         "config": dataclasses.asdict(pipeline.config),
-        "fits": [repr(pipeline.transforms[position]) for position in plan.to_fit],
-        "checkpoint": plan.checkpoint,
-        "resumes": _resumes(plan),
+        "fits": [repr(pipeline.transforms[position]) for position in described.to_fit],
+        "checkpoint": described.checkpoint,
+        "resumes": _resumes(described),
     }
 
 
-def _described(plan: PipelineFile, extent: Extent, columns: ColumnCheck) -> Iterator[str]:
-    """What a dry run tells people."""
-    facts, config = _facts(plan, extent), plan.pipeline.config
+def _lines(described: PipelineFile, extent: Extent, columns: ColumnCheck) -> Iterator[str]:
+    facts, config = _facts(described, extent), described.pipeline.config
     yield facts["pipeline"]
     if extent.files is not None:
-        yield f"input       {extent.files:,} file{'s' * (extent.files != 1)}, {format_bytes(extent.file_bytes or 0)}"
+        yield f"input       {count(extent.files, 'file')}, {format_bytes(extent.file_bytes or 0)}"
     if extent.rows is not None:
         yield f"rows        {extent.rows:,}"
     if columns.unknown is None:
@@ -188,11 +177,81 @@ def _described(plan: PipelineFile, extent: Extent, columns: ColumnCheck) -> Iter
     else:
         yield f"columns     not checked from here on: {columns.unknown}"
     if (target := facts["output"]) is not None:
-        yield f"output      {target}{' (there already: it will be replaced)' if Path(target).exists() else ''}"
+        yield f"output      {target}{' (exists: it will be replaced)' if Path(target).exists() else ''}"
     yield f"budget      {format_bytes(facts['budget_bytes'])}"
     yield f"workers     {config.workers}, at most {config.worker_limit}"
     yield f"bad rows    {config.on_error}"
     for learner in facts["fits"]:
-        yield f"first pass  {learner} learns from the input"
-    if plan.checkpoint is not None:
-        yield f"checkpoint  {plan.checkpoint}{' (a run is kept there: it will go on)' if facts['resumes'] else ''}"
+        yield f"first pass  fits {learner} on the input"
+    if described.checkpoint is not None:
+        yield f"checkpoint  {described.checkpoint}{' (exists: the run will be resumed)' if facts['resumes'] else ''}"
+
+
+@dataclass(slots=True)
+class ColumnCheck:
+    """Result of checking the columns that steps name."""
+
+    checked_steps: int = 0
+    """Number of steps, from the first on, whose columns exist."""
+    unknown: str | None = None
+    """Reason why the columns after them are unknown; None if all steps were checked."""
+    columns: list[str] = field(default_factory=list)
+    """Columns after the last checked step."""
+
+
+def check_columns(described: PipelineFile, problems: Problems) -> ColumnCheck:
+    """Add a problem for every step that names a missing column; the steps run on a batch without rows."""
+    found = ColumnCheck()
+    try:
+        schema = getattr(described.pipeline.source, "schema", None)
+    except QueueNotFoundError:
+        schema = None
+    except (PenstockError, OSError, ValueError) as error:
+        problems.add("source", str(error))
+        return found
+    if not isinstance(schema, pa.Schema) or not len(schema):
+        found.unknown = "the source has no schema before it is read"
+        return found
+    batch = pa.RecordBatch.from_pylist([], schema=schema)
+    to_fit = {id(described.pipeline.transforms[position]) for position in described.to_fit}
+    for number, step in enumerate(described.steps):
+        where = f"transforms[{number}]"
+        if missing := _missing(step, batch.schema):
+            problems.add(where, f"no column {missing!r}; the columns are {batch.schema.names}")
+        reason = _unknown_after(step, fits=id(step) in to_fit)
+        if reason is not None:
+            found.unknown = f"{where}: {reason}"
+            break
+        if missing:
+            continue
+        if not isinstance(step, Dedup) and not getattr(step, "calls_function", False):  # a filter keeps all columns
+            try:
+                batch = step.transform(batch)
+            except (PenstockError, KeyError, pa.ArrowInvalid, pa.ArrowKeyError, pa.ArrowNotImplementedError) as error:
+                problems.add(where, str(error))
+                continue
+        found.checked_steps += 1
+    found.columns = batch.schema.names
+    return found
+
+
+def _missing(step: Any, schema: pa.Schema) -> str | None:
+    """A missing column that the step names. Other steps report it themselves."""
+    if not isinstance(step, Dedup) and not callable(getattr(step, "fit", None)):
+        return None
+    named = getattr(step, "columns", None) or getattr(step, "column", None) or ()
+    named = [named] if isinstance(named, str) else named
+    return next((name for name in named if isinstance(name, str) and name not in schema.names), None)
+
+
+def _unknown_after(step: Any, *, fits: bool) -> str | None:
+    """Reason why the columns after a step are unknown before it runs; None if they are known."""
+    if fits:
+        return f"{step!r} has to be fitted first"
+    if not type(step).__module__.startswith("penstock."):
+        return f"{type(step).__name__} is not a step of penstock"
+    if isinstance(step, FunctionStage) and step.calls_function:
+        return f"{step!r} calls a function of yours"
+    if hasattr(step, "state_dict") and not isinstance(step, Dedup):
+        return f"{step!r} buffers rows"
+    return None

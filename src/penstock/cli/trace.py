@@ -1,34 +1,32 @@
-"""`penstock trace CONFIG --step N | --row SRC:ROW`: which rows a step is made of, and which steps use a row."""
+"""`penstock trace CONFIG --step N | --row SRC:ROW`: rows of a step, and steps of a row."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-import orjson
 import typer
-from rich.table import Table
-from rich.text import Text
 
-from penstock.cli.console import clear_exits, output, print_table
-from penstock.cli.loader_files import ConfigArgument, DebugOption, JsonOption, SetOption, opened, read_planned
+from penstock.cli.console import count, emit, print_table, say, table
+from penstock.cli.options import ConfigArgument, JsonOption, SetOption, command, opened, read_planned
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
 
 __all__ = ["trace"]
 
 
+@command()
 def trace(
     config: ConfigArgument,
-    step: Annotated[int | None, typer.Option(metavar="N", help="The rows of this step, counted from 0.")] = None,
+    step: Annotated[int | None, typer.Option(metavar="N", help="Show the rows of this step, from 0.")] = None,
     row: Annotated[
-        str | None, typer.Option(metavar="SRC:ROW", help="The steps of this row; the number alone for one source.")
+        str | None,
+        typer.Option(metavar="SRC:ROW", help="Show the steps of this row; the number alone for one source."),
     ] = None,
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the source of the row to look through.")] = 1,
+    epochs: Annotated[int, typer.Option(min=1, help="Number of epochs of the source to search.")] = 1,
     assignments: SetOption = None,
     as_json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> None:
-    """Say what a step is made of, or which steps use a row, past and future.
+    """Show which rows make up a step, or which steps use a row.
 
     \b
     penstock trace train.yaml --step 1200
@@ -36,17 +34,12 @@ def trace(
     """
     if (step is None) == (row is None):
         raise typer.BadParameter("pass one of --step and --row", param_hint="--step / --row")
-    with clear_exits(debug=debug), opened(read_planned(config, assignments)) as loader:
+    with opened(read_planned(config, assignments)) as loader:
         try:
             facts = _of_step(loader, step) if step is not None else _of_row(loader, row or "", epochs)
         except IndexError as error:
             raise ConfigError(str(error)) from error
-    if as_json:
-        typer.echo(orjson.dumps(facts, option=orjson.OPT_INDENT_2))
-    elif step is not None:
-        _print_step(facts)
-    else:
-        _print_row(facts)
+    emit(facts, lambda: _print_step(facts) if step is not None else _print_row(facts), as_json=as_json)
 
 
 def _of_step(loader: DataLoader, number: int) -> dict[str, Any]:
@@ -96,7 +89,7 @@ def _read_row(given: str, names: tuple[str, ...]) -> tuple[str, int]:
 
 
 def _origin(loader: DataLoader, source: int, row: int) -> dict[str, Any]:
-    """Where the row lies, if the source is more than one store."""
+    """Store and row in it, if the source has several stores."""
     table = loader.stocks[source].inputs.table
     if len(table.stores) == 1:
         return {}
@@ -105,45 +98,30 @@ def _origin(loader: DataLoader, source: int, row: int) -> dict[str, Any]:
 
 
 def _print_step(facts: dict[str, Any]) -> None:
-    console = output()
-    skipped = ", skipped: not delivered" if facts["skipped"] else ""
-    console.print(
-        f"step {facts['step']:,}, epoch {facts['epoch']}: {facts['samples']:,} samples, {facts['tokens']:,} tokens"
-        f"{skipped}",
-        style="bold",
-        highlight=False,
-    )
+    samples, tokens = count(facts["samples"], "sample"), count(facts["tokens"], "token")
+    skipped = ", skipped: not delivered" * facts["skipped"]
+    say(f"step {facts['step']:,}, epoch {facts['epoch']}: {samples}, {tokens}{skipped}", style="bold")
     stores = any("store" in part for part in facts["parts"])
-    table = _table("sample", "source", "row", "tokens", *(["store", "row there"] if stores else []))
-    for part in facts["parts"]:
-        tokens = f"{part['start']}..{part['start'] + part['tokens']}"
-        there = [part["store"], str(part["store_row"])] if stores else []
-        table.add_row(str(part["sample"]), Text(part["source"]), str(part["row"]), tokens, *there)
-    print_table(console, table)
+    rows = (
+        (
+            str(part["sample"]),
+            part["source"],
+            str(part["row"]),
+            f"{part['start']}..{part['start'] + part['tokens']}",
+            *([part["store"], str(part["store_row"])] if stores else []),
+        )
+        for part in facts["parts"]
+    )
+    print_table(table([">sample", "source", ">row", ">tokens", *(["store", ">row there"] if stores else [])], rows))
 
 
 def _print_row(facts: dict[str, Any]) -> None:
-    console = output()
-    passes = f"{facts['epochs']} epoch{'s' * (facts['epochs'] != 1)} of the source"
-    there = f" ({facts['store']} row {facts['store_row']})" if "store" in facts else ""
-    count = len(facts["uses"])
-    console.print(
-        Text(f"{facts['source']} row {facts['row']}{there}: used {count} time{'s' * (count != 1)} in {passes}"),
-        style="bold",
-    )
-    if not count:
-        return
-    table = _table("step", "epoch", "sample", "")
-    for use in facts["uses"]:
-        table.add_row(
-            str(use["step"]), str(use["epoch"]), str(use["sample"]), "" if use["delivered"] else "not delivered"
-        )
-    print_table(console, table)
-
-
-def _table(*columns: str) -> Table:
-    table = Table.grid(padding=(0, 2))
-    for name in columns:
-        table.add_column(justify="left" if name in ("source", "store", "") else "right")
-    table.add_row(*columns, style="bold")
-    return table
+    store = f" ({facts['store']} row {facts['store_row']})" if "store" in facts else ""
+    used = f"used {count(len(facts['uses']), 'time')} in {count(facts['epochs'], 'epoch')} of the source"
+    say(f"{facts['source']} row {facts['row']}{store}: {used}", style="bold")
+    rows = [
+        (str(use["step"]), str(use["epoch"]), str(use["sample"]), "" if use["delivered"] else "not delivered")
+        for use in facts["uses"]
+    ]
+    if rows:
+        print_table(table([">step", ">epoch", ">sample", ""], rows))

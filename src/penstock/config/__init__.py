@@ -1,16 +1,12 @@
-"""One config file for both commands: `prepare.py` makes batches by it, `train.py` trains by it.
+"""Shared config of the two queue commands: `prepare.py` and `train.py` read the same Python file.
 
     config = load_shared_config("config/train_char_diffusion.py", ["--batch_size=8"])
     config = validate(config, CharDiffusionProvider.settings, owner="CharDiffusionProvider")
 
-shared      the frozen value, and how a file becomes one
-validator   everything that is wrong with one, said at once; defaults filled in
-known       the settings of both commands: kinds, defaults, checks
-settings    what one setting may be
-kinds       does a value fit, and what does a text on the command line mean
-overrides   `--name=value`
-running     a file of Python, run in a namespace of its own
-values      plain values, frozen
+shared       SharedConfig, the frozen settings, and load_shared_config with its overrides
+validator    validate: defaults, checks, and all problems in one error
+settings     Setting, the settings of both commands, frozen values
+python_file  execution of a Python file in its own namespace
 """
 
 from penstock.config.settings import REQUIRED, Setting

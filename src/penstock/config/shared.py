@@ -1,4 +1,4 @@
-"""The config that both commands read: a file of Python, run once, as a value that cannot be changed.
+"""Shared config: a Python file, executed once, as a frozen value.
 
     # config/train_char_diffusion.py
     dataset = "char_diffusion"
@@ -7,157 +7,33 @@
     max_iters = 2000
     lr_decay_iters = max_iters
 
-Every name is a setting, but for those with a leading underscore, modules, functions and classes. A file can take over
-another one (`from config.base import *`) and change what it likes.
+Every name is a setting, except for names with a leading underscore, modules, functions and classes. A file can build
+on another one (`from config.base import *`) and change its settings.
 """
 
 from __future__ import annotations
-import __future__
 
-import ast
-import contextlib
-import importlib
-import sys
-import threading
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path, PurePath
 from types import MappingProxyType, ModuleType
 from typing import Any, Never, Self
 
 from penstock._suggest import did_you_mean
-from penstock.config.overrides import Overrides
-from penstock.config.settings import KNOWN, Setting, check_settings
-from penstock.config.values import NotPlain, freeze, thaw
+from penstock.config.python_file import run_file
+from penstock.config.settings import KNOWN, Setting, check_settings, freeze, thaw
 from penstock.errors import ConfigError
 from penstock.files.listing import PathLike
+from penstock.types.conversion import Problems, from_text, kind_of
 
-__all__ = ["SharedConfig", "TrackedConfig", "broken", "load_shared_config", "problems_with", "run_file"]
-
-
-_ONE_AT_A_TIME = threading.RLock()  # what can be imported is the same for all threads of a process
-
-
-def run_file(path: Path, after_statement: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """The names that the file leaves behind; `after_statement` is called with them after each of its statements.
-
-    While it runs, the files beside it can be imported, as `base` and as `config.base` from `config/train.py`; they
-    too are run afresh each time, and are gone from `sys.modules` afterwards.
-    """
-    source = _read(path)
-    namespace: dict[str, Any] = {"__name__": path.stem, "__file__": str(path)}
-    with _ONE_AT_A_TIME, _neighbours(path.absolute().parent):
-        try:
-            tree = ast.parse(source, str(path))
-            for statement in tree.body:
-                part = ast.Module([statement], type_ignores=[])
-                exec(compile(part, str(path), "exec", flags=_futures(tree), dont_inherit=True), namespace)
-                after_statement(namespace)
-        except (Exception, SystemExit) as error:
-            raise broken(path, error) from error
-    return namespace
-
-
-def broken(path: Path, error: BaseException) -> ConfigError:
-    """`config/train.py, line 3: NameError: ...`: what to raise from an error that a file of the user's raised.
-
-    The line is the innermost one in the file itself or in those beside it.
-    """
-    home = path.absolute().parent
-    if isinstance(error, ConfigError):
-        what = str(error)
-    elif isinstance(error, SystemExit):
-        what = f"it called exit({'' if error.code is None else repr(error.code)}); a file that is only read must not"
-    else:
-        what = f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}"
-    if isinstance(error, SyntaxError) and error.filename and error.lineno and _beside(error.filename, home):
-        place = f"{_shown(error.filename, path)}, line {error.lineno}"
-        if error.text and error.text.strip():
-            what += f": {error.text.strip()}"
-        return ConfigError(f"{place}: {what}")
-    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    own = [(_shown(name, path), line) for name, line in frames if _beside(name, home)]
-    return ConfigError(f"{own[-1][0]}, line {own[-1][1]}: {what}" if own else f"{path}: {what}")
-
-
-def _read(path: Path) -> bytes:
-    if path.suffix != ".py":
-        raise ConfigError(f"a config is a file of Python, with a name that ends in .py, got {str(path)!r}")
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        beside = _configs_near(path.parent)
-        there = did_you_mean(str(path), beside) or (f"; there is {', '.join(sorted(beside)[:8])}" if beside else "")
-        raise ConfigError(f"no config file {str(path)!r}{there}") from None
-    except OSError as error:
-        raise ConfigError(f"the config {str(path)!r} cannot be read: {error.strerror}") from error
-
-
-def _configs_near(directory: Path) -> list[str]:
-    """The files of a directory, and of `config/` in it, but for the two commands themselves."""
-    commands = [directory / "prepare.py", directory / "train.py"]
-    left_out = commands if all(command.is_file() for command in commands) else []
-    found = [*directory.glob("*.py"), *(directory / "config").glob("*.py")]
-    return [str(file) for file in found if file not in left_out]
-
-
-def _futures(tree: ast.Module) -> int:
-    """The flags of `from __future__ import ...`, which a statement compiled by itself would not know of."""
-    names = [a.name for s in tree.body if isinstance(s, ast.ImportFrom) and s.module == "__future__" for a in s.names]
-    return sum({getattr(__future__, name).compiler_flag for name in names if hasattr(__future__, name)})
-
-
-@contextlib.contextmanager
-def _neighbours(home: Path) -> Iterator[None]:
-    """Files in this directory can be imported, by their names and by those of the directory and theirs."""
-    before, written = set(sys.modules), sys.dont_write_bytecode
-    places = [str(home), str(home.parent)]
-    # At the end: a config called `random.py` must not get in the way of those who want the library's.
-    sys.path.extend(places)
-    sys.dont_write_bytecode = True
-    importlib.invalidate_caches()
-    try:
-        yield
-    finally:
-        sys.dont_write_bytecode = written
-        # Before the path is as it was: a package without a file of its own looks there for its places.
-        new = {name: sys.modules.get(name) for name in set(sys.modules) - before}
-        gone = [name for name, module in new.items() if _is_neighbour(name.partition(".")[0], module, home)]
-        for place in places:
-            with contextlib.suppress(ValueError):
-                del sys.path[len(sys.path) - 1 - sys.path[::-1].index(place)]
-        for name in gone:
-            del sys.modules[name]
-
-
-def _is_neighbour(top: str, module: Any, home: Path) -> bool:
-    """Whether it was found in the directory: what merely lies somewhere below it, as an environment may, was not."""
-    if top != home.name and not (home / f"{top}.py").exists() and not (home / top).is_dir():
-        return False
-    file, places = getattr(module, "__file__", None), getattr(module, "__path__", None)
-    found = [file] if file else [str(place) for place in places or []]
-    return any(Path(each).absolute().is_relative_to(home) for each in found)
-
-
-def _beside(name: str, home: Path) -> bool:
-    return Path(name).absolute().parent == home
-
-
-def _shown(name: str, path: Path) -> str:
-    """A file name as short as the user's own way of naming the config."""
-    if path.is_absolute():
-        return name
-    with contextlib.suppress(ValueError):
-        return str(Path(name).absolute().relative_to(Path.cwd()))
-    return name
+__all__ = ["SharedConfig", "TrackedConfig", "load_shared_config", "split_overrides"]
 
 
 class SharedConfig(Mapping[str, Any]):
-    """The settings of a run, by name and as attributes; neither they nor what they hold can be changed.
+    """Immutable settings of a run, as a mapping and as attributes.
 
         SharedConfig(dataset="char_diffusion", batch_size=8, block_size=16).batch_size
 
-    Two are equal if their settings are. `path` is the file they come from, if any.
+    Configs are equal if their settings are.
     """
 
     __slots__ = ("_left_out", "_path", "_values")
@@ -167,17 +43,14 @@ class SharedConfig(Mapping[str, Any]):
 
     def __init__(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
         given = {**(values or {}), **more}
-        problems = [_name_problem(name) for name in given]
-        frozen = {}
+        frozen, problems = {}, Problems()
         for name, value in given.items():
             try:
+                _check_name(name)
                 frozen[name] = freeze(value, name)
-            except NotPlain as error:
-                problems.append(
-                    f"{name}: {error}; a setting is None, a number, text, a path, or lists and dicts of those"
-                )
-        if found := [problem for problem in problems if problem]:
-            raise problems_with("the config", found)
+            except ConfigError as error:
+                problems.add(str(name), f"{error}; expected None, a number, text, a path, or lists and dicts of those")
+        problems.check("the config")
         same = values if isinstance(values, SharedConfig) else None
         self._set(frozen, same._path if same is not None else None, same._left_out if same is not None else {})
 
@@ -188,20 +61,20 @@ class SharedConfig(Mapping[str, Any]):
 
     @property
     def path(self) -> Path | None:
-        """The file it was loaded from."""
+        """The file of the config, if it was loaded."""
         return self._path
 
     @property
     def left_out(self) -> Mapping[str, str]:
-        """Names of the file that are no settings, with the reason: `{"schedule": "is a function"}`."""
+        """Names of the file that are not settings, with the reason: `{"schedule": "is a function"}`."""
         return self._left_out
 
     def replace(self, **changes: Any) -> Self:
-        """The same settings but for these."""
+        """A copy with these settings changed."""
         return type(self)(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
-        """A copy that JSON can hold and anybody may change: lists, dicts, text for paths."""
+        """A JSON copy: lists, dicts, text for paths."""
         return {name: thaw(value) for name, value in self._values.items()}
 
     def __getitem__(self, name: str) -> Any:
@@ -227,17 +100,17 @@ class SharedConfig(Mapping[str, Any]):
         return self._values[name]
 
     def __setattr__(self, name: str, value: Any) -> Never:
-        raise AttributeError(f"a config cannot be changed; make another with config.replace({name}=...)")
+        raise AttributeError(f"a config is read-only; use config.replace({name}=...)")
 
     def __delattr__(self, name: str) -> Never:
-        raise AttributeError("a config cannot be changed")
+        raise AttributeError("a config is read-only")
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Mapping):
             return NotImplemented
         try:
             return self._values == (other._values if isinstance(other, SharedConfig) else freeze(other))
-        except NotPlain:
+        except ConfigError:
             return False
 
     __hash__ = None  # type: ignore[assignment]  # its dicts have none either
@@ -251,7 +124,7 @@ class SharedConfig(Mapping[str, Any]):
     def _missing(self, name: str) -> str:
         where = str(self._path) if self._path is not None else "the config"
         if name in self._left_out:
-            return f"{name!r} is no setting: in {where} it {self._left_out[name]}"
+            return f"{name!r} is not a setting: in {where} it {self._left_out[name]}"
         return f"no setting {name!r} in {where}{did_you_mean(str(name), self._values)}"
 
 
@@ -261,55 +134,112 @@ def load_shared_config(
     *,
     settings: Mapping[str, Setting] = MappingProxyType({}),
 ) -> SharedConfig:
-    """The settings of a file, with those of the command line (`"--batch_size=8"`) in their places.
+    """The settings of a Python file, with overrides of the command line (`"--batch_size=8"`).
 
-    The file is run in a namespace of its own, statement by statement, and an override takes its place as soon as the
-    file sets its name: what is worked out from it follows. An override must name a setting of the file, of the two
-    commands, or of `settings` (those a provider declares), and be of its kind. Nothing is checked yet beyond that:
-    see `penstock.config.validate`.
+    The file is executed statement by statement in a namespace of its own. An override replaces its setting as soon as
+    the file sets it, so values computed from the setting follow. An override must name a setting of the file, of the
+    two commands, or of `settings` (those of a provider), and have its kind. `penstock.config.validate` checks the rest.
     """
     path = Path(path)
     check_settings(settings, "the provider")
-    override = Overrides(overrides, {**KNOWN, **settings})
+    override = _Overrides(overrides, {**KNOWN, **settings})
     namespace = run_file(path, override.apply)
     override.finish(namespace)
-    problems = list(override.problems)
+    problems = override.problems
     values, left_out = {}, {}
     for name, value in namespace.items():
         if name.startswith("_"):
             continue
         try:
             values[name] = freeze(value, name)
-        except NotPlain as error:
+        except ConfigError as error:
             left_out[name] = "is a module" if isinstance(value, ModuleType) else str(error)
-    problems += [problem for name in values if (problem := _name_problem(name))]
-    if problems:
-        raise problems_with(str(path), problems)
+            continue
+        try:
+            _check_name(name)
+        except ConfigError as error:
+            problems.add(name, error)
+    problems.check(str(path))
     config = SharedConfig()
     config._set(values, path, left_out)
     return config
 
 
-def problems_with(what: str, problems: list[str]) -> ConfigError:
-    """One error that says everything that is wrong, a line each."""
-    if len(problems) == 1:
-        return ConfigError(f"{what}: {problems[0]}")
-    return ConfigError(f"{what} has {len(problems)} problems:" + "".join(f"\n  {problem}" for problem in problems))
-
-
 _TAKEN = {name for name in dir(SharedConfig) if not name.startswith("_")}
 
 
-def _name_problem(name: object) -> str | None:
+def _check_name(name: object) -> None:
     if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
-        return f"a setting has the name of a variable without a leading underscore, got {name!r}"
+        raise ConfigError(f"expected the name of a variable without a leading underscore, got {name!r}")
     if name in _TAKEN:
-        return f"{name}: a config has that name for something else (config.{name}); choose another"
-    return None
+        raise ConfigError(f"config.{name} is not a setting but an attribute of every config; choose another name")
+
+
+def split_overrides(arguments: Iterable[str]) -> tuple[dict[str, str], list[str]]:
+    """The text of every `--name=text`, and the problems of the arguments. `--batch-size=8` means `batch_size` too."""
+    found: dict[str, str] = {}
+    problems = []
+    for argument in arguments:
+        name, equals, text = argument.removeprefix("--").partition("=")
+        name = name.strip().replace("-", "_")
+        if not argument.startswith("--") or not name.isidentifier() or name.startswith("_"):
+            problems.append(f"expected --name=value, got {argument!r}")
+        elif not equals:
+            problems.append(f"{argument!r} has no value; write --{name}=value")
+        elif name in found:
+            problems.append(f"--{name} is given twice, as {found[name]!r} and {text!r}; give it once")
+        else:
+            found[name] = text
+    return found, problems
+
+
+class _Overrides:
+    """Overrides for one execution of a file.
+
+    The kind of a value is that of the setting, if there is one of that name, else that of the value in the file.
+    """
+
+    def __init__(self, arguments: Iterable[str], settings: Mapping[str, Setting]) -> None:
+        self._settings = settings
+        self._values: dict[str, Any] = {}
+        self.problems = Problems()
+        self._texts, self.problems.found = split_overrides(arguments)
+
+    def apply(self, namespace: dict[str, Any]) -> None:
+        """Replace what the last statement of the file has set."""
+        for name, text in self._texts.items():
+            if name in namespace and not (name in self._values and namespace[name] is self._values[name]):
+                namespace[name] = self._value(name, text, namespace[name])
+
+    def finish(self, namespace: dict[str, Any]) -> None:
+        """Add known settings that the file does not set."""
+        names = [name for name in namespace if not name.startswith("_")]
+        for name, text in self._texts.items():
+            if name in self._settings:
+                namespace[name] = self._value(name, text, None)
+            elif name not in self._values:
+                hint = did_you_mean(name, [*self._settings, *names])
+                self.problems.add(f"--{name}={text}", f"no such setting{hint}")
+
+    def _value(self, name: str, text: str, in_file: Any) -> Any:
+        if name not in self._values:
+            setting = self._settings.get(name)
+            kind = setting.kind if setting is not None else kind_of(in_file)
+            given = from_text(text, kind)
+            try:
+                converted = (setting or Setting(kind)).accept(freeze(given, name))
+            except ConfigError as error:
+                origin = "" if setting is not None else f" (the file has {name} = {in_file!r:.60})"
+                self.problems.add(f"--{name}={text}", f"{error}{origin}")
+                converted = given = in_file  # the rest of the file must not fail because of this
+            # Converted numbers and paths, but containers as given: the file may append to a list.
+            as_given = not isinstance(given, (int, float)) and not isinstance(in_file, PurePath)
+            self._values[name] = given if as_given else converted
+        return self._values[name]
 
 
 class TrackedConfig(SharedConfig):
-    """The same settings; `read` has the names that were asked for so far."""
+    """Config that records in `read` the names that were read."""
 
     __slots__ = ("read",)
     read: set[str]
@@ -317,7 +247,7 @@ class TrackedConfig(SharedConfig):
     def __init__(self, values: Any = None, /, **more: Any) -> None:
         object.__setattr__(self, "read", set())
         super().__init__(values, **more)
-        self.read.clear()  # making the copy read them all
+        self.read.clear()  # the copy has read them all
 
     def __getitem__(self, name: str) -> Any:
         value = super().__getitem__(name)

@@ -24,16 +24,16 @@ from rich.live import Live
 from rich.text import Text
 
 from penstock._suggest import did_you_mean
-from penstock.config.kinds import ByteSize, Misfit, in_words
-from penstock.config.overrides import split_overrides
-from penstock.config.settings import PREPARE, SHARED, Setting
-from penstock.config.shared import SharedConfig, broken, load_shared_config
+from penstock.config.python_file import broken
+from penstock.config.settings import PREPARE, SHARED, ByteSize, Setting
+from penstock.config.shared import SharedConfig, load_shared_config, split_overrides
 from penstock.config.validator import validate
 from penstock.errors import ConfigError, PenstockError
 from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
 from penstock.fsqueue.provider import DataProviderBase, ProviderProgress
 from penstock.memory.budget import format_bytes
+from penstock.types.conversion import in_words
 
 __all__ = [
     "DatasetNotFoundError",
@@ -110,7 +110,7 @@ def read_config(path: PathLike, overrides: Sequence[str] = ()) -> tuple[SharedCo
     try:
         dataset = SHARED["dataset"].accept(config["dataset"])
         data_root = SHARED["data_root"].accept(config.get("data_root", "data"))
-    except (KeyError, Misfit):
+    except (KeyError, ConfigError):
         validate(config)  # reports every problem
         raise
     provider_class = find_provider(dataset, data_root)

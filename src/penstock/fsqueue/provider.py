@@ -28,10 +28,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from penstock.config.settings import PREPARE, SHARED, Setting
+from penstock.config.settings import PREPARE, SHARED, Setting, thaw
 from penstock.config.shared import SharedConfig, TrackedConfig
 from penstock.config.validator import validate
-from penstock.config.values import thaw
 from penstock.errors import ConfigError, SchemaError
 from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike

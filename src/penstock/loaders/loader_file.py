@@ -1,4 +1,4 @@
-"""A file that describes a loader: the keywords of its constructor, one by one.
+"""File that describes a loader: the keywords of its constructor, in YAML or JSON.
 
     loader: mixed                        # or pretrain, conversation, preference
     sources:
@@ -12,9 +12,9 @@
     chunk_size: 4096
     packing: best_fit
     batch_size: 16
-    world_size: 8                        # what the run is planned for; a run on another number of ranks is refused
+    world_size: 8                        # the planned number of ranks; a run on another number is refused
     seed: 7
-    epochs: 2                            # how far `penstock plan` looks
+    epochs: 2                            # how far `penstock plan` counts
     edits:
       - skip: [340, 360]
       - {ban: {web: [17, 4711]}, step: 500}
@@ -24,21 +24,21 @@ A training script reads the same file:
 
     with load_config("train.yaml").open() as loader: ...
 
-A source of a mixture that is a mapping is a loader of its own; what it does not say (tokenizer, length, packing,
-truncation) is as in the mixture. Paths are relative to the current directory. The file can run no code.
+A source of a mixture that is a mapping is a loader of its own. It inherits tokenizer, length, packing and truncation
+from the mixture. Paths are relative to the current directory. The file cannot run code.
 """
 
 from __future__ import annotations
 
 import inspect
-import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_type_hints
 
-from penstock._suggest import did_you_mean
+from penstock._suggest import nearest, unknown_option
 from penstock.batching.options import LoaderOptions
+from penstock.config.settings import ByteSize
 from penstock.distributed.ranks import find_rank
 from penstock.distributed.sharding import Balanced, Contiguous, Strided
 from penstock.errors import ConfigError, PenstockError
@@ -55,6 +55,7 @@ from penstock.order.plan import Plan
 from penstock.order.schedules import Schedule
 from penstock.store import open_store
 from penstock.store.manifest import is_store
+from penstock.types.conversion import Problems, convert
 
 __all__ = ["LOADERS", "LoaderConfig", "keys_of", "load_config"]
 
@@ -64,49 +65,51 @@ LOADERS: dict[str, type[DataLoader]] = {
     "mixed": MixedDataLoader,
     "preference": PreferenceDataLoader,
 }
-_OWN = ("loader", "epochs", "edits")
+_OWN_KEYS = ("loader", "epochs", "edits")
 """Keys that are not arguments of a loader."""
 _OBJECTS = ("group",)
 """Arguments that no file can hold."""
-_SHARDINGS: dict[str, Callable[[], Any]] = {
-    "contiguous": Contiguous,
-    "strided": Strided,
-    "balanced": Balanced,
+_SHARDINGS: dict[str, Callable[[], Any]] = {"contiguous": Contiguous, "strided": Strided, "balanced": Balanced}
+_KINDS: dict[str, Any] = {
+    "path": str | list[str],
+    "sharding": Literal["contiguous", "strided", "balanced"] | None,
+    "budget": ByteSize | None,
+    "epochs": int | None,
+    "sources": dict[str, Any],
+    "weights": Any,
 }
-_PLAIN: dict[Any, tuple[tuple[type, ...], str]] = {
-    bool: ((bool,), "true or false"),
-    int: ((int,), "a whole number"),
-    float: ((int, float), "a number"),
-    str: ((str,), "text"),
-    types.NoneType: ((types.NoneType,), "null"),
+"""Keys whose value in a file is not what the constructor takes."""
+_EDITS: dict[str, Any] = {
+    "skip": tuple[int, int],
+    "ban": list[int] | dict[str, list[int]],
+    "reweight": dict[str, float],
 }
 _LENGTHS = {"pretrain": "chunk_size", "conversation": "max_length"}
-_EXAMPLE = "loader: pretrain"
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderConfig:
-    """A loader as a file describes it. Nothing is opened yet."""
+    """Description of a loader, read from a file. `open` makes the loader."""
 
     name: str
-    """Of the file, for errors."""
+    """Name of the file, for errors."""
     kind: str
     """`pretrain`, `conversation`, `mixed` or `preference`."""
     tree: Mapping[str, Any]
-    """The file, with what was changed in it."""
+    """Content of the file, with overrides."""
     epochs: int = 1
 
     @property
     def arguments(self) -> dict[str, Any]:
         """The keywords of the loader, as the file has them."""
-        return {key: value for key, value in self.tree.items() if key not in _OWN}
+        return {key: value for key, value in self.tree.items() if key not in _OWN_KEYS}
 
     def open(self, **more: Any) -> DataLoader:
-        """The loader, with edits made. `more` are arguments that go before those of the file."""
+        """The loader, with its plan edited. Arguments in `more` override those of the file."""
         arguments = {**self.arguments, **more}
-        self._leave_rank_to_the_run(arguments)
+        self._find_rank(arguments)
         try:
-            loader = self._made(arguments)
+            loader = self._make(arguments)
         except PenstockError:
             raise
         except (TypeError, ValueError) as error:
@@ -119,7 +122,7 @@ class LoaderConfig:
             raise ConfigError(f"{self.name}: edits: {error}") from error
         return loader
 
-    def _made(self, arguments: dict[str, Any]) -> DataLoader:
+    def _make(self, arguments: dict[str, Any]) -> DataLoader:
         if arguments.get("budget") is not None and not isinstance(arguments["budget"], MemoryBudget):
             arguments["budget"] = MemoryBudget(arguments["budget"])
         if isinstance(arguments.get("sharding"), str):
@@ -140,24 +143,25 @@ class LoaderConfig:
         common |= {length: whole.get("chunk_size", 2048), "packing": whole.get("packing", "concat")}
         return LOADERS[kind](**{**options, **common, **{k: v for k, v in given.items() if k != "loader"}})
 
-    def _leave_rank_to_the_run(self, arguments: dict[str, Any]) -> None:
-        """A file that says `world_size` alone is the same on every rank: each finds out which one it is."""
+    def _find_rank(self, arguments: dict[str, Any]) -> None:
+        """With `world_size` alone the file is the same on every rank, and each rank finds its own number."""
         planned = arguments.get("world_size")
         if planned is None or arguments.get("rank") is not None:
             return
         here = find_rank(model_parallel_size=arguments.get("model_parallel_size", 1), group=arguments.get("group"))
         if here.world != planned:
             raise ConfigError(
-                f"{self.name} is made for world_size={planned}, and this is {here}; start as many ranks as it says, "
-                "change it there, or pass rank= and world_size="
+                f"{self.name} is planned for world_size={planned}, and this is {here}; start that many ranks, change "
+                "world_size in the file, or pass rank= and world_size="
             )
         del arguments["world_size"]
 
 
 def load_config(path: PathLike, overrides: Iterable[str] = ()) -> LoaderConfig:
-    """What a YAML or JSON file describes, changed by `a.b=value`. Every problem with it is told at once.
+    """The loader that a YAML or JSON file describes, with overrides such as `a.b=value`.
 
-    A token store instead of a file is a loader of that store with nothing else said.
+    All problems of the file are in one ConfigError. A token store instead of a file means a loader of that store with
+    default options.
     """
     file = Path(path)
     if is_store(file):
@@ -167,145 +171,103 @@ def load_config(path: PathLike, overrides: Iterable[str] = ()) -> LoaderConfig:
                 kind = "preference"
         tree: dict[str, Any] = {"loader": kind, "path": str(file)}
     else:
-        tree = read_document(file, such_as=_EXAMPLE)
-    overrides = list(overrides)
-    for assignment in overrides:
-        if assignment.partition("=")[0].strip() == "loader":  # it decides which keys there are
-            set_value(tree, assignment, known=["loader"])
-    for assignment in overrides:
-        set_value(tree, assignment, known=keys_of(tree.get("loader")))
-    problems = list(_problems(tree))
-    if len(problems) == 1:
-        raise ConfigError(f"{path}: {problems[0]}")
-    if problems:
-        raise ConfigError(f"{path} has {len(problems)} problems:" + "".join(f"\n  {one}" for one in problems))
+        tree = read_document(file, such_as="loader: pretrain")
+    # `loader` first: it decides which keys are valid.
+    for override in sorted(overrides, key=lambda text: text.partition("=")[0].strip() != "loader"):
+        set_value(tree, override, known=keys_of(tree.get("loader")))
+    problems = Problems()
+    _check(tree, problems)
+    problems.check(str(path))
     return LoaderConfig(str(path), tree["loader"], tree, tree.get("epochs") or 1)
 
 
 def keys_of(kind: Any) -> list[str]:
-    """The keys that a file may have for a kind of loader; for an unknown kind, those of all."""
+    """The valid keys of a file for a kind of loader; for an unknown kind, those of all."""
     loaders = [LOADERS[kind]] if isinstance(kind, str) and kind in LOADERS else LOADERS.values()
     own = [name for loader in loaders for name in _keywords(loader)]
     options = [name for name in LoaderOptions.__annotations__ if name not in _OBJECTS]
-    return list(dict.fromkeys([*_OWN, *own, *options]))
+    return list(dict.fromkeys([*_OWN_KEYS, *own, *options]))
 
 
 def read_weights(given: Any) -> Any:
-    """Weights as the file has them, for a mixture: a list of points, or points and `interpolation`, is a schedule."""
+    """Weights of a mixture: a list of points, or points with `interpolation`, becomes a Schedule."""
     interpolation = "constant"
-    if isinstance(given, Mapping) and "points" in given and not _is_number(given["points"]):
-        unknown = [key for key in given if key not in ("points", "interpolation")]
-        if unknown:
-            hint = did_you_mean(str(unknown[0]), ("points", "interpolation"))
-            raise ConfigError(f"a schedule has points and interpolation, not {unknown[0]!r}{hint}")
+    if isinstance(given, Mapping) and "points" in given and not isinstance(given["points"], (int, float)):
+        for key in given:
+            if key not in ("points", "interpolation"):
+                raise ConfigError(unknown_option(key, ("points", "interpolation")))
         given, interpolation = given["points"], given.get("interpolation", "constant")
-    elif not (isinstance(given, list) and given and not all(map(_is_number, given))):
+    elif not (isinstance(given, list) and any(isinstance(point, Mapping) for point in given)):
         return given
     points: list[tuple[int, Mapping[str, float]]] = []
     for number, point in enumerate(given if isinstance(given, list) else [given]):
         if not isinstance(point, Mapping) or set(point) != {"step", "weights"}:
-            raise ConfigError(f"point {number} must be like {{step: 0, weights: {{web: 1}}}}, got {point!r:.80}")
-        if not isinstance(point["weights"], Mapping):
-            raise ConfigError(f"the weights of point {number} are a mapping of sources, got {point['weights']!r:.80}")
-        points.append((point["step"], point["weights"]))
-    return Schedule.of(points, interpolation)  # type: ignore[arg-type]  # it says itself what it does not know
+            raise ConfigError(f"point {number}: expected {{step: 0, weights: {{web: 1}}}}, got {point!r:.80}")
+        points.append((point["step"], convert(point["weights"], Mapping)))
+    return Schedule.of(points, interpolation)  # type: ignore[arg-type]  # it checks the name itself
 
 
-def _problems(tree: Mapping[str, Any]) -> Iterable[str]:
+def _check(tree: dict[str, Any], problems: Problems) -> None:
     kind = tree.get("loader")
-    if not isinstance(kind, str) or kind not in LOADERS:
-        known = ", ".join(LOADERS)
-        if kind is None:
-            yield f"loader: is missing; it is one of {known}"
-        else:
-            yield f"loader: expected one of {known}, got {kind!r}{did_you_mean(str(kind), LOADERS)}"
-    yield from _key_problems(tree, keys_of(kind), kind if isinstance(kind, str) else "", "")
-    if (epochs := tree.get("epochs")) is not None and (not _is_number(epochs) or epochs != int(epochs) or epochs < 1):
-        yield f"epochs: expected a positive whole number, got {epochs!r}"
-    yield from _edit_problems(tree.get("edits"))
+    try:
+        convert(kind, Literal["pretrain", "conversation", "mixed", "preference"])
+    except ConfigError as error:
+        problems.add("loader", error if "loader" in tree else f"missing; expected one of {', '.join(LOADERS)}")
+        kind = None
+    _check_keys(tree, keys_of(kind), kind, "", problems)
+    if (epochs := tree.get("epochs")) is not None and isinstance(epochs, int) and epochs < 1:
+        problems.add("epochs", f"expected a positive number, got {epochs}")
+    _check_edits(tree.get("edits"), problems)
     if kind == "mixed":
-        yield from _mixture_problems(tree)
+        _check_mixture(tree, problems)
 
 
-def _key_problems(tree: Mapping[str, Any], known: list[str], kind: str, where: str) -> Iterable[str]:
-    meant: set[str] = set()
-    for key in tree:
-        if key not in known:
-            hint = did_you_mean(str(key), known)
-            meant.update(name for name in known if repr(name) in hint)
-            yield f"{where}{key}: unknown key{hint or '; the keys are ' + ', '.join(known)}"
-    loader = LOADERS.get(kind)
-    if loader is None:
+def _check_keys(tree: dict[str, Any], known: list[str], kind: str | None, place: str, problems: Problems) -> None:
+    unknown = [key for key in tree if key not in known]
+    for key in unknown:
+        problems.add(f"{place}{key}", unknown_option(key, known))
+    if kind is None:
         return
-    hints = _hints(loader) | get_type_hints(LoaderOptions)
-    for key, value in tree.items():
-        if key in known and key not in _OWN:
-            if key == "path" and not _is_path(value):
-                yield f"{where}path: expected a path or a list of paths, got {value!r:.80}"
-            elif key == "budget" and isinstance(value, (str, int)):
-                continue
-            elif key == "sharding" and value is not None:
-                if not isinstance(value, str) or value not in _SHARDINGS:
-                    hint = did_you_mean(str(value), _SHARDINGS)
-                    yield f"{where}sharding: expected one of {', '.join(_SHARDINGS)}, got {value!r}{hint}"
-            elif misfit := _misfit(value, hints.get(key, Any)):
-                yield f"{where}{key}: {misfit}"
+    kinds = {**_hints(LOADERS[kind].__init__), **get_type_hints(LoaderOptions), **_KINDS}
+    for key in tree:
+        if key not in unknown and key not in ("loader", "edits"):
+            converted = problems.attempt(f"{place}{key}", convert, tree[key], kinds.get(key, Any))
+            if isinstance(tree[key], float):
+                tree[key] = converted  # 4.0 as a whole number
     needed = "sources" if kind == "mixed" else "path"
-    if needed not in tree and needed not in meant:
-        yield f"{where}{needed}: is missing"
+    if needed not in tree and needed not in {nearest(key, known) for key in unknown}:
+        problems.add(f"{place}{needed}", "missing")
 
 
-def _mixture_problems(tree: Mapping[str, Any]) -> Iterable[str]:
+def _check_mixture(tree: Mapping[str, Any], problems: Problems) -> None:
     sources = tree.get("sources")
-    if sources is not None and (not isinstance(sources, Mapping) or not sources):
-        yield f"sources: expected names and paths, such as {{web: web.store}}, got {sources!r:.80}"
     for name, given in sources.items() if isinstance(sources, Mapping) else ():
         if not isinstance(given, Mapping):
-            if not _is_path(given):
-                yield f"sources.{name}: expected a path, a list of paths or a loader, got {given!r:.80}"
+            problems.attempt(f"sources.{name}", convert, given, _KINDS["path"])
             continue
-        kind = given.get("loader", "pretrain")
-        if kind not in _LENGTHS:
-            yield f"sources.{name}.loader: expected one of {', '.join(_LENGTHS)}, got {kind!r}"
+        kinds = Literal["pretrain", "conversation"]
+        kind = problems.attempt(f"sources.{name}.loader", convert, given.get("loader", "pretrain"), kinds)
+        if kind is None:
             continue
         known = ["loader", *(key for key in _keywords(LOADERS[kind]) if key != "name")]
-        yield from _key_problems(given, known, kind, f"sources.{name}.")
-    try:
-        read_weights(tree.get("weights"))
-    except PenstockError as error:
-        yield f"weights: {error}"
+        _check_keys(dict(given), known, kind, f"sources.{name}.", problems)
+    problems.attempt("weights", read_weights, tree.get("weights"))
 
 
-def _edit_problems(given: Any) -> Iterable[str]:
-    if given is None:
+def _check_edits(given: Any, problems: Problems) -> None:
+    if given is not None and not isinstance(given, list):
+        problems.add("edits", f"expected a list such as '- skip: [340, 360]', got {given!r:.80}")
         return
-    if not isinstance(given, list):
-        yield f"edits: expected a list such as '- skip: [340, 360]', got {given!r:.80}"
-        return
-    for number, edit in enumerate(given):
-        where = f"edits[{number}]"
-        kinds = [kind for kind in ("skip", "ban", "reweight") if isinstance(edit, Mapping) and kind in edit]
-        if len(kinds) != 1 or set(edit) - {kinds[0], "step"}:
-            yield f"{where}: expected skip, ban or reweight (the last two with a step), got {edit!r:.80}"
+    for number, edit in enumerate(given or ()):
+        place = f"edits[{number}]"
+        kinds = [kind for kind in _EDITS if isinstance(edit, Mapping) and kind in edit]
+        if len(kinds) != 1 or set(edit) - {kinds[0], "step"} or ("step" in edit and kinds[0] == "skip"):
+            problems.add(place, f"expected skip, ban or reweight (the last two with a step), got {edit!r:.80}")
             continue
-        kind, value = kinds[0], edit[kinds[0]]
-        step = edit.get("step", 0)
-        if not isinstance(step, int) or isinstance(step, bool) or step < 0:
-            yield f"{where}.step: expected a whole number from 0 on, got {step!r}"
-        if kind == "skip" and not (isinstance(value, list) and len(value) == 2 and all(map(_is_whole, value))):
-            yield f"{where}.skip: expected the first step and the one after the last, as [340, 360], got {value!r:.80}"
-        if kind == "skip" and "step" in edit:
-            yield f"{where}: skip says its steps itself; leave out step"
-        if kind == "ban" and not all(
-            isinstance(rows, list) and all(map(_is_whole, rows)) for rows in _row_lists(value)
-        ):
-            yield f"{where}.ban: expected rows, as {{web: [17, 4711]}}, got {value!r:.80}"
-        if kind == "reweight" and not isinstance(value, Mapping):
-            yield f"{where}.reweight: expected weights, as {{web: 0.2, chat: 0.8}}, got {value!r:.80}"
-
-
-def _row_lists(value: Any) -> list[Any]:
-    return list(value.values()) if isinstance(value, Mapping) else [value]
+        problems.attempt(f"{place}.{kinds[0]}", convert, edit[kinds[0]], _EDITS[kinds[0]])
+        step = problems.attempt(f"{place}.step", convert, edit.get("step", 0), int)
+        if step is not None and step < 0:
+            problems.add(f"{place}.step", f"expected 0 or more, got {step}")
 
 
 def _edited(plan: Plan, edits: Iterable[Mapping[str, Any]]) -> Plan:
@@ -320,61 +282,18 @@ def _edited(plan: Plan, edits: Iterable[Mapping[str, Any]]) -> Plan:
 
 
 def _keywords(loader: type[DataLoader]) -> list[str]:
-    """The arguments that a loader has beside those of every loader."""
+    """The arguments that a loader adds to those of every loader."""
     parameters = inspect.signature(loader).parameters.values()
     return [parameter.name for parameter in parameters if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
 
 
-def _hints(loader: type[DataLoader]) -> dict[str, Any]:
-    """The annotations of a loader's arguments; names that only a type checker imports stand for anything."""
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """The annotations of a function; names that only a type checker imports become Any."""
     unknown: dict[str, Any] = {}
     while True:
         try:
-            return get_type_hints(loader.__init__, localns=unknown)
+            return get_type_hints(function, localns=unknown)
         except NameError as error:
             if error.name is None or error.name in unknown:
                 raise
             unknown[error.name] = Any
-
-
-def _misfit(value: Any, hint: Any) -> str | None:
-    """Why a plain value is not what an annotation says; what is not plain is left to the loader."""
-    members = _members(hint)
-    for member in members:
-        if member in _PLAIN:
-            fits = isinstance(value, _PLAIN[member][0]) and (member is bool or not isinstance(value, bool))
-        elif get_origin(member) is Literal:
-            fits = isinstance(value, str)  # names have other names, which the loader knows
-        elif get_origin(member) in (Mapping, dict):
-            fits = isinstance(value, Mapping)
-        else:
-            fits = True
-        if fits:
-            return None
-    words = dict.fromkeys(_PLAIN[member][1] if member in _PLAIN else _in_words(member) for member in members)
-    quotes = "; put quotes around it" if str in members and isinstance(value, (bool, int, float)) else ""
-    return f"expected {' or '.join(words)}, got {value!r:.80}{quotes}"
-
-
-def _members(hint: Any) -> tuple[Any, ...]:
-    if get_origin(hint) in (Union, types.UnionType):
-        return tuple(inner for member in get_args(hint) for inner in _members(member))
-    return (types.NoneType,) if hint is None else (hint,)
-
-
-def _in_words(hint: Any) -> str:
-    return " or ".join(map(repr, get_args(hint))) if get_origin(hint) is Literal else "a mapping"
-
-
-def _is_path(value: Any) -> bool:
-    return isinstance(value, str) or (
-        isinstance(value, list) and bool(value) and all(isinstance(p, str) for p in value)
-    )
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

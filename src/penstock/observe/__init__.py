@@ -1,6 +1,6 @@
-"""What is going on: the progress of a run while it lasts, and what it did when it is over.
+"""Progress of a run on the console, and the table at its end.
 
-Everything here looks at snapshots and reports, which are plain values; nothing reaches into a running pipeline.
+Everything here reads snapshots and reports, which are plain values, and never a running pipeline.
 """
 
 from penstock.observe.figures import Extent, Rates

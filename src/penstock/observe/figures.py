@@ -1,4 +1,4 @@
-"""How much there is to read, and how fast it goes."""
+"""Size of the input of a run, and its speed."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from penstock.files.listing import split_suffix
 from penstock.pipeline.stages import BlockSource, Source
 from penstock.sources.columnar import ParquetSource
 
-__all__ = ["Extent", "Rates", "left_out"]
+__all__ = ["Extent", "Rates", "lost_rows"]
 
 _WINDOW_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How much input there is, as far as that can be told without reading it."""
+    """Size of the input, as far as it is known without reading it."""
 
     files: int | None = None
     file_bytes: int | None = None
-    """What the files take on disk, compressed or not."""
+    """Size of the files on disk, compressed or not."""
     rows: int | None = None
     readable_bytes: int | None = None
-    """What the source will have read at its end; known if it reads the bytes of its files just as they are."""
+    """Bytes that the source will have read at its end; known if it reads files that are not compressed."""
 
     @classmethod
     def of(cls, source: Source) -> Self:
-        """Looks at the file system, and at the footers of files that have one. A missing file is an error here."""
+        """The extent of a source, from file sizes and footers. Raises for a missing file."""
         files = getattr(source, "files", None)
         if not isinstance(files, list):
             return cls(rows=_rows(source))
         size = sum(file.stat().st_size for file in files)
-        as_they_are = (
+        uncompressed = (
             isinstance(source, BlockSource)
             and not isinstance(source, ParquetSource)
             and not any(split_suffix(file)[1] for file in files)
         )
-        return cls(len(files), size, _rows(source), size if as_they_are else None)
+        return cls(len(files), size, _rows(source), size if uncompressed else None)
 
     def share(self, snapshot: Mapping[str, Any]) -> float | None:
-        """How much of the input has been read, from 0 to 1; None if the whole is not known."""
+        """Share of the input that has been read, from 0 to 1; None if the size is not known."""
         for whole, read in ((self.rows, snapshot["rows_in"]), (self.readable_bytes, snapshot["bytes_in"])):
             if whole:
                 return min(1.0, float(read) / whole)
@@ -59,7 +59,7 @@ class _Mark:
 
 
 class Rates:
-    """Speed over the last few seconds, from snapshots that arrive now and then."""
+    """Speed over the last few seconds, from snapshots."""
 
     def __init__(self, extent: Extent) -> None:
         self._extent = extent
@@ -68,7 +68,7 @@ class Rates:
     def add(self, snapshot: Mapping[str, Any]) -> None:
         now = _Mark(snapshot["seconds"], snapshot["rows_in"], snapshot["bytes_in"], self._extent.share(snapshot))
         if not now.nbytes:
-            self._marks.clear()  # what comes before the first row (a scan for the schema) says nothing about the speed
+            self._marks.clear()  # the time before the first row (a scan for the schema) is not part of the speed
         self._marks.append(now)
         while len(self._marks) > 2 and now.seconds - self._marks[1].seconds >= _WINDOW_SECONDS:
             self._marks.popleft()
@@ -83,12 +83,12 @@ class Rates:
 
     @property
     def share(self) -> float | None:
-        """How much of the input has been read, from 0 to 1."""
+        """Share of the input that has been read, from 0 to 1."""
         return self._marks[-1].share if self._marks else None
 
     @property
     def seconds_left(self) -> float | None:
-        """At the present speed; None while that, or the whole, is not known."""
+        """Remaining time at the current speed; None while speed or size is not known."""
         share = self.share
         speed = self._per_second(lambda mark: mark.share or 0.0)
         return (1.0 - share) / speed if share is not None and speed > 0 else None
@@ -102,13 +102,13 @@ class Rates:
         return (figure(last) - figure(first)) / max(1e-9, last.seconds - first.seconds)
 
 
-def left_out(snapshot: Mapping[str, Any]) -> tuple[int, int]:
-    """Rows so far that transforms dropped, and rows that could not be decoded."""
-    gone = {"transform": 0, "decode": 0}
+def lost_rows(snapshot: Mapping[str, Any]) -> tuple[int, int]:
+    """Number of rows that transforms dropped, and of rows that could not be decoded."""
+    lost = {"transform": 0, "decode": 0}
     for stage in snapshot["stages"]:
-        if stage["kind"] in gone:
-            gone[stage["kind"]] += max(0, stage["rows_in"] - stage["rows_out"])
-    return gone["transform"], gone["decode"]
+        if stage["kind"] in lost:
+            lost[stage["kind"]] += max(0, stage["rows_in"] - stage["rows_out"])
+    return lost["transform"], lost["decode"]
 
 
 def _rows(source: Source) -> int | None:
@@ -118,5 +118,5 @@ def _rows(source: Source) -> int | None:
     try:
         rows = hint()
     except (PenstockError, ValueError, OSError):
-        return None  # a damaged file: reading it says so, with its name and place
+        return None  # a damaged file: reading it raises with its name and place
     return rows if isinstance(rows, int) else None

@@ -1,9 +1,9 @@
-"""The progress of a run, a few times a second: a live display on a terminal, a line now and then anywhere else.
+"""Progress of a run: a live display on a terminal, a line every few seconds elsewhere.
 
     with progress_on(Console(stderr=True), Extent.of(pipeline.source), str(pipeline)) as progress:
         report = pipeline.run(progress=progress)
 
-Both are called with snapshots from the thread that waits for the run, and start no thread of their own.
+The thread that waits for the run calls them with snapshots; they start no thread.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.memory.budget import format_bytes
-from penstock.observe.figures import Extent, Rates, left_out
+from penstock.observe.figures import Extent, Rates, lost_rows
 
 __all__ = ["LineProgress", "LiveProgress", "format_seconds", "progress_on"]
 
@@ -27,17 +27,17 @@ _LINE_SECONDS = 5.0
 
 
 def progress_on(console: Console, extent: Extent, title: str) -> LiveProgress | LineProgress:
-    """What suits the console: a display that is drawn over and over, or lines that a log file can keep."""
+    """A live display if the console is a terminal, else lines for a log file."""
     return LiveProgress(console, extent, title) if console.is_terminal else LineProgress(console, extent)
 
 
 class LiveProgress:
-    """A few lines at the bottom of the terminal, gone when the run is over."""
+    """Live display at the bottom of the terminal; removed at the end of the run."""
 
     def __init__(self, console: Console, extent: Extent, title: str) -> None:
         self._rates = Rates(extent)
         self._title = title
-        # Without a refresh thread: a snapshot that comes is drawn, and nothing else changes.
+        # Without a refresh thread: only a new snapshot changes the display.
         self._live = Live(console=console, auto_refresh=False, transient=True)
 
     def __call__(self, snapshot: Mapping[str, Any]) -> None:
@@ -128,7 +128,7 @@ def _memory(snapshot: Mapping[str, Any]) -> str:
 
 def _rows(snapshot: Mapping[str, Any]) -> str:
     text = f"{snapshot['rows_in']:,} in, {snapshot['rows_out']:,} out"
-    dropped, unreadable = left_out(snapshot)
+    dropped, unreadable = lost_rows(snapshot)
     if dropped:
         text += f", {dropped:,} dropped"
     if unreadable:

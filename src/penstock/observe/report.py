@@ -1,4 +1,4 @@
-"""What a run did, as a table for people."""
+"""Report of a run as a table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["closing_table"]
 
 
 def closing_table(report: Report, *, budget_bytes: int) -> Table:
-    """Rows in and out, rows left out or changed by reason, time, speed, memory, and the bottleneck."""
+    """Rows in and out, dropped and changed rows by reason, time, speed, memory and bottleneck."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
     table.add_column(justify="right")
@@ -38,11 +38,11 @@ def closing_table(report: Report, *, budget_bytes: int) -> Table:
 
 
 def _origin(report: Report) -> str:
-    return "with those before the checkpoint this run went on from" if report.resumed else ""
+    return "including those before the checkpoint that was resumed" if report.resumed else ""
 
 
 def _speed(report: Report) -> str:
-    """Over the stages' own figures: after a resume, the row counts of the report are those of several runs."""
+    """From the figures of the stages: after a resume, the rows of the report are those of several runs."""
     if report.seconds <= 0 or not report.stages:
         return ""
     rows = sum(stage["rows_in"] for stage in report.stages if stage["kind"] in ("source", "decode"))

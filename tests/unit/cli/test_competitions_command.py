@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -14,16 +13,11 @@ from typing import Any
 import pytest
 
 from penstock import plugins
-from penstock.cli import stage_catalog as catalogue
+from penstock.cli import plugins as catalogue
 from penstock.datasets.registry import DatasetRegistry
 from penstock.datasets.sample_data import make_titanic
 
 Call = Callable[..., Any]
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
 @pytest.fixture

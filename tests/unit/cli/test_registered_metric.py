@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -24,11 +23,6 @@ from penstock.datasets.spec_file import read_spec
 from penstock.datasets.tabular import TabularDataset
 
 Call = Callable[..., Any]
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,6 @@ from penstock.files.checksums import FileFingerprint
 from penstock.store import Lineage, StoreWriter, append, open_store
 
 Call = Callable[..., Any]
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
 def rows(first: int, count: int) -> pa.RecordBatch:

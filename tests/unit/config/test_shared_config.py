@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.config import Setting, SharedConfig, load_shared_config
-from penstock.config.kinds import fit, from_text, kind_of
-from penstock.config.values import freeze, thaw
+from penstock.config.settings import freeze, thaw
 from penstock.errors import ConfigError
 
 Write = Callable[..., Path]
@@ -311,7 +310,7 @@ def test_an_override_is_of_the_kind_of_the_value_in_the_file(
         ("True", "maybe", "true or false"),
         ("True", "2", "true or false"),
         ("[1]", "5", "list"),
-        ("{'a': 1}", "[1]", "dict"),
+        ("{'a': 1}", "[1]", "mapping"),
     ],
 )
 def test_an_override_of_another_kind_is_refused(write: Write, in_file: str, text: str, message: str) -> None:
@@ -345,7 +344,7 @@ def test_all_problems_with_overrides_are_said_at_once(write: Write) -> None:
     lines = str(caught.value).splitlines()[1:]
     expected = [
         "'--resume'.*--resume=value",
-        "'-x=1'.*--name=value",
+        ".*--name=value.*'-x=1'",
         "--x.*'1'.*'2'",
         "--batch_size=many",
         "--blok_size=3.*'block_size'",
@@ -368,17 +367,3 @@ def test_no_text_of_an_override_breaks_anything_but_by_a_config_error(text: str)
                 assert name != "a" or type(value) is int
                 assert name != "b" or type(value) is float
                 assert name != "f" or type(value) is bool
-
-
-finite = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    max_leaves=6,
-)
-
-
-@given(finite)
-def test_the_python_spelling_of_a_value_means_that_value_where_its_kind_is_expected(value: Any) -> None:
-    read = fit(freeze(from_text(repr(value), kind_of(value))), kind_of(value))
-    assert read == freeze(value)
-    assert type(read) is type(freeze(value))

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.observe import Extent, Rates
-from penstock.observe.figures import left_out
+from penstock.observe.figures import lost_rows
 from penstock.sources import IteratorSource, JsonlSource, MemorySource, ParquetSource
 
 
@@ -87,7 +87,7 @@ def test_nothing_is_known_before_the_first_snapshot() -> None:
     assert (rates.share, rates.seconds_left, rates.rows_per_second) == (None, None, 0.0)
 
 
-def test_rows_left_out_are_read_off_the_stages() -> None:
+def test_rows_lost_rows_are_read_off_the_stages() -> None:
     stages = [
         {"kind": "source", "rows_in": 0, "rows_out": 0},
         {"kind": "decode", "rows_in": 100, "rows_out": 97},
@@ -95,4 +95,4 @@ def test_rows_left_out_are_read_off_the_stages() -> None:
         {"kind": "transform", "rows_in": 90, "rows_out": 180},
         {"kind": "sink", "rows_in": 170, "rows_out": 170},
     ]
-    assert left_out({"stages": stages}) == (7, 3)
+    assert lost_rows({"stages": stages}) == (7, 3)

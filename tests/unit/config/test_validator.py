@@ -3,14 +3,12 @@ from __future__ import annotations
 import logging
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
 from penstock.config import REQUIRED, Setting, SharedConfig, load_shared_config, validate
-from penstock.config.kinds import ByteSize, Misfit, fit
 from penstock.config.settings import KNOWN, PREPARE, SHARED, TRAIN
-from penstock.config.values import freeze
 from penstock.errors import ConfigError
 
 GOOD = {"dataset": "tiny", "batch_size": 4, "block_size": 8}
@@ -86,13 +84,13 @@ def test_everything_that_is_wrong_is_said_at_once() -> None:
     config = {"dataset": "../x", "batch_sise": 8, "block_size": "64", "learning_rate": -1, "n_heads": 4, "mask": 2}
     said = problems(config, mask=Setting(float, check=lambda p: 0 < p <= 1, text="a share"), noise=Setting(float))
     expected = [
-        "batch_sise = 8.*'batch_size'.*prepare and train",
-        r"n_heads = 4.*'n_head'.*\btrain\b",
-        "noise.*TinyProvider",
-        r"dataset = '\.\./x'.*prepare and train",
-        "block_size = '64'.*prepare and train",
-        r"learning_rate = -1.*\btrain\b",
-        "mask = 2.*a share.*TinyProvider",
+        "batch_sise = 8: .*'batch_size'.*prepare and train",
+        r"n_heads = 4: .*'n_head'.*\btrain\b",
+        "noise: .*TinyProvider",
+        r"dataset = '\.\./x': .*prepare and train",
+        "block_size = '64': .*prepare and train",
+        r"learning_rate = -1: .*\btrain\b",
+        "mask = 2: .*a share.*TinyProvider",
     ]
     for problem, facts in zip(said, expected, strict=True):
         assert re.match(facts, problem)
@@ -154,7 +152,7 @@ def test_a_dataset_may_have_any_plain_name(name: str) -> None:
         ({"split_proportions": {"train": 0}}, "share"),
         ({"split_proportions": {"train": -1, "val": 2}}, "share"),
         ({"split_proportions": {"../x": 1}}, "'../x'"),
-        ({"split_proportions": [0.9, 0.1]}, "dict"),
+        ({"split_proportions": [0.9, 0.1]}, "mapping"),
         ({"max_batches": 0}, "max_batches"),
         ({"n_embd": 100, "n_head": 3}, "n_embd"),
         ({"min_lr": 0.1, "learning_rate": 0.01}, "min_lr"),
@@ -178,8 +176,8 @@ def test_values_take_the_form_of_their_kind() -> None:
 def test_what_two_declare_must_be_right_for_both() -> None:
     seed, size = Setting(int, 7, check=lambda s: s % 2 == 1, text="an odd one"), Setting(int, 64)
     assert validate(GOOD, {"seed": seed}).seed == 7
-    assert re.search(r"seed = 2\b.*an odd one.*TinyProvider", *problems({**GOOD, "seed": 2}, seed=seed))
-    assert re.search(r"seed = -1\b.*TinyProvider", *problems({**GOOD, "seed": -1}, seed=seed))
+    assert re.search(r"seed = 2: .*an odd one.*TinyProvider", *problems({**GOOD, "seed": 2}, seed=seed))
+    assert re.search(r"seed = -1: .*TinyProvider", *problems({**GOOD, "seed": -1}, seed=seed))
     assert problems({"dataset": "a", "batch_size": 1}, block_size=size)[0].startswith("block_size")
     [missing] = problems(GOOD, seed=Setting(int))
     assert re.search(r"seed.*TinyProvider", missing)
@@ -193,10 +191,8 @@ def test_a_check_may_return_words_or_raise() -> None:
         raise ZeroDivisionError("oh")
 
     assert validate({**GOOD, "own": 2}, {"own": Setting(int, check=even)}).own == 2
-    assert problems({**GOOD, "own": 3}, own=Setting(int, check=even)) == ["own = 3: 3 is odd (TinyProvider)"]
-    assert problems({**GOOD, "own": 3}, own=Setting(int, check=broken)) == [
-        "own = 3: its check raised ZeroDivisionError: oh (TinyProvider)"
-    ]
+    assert re.match("own = 3: 3 is odd.*TinyProvider", *problems({**GOOD, "own": 3}, own=Setting(int, check=even)))
+    assert re.match("own = 3: .*ZeroDivisionError: oh", *problems({**GOOD, "own": 3}, own=Setting(int, check=broken)))
 
 
 def test_a_setting_that_cannot_be_is_refused_where_it_is_declared() -> None:
@@ -214,58 +210,3 @@ def test_a_setting_that_cannot_be_is_refused_where_it_is_declared() -> None:
         validate(GOOD, {"a": int}, owner="TinyProvider")  # type: ignore[dict-item]
     with pytest.raises(ConfigError, match="'a b'"):
         validate(GOOD, {"a b": Setting(int)})
-
-
-@pytest.mark.parametrize(
-    ("value", "kind", "expected"),
-    [
-        (3, int | str, 3),
-        ("3", int | str, "3"),
-        (3.0, int | float, 3.0),
-        (3, float | None, 3.0),
-        (None, float | None, None),
-        ([1, 2], list[float], (1.0, 2.0)),
-        ([1, "a"], tuple[int, str], (1, "a")),
-        ([1, 2, 3], tuple[int, ...], (1, 2, 3)),
-        ({"a": [1]}, dict[str, list[int]], {"a": (1,)}),
-        ({1: 2}, dict, {1: 2}),
-        ({"a"}, set[str], {"a"}),
-        ([{"until": 10}], list[dict[str, int]], ({"until": 10},)),
-        ("b", Literal["a", "b"], "b"),
-        (True, bool | str, True),
-        ("1.5 KiB", ByteSize, 1536),
-        (4096.0, ByteSize, 4096),
-        ([None], Any, (None,)),
-        ("a", Path | None, Path("a")),
-    ],
-)
-def test_values_that_fit_their_kind(value: Any, kind: Any, expected: Any) -> None:
-    fitted = fit(freeze(value), kind)
-    assert fitted == expected
-    assert type(fitted) is type(freeze(expected))
-
-
-@pytest.mark.parametrize(
-    ("value", "kind"),
-    [
-        (True, int),
-        (True, float),
-        (1, bool),
-        (1, str),
-        ("a", int | float),
-        (10**400, float),
-        ([1, "a"], list[int]),
-        ([1, 2], tuple[int, int, int]),
-        ({"a": "b"}, dict[str, int]),
-        ((1,), set[int]),
-        ("c", Literal["a", "b"]),
-        (1, Literal[True]),
-        (None, Path),
-        (3, Path),
-        ("-3 MiB", ByteSize),
-        (True, ByteSize),
-    ],
-)
-def test_values_that_do_not_fit_their_kind(value: Any, kind: Any) -> None:
-    with pytest.raises(Misfit, match="expected "):
-        fit(freeze(value), kind)

@@ -69,15 +69,8 @@ def test_set_puts_a_yaml_value_in_its_place(assignment: str, expected: dict[str,
 @pytest.mark.parametrize(
     ("assignment", "message"),
     [
-        (
-            "confg.workers=2",
-            "--set",
-        ),
         ("confg.workers=2", "'config'"),
-        (
-            "transforms.2.lower=a",
-            "--set",
-        ),
+        ("transforms.2.lower=a", "--set transforms.2.lower"),
         ("transforms.lower=a", "'lower'"),
         ("config.workers.max=3", "config.workers"),
         ("sink=[a", "--set"),

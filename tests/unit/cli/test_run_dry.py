@@ -78,10 +78,10 @@ def test_behind_a_function_and_a_first_pass_the_columns_are_not_known() -> None:
     assert "transforms[1]" in told
     assert "calls a function of yours" in told
     told = dry([{"standard_scaler": {"columns": ["n"], "fit": True}}, {"lower": "nosuch"}])
-    assert "has to learn from the data first" in told
+    assert "has to be fitted" in told
     facts = json.loads(dry([{"lower": "text"}], words=("--json",)))
     assert facts["columns"] == ["text", "n"]
-    assert facts["columns_unknown_behind"] is None
+    assert facts["columns_unknown_after"] is None
 
 
 def test_a_step_behind_one_that_became_two_is_fitted() -> None:

@@ -72,7 +72,7 @@ def test_plan_prints_every_figure(penstock: Call, chats: str) -> None:
         r"supervised +33\.1% +948 tokens",
         r"longest +128",
         r"tokens lost +0",
-        r"a batch +9\.2 KiB +at most; 18\.5 KiB made ahead",
+        r"a batch +9\.2 KiB +at most; 18\.5 KiB",
         r"source +2\.00 +times all of data, 1,430 tokens in 24 rows",
     ):
         assert re.search(line, table), line
