@@ -8,9 +8,8 @@ import traceback
 from collections.abc import Sequence
 
 from penstock.config import SharedConfig, load_shared_config, validate
-from penstock.config.overrides import split_overrides
-from penstock.config.settings import SHARED, TRAIN
-from penstock.config.values import thaw
+from penstock.config.settings import SHARED, TRAIN, thaw
+from penstock.config.shared import split_overrides
 from penstock.distributed.ranks import find_rank
 from penstock.errors import PenstockError, QueueNotFoundError, StaleQueueError
 from penstock.fsqueue import DatasetConsumer

@@ -24,8 +24,7 @@ from char_diffusion.objective import Batch, BatchFields, Objective
 from char_diffusion.ranks import RankGroup, StopSignals, WaitInterruptedError
 from char_diffusion.report import Report
 from penstock.config import SharedConfig
-from penstock.config.settings import TRAIN
-from penstock.config.values import thaw
+from penstock.config.settings import TRAIN, thaw
 from penstock.errors import ConfigError, DataError, PenstockError, ResumeError
 from penstock.files.filesystems import require_local
 from penstock.fsqueue import DatasetConsumer
