@@ -1,4 +1,4 @@
-"""A table for a model: learn scales and categories in one streaming pass, save them, apply them everywhere."""
+"""Encoding of a table: fit scales and categories in one streaming pass, save them, and apply them."""
 
 import json
 import tempfile
@@ -22,7 +22,7 @@ with tempfile.TemporaryDirectory() as name:
     (folder / "train.csv").write_text(TRAIN)
     clean = [Validate(ranges={"age": (0, 120)}, on_invalid="drop"), FillNulls({"age": 30})]
 
-    # First pass: what to learn is learned from the cleaned rows, batch by batch, whatever their number.
+    # First pass: fit the encoders on the cleaned rows, batch by batch, for any number of rows.
     scaler, one_hot = StandardScaler(["age", "fare"]), OneHotEncoder("class", unknown="ignore")
     for batch in Pipeline(CsvSource(folder / "train.csv"), clean):
         scaler.partial_fit(batch)

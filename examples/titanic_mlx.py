@@ -1,4 +1,4 @@
-"""Who survived? Passengers said in words, a small BERT in MLX that reads them, and the file Kaggle expects.
+"""Titanic as text: a small BERT in MLX learns who survived, and writes the submission.
 
 python examples/titanic_mlx.py --out here                         # made-up passengers
 python examples/titanic_mlx.py --data titanic/                    # the real ones
@@ -23,26 +23,22 @@ from penstock.loaders.mlx_loader import MLXDataLoader
 options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 options.add_argument("--data", type=Path, help="a directory with train.csv and test.csv, or the path of train.csv")
 options.add_argument("--epochs", type=int, default=8)
+options.add_argument("--pretrain", type=int, default=0, metavar="STEPS", help="steps of masked language modelling")
 options.add_argument(
-    "--pretrain",
-    type=int,
-    default=0,
-    metavar="STEPS",
-    help="of guessing hidden words, before; to see it work: so few rows gain nothing",
+    "--out", type=Path, help="directory for submission.csv and titanic.html; by default a temporary one"
 )
-options.add_argument("--out", type=Path, help="where to keep submission.csv and titanic.html; nowhere if left out")
 given = options.parse_args()
-passing = tempfile.TemporaryDirectory()
-out = given.out or Path(passing.name)
+scratch = tempfile.TemporaryDirectory()
+out = given.out or Path(scratch.name)
 out.mkdir(parents=True, exist_ok=True)
 mx.random.seed(0)
 
-data = given.data or make_titanic(passing.name)
+data = given.data or make_titanic(scratch.name)
 spec = titanic_spec(data.parent if data.is_file() else data, num_samples=None)
 passengers, folds = partial(TitanicDataset, spec, template=TEMPLATE), Folds(5, kind="stratified", seed=0)
-tokenizer = train_tokenizer(passengers("train", folds=folds).texts().to_pylist())  # has read the training fold alone
+tokenizer = train_tokenizer(passengers("train", folds=folds).texts().to_pylist())  # trained on the training fold only
 train, val = (passengers(split, folds=folds, tokenizer=tokenizer) for split in ("train", "val"))
-print(f"{len(train)} passengers to learn from, {len(val)} to check with, such as:\n  {train.texts()[0]}")
+print(f"{len(train)} training passengers, {len(val)} for validation, such as:\n  {train.texts()[0]}")
 
 model = Encoder(tokenizer.vocab_size, len(train.class_names), longest=64)
 if given.pretrain:
@@ -54,5 +50,5 @@ losses, validation = learn_classes(model, train, val, given.epochs)
 print(*report(out / "titanic.html", train, val, predict(model, val), losses, validation), sep="\n")
 test = passengers("test", tokenizer=tokenizer)
 test.submission(test.class_of(predict(model, test)), out / "submission.csv")
-print("submission.csv and titanic.html written to", given.out or "a passing place; name one with --out")
-passing.cleanup()
+print("submission.csv and titanic.html written to", given.out or "a scratch place; name one with --out")
+scratch.cleanup()

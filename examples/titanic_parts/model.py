@@ -1,4 +1,4 @@
-"""A small BERT: embeddings, a few blocks of attention in both directions, and a head for each thing it is asked."""
+"""Small BERT: embeddings, a few blocks of bidirectional attention, and a head for each task."""
 
 import math
 
@@ -7,7 +7,7 @@ from mlx import nn
 
 
 class Block(nn.Module):
-    """Attention and two layers, each added to what came in."""
+    """Attention and two layers, each with a residual connection."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Three pictures on one page that needs nothing but a browser: losses, mistakes and lengths of texts."""
+"""HTML report with three plots: losses, confusion matrix and lengths of texts."""
 
 from collections.abc import Sequence
 from html import escape
@@ -83,7 +83,7 @@ def confusion_matrix(counts: np.ndarray, classes: Sequence[str]) -> str:
 
 
 def histogram(lengths: np.ndarray) -> str:
-    """How many texts have so many tokens."""
+    """Histogram of the number of tokens of the texts."""
     counts, edges = np.histogram(lengths, bins=min(24, max(1, int(np.ptp(lengths)) + 1)))
     body = axes(edges[-1], counts.max(), "tokens", "texts", first=edges[0])
     for count, left, right in zip(counts, edges[:-1], edges[1:], strict=True):
@@ -95,17 +95,17 @@ def histogram(lengths: np.ndarray) -> str:
 
 
 def at(x: float, y: float) -> tuple[float, float]:
-    """Shares of the axes as a place in the picture."""
+    """Place in the picture of a point in shares of the axes."""
     return EDGE + x * (WIDTH - 1.5 * EDGE), HEIGHT - EDGE - y * (HEIGHT - 1.6 * EDGE)
 
 
-def axes(right: float, top: float, below: str, beside: str, *, first: float = 0) -> str:
-    """Two lines with the numbers at their ends."""
+def axes(right: float, top: float, x_label: str, y_label: str, *, first: float = 0) -> str:
+    """Axes with the numbers at their ends."""
     (x, y), (end, high) = at(0, 0), at(1, 1)
     lines = f'<path d="M{x:.1f} {high:.1f}V{y:.1f}H{end:.1f}" fill="none" stroke="#888"/>'
     ends = text(x, y + 16, f"{first:.4g}") + text(end, y + 16, f"{right:.4g}", anchor="end")
-    ends += text((x + end) / 2, y + 32, below, anchor="middle") + text(x - 6, high + 4, f"{top:.3g}", anchor="end")
-    return lines + ends + text(x - 6, y, "0", anchor="end") + text(x, high - 10, beside)
+    ends += text((x + end) / 2, y + 32, x_label, anchor="middle") + text(x - 6, high + 4, f"{top:.3g}", anchor="end")
+    return lines + ends + text(x - 6, y, "0", anchor="end") + text(x, high - 10, y_label)
 
 
 def text(x: float, y: float, said: str, colour: str = "#555", anchor: str = "start") -> str:

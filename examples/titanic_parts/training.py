@@ -1,4 +1,4 @@
-"""The loop: batches of `mx.array` in, a model that has learned from them and its losses out."""
+"""Training loop over batches of `mx.array`."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -30,7 +30,7 @@ def token_loss(model: Encoder, batch: Any) -> mx.array:
 
 
 def fit(model: Encoder, loader: MLXDataLoader, steps: int, loss: Loss, *, rate: float = 2e-3) -> Iterator[float]:
-    """Train for so many steps, with a warm-up and a cosine; the loss of each, as it is made."""
+    """Train for a number of steps, with a warm-up and a cosine schedule; yields the loss of each step."""
     warm = max(1, steps // 10)
     rates = [optim.linear_schedule(0.0, rate, warm), optim.cosine_decay(rate, max(1, steps - warm))]
     optimizer = optim.AdamW(optim.join_schedules(rates, [warm]), weight_decay=0.05)

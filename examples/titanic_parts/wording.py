@@ -1,4 +1,4 @@
-"""How a passenger is said, and a tokenizer that has read nothing but training texts."""
+"""Template of a passenger, and a tokenizer trained on the training texts only."""
 
 from collections import Counter
 from collections.abc import Iterable

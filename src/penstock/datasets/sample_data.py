@@ -29,7 +29,7 @@ Numbers = npt.NDArray[Any]
 def make_titanic(directory: str | Path, *, rows: int = 891, test_rows: int = 418, seed: int = 0) -> Path:
     """Write train.csv, test.csv and sample_submission.csv of a made-up Titanic; returns their directory.
 
-    About 62% do not survive; the rule behind it predicts four of five. An existing file with other content is an error.
+    About 62% do not survive; the true rule predicts four of five. An existing file with other content is an error.
     """
     train, test = titanic_table(rows, seed=seed), titanic_table(test_rows, seed=seed, first_id=rows + 1)
     women = pc.cast(pc.equal(test["Sex"], "female"), pa.int64())

@@ -104,15 +104,15 @@ def read_table(
     elif suffix in _TEXT_SUFFIXES:
         check_delimiter(delimiter)
         data = _as_utf8(_bytes(file), encoding, file.name)
-        dialect = _dialect(data, delimiter, file)
-        data = data[dialect.start :] if dialect.start else data
-        _refuse_open_quote(data, dialect, file.name)
-        _check_columns(columns, dialect.names, file.name)
-        texts = _parse(data, dialect, file.name, columns, missing)
+        header = _header(data, delimiter, file)
+        data = data[header.start :] if header.start else data
+        _refuse_open_quote(data, header, file.name)
+        _check_columns(columns, header.names, file.name)
+        texts = _parse(data, header, file.name, columns, missing)
         # A scan of the bytes costs less than a look at every column.
-        separator = re.escape(dialect.delimiter.encode())
+        separator = re.escape(header.delimiter.encode())
         codes = re.search(rb'(?:^|[\r\n\t "+-]|%s)0[0-9xX]' % separator, data) is not None
-        commas = dialect.delimiter == ";"
+        commas = header.delimiter == ";"
         table = typed_columns(texts, kinds, followed, file.name, has_codes=codes, decimal_commas=commas)
     else:
         raise ConfigError(f"{file.name} is not a table; expected one of {list(_SUFFIXES)}, compressed or not")
@@ -130,7 +130,7 @@ def read_names(path: str | os.PathLike[str], *, delimiter: str | None = None, en
     wide = data.startswith((b"\xff\xfe", b"\xfe\xff")) or (encoding or "").lower().startswith(("utf-16", "utf-32"))
     if len(data) == _BLOCK_BYTES and not wide:
         data = data[: data.rfind(b"\n") + 1] or data  # no character is split
-    return list(_dialect(_as_utf8(data, encoding, file.name), delimiter, file).names)
+    return list(_header(_as_utf8(data, encoding, file.name), delimiter, file).names)
 
 
 # -- files -----------------------------------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ def _check_columns(columns: Sequence[str] | None, names: Sequence[str], file: st
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
+class CsvHeader:
     """Layout of a CSV file, from its first rows."""
 
     delimiter: str
@@ -270,10 +270,12 @@ class Dialect:
     """Number of lines before it."""
 
 
-def _parse(data: bytes, dialect: Dialect, file: str, columns: Sequence[str] | None, missing: Sequence[str]) -> pa.Table:
+def _parse(
+    data: bytes, header: CsvHeader, file: str, columns: Sequence[str] | None, missing: Sequence[str]
+) -> pa.Table:
     """Cells of a file as text, null where missing."""
     convert = pcsv.ConvertOptions(
-        column_types=dict.fromkeys(dialect.names, pa.string()),
+        column_types=dict.fromkeys(header.names, pa.string()),
         include_columns=None if columns is None else list(columns),
         null_values=list(missing),
         strings_can_be_null=True,
@@ -289,10 +291,10 @@ def _parse(data: bytes, dialect: Dialect, file: str, columns: Sequence[str] | No
         read = pcsv.ReadOptions(
             use_threads=handler is None,
             block_size=min(max(len(data) + 1, 1 << 10), _LARGEST_BLOCK),
-            column_names=list(dialect.names),
+            column_names=list(header.names),
             skip_rows_after_names=1,
         )
-        options = pcsv.ParseOptions(delimiter=dialect.delimiter, newlines_in_values=True, invalid_row_handler=handler)
+        options = pcsv.ParseOptions(delimiter=header.delimiter, newlines_in_values=True, invalid_row_handler=handler)
         try:
             return pcsv.read_csv(pa.BufferReader(data), read, options, convert)
         except pa.ArrowInvalid as error:
@@ -302,7 +304,7 @@ def _parse(data: bytes, dialect: Dialect, file: str, columns: Sequence[str] | No
     row = bad[0]
     raise DataError(
         f"{row.actual_columns} cells where the header has {row.expected_columns}: {str(row.text)[:80]!r}; quote cells "
-        f"that contain {dialect.delimiter!r}, or pass the right delimiter=",
+        f"that contain {header.delimiter!r}, or pass the right delimiter=",
         file=file,
         row=None if row.number is None else int(row.number) - 2,
     ) from problem
@@ -341,7 +343,7 @@ def _wide(data: bytes) -> str | None:
     return "utf-16-le" if odd > even else "utf-16-be"
 
 
-def _dialect(data: bytes, delimiter: str | None, file: Path) -> Dialect:
+def _header(data: bytes, delimiter: str | None, file: Path) -> CsvHeader:
     """Delimiter, unless it is given, and column names, from the first rows of UTF-8 text."""
     start, declared = 0, None
     if blank := _BLANK.match(data):
@@ -363,7 +365,7 @@ def _dialect(data: bytes, delimiter: str | None, file: Path) -> Dialect:
     for name, count in Counter(names).items():
         if count > 1:
             raise SchemaError(f"{file.name}: the header has {name!r} twice; every column needs its own name")
-    return Dialect(delimiter, names, start, len(re.findall(rb"\r\n|\n|\r", data[:start])))
+    return CsvHeader(delimiter, names, start, len(re.findall(rb"\r\n|\n|\r", data[:start])))
 
 
 def _detected(text: str, whole: bool) -> str:
@@ -388,11 +390,11 @@ def _first_rows(text: str, delimiter: str, whole: bool) -> list[list[str]]:
     return rows if whole or len(rows) < 2 or len(rows) > _SAMPLE_ROWS else rows[:-1]  # the last may be cut
 
 
-def _refuse_open_quote(data: bytes, dialect: Dialect, file: str) -> None:
+def _refuse_open_quote(data: bytes, header: CsvHeader, file: str) -> None:
     """Raise if a quote is never closed: all the rows after it would be one cell. `data` begins with the header."""
     if data.count(b'"') % 2 == 0:
         return
-    reader = csv.reader(io.StringIO(data.decode(), newline=""), delimiter=dialect.delimiter, strict=True)
+    reader = csv.reader(io.StringIO(data.decode(), newline=""), delimiter=header.delimiter, strict=True)
     row, line = -2, 1
     try:
         for _ in reader:
@@ -400,7 +402,7 @@ def _refuse_open_quote(data: bytes, dialect: Dialect, file: str) -> None:
     except csv.Error as error:
         if "end of data" in str(error):
             raise DataError(
-                f"the row that begins in line {dialect.lines + line} opens a quote that is never closed; close it, or "
+                f"the row that begins in line {header.lines + line} opens a quote that is never closed; close it, or "
                 "double a quote inside a cell",
                 file=file,
                 row=max(row + 1, 0),
