@@ -929,13 +929,13 @@ def test_leaving_a_loop_does_not_wait_for_samples_but_closing_the_loader_does() 
         def __getitem__(self, row: int) -> Any:
             if row > 8:
                 self.held.set()
-                assert self.leave.wait(5)
+                assert self.leave.wait(300)
             return super().__getitem__(row)
 
     data = Held(SAMPLES)
     with make(data, num_workers=2, prefetch_size=3, shuffle=False) as loader:
         for _ in loader:
-            assert data.held.wait(5)
+            assert data.held.wait(300)
             break
         assert threads_ahead()
         data.leave.set()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.errors import StalledError
 from penstock.memory.budget import MemoryBudget, Reservation, format_bytes, parse_bytes
 
-LONG = 10.0
+LONG = 300.0
 """Seconds after which a test gives up; none waits that long when all is well."""
 
 

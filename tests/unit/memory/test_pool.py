@@ -18,7 +18,7 @@ from penstock.memory.budget import MemoryBudget
 from penstock.memory.pool import BufferPool, PooledBuffer, size_class
 
 MIB = 1 << 20
-LONG = 10.0
+LONG = 300.0
 
 
 def address(buffer: PooledBuffer) -> int:

@@ -17,7 +17,7 @@ from penstock.batching.options import Options
 from penstock.distributed.ranks import Rank
 from penstock.errors import ConfigError, DataError
 from penstock.loaders.profile import Stages
-from penstock.loaders.samples.columns import SampleColumns
+from penstock.loaders.samples.columns import SampleColumns, join_ints
 from penstock.loaders.samples.datasets import SampleDataset
 from penstock.loaders.samples.layout import (
     PickedRows,
@@ -115,14 +115,14 @@ class SampleCollator:
                 first = steps[id(micro.step)] = begun
                 begun += len(wanted[-1])
             places.append(first + (_within(micro.step.samples.rows, micro.mine) if counts else _counted(micro.size)))
-        columns = self._fetch(_joined(wanted))
+        columns = self._fetch(join_ints(wanted))
         items = [
             self.labels.by_token(micro.step, columns, steps[id(micro.step)] + _counted(len(micro.step.samples.rows)))
             if self.labels.counts_step(micro)
             else None
             for micro in micros
         ]
-        return list(self.make_group(micros, columns, _joined(places), items))
+        return list(self.make_group(micros, columns, join_ints(places), items))
 
     def _fetch(self, rows: Ints) -> SampleColumns:
         """Columns of some rows; of row 0 if there are none, for its schema."""
@@ -147,7 +147,7 @@ class SampleCollator:
         """
         layout = self.layout
         self._check_tokens(columns)
-        rows = _joined([micro.mine for micro in micros])
+        rows = join_ints([micro.mine for micro in micros])
         places = rows if at is None else at
         lengths = columns.lengths[places]
         cut = layout.cut(lengths, rows)
@@ -206,7 +206,7 @@ class SampleCollator:
 
     def _longest_on_all_ranks(self, micros: list[MicroBatch], own: list[int], lengths: Ints | None) -> list[int]:
         """Longest row of each batch on any rank: a batch has the same width on all ranks."""
-        rows = _joined([micro.rows for micro in micros])
+        rows = join_ints([micro.rows for micro in micros])
         known = self.dataset.lengths() if lengths is None else lengths
         begins = [0, *accumulate(len(micro.rows) for micro in micros)]
         given = _largest(self.layout.cut(known[rows], rows).lengths, begins)
@@ -304,10 +304,6 @@ class SampleCollator:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _lock=threading.Lock())
-
-
-def _joined(parts: list[Ints]) -> Ints:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _largest(numbers: Ints, begins: list[int]) -> list[int]:

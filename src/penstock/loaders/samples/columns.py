@@ -35,6 +35,7 @@ __all__ = [
     "SampleColumns",
     "columns_of_samples",
     "columns_of_table",
+    "join_ints",
     "mask_of",
     "numbers_of",
     "some_of",
@@ -78,7 +79,7 @@ class MemoryRows:
             lengths.append(np.diff(offsets).astype(np.int64))
             room.append(len(plain) - starts)
             nbytes += plain.nbytes
-        return cls(_joined(places), _joined(lengths), _joined(room), dtype, held, nbytes)
+        return cls(join_ints(places), join_ints(lengths), join_ints(room), dtype, held, nbytes)
 
     @classmethod
     def of_arrays(cls, arrays: Sequence[npt.NDArray[Any]]) -> MemoryRows:
@@ -158,7 +159,8 @@ class MemoryRows:
         self.__dict__.update(rows.__dict__)
 
 
-def _joined(parts: list[Ints]) -> Ints:
+def join_ints(parts: list[Ints]) -> Ints:
+    """Arrays end to end; a single one is not copied."""
     return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.int64), *parts])
 
 
