@@ -147,9 +147,7 @@ SETTINGS = {
     ),
     "mask_span": Setting(int, 1, check=check_span, text="length of a run of masked characters"),
     "mask_keep": Setting(float, 0.0, check=check_share, text="share of the masked characters that stay as they are"),
-    "mask_random": Setting(
-        float, 0.0, check=check_share, text="share of the masked characters that are replaced"
-    ),
+    "mask_random": Setting(float, 0.0, check=check_share, text="share of the masked characters that are replaced"),
     "stages": Setting(list[dict[str, Any]], [], check=check_stages, text="stages, by batch number or by weight"),
 }
 """Settings of the config; the first four are defaults of the stages."""
