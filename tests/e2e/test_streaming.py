@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from penstock.batching.collate import BatchForm
+from penstock.batching.collate import BatchLayout
 from penstock.corpus.recipe import Recipe
 from penstock.distributed.ranks import Rank
 from penstock.distributed.synchronization import merge_states
@@ -51,7 +51,7 @@ def reader_of(folder: Path, rank: Rank | None = None, **options: Any) -> StreamR
     return StreamReader(
         Recipe(tokenizer=ByteTokenizer()),
         sorted(folder.glob("*.jsonl")),
-        BatchForm(length=LENGTH, packed=True),
+        BatchLayout(length=LENGTH, packed=True),
         global_batch=GLOBAL_BATCH,
         rank=rank,
         length=LENGTH,

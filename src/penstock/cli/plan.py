@@ -15,7 +15,7 @@ from penstock.cli.console import clear_exits, output, print_table
 from penstock.cli.loader_files import ConfigArgument, DebugOption, JsonOption, SetOption, opened, read_planned
 from penstock.errors import ConfigError
 from penstock.loaders.loader_file import LoaderConfig
-from penstock.loaders.plan_figures import PlanFigures, plan_figures
+from penstock.loaders.plan_summary import PlanSummary, summarize_plan
 from penstock.memory.budget import format_bytes
 
 __all__ = ["plan"]
@@ -64,7 +64,7 @@ def _planned(config: LoaderConfig, epochs: int | None, steps: int | None) -> dic
                 f"{config.name}: a mixture with stopping_strategy=never has no end to count to; pass --steps"
             )
         backend = str(config.arguments.get("backend") or "torch")
-        figures: PlanFigures = plan_figures(loader, epochs or config.epochs, steps=steps, backend=backend)
+        figures: PlanSummary = summarize_plan(loader, epochs or config.epochs, steps=steps, backend=backend)
         order = loader.plan.describe()
     return {"config": config.name, "settings": dict(config.tree), **figures.to_dict(), "order": order}
 

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from penstock.batching.backends.isolation import (
+from penstock.batching.backends.attention import (
     AS_IT_IS,
     LEAK_TOLERANCE,
     LOSS_TOLERANCE,
@@ -19,7 +19,7 @@ from penstock.batching.backends.isolation import (
     load_causal_model,
     packed_rows,
 )
-from penstock.batching.backends.isolation import probe_isolation as probe
+from penstock.batching.backends.attention import probe_isolation as probe
 from penstock.cli.console import clear_exits, output, print_table
 from penstock.cli.loader_files import ConfigArgument, DebugOption, JsonOption, SetOption, opened, read_planned
 from penstock.errors import ConfigError

@@ -50,7 +50,7 @@ def verify_resume(
         if described.arguments.get("tokenizer") is not None:
             # There will be dozens of loaders, and one tokenizer is enough.
             with opened(described) as loader:
-                shared["tokenizer"] = loader.stocks[0].inputs.tokenizer
+                shared["tokenizer"] = loader.sources[0].inputs.tokenizer
 
         def make(**more: Any) -> Any:
             return open_rank(described, **shared, **more)

@@ -83,7 +83,7 @@ class DatasetConsumer:
             "order": order,
             "acknowledge": acknowledge,
             "rank": self.rank.rank,
-            "world_size": self.rank.world,
+            "world_size": self.rank.world_size,
             "backend": backend if isinstance(backend, str) else backend.name,
             "device": device,
             "pin_memory": pin_memory,
@@ -97,7 +97,7 @@ class DatasetConsumer:
         self._columns = BatchColumns(self._queue.description.schema)
         self._pair = _pair_of(self._queue.meta)
         self._backend = get_backend(backend)
-        facts = {"role": "consumer", "order": order, "rank": self.rank.rank, "world": self.rank.world}
+        facts = {"role": "consumer", "order": order, "rank": self.rank.rank, "world": self.rank.world_size}
         self._member = Membership(self._queue.members, "c", lease_seconds=lease_seconds, facts=facts)
         self._caretaker = LeaseReaper(self._queue, MemberWatch(self._queue.members, lease_seconds=lease_seconds))
         self._readers: dict[str, QueueReader] = {}

@@ -57,7 +57,7 @@ class RankCursors:
         for name in os.listdir(self.directory):
             other = RankCursor.parse(name)
             if other is not None and (
-                other.rank == self.rank.rank or other.world != self.rank.world or other.done > position
+                other.rank == self.rank.rank or other.world != self.rank.world_size or other.done > position
             ):
                 (self.directory / name).unlink(missing_ok=True)
         self._mine = None
@@ -65,7 +65,7 @@ class RankCursors:
 
     def move(self, read: int, done: int) -> None:
         """Say where this rank is."""
-        new = RankCursor(self.rank.rank, self.rank.world, read, done)
+        new = RankCursor(self.rank.rank, self.rank.world_size, read, done)
         if self._mine is None or not rename(self.directory, self._mine.name, new.name):
             (self.directory / new.name).touch()
         self._mine = new

@@ -36,7 +36,7 @@ class StrictReader:
     def __init__(self, split: Split, rank: Rank, *, on_commit: bool, every_rank: bool = False) -> None:
         self.split, self.rank, self.on_commit = split, rank, on_commit
         # With `every_rank` a step of the world is one batch, which all of them get.
-        self._stride, self._offset = (1, 0) if every_rank else (rank.world, rank.rank)
+        self._stride, self._offset = (1, 0) if every_rank else (rank.world_size, rank.rank)
         self.counts = split.counts
         self._per_file = split.queue.description.batches_per_file
         self._directory = split.queue.split(split.name)
@@ -115,7 +115,7 @@ class StrictReader:
             self._cursors.move(self._position, self._done)
             self._sweep()
             self._mark_begun()
-            if self.rank.world == 1 and self._done == self._position:
+            if self.rank.world_size == 1 and self._done == self._position:
                 self._cursors.end()  # nothing is to come again: the files say it all
         self._opened = None
         self._claim.release()
@@ -211,7 +211,7 @@ class StrictReader:
 
     def _mark_begun(self) -> None:
         """Note on the file in the middle of which the ranks stop where they did, for a reader that has no state."""
-        floor = done_floor(self._directory.cursors, self.rank.world)
+        floor = done_floor(self._directory.cursors, self.rank.world_size)
         number, start = divmod(floor, self._per_file)
         for file in self._directory.files():
             if file.number == number and file.owner is None and start > file.start:
@@ -219,7 +219,7 @@ class StrictReader:
 
     def _sweep(self) -> None:
         """Delete the files that every rank is done with."""
-        done = done_floor(self._directory.cursors, self.rank.world)
+        done = done_floor(self._directory.cursors, self.rank.world_size)
         at_the_end = self._end is not None and done >= self._end
         floor = done // self._per_file + (at_the_end and done % self._per_file > 0)  # the last file may be a short one
         if floor <= self._deleted:

@@ -38,7 +38,7 @@ class _Other:
 
     @property
     def name(self) -> str:
-        return f"r{self.rank.rank}of{self.rank.world}.by-{self.owner}"
+        return f"r{self.rank.rank}of{self.rank.world_size}.by-{self.owner}"
 
 
 class RankClaim:
@@ -109,7 +109,7 @@ class RankClaim:
             if (claim := _NAME.fullmatch(name)) is None or claim[3] == self.split.member.id:
                 continue
             other = _Other(Rank(int(claim[1]), int(claim[2])), claim[3])
-            if other.rank == self.rank or other.rank.world != self.rank.world:
+            if other.rank == self.rank or other.rank.world_size != self.rank.world_size:
                 found.append(other)
         return found
 
@@ -128,13 +128,15 @@ class RankClaim:
         return None if member is None else is_running(facts_of(self.split.queue.members, member))
 
     def _what(self) -> str:
-        return f"rank {self.rank.rank} of {self.rank.world} of split {self.split.name!r} in {self.split.queue.path}"
+        return (
+            f"rank {self.rank.rank} of {self.rank.world_size} of split {self.split.name!r} in {self.split.queue.path}"
+        )
 
     def _refusal(self, other: _Other) -> str:
         member = self.split.caretaker.watch.look().get(other.owner)
         facts = {} if member is None else facts_of(self.split.queue.members, member)
         process = f" (process {facts['pid']} on {facts['host']}, since {facts['since']})" if "pid" in facts else ""
-        theirs = "" if other.rank == self.rank else f" as rank {other.rank.rank} of {other.rank.world}"
+        theirs = "" if other.rank == self.rank else f" as rank {other.rank.rank} of {other.rank.world_size}"
         return (
             f"{self._what()} is read{theirs} by {other.owner}{process}, and two readers in strict order would both get "
             "its batches; close that one first, give each reader a rank of its own with rank= and world_size=, or pass "

@@ -351,7 +351,7 @@ class _Place:
     def __init__(self, source: QueueSource, queue: Queue) -> None:
         self.queue, self._file = queue, -1
         lease, rank = source.lease_seconds, source.rank
-        facts = {"role": "consumer", "order": source.order, "rank": rank.rank, "world": rank.world}
+        facts = {"role": "consumer", "order": source.order, "rank": rank.rank, "world": rank.world_size}
         self.member = Membership(queue.members, "c", lease_seconds=lease, facts=facts)
         caretaker = LeaseReaper(queue, MemberWatch(queue.members, lease_seconds=lease))
         moment = min(_LOOK_SECONDS, source.timeout_seconds or _LOOK_SECONDS)

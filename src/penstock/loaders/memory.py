@@ -20,8 +20,9 @@ from typing import Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
-from penstock.batching.backends.allocators import Allocator, MlxPool, framework_of, get_allocator, is_array
-from penstock.batching.backends.base import ALIGNMENT
+from penstock.batching.backends.base import ALIGNMENT, Backend
+from penstock.batching.backends.lookup import framework_of, get_backend, is_array
+from penstock.batching.backends.mlx import MlxPool
 from penstock.batching.options import configured
 from penstock.errors import ConfigError, PoolFullError
 from penstock.memory.budget import MemoryBudget, format_bytes
@@ -211,7 +212,7 @@ class UnifiedMemoryManager:
         used = format_bytes(self._ledger.nbytes)
         return f"UnifiedMemoryManager({used} in use of {format_bytes(self.limit)}, {len(self._cache)} cached)"
 
-    def _allocator(self, dtype: object) -> Allocator:
+    def _allocator(self, dtype: object) -> Backend:
         given = framework_of(dtype)
         unified = self.config.enable_unified_memory
         if given == "mlx" and not unified:
@@ -220,8 +221,8 @@ class UnifiedMemoryManager:
                 "give a type of torch or NumPy"
             )
         if given in ("mlx", "torch"):
-            return get_allocator(given)
-        return get_allocator("numpy" if self.config.backend == "mlx" and not unified else self.config.backend)
+            return get_backend(given)
+        return get_backend("numpy" if self.config.backend == "mlx" and not unified else self.config.backend)
 
     def _make_room(self, needed: int, shape: tuple[int, ...], dtype: Any) -> None:
         """Drive out what is cached and used by nobody else, if that is what it takes."""
@@ -241,11 +242,11 @@ class UnifiedMemoryManager:
         self._settle()
         return self._ledger.nbytes + needed - self.limit
 
-    def _allocate(self, allocator: Allocator, shape: tuple[int, ...], dtype: Any, nbytes: int, needed: int) -> Any:
+    def _allocate(self, allocator: Backend, shape: tuple[int, ...], dtype: Any, nbytes: int, needed: int) -> Any:
         if not allocator.pooled:
             return self._from_mlx(allocator, shape, dtype, nbytes)
         memory, owner = self._memory(nbytes)
-        tensor = allocator.over(memory, shape, dtype)
+        tensor = allocator.zeros(memory, shape, dtype)
         self._ledger.add(owner, needed, address=memory.ctypes.data)
         # Free buffers of other sizes must not add to what is in use until both are more than the pool.
         free = self._pool.stats().free_bytes
@@ -262,11 +263,11 @@ class UnifiedMemoryManager:
         start = -raw.ctypes.data % ALIGNMENT
         return raw[start : start + nbytes], raw
 
-    def _from_mlx(self, allocator: Allocator, shape: tuple[int, ...], dtype: Any, nbytes: int) -> Any:
+    def _from_mlx(self, allocator: Backend, shape: tuple[int, ...], dtype: Any, nbytes: int) -> Any:
         if self._mlx is None:
             self._mlx = MlxPool(self._limit if self.config.enable_pooling else None)
         before = self._mlx.figures()["cached"]
-        tensor = allocator.over(np.zeros(0, np.uint8), shape, dtype)
+        tensor = allocator.zeros(np.zeros(0, np.uint8), shape, dtype)
         self._reused += bool(nbytes) and before - self._mlx.figures()["cached"] >= nbytes
         self._ledger.add(tensor, nbytes)
         return tensor

@@ -84,7 +84,7 @@ class RolloutEngine:
 
     @property
     def global_batch(self) -> int:
-        return self.batch_size * self.rank.world
+        return self.batch_size * self.rank.world_size
 
     # Positions
 
@@ -138,7 +138,7 @@ class RolloutEngine:
     # Batches
 
     def one(self, position: RolloutPosition, batch_size: int | None) -> Made:
-        size = self.global_batch if batch_size is None else batch_size * self.rank.world
+        size = self.global_batch if batch_size is None else batch_size * self.rank.world_size
         found = self._next(position, size)
         if found is None:
             if self.source.live:
@@ -226,7 +226,7 @@ class RolloutEngine:
             name = held.table.groups[held.rows(np.flatnonzero(held.sizes == largest)[:1])[0]]
             raise ConfigError(
                 f"group {name!r} has {largest} rollouts, and a minibatch of all ranks {size}; pass a batch_size of at "
-                f"least {-(-largest // self.rank.world)}, or keep_groups=False: advantages stay the same"
+                f"least {-(-largest // self.rank.world_size)}, or keep_groups=False: advantages stay the same"
             )
         ends = held.order(self._key(place))[1]
         used = int(ends[place.unit - 1]) if place.unit else 0

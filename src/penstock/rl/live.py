@@ -158,7 +158,7 @@ class LiveBuffer:
 
     def entries(self, rank: Rank, tokenizer: Tokenizer | None) -> Entries:
         """For a loader."""
-        if rank.world > 1 and not self.replicated:
+        if rank.world_size > 1 and not self.replicated:
             raise ConfigError(
                 f"a LiveBuffer is seen by its own process alone, and this is {rank}; use a RolloutQueue, which all "
                 "ranks read, or LiveBuffer(replicated=True) if every rank is given the same rollouts"

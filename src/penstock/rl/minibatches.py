@@ -101,7 +101,7 @@ class Minibatch:
         table, columns, learned = held.table, held.columns, held.learned[rows]
         options = held.rules.options
         divisors = np.ones(len(table))
-        ranks = self.rank.world if options.gradients == "averaged" else 1
+        ranks = self.rank.world_size if options.gradients == "averaged" else 1
         divisors[rows] = denominators(learned, held.rules.spec, ranks=ranks)
         dealt = self._dealt(table.lengths[rows])
         mine = rows[dealt[self.rank.rank]]
@@ -123,7 +123,7 @@ class Minibatch:
 
     def _dealt(self, lengths: Ints) -> list[Ints]:
         """The rows of each rank. Fewer rows than ranks: those without one get a copy of the shortest, blanked."""
-        world = self.rank.world
+        world = self.rank.world_size
         if len(lengths) >= world:
             return deal_rows(lengths, world)
         shortest = np.array([int(np.argmin(lengths))])

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy.typing as npt
 
 from penstock._suggest import did_you_mean
-from penstock.batching.options import LoaderOptions, Options
+from penstock.batching.options import LoaderOptions, Options, flat_options
 from penstock.errors import ConfigError
 from penstock.rl.advantages import Preset
 from penstock.rl.layout import RolloutForm
@@ -157,6 +157,7 @@ class RolloutOptions:
 
 def read_rollout_options(given: Mapping[str, Any]) -> tuple[Options, RolloutOptions]:
     """The options of every loader, and those of rollouts; an unknown one is an error that names the nearest."""
+    given = flat_options(given)
     shared = [option.name for option in fields(Options) if option.name not in _FOREIGN]
     own = [option.name for option in fields(RolloutOptions)]
     for name in given:

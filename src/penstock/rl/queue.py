@@ -304,7 +304,7 @@ class _QueueEntries:
         if self._reading is None:
             owner, rank = self._owner, self._rank
             queue = owner._open()
-            facts = {"role": "consumer", "order": "strict", "rank": rank.rank, "world": rank.world}
+            facts = {"role": "consumer", "order": "strict", "rank": rank.rank, "world": rank.world_size}
             member = Membership(queue.members, "c", lease_seconds=owner.lease_seconds, facts=facts)
             caretaker = LeaseReaper(queue, MemberWatch(queue.members, lease_seconds=owner.lease_seconds))
             with queue.guarded():

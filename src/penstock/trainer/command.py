@@ -78,13 +78,13 @@ def _train(config: Mapping[str, Any]) -> int:
     from penstock.trainer.world import World
 
     settings = TrainSettings.of(config)
-    with World(settings.device, settings.dtype) as world, Stopping(launched=world.rank.world > 1) as stopping:
+    with World(settings.device, settings.dtype) as world, Stopping(launched=world.rank.world_size > 1) as stopping:
         consumer = DatasetConsumer(
             queue_directory(config),
             order="strict",
             acknowledge="committed",
             rank=world.rank.rank,
-            world_size=world.rank.world,
+            world_size=world.rank.world_size,
             device=None if world.device.type == "cpu" else str(world.device),
             backend="torch",
             on_bad=config.get("on_bad", "raise"),
@@ -114,7 +114,7 @@ def _with_the_command(error: Exception, path: str, overrides: Sequence[str]) -> 
 
 def _complain(error: Exception) -> int:
     rank = find_rank()
-    whose = "" if rank.world == 1 else f" (rank {rank.rank})"
+    whose = "" if rank.world_size == 1 else f" (rank {rank.rank})"
     text = " ".join(str(error).split("\n")) if not isinstance(error, ConfigError) else str(error)
     Console(stderr=True).print(f"train.py{whose}: {text}", markup=False, highlight=False, soft_wrap=True)
     return 1

@@ -116,7 +116,7 @@ class Trainer:
             self.model.load_state_dict(saved.model)
         self.parallel = self.world.wrap(self.model)
         self.optimizer = self._make_optimizer()
-        if self.world.rank.world > 1:
+        if self.world.rank.world_size > 1:
             self._rehearse()
         self.world.seed(self.settings.seed, step=0 if saved is None else saved.step)
         if saved is not None:
@@ -146,7 +146,10 @@ class Trainer:
         self.optimizer.load_state_dict(saved.optimizer)
         for group, values in zip(self.optimizer.param_groups, fresh):
             group.update(values)
-        if saved.world_size == self.world.rank.world and saved.settings["device"] == self._plain_settings["device"]:
+        if (
+            saved.world_size == self.world.rank.world_size
+            and saved.settings["device"] == self._plain_settings["device"]
+        ):
             self.world.set_random_state(saved.random[self.world.rank.rank])
         self.consumer.load_state_dict(saved.queue)
         self.step = self._saved_at = saved.step
@@ -188,7 +191,7 @@ class Trainer:
             raise self._diverged(f"the loss is {loss}")
         rate = learning_rate_at(self.step, self.settings)
         # DDP takes the mean over the ranks, while the loss is the mean over all targets, wherever they are.
-        scaled = measured.loss * (self.world.rank.world / (totals["weight"] or 1.0))
+        scaled = measured.loss * (self.world.rank.world_size / (totals["weight"] or 1.0))
         scaled.backward()  # type: ignore[no-untyped-call]
         self._update(rate)
         self.step += 1
@@ -292,7 +295,7 @@ class Trainer:
 
     def _record_step(self, totals: Mapping[str, float], rate: float) -> None:
         self._window = {name: self._window[name] + totals[name] for name in KEPT}
-        self._pace.add(totals["tokens"], totals["waited"] / self.world.rank.world)
+        self._pace.add(totals["tokens"], totals["waited"] / self.world.rank.world_size)
         self.progress.step(self.step, self._pace)
         if self.step % self.settings.log_interval and self.step < self.settings.max_iters:
             return
@@ -333,7 +336,7 @@ class Trainer:
     def _checkpoint(self, mark: _Mark, random: list[Tensor]) -> Checkpoint:
         return Checkpoint(
             step=self.step,
-            world_size=self.world.rank.world,
+            world_size=self.world.rank.world_size,
             sizes=asdict(self.sizes),
             settings=self._plain_settings,
             meta=plain(self.consumer.meta),
@@ -349,7 +352,7 @@ class Trainer:
         )
 
     def _introduce(self, saved: Checkpoint | None) -> None:
-        weights, world_size = sum(each.numel() for each in self.model.parameters()), self.world.rank.world
+        weights, world_size = sum(each.numel() for each in self.model.parameters()), self.world.rank.world_size
         what, *more = what_is_trained(self.settings, self.objective, self.fields, weights=weights)
         where = f"{what} on {self.world.device}" + (f", {world_size} ranks" if world_size > 1 else "")
         how = how_it_starts(saved, self.settings, self._plain_settings, world_size=world_size)

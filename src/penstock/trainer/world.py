@@ -34,25 +34,25 @@ class World:
     def __enter__(self) -> Self:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
-        if self.rank.world > 1:
+        if self.rank.world_size > 1:
             distributed.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         # After an error the others may never come to the parting; the launcher ends them.
-        if self.rank.world > 1 and kind is None:
+        if self.rank.world_size > 1 and kind is None:
             distributed.destroy_process_group()
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model whose gradients are the mean over all ranks."""
-        if self.rank.world == 1:
+        if self.rank.world_size == 1:
             return model
         devices = [self.device] if self.device.type == "cuda" else None
         return DistributedDataParallel(model, device_ids=devices, **_no_buffers())
 
     def total(self, numbers: list[float]) -> list[float]:
         """Each number summed over all ranks. All ranks have to call it."""
-        if self.rank.world == 1:
+        if self.rank.world_size == 1:
             return numbers
         summed = torch.tensor(numbers, dtype=torch.float64, device=self.device)
         distributed.all_reduce(summed)
@@ -61,10 +61,10 @@ class World:
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """The tensors (of one shape) of all ranks, in their order. All ranks have to call it."""
-        if self.rank.world == 1:
+        if self.rank.world_size == 1:
             return [tensor]
         here = tensor.to(self.device)
-        others = [torch.empty_like(here) for _ in range(self.rank.world)]
+        others = [torch.empty_like(here) for _ in range(self.rank.world_size)]
         distributed.all_gather(others, here)
         return [each.to(tensor.device) for each in others]
 
@@ -106,17 +106,17 @@ def _device(name: str, rank: Rank) -> torch.device:
     device = torch.device(name)
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise ConfigError(f"device={name!r} is not available here; use device='auto' or 'cpu'")
-    if device.type == "mps" and rank.world > 1:
-        raise ConfigError(f"device='mps' is one device, and {rank.world} ranks were started; use device='cpu'")
+    if device.type == "mps" and rank.world_size > 1:
+        raise ConfigError(f"device='mps' is one device, and {rank.world_size} ranks were started; use device='cpu'")
     if device.type != "cuda":
         return device
     count, local = torch.cuda.device_count(), int(os.environ.get("LOCAL_RANK", rank.rank))
     if count == 0:
         raise ConfigError(f"device={name!r} is not available here; use device='auto' or 'cpu'")
-    if rank.world > 1 and local >= count:
+    if rank.world_size > 1 and local >= count:
         raise ConfigError(
             f"rank {local} of this machine has no GPU of its own: there are {count}; start as many ranks as there "
             f"are GPUs (torchrun --nproc_per_node={count}), or use device='cpu'"
         )
-    index = local if rank.world > 1 else (device.index or 0)
+    index = local if rank.world_size > 1 else (device.index or 0)
     return torch.device("cuda", index)

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.batching.backends.allocators import bits_of, from_bits, is_array
+from penstock.batching.backends.lookup import bits_of, from_bits, is_array
 from penstock.errors import DataError
 
 __all__ = ["is_packed", "pack", "unpack"]

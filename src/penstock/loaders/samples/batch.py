@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Self
 
-import numpy as np
 import numpy.typing as npt
 
 from penstock.batching.backends import Backend, batch_dtype, get_backend
@@ -19,11 +18,7 @@ _FIELDS = set(NO_FIELDS)
 
 def converter_of(backend: Backend, arrays: Iterable[npt.NDArray[Any]]) -> Callable[[npt.NDArray[Any]], Any]:
     """What makes arrays of a framework of parts of these, which were made in its types."""
-    if backend.name == "mlx":
-        quick: Callable[[npt.NDArray[Any]], Any] = backend.converter(arrays)  # type: ignore[attr-defined]
-        return quick
-    convert = backend.from_numpy
-    return lambda array: convert(np.ascontiguousarray(array))
+    return backend.converter(arrays)
 
 
 class SampleBatch(TrainingBatch):

@@ -262,7 +262,7 @@ class SampleCollator:
     @property
     def _asks_lengths(self) -> bool:
         """Whether the width of a batch depends on samples that this rank does not fetch."""
-        return self.rank.world > 1 and not self.form.to_max_length and self.origin.has_tokens
+        return self.rank.world_size > 1 and not self.form.to_max_length and self.origin.has_tokens
 
     def _check_tokens(self, columns: SampleColumns) -> None:
         if columns.ids is None and self.form.max_length is not None:
@@ -350,7 +350,7 @@ class LabelCounts:
 
     def _is_part(self, micro: MicroBatch) -> bool:
         """Whether its step has other batches, here or on other ranks."""
-        return self._rank.world > 1 or micro.count > 1
+        return self._rank.world_size > 1 or micro.count > 1
 
     def by_token(self, step: Step, columns: SampleColumns, at: Ints) -> int:
         """Tokens with a label of a step whose samples are rows `at` of the columns."""

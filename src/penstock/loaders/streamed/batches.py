@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.batching.collate import BatchForm, collate, width
+from penstock.batching.collate import BatchLayout, collate, width
 from penstock.loaders.streamed.catalog import Catalog
 from penstock.loaders.streamed.rows import TokenRows
 from penstock.loaders.streamed.stream import Filled
@@ -51,7 +51,7 @@ class MemoryTokens:
 
 
 def collated(
-    taken: Sequence[tuple[Filled, int]], catalog: Catalog, form: BatchForm, *, masked: bool
+    taken: Sequence[tuple[Filled, int]], catalog: Catalog, form: BatchLayout, *, masked: bool
 ) -> tuple[dict[str, Any], dict[str, Any], int]:
     """The arrays of a batch, where each part of it came from, and how many tokens it has without padding."""
     runs = _runs(taken)
@@ -81,7 +81,7 @@ def _runs(taken: Sequence[tuple[Filled, int]]) -> list[tuple[Filled, int, int]]:
     return runs
 
 
-def _provenance(samples: Samples, catalog: Catalog, form: BatchForm, blocks: Ints, places: Ints) -> dict[str, Any]:
+def _provenance(samples: Samples, catalog: Catalog, form: BatchLayout, blocks: Ints, places: Ints) -> dict[str, Any]:
     names, source, rows = catalog.origins(blocks, places)
     unknown = np.full(len(places), -1, np.int64)
     return {

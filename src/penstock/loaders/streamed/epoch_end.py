@@ -34,14 +34,14 @@ class Ending:
     @property
     def _agreed(self) -> bool:
         """Whether ranks ask each other; with a number of steps they need not."""
-        return self._rank.world > 1 and (self._steps is None or self._given is not None)
+        return self._rank.world_size > 1 and (self._steps is None or self._given is not None)
 
     def more(self, epoch: int, step: int, has_data: bool) -> bool:
         """Whether the step takes place, on this rank and on all others; waits for them if this one has no data."""
         if self._steps is not None and step >= self._steps:
             return False
         if not self._agreed:
-            return has_data or self._rank.world > 1
+            return has_data or self._rank.world_size > 1
         if self._pass is None or self._following not in ((epoch, step), (epoch, step + 1)):
             self._end = None
             self._pass = EndOfEpoch(self._place(), self._rank, epoch, self._timeout_seconds, name="stream")

@@ -27,7 +27,8 @@ from typing import Any, Literal, NamedTuple, Self
 import orjson
 import xxhash
 
-from penstock.batching.collate import BatchForm
+from penstock.arrays.truncation import Policy
+from penstock.batching.collate import BatchLayout
 from penstock.corpus.recipe import Recipe
 from penstock.distributed.ranks import Rank
 from penstock.distributed.rendezvous import Rendezvous
@@ -43,7 +44,6 @@ from penstock.loaders.streamed.samples import Shape
 from penstock.loaders.streamed.stream import Filled, Stream, StreamLane
 from penstock.loaders.streamed.windows import BlockSequence, WindowBuilder, WindowLimits
 from penstock.memory import MemoryBudget
-from penstock.order.overlong import Truncation
 from penstock.pipeline.prefetch import Background
 from penstock.pipeline.stages import Fitting
 
@@ -130,7 +130,7 @@ class StreamReader:
         self,
         recipe: Recipe | None,
         paths: PathLike | Iterable[PathLike],
-        form: BatchForm,
+        form: BatchLayout,
         *,
         global_batch: int,
         rank: Rank | None = None,
@@ -138,7 +138,7 @@ class StreamReader:
         shuffle: bool = True,
         packing: str | None = "concat",
         length: int | None = None,
-        truncation: Truncation = "error",
+        truncation: Policy = "error",
         max_tokens: int | None = None,
         options: StreamOptions | None = None,
         budget: MemoryBudget | None = None,
@@ -150,14 +150,14 @@ class StreamReader:
             packing=packing, length=length, truncation=truncation, max_tokens=max_tokens, multiple=form.multiple
         )
         self.options = options or StreamOptions()
-        if global_batch < self.rank.world:
-            raise ConfigError(f"a global batch of {global_batch} cannot be shared by {self.rank.world} ranks")
+        if global_batch < self.rank.world_size:
+            raise ConfigError(f"a global batch of {global_batch} cannot be shared by {self.rank.world_size} ranks")
         if recipe is not None and recipe.dedup:
             raise ConfigError(
                 f"dedup={list(recipe.dedup)} needs to see all rows, and a stream is never seen as a whole; prepare the "
                 "data first (streaming=False), or deduplicate it with `penstock prepare`"
             )
-        if self.rank.world > 1:
+        if self.rank.world_size > 1:
             self.form = replace(form, fields=form.fields - {"num_items_in_batch"})
         self._budget = budget or MemoryBudget()
         self._pool = Background(self.options.threads)

@@ -7,41 +7,28 @@ from typing import Any
 
 import numpy as np
 
-from penstock._suggest import did_you_mean
+from penstock.arrays.truncation import Truncation
 from penstock.errors import ConfigError
+from penstock.loaders.source import Sampling
 from penstock.loaders.streamed.rows import TokenRows
-from penstock.order.overlong import Fit, Truncation
-from penstock.order.packing import STRATEGIES
 from penstock.order.sample_orders import BudgetOrder, ChopOrder, FittedOrder, Order, PackedOrder, RowOrder
 from penstock.order.samples import Samples
 
 __all__ = ["Shape"]
 
-PACKINGS = ("concat", *STRATEGIES)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shape:
-    """What a sample is made of."""
+class Shape(Sampling):
+    """Rule by which the rows of a window become samples: that of the loader, with its token budget."""
 
-    packing: str | None = "concat"
-    """`concat` cuts the text of all rows every `length` tokens; `best_fit` and `first_fit` put whole rows together."""
-    length: int | None = None
-    truncation: Truncation = "error"
-    """What becomes of a row longer than `length`, unless it is cut anyway."""
     max_tokens: int | None = None
     """Samples are whole batches of at most so many tokens, padding included."""
     multiple: int = 1
 
     def __post_init__(self) -> None:
-        if self.packing is not None and self.packing not in PACKINGS:
-            hint = did_you_mean(str(self.packing), PACKINGS)
-            raise ConfigError(f"packing must be {', '.join(PACKINGS)} or None, got {self.packing!r}{hint}")
-        if self.packing is not None and self.length is None:
-            raise ConfigError(f"packing={self.packing!r} needs a length: pass chunk_size or max_length")
+        Sampling.__post_init__(self)
         if self.packing is not None and self.max_tokens is not None:
             raise ConfigError(f"max_tokens={self.max_tokens} is for rows that are not packed; pass packing=None")
-        Fit(self.length, self.truncation)
 
     @property
     def carries(self) -> bool:
@@ -65,12 +52,12 @@ class Shape:
 
     def _order(self, rows: TokenRows, key: int, shuffle: bool) -> Order:
         # The rows are shuffled already; what is left to shuffle is that the longest come first.
-        fit = Fit(self.length, self.truncation)
+        fit = Truncation(self.truncation, self.length)
         if self.packing is not None:
-            strategy = self.packing
+            strategy = self.strategy or "best_fit"
             return PackedOrder(rows, fit, strategy=strategy, shuffle=shuffle, seed=key, window_rows=rows.rows)
         if self.max_tokens is None:
-            kind = RowOrder if fit.keeps_count else FittedOrder
+            kind = RowOrder if fit.one_to_one else FittedOrder
             return kind(rows, fit, shuffle=False, seed=key)
         return BudgetOrder(
             rows,
