@@ -86,7 +86,7 @@ def save_state(store: str, packing: Any, share: float, out: str) -> dict[str, An
     from penstock.loaders.pretrain import PretrainDataLoader
 
     loader = PretrainDataLoader(path=store, chunk_size=SEQUENCE, packing=packing, batch_size=BATCH, backend="numpy")
-    order = loader.plan.feeds[0].order
+    order = loader.plan.sources[0].order
     if packing == "concat":
         loader.seek(int(loader.get_num_batches() * share))
         state = loader.state_dict()

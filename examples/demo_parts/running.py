@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from penstock.loaders.adapters import RepeatLoader
 from penstock.loaders.loader_file import load_config
-from penstock.loaders.repeat import RepeatLoader
 
 _SCRIPT = Path(__file__).with_name("training.py")
 

@@ -16,8 +16,8 @@ import xxhash
 from torch import nn
 
 from penstock import TrainingBatch
+from penstock.loaders.adapters import RepeatLoader
 from penstock.loaders.loader_file import load_config
-from penstock.loaders.repeat import RepeatLoader
 
 GLOBAL_BATCH = 8
 FIELDS = ("input_ids", "labels", "loss_mask", "position_ids", "document_ids", "attention_mask")

@@ -26,7 +26,6 @@ from penstock.distributed import Strided as Strided
 from penstock.distributed import attention_cost as attention_cost
 from penstock.distributed import barrier as barrier
 from penstock.distributed import canonical_streams as canonical_streams
-from penstock.distributed import deal as deal
 from penstock.distributed import find_rank as find_rank
 from penstock.distributed import find_rendezvous as find_rendezvous
 from penstock.distributed import gather_states as gather_states
@@ -34,6 +33,7 @@ from penstock.distributed import greedy as greedy
 from penstock.distributed import karmarkar_karp as karmarkar_karp
 from penstock.distributed import merge_states as merge_states
 from penstock.distributed import micro_batches as micro_batches
+from penstock.distributed import shares_of as shares_of
 from penstock.distributed import worker_rank as worker_rank
 from penstock.errors import ChangedFileError as ChangedFileError
 from penstock.errors import ConfigError as ConfigError
@@ -51,6 +51,7 @@ from penstock.errors import StalledError as StalledError
 from penstock.errors import StoppedError as StoppedError
 from penstock.fsqueue import DataProviderBase as DataProviderBase
 from penstock.fsqueue import DatasetConsumer as DatasetConsumer
+from penstock.loaders.adapters import RepeatLoader as RepeatLoader
 from penstock.loaders.base import DataLoader as DataLoader
 from penstock.loaders.conversation import ConversationDataLoader as ConversationDataLoader
 from penstock.loaders.loader_file import LoaderConfig as LoaderConfig
@@ -60,12 +61,11 @@ from penstock.loaders.memory import UnifiedMemoryManager as UnifiedMemoryManager
 from penstock.loaders.mixed import MixedDataLoader as MixedDataLoader
 from penstock.loaders.mlx_loader import MLXDataLoader as MLXDataLoader
 from penstock.loaders.mlx_loader import MLXLoaderConfig as MLXLoaderConfig
-from penstock.loaders.plan_figures import PlanFigures as PlanFigures
-from penstock.loaders.plan_figures import plan_figures as plan_figures
+from penstock.loaders.plan_summary import PlanSummary as PlanSummary
+from penstock.loaders.plan_summary import summarize_plan as summarize_plan
 from penstock.loaders.preference import PreferenceDataLoader as PreferenceDataLoader
 from penstock.loaders.preferences.batch import PreferenceBatch as PreferenceBatch
 from penstock.loaders.pretrain import PretrainDataLoader as PretrainDataLoader
-from penstock.loaders.repeat import RepeatLoader as RepeatLoader
 from penstock.loaders.rollout import RolloutDataLoader as RolloutDataLoader
 from penstock.loaders.streamed.reader import StreamOptions as StreamOptions
 from penstock.loaders.streaming import StreamingConfig as StreamingConfig

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from penstock.batching.batch import TrainingBatch
 from penstock.distributed.sharding import Strided
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
@@ -196,7 +197,7 @@ def test_tracing_a_row_finds_the_steps_that_use_it(home: Path, data: st.DataObje
         for source, row, _ in dict.fromkeys((int(s), int(r), int(n)) for s, r, n in parts):
             uses.setdefault((names[source], row), []).append(batch.metadata["step"])
     name = data.draw(st.sampled_from(names))
-    row = data.draw(st.integers(0, loader.plan.feeds[names.index(name)].order.table.rows - 1))
+    row = data.draw(st.integers(0, loader.plan.sources[names.index(name)].order.table.rows - 1))
     traced = [use.step for use in loader.plan.trace(name, row, epochs=40) if use.step < len(found)]
     assert traced == uses.get((name, row), [])
 
@@ -267,3 +268,86 @@ def test_preferences_keep_the_contract(tmp_path: Path, kind: str, options: dict[
     if kind == "labels" and not options:
         fixed["kl"] = True
     assert_loader_contract(lambda **more: PreferenceDataLoader(store, **fixed, **more), steps=6, worlds=worlds)
+
+
+class Squares(DataLoader):
+    """A loader of the four methods of the interface, and nothing else."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.at = count, 0
+
+    def get_batch(self, batch_size: int | None = None) -> TrainingBatch:
+        self.at += 1
+        return TrainingBatch(input_ids=np.full((batch_size or 2, 3), (self.at - 1) ** 2))
+
+    def get_iterator(self) -> Iterator[TrainingBatch]:
+        while self.at < self.count:
+            yield self.get_batch(2)
+
+    def get_num_batches(self) -> int:
+        return self.count
+
+    def reset(self) -> None:
+        self.at = 0
+
+
+def numbers(loader: Iterable[TrainingBatch]) -> list[int]:
+    return [int(batch.input_ids[0, 0]) for batch in loader]
+
+
+def test_a_loader_of_four_methods_has_loops_a_length_and_a_lifetime() -> None:
+    with Squares(4) as loader:
+        assert len(loader) == 4
+        assert numbers(loader) == [0, 1, 4, 9]
+        loader.reset()
+        assert numbers(loader.get_iterator()) == [0, 1, 4, 9]
+        assert loader
+        assert repr(loader) == "Squares()"
+    for unsupported in (loader.state_dict, lambda: loader.seek(2), lambda: loader.plan, lambda: loader[0]):
+        with pytest.raises(NotImplementedError, match="Squares"):
+            unsupported()
+    with pytest.raises(NotImplementedError, match="get_batch"):
+        DataLoader.get_batch(loader)
+
+
+def test_a_loader_of_four_methods_can_be_mixed(home: Path) -> None:
+    def make(**more: Any) -> MixedDataLoader:
+        own = PretrainDataLoader(home / "text0", chunk_size=LENGTH, batch_size=2, backend="numpy", shuffle=False)
+        sources = {"squares": Squares(6), "text": own}
+        return MixedDataLoader(sources, {"squares": 2, "text": 1}, backend="numpy", **more)
+
+    with make() as mixed:
+        assert len(mixed) == 9  # until the squares were used once, with half as much text
+        batches = list(mixed)
+        assert [batch.metadata["step"] for batch in batches] == list(range(9))
+        names = [batch.metadata["loader"] for batch in batches]
+        assert Counter(names) == {"squares": 6, "text": 3}
+        assert numbers(batch for batch in batches if batch.metadata["loader"] == "squares") == [0, 1, 4, 9, 16, 25]
+        following = [batch.input_ids.tolist() for batch in mixed]
+        assert mixed.epoch == 2
+    with make(prefetch=0) as stopped:
+        for _, batch in zip(range(5), stopped):
+            assert batch.input_ids.tolist() == batches[batch.metadata["step"]].input_ids.tolist()
+        state = json.loads(json.dumps(stopped.state_dict()))
+    with make(prefetch=2) as resumed:
+        resumed.load_state_dict(state)
+        assert [batch.input_ids.tolist() for batch in resumed] == [batch.input_ids.tolist() for batch in batches[5:]]
+        assert [batch.input_ids.tolist() for batch in resumed] == following
+        resumed.seek(3)
+        assert resumed.get_batch().input_ids.tolist() == batches[3].input_ids.tolist()
+
+
+@pytest.mark.parametrize(
+    ("stopping", "limit", "expected"),
+    [("all_exhausted", None, 9), ("all_exhausted_without_replacement", None, 8), ("first_exhausted", 1, 5)],
+)
+def test_mixed_loaders_end_as_the_stopping_strategy_says(stopping: str, limit: int | None, expected: int) -> None:
+    sources = [Squares(6), Squares(2)]
+    with MixedDataLoader(sources, [2, 1], backend="numpy", stopping_strategy=stopping, max_epochs=limit) as mixed:
+        assert len(mixed) == expected
+        assert len(list(mixed)) == expected
+
+
+def test_paths_are_not_mixed_with_loaders_without_a_plan(home: Path) -> None:
+    with pytest.raises(ConfigError, match="'text'"):
+        MixedDataLoader({"squares": Squares(3), "text": home / "text0"}, backend="numpy")

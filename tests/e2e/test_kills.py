@@ -18,7 +18,7 @@ import pytest
 from _scripts import open_loader, train_small
 from _scripts.processes import Program, programs, wait_for_end, wait_until, write_chats
 
-from penstock.loaders.repeat import RepeatLoader
+from penstock.loaders.adapters import RepeatLoader
 from penstock.store import open_store
 from token_stores import make_masks, make_store
 
@@ -114,7 +114,7 @@ def wanted(chats: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
 
 def look(chats: Path, cache: Path) -> dict[str, Any]:
     with open_loader.make_loader(chats, cache) as loader:
-        (store,) = loader.stocks[0].inputs.table.stores
+        (store,) = loader.sources[0].inputs.table.stores
         rows = [batch.metadata["row"].tolist() for batch in loader]
     assert [path.name for path in (cache / "stores").iterdir()] == [store.path.name], "something was left beside it"
     with open_store(store.path, verify="full") as again:

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from penstock.batching.collate import BatchForm
+from penstock.batching.collate import BatchLayout
 from penstock.corpus.recipe import Recipe
 from penstock.distributed.ranks import Rank
 from penstock.distributed.synchronization import merge_states
 from penstock.errors import StalledError
-from penstock.loaders.sampling import Sampling
+from penstock.loaders.source import Sampling
 from penstock.loaders.streamed.reader import StreamOptions, StreamPosition, StreamReader, StreamStep
 from penstock.transforms.tokenization import ByteTokenizer
 
@@ -53,7 +53,7 @@ def reader_of(folder: Path, rank: Rank | None = None, **options: Any) -> StreamR
         Recipe(tokenizer=ByteTokenizer()),
         sorted(folder.glob("*.jsonl")),
         Sampling(packing="concat", length=LENGTH),
-        BatchForm(length=LENGTH, packed=True),
+        BatchLayout(length=LENGTH, packed=True),
         global_batch=GLOBAL_BATCH,
         rank=rank,
         seed=5,

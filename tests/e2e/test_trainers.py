@@ -21,7 +21,7 @@ import pyarrow as pa
 import pytest
 
 from penstock import ConversationDataLoader, DataLoader, MixedDataLoader, Pipeline, PretrainDataLoader
-from penstock.loaders.repeat import RepeatLoader
+from penstock.loaders.adapters import RepeatLoader
 from penstock.sinks import StoreSink
 from penstock.sources import MemorySource
 
@@ -140,7 +140,7 @@ def test_an_endless_loader_ends_when_its_sources_are_used_up(stores: Path) -> No
 
     with make() as loader:
         seen = [flat(batch.input_ids) for batch in RepeatLoader(loader)]
-        assert len(seen) == loader.plan.delivered_in(0) + loader.plan.delivered_in(1)
+        assert len(seen) == len(loader.plan.delivered_steps(0)) + len(loader.plan.delivered_steps(1))
     assert seen == ids(make, len(seen))
 
 
@@ -546,7 +546,7 @@ found = {"accelerate": [], "trainer": [], "items": []}
 accelerator = Accelerator(cpu=True)
 assert (accelerator.num_processes, accelerator.process_index) == (2, rank)
 with ConversationDataLoader(store, max_length=32, packing="best_fit", batch_size=2, drop_last=True) as loader:
-    assert loader.rank.world == 2
+    assert loader.rank.world_size == 2
     for batch in accelerator.prepare(loader):
         found["accelerate"].append([batch.metadata["step"], batch.input_ids.tolist(), batch.num_items_in_batch])
 

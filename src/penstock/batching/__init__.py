@@ -1,1 +1,1 @@
-"""The arrays of a step: layout, collation, the batch, and the backends that convert it."""
+"""Arrays of a step: options, layout, collation, the batch, and the backends that convert it."""

@@ -1,11 +1,11 @@
-"""What a trainer is handed: the arrays of one step, as an object and as the keywords of a model's `forward`."""
+"""Training batch: the arrays of one step, as fields and as the keywords of a model; and its copy to a device."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Generator, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,20 +13,22 @@ import numpy.typing as npt
 from penstock._suggest import did_you_mean
 from penstock.batching.backends import Backend, backend_of, batch_dtype, block_diagonal_mask, get_backend
 from penstock.batching.backends.base import Array, Device, PendingCopy, exactly
+from penstock.batching.options import Output
 from penstock.errors import ConfigError, SchemaError
 
-__all__ = ["TrainingBatch"]
+__all__ = ["DeviceTransfer", "TrainingBatch"]
+
 
 _TOKENWISE = ("input_ids", "attention_mask", "labels", "loss_mask", "position_ids", "document_ids")
 _ARRAYS = (*_TOKENWISE, "cu_seqlens")
 _NUMBERS = ("max_seqlen", "num_items_in_batch")
 _MASKS = frozenset({"attention_mask", "document_ids"})
-"""Fields that tell tokens from padding."""
+"""Fields that distinguish tokens from padding."""
 NO_FIELDS: dict[str, Any] = dict.fromkeys((*_ARRAYS, *_NUMBERS))
-"""Every array and number of a batch, as it is in one that has none."""
-_AS_THEY_ARE = frozenset({"input_ids", "labels", "position_ids"})
-"""Fields that a model is given as they are, whether rows are packed or not."""
-# Hugging Face's names for where documents begin and how long the longest is, of queries and of keys.
+"""Arrays and numbers of an empty batch."""
+_UNCHANGED = frozenset({"input_ids", "labels", "position_ids"})
+"""Fields that a model gets unchanged, packed or not."""
+# Hugging Face's names for the document boundaries and the longest document, of queries and of keys.
 _FLASH = {
     "cu_seq_lens_q": "cu_seqlens",
     "cu_seq_lens_k": "cu_seqlens",
@@ -35,25 +37,41 @@ _FLASH = {
 }
 
 
+class _BatchFacts(MutableMapping[str, Any]):
+    """Facts of a batch that are not fields."""
+
+    _others: dict[str, Any]
+    """Keys that are not fields, given to the model too."""
+    _hidden: set[str]
+    """Deleted keys."""
+    _num_tokens: int | None = None
+    _packed: bool = False
+    """True if the loader packs documents into rows; `cu_seqlens` shows it too, if it is among the fields."""
+    _mask_lost: bool = False
+    """True if a mask may have been removed, so that its absence does not prove that there is no padding."""
+    _pending_copy: PendingCopy | None = None
+    """Copies to a device that are not received yet."""
+
+
 @dataclass(eq=False, repr=False)
-class TrainingBatch(MutableMapping[str, Any]):
-    """One step's arrays, of NumPy, torch, MLX or JAX: `model(**batch)`, or field by field.
+class TrainingBatch(_BatchFacts):
+    """Arrays of one step, of NumPy, torch, MLX or JAX: `model(**batch)`, or field by field.
 
         input_ids           (rows, tokens)
-        attention_mask      1 is a token, 0 padding; None when there is no padding
-        labels              unshifted; -100 where nothing is to be learned
-        loss_mask           the same as a mask, if asked for
-        metadata            where it came from, never given to a model
+        attention_mask      1 for tokens, 0 for padding; None without padding
+        labels              not shifted; -100 where a token is not supervised
+        loss_mask           the same as a mask
+        metadata            origin of the rows, never given to a model
         position_ids        from 0 in every document
-        cu_seqlens          where documents begin in the rows laid end to end, int32; a run of padding counts as one, so
+        cu_seqlens          document boundaries in the rows laid end to end, int32; a run of padding counts as one, so
                             the last is rows x tokens
-        max_seqlen          the longest of them
+        max_seqlen          longest document
         document_ids        documents from 1, padding 0, int32
-        num_items_in_batch  tokens to be learned in the whole global batch, the number to divide a summed loss by
+        num_items_in_batch  supervised tokens of the whole global batch, the divisor of a summed loss
 
-    As a mapping it holds what `as_dict()` does, a model's keywords, and `len` is their number; the rows are
-    `batch_size`. Every field can also be looked up by its name. Assigned keys that are no fields are kept and given to
-    the model too. `type(batch)(mapping)` makes one of such keywords, which is how trainers rebuild a batch.
+    As a mapping it holds the keywords of a model, as `as_dict()` does, and `len` is their number; the number of rows is
+    `batch_size`. Every field can be looked up by its name. Other keys can be assigned and are given to the model too.
+    `type(batch)(mapping)` makes a batch of such keywords, which is how trainers rebuild one.
 
     Two batches are equal if they are the same object.
     """
@@ -68,17 +86,9 @@ class TrainingBatch(MutableMapping[str, Any]):
     max_seqlen: int | None = None
     document_ids: Array | None = None
     num_items_in_batch: int | None = None
-    _others: dict[str, Any] = field(default_factory=dict, init=False)
-    _hidden: set[str] = field(default_factory=set, init=False)
-    _num_tokens: int | None = field(default=None, init=False)
-    _packed: bool = field(default=False, init=False)
-    """Whether its loader packs documents into rows, which `cu_seqlens` tells too, if it is among the fields."""
-    _mask_lost: bool = field(default=False, init=False)
-    """Whether a mask may have been left out, so that its absence does not say that there is no padding."""
-    _pending_copy: PendingCopy | None = field(default=None, init=False)
-    """The copies to a device that whoever takes the batch has to be ordered with, until it is taken."""
 
     def __post_init__(self) -> None:
+        self._others, self._hidden = {}, set()
         if isinstance(self.input_ids, (Mapping, Iterator)):
             given, self.input_ids = self.input_ids, None
             self.update(dict(given))
@@ -96,10 +106,10 @@ class TrainingBatch(MutableMapping[str, Any]):
         device: Device = None,
         num_tokens: int | None = None,
     ) -> Self:
-        """A batch of some framework's arrays, sharing memory with those given where it can.
+        """Batch of a framework's arrays, which share memory with the given ones where the framework can.
 
-        `arrays` has the fields by name; None is the same as leaving one out. `num_tokens` saves counting them later.
-        Arrays made in the types of `batch_dtype` are not converted.
+        `arrays` has the fields by name; a None is ignored. `num_tokens` saves counting them later. Arrays in the types
+        of `batch_dtype` are not converted.
         """
         given = {key: value for key, value in arrays.items() if value is not None}
         _check(given)
@@ -125,8 +135,10 @@ class TrainingBatch(MutableMapping[str, Any]):
         *,
         packed: bool = False,
     ) -> Self:
-        """The same of arrays that `collate` made for this backend, which need no checking; with `tokens` that are not
-        padding, and maybe several documents to a row."""
+        """Batch of arrays that `collate` made for this backend, unchecked, with `tokens` that are not padding.
+
+        `packed`: rows may hold several documents.
+        """
         batch = cls.__new__(cls)
         made = vars(batch)
         made.update(NO_FIELDS)
@@ -135,11 +147,11 @@ class TrainingBatch(MutableMapping[str, Any]):
         made["metadata"], made["_others"], made["_hidden"], made["_num_tokens"] = metadata, {}, set(), tokens
         made["_packed"] = packed
         if packed and "cu_seqlens" in arrays and "max_seqlen" not in arrays:
-            made["max_seqlen"] = _longest(arrays["cu_seqlens"])  # while it is known without waiting for a device
+            made["max_seqlen"] = _longest(arrays["cu_seqlens"])  # now, while no device has to be waited for
         return batch
 
     def to_numpy(self) -> dict[str, Any]:
-        """The fields there are, without metadata, as `from_numpy` takes them: the same whichever framework it was."""
+        """Fields without metadata, as `from_numpy` takes them; equal for all frameworks."""
         numpy, own = get_backend("numpy"), self.backend
         found: dict[str, Any] = {key: own.to_numpy(value) for key, value in self._arrays().items() if key in _ARRAYS}
         found = {key: exactly(value, batch_dtype(key, value.dtype, numpy), key) for key, value in found.items()}
@@ -147,20 +159,22 @@ class TrainingBatch(MutableMapping[str, Any]):
 
     @property
     def backend(self) -> Backend:
-        """The backend its arrays are of."""
+        """Backend of the arrays."""
         first = next(iter(self._arrays().values()), None)
         return get_backend("numpy") if first is None else backend_of(first)
 
     @property
     def batch_size(self) -> int:
-        """Rows. A padding-free batch has one, however many documents are in it."""
+        """Number of rows; 1 for a padding-free batch."""
         return int(self.input_ids.shape[0])
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that are not padding. Every loader says how many; otherwise they are counted from `attention_mask` or
-        `document_ids` when asked for, and on a GPU that waits for it. An error where neither is there and rows may be
-        padded all the same: packed ones, and those of a batch that was rebuilt from a mapping."""
+        """Number of tokens that are not padding.
+
+        Loaders set it. For other batches it is counted from `attention_mask` or `document_ids`, which waits for a GPU.
+        An error if both are missing and rows may be padded: packed rows, or a batch rebuilt from a mapping.
+        """
         if self._num_tokens is not None:
             return self._num_tokens
         for mask in (self.attention_mask, self.document_ids):
@@ -168,67 +182,67 @@ class TrainingBatch(MutableMapping[str, Any]):
                 return int((mask != 0).sum())
         if self._mask_lost or self._packed or self.cu_seqlens is not None:
             raise ConfigError(
-                "num_tokens is not known: nothing in this batch tells tokens from padding; ask before the batch is "
-                "rebuilt or its mask removed, or keep attention_mask or document_ids among its fields"
+                "num_tokens is unknown: this batch has neither attention_mask nor document_ids; read num_tokens before "
+                "the batch is rebuilt, or keep one of these fields"
             )
         return math.prod(self.input_ids.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its arrays, those in the metadata included."""
+        """Bytes of the arrays, including those in the metadata."""
         values = [*self._arrays().values(), *self.metadata.values()]
         return sum(int(value.nbytes) for value in values if _is_array(value))
 
     def all_arrays(self) -> list[Array]:
-        """Every array that `to` moves; for `array.record_stream(stream)`, say."""
+        """Arrays that `to` moves; for example for `array.record_stream(stream)`."""
         return list(self._arrays().values())
 
     def to(self, device: Device, non_blocking: bool = False) -> Self:
-        """The batch with its arrays on another device; metadata stays where it is.
+        """Batch with its arrays on another device; metadata stays where it is.
 
-        torch: any device. JAX: a device, a sharding, or a name such as "gpu:0". MLX arrays are on every device
-        already, and NumPy's on "cpu" only: another device is an error there.
+        torch: any device. JAX: a device, a sharding, or a name such as "gpu:0". MLX arrays are on every device, and
+        NumPy's on "cpu" only: another device is an error.
 
-        torch copies on the current stream of the calling thread. With `non_blocking` the copy from pinned memory is
-        not waited for; the pinned memory is kept until it is done. A copy to the CPU is always waited for.
+        torch copies on the current stream of the calling thread. With `non_blocking`, a copy from pinned memory is
+        asynchronous, and the pinned memory is kept until it is done. A copy to the CPU always blocks.
         """
         backend = self.backend
         return self._with(lambda array: backend.to(array, device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Self:
-        """The batch in page-locked memory, so that `to(device, non_blocking=True)` overlaps with computation.
+        """Batch in page-locked memory, so that `to(device, non_blocking=True)` overlaps with computation.
 
-        Itself, unchanged, when there is nothing to pin for: no accelerator, or a framework other than torch.
+        Returns the batch itself without an accelerator, or with a framework other than torch.
         """
         pinned, mine = self._with(self.backend.pin_memory), self._arrays()
         return self if all(array is mine[key] for key, array in pinned._arrays().items()) else pinned
 
     def block_mask(self, causal: bool = True, *, dtype: str = "bool") -> Array:
-        """(rows, 1, tokens, tokens): attention within documents only, see `block_diagonal_mask`."""
+        """Mask (rows, 1, tokens, tokens) of attention within documents; see `block_diagonal_mask`."""
         ids = self.document_ids
         if ids is None and self.cu_seqlens is None and not self._packed:
             ids = self.attention_mask  # one document a row
         if ids is None:
             raise ConfigError(
-                "block_mask needs document_ids, or the attention_mask of rows that are not packed; got none: let the "
-                "loader's fields name document_ids"
+                "block_mask needs document_ids, or the attention_mask of rows that are not packed; add document_ids to "
+                "the loader's fields"
             )
         return block_diagonal_mask(ids, causal, dtype=dtype)
 
     def as_dict(self, *, num_items_in_batch: bool = False, block_mask: str | None = None) -> dict[str, Any]:
-        """The keywords of a Hugging Face model: `model(**batch.as_dict())`. Metadata is never among them.
+        """Keywords of a Hugging Face model: `model(**batch.as_dict())`. Metadata is never among them.
 
-        input_ids, labels, position_ids, attention_mask as far as there are any. For packed rows also where documents
-        begin, as FlashAttention needs it (cu_seq_lens_q and _k, max_length_q and _k), use_cache=False, and no
-        attention_mask: with a cache or a mask, transformers does not look for documents, and they see each other. The
-        padding behind them is harmless: causal attention does not look ahead, and nothing is learned there.
+        input_ids, labels, position_ids and attention_mask, if present. Packed rows also have the document boundaries
+        for FlashAttention (cu_seq_lens_q and _k, max_length_q and _k) and use_cache=False, and no attention_mask: with
+        a cache or a mask, transformers does not look for documents, and they attend to each other. Padding after the
+        documents does no harm: causal attention does not look ahead, and it has no labels.
 
-        `block_mask`: "bool" or a float type, for attention that does not know documents by itself. A mask of
-        rows x tokens x tokens then takes the place of all that; "bool" for SDPA, the model's own type for "eager".
-        `num_items_in_batch`: adds that, for models that divide their loss by it.
+        `block_mask`: "bool" (for SDPA) or the model's float type (for "eager"); a mask of rows x tokens x tokens
+        replaces the boundaries, for attention without support for documents.
+        `num_items_in_batch`: adds that number, for models that divide their loss by it.
         """
         packed = self.cu_seqlens is not None
-        # Without cu_seqlens, transformers finds documents by their positions, as long as there is no mask.
+        # Without cu_seqlens, transformers finds documents by position_ids, unless there is a mask.
         by_position = not packed and self._packed and self.position_ids is not None
         hidden = (packed or by_position) and self.attention_mask is not None and len(self.attention_mask.shape) == 2
         mask = None if hidden else self.attention_mask
@@ -258,7 +272,7 @@ class TrainingBatch(MutableMapping[str, Any]):
         return len(self.as_dict())
 
     def __getitem__(self, key: str) -> Any:
-        if key in _AS_THEY_ARE and key not in self._hidden:
+        if key in _UNCHANGED and key not in self._hidden:
             value = getattr(self, key)
             if value is not None:
                 return value
@@ -304,12 +318,12 @@ class TrainingBatch(MutableMapping[str, Any]):
         return f"TrainingBatch({', '.join([self.backend.name, *parts])}, metadata={sorted(self.metadata)})"
 
     def _arrays(self) -> dict[str, Array]:
-        """Fields and other keys that are arrays."""
+        """Fields and other keys with array values."""
         own = {key: value for key in _ARRAYS if (value := getattr(self, key)) is not None}
         return own | {key: value for key, value in self._others.items() if _is_array(value)}
 
     def _before_change(self, key: str, value: Any) -> None:
-        """Forget what is known of padding, if that may not be true of another value of a field."""
+        """Forget facts about padding that another value of a field may make untrue."""
         known, ids = self._num_tokens, self.input_ids
         if key in _MASKS:
             self._mask_lost = self._mask_lost or value is None
@@ -319,7 +333,7 @@ class TrainingBatch(MutableMapping[str, Any]):
             self._num_tokens = None
 
     def _with(self, change: Any) -> Self:
-        """A copy whose arrays went through a function."""
+        """Copy with every array changed by a function."""
         changed = {key: change(value) for key, value in self._arrays().items()}
         batch = type(self)(metadata=dict(self.metadata), max_seqlen=self.max_seqlen)
         batch.num_items_in_batch, batch._num_tokens = self.num_items_in_batch, self._num_tokens
@@ -337,12 +351,12 @@ _FIELDS = frozenset(part.name for part in fields(TrainingBatch) if not part.name
 
 
 def _check(given: Mapping[str, Any]) -> None:
-    """What a packed batch says in several ways has to agree, or documents would silently see each other."""
+    """Check that the fields agree: otherwise documents of a packed batch would silently attend to each other."""
     known = (*_ARRAYS, *_NUMBERS)
     if unknown := [key for key in given if key not in known]:
         raise ConfigError(
-            f"a batch has no field {unknown[0]!r}{did_you_mean(unknown[0], known)}; it has {', '.join(known)}; "
-            f"anything else belongs in metadata"
+            f"unknown batch field {unknown[0]!r}{did_you_mean(unknown[0], known)}; fields are {', '.join(known)}; "
+            "put other values into metadata"
         )
     if "input_ids" not in given:
         raise SchemaError(f"a batch needs input_ids, got {', '.join(given) or 'nothing'}")
@@ -356,9 +370,8 @@ def _check(given: Mapping[str, Any]) -> None:
         starts, size = given["cu_seqlens"], given["input_ids"].size
         if starts.ndim != 1 or not len(starts) or starts[0] != 0 or starts[-1] != size:
             raise SchemaError(
-                f"cu_seqlens must go from 0 to {size}, the size of input_ids, padding included as runs of its own; got "
-                f"shape {starts.shape}"
-                + (f" from {starts[0]} to {starts[-1]}" if starts.ndim == 1 and len(starts) else "")
+                f"cu_seqlens must be flat and go from 0 to {size}, the size of input_ids with padding; got shape "
+                f"{starts.shape}" + (f", {starts[0]} to {starts[-1]}" if starts.ndim == 1 and len(starts) else "")
             )
 
 
@@ -377,3 +390,64 @@ def _is_array(value: Any) -> bool:
 def _describe(array: Array) -> str:
     """`int64[8, 2048]`"""
     return f"{str(array.dtype).rpartition('.')[2]}{list(array.shape)}"
+
+
+Position = TypeVar("Position")
+Batch = TypeVar("Batch", bound=TrainingBatch)
+
+
+class DeviceTransfer:
+    """Copy of batches to the device of a loader, ordered with the stream of the thread that receives them.
+
+    Make one in the receiving thread: "cuda" without a number is that thread's current device. Any thread may call
+    `send`; the receiving thread calls `receive` while the stream that will use the batch is current.
+
+    A CUDA batch can be used at once on the stream that was current when it was received, and its memory is not reused
+    before that stream is done with it. For another stream the rules of torch hold: `other.wait_stream(stream)` first,
+    and `record_stream(other)` for every array of `batch.all_arrays()`. The CPU does not wait.
+    """
+
+    def __init__(self, output: Output) -> None:
+        self._backend = get_backend(output.backend)
+        self._device = self._backend.resolve_device(output.device)
+        # Without pinned memory, the copy is complete when `to` returns.
+        self._non_blocking = output.pin_memory
+
+    def send(self, batch: Batch) -> Batch:
+        """Batch on the device; its copy may still be in progress."""
+        if self._device is None:
+            return batch
+        sent = batch.to(self._device, non_blocking=self._non_blocking)
+        sent._pending_copy = self._backend.pending_copy(sent.all_arrays())
+        return sent
+
+    def send_all(
+        self, made: Generator[tuple[Batch, Position], None, None]
+    ) -> Generator[tuple[Batch, Position], None, None]:
+        """Batches on the device, sent by the thread that iterates."""
+        return made if self._device is None else self._sent(made)
+
+    def receive(self, batch: TrainingBatch) -> None:
+        """Order the current stream after the copies of a batch that was sent."""
+        pending = batch._pending_copy
+        if pending is not None:
+            batch._pending_copy = None
+            pending.wait()
+
+    def move(self, batch: Batch) -> Batch:
+        """Send and receive."""
+        sent = self.send(batch)
+        self.receive(sent)
+        return sent
+
+    def _sent(
+        self, made: Generator[tuple[Batch, Position], None, None]
+    ) -> Generator[tuple[Batch, Position], None, None]:
+        try:
+            for batch, position in made:
+                sent = self.send(batch)
+                del batch
+                yield sent, position
+                del sent
+        finally:
+            made.close()

@@ -1,10 +1,10 @@
-"""Masked-language-model corruption: which tokens of a batch are hidden, and what the model is to say in their place.
+"""Masked language modelling: tokens of a batch that are masked, and their labels.
 
     hide = MaskedLM.of(tokenizer, whole_words=True, seed=7)
     corrupted, labels = hide.corrupt(input_ids, attention_mask, rows, epoch)
 
-What is hidden is a pure function of (seed, epoch, row, place in the row). It is the same whatever other rows are in the
-batch, however wide and on which side it is padded, and whichever rank or worker makes it.
+The masking is a pure function of (seed, epoch, row, place in the row). It does not depend on the other rows of the
+batch, on the padding, or on the rank or worker.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ __all__ = ["Flags", "Ids", "MaskedLM", "WordBorders"]
 Ids: TypeAlias = npt.NDArray[Any]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 Splitter: TypeAlias = Callable[[str], Iterable[tuple[int, int]]]
-"""Text to the stretches that a tokenizer encodes one by one."""
+"""Function from a text to the spans that a tokenizer encodes one by one."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WordBorders:
-    """Where words begin in a row of ids, as far as two neighbours tell.
+    """Word borders in a row of ids, decided by neighbouring tokens.
 
-    A token begins a word if it says so itself (`opens`), if the one before it ends one (`closes`), or if the kinds of
-    character on both sides of the border (`first`, `last`) are ones that are split (`splits[last, first]`).
+    A token begins a word if it always does (`opens`), if the token before it ends one (`closes`), or if the tokenizer
+    splits between the kinds of character at the border (`splits[last, first]`).
     """
 
     opens: Flags
@@ -54,34 +54,33 @@ class WordBorders:
 
     @classmethod
     def starting(cls, opens: npt.ArrayLike) -> WordBorders:
-        """Borders that the tokens alone decide: True for each id that begins a word."""
+        """Borders from the tokens alone: True for each id that begins a word."""
         given = np.asarray(opens, np.bool_)
         nothing = np.zeros(len(given), np.uint8)
         return cls(opens=given, closes=nothing > 0, first=nothing, last=nothing, splits=np.zeros((1, 1), np.bool_))
 
     @classmethod
     def of(cls, tokenizer: TokenizerSpec) -> WordBorders:
-        """The words that this tokenizer's own way of splitting text makes.
+        """Words as this tokenizer splits them.
 
-        Exact for WordPiece. For the others what it does with two characters is asked for each pair of their kinds; so
-        words that it tells apart by more than that (`'t` of "don't" when it is two tokens, every third digit) may count
-        as two, or two as one.
+        Exact for WordPiece. Other tokenizers are probed with each pair of kinds of character; so words that they split
+        by other rules (`'t` of "don't" when it is two tokens, every third digit) may count as two, or two as one.
         """
         loaded = load_tokenizer(tokenizer)
-        habits = _habits(loaded)
+        rules = _word_rules(loaded)
         nowhere = cls.starting(np.zeros(loaded.vocab_size, np.bool_))
-        if habits.continues:
-            return cls.starting([not name.startswith(habits.continues) for name in habits.names])
-        if habits.ends:
-            closes = np.array([name.endswith(habits.ends) for name in habits.names], np.bool_)
+        if rules.continues:
+            return cls.starting([not name.startswith(rules.continues) for name in rules.names])
+        if rules.ends:
+            closes = np.array([name.endswith(rules.ends) for name in rules.names], np.bool_)
             return replace(nowhere, closes=closes)
         pieces = [loaded.token_bytes(number) for number in range(loaded.vocab_size)]
         first = np.array([_kind_of_start(piece) for piece in pieces], np.uint8)
         last = np.array([_kind_of_end(piece) for piece in pieces], np.uint8)
-        return replace(nowhere, first=first, last=last, splits=_splits(habits.split, loaded.name))
+        return replace(nowhere, first=first, last=last, splits=_splits(rules.split, loaded.name))
 
     def starts(self, ids: Ids) -> Flags:
-        """Which tokens begin a word; the first of each row always does."""
+        """True for each token that begins a word; the first of a row always does."""
         begins = self.opens[ids]
         begins[:, :1] = True
         before, here = ids[:, :-1], ids[:, 1:]
@@ -89,12 +88,12 @@ class WordBorders:
         return begins
 
     def fingerprint(self) -> str:
-        """The same exactly when the words are."""
+        """Hash of the borders."""
         parts = (self.opens, self.closes, self.first, self.last, self.splits)
         return xxhash.xxh3_128_hexdigest(b"".join(np.ascontiguousarray(part).tobytes() for part in parts))
 
 
-# Kinds of character, as the patterns that split text tell them apart, and one of each to ask with.
+# Kinds of character that splitting patterns distinguish, and a sample of each.
 SPACE, NEWLINE, LOWER, UPPER, NUMBER, OTHER = range(6)
 SAMPLES = (" ", "\n", "a", "B", "1", "!")
 
@@ -123,37 +122,37 @@ def _kind_of_end(piece: bytes) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Habits:
-    """How a tokenizer treats words."""
+class _WordRules:
+    """Rules of a tokenizer for words."""
 
     split: Splitter
     names: Sequence[str] = ()
-    """The tokens as its vocabulary has them, where one of the next two says something."""
+    """Tokens of the vocabulary, if one of the next two is set."""
     continues: str = ""
-    """What the name of a token begins with that goes on with a word, such as ##."""
+    """Prefix of tokens that continue a word, such as ##."""
     ends: str = ""
-    """What the name of a token ends with that ends a word, such as </w>."""
+    """Suffix of tokens that end a word, such as </w>."""
 
 
-def _habits(loaded: Tokenizer) -> _Habits:
-    """What the library behind a tokenizer shows of its words. Nothing else here looks inside."""
+def _word_rules(loaded: Tokenizer) -> _WordRules:
+    """Word rules of a tokenizer, read from its library. Only this function looks inside."""
     reference = getattr(loaded, "_reference", None)
     if reference is None:  # of our own: bytes, characters
-        return _Habits(_by_kind)
+        return _WordRules(_by_kind)
     pattern = getattr(getattr(reference, "_encoding", None), "_pat_str", None)
     if pattern is not None:
         import regex  # type: ignore[import-untyped,unused-ignore]  # comes with tiktoken
 
-        return _Habits(lambda text: [match.span() for match in regex.finditer(pattern, text)])
+        return _WordRules(lambda text: [match.span() for match in regex.finditer(pattern, text)])
     names, load = getattr(reference, "_tokens", None), getattr(reference, "_load", None)
     if names is None or load is None:  # SentencePiece
-        return _Habits(_at_spaces)
+        return _WordRules(_at_spaces)
     model = reference._model
     continues, ends = model.get("continuing_subword_prefix") or "", model.get("end_of_word_suffix") or ""
     splitting = None if continues or ends else load().pre_tokenizer
-    if splitting is None:  # the names say it, or it was converted from SentencePiece
-        return _Habits(_at_spaces, names, continues, ends)
-    return _Habits(lambda text: [span for _, span in splitting.pre_tokenize_str(text)])
+    if splitting is None:  # marked in the names, or converted from SentencePiece
+        return _WordRules(_at_spaces, names, continues, ends)
+    return _WordRules(lambda text: [span for _, span in splitting.pre_tokenize_str(text)])
 
 
 def _at_spaces(text: str) -> list[tuple[int, int]]:
@@ -175,13 +174,12 @@ def _before(text: str, splits: Callable[[int, int], bool]) -> list[tuple[int, in
 def _splits(splitter: Splitter, name: str) -> Flags:
     if not any(start <= 1 < stop for start, stop in splitter("a a")):
         raise ConfigError(
-            f"{name} drops the spaces between words and its tokens do not say which of them go on with a word; "
-            "leave whole_words off, or pass word_starts="
+            f"{name} drops the spaces between words, so its words are unknown; omit whole_words, or pass word_starts="
         )
     made = np.zeros((len(SAMPLES), len(SAMPLES)), np.bool_)
     for last, left in enumerate(SAMPLES):
         for first, right in enumerate(SAMPLES):
-            # White space at the end of a text is split otherwise than between words.
+            # White space at the end of a text is split differently from that between words.
             before, behind = "q" if last <= NEWLINE else "", "q" if first <= NEWLINE else ""
             border = len(before + left)
             made[last, first] = any(border in span for span in splitter(before + left + right + behind))
@@ -193,12 +191,12 @@ MASKS = ("[MASK]", "<mask>", "<|mask|>", "<MASK>", "[mask]")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MaskedLM:
-    """Hide some tokens and ask for them: BERT's objective.
+    """Masked-language-model objective of BERT.
 
     Every token is chosen with `probability`; of the chosen ones a share `mask` becomes the mask token, a share `random`
-    some other ordinary token, and the rest stays as it is. With `whole_words` words are chosen, with the same
-    probability, and all their tokens with them. Special tokens and padding are never chosen nor put in; a row with
-    any other token has at least one label, so short rows have a little more than their share.
+    another ordinary token, and the rest is kept. With `whole_words`, words are chosen with the same probability, with
+    all their tokens. Special tokens and padding are neither chosen nor inserted. A row with any other token has at
+    least one label, so short rows have a little more than their share.
     """
 
     mask_id: int
@@ -209,7 +207,7 @@ class MaskedLM:
     random: float = 0.1
     whole_words: bool = False
     word_starts: WordBorders | npt.NDArray[np.bool_] | None = field(default=None, repr=False)
-    """For `whole_words`: the borders, or True for each id that begins a word."""
+    """Word borders for `whole_words`, or True for each id that begins a word."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -225,18 +223,18 @@ class MaskedLM:
                 f"mask_id and special_ids must be from 0 to vocab_size - 1 = {self.vocab_size - 1}: {wrong}"
             )
         if self.random and len(self._ordinary) == 0:
-            raise ConfigError("every id is special, so there is none to put in at random; pass random=0")
+            raise ConfigError("every id is special, so random ids cannot be inserted; pass random=0")
         if self.whole_words and self.word_starts is None:
-            raise ConfigError("whole_words=True needs word_starts; MaskedLM.of(tokenizer, whole_words=True) finds them")
+            raise ConfigError("whole_words=True needs word_starts; use MaskedLM.of(tokenizer, whole_words=True)")
         if isinstance(self.word_starts, np.ndarray) and self.word_starts.shape != (self.vocab_size,):
             shape = self.word_starts.shape
             raise ConfigError(f"word_starts must have one value for each of {self.vocab_size} ids, got shape {shape}")
 
     @classmethod
     def of(cls, tokenizer: TokenizerSpec, **options: Any) -> MaskedLM:
-        """For a tokenizer, anything `load_tokenizer` takes: the mask token, the special ones and the words are found.
+        """Objective for a tokenizer (anything `load_tokenizer` takes): finds its mask token, special tokens and words.
 
-        What is given among the options is taken as it is.
+        Options that are given are used as they are.
         """
         loaded = load_tokenizer(tokenizer)
         special, found = loaded.special, dict(options)
@@ -252,16 +250,16 @@ class MaskedLM:
     def corrupt(
         self, input_ids: npt.ArrayLike, attention_mask: npt.ArrayLike | None, rows: npt.ArrayLike, epoch: int = 0
     ) -> tuple[Ids, Ids]:
-        """What the model is to see, and the labels: the id that was there where one was chosen, -100 elsewhere.
+        """Corrupted input ids, and labels: the original id where a token was chosen, -100 elsewhere.
 
-        `rows` are the numbers of the rows in the data set: they, not their places in the batch, decide what is chosen.
+        `rows` are the numbers of the rows in the dataset, which decide the choice, not their places in the batch.
         """
         ids, shown = self._checked(input_ids, attention_mask)
         numbers = np.asarray(rows).astype(np.int64).view(np.uint64)
         if numbers.shape != ids.shape[:1]:
             raise DataError(f"rows must be one number for each of {len(ids)} rows, got shape {numbers.shape}")
         maskable = shown & ~self._special[ids]
-        place = np.cumsum(shown, axis=1)  # counted without padding
+        place = np.cumsum(shown, axis=1)  # without padding
         of_row = mix64(mix64(numbers) ^ np.uint64(derive_key(self.seed, "masked_lm", epoch)))[:, None]
         unit = self._words(ids, maskable) if self.whole_words else place
         drawn = mix64(of_row ^ mix64(unit.astype(np.uint64)))
@@ -285,7 +283,7 @@ class MaskedLM:
         return corrupted, labels
 
     def describe(self) -> dict[str, Any]:
-        """Everything that decides what is hidden, as plain values."""
+        """Everything that decides the masking, as plain values."""
         special = xxhash.xxh3_64_hexdigest(np.array(sorted(set(self.special_ids)), np.int64).tobytes())
         words = self._borders.fingerprint() if self.whole_words else None
         shares = [self.probability, self.mask, self.random]
@@ -316,9 +314,9 @@ class MaskedLM:
         return given if isinstance(given, WordBorders) else WordBorders.starting(given)
 
     def _words(self, ids: Ids, maskable: Flags) -> Ids:
-        """The number of each token's word, counted in its row from the first one that may be hidden."""
+        """Number of each token's word in its row, counted from the first maskable one."""
         begins = self._borders.starts(ids)
-        begins[:, 1:] |= ~maskable[:, :-1]  # nothing goes on across a special token
+        begins[:, 1:] |= ~maskable[:, :-1]  # no word continues across a special token
         return np.cumsum(begins & maskable, axis=1)
 
     def _checked(self, input_ids: npt.ArrayLike, attention_mask: npt.ArrayLike | None) -> tuple[Ids, Flags]:
@@ -327,8 +325,8 @@ class MaskedLM:
             raise DataError(f"input_ids must be integers in rows and columns, got {ids.dtype} of shape {ids.shape}")
         if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= self.vocab_size):
             raise DataError(
-                f"input_ids has ids from {ids.min()} to {ids.max()}, expected 0 to {self.vocab_size - 1}; "
-                "is this the tokenizer that made them?"
+                f"input_ids has ids from {ids.min()} to {ids.max()}, expected 0 to {self.vocab_size - 1}; use the "
+                "tokenizer of the data"
             )
         shown = np.ones(ids.shape, np.bool_) if attention_mask is None else np.asarray(attention_mask) != 0
         if shown.shape != ids.shape:

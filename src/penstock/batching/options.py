@@ -1,13 +1,20 @@
-"""The options that every loader has, whatever it loads."""
+"""Options that all loaders share, in three groups and one whole: `Shard`, `Padding`, `Output`, `Options`.
+
+PretrainDataLoader("corpus/", tokenizer, batch_size=16, rank=0, world_size=4)                # flat keywords
+PretrainDataLoader("corpus/", tokenizer, batch_size=16, shard=Shard(rank=0, world_size=4))   # or a group of them
+"""
+
+# ruff: noqa: RUF009 - option() makes a dataclass field
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
+from inspect import Parameter, Signature, cleandoc, signature
 from operator import index
 from pathlib import Path
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, get_type_hints
 
 from penstock._suggest import did_you_mean
 from penstock.batching.backends import get_backend
@@ -20,94 +27,98 @@ from penstock.files.listing import PathLike
 from penstock.memory import MemoryBudget
 from penstock.store.shards import Verify
 
-__all__ = ["LoaderOptions", "Options", "configured", "read_options"]
+__all__ = [
+    "LoaderOptions",
+    "Options",
+    "Output",
+    "Padding",
+    "Shard",
+    "check_names",
+    "configured",
+    "flat_options",
+    "option",
+    "read_options",
+    "show_options",
+]
+
+Config = TypeVar("Config")
 
 
-class LoaderOptions(TypedDict, total=False):
-    """The keywords of `Options`, for the signatures of loaders."""
-
-    batch_size: int
-    rank: int | None
-    world_size: int | None
-    model_parallel_size: int
-    group: Any
-    shuffle: bool
-    seed: int
-    drop_last: bool
-    padding_free: bool
-    pad_to_multiple_of: int | None
-    padding_side: Literal["right", "left"]
-    pad_id: int | None
-    max_tokens: int | None
-    fields: Sequence[str] | None
-    prefetch: int | None
-    pin_memory: bool
-    device: Any
-    backend: str
-    budget: MemoryBudget | None
-    sharding: Sharding | None
-    cache_dir: PathLike | None
-    verify: Verify
+def option(default: Any, doc: str) -> Any:
+    """Dataclass field with a default and a line of documentation, which `help()` of a loader shows."""
+    return field(default=default, metadata={"doc": doc})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """How batches are made and handed over. None of it decides which rows come when, but `shuffle`, `seed`, `drop_last`
-    and the sizes."""
+class Shard:
+    """Part of every global batch that this process gets."""
 
-    batch_size: int = 8
-    """Samples for each rank; batches of all ranks together make a global batch."""
-    rank: int | None = None
-    world_size: int | None = None
-    model_parallel_size: int = 1
-    """So many neighbouring ranks train one copy of the model, and get the same batches."""
-    group: Any = None
-    """The data-parallel process group or device mesh, instead of `rank` and `world_size`."""
-    shuffle: bool = True
-    seed: int = 0
-    drop_last: bool = False
-    """Whether samples that do not fill a global batch at the end of an epoch are left out."""
-    padding_free: bool = False
-    """All samples of a batch end to end in one row, with `cu_seqlens` and without `attention_mask`."""
-    pad_to_multiple_of: int | None = None
-    padding_side: Literal["right", "left"] = "right"
-    pad_id: int | None = None
-    """By default the tokenizer's padding token, else its EOS, else 0."""
-    max_tokens: int | None = None
-    """Batches of as many rows as fit into so many tokens, padding included, instead of `batch_size` rows."""
-    fields: Sequence[str] | None = None
-    """Of the batch, if not all of them: what is not asked for is not made."""
-    prefetch: int | None = None
-    """Batches made ahead by a thread; 0: none; None: some, if making one takes long."""
-    pin_memory: bool = False
-    device: Any = None
-    """Where batches are to lie when they are handed over."""
-    backend: str = "torch"
-    budget: MemoryBudget | None = None
-    """What batches made ahead are charged to."""
-    sharding: Sharding | None = None
-    """Which samples of a global batch go to which rank; by default neighbours stay together."""
-    cache_dir: PathLike | None = None
-    """Where stores made of raw files are kept."""
-    verify: Verify = "fast"
-    """How much of a store is checked when it is opened; see `open_store`."""
+    rank: int | None = option(None, "data rank of this process; by default that of torch.distributed or the launcher")
+    world_size: int | None = option(None, "number of data ranks, together with `rank`")
+    model_parallel_size: int = option(1, "neighbouring ranks that train one copy of the model get the same batches")
+    group: Any = option(None, "data-parallel process group or device mesh, in place of `rank` and `world_size`")
+    sharding: Sharding | None = option(None, "samples of a global batch for each rank; by default contiguous parts")
+
+    def find_rank(self) -> Rank:
+        return find_rank(self.rank, self.world_size, model_parallel_size=self.model_parallel_size, group=self.group)
+
+    @property
+    def sharding_strategy(self) -> Sharding:
+        return self.sharding if self.sharding is not None else Contiguous()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Padding:
+    """Padding of the rows of a batch."""
+
+    padding_free: bool = option(False, "all samples end to end in one row, with cu_seqlens and without attention_mask")
+    pad_to_multiple_of: int | None = option(None, "rows are padded to a multiple of this many tokens")
+    padding_side: Literal["right", "left"] = option("right", "side of the padding")
+    pad_id: int | None = option(None, "padding token; by default that of the tokenizer, else its EOS, else 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """Arrays of a batch, and their way to the trainer."""
+
+    backend: str = option("torch", "framework of the arrays: numpy, torch, mlx or jax")
+    device: Any = option(None, "device of the arrays when a batch is delivered")
+    pin_memory: bool = option(False, "arrays in page-locked memory (torch)")
+    fields: Sequence[str] | None = option(None, "fields of a batch; by default all. Other fields are not computed")
+    prefetch: int | None = option(None, "batches prepared ahead by a thread; 0: none; None: a few, if batches are slow")
+
+    @property
+    def wanted_fields(self) -> frozenset[str]:
+        return frozenset(FIELDS if self.fields is None else self.fields)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Shard, Padding, Output):
+    """Options of a loader. Only the sizes, `shuffle`, `seed` and `drop_last` decide which rows come when."""
+
+    batch_size: int = option(8, "samples for each rank; the batches of all ranks make up a global batch")
+    max_tokens: int | None = option(None, "batches of at most this many tokens with padding, in place of `batch_size`")
+    shuffle: bool = option(True, "new order of samples in every epoch")
+    seed: int = option(0, "seed of the order")
+    drop_last: bool = option(False, "leave out samples that do not fill a global batch at the end of an epoch")
+    budget: MemoryBudget | None = option(None, "memory budget that prefetched batches are charged to")
+    cache_dir: PathLike | None = option(None, "directory for stores made from raw files")
+    verify: Verify = option("fast", "checks of a store when it is opened; see `open_store`")
 
     def __post_init__(self) -> None:
-        _check_whole("batch_size", self.batch_size, least=1)
+        _check_integer("batch_size", self.batch_size, least=1)
         for name, least in {"max_tokens": 1, "pad_to_multiple_of": 1, "prefetch": 0, "pad_id": 0}.items():
             if getattr(self, name) is not None:
-                _check_whole(name, getattr(self, name), least)
+                _check_integer(name, getattr(self, name), least)
         for name in ("shuffle", "drop_last", "padding_free", "pin_memory"):
             if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name} is True or False, got {getattr(self, name)!r}")
+                raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise ConfigError(f"seed is a whole number, got {self.seed!r}")
+            raise ConfigError(f"seed must be an integer, got {self.seed!r}")
         if self.sharding is not None and not isinstance(self.sharding, Sharding):
             raise ConfigError(f"sharding must have a method shares(sizes, world), got {self.sharding!r}")
-        if isinstance(self.fields, str):
-            raise ConfigError(f"fields are a list of names, got the text {self.fields!r}; pass [{self.fields!r}]")
-        if self.fields is not None and "input_ids" not in self.fields:
-            raise ConfigError(f"fields must name input_ids, got {list(self.fields)}")
+        if isinstance(self.fields, str) or (self.fields is not None and "input_ids" not in self.fields):
+            raise ConfigError(f"fields must be a list of names with 'input_ids' among them, got {self.fields!r}")
         if self.budget is not None and not isinstance(self.budget, MemoryBudget):
             raise ConfigError(f"budget must be a MemoryBudget, got {self.budget!r}; pass MemoryBudget({self.budget!r})")
         if self.cache_dir is not None and not isinstance(self.cache_dir, (str, os.PathLike)):
@@ -117,54 +128,91 @@ class Options:
         get_backend(self.backend)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For worker processes: without what belongs to this one. The rank has been found by then."""
+        """State for worker processes, without what belongs to this one. The rank is known by then."""
         return self.__dict__ | {"budget": None, "group": None}
-
-    def find_rank(self) -> Rank:
-        return find_rank(self.rank, self.world_size, model_parallel_size=self.model_parallel_size, group=self.group)
-
-    @property
-    def dealt(self) -> Sharding:
-        return self.sharding if self.sharding is not None else Contiguous()
-
-    @property
-    def wanted_fields(self) -> frozenset[str]:
-        return frozenset(FIELDS if self.fields is None else self.fields)
 
     @property
     def cache(self) -> Path | None:
         return None if self.cache_dir is None else require_local(self.cache_dir, "cache_dir")
 
 
+GROUPS: dict[str, type[Any]] = {"shard": Shard, "pad": Padding, "output": Output}
+"""Keywords that take a group of options at once."""
+
+if TYPE_CHECKING:
+    from penstock.batching.option_keywords import LoaderOptions  # a stub, generated from `Options`
+else:
+    LoaderOptions = TypedDict("LoaderOptions", get_type_hints(Options) | GROUPS, total=False)
+    LoaderOptions.__doc__ = "Keywords of `Options`, for the signatures of loaders."
+
+
 def read_options(given: Mapping[str, Any]) -> Options:
-    """The options of a loader; an unknown one is an error that names the nearest."""
-    known = [option.name for option in fields(Options)]
+    """Options of a loader from its keywords, flat or in groups."""
+    flat = flat_options(given)
+    check_names(flat, option_names(Options))
+    return Options(**flat)
+
+
+def flat_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Keywords with groups taken apart. A keyword that is also in a group is an error."""
+    flat = {name: value for name, value in given.items() if name not in GROUPS}
+    for name, kind in GROUPS.items():
+        group = given.get(name)
+        if group is None:
+            continue
+        if not isinstance(group, kind):
+            raise ConfigError(f"{name} must be {kind.__name__}(...), got {group!r}")
+        for each in fields(kind):
+            if each.name in flat:
+                raise ConfigError(f"{each.name} is given twice: as a keyword and in {name}={kind.__name__}(...)")
+            if getattr(group, each.name) is not each.default:
+                flat[each.name] = getattr(group, each.name)
+    return flat
+
+
+def option_names(kind: type[Any]) -> list[str]:
+    """Names of the options of a dataclass, those of the class itself before those of its bases."""
+    inherited = {each.name for base in kind.__bases__ if hasattr(base, "__dataclass_fields__") for each in fields(base)}
+    names = [each.name for each in fields(kind)]
+    return [name for name in names if name not in inherited] + [name for name in names if name in inherited]
+
+
+def check_names(given: Mapping[str, Any], known: Sequence[str], what: str = "option") -> None:
+    """Refuse names that do not exist, with the nearest one that does."""
     for name in given:
         if name not in known:
-            raise TypeError(f"no option is called {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}")
-    return Options(**given)
+            hint = did_you_mean(name, known)
+            raise ConfigError(f"unknown {what} {name!r}{hint or '.'} Valid {what}s: {', '.join(known)}")
 
 
-def _check_whole(name: str, value: Any, least: int) -> None:
+def configured(kind: type[Config], config: Config | None, overrides: Mapping[str, Any]) -> Config:
+    """`config`, or the default one, with the options that were passed by name."""
+    if config is not None and not isinstance(config, kind):
+        raise ConfigError(f"config must be {kind.__name__}(...), got {config!r}; options can be passed by name too")
+    check_names(overrides, [each.name for each in fields(kind)])  # type: ignore[arg-type]
+    # The default one alone may need a framework that is not installed.
+    return kind(**overrides) if config is None else replace(config, **overrides)  # type: ignore[type-var]
+
+
+def show_options(cls: type[Any], kinds: Sequence[type[Any]]) -> None:
+    """Put the options behind `**options` of a class into its signature and its docstring."""
+    parameters = [each for each in signature(cls).parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
+    taken = {each.name for each in parameters}
+    lines = [cleandoc(cls.__doc__ or ""), "", "Options:", ""]
+    for kind in kinds:
+        for name in option_names(kind):
+            if name not in taken:
+                each = kind.__dataclass_fields__[name]
+                parameters.append(Parameter(name, Parameter.KEYWORD_ONLY, default=each.default, annotation=each.type))
+                lines.append(f"    {name}: {each.metadata.get('doc', each.type)}")
+    cls.__signature__ = Signature(parameters, return_annotation=None)
+    cls.__doc__ = "\n".join(lines)
+
+
+def _check_integer(name: str, value: Any, least: int) -> None:
     try:
         fits = not isinstance(value, bool) and index(value) >= least
     except TypeError:
         fits = False
     if not fits:
-        raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}")
-
-
-Config = TypeVar("Config")
-
-
-def configured(kind: type[Config], config: Config | None, overrides: Mapping[str, Any]) -> Config:
-    """`config`, or the usual one, with the options that were passed by name."""
-    if config is not None and not isinstance(config, kind):
-        raise ConfigError(f"config must be of type {kind.__name__}, got {config!r}; options can be passed by name")
-    known = [option.name for option in fields(kind)]  # type: ignore[arg-type]
-    for name in overrides:
-        if name not in known:
-            raise TypeError(f"no option is called {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}")
-    if config is None:
-        return kind(**overrides)  # the usual one alone may need a framework that is not installed
-    return replace(config, **overrides)  # type: ignore[type-var]
+        raise ConfigError(f"{name} must be an integer of at least {least}, got {value!r}")

@@ -12,7 +12,7 @@ from penstock.cli.console import count, emit, fact_table, print_table, say, tabl
 from penstock.cli.options import ConfigArgument, JsonOption, SetOption, command, opened, read_planned
 from penstock.errors import ConfigError
 from penstock.loaders.loader_file import LoaderConfig
-from penstock.loaders.plan_figures import PlanFigures, plan_figures
+from penstock.loaders.plan_summary import PlanSummary, summarize_plan
 from penstock.memory.budget import format_bytes
 
 __all__ = ["plan"]
@@ -53,7 +53,7 @@ def _planned(config: LoaderConfig, epochs: int | None, steps: int | None) -> dic
         if loader.plan.stopping == "never" and loader.plan.schedule is not None and steps is None:
             raise ConfigError(f"{config.name}: a mixture with stopping_strategy=never is endless; pass --steps")
         backend = str(config.arguments.get("backend") or "torch")
-        figures: PlanFigures = plan_figures(loader, epochs or config.epochs, steps=steps, backend=backend)
+        figures: PlanSummary = summarize_plan(loader, epochs or config.epochs, steps=steps, backend=backend)
         order = loader.plan.describe()
     return {"config": config.name, "settings": dict(config.tree), **figures.to_dict(), "order": order}
 

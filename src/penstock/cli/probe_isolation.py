@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.batching.backends.isolation import (
+from penstock.batching.backends.attention import (
     AS_IT_IS,
     LEAK_TOLERANCE,
     LOSS_TOLERANCE,
@@ -16,7 +16,7 @@ from penstock.batching.backends.isolation import (
     load_causal_model,
     packed_rows,
 )
-from penstock.batching.backends.isolation import probe_isolation as probe
+from penstock.batching.backends.attention import probe_isolation as probe
 from penstock.cli.console import emit, print_table, say, table
 from penstock.cli.options import ConfigArgument, JsonOption, SetOption, command, opened, read_planned
 from penstock.errors import ConfigError

@@ -133,7 +133,7 @@ def _from_batch(loader: DataLoader, step: int, rank: int, tokenizer: str | None)
         batch = loader.get_batch()
     except (IndexError, StopIteration) as error:
         raise ConfigError(str(error)) from error
-    tokenizers = [_tokenizer(stock.inputs, tokenizer) for stock in loader.stocks]
+    tokenizers = [_tokenizer(stock.inputs, tokenizer) for stock in loader.sources]
     names = batch.metadata["sources"]
     assert batch.labels is not None
     parts, filled = _parts(loader, batch)
@@ -152,7 +152,7 @@ def _parts(loader: DataLoader, batch: Any) -> tuple[Iterator[tuple[int, int, str
     """(source, row, side) of every part with tokens, in order; and the rows of the batch that are not blank."""
     sources, rows, samples = (batch.metadata[name] for name in ("source", "row", "sample"))
     lengths = np.zeros(len(rows), np.int64)
-    for number, stock in enumerate(loader.stocks):
+    for number, stock in enumerate(loader.sources):
         own = sources == number
         lengths[own] = stock.inputs.table.lengths(rows[own])
     filled = lengths > 0

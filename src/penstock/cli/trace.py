@@ -90,7 +90,7 @@ def _read_row(given: str, names: tuple[str, ...]) -> tuple[str, int]:
 
 def _origin(loader: DataLoader, source: int, row: int) -> dict[str, Any]:
     """Store and row in it, if the source has several stores."""
-    table = loader.stocks[source].inputs.table
+    table = loader.sources[source].inputs.table
     if len(table.stores) == 1:
         return {}
     store, within = table.origin(row)

@@ -39,7 +39,7 @@ def verify_resume(
     if described.arguments.get("tokenizer") is not None:
         # Dozens of loaders share one tokenizer.
         with opened(described) as loader:
-            shared["tokenizer"] = loader.stocks[0].inputs.tokenizer
+            shared["tokenizer"] = loader.sources[0].inputs.tokenizer
     report = verify(
         lambda **more: open_rank(described, **shared, **more), steps=steps, stops=stops, worlds=sizes, seed=seed
     )

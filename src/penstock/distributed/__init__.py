@@ -1,11 +1,11 @@
-"""Many ranks, one stream of batches.
+"""Distributed training: ranks, sharding, balancing and synchronization.
 
-find_rank, worker_rank    which rank, and which worker of it, this process is
-Sharding                  which samples of a global batch each rank takes: Contiguous, Strided, Balanced, your own
-CanonicalStreams          which stream serves which slot, and which rank reads it, when data is streamed
-karmarkar_karp, greedy    parts of equal work; micro_batches: parts that fit a number of tokens
-barrier, EndOfEpoch       ranks that wait for each other, with a deadline that names who is missing
-gather_states             one state made of those of all ranks
+find_rank, worker_rank    rank of this process, and worker of a rank
+Sharding                  samples of a global batch for each rank: Contiguous, Strided, Balanced, your own
+CanonicalStreams          streams of a rank, when data is streamed
+karmarkar_karp, greedy    parts of equal cost; micro_batches: parts within a number of tokens
+barrier, EndOfEpoch       ranks that wait for each other, with a timeout that names the missing ones
+gather_states             one state of all ranks
 """
 
 from penstock._lazy import attach

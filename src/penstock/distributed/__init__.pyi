@@ -14,7 +14,7 @@ from penstock.distributed.sharding import Contiguous as Contiguous
 from penstock.distributed.sharding import Sharding as Sharding
 from penstock.distributed.sharding import Strided as Strided
 from penstock.distributed.sharding import canonical_streams as canonical_streams
-from penstock.distributed.sharding import deal as deal
+from penstock.distributed.sharding import shares_of as shares_of
 from penstock.distributed.synchronization import EndOfEpoch as EndOfEpoch
 from penstock.distributed.synchronization import barrier as barrier
 from penstock.distributed.synchronization import gather_states as gather_states

@@ -1,7 +1,6 @@
-"""The same work for everybody: samples of different lengths dealt to ranks, and cut into micro-batches.
+"""Balancing: samples of different lengths in parts of equal cost, and in micro-batches.
 
-All of it is plain arithmetic on lengths, and the same on every rank that asks with the same lengths, so ranks agree
-without talking.
+Everything is arithmetic on lengths, so all ranks get the same result without communication.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ from penstock.errors import ConfigError
 __all__ = ["attention_cost", "greedy", "karmarkar_karp", "micro_batches"]
 
 Numbers = npt.NDArray[np.int64]
-_SWAPS, _PARTNERS = 8, 8  # at most so many swaps a part, each looked for in so many of the cheapest parts
+_SWAPS, _PARTNERS = 8, 8  # most swaps for each part, and number of cheapest parts to swap with
 
 Part = tuple[float, int, list[int]]
-"""The cost of some items, one of them (to break ties by), and all of them."""
+"""Cost of some items, one of them (for ties), and all of them."""
 
 
 def attention_cost(
     lengths: npt.ArrayLike, linear: float = 1.0, quadratic: float = 1 / 24576
 ) -> npt.NDArray[np.float64]:
-    """The work in a sequence of L tokens: `linear * L + quadratic * L**2`, by default in units of a token's own work.
+    """Cost of a sequence of L tokens: `linear * L + quadratic * L**2`, by default in units of one token.
 
-    Attention costs about L / (6 * hidden size) of what the matrices cost; the default is for a hidden size of 4096, a
-    7B model. For documents packed into one sequence, pass the lengths of the documents and add up.
+    Attention costs about L / (6 * hidden size) of the matrices; the default is for a hidden size of 4096, a 7B model.
+    For documents packed into one sequence, pass the lengths of the documents and add up.
     """
     tokens = np.asarray(lengths, np.float64)
     return linear * tokens + quadratic * tokens * tokens
@@ -39,12 +38,12 @@ def attention_cost(
 def karmarkar_karp(costs: npt.ArrayLike, parts: int, equal_size: bool = False) -> list[Numbers]:
     """Items in `parts` parts of nearly equal cost, by largest differencing.
 
-    Two unfinished divisions at a time, those with the widest gap between their dearest and cheapest part, become one:
-    the dearest part of the first joins the cheapest of the second, and so on. With `equal_size` the numbers of items
-    differ by at most one; that leaves too few choices to come out even, so items then change places.
+    The two divisions with the widest gaps between their most and least expensive parts are joined, again and again: the
+    most expensive part of one with the cheapest of the other. With `equal_size` the numbers of items differ by at most
+    one; since that leaves fewer choices, items are swapped afterwards.
 
-    Parts come in the order of their first items, items in theirs. There are empty parts, at the end, only if there are
-    fewer items than parts. 100,000 items take below a second; for a global batch it is a millisecond.
+    Parts are in the order of their first items, items in their own order. Parts are empty, at the end, only if there
+    are fewer items than parts. 100,000 items take below a second, a global batch a millisecond.
     """
     values = _checked(costs, parts)
     order = np.argsort(-values, kind="stable")
@@ -71,7 +70,7 @@ def karmarkar_karp(costs: npt.ArrayLike, parts: int, equal_size: bool = False) -
 
 
 def greedy(costs: npt.ArrayLike, parts: int, equal_size: bool = False) -> list[Numbers]:
-    """Items in `parts` parts of nearly equal cost: each, the dearest first, to the part that is cheapest so far."""
+    """Items in `parts` parts of nearly equal cost: each, the most expensive first, to the cheapest part so far."""
     values = _checked(costs, parts)
     amounts = values.tolist()
     least, larger = divmod(len(amounts), parts)
@@ -90,16 +89,16 @@ def greedy(costs: npt.ArrayLike, parts: int, equal_size: bool = False) -> list[N
 def micro_batches(
     lengths: npt.ArrayLike, max_tokens: int, *, padded: bool = False, at_least: int = 1, multiple_of: int = 1
 ) -> list[Numbers]:
-    """Samples cut into micro-batches of at most `max_tokens`, the largest first; none is empty, each sample is in one.
+    """Samples in micro-batches of at most `max_tokens`, the largest first; none is empty, each sample is in one.
 
-    `padded` counts rows times the longest, as a padded tensor does; otherwise the sum, as for packed ones. There are
-    as few as the limit allows (padded always, summed almost always), but `at_least` so many, and their number is a
-    multiple of `multiple_of`. For W ranks that must take equally many, cut the global batch with `multiple_of=W` and
-    let rank r take `[r::W]`: nobody has to ask the others, and what runs at the same time is of similar size.
+    `padded` counts rows times the longest, as in a padded tensor; otherwise the sum, as in a packed one. Their number
+    is the smallest that the limit allows (always if padded, almost always if not), at least `at_least`, and a multiple
+    of `multiple_of`. For W ranks that need equally many, split the global batch with `multiple_of=W` and give rank r
+    `[r::W]`: no communication, and micro-batches that run at the same time are of similar size.
     """
     given = _checked(lengths, at_least, "at_least")
     if given.size and np.asarray(lengths).dtype.kind == "f":
-        raise ConfigError(f"lengths must be whole numbers of tokens, got {given.dtype}")
+        raise ConfigError(f"lengths must be integers, got {given.dtype}")
     sizes = given.astype(np.int64)
     if multiple_of < 1 or max_tokens < 1:
         raise ConfigError(f"multiple_of and max_tokens must be at least 1, got {multiple_of} and {max_tokens}")
@@ -108,8 +107,8 @@ def micro_batches(
     longest = int(np.argmax(sizes))
     if sizes[longest] > max_tokens:
         raise ConfigError(
-            f"sample {longest} has {sizes[longest]} tokens, more than max_tokens={max_tokens}; "
-            f"raise max_tokens, or cut or drop such samples before"
+            f"sample {longest} has {sizes[longest]} tokens, more than max_tokens={max_tokens}; raise max_tokens, or "
+            "truncate such samples"
         )
     batches = (
         _padded(sizes, max_tokens, at_least, multiple_of)
@@ -122,7 +121,7 @@ def micro_batches(
 
 
 def _summed(sizes: Numbers, max_tokens: int, at_least: int, multiple_of: int) -> list[Numbers]:
-    """Balanced in as few micro-batches as can be; where that bursts the limit, tight ones, split as needed."""
+    """Balanced micro-batches, as few as possible; where they exceed the limit, tightly packed ones."""
     lowest = _round_up(max(at_least, -(-int(sizes.sum()) // max_tokens)), multiple_of, len(sizes))
     batches = karmarkar_karp(sizes, lowest)
     if _fits(sizes, batches, max_tokens):
@@ -135,7 +134,7 @@ def _summed(sizes: Numbers, max_tokens: int, at_least: int, multiple_of: int) ->
 
 
 def _padded(sizes: Numbers, max_tokens: int, at_least: int, multiple_of: int) -> list[Numbers]:
-    """Neighbours by length: as many rows as fit at the length of the longest left, which is the fewest there can be."""
+    """Neighbours by length: as many rows as fit at the longest remaining length, which is optimal."""
     order, batches, start = np.argsort(-sizes, kind="stable"), [], 0
     while start < len(order):
         rows = max_tokens // max(1, int(sizes[order[start]]))
@@ -145,7 +144,7 @@ def _padded(sizes: Numbers, max_tokens: int, at_least: int, multiple_of: int) ->
 
 
 def _best_fit(sizes: Numbers, max_tokens: int) -> list[list[int]]:
-    """Longest first, each where the least room stays."""
+    """Longest first, each where the least room remains."""
     batches: list[list[int]] = []
     room: list[tuple[int, int]] = []
     for item in np.argsort(-sizes, kind="stable").tolist():
@@ -162,7 +161,7 @@ def _best_fit(sizes: Numbers, max_tokens: int) -> list[list[int]]:
 
 
 def _split(batches: list[list[int]], count: int) -> list[Numbers]:
-    """Halves those with the most rows until there are `count`."""
+    """Halve those with the most rows until there are `count`."""
     heap = [(-len(batch), number, batch) for number, batch in enumerate(batches)]
     heapq.heapify(heap)
     for number in range(len(batches), count):
@@ -181,20 +180,20 @@ def _round_up(count: int, multiple_of: int, items: int) -> int:
     rounded = -(-count // multiple_of) * multiple_of
     if rounded > items:
         raise ConfigError(
-            f"{items} samples cannot make {rounded} micro-batches, for one would be empty; use larger batches, "
-            f"a larger max_tokens, or fewer micro-batches (multiple_of={multiple_of})"
+            f"{items} samples do not fill {rounded} micro-batches (multiple_of={multiple_of}); use a larger batch or "
+            "larger max_tokens"
         )
     return rounded
 
 
 def _join(first: list[Part], second: list[Part], parts: int) -> list[Part]:
-    """Two divisions as one: the dearest with the cheapest. A division lists what is not empty, cheapest first."""
+    """Two divisions as one: most expensive with cheapest. A division lists its non-empty parts, cheapest first."""
     if len(first) < len(second):
         first, second = second, first
-    if len(second) == 1:  # by far the most frequent, and cheap: nothing but one place changes
+    if len(second) == 1:  # by far the most frequent case, and cheap
         insort(first, second[0] if len(first) < parts else _together(first.pop(0), second[0]))
         return first
-    meeting = max(0, len(first) + len(second) - parts)  # the dearer ones find an empty part on the other side
+    meeting = max(0, len(first) + len(second) - parts)  # the others find an empty part on the other side
     joined = [_together(one, other) for one, other in zip(first[:meeting], reversed(second[:meeting]))]
     joined += first[meeting:]
     joined += second[meeting:]
@@ -203,7 +202,7 @@ def _join(first: list[Part], second: list[Part], parts: int) -> list[Part]:
 
 
 def _swapped(values: npt.NDArray[Any], members: list[list[int]]) -> list[list[int]]:
-    """Exchanges an item of the dearest part for a cheaper one elsewhere, as long as that brings the two together."""
+    """Swap an item of the most expensive part for a cheaper one elsewhere, as long as that narrows their gap."""
     parts = [np.array(sorted(items, key=values.__getitem__), np.int64) for items in members]
     sums = np.array([values[items].sum() for items in parts])
     for _ in range(_SWAPS * len(parts)):
@@ -237,7 +236,7 @@ def _together(one: Part, other: Part) -> Part:
 
 
 def _gap(division: list[Part], parts: int) -> float:
-    """Minus the gap between the dearest and the cheapest part, for a heap whose least comes first."""
+    """Negative gap between the most expensive and the cheapest part, for a min-heap."""
     return (division[0][0] if len(division) == parts else 0) - division[-1][0]
 
 
@@ -251,8 +250,10 @@ def _checked(costs: npt.ArrayLike, parts: int, name: str = "parts") -> npt.NDArr
     if parts < 1:
         raise ConfigError(f"{name} must be at least 1, got {parts}")
     if values.ndim != 1 or (values.size and values.dtype.kind not in "iuf"):
-        raise ConfigError(f"one number for each sample is needed, got an array of {values.dtype} shaped {values.shape}")
+        raise ConfigError(f"expected one number for each sample, got {values.dtype} of shape {values.shape}")
     wrong = np.flatnonzero(~(np.isfinite(values) & (values >= 0))) if values.size else np.zeros(0, np.int64)
     if wrong.size:
-        raise ConfigError(f"sample {wrong[0]} has {values[wrong[0]]}; lengths and costs are finite and not negative")
+        raise ConfigError(
+            f"sample {wrong[0]} has {values[wrong[0]]}; lengths and costs must be finite and not negative"
+        )
     return values.astype(np.float64) if values.dtype.kind == "u" or not values.size else values

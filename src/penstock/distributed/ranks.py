@@ -1,7 +1,7 @@
-"""Which part of the data this process reads: its place among the ranks, and among the workers of its rank.
+"""Rank of this process, and worker of a rank.
 
-Nothing here imports torch. A framework nobody imported cannot have been started, so it is looked up among the modules
-that are already loaded.
+Nothing here imports torch: a framework that is not imported yet cannot have been initialized, so it is looked up among
+the loaded modules.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from penstock.errors import ConfigError
 __all__ = ["Rank", "find_rank", "worker_rank"]
 
 _LAUNCHERS = (("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
-# SLURM_PROCID and SLURM_NTASKS are left out: an interactive shell or a batch script has them too, so one lone process
-# would read the first of N shares and nobody would notice.
+# Without SLURM_PROCID and SLURM_NTASKS: an interactive shell or a batch script has them too, so a single process would
+# silently read the first of N shares.
 
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """Number `rank` of `world` readers that share the data between them."""
+    """Rank of a reader: number `rank` of the `world_size` readers that share the data."""
 
     rank: int = 0
-    world: int = 1
+    world_size: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("rank", "world"):
+        for name in ("rank", "world_size"):
             object.__setattr__(self, name, _whole(name, getattr(self, name)))
-        if self.world < 1:
-            raise ConfigError(f"the world must hold at least one rank, got {self.world}")
-        if not 0 <= self.rank < self.world:
+        if self.world_size < 1:
+            raise ConfigError(f"world_size must be at least 1, got {self.world_size}")
+        if not 0 <= self.rank < self.world_size:
             raise ConfigError(
-                f"rank {self.rank} outside the world of {self.world}; ranks count from 0 to {self.world - 1}"
+                f"rank {self.rank} is outside of world_size={self.world_size}; expected 0 to {self.world_size - 1}"
             )
 
     def __str__(self) -> str:
-        return f"rank {self.rank} of {self.world}"
+        return f"rank {self.rank} of {self.world_size}"
 
 
 def find_rank(
@@ -50,14 +50,14 @@ def find_rank(
     model_parallel_size: int = 1,
     group: Any = None,
 ) -> Rank:
-    """The data rank of this process: from the arguments, else torch.distributed, else the launcher, else alone.
+    """Data rank of this process: from the arguments, else torch.distributed, else the launcher, else rank 0 of 1.
 
-    `group` is the data-parallel process group or DeviceMesh (`mesh["dp"]`, or several dimensions taken as one). Without
-    one, `model_parallel_size` consecutive ranks share a data rank and so read the same batches. That holds for tensor
-    and context parallelism; pipeline stages are usually far apart (Megatron and torchtitan count them slowest), so
-    with pipeline parallelism pass `group`.
+    `group` is the data-parallel process group or DeviceMesh (`mesh["dp"]`, or several dimensions as one). Without it,
+    `model_parallel_size` consecutive ranks share a data rank and read the same batches. That fits tensor and context
+    parallelism; pipeline stages are usually far apart (Megatron and torchtitan count them slowest), so with pipeline
+    parallelism pass `group`.
 
-    Ask in the training process and hand the answer on: a spawned worker process does not know the group.
+    Call it in the training process: a spawned worker process does not know the group.
     """
     parallel = _whole("model_parallel_size", model_parallel_size)
     if parallel < 1:
@@ -79,23 +79,23 @@ def find_rank(
         whole = Rank(rank, world_size)
     else:
         whole = _rank_of_torch() or _rank_of_launcher() or Rank()
-    if whole.world % parallel:
+    if whole.world_size % parallel:
         raise ConfigError(
-            f"{whole.world} ranks cannot be divided into groups of model_parallel_size={parallel}; "
+            f"{whole.world_size} ranks cannot be divided into groups of model_parallel_size={parallel}; "
             f"the world size must be a multiple of it"
         )
-    return Rank(whole.rank // parallel, whole.world // parallel)
+    return Rank(whole.rank // parallel, whole.world_size // parallel)
 
 
 def worker_rank() -> Rank:
-    """Which worker of how many this is, inside a `torch.utils.data.DataLoader`; rank 0 of 1 anywhere else."""
+    """Worker of a `torch.utils.data.DataLoader` as a rank; rank 0 of 1 outside of one."""
     module = sys.modules.get("torch.utils.data")
     info = module.get_worker_info() if module is not None and hasattr(module, "get_worker_info") else None
     return Rank() if info is None else Rank(info.id, info.num_workers)
 
 
 def running_torch() -> ModuleType | None:
-    """torch.distributed, if somebody imported and started it."""
+    """Module torch.distributed, if it is imported and initialized."""
     module = sys.modules.get("torch.distributed")
     started = module is not None and hasattr(module, "is_initialized") and module.is_available()
     return module if started and module is not None and module.is_initialized() else None
@@ -107,11 +107,11 @@ def _rank_of_torch() -> Rank | None:
 
 
 def _rank_in(group: Any) -> Rank:
-    """The place in a process group, or in a mesh whose dimensions count as one, the last fastest."""
+    """Rank in a process group, or in a mesh with its dimensions as one, the last fastest."""
     if hasattr(group, "get_coordinate"):
         coordinate, rank, world = group.get_coordinate(), 0, 1
         if coordinate is None:
-            raise ConfigError(f"this process is no part of the mesh {group}; its ranks alone can read with it")
+            raise ConfigError(f"this process is not part of the mesh {group}; pass a mesh that it belongs to")
         for here, size in zip(coordinate, group.shape):
             rank, world = rank * size + here, world * size
         return Rank(rank, world)
@@ -138,8 +138,8 @@ def _rank_of_launcher() -> Rank | None:
             return Rank(int(rank), int(world))
         except ValueError as error:
             raise ConfigError(
-                f"the environment has {rank_name}={rank!r} and {world_name}={world!r}, which name no rank: {error}; "
-                f"correct them, or pass rank= and world_size="
+                f"the environment has {rank_name}={rank!r} and {world_name}={world!r}, which is no rank: {error}; "
+                "correct them, or pass rank= and world_size="
             ) from None
     return None
 
@@ -150,4 +150,4 @@ def _whole(name: str, value: Any) -> int:
             raise TypeError
         return operator.index(value)
     except TypeError:
-        raise ConfigError(f"{name} must be a whole number, got {value!r}") from None
+        raise ConfigError(f"{name} must be an integer, got {value!r}") from None

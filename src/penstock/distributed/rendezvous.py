@@ -1,4 +1,4 @@
-"""Where ranks leave notes for each other: a torch store, or a directory that all of them can write to."""
+"""Rendezvous of ranks: notes in a torch store, or in a directory that all ranks can write to."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ Turns = dict[tuple[Rank, str], int]
 _turns_guard = threading.Lock()
 _turns_of_stores: WeakKeyDictionary[Any, Turns] = WeakKeyDictionary()
 _turns_in_directories: dict[Path, Turns] = {}
-"""By path, not by object: two objects for one directory see the same notes."""
+"""By path: two objects for one directory share its notes."""
 
 
 class Rendezvous(Protocol):
-    """Notes by name, seen by all ranks. Every `torch.distributed.Store` is one.
+    """Notes by name that all ranks see. Every `torch.distributed.Store` is one.
 
-    `get` is asked only for what `check` has found. `delete_key`, where there is one, keeps the notes few.
+    `get` is only called for keys that `check` has found. `delete_key`, if it exists, keeps the number of notes small.
     """
 
     def set(self, key: str, value: bytes, /) -> Any: ...
     def get(self, key: str, /) -> bytes: ...
     def check(self, keys: list[str], /) -> bool:
-        """Whether all of them are there, without waiting."""
+        """True if all keys exist; does not wait."""
         ...
 
 
 class DirectoryRendezvous:
-    """Notes as small files, for ranks without torch.distributed.
+    """Rendezvous of small files, for ranks without torch.distributed.
 
-    The directory must be new for each start of a job, or ranks would believe notes of the start before: put a job
-    number and an attempt into its name. Notes appear whole or not at all, but are not made durable.
+    The directory must be new for each start of a job, or ranks would read notes of an earlier start: put the job
+    number and the attempt into its name. Notes are atomic, but not durable.
     """
 
     def __init__(self, path: PathLike) -> None:
@@ -75,7 +75,7 @@ class DirectoryRendezvous:
         return all(self._file(key).exists() for key in keys)
 
     def delete_key(self, key: str) -> bool:
-        """Whether it was there."""
+        """Delete a note; returns whether it existed."""
         try:
             _while_busy(self._file(key).unlink)
         except FileNotFoundError:
@@ -90,22 +90,22 @@ class DirectoryRendezvous:
 
 
 def find_rendezvous() -> Rendezvous:
-    """The store that the ranks of torch.distributed met through; it needs no GPU and stays out of NCCL's way."""
+    """Default store of torch.distributed; it needs no GPU and does not interfere with NCCL."""
     module = sys.modules.get("torch.distributed.distributed_c10d") if running_torch() else None
     if module is None:
         raise ConfigError(
-            "ranks have no place to meet: torch.distributed is not initialised here; "
-            "call torch.distributed.init_process_group() first, or pass rendezvous=DirectoryRendezvous(a shared path)"
+            "no rendezvous: torch.distributed is not initialised; call torch.distributed.init_process_group() first, "
+            "or pass rendezvous=DirectoryRendezvous(a shared path)"
         )
     store: Rendezvous = module._get_default_store()
     return store
 
 
 def meeting(rendezvous: Rendezvous, rank: Rank, name: str) -> tuple[str, int]:
-    """What the notes of this meeting begin with, and how often this rank has met there before.
+    """Prefix of the keys of a meeting, and the number of earlier meetings of that name of this rank.
 
     So a name can be used again, and by groups of other sizes (a process may be rank 3 of 4 here, and 1 of 2 there).
-    Counted in the process, for processes that share a data rank keep step with each other, not behind each other.
+    Counted in the process, since processes that share a data rank take part in the same meeting.
     """
     with _turns_guard:
         if isinstance(rendezvous, DirectoryRendezvous):
@@ -114,18 +114,18 @@ def meeting(rendezvous: Rendezvous, rank: Rank, name: str) -> tuple[str, int]:
             counts = _turns_of_stores.setdefault(rendezvous, {})
         number = counts.get((rank, name), 0)
         counts[(rank, name)] = number + 1
-    return f"penstock/{name}/{rank.world}", number
+    return f"penstock/{name}/{rank.world_size}", number
 
 
 def forget(rendezvous: Rendezvous, key: str) -> None:
-    """Takes a note away, where the place can."""
+    """Delete a note, if the rendezvous can."""
     delete = getattr(rendezvous, "delete_key", None)
     if delete is not None:
         delete(key)
 
 
 def wait_until(done: Callable[[], bool], timeout_seconds: float) -> bool:
-    """Whether it came true in time; asks less and less often."""
+    """Poll with growing pauses until a condition holds; False on timeout."""
     deadline, pause = time.monotonic() + timeout_seconds, _FIRST_PAUSE
     while not done():
         left = deadline - time.monotonic()
@@ -138,7 +138,7 @@ def wait_until(done: Callable[[], bool], timeout_seconds: float) -> bool:
 
 @contextlib.contextmanager
 def reaching(rendezvous: Rendezvous, rank: Rank, doing: str) -> Iterator[None]:
-    """Says what a broken connection to the rendezvous means."""
+    """Turn a broken connection to the rendezvous into a StalledError."""
     try:
         yield
     except StalledError:
@@ -146,13 +146,13 @@ def reaching(rendezvous: Rendezvous, rank: Rank, doing: str) -> Iterator[None]:
     except (RuntimeError, OSError) as error:
         reason = str(error).partition("\n")[0]  # torch adds the stack of its own C++
         raise StalledError(
-            f"{rank} could not reach the others while {doing}: {reason}; the process that serves {rendezvous!r} "
-            f"(rank 0, as a rule) has probably ended: look at its output first"
+            f"{rank} lost the connection while {doing}: {reason}; the process that serves {rendezvous!r} (usually rank "
+            "0) has probably ended: look at its output first"
         ) from error
 
 
 def _while_busy(act: Callable[[], Result]) -> Result:
-    """On Windows a file that somebody has open cannot be replaced for a moment."""
+    """Retry for a while on Windows, where an open file cannot be replaced."""
     deadline = time.monotonic() + _BUSY_SECONDS
     while True:
         try:

@@ -1,7 +1,7 @@
-"""Which samples of a global batch each rank takes.
+"""Sharding: the samples of a global batch for each rank.
 
-A global batch is the same on any number of ranks; a sharding only deals it out. So every sample goes to exactly one
-rank, and no rank comes out empty unless there are fewer samples than ranks.
+A global batch is the same on any number of ranks; a sharding only distributes it. Every sample goes to exactly one
+rank, and no rank is empty unless there are fewer samples than ranks.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from penstock.distributed.balancing import attention_cost, karmarkar_karp
 from penstock.distributed.ranks import Rank
 from penstock.errors import ConfigError
 
-__all__ = ["Balanced", "CanonicalStreams", "Contiguous", "Sharding", "Strided", "canonical_streams", "deal"]
+__all__ = ["Balanced", "CanonicalStreams", "Contiguous", "Sharding", "Strided", "canonical_streams", "shares_of"]
 
 Numbers = npt.NDArray[np.int64]
 
 
 @runtime_checkable
 class Sharding(Protocol):
-    """Anything with this one method deals out global batches."""
+    """Sharding of global batches: anything with this one method."""
 
     def shares(self, sizes: Numbers, world: int) -> list[Numbers]:
-        """For each rank, the numbers of its samples; `sizes` holds the tokens of each sample of the global batch.
+        """Numbers of the samples of each rank; `sizes` has the tokens of each sample of the global batch.
 
         Must depend on the arguments alone, or ranks would disagree.
         """
@@ -36,7 +36,7 @@ class Sharding(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Contiguous:
-    """Neighbours stay together: the first rank takes the first samples. Counts differ by at most one."""
+    """Contiguous parts: the first rank gets the first samples. Counts differ by at most one."""
 
     def shares(self, sizes: Numbers, world: int) -> list[Numbers]:
         return np.split(np.arange(len(sizes)), share_cuts(len(sizes), world)[1:-1])
@@ -44,7 +44,7 @@ class Contiguous:
 
 @dataclass(frozen=True, slots=True)
 class Strided:
-    """Like cards: sample i goes to rank i mod world. Counts differ by at most one."""
+    """Round robin: sample i goes to rank i mod world. Counts differ by at most one."""
 
     def shares(self, sizes: Numbers, world: int) -> list[Numbers]:
         return [np.arange(rank, len(sizes), world) for rank in range(world)]
@@ -52,10 +52,10 @@ class Strided:
 
 @dataclass(frozen=True, slots=True)
 class Balanced:
-    """Ranks get about the same work, so that none waits for the others at the end of the step.
+    """Parts of about equal cost, so that no rank waits for the others at the end of a step.
 
-    `cost` turns sample sizes into work. With `equal_size` the counts differ by at most one as well; without it a rank
-    may take many short samples while another takes few long ones. Within a rank samples keep their order.
+    `cost` maps sample sizes to costs. With `equal_size` the counts differ by at most one too; without it, one rank may
+    get many short samples and another a few long ones. Within a rank, samples keep their order.
     """
 
     cost: Callable[[Numbers], npt.NDArray[Any]] = attention_cost
@@ -67,37 +67,37 @@ class Balanced:
 
 @dataclass(frozen=True, slots=True)
 class CanonicalStreams:
-    """A fixed number of streams serves the slots of every global batch, on any number of ranks.
+    """Fixed number of streams that fill the slots of every global batch, on any number of ranks.
 
     The number of streams is a multiple of the global batch, or divides it (`canonical_streams` picks one). With m
-    streams to a slot these take turns from step to step; with m slots to a stream it serves m neighbours in each step.
-    A rank takes neighbouring slots, and so reads neighbouring streams. Where the streams are a multiple of the global
-    batch, no two ranks ever read the same one; otherwise that holds on world sizes that divide their number, and on
-    others a stream cut in two is read by both ranks (`exclusive` tells).
+    streams to a slot, they take turns from step to step; with m slots to a stream, it fills m neighbours in each step.
+    A rank has neighbouring slots, and so reads neighbouring streams. If the streams are a multiple of the global batch,
+    no two ranks read the same one; otherwise that holds for world sizes that divide their number, and for others some
+    streams are read by two ranks (see `exclusive`).
     """
 
     streams: int = 64
 
     def __post_init__(self) -> None:
         if self.streams < 1:
-            raise ConfigError(f"there must be at least one stream, got {self.streams}")
+            raise ConfigError(f"streams must be at least 1, got {self.streams}")
 
     def shares(self, sizes: Numbers, world: int) -> list[Numbers]:
         return Contiguous().shares(sizes, world)
 
     def at(self, step: int, global_batch: int) -> Numbers:
-        """The stream that serves each slot of a step."""
+        """Stream of each slot of a step."""
         slots = np.arange(global_batch)
         per_slot, per_stream = self._ratio(global_batch)
         return slots * per_slot + step % per_slot if per_slot > 1 else slots // per_stream
 
     def slots_of(self, rank: Rank, global_batch: int) -> range:
-        """The slots a rank fills, in every step."""
-        cuts = share_cuts(global_batch, rank.world)
+        """Slots of a rank, in every step."""
+        cuts = share_cuts(global_batch, rank.world_size)
         return range(int(cuts[rank.rank]), int(cuts[rank.rank + 1]))
 
     def streams_of(self, rank: Rank, global_batch: int) -> range:
-        """The streams a rank reads, over all steps."""
+        """Streams that a rank reads, over all steps."""
         slots = self.slots_of(rank, global_batch)
         if not slots:
             return range(0)
@@ -107,7 +107,7 @@ class CanonicalStreams:
         return range(slots.start // per_stream, (slots.stop - 1) // per_stream + 1)
 
     def exclusive(self, global_batch: int, world: int) -> bool:
-        """Whether no stream is read by two ranks."""
+        """True if no stream is read by two ranks."""
         per_stream = self._ratio(global_batch)[1]
         return not np.any(share_cuts(global_batch, world) % per_stream)
 
@@ -115,18 +115,18 @@ class CanonicalStreams:
         """Streams to a slot and slots to a stream; one of them is 1."""
         if global_batch < 1 or (self.streams % global_batch and global_batch % self.streams):
             raise ConfigError(
-                f"{self.streams} streams cannot serve a global batch of {global_batch}: one must be a multiple of the "
-                f"other, as the number from canonical_streams(global_batch) is"
+                f"{self.streams} streams do not fit a global batch of {global_batch}: one must be a multiple of the "
+                "other; use canonical_streams(global_batch)"
             )
         return max(1, self.streams // global_batch), max(1, global_batch // self.streams)
 
 
 def canonical_streams(global_batch: int, wanted: int = 64) -> int:
-    """How many streams suit a global batch: near `wanted`, never above twice that.
+    """Number of streams for a global batch: near `wanted`, at most twice that.
 
-    A multiple of the global batch where one is small enough, for then every world size splits the streams cleanly;
-    otherwise a divisor. Depends on nothing else, so that a run can go on with another number of ranks. A global batch
-    that is large and prime leaves a single stream, which every rank has to read.
+    A multiple of the global batch where one is small enough, since every world size divides those cleanly; otherwise a
+    divisor. It does not depend on the world size, so that a run can resume on another one. A large prime global batch
+    leaves a single stream, which every rank has to read.
     """
     if global_batch < 1 or wanted < 1:
         raise ConfigError(f"global_batch and wanted must be at least 1, got {global_batch} and {wanted}")
@@ -136,35 +136,35 @@ def canonical_streams(global_batch: int, wanted: int = 64) -> int:
     return min(fitting, key=lambda number: (max(number / wanted, wanted / number), -number))
 
 
-def deal(sharding: Sharding, sizes: Numbers, world: int) -> list[Numbers]:
-    """`sharding.shares`, checked: each sample exactly once, none for nobody, no rank left out without need."""
+def shares_of(sharding: Sharding, sizes: Numbers, world: int) -> list[Numbers]:
+    """Checked result of `sharding.shares`: every sample exactly once, and no rank empty without need."""
     shares = [np.asarray(share) for share in sharding.shares(sizes, world)]
     if len(shares) != world:
-        raise ConfigError(f"{sharding!r} made {len(shares)} shares for {world} ranks; it must make one for each")
+        raise ConfigError(f"{sharding!r} made {len(shares)} shares for {world} ranks, expected one for each")
     for rank, share in enumerate(shares):
         if share.ndim != 1 or (share.size and share.dtype.kind not in "iu"):
             raise ConfigError(
-                f"{sharding!r} gave rank {rank} an array of {share.dtype} with {share.ndim} dimensions; "
-                f"a share is a flat array of sample numbers"
+                f"{sharding!r} gave rank {rank} an array of {share.dtype} with {share.ndim} dimensions, expected a "
+                "flat array of sample numbers"
             )
     taken = np.concatenate(shares).astype(np.int64)
     outside = taken[(taken < 0) | (taken >= len(sizes))]
     if outside.size:
-        raise ConfigError(f"{sharding!r} dealt sample {outside[0]} of a global batch that has {len(sizes)}")
+        raise ConfigError(f"{sharding!r} assigned sample {outside[0]} of a global batch of {len(sizes)}")
     times = np.bincount(taken, minlength=len(sizes))
     if np.any(times != 1):
         wrong = int(np.flatnonzero(times != 1)[0])
         raise ConfigError(
-            f"{sharding!r} dealt sample {wrong} {times[wrong]} times; every sample goes to exactly one rank"
+            f"{sharding!r} assigned sample {wrong} {times[wrong]} times; every sample goes to exactly one rank"
         )
     empty = [rank for rank, share in enumerate(shares) if not share.size]
     if empty and len(sizes) >= world:
         raise ConfigError(
-            f"{sharding!r} left rank {empty[0]} without a sample although {len(sizes)} were there for {world}"
+            f"{sharding!r} left rank {empty[0]} without a sample, with {len(sizes)} samples for {world} ranks"
         )
     return [share.astype(np.int64, copy=False) for share in shares]
 
 
 def share_cuts(count: int, world: int) -> Numbers:
-    """Where neighbouring shares meet; earlier ranks take the odd ones, so that rank 0 is the last to go empty."""
+    """Bounds of contiguous shares; earlier ranks get the remainder, so that rank 0 is the last to be empty."""
     return -(-np.arange(world + 1) * count // world)

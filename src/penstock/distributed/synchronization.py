@@ -1,7 +1,7 @@
-"""Ranks that agree: a barrier, the end of an epoch whose length nobody knows before, and one state made of many.
+"""Synchronization of ranks: a barrier, the end of an epoch of unknown length, and one state of all ranks.
 
-Everything goes through a `Rendezvous`, never through the collectives of the trainer, every wait has a deadline, and
-its error names the ranks that were waited for. The indexed loaders need none of it: their ranks agree by arithmetic.
+Everything goes through a `Rendezvous`, never through the collectives of the trainer. Every wait has a timeout, whose
+error names the missing ranks. Loaders with a plan need none of this: their ranks agree by arithmetic.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LINGER_SECONDS = 5.0
 
 
 def barrier(rendezvous: Rendezvous, rank: Rank, name: str, timeout_seconds: float = 300.0) -> None:
-    """Waits for all ranks to come here; after the deadline the error names those that did not.
+    """Wait for all ranks; after the timeout, the error names those that did not arrive.
 
     A name may be used again, as long as every rank uses it equally often.
     """
@@ -37,13 +37,13 @@ def gather_states(
     rendezvous: Rendezvous | None = None,
     timeout_seconds: float = 300.0,
 ) -> dict[str, Any]:
-    """The states of all ranks as one (see `merge_states`), the same on every rank. All of them have to call it.
+    """States of all ranks as one (see `merge_states`), equal on every rank. All ranks have to call it.
 
-    Rank 0 merges, so that a thousand ranks exchange two thousand notes and not a million. What it refuses, every rank
-    refuses.
+    Rank 0 merges, so that a thousand ranks exchange two thousand notes and not a million. An error of rank 0 is raised
+    on every rank.
     """
     here = find_rank(group=group) if rank is None else rank
-    if here.world == 1:
+    if here.world_size == 1:
         return merge_states([state])
 
     def merged(notes: list[bytes]) -> bytes:
@@ -65,29 +65,27 @@ def gather_states(
 
 
 def merge_states(states: Sequence[Mapping[str, Any]], *, streams: int | None = None) -> dict[str, Any]:
-    """One state out of those of several ranks: the cursors under "streams", at any depth, together; the rest once.
+    """One state from those of several ranks: the union of the cursors under "streams", at any depth; the rest once.
 
-    The rest (version, plan, epoch, step) has to be the same everywhere, and so do the cursors of a stream that several
-    ranks read. With `streams` every "streams" has to come out with that many.
+    The rest (version, plan, epoch, step) has to be equal everywhere, and so do the cursors of a stream that several
+    ranks read. With `streams`, every "streams" must have that many cursors.
     """
     if not states:
-        raise ResumeError("there are no states to merge; pass the state of every rank")
+        raise ResumeError("no states to merge; pass the state of every rank")
     return _merged(states, "", streams)
 
 
 class EndOfEpoch:
-    """How many steps an epoch has when each rank finds out about its own data only: as many as the longest rank needs.
+    """End of an epoch when each rank knows only the end of its own data: the epoch is as long as the longest rank.
 
-    For each step a rank says `passed(step)` if it has data for it, or once `ended(step)` if it has none from there on.
-    `more(step)` then tells whether any rank has data for that step, so that the ranks that ended go on with blanks
-    and all of them stop together. Only ranks that ended ever wait, and only for ranks that said nothing yet about the
-    step, with a deadline.
+    For each step, a rank calls `passed(step)` if it has data, or once `ended(step)` if it has none from there on.
+    `more(step)` then returns whether any rank has data for the step, so that ranks without data continue with blanks
+    and all stop together. Only ranks that ended wait, for ranks that have not reported the step, with a timeout.
 
-    `passed` posts one small note every time (some microseconds through a torch store on one machine, 0.3 ms as a
-    file): a rank that ended may be waiting for just that step while the trainer holds everybody else in a collective,
-    so no note may be left out or kept for later. Who knows its data further ahead may say so, `passed(step + 100)`,
-    and the steps up to there are free.
-    One of these objects serves one pass over the data, and every rank makes one for each pass.
+    `passed` posts a small note every time (microseconds through a torch store on one machine, 0.3 ms as a file): a rank
+    that ended may be waiting for that step while the trainer holds the others in a collective, so no note may be
+    delayed. A rank that knows its data further ahead calls `passed(step + 100)`, and the steps up to there are free.
+    An object serves one pass over the data; every rank makes one for each pass.
     """
 
     def __init__(
@@ -98,43 +96,43 @@ class EndOfEpoch:
         self._name = f"{name} {epoch}"
         self._keys = "{}/{}".format(*meeting(rendezvous, rank, f"end of {self._name}"))
         self._reach = 0
-        """Steps that this rank is known to have."""
+        """Number of steps that this rank has reported."""
         self._own_end: int | None = None
-        self._heard = dict.fromkeys((other for other in range(rank.world) if other != rank.rank), 0)
-        """Steps that others are known to have, those that may have more of them."""
+        self._heard = dict.fromkeys((other for other in range(rank.world_size) if other != rank.rank), 0)
+        """Number of steps that the other ranks have reported, for those that may have more."""
         self._longest = 0
         self._left = False
 
     @property
     def steps(self) -> int | None:
-        """How many steps the epoch has, as soon as it is known here."""
+        """Number of steps of the epoch, once it is known."""
         return self._longest if self._own_end is not None and not self._heard else None
 
     def passed(self, step: int) -> None:
-        """This rank has data for this step, and for those before."""
+        """Report that this rank has data for this step and all before it."""
         if self._own_end is not None:
-            raise ConfigError(f"{self.rank} said that its data ended at step {self._own_end}, and now passed {step}")
+            raise ConfigError(f"{self.rank} passed step {step} after its data ended at step {self._own_end}")
         if step >= self._reach:
             self._reach = step + 1
             self._post(b"passed")
 
     def ended(self, step: int) -> None:
-        """This rank has no data for this step, nor for any after it."""
+        """Report that this rank has no data for this step or any after it."""
         if self._own_end == step:
             return
         if self._own_end is not None or step < self._reach:
-            said = f"passed {self._reach - 1}" if self._own_end is None else f"ended at {self._own_end}"
-            raise ConfigError(f"{self.rank} said that it {said}, and now that its data ended at step {step}")
+            before = f"passed step {self._reach - 1}" if self._own_end is None else f"ended at step {self._own_end}"
+            raise ConfigError(f"{self.rank} ended at step {step} after it {before}")
         self._own_end = self._reach = step
         self._longest = max(self._longest, step)
         self._post(b"ended")
 
     def more(self, step: int) -> bool:
-        """Whether any rank has data for this step; waits for the others if this one has none."""
+        """Return whether any rank has data for this step; waits for the others if this one has none."""
         if step < max(self._reach, self._longest):
             return True
         if self._own_end is None:
-            raise ConfigError(f"{self.rank} asked about step {step} without having passed it or ended before it")
+            raise ConfigError(f"{self.rank} has neither passed step {step} nor ended before it")
         with reaching(self._rendezvous, self.rank, f"asking who has data for step {step} of {self._name}"):
             if not wait_until(lambda: self._settled(step), self.timeout_seconds):
                 raise StalledError(self._complaint(step))
@@ -144,7 +142,7 @@ class EndOfEpoch:
         return False
 
     def _settled(self, step: int) -> bool:
-        """Listens to the ranks that may have more, the most advanced first, until one has, or none is left."""
+        """Read the notes of ranks that may have more, the most advanced first, until one has, or none is left."""
         for other in sorted(self._heard, key=lambda other: -self._heard[other]):
             key = f"{self._keys}/{other}"
             if self._rendezvous.check([key]):
@@ -158,12 +156,12 @@ class EndOfEpoch:
         return not self._heard
 
     def _post(self, word: bytes) -> None:
-        if self.rank.world > 1:
-            with reaching(self._rendezvous, self.rank, f"telling how far its data goes in {self._name}"):
+        if self.rank.world_size > 1:
+            with reaching(self._rendezvous, self.rank, f"reporting its progress in {self._name}"):
                 self._rendezvous.set(f"{self._keys}/{self.rank.rank}", word + b" %d" % self._reach)
 
     def _leave(self) -> None:
-        if not self._left and self.rank.world > 1:
+        if not self._left and self.rank.world_size > 1:
             self._left = True
             _leave(self._rendezvous, self.rank, f"{self._keys}/left")
 
@@ -171,10 +169,10 @@ class EndOfEpoch:
         silent = sorted(self._heard)
         last = (f"rank {other}: step {self._heard[other] - 1}" for other in silent if self._heard[other])
         heard = ", ".join(last)
-        known = f"last heard of {heard}" if heard else "nothing was heard of them"
+        known = f"last reports: {heard}" if heard else "no reports so far"
         return (
-            f"{self.rank} waited {self.timeout_seconds:g} s for {_ranks(silent)} to say whether there is data for step "
-            f"{step} of {self._name} ({known}); look at their output: they hang or have ended"
+            f"{self.rank} waited {self.timeout_seconds:g} s for {_ranks(silent)} to report step {step} of {self._name} "
+            f"({known}); look at their output: they hang or have ended"
         )
 
 
@@ -186,24 +184,24 @@ def _meet(
     answer: Callable[[list[bytes]], bytes],
     timeout_seconds: float,
 ) -> bytes:
-    """Every rank brings a note, rank 0 makes an answer of all of them, every rank gets that."""
-    if rank.world == 1:
+    """Collect a note of every rank; rank 0 makes an answer of all notes, which every rank gets."""
+    if rank.world_size == 1:
         return answer([note])
     base, number = meeting(rendezvous, rank, name)
-    notes = [f"{base}/{number}/{other}" for other in range(rank.world)]
+    notes = [f"{base}/{number}/{other}" for other in range(rank.world_size)]
     answered = f"{base}/{number}/answer"
     with reaching(rendezvous, rank, f"waiting at {name!r}"):
         rendezvous.set(notes[rank.rank], note)
         if not wait_until(
-            # The answer may be there already for rank 0 too, from another process that shares its data rank.
+            # Rank 0 may find the answer too, from another process that shares its data rank.
             lambda: rendezvous.check([answered]) or (rank.rank == 0 and rendezvous.check(notes)),
             timeout_seconds,
         ):
             missing = [other for other, key in enumerate(notes) if not rendezvous.check([key])]
-            late = f"{_ranks(missing)}, which did not arrive" if missing else "rank 0, which arrived but is silent"
+            late = f"{_ranks(missing)}, which did not arrive" if missing else "the answer of rank 0, which arrived"
             raise StalledError(
-                f"{rank} waited {timeout_seconds:g} s at {name!r} for {late}; "
-                f"look at the output of such ranks: they hang or have ended"
+                f"{rank} waited {timeout_seconds:g} s at {name!r} for {late}; look at the output of these ranks: they "
+                "hang or have ended"
             )
         if rank.rank == 0 and not rendezvous.check([answered]):
             rendezvous.set(answered, answer([rendezvous.get(key) for key in notes]))
@@ -214,8 +212,8 @@ def _meet(
 
 
 def _leave(rendezvous: Rendezvous, rank: Rank, base: str) -> None:
-    """Rank 0 goes last, if the others go soon: with its process the store may vanish that they still have to read."""
-    others = [f"{base}/{other}" for other in range(1, rank.world)]
+    """Leave a meeting, rank 0 last if the others leave soon: its process may serve the store that they still read."""
+    others = [f"{base}/{other}" for other in range(1, rank.world_size)]
     if rank.rank:
         rendezvous.set(others[rank.rank - 1], b"")
     else:
@@ -223,7 +221,7 @@ def _leave(rendezvous: Rendezvous, rank: Rank, base: str) -> None:
 
 
 def _tidy(rendezvous: Rendezvous, rank: Rank, base: str, number: int) -> None:
-    """Takes away what nobody can need: own notes two meetings ago, and long ago the answer."""
+    """Delete what no rank needs any more: own notes of two meetings ago, and old answers."""
     forget(rendezvous, f"{base}/{number - 2}/{rank.rank}")
     if rank.rank:
         forget(rendezvous, f"{base}/{number - 2}/left/{rank.rank}")
@@ -242,7 +240,7 @@ def _merged(states: Sequence[Mapping[str, Any]], path: str, streams: int | None)
         where = f"{path}.{key}" if path else str(key)
         for number, state in enumerate(states):
             if key not in state:
-                raise ResumeError(f"the states cannot be merged: number {number} has no {where!r}, others have")
+                raise ResumeError(f"the states cannot be merged: number {number} has no {where!r}, and others have")
         values = [state[key] for state in states]
         if all(isinstance(value, Mapping) for value in values):
             result[key] = _cursors(values, where, streams) if key == "streams" else _merged(values, where, streams)
@@ -258,7 +256,7 @@ def _merged(states: Sequence[Mapping[str, Any]], path: str, streams: int | None)
 
 
 def _cursors(parts: Sequence[Mapping[Any, Any]], where: str, streams: int | None) -> dict[str, Any]:
-    """Cursors of streams by number, as text, for JSON knows no other keys."""
+    """Cursors of streams by number, as text for JSON."""
     cursors: dict[int, tuple[int, Any]] = {}
     for number, part in enumerate(parts):
         for stream, cursor in part.items():
@@ -278,7 +276,7 @@ def _cursors(parts: Sequence[Mapping[Any, Any]], where: str, streams: int | None
 
 
 def _ranks(numbers: Iterable[int]) -> str:
-    """`rank 3`, or `ranks 1, 2 and 5`; of very many the first ones."""
+    """Text `rank 3`, or `ranks 1, 2 and 5`; at most the first 15."""
     shown = [str(number) for number in numbers]
     if len(shown) > 16:
         shown = [*shown[:15], f"{len(shown) - 15} more"]

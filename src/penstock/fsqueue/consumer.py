@@ -203,7 +203,7 @@ class DatasetConsumer:
             "order": self.order,
             "acknowledge": self.acknowledge,
             "rank": self.rank.rank,
-            "world_size": self.rank.world,
+            "world_size": self.rank.world_size,
             "backend": self._backend.name,
             "device": self.device,
             "pin_memory": self.pin_memory,

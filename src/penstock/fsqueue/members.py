@@ -168,7 +168,7 @@ class QueueMember:
     @classmethod
     def consumer(cls, queue: Queue, order: str, rank: Rank, options: QueueOptions) -> Self:
         """A consumer that has not joined yet."""
-        facts = {"role": "consumer", "order": order, "rank": rank.rank, "world": rank.world}
+        facts = {"role": "consumer", "order": order, "rank": rank.rank, "world": rank.world_size}
         return cls(queue, "c", facts, options)
 
     @classmethod

@@ -41,7 +41,7 @@ class OrderedReader:
 
     def __init__(self, split: SplitFiles, rank: Rank, *, on_commit: bool, every_rank: bool = False) -> None:
         self.split, self.rank, self.on_commit = split, rank, on_commit
-        self._stride, self._offset = (1, 0) if every_rank else (rank.world, rank.rank)
+        self._stride, self._offset = (1, 0) if every_rank else (rank.world_size, rank.rank)
         self.counts = split.counts
         self._directory, self._per_file = split.directory, split.queue.description.batches_per_file
         self._cursor: RankCursor | None = None
@@ -116,7 +116,7 @@ class OrderedReader:
             self._move_cursor(self._position, self._done)
             self._delete_consumed()
             self._mark_partly_read()
-            if self.rank.world == 1 and self._done == self._position and self._cursor is not None:
+            if self.rank.world_size == 1 and self._done == self._position and self._cursor is not None:
                 # Nothing has to be delivered again: the files hold the whole state.
                 (self._directory.cursors / self._cursor.name).unlink(missing_ok=True)
                 self._cursor = None
@@ -133,14 +133,14 @@ class OrderedReader:
         # are there nothing is deleted.
         for cursor in map(RankCursor.parse, os.listdir(self._directory.cursors)):
             if cursor is not None and (
-                cursor.rank == self.rank.rank or cursor.world != self.rank.world or cursor.done > self._position
+                cursor.rank == self.rank.rank or cursor.world != self.rank.world_size or cursor.done > self._position
             ):
                 (self._directory.cursors / cursor.name).unlink(missing_ok=True)
         self._cursor = None
         self._move_cursor(self._position, self._done)
 
     def _move_cursor(self, read: int, done: int) -> None:
-        new = RankCursor(self.rank.rank, self.rank.world, read, done)
+        new = RankCursor(self.rank.rank, self.rank.world_size, read, done)
         if self._cursor is None or not rename(self._directory.cursors, self._cursor.name, new.name):
             (self._directory.cursors / new.name).touch()
         self._cursor = new
@@ -229,14 +229,14 @@ class OrderedReader:
 
     def _mark_partly_read(self) -> None:
         """Write the position into the name of the file where the ranks stop, for a reader without a state."""
-        number, start = divmod(self._directory.done_floor(self.rank.world), self._per_file)
+        number, start = divmod(self._directory.done_floor(self.rank.world_size), self._per_file)
         for file in self._directory.files():
             if file.number == number and file.owner is None and start > file.start:
                 self._directory.move(file, file.released(start))
 
     def _delete_consumed(self) -> None:
         """Delete the files that every rank is done with."""
-        done = self._directory.done_floor(self.rank.world)
+        done = self._directory.done_floor(self.rank.world_size)
         at_the_end = self._end is not None and done >= self._end
         floor = done // self._per_file + (at_the_end and done % self._per_file > 0)  # the last file may be short
         if floor <= self._deleted:
@@ -253,7 +253,7 @@ class _Claim(NamedTuple):
 
     @property
     def name(self) -> str:
-        return f"r{self.rank.rank}of{self.rank.world}.by-{self.owner}"
+        return f"r{self.rank.rank}of{self.rank.world_size}.by-{self.owner}"
 
 
 def is_cursor_name(name: str) -> bool:
@@ -327,7 +327,7 @@ class RankClaim:
             for claim in map(_CLAIM.fullmatch, os.listdir(self._directory))
             if claim is not None and claim[3] != self._member.id
         ]
-        return [other for other in found if other.rank == self.rank or other.rank.world != self.rank.world]
+        return [other for other in found if other.rank == self.rank or other.rank.world_size != self.rank.world_size]
 
     def _is_gone(self, other: _Claim) -> bool:
         """True if a reader has left or died; its claim is then removed."""
@@ -347,12 +347,14 @@ class RankClaim:
 
     @property
     def _what(self) -> str:
-        return f"rank {self.rank.rank} of {self.rank.world} of split {self.split.name!r} in {self.split.queue.path}"
+        return (
+            f"rank {self.rank.rank} of {self.rank.world_size} of split {self.split.name!r} in {self.split.queue.path}"
+        )
 
     def _describe_conflict(self, other: _Claim) -> str:
         facts = self._facts(other)
         process = f" (process {facts['pid']} on {facts['host']}, since {facts['since']})" if "pid" in facts else ""
-        as_rank = "" if other.rank == self.rank else f" as rank {other.rank.rank} of {other.rank.world}"
+        as_rank = "" if other.rank == self.rank else f" as rank {other.rank.rank} of {other.rank.world_size}"
         return (
             f"{self._what} is read{as_rank} by {other.owner}{process}, and two readers in strict order would both get "
             "its batches; close that one first, give each reader a rank of its own with rank= and world_size=, or pass "

@@ -3,6 +3,7 @@ from penstock.batching.masked_lm import MaskedLM as MaskedLM
 from penstock.corpus.prepare import Prepared as Prepared
 from penstock.corpus.prepare import prepare as prepare
 from penstock.corpus.recipe import Recipe as Recipe
+from penstock.loaders.adapters import RepeatLoader as RepeatLoader
 from penstock.loaders.base import DataLoader as DataLoader
 from penstock.loaders.conversation import ConversationDataLoader as ConversationDataLoader
 from penstock.loaders.memory import MemoryConfig as MemoryConfig
@@ -14,7 +15,6 @@ from penstock.loaders.mlx_loader import SampleDataLoader as SampleDataLoader
 from penstock.loaders.preference import PreferenceDataLoader as PreferenceDataLoader
 from penstock.loaders.preferences.batch import PreferenceBatch as PreferenceBatch
 from penstock.loaders.pretrain import PretrainDataLoader as PretrainDataLoader
-from penstock.loaders.repeat import RepeatLoader as RepeatLoader
 from penstock.loaders.rollout import RolloutDataLoader as RolloutDataLoader
 from penstock.loaders.streamed.reader import StreamOptions as StreamOptions
 from penstock.loaders.streaming import StreamingConfig as StreamingConfig

@@ -1,4 +1,4 @@
-"""What every loader is: something that makes batches from a position on, and a position."""
+"""Base of all loaders: four methods to write, or an engine that makes batches from a position on."""
 
 from __future__ import annotations
 
@@ -10,31 +10,30 @@ from typing import Any, NoReturn, Protocol, Self
 
 import numpy as np
 
-from penstock.batching.batch import TrainingBatch
-from penstock.batching.options import Options
-from penstock.batching.transfer import DeviceTransfer
+from penstock.batching.batch import DeviceTransfer, TrainingBatch
+from penstock.batching.options import Options, show_options
 from penstock.distributed.ranks import Rank
 from penstock.errors import ConfigError
+from penstock.loaders.adapters import BatchKey, EpochIterator, EpochSampler, batch_of, called_by_torch, refuse
 from penstock.loaders.plan_engine import PlanEngine
 from penstock.loaders.profile import Profile
-from penstock.loaders.sampling import LoaderSource
-from penstock.loaders.torch_sampler import BatchKey, EpochIterator, EpochSampler, asked_by_torch, named_batch, refuse
+from penstock.loaders.source import LoaderSource
 from penstock.order.plan import Plan
 from penstock.pipeline.prefetch import ReadAhead
 
 __all__ = ["DataLoader", "Engine"]
 
 _SLOW_SECONDS = 0.002
-"""Batches that take longer to make than this are made ahead, if nothing else was asked for."""
-_AHEAD = 2
-_WATCHED = 256
-"""Batches of a loop whose making is timed; if they were quick, the others will be."""
+"""Batches that take longer than this are prefetched, unless `prefetch` is set."""
+_PREFETCH = 2
+_TIMED_BATCHES = 256
+"""Batches of a loop whose preparation is timed."""
 Made = tuple[TrainingBatch, Any]
-"""A batch, and the position behind it."""
+"""A batch, and the next position."""
 
 
 class Engine(Protocol):
-    """What makes the batches: by a plan (`PlanEngine`), or from streams (`Streamed`). Positions are its own values."""
+    """Maker of batches: from a plan, from streams, from samples or from rollouts. Positions are its own values."""
 
     options: Options
     rank: Rank
@@ -51,7 +50,7 @@ class Engine(Protocol):
     def number_of(self, position: Any) -> int: ...
     def count(self, epoch: int) -> int: ...
     def batches(self, position: Any) -> Generator[Made, None, None]:
-        """Closing the generator does not wait for what threads are doing; closing the engine does."""
+        """Rest of an epoch. Closing the generator does not wait for its threads; closing the engine does."""
         ...
 
     def to_state(self, position: Any) -> dict[str, Any]: ...
@@ -60,213 +59,207 @@ class Engine(Protocol):
 
 
 class DataLoader:
-    """Batches for training, in an order that depends on the plan, the seed and the step, and on nothing else.
+    """Batches for training, in an order that depends on nothing but the plan, the seed and the step.
 
         with PretrainDataLoader("corpus/", tokenizer, chunk_size=2048, batch_size=8) as loader:
-            for batch in loader:              # the rest of this epoch; a second loop is the next one
+            for batch in loader:              # the rest of this epoch; the next loop is the next epoch
                 loss = model(**batch).loss
 
-    `state_dict()` after a batch stands for everything behind that batch. It is small, the same on every rank, and
-    loads on any number of ranks as long as `batch_size` times `world_size` stays the same.
+    `state_dict()` after a batch is the position after that batch. It is small, equal on every rank, and loads on any
+    number of ranks as long as `batch_size` times `world_size` stays the same.
 
-    With `device=`, a batch may be used on the stream that is current where it is taken: see `DeviceTransfer`.
+    As a sequence, `loader[i]` is batch i of this epoch. Worker processes of torch get batches by key:
+    `torch.utils.data.DataLoader(loader, batch_size=None, sampler=loader.sampler(), num_workers=2)`.
 
-    As a sequence, `loader[i]` is batch i of this epoch. Worker processes of torch get batches by name, epoch after
-    epoch: `torch.utils.data.DataLoader(loader, batch_size=None, sampler=loader.sampler(), num_workers=2)`.
+    A loader of your own needs four methods: `get_batch`, `get_iterator`, `get_num_batches` and `reset`. It gets loops,
+    `len`, `with`, and a place in a `MixedDataLoader`. The other methods need an engine, which penstock's loaders have.
     """
+
+    # Defaults for subclasses that do not call __init__.
+    _engine: Engine = None  # type: ignore[assignment]
+    _position: Any = None
+    _prefetcher: _Prefetcher | None = None
+    _closed = False
+
+    def __init_subclass__(cls, options: tuple[type[Any], ...] = (), **keywords: Any) -> None:
+        """`options` are the dataclasses behind the `**options` of `__init__`: shown by `help` and `signature`."""
+        super().__init_subclass__(**keywords)
+        if options:
+            show_options(cls, options)
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._position = engine, engine.start()
-        self._making: _Making | None = None
-        self._turn = 0
-        """Counts loops, so that one notices that it is no longer its turn."""
+        self.options, self.rank = engine.options, engine.rank
+        self.batch_size, self.drop_last = engine.batch_size, engine.options.drop_last
+        self._loops = 0
+        """Number of loops so far: an earlier loop is over when another begins."""
         self._moves = 0
-        self._loop: EpochIterator | None = None
-        """What gave torch's DataLoader the names of batches last, unless the loader was moved since."""
-        self._closed = False
         self._edits = 0
-        """How often the plan was edited, so that a loop notices."""
+        """Number of edits of the plan so far: a running loop follows them."""
+        self._loop: EpochIterator | None = None
+        """Loop of torch's DataLoader that got the last keys, unless the loader was moved since."""
         self._profile: Profile | None = None
 
-    # What the seed names
+    # The four methods of the interface
 
     def get_batch(self, batch_size: int | None = None) -> TrainingBatch:
-        """The next batch, of `batch_size` samples for each rank. Goes on in the next epoch when one ends."""
+        """Next batch, of `batch_size` samples for each rank. Continues with the next epoch when one ends."""
         self._check_ready()
         profile = self._profile
         if profile is not None:
-            profile.asked()
+            profile.wait()
         self._leave_loop()
-        made, behind = self._engine.one(self._position, None if batch_size is None else _whole(batch_size))
+        made, following = self._engine.one(self._position, None if batch_size is None else _integer(batch_size))
         batch = DeviceTransfer(self.options).move(made)
-        self._move(behind)
+        self._move(following)
         if profile is not None:
-            profile.given(batch)
+            profile.deliver(batch)
         return batch
 
     def get_iterator(self) -> Iterator[TrainingBatch]:
-        """The batches of the rest of this epoch."""
-        return iter(self)
+        """Batches of the rest of this epoch."""
+        self._check_ready()
+        self._leave_loop()
+        self._loops += 1
+        self._end_prefetch()
+        return self._iterate(self._loops)
 
     def get_num_batches(self) -> int:
-        """Batches of this epoch. With packing, the whole epoch is planned for it on lengths, once."""
+        """Number of batches of this epoch. With packing, plans the whole epoch on lengths, once."""
         self._check_ready()
         return self._engine.count(self.epoch)
 
     def reset(self) -> None:
-        """Back to the first step of the first epoch."""
+        """Go back to the first step of the first epoch."""
+        self._check_ready()
         self._move(self._engine.start())
 
     # Iteration
 
     def __iter__(self) -> Iterator[TrainingBatch]:
-        self._check_ready()
-        self._leave_loop()
-        self._turn += 1
-        self._end_making()
-        return self._iterate(self._turn)
+        return self.get_iterator()
 
     def __len__(self) -> int:
         return self.get_num_batches()
 
     def __bool__(self) -> bool:
-        return True  # and not the length, which a stream does not know
+        return True  # not the length, which a stream does not know
 
     def __getitem__(self, number: int) -> TrainingBatch:
-        """Batch `number` of this epoch, wherever the loader is; or that of a key of `sampler()`."""
+        """Batch `number` of this epoch, at any position of the loader; or the batch of a key of `sampler()`."""
         self._check_ready()
         if isinstance(number, BatchKey):
-            return DeviceTransfer(self.options).move(named_batch(self, number))
-        if asked_by_torch():
-            refuse(
-                f"asked for item {number!r}, which does not say of which epoch: every epoch would be the first again"
-            )
+            return DeviceTransfer(self.options).move(batch_of(self, number))
+        if called_by_torch():
+            refuse(f"requested item {number!r} without an epoch, so that every epoch would repeat the first")
         count = len(self)
         if not -count <= number < count:
-            raise IndexError(f"batch {number} of an epoch of {count}")
+            raise IndexError(f"batch {number} does not exist; the epoch has {count} batches")
         return DeviceTransfer(self.options).move(self._engine.item(self.epoch, number % count))
 
     def __getitems__(self, keys: Any) -> NoReturn:
-        """What torch's DataLoader calls to make one batch of several items."""
-        refuse("wants to collate batches into larger ones, and they are complete")
+        """Called by torch's DataLoader to collate several items into one batch."""
+        refuse("collates items into batches, and these are batches already")
 
     def sampler(self) -> EpochSampler:
-        """What torch's DataLoader goes by: each loop over it is an epoch of this loader, the next loop the next one.
+        """Sampler for torch's DataLoader: each loop over it is the next epoch of this loader.
 
         DataLoader(loader, batch_size=None, sampler=loader.sampler(), num_workers=2)
         """
         return EpochSampler(self)
 
     @property
-    def options(self) -> Options:
-        return self._engine.options
-
-    @property
-    def rank(self) -> Rank:
-        return self._engine.rank
-
-    @property
-    def batch_size(self) -> int:
-        """Samples of a batch of this rank."""
-        return self._engine.batch_size
-
-    @property
-    def drop_last(self) -> bool:
-        return self.options.drop_last
-
-    @property
     def plan(self) -> Plan:
-        """The order of everything; see `Plan.step` and `Plan.trace`."""
-        return self._indexed().plan
+        """Plan of all steps; see `Plan.step` and `Plan.trace`."""
+        return self._plan_engine().plan
 
     @property
-    def stocks(self) -> tuple[LoaderSource, ...]:
-        """The sources."""
-        return self._indexed().stocks
+    def sources(self) -> tuple[LoaderSource, ...]:
+        """Sources of the plan, with their rows."""
+        return self._plan_engine().sources
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next batch is from."""
+        """Epoch of the next batch."""
         return int(self._position.epoch)
 
     @property
     def step(self) -> int:
-        """The number of the next batch, counted from the beginning of the first epoch."""
+        """Number of the next batch, counted from the beginning of the first epoch."""
         return int(self._position.step)
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of an epoch; in the middle of that epoch, stay."""
-        if _whole(epoch, least=0) != self.epoch or self._loop is not None:
+        """Go to the beginning of an epoch; within that epoch, stay."""
+        if _integer(epoch, least=0) != self.epoch or self._loop is not None:
             self._move(self._engine.seek_epoch(epoch, self._position))
 
     def seek(self, step: int) -> None:
-        """Go to the front of a step."""
+        """Go to the position before a step."""
         self._check_ready()
-        self._move(self._engine.seek(_whole(step, least=0)))
+        self._move(self._engine.seek(_integer(step, least=0)))
 
     def edit(self, plan: Plan) -> None:
-        """Go on by an edited plan, as `loader.edit(loader.plan.skip(340, 360))`; what was delivered cannot change.
+        """Continue with an edited plan, such as `loader.plan.skip(340, 360)`; delivered steps cannot change.
 
-        A loop that is running goes on by it too.
+        A running loop follows it too.
         """
-        self._indexed().edit(plan, self._position)
-        self._position = plan.settle(self._position)[0]
+        self._plan_engine().edit(plan, self._position)
+        self._position = plan.next_delivered(self._position)
         self._edits += 1
 
     # State
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader is: behind the batch that was handed out last. JSON-able, below 4 KiB."""
+        """Position after the last delivered batch, as plain values below 4 KiB."""
+        self._check_ready(closed_too=True)
         return self._engine.to_state(self._position if self._loop is None else self._loop.position())
 
     def load_state_dict(self, state: Mapping[str, Any], *, new_batch_size: bool = False) -> None:
-        """Go to where another loader of the same plan was. What does not go together is refused, naming both sides."""
+        """Go to the position of a state. A state of another plan is refused, with what differs."""
+        self._check_ready(closed_too=True)
         self._move(self._engine.from_state(state, new_batch_size=new_batch_size))
 
     # Profiling
 
     def enable_profiling(self) -> None:
-        """Count from here on where the time goes, anew if it was counted already. A loop that is running is included.
-
-        Costs a few microseconds a batch. What is done to make a batch is counted from the next loop on.
-        """
+        """Measure where the time goes from now on, in a running loop too. Costs a few microseconds a batch."""
         self._profile = Profile()
         self._watch(self._profile)
 
     def disable_profiling(self) -> None:
-        """Count no more; the results so far are gone."""
+        """Stop measuring, and forget the results."""
         self._profile = None
         self._watch(None)
 
     def get_profiling_results(self) -> dict[str, Any]:
-        """What was counted since `enable_profiling`.
+        """Measurements since `enable_profiling`.
 
         throughput_samples_per_sec, tokens_per_sec, avg_batch_time_ms     of the loop, training included
-        batches, samples, tokens, seconds                                 how much it was
+        batches, samples, tokens, seconds                                 totals
         padding_share                                                     of the places in the batches
-        stages      shares of the time: `wait` (for batches) and `train` (the body of the loop) are all of it; the
-                    others say what was done to make batches, in whatever thread, and may add up to more or less
-        advice      one sentence about what would help most
+        stages      shares of the time: `wait` (for batches) and `train` (body of the loop) add up to 1; the others are
+                    parts of making batches, in any thread, and may add up to more or less
+        advice      one sentence on what would help most
         """
         if self._profile is None:
             raise ConfigError("profiling is not enabled; call enable_profiling() and loop over the loader first")
         return self._profile.results(**self._profile_facts())
 
     def _watch(self, profile: Profile | None) -> None:
-        """For loaders whose engines say what they spend time on."""
+        """Hook for loaders whose engines measure their own stages."""
 
     def _profile_facts(self) -> dict[str, Any]:
-        """What a loader knows about itself that advice depends on."""
+        """Facts of a loader that the advice depends on."""
         return {}
 
     # Lifetime
 
     def close(self) -> None:
-        """Stop what is being made ahead, and let go of the files. A second call does nothing."""
-        if not self._closed:
-            self._turn += 1
+        """Stop prefetching and close the files. A second call does nothing."""
+        if self._engine is not None and not self._closed:
+            self._loops += 1
             try:
-                self._end_making()
+                self._end_prefetch()
             finally:
                 self._closed = True
                 self._engine.close()
@@ -278,83 +271,94 @@ class DataLoader:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For worker processes: without what runs."""
-        return self.__dict__ | {"_making": None, "_profile": None, "_loop": None}
+        """State for worker processes, without what runs in this one."""
+        running = {"_prefetcher": None, "_profile": None, "_loop": None}
+        return self.__dict__ | (running if self._engine is not None else {})
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._engine.names}; {self.batch_size} a batch, {self.rank}, step {self.step})"
+        name = type(self).__name__
+        if self._engine is None:
+            return f"{name}()"
+        return f"{name}({self._engine.names}; {self.batch_size} a batch, {self.rank}, step {self.step})"
 
-    def _iterate(self, turn: int) -> Generator[TrainingBatch, None, None]:
-        """The rest of an epoch; begun anew from where the loader is, whenever it is moved or its plan is edited."""
+    def _iterate(self, loop: int) -> Generator[TrainingBatch, None, None]:
+        """Rest of an epoch; continues at the new position whenever the loader is moved or its plan is edited."""
         while True:
             moves, edits = self._moves, self._edits
             profile = self._profile
             if profile is not None:
-                profile.asked()
+                profile.wait()
             transfer = DeviceTransfer(self.options)  # here, in the thread that uses the batches
             made = transfer.send_all(self._engine.batches(self._position))
-            making = self._making = _Making(made if profile is None else profile.making(made), self.options)
-            epoch = self.epoch
+            prefetcher = _Prefetcher(made if profile is None else profile.timed(made), self.options)
+            self._prefetcher, epoch = prefetcher, self.epoch
             try:
-                for batch, behind in making:
+                for batch, following in prefetcher:
                     transfer.receive(batch)
-                    self._position, epoch = behind, batch.metadata["epoch"]
+                    self._position, epoch = following, batch.metadata["epoch"]
                     if self._profile is not None:
-                        self._profile.given(batch)
+                        self._profile.deliver(batch)
                     yield batch
                     del batch
                     if self._profile is not None:
-                        self._profile.asked()
-                    if self._turn != turn:
+                        self._profile.wait()
+                    if self._loops != loop:
                         raise RuntimeError(
-                            "the loader was closed, or another loop over it begun, so this one cannot go on; use a "
-                            "loader of its own for each loop"
+                            "this loop is over: the loader was closed, or another loop over it began; use one loader "
+                            "for each loop"
                         )
                     if (self._moves, self._edits) != (moves, edits):
                         break
                 else:
                     return
             finally:
-                making.stop()
+                prefetcher.stop()
                 if self._profile is not None:
-                    self._profile.left()
+                    self._profile.stop()
             if self._moves == moves and self.epoch != epoch:
                 return  # an edit left nothing of the epoch
 
-    def _indexed(self) -> PlanEngine:
+    def _plan_engine(self) -> PlanEngine:
+        self._check_ready(closed_too=True)
         if not isinstance(self._engine, PlanEngine):
-            raise ConfigError("a stream is read as it comes and has no plan; use streaming=False")
+            raise ConfigError(f"{type(self).__name__} has no plan; use a prepared loader (streaming=False)")
         return self._engine
 
-    def _check_ready(self) -> None:
-        if self._closed:
+    def _check_ready(self, *, closed_too: bool = False) -> None:
+        if self._engine is None:
+            raise NotImplementedError(
+                f"{type(self).__name__} has no engine; a loader of your own defines get_batch, get_iterator, "
+                "get_num_batches and reset"
+            )
+        if self._closed and not closed_too:
             raise ValueError("the loader is closed; make a new one")
 
     def _move(self, position: Any) -> None:
-        """Go somewhere else; a loop that is running goes on there."""
+        """Go to another position; a running loop continues there."""
         self._moves += 1
-        self._end_making()
+        self._end_prefetch()
         self._position, self._loop = position, None
 
     def _leave_loop(self) -> None:
-        """Go to where torch's DataLoader is, if that is known, and on from there without it."""
+        """Go to the position of torch's DataLoader, if it is known, and continue without it."""
         if self._loop is not None:
             self._position, self._loop = self._loop.position(), None
 
-    def _end_making(self) -> None:
-        making, self._making = self._making, None
-        if making is not None:
-            making.close()
+    def _end_prefetch(self) -> None:
+        prefetcher, self._prefetcher = self._prefetcher, None
+        if prefetcher is not None:
+            prefetcher.close()
 
 
-class _Making:
-    """Batches as they are made: ahead of time by a thread if that is asked for, or if making them takes long."""
+class _Prefetcher:
+    """Batches of a loop: prefetched by a thread if `prefetch` says so, or if making them turns out to be slow."""
 
     def __init__(self, made: Generator[Made, None, None], options: Options) -> None:
         self._made, self._options = made, options
         self._ahead: ReadAhead[Made] | None = None
-        self._usual = 0.0
-        self._watched = _WATCHED if options.prefetch is None else 0
+        self._seconds = 0.0
+        """Running mean of the time a batch takes."""
+        self._timed = _TIMED_BATCHES if options.prefetch is None else 0
         if options.prefetch:
             self._begin(options.prefetch)
 
@@ -364,37 +368,37 @@ class _Making:
     def __next__(self) -> Made:
         if self._ahead is not None:
             return next(self._ahead)
-        if not self._watched:
+        if not self._timed:
             return next(self._made)
-        self._watched -= 1
+        self._timed -= 1
         started = time.thread_time()
         item = next(self._made)
-        # One slow batch, as the first is, is not reason enough for a thread.
-        self._usual += (min(time.thread_time() - started, 4 * _SLOW_SECONDS) - self._usual) / 8
-        if self._usual > _SLOW_SECONDS:
-            self._begin(_AHEAD)
+        # One slow batch, such as the first, is no reason for a thread.
+        self._seconds += (min(time.thread_time() - started, 4 * _SLOW_SECONDS) - self._seconds) / 8
+        if self._seconds > _SLOW_SECONDS:
+            self._begin(_PREFETCH)
         return item
 
     def stop(self) -> None:
-        """Without waiting for the batch that is being made."""
+        """End without waiting for the batch in progress."""
         if self._ahead is not None:
             self._ahead.stop()
-        self._let_go()
+        self._close_generator()
 
     def close(self) -> None:
         if self._ahead is not None:
             self._ahead.close()
-        self._let_go()
+        self._close_generator()
 
-    def _let_go(self) -> None:
-        with suppress(ValueError):  # it is running: then whoever runs it ends it
+    def _close_generator(self) -> None:
+        with suppress(ValueError):  # it is running: its thread closes it
             self._made.close()
 
     def _begin(self, most: int) -> None:
         self._ahead = ReadAhead(self._made, most, budget=self._options.budget, size=lambda item: item[0].nbytes)
 
 
-def _whole(value: int, least: int = 1) -> int:
+def _integer(value: int, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise ConfigError(f"expected a whole number from {least} on, got {value!r}")
+        raise ConfigError(f"expected an integer of at least {least}, got {value!r}")
     return int(value)

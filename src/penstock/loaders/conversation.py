@@ -1,4 +1,4 @@
-"""Chats for supervised fine-tuning, with labels on what the model is to say."""
+"""Supervised fine-tuning: chats, with labels on the turns of the model."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import xxhash
 
-from penstock._suggest import did_you_mean
-from penstock.batching.options import LoaderOptions, read_options
+from penstock.arrays.truncation import Policy
+from penstock.batching.options import LoaderOptions, Options, check_names, read_options
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
 from penstock.loaders.inputs import Inputs, Paths, open_inputs
 from penstock.loaders.plan_engine import PlanEngine
-from penstock.loaders.sampling import Packing, Sampling, build_source
-from penstock.order.overlong import Truncation
+from penstock.loaders.source import Packing, Sampling, build_source
 
 if TYPE_CHECKING:
     from penstock.loaders.streamed.reader import StreamOptions
@@ -23,17 +22,17 @@ if TYPE_CHECKING:
 __all__ = ["ConversationDataLoader", "check_chat_options", "check_template"]
 
 
-class ConversationDataLoader(DataLoader):
-    """Conversations as a chat template writes them, at most `max_length` tokens each.
+class ConversationDataLoader(DataLoader, options=(Options,)):
+    """Conversations in a chat template, at most `max_length` tokens each.
 
         loader = ConversationDataLoader("sft.jsonl", tokenizer, max_length=2048, chat_template="chatml")
 
-    `path` is raw files in any of the chat formats, or a store made of such. `chat` has more options of `FormatChat`,
-    such as `train_on`. A conversation that is too long is an error, unless `truncation` says what to do with it; it is
-    cut when the store is made, where a conversation left with nothing to learn is noticed.
+    `path` is raw files in any of the chat formats, or a store made of them. `chat` has further options of `FormatChat`,
+    such as `train_on`. `truncation` is the policy for conversations that are too long. They are cut when the store is
+    made, which notices conversations without a supervised token left.
 
-    Preferences are for `PreferenceDataLoader` and refused here; `preference=False` takes them as plain chats: of pairs
-    `chosen` alone, of labelled answers (KTO) all, whatever the label.
+    Preferences are for `PreferenceDataLoader` and refused here; `preference=False` reads them as plain chats: only
+    `chosen` of pairs, and all labelled answers (KTO) regardless of their label.
     """
 
     def __init__(
@@ -45,7 +44,7 @@ class ConversationDataLoader(DataLoader):
         *,
         streaming: bool | StreamOptions = False,
         packing: Packing = None,
-        truncation: Truncation = "error",
+        truncation: Policy = "error",
         chat: Mapping[str, Any] | None = None,
         preference: Literal[False] | None = None,
         name: str = "data",
@@ -53,13 +52,13 @@ class ConversationDataLoader(DataLoader):
     ) -> None:
         if preference:
             raise ConfigError(
-                f"preference={preference!r}: use PreferenceDataLoader, or preference=False for plain chats"
+                f"preference must be False or None, got {preference!r}; for preferences use PreferenceDataLoader"
             )
         chosen = read_options(options)
         sampling = Sampling(packing=packing, length=max_length, truncation=truncation)
         recipe = None
         if tokenizer is None and (chat_template is not None or chat):
-            raise ConfigError("chat_template and chat say how raw chats are written, which needs a tokenizer; pass one")
+            raise ConfigError("chat_template and chat apply to raw files, which need a tokenizer; pass tokenizer=")
         if tokenizer is not None:
             from penstock.corpus.recipe import Recipe
 
@@ -77,35 +76,27 @@ class ConversationDataLoader(DataLoader):
 
             super().__init__(StreamEngine(path, recipe, sampling, chosen, streaming, preference=preference))
             return
-        inputs = open_inputs(
-            path, recipe, cache=chosen.cache, verify=chosen.verify, budget=chosen.budget, preference=preference
-        )
-        _check_masked(inputs)
+        inputs = open_inputs(path, recipe, chosen, preference=preference)
+        if not inputs.table.masked:
+            store = inputs.table.stores[0]
+            raise ConfigError(
+                f"{store.shown} has no supervision mask, so it holds no conversations (its columns are "
+                f"{store.schema.names}); use PretrainDataLoader, or prepare the chats with a template"
+            )
         if recipe is not None and chat_template is not None:
             check_template(inputs, chat_template)
         super().__init__(PlanEngine([build_source(inputs, sampling, chosen, name)], chosen))
 
 
-def _check_masked(inputs: Inputs) -> None:
-    if not inputs.table.masked:
-        store = inputs.table.stores[0]
-        raise ConfigError(
-            f"{store.shown} does not say which tokens are to be learned, so it holds no conversations (its columns are "
-            f"{store.schema.names}); use PretrainDataLoader for it, or prepare the chats with a template"
-        )
-
-
 def check_chat_options(chat: Mapping[str, Any]) -> None:
+    """Refuse unknown options of `FormatChat`."""
     from penstock.chat.format_chat import CHAT_OPTIONS
 
-    for name in chat:
-        if name not in CHAT_OPTIONS:
-            hint = did_you_mean(name, CHAT_OPTIONS)
-            raise TypeError(f"chat has no option {name!r}{hint}; it has {', '.join(CHAT_OPTIONS)}")
+    check_names(chat, CHAT_OPTIONS, "chat option")
 
 
 def check_template(inputs: Inputs, template: str) -> None:
-    """A store says with which template it was made; another one would be left unused in silence."""
+    """Refuse a template other than the one a store was made with: it would be ignored."""
     from penstock.chat.templates import load_template
 
     assert inputs.tokenizer is not None
@@ -114,6 +105,6 @@ def check_template(inputs: Inputs, template: str) -> None:
         made_with = store.manifest.template
         if made_with is not None and made_with != given:
             raise ConfigError(
-                f"{store.shown} was made with the chat template {made_with}, and {template!r:.80} is {given}; leave "
-                "chat_template out to take the store as it is, or prepare the chats again"
+                f"{store.shown} was made with chat template {made_with}, and {template!r:.80} is {given}; omit "
+                "chat_template to use the store as it is, or prepare the chats again"
             )

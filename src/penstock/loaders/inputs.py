@@ -1,4 +1,4 @@
-"""What a loader is pointed at, as rows of tokens: stores as they are, raw files as the store made of them."""
+"""Inputs of a loader: stores as they are, raw files as the store made of them."""
 
 from __future__ import annotations
 
@@ -11,38 +11,48 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
+from penstock.batching.options import Options
 from penstock.errors import ConfigError
 from penstock.files.cache import default_cache_directory
 from penstock.files.filesystems import local_or_none
 from penstock.files.listing import PathLike, list_files
-from penstock.loaders.preferences.mismatch import check_plain
-from penstock.memory import MemoryBudget
 from penstock.store import Store, open_store
 from penstock.store.gather import TokenTable
-from penstock.store.manifest import is_store, refuse_remote_store
+from penstock.store.manifest import Manifest, is_store, refuse_remote_store
+from penstock.store.preferences import label_column
 from penstock.store.shards import Verify
 
 if TYPE_CHECKING:
     from penstock.corpus.recipe import Recipe
     from penstock.transforms.tokenization import Tokenizer
 
-__all__ = ["Inputs", "Paths", "check_stores", "open_inputs", "pad_id_of", "stores_at"]
+__all__ = [
+    "Inputs",
+    "Paths",
+    "check_plain",
+    "check_preferences",
+    "check_stores",
+    "open_inputs",
+    "pad_id_of",
+    "stored_kind",
+    "stores_at",
+]
 
 Paths = PathLike | Iterable[PathLike] | Store
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Rows of tokens, what names them, and the tokenizer they were made with if it is at hand."""
+    """Rows of tokens, and the tokenizer they were made with, if it was given."""
 
     table: TokenTable
     tokenizer: Tokenizer | None
     owned: bool = True
-    """Whether whoever uses them closes them."""
+    """True if the loader closes the table."""
 
     @property
     def identity(self) -> str:
-        """A hash of the content of all rows: of what was prepared, not of where it lies or when it was made."""
+        """Hash of the content of all rows, independent of paths and times."""
         digest = xxhash.xxh3_64()
         for store in self.table.stores:
             for shard in store.manifest.shards:
@@ -55,7 +65,7 @@ class Inputs:
 
 
 def pad_id_of(tokenizer: Tokenizer | None) -> int:
-    """The token that rows are filled up with."""
+    """Padding token of a tokenizer: its own, else its EOS, else 0."""
     if tokenizer is None:
         return 0
     special = tokenizer.special
@@ -66,30 +76,28 @@ def pad_id_of(tokenizer: Tokenizer | None) -> int:
 def open_inputs(
     paths: Paths,
     recipe: Recipe | None,
+    options: Options,
     *,
-    cache: Path | None = None,
-    verify: Verify = "fast",
-    budget: MemoryBudget | None = None,
     preference: bool | None = None,
 ) -> Inputs:
-    """A store, several stores, a directory of stores, or raw files, which `recipe` makes a store of, once.
+    """Open a store, several stores, a directory of stores, or raw files, which `recipe` prepares into a store once.
 
-    Of several processes that need the same store one makes it, and the others wait. Stores of preferences are refused
-    unless `preference` says what they are for.
+    Of several processes that need the same store, one makes it and the others wait. Stores of preferences are refused
+    unless `preference` is set.
     """
     paths = paths if isinstance(paths, Store) else _listed(paths)  # once: it may be an iterator
-    stores = _stores(paths, verify)
+    stores = _stores(paths, options.verify)
     if stores is not None and recipe is not None:
         _check_unprepared(recipe, stores)
     if stores is None:
         if recipe is None:
-            list_files(_listed(paths))  # a path that is not there is said to be missing
+            list_files(_listed(paths))  # reports a missing path
             raise ConfigError(f"{_shown(paths)} are raw files, which need a tokenizer; pass tokenizer=")
-        from penstock.corpus.prepare import prepare_cached  # what makes stores is loaded by those who make one
+        from penstock.corpus.prepare import prepare_cached  # imported only to make a store
 
-        home = (default_cache_directory() if cache is None else cache) / "stores"
-        made = prepare_cached(_listed(paths), home, recipe, budget=budget)
-        stores = [open_store(made.path, verify=verify)]
+        home = (options.cache or default_cache_directory()) / "stores"
+        made = prepare_cached(_listed(paths), home, recipe, budget=options.budget)
+        stores = [open_store(made.path, verify=options.verify)]
     tokenizer = None if recipe is None else recipe.load_tokenizer()
     for store in stores if preference is None else ():
         check_plain(store.manifest, store.shown)
@@ -101,18 +109,18 @@ def open_inputs(
 
 
 def check_stores(paths: Paths, tokenizer: Tokenizer) -> None:
-    """Refuse stores among some paths that were made with another tokenizer."""
+    """Refuse stores that were made with another tokenizer."""
     for store in stores_at(paths):
         _check_tokenizer(store, tokenizer)
 
 
 def stores_at(paths: Paths) -> list[Store]:
-    """The stores among some paths; none if they are raw files."""
+    """Stores at these paths; none if they are raw files."""
     return _stores(paths if isinstance(paths, Store) else _listed(paths), "fast") or []
 
 
 def _stores(paths: Paths, verify: Verify) -> list[Store] | None:
-    """The stores that were named, None if it is something else that was named."""
+    """Stores at these paths; None if there are none."""
     if isinstance(paths, Store):
         return [paths]
     listed = _listed(paths)
@@ -123,13 +131,15 @@ def _stores(paths: Paths, verify: Verify) -> list[Store] | None:
         return None
     for path, there in zip(listed, homes):
         if not there:
-            list_files(path)  # a path that is not there is said to be missing
-            raise ConfigError(f"{_shown(paths)}: stores and raw files together; prepare the raw files, or mix them")
+            list_files(path)  # reports a missing path
+            raise ConfigError(
+                f"{_shown(paths)} are stores and raw files; prepare the raw files, or pass both to MixedDataLoader"
+            )
     return [open_store(home, verify=verify) for found in homes for home in found]
 
 
 def _stores_at(path: Path) -> list[Path]:
-    """The stores that a path means: itself, those in a directory, or those that a glob matches."""
+    """Stores at a path: itself, those in a directory, or those that a glob matches."""
     if is_store(path):
         return [path]
     if path.is_dir():
@@ -138,7 +148,7 @@ def _stores_at(path: Path) -> list[Path]:
         if stores and len(stores) < len(inside):
             other = next(child for child in inside if child not in stores)
             raise ConfigError(
-                f"{path} holds stores and other files ({other.name}) together; name the stores, or the files, by a glob"
+                f"{path} holds stores and other files, such as {other.name}; pass a glob that matches one kind"
             )
         return stores
     if glob.has_magic(str(path)):
@@ -157,7 +167,7 @@ def _listed(paths: Any) -> Sequence[PathLike]:
         if not isinstance(path, (str, os.PathLike)):
             raise ConfigError(f"path must be a path, a list of paths or a store, got {path!r} among {len(listed)}")
     if not listed:
-        raise ConfigError("no path was given")
+        raise ConfigError("path must name at least one file or store, got an empty list")
     return listed
 
 
@@ -166,12 +176,12 @@ def _shown(paths: Any) -> str:
 
 
 def _check_unprepared(recipe: Recipe, stores: Sequence[Store]) -> None:
-    """What is done to raw files cannot be done to a store any more, and is not to be left undone in silence."""
+    """Refuse options for raw files where there is a store: they would be ignored."""
     for name, value in {"filters": recipe.filters, "dedup": recipe.dedup, "chat": recipe.chat}.items():
         if value:
             raise ConfigError(
-                f"{name}={value!r} is for raw files on their way into a store, and {stores[0].shown} is one already; "
-                f"leave {name} out to take it as it is, or prepare the raw files again"
+                f"{name}={value!r} applies to raw files, and {stores[0].shown} is a store; omit {name} to use it "
+                "as it is, or prepare the raw files again"
             )
 
 
@@ -180,7 +190,42 @@ def _check_tokenizer(store: Store, tokenizer: Tokenizer) -> None:
     if made_with is not None and made_with != tokenizer.fingerprint:
         name = store.manifest.lineage[-1].notes.get("tokenizer") if store.manifest.lineage else None
         raise ConfigError(
-            f"{store.shown} was made with the tokenizer {name or ''} ({made_with}), and the one given is "
-            f"{tokenizer.name} ({tokenizer.fingerprint}); its ids would mean other tokens: pass the tokenizer it was "
-            "made with, or prepare the text again"
+            f"{store.shown} was made with tokenizer {name or ''} ({made_with}), and tokenizer={tokenizer.name} "
+            f"({tokenizer.fingerprint}) was given; pass the tokenizer of the store, or prepare the text again"
         )
+
+
+_CHOSEN, _PROMPT_LENGTH = "chosen_input_ids", "prompt_length"
+
+
+def stored_kind(manifest: Manifest) -> str | None:
+    """Kind of preferences in a store: `pairs` or `labels`; None for plain text or chats."""
+    if manifest.tokens_column == _CHOSEN:
+        return "pairs"
+    return "labels" if manifest.mask_column is not None and label_column(manifest.schema) is not None else None
+
+
+def check_plain(manifest: Manifest, shown: object, preference: bool | None = None) -> None:
+    """Refuse a store of preferences where plain text or chats are read, unless `preference=False`."""
+    kind = stored_kind(manifest)
+    if kind is None or preference is False:
+        return
+    content, effect = "pairs of chosen and rejected answers", "'rejected' would be ignored"
+    if kind == "labels":
+        content, effect = "answers with labels (KTO)", "bad answers would be trained on like good ones"
+    raise ConfigError(
+        f"{shown} holds {content}; as plain chats, {effect}; use PreferenceDataLoader, or "
+        "ConversationDataLoader(..., preference=False) to read them as plain chats"
+    )
+
+
+def check_preferences(stores: Sequence[Store]) -> str:
+    """Kind of preferences in these stores, `pairs` or `labels`; other stores are refused."""
+    for store in stores:
+        if stored_kind(store.manifest) is None or _PROMPT_LENGTH not in store.schema.names:
+            raise ConfigError(
+                f"{store.shown} was not prepared as preferences: it has the columns {store.schema.names}, expected "
+                "chosen_input_ids, rejected_input_ids and prompt_length (pairs), or input_ids, label and prompt_length "
+                "(labelled answers); prepare the raw files with preference=True (--preference)"
+            )
+    return str(stored_kind(stores[0].manifest))  # stores of different columns are refused elsewhere

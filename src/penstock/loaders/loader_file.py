@@ -46,9 +46,9 @@ from penstock.files.documents import read_document, set_value
 from penstock.files.listing import PathLike
 from penstock.loaders.base import DataLoader
 from penstock.loaders.conversation import ConversationDataLoader
+from penstock.loaders.inputs import stored_kind
 from penstock.loaders.mixed import MixedDataLoader
 from penstock.loaders.preference import PreferenceDataLoader
-from penstock.loaders.preferences.mismatch import stored_kind
 from penstock.loaders.pretrain import PretrainDataLoader
 from penstock.memory import MemoryBudget
 from penstock.order.plan import Plan
@@ -67,7 +67,7 @@ LOADERS: dict[str, type[DataLoader]] = {
 }
 _OWN_KEYS = ("loader", "epochs", "edits")
 """Keys that are not arguments of a loader."""
-_OBJECTS = ("group",)
+_OBJECTS = ("group", "shard", "pad", "output")
 """Arguments that no file can hold."""
 _SHARDINGS: dict[str, Callable[[], Any]] = {"contiguous": Contiguous, "strided": Strided, "balanced": Balanced}
 _KINDS: dict[str, Any] = {
@@ -149,7 +149,7 @@ class LoaderConfig:
         if planned is None or arguments.get("rank") is not None:
             return
         here = find_rank(model_parallel_size=arguments.get("model_parallel_size", 1), group=arguments.get("group"))
-        if here.world != planned:
+        if here.world_size != planned:
             raise ConfigError(
                 f"{self.name} is planned for world_size={planned}, and this is {here}; start that many ranks, change "
                 "world_size in the file, or pass rank= and world_size="
@@ -282,8 +282,8 @@ def _edited(plan: Plan, edits: Iterable[Mapping[str, Any]]) -> Plan:
 
 
 def _keywords(loader: type[DataLoader]) -> list[str]:
-    """The arguments that a loader adds to those of every loader."""
-    parameters = inspect.signature(loader).parameters.values()
+    """The arguments that a loader has beside those of every loader."""
+    parameters = list(inspect.signature(loader.__init__).parameters.values())[1:]
     return [parameter.name for parameter in parameters if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
 
 

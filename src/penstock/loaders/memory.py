@@ -19,8 +19,9 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from penstock.batching.backends.allocators import Allocator, MlxPool, framework_of, get_allocator, is_array
-from penstock.batching.backends.base import ALIGNMENT
+from penstock.batching.backends.base import ALIGNMENT, Backend
+from penstock.batching.backends.lookup import framework_of, get_backend, is_array
+from penstock.batching.backends.mlx import MlxPool
 from penstock.batching.options import configured
 from penstock.errors import ConfigError, PoolFullError
 from penstock.memory.budget import MemoryBudget, format_bytes
@@ -215,7 +216,7 @@ class UnifiedMemoryManager:
         if self._closed:
             raise ConfigError("this memory manager is closed; make another one")
 
-    def _allocator(self, dtype: object) -> Allocator:
+    def _allocator(self, dtype: object) -> Backend:
         given = framework_of(dtype)
         unified = self.config.enable_unified_memory
         if given == "mlx" and not unified:
@@ -224,8 +225,8 @@ class UnifiedMemoryManager:
                 "of torch or NumPy"
             )
         if given in ("mlx", "torch"):
-            return get_allocator(given)
-        return get_allocator("numpy" if self.config.backend == "mlx" and not unified else self.config.backend)
+            return get_backend(given)
+        return get_backend("numpy" if self.config.backend == "mlx" and not unified else self.config.backend)
 
     def _make_room(self, needed: int) -> bool:
         """Evict cached tensors if that makes room; whether there is any."""
@@ -236,7 +237,7 @@ class UnifiedMemoryManager:
             self._settle()
         return self._in_use + needed <= self.limit
 
-    def _allocate(self, allocator: Allocator, shape: tuple[int, ...], dtype: Any, nbytes: int, needed: int) -> Any:
+    def _allocate(self, allocator: Backend, shape: tuple[int, ...], dtype: Any, nbytes: int, needed: int) -> Any:
         if not allocator.pooled:
             return self._allocate_mlx(allocator, shape, dtype, nbytes)
         if self.config.enable_pooling:
@@ -246,18 +247,18 @@ class UnifiedMemoryManager:
             owner = np.empty(nbytes + ALIGNMENT, np.uint8)
             start = -owner.ctypes.data % ALIGNMENT
             memory = owner[start : start + nbytes]
-        tensor = allocator.over(memory, shape, dtype)
+        tensor = allocator.zeros(memory, shape, dtype)
         self._ledger.add(owner, needed, address=memory.ctypes.data)
         # Free buffers of other sizes count too.
         if self._in_use + self._pool.stats().free_bytes > self.limit:
             self._pool.trim(max(0, self.limit - self._in_use))
         return tensor
 
-    def _allocate_mlx(self, allocator: Allocator, shape: tuple[int, ...], dtype: Any, nbytes: int) -> Any:
+    def _allocate_mlx(self, allocator: Backend, shape: tuple[int, ...], dtype: Any, nbytes: int) -> Any:
         if self._mlx is None:
             self._mlx = MlxPool(self._limit if self.config.enable_pooling else None)
         before = self._mlx.figures()["cached"]
-        tensor = allocator.over(np.zeros(0, np.uint8), shape, dtype)
+        tensor = allocator.zeros(np.zeros(0, np.uint8), shape, dtype)
         self._reused += bool(nbytes) and before - self._mlx.figures()["cached"] >= nbytes
         self._ledger.add(tensor, nbytes)
         return tensor

@@ -17,6 +17,7 @@ import orjson
 import xxhash
 
 from penstock._suggest import did_you_mean
+from penstock.arrays.truncation import Truncation
 from penstock.batching.backends import get_backend
 from penstock.batching.options import Options, configured
 from penstock.errors import ConfigError
@@ -27,13 +28,11 @@ from penstock.loaders.samples.datasets import ColumnarDataset, ListDataset, Samp
 from penstock.loaders.samples.engine import SampleEngine
 from penstock.loaders.samples.layout import Corruption, SampleLayout
 from penstock.loaders.samples.schema import Objective
-from penstock.loaders.sampling import LoaderSource
+from penstock.loaders.source import LoaderSource
 from penstock.loaders.tuner import LoaderTuner, LoaderTuning, TunerSetting
 from penstock.memory import MemoryBudget
-from penstock.order.buckets import BucketOrder
-from penstock.order.overlong import Fit
 from penstock.order.plan import Plan, PlanSource
-from penstock.order.sample_orders import Order, RowOrder
+from penstock.order.sample_orders import BucketOrder, Order, RowOrder
 
 __all__ = ["MLXDataLoader", "MLXLoaderConfig", "SampleDataLoader"]
 
@@ -208,7 +207,7 @@ class MLXDataLoader(DataLoader):
         return self._engine.plan
 
     @property
-    def stocks(self) -> tuple[LoaderSource, ...]:
+    def sources(self) -> tuple[LoaderSource, ...]:
         raise ConfigError("a loader of samples has no token store; see loader.dataset and loader.plan")
 
     def edit(self, plan: Plan) -> None:
@@ -273,8 +272,8 @@ class _RowLengths(_RowCount):
 
 
 def _plan(dataset: SampleDataset, config: MLXLoaderConfig, options: Options, layout: SampleLayout) -> Plan:
-    size = config.batch_size * options.find_rank().world
-    fit = Fit(config.max_length, config.truncation)
+    size = config.batch_size * options.find_rank().world_size
+    fit = Truncation(config.truncation, config.max_length)
     order: Order
     if config.bucket_by_length:
         order = BucketOrder(_RowLengths(dataset), fit, size=size, shuffle=config.shuffle, seed=config.seed)

@@ -1,4 +1,4 @@
-"""Batches by a plan: which samples a step is made of is arithmetic, and their tokens lie in mapped shards."""
+"""Batches of a plan: the samples of a step are arithmetic, and their tokens are in mapped shards."""
 
 from __future__ import annotations
 
@@ -12,51 +12,33 @@ import numpy.typing as npt
 
 from penstock.batching.backends import get_backend
 from penstock.batching.batch import TrainingBatch
-from penstock.batching.collate import BatchForm, collate, split_rows, supervised_tokens, width
+from penstock.batching.collate import BatchLayout, collate, split_rows, supervised_tokens, width
 from penstock.batching.options import Options
-from penstock.distributed.sharding import Contiguous, deal, share_cuts
+from penstock.distributed.sharding import Contiguous, share_cuts, shares_of
 from penstock.errors import ConfigError, PenstockError
-from penstock.loaders.sampling import LoaderSource
+from penstock.loaders.source import LoaderSource
 from penstock.memory.views import keep_freed
 from penstock.order.plan import Plan, Position, Step
+from penstock.order.positions import nothing_to_deliver
 from penstock.order.samples import Samples
 from penstock.order.schedules import Schedule
 from penstock.order.states import from_state, to_state
+from penstock.order.steps import next_epoch
 from penstock.store.gather import Placed
 
-__all__ = ["PlanEngine", "Share", "StepNumbers"]
-
-
-class StepNumbers:
-    """The numbers of the delivered steps of an epoch; those that were asked for last are kept."""
-
-    def __init__(self) -> None:
-        self._known: tuple[Plan, int, Sequence[int]] | None = None
-
-    def of(self, plan: Plan, epoch: int) -> Sequence[int]:
-        if self._known is None or self._known[:2] != (plan, epoch):
-            first = sum(plan.steps_in(earlier) for earlier in range(epoch))
-            steps: Sequence[int] = range(first, first + plan.steps_in(epoch))
-            if plan.delivered_in(epoch) < len(steps):
-                steps = [step for step in steps if not plan.skipped(step)]
-            self._known = plan, epoch, steps
-        return self._known[2]
-
-    def __getstate__(self) -> dict[str, None]:
-        """For worker processes: without what is quickly looked up again."""
-        return {"_known": None}
+__all__ = ["PlanEngine", "Share"]
 
 
 _STEPS_AT_ONCE = 64
 _BYTES_AT_ONCE = 2 << 20
-"""Of ids. Batches made together are parts of one array, which lives as long as any of them."""
-_LOOK_SECONDS = 1.0
-"""How often, at most, it is looked whether the files are still what they were."""
+"""Ids of batches that are collated together; they share one array, which lives as long as any of them."""
+_FILE_CHECK_SECONDS = 1.0
+"""Least time between two checks that the files are unchanged."""
 _KEPT_BYTES = 24 << 20
 
 
 class Share:
-    """What a rank takes of a step, and where its tokens are: part j of it is part `first + j` of the tables."""
+    """Share of a rank in a step, and the place of its tokens: its part j is part `first + j` of the tables."""
 
     __slots__ = ("first", "samples", "sources", "step", "tables")
 
@@ -67,32 +49,31 @@ class Share:
 
 
 class PlanEngine:
-    """The batches of one rank of a plan, from any position on."""
+    """Batches of one rank of a plan, from any position on."""
 
     batch_class: type[TrainingBatch] = TrainingBatch
 
     def __init__(
         self,
-        stocks: Sequence[LoaderSource],
+        sources: Sequence[LoaderSource],
         options: Options,
         *,
         schedule: Schedule | None = None,
         stopping: str = "first_exhausted",
     ) -> None:
         self.options, self.rank = options, options.find_rank()
-        self.stocks = tuple(stocks)
-        self._tables = [stock.inputs.table for stock in stocks]
-        self._form = _common_form([stock.form for stock in stocks])
-        self.batch_size = 1 if self._form.split else options.batch_size
+        self.sources = tuple(sources)
+        self._tables = [source.inputs.table for source in sources]
+        self._layout = _common_layout([source.layout for source in sources])
+        self.batch_size = 1 if self._layout.split else options.batch_size
         self.plan = Plan(
-            tuple(stock.feed for stock in stocks),
-            self.batch_size * self.rank.world,
+            tuple(source.plan_source for source in sources),
+            self.batch_size * self.rank.world_size,
             schedule=schedule,
             drop_last=options.drop_last,
             stopping=stopping,
         )
-        self._looked = time.monotonic()
-        self._numbers = StepNumbers()
+        self._checked = time.monotonic()
         keep_freed(_KEPT_BYTES)
 
     @property
@@ -109,59 +90,59 @@ class PlanEngine:
         return self.plan.seek_epoch(epoch)
 
     def one(self, position: Position, batch_size: int | None) -> tuple[TrainingBatch, Position]:
-        """The batch at a position, over the end of an epoch if there is one; EOFError at the end of all of them."""
-        if batch_size is not None and batch_size != 1 and self._form.split:
+        """Batch at a position, or the first of the next epoch; EOFError after the last epoch."""
+        if batch_size is not None and batch_size != 1 and self._layout.split:
             raise ConfigError(
-                f"batches hold as many rows as fit into max_tokens={self.options.max_tokens}, so none of {batch_size} "
-                "can be asked for; call get_batch() without a size"
+                f"batch_size={batch_size} does not work with max_tokens={self.options.max_tokens}, which decides the "
+                "number of rows; call get_batch() without a size"
             )
-        count = None if batch_size is None else batch_size * self.rank.world
+        count = None if batch_size is None else batch_size * self.rank.world_size
         if count not in (None, self.plan.global_batch) and self.plan.counts_steps:
             raise ConfigError(
-                f"the plan has edits or a schedule, which count steps of {self.plan.global_batch} samples, so no batch "
-                f"of {batch_size} for each rank can be taken; call get_batch() without a size"
+                f"batch_size={batch_size} does not work with edits or a schedule, which count steps of "
+                f"{self.plan.global_batch} samples; call get_batch() without a size"
             )
         for _ in range(2):
-            step, behind = self.plan.read(position, count)
+            step, following = self.plan.read(position, count)
             if step is not None:
-                return self._make_one(step), self.plan.settle(behind, count)[0]
-            if self.plan.ended(behind):
-                raise EOFError("there is no batch left: every source was used as often as max_epochs allows")
-            position = self.plan.next_epoch(behind)
+                return self._make_one(step), self.plan.next_delivered(following, count)
+            if self.plan.ended(following):
+                raise EOFError("no batch is left: every source was used as often as max_epochs allows")
+            position = next_epoch(following)
         raise self._nothing(count)
 
     def item(self, epoch: int, number: int) -> TrainingBatch:
         """Batch `number` of an epoch."""
-        step, _ = self.plan.read(self.plan.seek(self._numbers.of(self.plan, epoch)[number]))
+        step, _ = self.plan.read(self.plan.seek(self.plan.delivered_steps(epoch)[number]))
         assert step is not None
         return self._make_one(step)
 
     def position_of(self, epoch: int, number: int) -> Position:
-        """In front of a batch of an epoch; behind the last one, the beginning of the next epoch."""
-        steps = self._numbers.of(self.plan, epoch)
+        """Position before a batch of an epoch; after the last one, the beginning of the next epoch."""
+        steps = self.plan.delivered_steps(epoch)
         if number < len(steps):
             return self.plan.seek(steps[number])
-        behind = self.plan.seek_epoch(epoch + 1)
-        return behind if self.plan.ended(behind) else self.plan.settle(behind)[0]
+        following = self.plan.seek_epoch(epoch + 1)
+        return following if self.plan.ended(following) else self.plan.next_delivered(following)
 
     def number_of(self, position: Position) -> int:
-        """How many batches of its epoch are in front of a position."""
-        return bisect_left(self._numbers.of(self.plan, position.epoch), position.step)
+        """Number of the batches of its epoch before a position."""
+        return bisect_left(self.plan.delivered_steps(position.epoch), position.step)
 
     def count(self, epoch: int) -> int:
-        return self.plan.delivered_in(epoch)
+        return len(self.plan.delivered_steps(epoch))
 
     def batches(self, position: Position) -> Generator[tuple[TrainingBatch, Position], None, None]:
-        """The batches of the rest of an epoch, each with the position behind it.
+        """Batches of the rest of an epoch, each with the next position.
 
-        Steps are read some at a time, first one and then ever more, since looking up where rows lie costs by shard.
+        Steps are read in blocks that grow from one, since finding the places of rows has a cost for each shard.
         """
-        position, _ = self.plan.settle(position)
+        position = self.plan.next_delivered(position)
         epoch, wanted = position.epoch, 1
         while position.epoch == epoch:
             found: list[tuple[Step, Position]] = []
             while len(found) < wanted and position.epoch == epoch:
-                more = self.plan.read_some(position, wanted - len(found))
+                more = self.plan.read_block(position, wanted - len(found))
                 if not more:
                     if position.at_start and (position.step == 0 or not self.plan.ended(position)):
                         raise self._nothing(None)
@@ -170,16 +151,16 @@ class PlanEngine:
                 found += more
                 position = more[-1][1]
             shares = list(self._placed([self._share(step) for step, _ in found]))
-            yield from zip(self._built(shares), [behind for _, behind in found])
+            yield from zip(self._built(shares), [following for _, following in found])
             wanted = min(wanted * 2, _STEPS_AT_ONCE)
 
     def _make_one(self, step: Step) -> TrainingBatch:
-        self._look_at_files()
+        self._check_files()
         (share,) = self._placed([self._share(step)])
         return self._build(share)
 
     def _placed(self, shares: list[Share]) -> Iterator[Share]:
-        """Shares with the places of their tokens."""
+        """Shares, with the places of their tokens."""
         if not shares:
             return
         rows = np.concatenate([share.samples.rows for share in shares])
@@ -200,10 +181,10 @@ class PlanEngine:
             low = high
 
     def _built(self, shares: list[Share]) -> Iterator[TrainingBatch]:
-        """Batches; small ones of rows that are all alike some at a time, since those cost by the batch."""
+        """Batches of shares. Small batches of equally long rows are collated together, which saves time for each."""
         at_once = self._batches_at_once(shares)
         for start in range(0, len(shares), at_once):
-            self._look_at_files()
+            self._check_files()
             group = shares[start : start + at_once]
             if len(group) == 1:
                 yield self._build(group[0])
@@ -216,23 +197,23 @@ class PlanEngine:
                 np.full(rows, first.samples.lengths[0]),
                 single=True,
             )
-            arrays = collate(together, first.sources, first.tables, self._form, int(together.lengths[0]))
+            arrays = collate(together, first.sources, first.tables, self._layout, int(together.lengths[0]))
             ids = arrays["input_ids"]
             tokens = ids.size // len(group)
             for share, part in zip(group, split_rows(arrays, len(group))):
                 yield self._finish(share, part, tokens)
 
     def _batches_at_once(self, shares: list[Share]) -> int:
-        form = self._form
-        if len(shares) < 2 or len(self._tables) > 1 or form.padding_free or form.split:
+        layout = self._layout
+        if len(shares) < 2 or len(self._tables) > 1 or layout.padding_free or layout.split:
             return 1
-        if "num_items_in_batch" in form.fields and not form.fields & {"labels", "loss_mask"}:
-            return 1  # there would be nothing to count it from
+        if "num_items_in_batch" in layout.fields and not layout.fields & {"labels", "loss_mask"}:
+            return 1  # nothing to count it from
         if not all(share.step.samples.single and len(share.samples) == len(shares[0].samples) for share in shares):
             return 1
         lengths = np.concatenate([share.step.samples.lengths for share in shares])
         length = int(lengths[0]) if len(lengths) and lengths.min() == lengths.max() else 0
-        if not length or width(shares[0].step.samples, form) != length:
+        if not length or width(shares[0].step.samples, layout) != length:
             return 1
         return max(_BYTES_AT_ONCE // (8 * length * max(len(shares[0].samples), 1)), 1)
 
@@ -245,15 +226,15 @@ class PlanEngine:
             samples.lengths,
             samples.single,
         )
-        # A batch by tokens is a matter of its rank alone; others have the width of the global batch.
-        tokens_in_row = width(samples if self._form.split else step.samples, self._form)
-        arrays = collate(numbered, share.sources, share.tables, self._form, tokens_in_row)
+        # A batch by tokens has a width of its own on each rank; others have the width of the global batch.
+        tokens_in_row = width(samples if self._layout.split else step.samples, self._layout)
+        arrays = collate(numbered, share.sources, share.tables, self._layout, tokens_in_row)
         return self._finish(share, arrays, samples.tokens)
 
     def _finish(self, share: Share, arrays: dict[str, Any], tokens: int) -> TrainingBatch:
-        """A batch of the arrays of a share."""
+        """Batch of the arrays of a share."""
         step, samples = share.step, share.samples
-        if "num_items_in_batch" in arrays and self.rank.world > 1:
+        if "num_items_in_batch" in arrays and self.rank.world_size > 1:
             arrays["num_items_in_batch"] = supervised_tokens(step.samples, step.sources, self._tables)
         metadata = {
             "step": step.number,
@@ -264,20 +245,20 @@ class PlanEngine:
             "sample": samples.numbers(),
         }
         options = self.options
-        packed = self._form.packed or self._form.padding_free
+        packed = self._layout.packed or self._layout.padding_free
         batch = self.batch_class.of_collated(arrays, metadata, get_backend(options.backend), tokens, packed=packed)
         return batch.pin_memory() if options.pin_memory else batch
 
     def _share(self, step: Step) -> Share:
-        """What this rank takes of a global batch."""
+        """Share of this rank in a global batch."""
         samples, rank = step.samples, self.rank
-        if rank.world == 1:
+        if rank.world_size == 1:
             return Share(step, samples, step.sources)
-        if type(self.options.dealt) is Contiguous:
-            low, high = share_cuts(len(samples), rank.world)[rank.rank : rank.rank + 2].tolist()
+        if type(self.options.sharding_strategy) is Contiguous:
+            low, high = share_cuts(len(samples), rank.world_size)[rank.rank : rank.rank + 2].tolist()
             first, last = samples.offsets[low], samples.offsets[high]
             return Share(step, samples.slice(low, high), step.sources[first:last])
-        mine = deal(self.options.dealt, samples.sizes(), rank.world)[rank.rank]
+        mine = shares_of(self.options.sharding_strategy, samples.sizes(), rank.world_size)[rank.rank]
         sources = Samples(samples.offsets, step.sources, samples.starts, samples.lengths).take(mine).rows
         return Share(step, samples.take(mine), sources)
 
@@ -285,51 +266,47 @@ class PlanEngine:
         return to_state(self.plan, position)
 
     def from_state(self, state: Mapping[str, Any], *, new_batch_size: bool = False) -> Position:
-        """The position that a state stands for; the plan takes on its edits."""
+        """Position of a state; the plan takes over the state's edits."""
         self.plan, position = from_state(self.plan, state, new_batch_size=new_batch_size)
         return position
 
     def edit(self, plan: Plan, position: Position) -> None:
-        """Go on by an edited plan; what was delivered before a position cannot change."""
-        if plan.fingerprint != self.plan.fingerprint or plan.edits[: self.plan.version] != self.plan.edits:
+        """Continue with an edited plan; steps before a position cannot change."""
+        known = len(self.plan.edits)
+        if plan.fingerprint != self.plan.fingerprint or plan.edits[:known] != self.plan.edits:
             raise ConfigError("this plan was not made from the plan of the loader; edit loader.plan")
-        for edit in plan.edits[self.plan.version :]:
+        for edit in plan.edits[known:]:
             if edit.step < position.step:
                 raise ConfigError(
-                    f"{edit} begins before step {position.step}, which is the next; what was delivered cannot change: "
-                    "let it begin with loader.step or later"
+                    f"{edit} begins before the next step, {position.step}, and delivered steps cannot change; begin at "
+                    "loader.step or later"
                 )
         self.plan = plan
 
     def close(self) -> None:
-        for stock in self.stocks:
-            if stock.inputs.owned:
-                stock.inputs.table.close()
+        for source in self.sources:
+            if source.inputs.owned:
+                source.inputs.table.close()
 
-    def _look_at_files(self) -> None:
-        """Now and then, whether a shard was changed or removed under us: mapped memory would not say so."""
+    def _check_files(self) -> None:
+        """Check now and then that no shard was changed or removed: mapped memory does not show it."""
         now = time.monotonic()
-        if now - self._looked >= _LOOK_SECONDS:
-            self._looked = now
+        if now - self._checked >= _FILE_CHECK_SECONDS:
+            self._checked = now
             for table in self._tables:
                 table.check_unchanged()
 
     def _nothing(self, count: int | None) -> PenstockError:
-        if not any(feed.order.count(0) for feed in self.plan.feeds):
-            return ConfigError("no row is left: truncation='drop' drops them all; pass a larger length")
-        return ConfigError(
-            f"an epoch has fewer samples than a global batch of {count or self.plan.global_batch}, and "
-            "drop_last=True drops what does not fill a batch, so nothing would be delivered; use a smaller batch, or "
-            "drop_last=False"
-        )
+        samples = sum(source.order.count(0) for source in self.plan.sources)
+        if not samples:
+            return ConfigError("truncation='drop' drops every row; pass a larger length")
+        return nothing_to_deliver(samples, count or self.plan.global_batch)
 
 
-def _common_form(forms: Sequence[BatchForm]) -> BatchForm:
-    """The form of the batches of several sources together."""
-    first = forms[0]
-    for form in forms[1:]:
-        if form != first:
-            raise ConfigError(
-                f"sources that are mixed share batches, so they need the same form; one has {first}, another {form}"
-            )
+def _common_layout(layouts: Sequence[BatchLayout]) -> BatchLayout:
+    """Layout of the batches of several sources together."""
+    first = layouts[0]
+    for layout in layouts[1:]:
+        if layout != first:
+            raise ConfigError(f"mixed sources share batches, so they need one layout; got {first} and {layout}")
     return first

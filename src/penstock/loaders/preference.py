@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import numpy as np
 
+from penstock.batching.collate import FIELDS
 from penstock.batching.options import LoaderOptions, Options, read_options
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
 from penstock.loaders.conversation import check_chat_options, check_template
-from penstock.loaders.inputs import Inputs, Paths, open_inputs
+from penstock.loaders.inputs import Inputs, Paths, check_preferences, open_inputs
 from penstock.loaders.preferences.batch import EXTRA
 from penstock.loaders.preferences.engine import PreferenceEngine
-from penstock.loaders.preferences.mismatch import check_preferences
-from penstock.loaders.sampling import Packing, Sampling, build_source
+from penstock.loaders.source import Packing, Sampling, build_source
 from penstock.store.preferences import PairTable
 
 if TYPE_CHECKING:
@@ -24,26 +24,26 @@ if TYPE_CHECKING:
 
 __all__ = ["PreferenceDataLoader"]
 
-_AT_ONCE = 1 << 20
+_ROWS_AT_ONCE = 1 << 20
 
 
-class PreferenceDataLoader(DataLoader):
-    """Preferences as a chat template writes them: chosen and rejected answers behind one prompt, or labelled answers.
+class PreferenceDataLoader(DataLoader, options=(Options,)):
+    """Preferences in a chat template: chosen and rejected answers to one prompt, or labelled answers.
 
         loader = PreferenceDataLoader("dpo.jsonl", tokenizer, max_length=1024, truncation="left", batch_size=8)
         for batch in loader:                   # PreferenceBatch: 8 chosen rows, then the 8 rejected ones
             ...
 
-    `path` is raw files, or a store made of such with `preference=True`: rows with `chosen` and `rejected` are pairs,
+    `path` is raw files, or a store made of them with `preference=True`: rows with `chosen` and `rejected` are pairs,
     rows with a boolean `label` (or `kto_tag`) labelled answers. `batch_size` counts pairs, `max_length` the tokens of
-    each side with its prompt, `max_tokens` those of both sides. `truncation` is as of `FormatPreference` and done when
-    the store is made; of a store, longer rows are an "error" or "drop"ped.
+    each side with its prompt, `max_tokens` those of both sides. `truncation` is that of `FormatPreference`, applied
+    when the store is made; longer rows of a store are an "error", or "drop"ped.
 
-    - `completion`: what counts of an answer. "supervised": what the model is to say, with the token that ends its turn;
-      "all": everything behind the prompt, as TRL counts, with what the template writes behind the turn too.
-    - `packing`: "best_fit" or "first_fit": several pairs in a row of `max_length` tokens; document d of row i is the
-      chosen, and document d of row `pairs + i` the rejected answer of the same pair.
-    - `kl`: for KTO: each prompt also with the answer of another row of the global batch, as `KL_input_ids` and so on.
+    - `completion`: tokens of an answer in `completion_mask`. "supervised": the turn of the model with its end token;
+      "all": everything after the prompt, as TRL counts, including what the template adds after the turn.
+    - `packing`: "best_fit" or "first_fit" puts several pairs into a row of `max_length` tokens; document d of row i is
+      the chosen, and document d of row `pairs + i` the rejected answer of the same pair.
+    - `kl`: for KTO, each prompt also with the answer of another row of the global batch, as `KL_input_ids` and so on.
     """
 
     def __init__(
@@ -64,22 +64,19 @@ class PreferenceDataLoader(DataLoader):
         **options: Unpack[LoaderOptions],
     ) -> None:
         if streaming:
-            raise ConfigError(
-                "preferences cannot be streamed; leave streaming out: raw files are prepared on first use"
-            )
+            raise ConfigError("preferences cannot be streamed; omit streaming: raw files are prepared on first use")
         if completion not in ("supervised", "all"):
             raise ConfigError(f"completion must be 'supervised' or 'all', got {completion!r}")
-        asked = _checked_fields(read_options(options))
+        chosen = _with_fields(read_options(options))
         sampling = Sampling(packing=packing, length=max_length, truncation="drop" if truncation == "drop" else "error")
-        if sampling.kind == "concat":
-            raise ConfigError("packing='concat' cuts answers, which are compared as a whole; use best_fit or first_fit")
+        if sampling.strategy == "concat":
+            raise ConfigError("packing='concat' cuts answers, which are compared whole; pass best_fit or first_fit")
         if truncation not in ("error", "drop", "left", "right"):
             raise ConfigError(f"truncation must be one of error, drop, left, right, got {truncation!r}")
         recipe = None
         if tokenizer is None and (chat_template is not None or chat or max_prompt_length is not None):
             raise ConfigError(
-                "chat_template, chat and max_prompt_length say how raw files are prepared, which needs a tokenizer; "
-                "pass one"
+                "chat_template, chat and max_prompt_length apply to raw files, which need a tokenizer; pass tokenizer="
             )
         if tokenizer is not None:
             from penstock.corpus.recipe import Recipe
@@ -94,7 +91,7 @@ class PreferenceDataLoader(DataLoader):
                 preference=True,
                 max_prompt_length=max_prompt_length,
             )
-        inputs = open_inputs(path, recipe, cache=asked.cache, verify=asked.verify, budget=asked.budget, preference=True)
+        inputs = open_inputs(path, recipe, chosen, preference=True)
         pairs = check_preferences(inputs.table.stores) == "pairs"
         if pairs:
             inputs = replace(inputs, table=PairTable(inputs.table.stores))
@@ -102,44 +99,34 @@ class PreferenceDataLoader(DataLoader):
             check_template(inputs, chat_template)
         if truncation in ("left", "right"):
             _check_cut(inputs, max_length, truncation)
-        _check_kl(kl, pairs=pairs, packed=sampling.kind is not None, options=asked)
-        planned = asked
-        if pairs and asked.max_tokens is not None:
-            planned = replace(asked, max_tokens=max(asked.max_tokens // 2, 1))  # of each side
-        engine = PreferenceEngine(
-            build_source(inputs, sampling, planned, name), asked, everything=completion == "all", kl=kl
-        )
-        super().__init__(engine)
+        if kl and pairs:
+            raise ConfigError("kl=True needs labelled answers (KTO), and these rows are pairs; omit kl")
+        if kl and (sampling.strategy is not None or chosen.padding_free):
+            raise ConfigError("kl=True needs one answer a row; omit packing and padding_free")
+        planned = chosen
+        if pairs and chosen.max_tokens is not None:
+            planned = replace(chosen, max_tokens=max(chosen.max_tokens // 2, 1))  # of each side
+        source = build_source(inputs, sampling, planned, name)
+        super().__init__(PreferenceEngine(source, chosen, whole_answers=completion == "all", kl=kl))
 
 
-def _checked_fields(options: Options) -> Options:
-    """The options with the fields that are made of every batch; those of preferences are always there."""
-    from penstock.batching.collate import FIELDS
-
+def _with_fields(options: Options) -> Options:
+    """Options with the fields to collate; those of preferences are always there."""
     wanted = list(FIELDS if options.fields is None else options.fields)
     if options.padding_free and "cu_seqlens" not in wanted:
-        wanted.append("cu_seqlens")  # nothing else says where one answer ends and the next begins
+        wanted.append("cu_seqlens")  # the only boundaries between answers
     return replace(options, fields=[name for name in wanted if name not in (*EXTRA, "num_items_in_batch")])
 
 
 def _check_cut(inputs: Inputs, max_length: int, truncation: str) -> None:
-    """Rows of a store are as long as they were prepared: cut here, an answer could vanish in silence."""
+    """Refuse rows that would have to be cut: without their template, an answer could vanish silently."""
     table = inputs.table
-    for low in range(0, table.rows, _AT_ONCE):
-        lengths = table.lengths(np.arange(low, min(low + _AT_ONCE, table.rows)))
+    for low in range(0, table.rows, _ROWS_AT_ONCE):
+        lengths = table.lengths(np.arange(low, min(low + _ROWS_AT_ONCE, table.rows)))
         if len(lengths) and lengths.max() > max_length:
             row = low + int(np.argmax(lengths > max_length))
             raise ConfigError(
-                f"row {row} of {table.stores[0].shown} has {int(lengths[row - low])} tokens, and rows are cut when a "
-                f"store is made; prepare the raw files with max_length={max_length} and truncation={truncation!r}, or "
-                "pass truncation='drop', or a larger max_length"
+                f"row {row} of {table.stores[0].shown} has {int(lengths[row - low])} tokens, more than "
+                f"max_length={max_length}, and the rows of a store are not cut; prepare the raw files with "
+                f"truncation={truncation!r}, or pass truncation='drop' or a larger max_length"
             )
-
-
-def _check_kl(kl: bool, *, pairs: bool, packed: bool, options: Options) -> None:
-    if not kl:
-        return
-    if pairs:
-        raise ConfigError("kl=True is for answers with labels (KTO), and these rows are pairs; leave it out")
-    if packed or options.padding_free:
-        raise ConfigError("kl=True needs one answer a row; leave out packing and padding_free")

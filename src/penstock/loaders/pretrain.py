@@ -1,17 +1,17 @@
-"""Raw text in chunks of a fixed length, for pretraining."""
+"""Pretraining: raw text in chunks of a fixed length."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Unpack
 
-from penstock.batching.options import LoaderOptions, read_options
+from penstock.arrays.truncation import Policy
+from penstock.batching.options import LoaderOptions, Options, read_options
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
 from penstock.loaders.inputs import Paths, open_inputs
 from penstock.loaders.plan_engine import PlanEngine
-from penstock.loaders.sampling import Packing, Sampling, build_source
-from penstock.order.overlong import Truncation
+from penstock.loaders.source import Packing, Sampling, build_source
 
 if TYPE_CHECKING:
     from penstock.loaders.streamed.reader import StreamOptions
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 __all__ = ["PretrainDataLoader"]
 
 
-class PretrainDataLoader(DataLoader):
+class PretrainDataLoader(DataLoader, options=(Options,)):
     """Documents end to end, cut into samples of `chunk_size` tokens.
 
         loader = PretrainDataLoader("corpus/", tokenizer, chunk_size=2048, batch_size=16)
 
     `path` is raw files, a directory or a glob of them, which are tokenized into the cache on first use; or a token
-    store, or several. `packing="best_fit"` keeps documents whole instead. With `streaming=True` nothing is prepared:
-    see `docs/loaders.md`.
+    store, or several. `packing="best_fit"` keeps documents whole. With `streaming=True` nothing is prepared: see
+    `docs/loaders.md`.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class PretrainDataLoader(DataLoader):
         *,
         streaming: bool | StreamOptions = False,
         packing: Packing = "concat",
-        truncation: Truncation = "error",
+        truncation: Policy = "error",
         text_column: str | None = None,
         filters: Sequence[str] = (),
         dedup: Sequence[str] = (),
@@ -49,7 +49,7 @@ class PretrainDataLoader(DataLoader):
         sampling = Sampling(packing=packing, length=chunk_size, truncation=truncation)
         recipe = None
         if tokenizer is None and (filters or dedup):
-            raise ConfigError("filters and dedup are for raw files, which need a tokenizer; pass one")
+            raise ConfigError("filters and dedup apply to raw files, which need a tokenizer; pass tokenizer=")
         if tokenizer is not None:
             from penstock.corpus.recipe import Recipe
 
@@ -59,5 +59,5 @@ class PretrainDataLoader(DataLoader):
 
             super().__init__(StreamEngine(path, recipe, sampling, chosen, streaming))
             return
-        inputs = open_inputs(path, recipe, cache=chosen.cache, verify=chosen.verify, budget=chosen.budget)
+        inputs = open_inputs(path, recipe, chosen)
         super().__init__(PlanEngine([build_source(inputs, sampling, chosen, name)], chosen))

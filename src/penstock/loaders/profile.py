@@ -1,4 +1,4 @@
-"""Where the time of a training loop goes: what `enable_profiling` counts, and what can be told from it.
+"""Profile of a training loop: where its time goes, and what would help.
 
 loader.enable_profiling()
 for batch in loader:
@@ -21,13 +21,20 @@ __all__ = ["Profile", "Stages"]
 
 Item = TypeVar("Item")
 Clock = Callable[[], float]
-_LITTLE = 0.05
-"""A share of the time that is not worth any advice."""
+_SHORT_WAIT = 0.05
+"""Share of the time that is not worth advice."""
 _MUCH_PADDING = 0.25
+_STAGES = {
+    "order": "the order of rows",
+    "fetch": "samples",
+    "collate": "the collation of samples",
+    "convert": "the conversion of arrays",
+    "make": "batches",
+}
 
 
 class Stages:
-    """Seconds by the name of what they were spent on; any thread may add to them."""
+    """Seconds by stage; any thread may add to them."""
 
     def __init__(self, clock: Clock = time.perf_counter) -> None:
         self.clock = clock
@@ -40,11 +47,11 @@ class Stages:
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        begun = self.clock()
+        started = self.clock()
         try:
             yield
         finally:
-            self.add(name, self.clock() - begun)
+            self.add(name, self.clock() - started)
 
     def seconds(self) -> dict[str, float]:
         with self._lock:
@@ -52,62 +59,62 @@ class Stages:
 
 
 class Profile:
-    """What a loop over a loader does, counted between its batches."""
+    """Measurements of a loop over a loader, taken between its batches."""
 
     def __init__(self, clock: Clock = time.perf_counter) -> None:
         self.stages = Stages(clock)
         self._clock = clock
-        self._asked = self._given = clock()
-        self._running = False
+        self._requested = self._delivered = clock()
+        self._training = False
         self._batches = self._samples = self._tokens = self._places = 0
         self._waited = self._trained = 0.0
 
-    def asked(self) -> None:
-        """A batch is wanted: whatever is done with the one before is over."""
-        self._asked = self._clock()
-        if self._running:
-            self._trained += self._asked - self._given
-        self._running = False
+    def wait(self) -> None:
+        """The loop requests a batch: training on the one before is over."""
+        self._requested = self._clock()
+        if self._training:
+            self._trained += self._requested - self._delivered
+        self._training = False
 
-    def given(self, batch: TrainingBatch) -> None:
-        """A batch is handed over."""
-        self._given = self._clock()
-        self._waited += self._given - self._asked
-        self._running = True
+    def deliver(self, batch: TrainingBatch) -> None:
+        """A batch is delivered."""
+        self._delivered = self._clock()
+        self._waited += self._delivered - self._requested
+        self._training = True
         self._batches += 1
-        told = batch.metadata.get("sample")
-        self._samples += batch.batch_size if told is None else int(told[-1]) + 1 if len(told) else 0
+        samples = batch.metadata.get("sample")
+        self._samples += batch.batch_size if samples is None else int(samples[-1]) + 1 if len(samples) else 0
         if batch.input_ids is not None:
             self._tokens += batch.num_tokens
             self._places += int(batch.input_ids.shape[0]) * int(batch.input_ids.shape[1])
 
-    def left(self) -> None:
-        """The loop is over, or was left; what comes until the next batch is asked for is not training."""
-        if self._running:
-            self._trained += self._clock() - self._given
-        self._running = False
+    def stop(self) -> None:
+        """The loop is over; the time until the next request is not training."""
+        if self._training:
+            self._trained += self._clock() - self._delivered
+        self._training = False
 
-    def making(self, made: Generator[Item, None, None]) -> Generator[Item, None, None]:
-        """The same batches, and what making them takes, in whatever thread."""
+    def timed(self, made: Generator[Item, None, None]) -> Generator[Item, None, None]:
+        """The same items; the time to make them is measured in whichever thread iterates."""
         try:
             while True:
-                begun = self._clock()
+                started = self._clock()
                 try:
                     item = next(made)
                 except StopIteration:
                     return
                 finally:
-                    self.stages.add("make", self._clock() - begun)
+                    self.stages.add("make", self._clock() - started)
                 yield item
                 del item
         finally:
             made.close()
 
     def results(self, **facts: Any) -> dict[str, Any]:
-        """Everything that was counted; `facts` are of the loader, for the advice."""
+        """All measurements; `facts` of the loader are for the advice."""
         if not self._batches:
-            raise ConfigError("no batch was handed out since profiling was enabled; loop over the loader first")
-        trained = self._trained + (self._clock() - self._given if self._running else 0.0)
+            raise ConfigError("no batch was delivered since profiling was enabled; loop over the loader first")
+        trained = self._trained + (self._clock() - self._delivered if self._training else 0.0)
         total = max(self._waited + trained, 1e-12)
         seconds = {**self.stages.seconds(), "wait": self._waited, "train": trained}
         if len(seconds) > 3:
@@ -138,38 +145,27 @@ def advice(
     tuned: bool = False,
     **_: Any,
 ) -> str:
-    """One sentence about what would help most."""
+    """One sentence on what would help most."""
     wait = shares["wait"]
-    if wait < _LITTLE:
+    waits = f"The trainer waits for {wait:.0%} of the time"
+    if wait < _SHORT_WAIT:
         if padding > _MUCH_PADDING and buckets is False:
-            return (
-                f"The trainer waits for {wait:.0%} of the time, but {padding:.0%} of what it computes on is padding: "
-                "set bucket_by_length=True."
-            )
-        return f"The trainer waits for {wait:.0%} of the time: the loader is fast enough."
+            return f"{waits}, but {padding:.0%} of its input is padding: set bucket_by_length=True."
+        return f"{waits}: the loader is fast enough."
     parts = {name: share for name, share in shares.items() if name not in ("wait", "train")}
     busiest = max(parts, key=lambda name: parts[name]) if parts else "make"
-    said = f"The trainer waits for {wait:.0%} of the time, mostly for {_SAID.get(busiest, busiest)}: "
+    waits += f", mostly for {_STAGES.get(busiest, busiest)}: "
     if busiest == "fetch" and not fetched:
-        return said + "they are read as columns when the loader is first used, and not again."
+        return waits + "they are read as columns once, when the loader is first used."
     if busiest == "fetch":
         if workers is not None and workers < 4 and not tuned:
-            return said + f"raise num_workers (now {workers}), or set tune='auto'."
-        return said + (
+            return waits + f"raise num_workers (now {workers}), or set tune='auto'."
+        return waits + (
             ("" if tuned else "try more workers with tune='auto', ")
             + "make __getitem__ cheaper, give the dataset to_columns(), or keep samples with cache_mb."
         )
     if busiest == "collate" and padding > _MUCH_PADDING and buckets is False:
-        return said + f"{padding:.0%} of it is padding, so set bucket_by_length=True."
+        return waits + f"{padding:.0%} of it is padding, so set bucket_by_length=True."
     if fetched is False:
-        return said + "use larger batches."
-    return said + "use larger batches, or let more of them be made ahead (prefetch)."
-
-
-_SAID = {
-    "order": "which rows come next",
-    "fetch": "samples to be fetched",
-    "collate": "samples to be put together",
-    "convert": "arrays to be converted",
-    "make": "batches to be made",
-}
+        return waits + "use larger batches."
+    return waits + "use larger batches, or raise prefetch."

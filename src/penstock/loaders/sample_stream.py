@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from penstock.batching.backends.allocators import evaluate
+from penstock.batching.backends.lookup import evaluate
 from penstock.errors import ConfigError, DataError, PenstockError, ResumeError, StageError, StalledError, StoppedError
 from penstock.loaders.rate_limit import RateLimit
 from penstock.memory import MemoryBudget, format_bytes, object_nbytes

@@ -1,6 +1,6 @@
-"""How many threads, how far ahead and how much at a time: found by trying, in the first seconds of a run.
+"""Tuner of a loader: workers, prefetch and chunk size, found by trial in the first seconds of a run.
 
-What is tuned never changes which batches come, nor their order, so trying costs nothing but time.
+No setting changes the batches or their order.
 """
 
 from __future__ import annotations
@@ -15,47 +15,47 @@ _FEWEST_BATCHES = 8
 _LEAST_SECONDS = 0.15
 _MOST_SECONDS = 1.5
 _GAIN = 0.9
-"""A setting that costs more than another (threads, memory) must wait for less than this of its time."""
+"""Largest ratio of waiting times at which a more expensive setting (threads, memory) is preferred."""
 _NO_WAIT = 0.02
-"""A trainer that waits for less than this share of the time has nothing to gain."""
+"""Share of the time below which waiting is not worth tuning."""
 
 
 @dataclass(frozen=True, slots=True)
 class TunerSetting:
-    """How batches are made."""
+    """Setting of a loader."""
 
     workers: int
-    """Threads that fetch samples; 0: the one that wants them."""
+    """Threads that fetch samples; 0: the thread of the loop."""
     prefetch: int
-    """Batches made ahead."""
+    """Batches prepared ahead."""
     chunk: int
-    """Batches made at a time."""
+    """Batches prepared at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What a setting did."""
+    """Trial of a setting."""
 
     setting: TunerSetting
     batches: int
     seconds: float
     waited: float
-    """Seconds of them that whoever wanted the batches waited."""
+    """Seconds of these that the loop waited."""
 
     @property
     def wait(self) -> float:
-        """Seconds waited for a batch."""
+        """Mean seconds waited for a batch."""
         return self.waited / max(self.batches, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderTuning:
-    """What was found."""
+    """Result of tuning."""
 
     setting: TunerSetting
     trials: tuple[Trial, ...] = ()
     done: bool = False
-    """Whether all was tried; until then `setting` is what is being tried now."""
+    """True after the last trial; until then `setting` is the one on trial."""
 
     def __str__(self) -> str:
         now = self.setting
@@ -66,10 +66,9 @@ class LoaderTuning:
 
 
 class LoaderTuner:
-    """Tries settings one after the other, each for some batches, and keeps the best.
+    """Tuner that tries settings one after the other, each for some batches, and keeps the best.
 
-    Workers first, then how far ahead, then how much at a time; each with what was best before. It ends early where the
-    trainer does not wait at all.
+    Workers first, then prefetch, then chunk, each with the best of the others. It ends early if the loop does not wait.
     """
 
     def __init__(
@@ -109,7 +108,7 @@ class LoaderTuner:
         return not self._rounds
 
     def saw(self, waited: float) -> bool:
-        """A batch was handed over after so many seconds; whether another setting is to be tried now."""
+        """Count a batch that the loop waited for; returns True if the setting has changed."""
         if self.done:
             return False
         self._batches += 1
@@ -124,7 +123,7 @@ class LoaderTuner:
         return True
 
     def resume(self) -> None:
-        """A loop begins: what is being tried goes on, without the time since the last batch of the loop before."""
+        """Continue the trial in a new loop, without the time between the loops."""
         self._since = self.clock()
 
     def _restart(self) -> None:
@@ -133,7 +132,7 @@ class LoaderTuner:
 
     def _end_trial(self, trial: Trial) -> None:
         self._trials.append(trial)
-        # Settings of a round come from the cheapest to the dearest.
+        # Settings of a round go from the cheapest to the most expensive.
         if self._best is None or trial.wait < self._best.wait * _GAIN:
             self._best = trial
         if trial.waited < _NO_WAIT * trial.seconds:
@@ -152,7 +151,7 @@ class LoaderTuner:
 
     def _begin_round(self) -> None:
         if self._rounds and self._rounds[0][0] == "prefetch" and not self._kept.workers:
-            self._rounds.pop(0)  # nothing is made ahead
+            self._rounds.pop(0)  # without workers nothing is prefetched
         if not self._rounds:
             return
         name, values = self._rounds[0]

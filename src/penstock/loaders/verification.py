@@ -1,4 +1,4 @@
-"""Does a loader go on exactly where it was? Stopped again and again, on other numbers of ranks, compared byte for byte.
+"""Verification that a loader resumes exactly: stopped repeatedly, on other numbers of ranks, compared byte for byte.
 
 verify_resume(lambda **more: PretrainDataLoader("corpus.store", batch_size=32, **more), steps=100).check()
 """
@@ -30,28 +30,28 @@ _PREFERENCE = ("completion_mask", "KL_input_ids", "KL_attention_mask", "KL_compl
 
 @dataclass(frozen=True, slots=True)
 class ResumeRun:
-    """One run that was interrupted."""
+    """One interrupted run."""
 
     stops: tuple[int, ...]
-    """The steps in front of which it was stopped."""
+    """Steps before which it was stopped."""
     worlds: tuple[int, ...]
-    """Ranks before the first stop, after it, and so on."""
+    """World size before the first stop, after it, and so on."""
     prefetch: int | None
 
 
 @dataclass(slots=True)
 class ResumeReport:
-    """What was tried, and the first thing that was not as it should be."""
+    """Report of all runs, and the first difference."""
 
     steps: int = 0
-    """Compared in each run."""
+    """Steps compared in each run."""
     epoch_ends: tuple[int, ...] = ()
-    """Steps with which an epoch began, of those compared."""
+    """Compared steps that begin an epoch."""
     runs: list[ResumeRun] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
-    """What was not tried, and why."""
+    """World sizes that were not tried, and why."""
     state_bytes: int = 0
-    """Of the largest state."""
+    """Size of the largest state."""
     difference: str | None = None
 
     @property
@@ -59,7 +59,7 @@ class ResumeReport:
         return sum(len(run.stops) for run in self.runs)
 
     def check(self) -> None:
-        """Raise if anything differed."""
+        """Raise ResumeError if anything differed."""
         if self.difference is not None:
             raise ResumeError(self.difference)
 
@@ -73,22 +73,22 @@ def verify_resume(
     prefetches: Sequence[int | None] = (0, 2, None),
     seed: int = 0,
 ) -> ResumeReport:
-    """Run a loader uninterrupted, and then several times with stops, and compare all batches.
+    """Run a loader uninterrupted, then several times with stops, and compare all batches.
 
-    `make_loader(**options)` makes a fresh one with some options of its own: rank, world_size, batch_size, prefetch. The
-    size of a global batch stays that of a loader made with none of them. Each run is stopped `stops` times, at steps
-    that `seed` draws and wherever an epoch ends; the state goes through JSON into fresh loaders, of another number of
-    ranks. Half of the steps are at the beginning, half around the end of the first epoch if that is further away.
+    `make_loader(**options)` makes a fresh loader with the options rank, world_size, batch_size and prefetch; the global
+    batch stays that of a loader made without them. Each run is stopped `stops` times, at steps drawn with `seed` and at
+    the ends of epochs; the state goes through JSON into fresh loaders of another world size. Half of the steps are at
+    the beginning, half around the end of the first epoch if that is further away.
     """
     if steps < 2 or stops < 1:
-        raise ConfigError(f"nothing can be stopped and resumed in {steps} steps with {stops} stops; 2 and 1 are enough")
+        raise ConfigError(f"steps must be at least 2 and stops at least 1, got {steps} and {stops}")
     report = ResumeReport()
     with make_loader() as loader:
-        stretches = _stretches(loader, steps)
+        ranges = _ranges(loader, steps)
         trial = _Trial(make_loader, loader, report)
     usable = trial.usable(worlds)
     rng = np.random.default_rng(seed)
-    for start, length in stretches:
+    for start, length in ranges:
         wanted, ends = trial.uninterrupted(start, length)
         report.steps += len(wanted)
         report.epoch_ends += tuple(int(wanted[end]["step"]) for end in ends)
@@ -104,50 +104,52 @@ def verify_resume(
 
 
 class _Trial:
-    """Runs of one loader, uninterrupted and not."""
+    """Runs of one loader, uninterrupted and interrupted."""
 
     def __init__(self, make_loader: MakeLoader, base: DataLoader, report: ResumeReport) -> None:
         self._make, self._report = make_loader, report
-        self._size, self._world = base.plan.global_batch, base.rank.world
+        self._size, self._world = base.plan.global_batch, base.rank.world_size
         self._budgeted = base.options.max_tokens is not None
 
     def usable(self, worlds: Sequence[int]) -> list[int]:
-        """The numbers of ranks that a global batch can be shared by."""
+        """World sizes that divide a global batch."""
         found = []
         for world in dict.fromkeys(worlds):
             if world < 1:
-                raise ConfigError(f"a world has at least one rank, got {world}")
+                raise ConfigError(f"a world size must be at least 1, got {world}")
             if self._budgeted and world != self._world:
-                why = "with max_tokens every rank has a batch of its own, so other ranks make other steps"
+                why = "with max_tokens each rank has its own batch, so another world size makes other steps"
                 self._report.left_out.append(f"{world} ranks: {why}")
             elif self._size % world:
-                why = f"a global batch of {self._size} samples cannot be shared evenly"
+                why = f"they do not divide a global batch of {self._size} samples"
                 self._report.left_out.append(f"{world} ranks: {why}")
             else:
                 found.append(world)
-        return found or [self._alone]
+        return found or [self._least]
 
     @property
-    def _alone(self) -> int:
+    def _least(self) -> int:
         return self._world if self._budgeted else 1
 
     def uninterrupted(self, start: int, length: int) -> tuple[list[Digests], list[int]]:
-        """The digests of some steps, and which of them begin an epoch."""
+        """Digests of some steps, and the numbers of those that begin an epoch."""
         with ExitStack() as stack:
-            ranks = self._open(stack, self._alone, 0, None, start)
+            ranks = self._open(stack, self._least, 0, None, start)
             digests = [_digests(together, ranks[0]) for together in _together(ranks, length)]
         ends = [number for number in range(1, len(digests)) if digests[number]["epoch"] != digests[number - 1]["epoch"]]
         return digests, ends
 
     def interrupted(self, start: int, wanted: list[Digests], points: list[int], run: ResumeRun) -> str | None:
-        """The first difference to the uninterrupted run, if there is one."""
+        """First difference from the uninterrupted run, if there is one."""
         state: bytes | None = None
         for low, high, world in zip([0, *points], [*points, len(wanted)], run.worlds, strict=True):
             where = f"{world} rank{'s' * (world > 1)}, prefetch={run.prefetch}, stopped before {list(run.stops)}"
             with ExitStack() as stack:
                 ranks = self._open(stack, world, run.prefetch, state, start)
                 if state is not None and any(_saved(loader) != state for loader in ranks):
-                    return f"{where}: state_dict() after load_state_dict() is not what was loaded: {state.decode()}"
+                    return (
+                        f"{where}: state_dict() after load_state_dict() differs from the loaded state: {state.decode()}"
+                    )
                 done = low
                 for together in _together(ranks, high - low):
                     problem = _compare(wanted[done], _digests(together, ranks[0]))
@@ -160,15 +162,15 @@ class _Trial:
             state = states[0]
             self._report.state_bytes = max(self._report.state_bytes, len(state))
             if any(other != state for other in states):
-                return f"ranks have different states behind step {wanted[high - 1]['step']}: {states} ({where})"
+                return f"ranks have different states after step {wanted[high - 1]['step']}: {states} ({where})"
             if len(state) > _MOST_STATE_BYTES:
-                return f"the state behind step {wanted[high - 1]['step']} has {len(state)} bytes, over 4 KiB ({where})"
+                return f"the state after step {wanted[high - 1]['step']} has {len(state)} bytes, over 4 KiB ({where})"
         return None
 
     def _open(
         self, stack: ExitStack, world: int, prefetch: int | None, state: bytes | None, start: int
     ) -> list[DataLoader]:
-        """A loader for each rank, where it is to go on."""
+        """Loader for each rank, at the state or the start."""
         sizes = {} if self._budgeted else {"batch_size": self._size // world}
         ranks = []
         for rank in range(world):
@@ -181,18 +183,18 @@ class _Trial:
         return ranks
 
 
-def _stretches(loader: DataLoader, steps: int) -> list[tuple[int, int]]:
-    """(first step, how many) of what is compared."""
+def _ranges(loader: DataLoader, steps: int) -> list[tuple[int, int]]:
+    """(first step, number of steps) of the compared ranges."""
     try:
         epoch = loader.plan.steps_in(0)
-    except TypeError:  # no end to count to
+    except TypeError:  # endless
         return [(0, steps)]
     half = steps // 2
     return [(0, steps)] if epoch < steps else [(0, steps - half), (epoch - (half + 1) // 2, half)]
 
 
 def _points(rng: np.random.Generator, length: int, stops: int, ends: Sequence[int]) -> list[int]:
-    """Where to stop: at random, and where epochs end, though not at more than a few of many ends."""
+    """Steps to stop at: random ones, and up to three ends of epochs."""
     if length < 2:
         return []
     random = rng.choice(np.arange(1, length), min(stops, length - 1), replace=False).tolist()
@@ -200,16 +202,16 @@ def _points(rng: np.random.Generator, length: int, stops: int, ends: Sequence[in
 
 
 def _together(ranks: Sequence[DataLoader], count: int) -> Iterator[tuple[TrainingBatch, ...]]:
-    """The next batches of all ranks, over the ends of epochs; fewer where all of them end."""
-    for batches in zip_longest(*(_some(loader, count) for loader in ranks)):
+    """Next batches of all ranks, across the ends of epochs; fewer if the run ends."""
+    for batches in zip_longest(*(_first_batches(loader, count) for loader in ranks)):
         missing = [rank for rank, batch in enumerate(batches) if batch is None]
         if missing:
             step = next(batch.metadata["step"] for batch in batches if batch is not None)
-            raise ResumeError(f"step {step}: of {len(ranks)} ranks, {missing} have no batch where the others have one")
+            raise ResumeError(f"step {step}: ranks {missing} of {len(ranks)} have no batch, the others have one")
         yield batches
 
 
-def _some(loader: DataLoader, count: int) -> Iterator[TrainingBatch]:
+def _first_batches(loader: DataLoader, count: int) -> Iterator[TrainingBatch]:
     while count:
         before = count
         for batch in loader:
@@ -226,16 +228,16 @@ def _saved(loader: DataLoader) -> bytes:
 
 
 def _digests(batches: Sequence[TrainingBatch], loader: DataLoader) -> Digests:
-    """What a global batch holds, field by field, whichever way it was shared.
+    """Digests of a global batch by field, independent of the number of ranks.
 
-    Samples count, not the rows of padding that a rank without any gets. Where ranks take samples in an order of their
-    own, the order is left out.
+    Samples count, not the padding row of a rank without any. Where the sharding changes the order of samples, the
+    order is ignored.
     """
     found: Digests = {}
     parts = [_fields(batch, loader) for batch in batches]
     for name in parts[0]:
         pieces = [piece for each in parts for piece in each[name]]
-        if not isinstance(loader.options.dealt, Contiguous):
+        if not isinstance(loader.options.sharding_strategy, Contiguous):
             pieces.sort()
         found[name] = xxhash.xxh3_128_hexdigest(b"".join(pieces))
     for name in ("step", "epoch"):
@@ -245,27 +247,29 @@ def _digests(batches: Sequence[TrainingBatch], loader: DataLoader) -> Digests:
 
 
 def _fields(batch: TrainingBatch, loader: DataLoader) -> dict[str, list[bytes]]:
-    """The bytes of each sample, by field; of each document in a batch without padding.
+    """Bytes of each sample by field; of each document in a padding-free batch.
 
-    A sample with several sides, as a preference pair, has a row for each: those of all samples one behind the other.
+    A sample with several sides, such as a preference pair, has a row for each: first one side of all samples, then the
+    other.
     """
-    arrays, told = batch.to_numpy(), batch.metadata
-    sides = int(told.get("sides", 1))
-    owners = [f"{told['sources'][source]}:{row}" for source, row in zip(told["source"].tolist(), told["row"].tolist())]
+    arrays, facts = batch.to_numpy(), batch.metadata
+    sides = int(facts.get("sides", 1))
+    names, sources = facts["sources"], facts["source"].tolist()
+    owners = [f"{names[source]}:{row}" for source, row in zip(sources, facts["row"].tolist())]
     found = {"rows": [owner.encode() + b"\n" for owner in owners]}
-    # Of each document, however many are in a row; a rank without any has one for its blank row.
+    # One for each document, also in packed rows; a rank without any has one for its blank row.
     labels = arrays["label"] if "label" in arrays and owners else np.zeros(0, np.bool_)
     found["label"] = [value.tobytes() for value in labels]
     if loader.options.padding_free:
         cuts = arrays["cu_seqlens"] if "cu_seqlens" in arrays else np.array([0, batch.num_tokens])
         ends = [(int(low), int(high)) for low, high in pairwise(cuts) if low < batch.num_tokens]
         for name in (*_FIELDS, "completion_mask"):
-            if name in arrays and name != "document_ids":  # which count through what a rank has
+            if name in arrays and name != "document_ids":  # they count within a rank
                 found[name] = _by_sample([arrays[name][0, low:high].tobytes() for low, high in ends], sides)
         return found
     budgeted = loader.options.max_tokens is not None
     count = batch.batch_size // sides
-    filled = range(count if owners else 0) if budgeted else np.unique(told["sample"]).tolist()
+    filled = range(count if owners else 0) if budgeted else np.unique(facts["sample"]).tolist()
     for name in (*_FIELDS, *_PREFERENCE):
         if name in arrays and len(arrays[name]) == batch.batch_size:
             rows = [arrays[name][row + side * count].tobytes() for side in range(sides) for row in filled]
@@ -274,7 +278,7 @@ def _fields(batch: TrainingBatch, loader: DataLoader) -> dict[str, list[bytes]]:
 
 
 def _by_sample(pieces: list[bytes], sides: int) -> list[bytes]:
-    """Pieces of which each side of all samples comes behind the one before, put together for each sample."""
+    """Pieces of all sides, joined for each sample."""
     count = len(pieces) // sides
     return [b"".join(pieces[sample::count]) for sample in range(count)]
 
@@ -282,6 +286,6 @@ def _by_sample(pieces: list[bytes], sides: int) -> list[bytes]:
 def _compare(wanted: Digests, got: Digests) -> str | None:
     for name in ("step", "epoch"):
         if wanted[name] != got[name]:
-            return f"this is {name} {got[name]}, and {name} {wanted[name]} was due"
+            return f"expected {name} {wanted[name]}, got {name} {got[name]}"
     different = [name for name in wanted if wanted[name] != got.get(name)]
     return f"{', '.join(different)} differ from the uninterrupted run" if different else None

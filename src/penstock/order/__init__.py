@@ -1,4 +1,4 @@
-"""Which rows make up step s: pure arithmetic, no I/O."""
+"""Order of samples: which rows make up step s. Pure arithmetic, no I/O."""
 
 from penstock._lazy import attach
 

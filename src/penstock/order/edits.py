@@ -1,4 +1,4 @@
-"""What may be changed in a plan while it is being trained on: steps to skip, rows to ban, other weights."""
+"""Edits of a plan during training: steps to skip, rows to ban, other weights."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ __all__ = ["Ban", "Edit", "Reweight", "Skip", "edit_from_json", "edits_digest"]
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """The steps `start` to `stop` are not delivered."""
+    """Edit: steps `start` to `stop` are not delivered."""
 
     start: int
     stop: int
 
     def __post_init__(self) -> None:
-        if not (_is_whole(self.start) and _is_whole(self.stop) and 0 <= self.start < self.stop):
-            raise ConfigError(f"steps to skip are a range like (340, 360), got ({self.start!r}, {self.stop!r})")
+        if not (_is_step(self.start) and _is_step(self.stop) and self.start < self.stop):
+            raise ConfigError(f"steps to skip must be a range like (340, 360), got ({self.start!r}, {self.stop!r})")
         object.__setattr__(self, "start", int(self.start))
         object.__setattr__(self, "stop", int(self.stop))
 
     @property
     def step(self) -> int:
-        """The first step that is not as it was before the edit."""
+        """First step that the edit changes."""
         return self.start
 
     def to_json(self) -> list[Any]:
@@ -43,16 +43,14 @@ class Skip:
 
 @dataclass(frozen=True, slots=True)
 class Ban:
-    """Some rows of a source are left out from `step` on."""
+    """Edit: some rows of a source are left out from `step` on."""
 
     step: int
     source: str
     rows: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if not _is_whole(self.step) or self.step < 0:
-            raise ConfigError(f"steps are whole numbers, counted from 0, got step={self.step!r}")
-        object.__setattr__(self, "step", int(self.step))
+        object.__setattr__(self, "step", _checked_step(self.step))
 
     def to_json(self) -> list[Any]:
         return ["ban", self.step, self.source, list(self.rows)]
@@ -63,15 +61,13 @@ class Ban:
 
 @dataclass(frozen=True, slots=True)
 class Reweight:
-    """Sources are mixed by other weights from `step` on."""
+    """Edit: sources are mixed by other weights from `step` on."""
 
     step: int
     weights: Mapping[str, float] = field(hash=False)
 
     def __post_init__(self) -> None:
-        if not _is_whole(self.step) or self.step < 0:
-            raise ConfigError(f"steps are whole numbers, counted from 0, got step={self.step!r}")
-        object.__setattr__(self, "step", int(self.step))
+        object.__setattr__(self, "step", _checked_step(self.step))
         object.__setattr__(self, "weights", {name: _plain(weight) for name, weight in self.weights.items()})
 
     def to_json(self) -> list[Any]:
@@ -86,29 +82,41 @@ Edit = Skip | Ban | Reweight
 
 
 def edit_from_json(facts: Sequence[Any]) -> Edit:
+    """Edit from the result of `to_json`."""
     try:
         kind, *values = facts
         if kind == "skip":
             return Skip(*values)
         if kind == "ban":
             step, source, rows = values
-            if not all(map(_is_whole, rows)):
-                raise ValueError("rows are whole numbers")
+            if not all(map(_is_step, rows)):
+                raise ValueError("rows must be integers")
             return Ban(step, source, tuple(rows))
         if kind == "reweight":
             step, weights = values
-            return Reweight(step, {str(name): _weight_from_json(weight) for name, weight in weights.items()})
+            exact: Any = {str(name): Fraction(w) if isinstance(w, str) else w for name, w in weights.items()}
+            return Reweight(step, exact)
     except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
-        raise ResumeError(f"the state holds an edit that cannot be read: {facts!r:.200}") from error
-    raise ResumeError(f"the state holds an edit of a kind this release does not know: {kind!r}; update penstock")
+        raise ResumeError(f"the state has an edit that cannot be read: {facts!r:.200}") from error
+    raise ResumeError(f"the state has an edit of the unknown kind {kind!r}; a newer release of penstock wrote it")
 
 
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
+def edits_digest(edits: Sequence[Edit]) -> str:
+    return xxhash.xxh3_64_hexdigest(orjson.dumps([edit.to_json() for edit in edits], option=orjson.OPT_SORT_KEYS))
+
+
+def _is_step(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0
+
+
+def _checked_step(step: Any) -> int:
+    if not _is_step(step):
+        raise ConfigError(f"step must be an integer of at least 0, got step={step!r}")
+    return int(step)
 
 
 def _plain(weight: Any) -> Any:
-    """A weight as something that can be written down: numbers of NumPy are numbers, fractions stay exact."""
+    """Weight in a form that JSON or `Fraction` can hold: NumPy numbers become plain, fractions stay exact."""
     if isinstance(weight, bool):
         return weight
     if isinstance(weight, Integral):
@@ -116,11 +124,3 @@ def _plain(weight: Any) -> Any:
     if isinstance(weight, Rational):
         return Fraction(int(weight.numerator), int(weight.denominator))
     return float(weight) if isinstance(weight, Real) else weight
-
-
-def _weight_from_json(weight: Any) -> Any:
-    return Fraction(weight) if isinstance(weight, str) else weight
-
-
-def edits_digest(edits: Sequence[Edit]) -> str:
-    return xxhash.xxh3_64_hexdigest(orjson.dumps([edit.to_json() for edit in edits], option=orjson.OPT_SORT_KEYS))

@@ -1,14 +1,14 @@
-"""The order in which sources take turns, such that each keeps to its target to within one sample, at every prefix.
+"""Order in which sources are drawn, such that every source is within one sample of its target at every prefix.
 
 The target of a source after t samples is the sum of its weights so far. With k sources, let a margin be 1 / (2k - 2).
-The next sample of a source may be drawn once its target is a margin beyond its count, and must be drawn before its
-target is more than 1 less a margin beyond it: a window. Of all sources whose window is open, the one whose closes
-first is drawn. This is Tijdeman's rule for the chairman assignment problem; it meets every window, so that no count is
-ever more than 1 - 1 / (2k - 2) away from its target, and no rule does better. (Drawing the source that is furthest
-behind, the usual rule, is off by more than 1 when sources are many.)
+The next sample of a source may be drawn once its target exceeds its count by a margin, and must be drawn before its
+target exceeds its count by 1 less a margin: that is its window. Of all sources with an open window, the one whose
+window closes first is drawn. This is Tijdeman's rule for the chairman assignment problem. It meets every window, so no
+count is ever more than 1 - 1 / (2k - 2) from its target, and no rule does better. (The usual rule, which draws the
+source with the largest deficit, is off by more than 1 when there are many sources.)
 
-A course may begin with debts, left by weights that have changed without notice. Then windows can be missed. Of sources
-that have missed theirs the one furthest behind is drawn, until the windows of all can be met again.
+An order may start with debts, left by an unannounced change of weights. Then windows can be missed. Of the sources that
+missed theirs, the one with the largest deficit is drawn, until all windows can be met again.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ import numpy.typing as npt
 
 from penstock.order.schedules import ScheduleSegment
 
-__all__ = ["MixOrder", "WeightSegment", "pieces_of"]
+__all__ = ["MixOrder", "WeightSegment", "weight_segments"]
 
 _NEVER = 1 << 80
-# What a table may hold: four decimals of weight make a period of 10,000.
+# Longest table of draws: four decimals of weight make a period of 10,000.
 _MOST_TABLED = 20_000
 _MOST_SKIPPED = 1 << 20
 _CHECKPOINT_EVERY = 8192
@@ -36,47 +36,47 @@ _CHECKPOINT_EVERY = 8192
 
 @dataclass(frozen=True, slots=True)
 class WeightSegment:
-    """A stretch of samples, from `start` on, with constant weights or (`slopes`) weights that change at each step."""
+    """Segment of samples from `start` on, with constant weights, or with `slopes` by which they change at each step."""
 
     start: int
     weights: tuple[Fraction, ...]
     slopes: tuple[Fraction, ...] | None = None
 
 
-def pieces_of(part: ScheduleSegment, samples_per_step: int) -> list[WeightSegment]:
-    """The pieces of a part of a schedule."""
+def weight_segments(part: ScheduleSegment, samples_per_step: int) -> list[WeightSegment]:
+    """Weight segments of a part of a schedule."""
     points = [(step, tuple(Fraction(share, sum(shares)) for share in shares)) for step, shares in part.points]
-    pieces: list[WeightSegment] = []
+    segments: list[WeightSegment] = []
     for (step, weights), (stop, target) in zip(points, [*points[1:], points[-1]]):
         start = step * samples_per_step
         if part.interpolation == "linear" and weights != target:
             slopes = tuple((there - here) / (stop - step) for here, there in zip(weights, target))
-            pieces.append(WeightSegment(start, weights, slopes))
-        elif not pieces or pieces[-1].slopes or pieces[-1].weights != weights:
-            pieces.append(WeightSegment(start, weights))
-    return pieces
+            segments.append(WeightSegment(start, weights, slopes))
+        elif not segments or segments[-1].slopes or segments[-1].weights != weights:
+            segments.append(WeightSegment(start, weights))
+    return segments
 
 
 class MixOrder:
-    """Who is drawn at each position from `start` on, where each source is `owed` some samples (none, when empty).
+    """Source of each sample from `start` on, where each source is `owed` some samples (empty: none).
 
-    Everything is integers over one denominator. Positions are those of the stream; counts are since `start`.
+    All numbers are integers over one denominator. Positions are those of the stream; counts are since `start`.
     """
 
     def __init__(
-        self, pieces: Sequence[WeightSegment], start: int, samples_per_step: int, owed: Sequence[Fraction] = ()
+        self, segments: Sequence[WeightSegment], start: int, samples_per_step: int, owed: Sequence[Fraction] = ()
     ) -> None:
         self.start, self._step, self._owing = start, samples_per_step, bool(owed)
-        self._sources = len(pieces[0].weights)
-        numbers = [*owed, *(x for piece in pieces for x in (*piece.weights, *(piece.slopes or ())))]
-        self._drawn = [i for i in range(self._sources) if any(piece.weights[i] for piece in pieces)]
+        self._sources = len(segments[0].weights)
+        numbers = [*owed, *(x for segment in segments for x in (*segment.weights, *(segment.slopes or ())))]
+        self._drawn = [i for i in range(self._sources) if any(segment.weights[i] for segment in segments)]
         margins = max(2, 2 * len(self._drawn) - 2)
         self._unit = unit = margins * math.lcm(*(number.denominator for number in numbers))
         self._margin = unit // margins
-        self._starts = [piece.start for piece in pieces]
-        self._rates = [[int(x * unit) for x in piece.weights] for piece in pieces]
-        self._slopes = [piece.slopes and [int(x * unit) for x in piece.slopes] for piece in pieces]
-        # Targets at the start of each piece, by source.
+        self._starts = [segment.start for segment in segments]
+        self._rates = [[int(x * unit) for x in segment.weights] for segment in segments]
+        self._slopes = [segment.slopes and [int(x * unit) for x in segment.slopes] for segment in segments]
+        # Targets at the start of each segment, by source.
         self._reached = [[0] for _ in range(self._sources)]
         for n, stop in enumerate(self._starts[1:]):
             for i in range(self._sources):
@@ -88,11 +88,11 @@ class MixOrder:
         self._head, self._period = self._table()
 
     def targets(self, position: int) -> list[Fraction]:
-        """What each source should have given since `start`, with what it was owed."""
+        """Target of each source since `start`, debts included."""
         return [Fraction(self._target(i, position) - self._offsets[i], self._unit) for i in range(self._sources)]
 
     def draw(self, position: int, counts: Sequence[int], count: int) -> npt.NDArray[np.int64]:
-        """The sources of the `count` samples at `position`, where `counts` have been drawn since `start`."""
+        """Sources of the `count` samples at `position`; `counts` have been drawn since `start`."""
         if self._period is None:
             return np.array(self._run(position, list(counts), count), np.int64)
         at = np.arange(position - self.start, position - self.start + count)
@@ -102,7 +102,7 @@ class MixOrder:
         return self._head[at]
 
     def counts(self, position: int) -> tuple[int, ...]:
-        """What has been drawn of each source between `start` and `position`."""
+        """Samples drawn from each source between `start` and `position`."""
         if self._period is None:
             return self._walk(position)
         at, head = position - self.start, len(self._head)
@@ -114,7 +114,7 @@ class MixOrder:
         return tuple(found.tolist())
 
     def _table(self) -> tuple[npt.NDArray[np.int64], int | None]:
-        """All draws until they repeat, and how many of the last of them repeat; None when that is too many."""
+        """Draws until they repeat, and the number of draws that repeat; None if the table would be too long."""
         last = max(self.start, self._starts[-1])
         period = self._period_of(len(self._starts) - 1)
         empty = np.empty(0, np.int64)
@@ -125,28 +125,28 @@ class MixOrder:
         for _ in range(4):
             before = tuple(counts)
             draws += self._run(self.start + len(draws), counts, period)
-            if self._moved_evenly(len(self._starts) - 1, before, counts, period):
+            if self._is_periodic(len(self._starts) - 1, before, counts, period):
                 return np.array(draws, np.int64), period
         return empty, None
 
     def _walk(self, position: int) -> tuple[int, ...]:
-        """`counts` without a table: from the nearest checkpoint, skipping whole periods where draws repeat."""
+        """Counts without a table: from the nearest checkpoint, in whole periods where draws repeat."""
         at, counts = self._checkpoints[bisect_right(self._checkpoints, position, key=lambda point: point[0]) - 1]
         if at < self._latest[0] <= position:
             at, counts = self._latest
         skipped = -1
         while at < position:
-            piece = bisect_right(self._starts, at) - 1
-            stop = self._starts[piece + 1] if piece + 1 < len(self._starts) else _NEVER
-            period = _NEVER if self._slopes[piece] else self._period_of(piece)
-            # A window that is open within the skipped samples must close within the piece: no longer than a period.
+            segment = bisect_right(self._starts, at) - 1
+            stop = self._starts[segment + 1] if segment + 1 < len(self._starts) else _NEVER
+            period = _NEVER if self._slopes[segment] else self._period_of(segment)
+            # A window that is open within the skipped samples must close within the segment: no longer than a period.
             periods = (min(position, stop - period - 2) - at) // period
-            if periods > 1 and period <= _MOST_SKIPPED and skipped != piece:
+            if periods > 1 and period <= _MOST_SKIPPED and skipped != segment:
                 now = list(counts)
                 self._run(at, now, period)
-                if self._moved_evenly(piece, counts, now, period):
+                if self._is_periodic(segment, counts, now, period):
                     counts = tuple(was + (new - was) * periods for was, new in zip(counts, now))
-                    at, skipped = at + periods * period, piece
+                    at, skipped = at + periods * period, segment
                 else:
                     counts, at = tuple(now), at + period
             else:
@@ -161,9 +161,9 @@ class MixOrder:
         return counts
 
     def _run(self, position: int, counts: list[int], count: int) -> list[int]:
-        """The next `count` sources; `counts` moves along."""
+        """Next `count` sources; updates `counts`."""
         n, unit = self._sources, self._unit
-        # The target at which a window opens and, beyond it, the one at which it closes.
+        # Target at which a window opens; it closes `width` later.
         width = unit - 2 * self._margin + 1
         gates = [drawn * unit + offset + self._margin - 1 for drawn, offset in zip(counts, self._offsets)]
         closes = [self._last(i, gate + width) for i, gate in enumerate(gates)]
@@ -203,29 +203,29 @@ class MixOrder:
         return drawn_now
 
     def _put_first(self, ready: list[int], waiting: list[int], now: int, counts: Sequence[int]) -> None:
-        """Let the source furthest behind be the next of `ready`, where windows have been missed."""
+        """Make the source with the largest deficit the next of `ready`, where windows were missed."""
         late = [key for key in ready if key < now]
         if len(late) == 1:
             return
         n = self._sources
-        # When no window is open, sources that are never drawn again hold the debts: somebody has to be early.
-        chosen = max(late or waiting, key=lambda key: (self._behind(key % n, now // n, counts), -(key % n)))
+        # When no window is open, sources that are never drawn again hold the debts: another has to be early.
+        chosen = max(late or waiting, key=lambda key: (self._deficit(key % n, now // n, counts), -(key % n)))
         heap = ready if late else waiting
         heap.remove(chosen)
         heapify(heap)
-        # Ahead of all others; its true key is made anew once it is drawn.
+        # Before all others; its true key is computed once it is drawn.
         heappush(ready, chosen % n - (n << 80))
 
-    def _behind(self, source: int, position: int, counts: Sequence[int]) -> int:
+    def _deficit(self, source: int, position: int, counts: Sequence[int]) -> int:
         return self._target(source, position) - self._offsets[source] - counts[source] * self._unit
 
     def _target(self, source: int, position: int) -> int:
         return self._within(source, bisect_right(self._starts, position) - 1, position)
 
-    def _within(self, source: int, piece: int, position: int) -> int:
-        """The target at a position in a piece, or at its end."""
-        at = position - self._starts[piece]
-        base, rate, slopes = self._reached[source][piece], self._rates[piece][source], self._slopes[piece]
+    def _within(self, source: int, segment: int, position: int) -> int:
+        """Target at a position in a segment, or at its end."""
+        at = position - self._starts[segment]
+        base, rate, slopes = self._reached[source][segment], self._rates[segment][source], self._slopes[segment]
         if not slopes:
             return base + rate * at
         steps, rest = divmod(at, self._step)
@@ -233,48 +233,45 @@ class MixOrder:
         return base + self._step * (rate * steps + slope * (steps * (steps - 1) // 2)) + (rate + slope * steps) * rest
 
     def _line(self, source: int, position: int) -> tuple[int, int, int, int]:
-        """The straight line of a target around a position: where it starts, its value there, its rise, its last value.
-
-        The rise is per sample; a target that stands still has no line.
-        """
-        piece = bisect_right(self._starts, position) - 1
-        start, slopes, last = self._starts[piece], self._slopes[piece], piece + 1 == len(self._starts)
-        rate, base = self._rates[piece][source], self._reached[source][piece]
+        """Line of a target around a position: its start, its value there, its rise per sample, its last value."""
+        segment = bisect_right(self._starts, position) - 1
+        start, slopes, last = self._starts[segment], self._slopes[segment], segment + 1 == len(self._starts)
+        rate, base = self._rates[segment][source], self._reached[source][segment]
         if slopes:
             steps = (position - start) // self._step
             start, rate = start + steps * self._step, rate + slopes[source] * steps
-            base = self._within(source, piece, start)
+            base = self._within(source, segment, start)
             end = base + rate * self._step
         else:
-            end = base + rate * _NEVER if last else self._reached[source][piece + 1]
+            end = base + rate * _NEVER if last else self._reached[source][segment + 1]
         return start, base, rate, end
 
     def _last(self, source: int, value: int) -> int:
-        """The last position at which the target of a source is at most `value`."""
+        """Last position at which the target of a source is at most `value`."""
         reached = self._reached[source]
-        piece = bisect_right(reached, value) - 1
-        if piece < 0:
+        segment = bisect_right(reached, value) - 1
+        if segment < 0:
             return self._starts[0] - 1
-        start, slopes = self._starts[piece], self._slopes[piece]
-        rate, more = self._rates[piece][source], value - reached[piece]
+        start, slopes = self._starts[segment], self._slopes[segment]
+        rate, more = self._rates[segment][source], value - reached[segment]
         if not slopes or not slopes[source]:
             return start + more // rate if rate else _NEVER
-        # The steps at which a sum of evenly changing weights comes to `more`: an estimate, then exactly.
+        # Steps after which a sum of evenly changing weights reaches `more`: an estimate, then exactly.
         slope, each = slopes[source], more / self._step
         middle = rate - slope / 2
         root = middle + math.sqrt(max(0.0, middle * middle + 2 * slope * each))
-        most = (self._starts[piece + 1] - start) // self._step - 1
+        most = (self._starts[segment + 1] - start) // self._step - 1
         steps = min(most, max(0, int(2 * each / root))) if root > 0 else most
-        while steps and self._within(source, piece, start + steps * self._step) > value:
+        while steps and self._within(source, segment, start + steps * self._step) > value:
             steps -= 1
-        while steps < most and self._within(source, piece, start + (steps + 1) * self._step) <= value:
+        while steps < most and self._within(source, segment, start + (steps + 1) * self._step) <= value:
             steps += 1
         at = start + steps * self._step
-        return at + (value - self._within(source, piece, at)) // (rate + slope * steps)
+        return at + (value - self._within(source, segment, at)) // (rate + slope * steps)
 
-    def _period_of(self, piece: int) -> int:
-        return self._unit // math.gcd(self._unit, *self._rates[piece])
+    def _period_of(self, segment: int) -> int:
+        return self._unit // math.gcd(self._unit, *self._rates[segment])
 
-    def _moved_evenly(self, piece: int, before: Sequence[int], after: Sequence[int], period: int) -> bool:
-        rates = self._rates[piece]
+    def _is_periodic(self, segment: int, before: Sequence[int], after: Sequence[int], period: int) -> bool:
+        rates = self._rates[segment]
         return all((new - was) * self._unit == rate * period for was, new, rate in zip(before, after, rates))

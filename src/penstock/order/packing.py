@@ -1,8 +1,8 @@
-"""Whole documents into bins of one capacity, planned on their lengths alone.
+"""Packing of whole documents into bins of one capacity, by their lengths alone.
 
-Both strategies take the longest documents first: `best_fit` puts each into the fullest bin that still has room for it,
-`first_fit` into the one opened first that has. Lengths are small integers, so documents of one length are placed
-together; a million of them take a fraction of a second.
+Both strategies place the longest documents first: `best_fit` puts each into the fullest bin that has room for it,
+`first_fit` into the first opened bin that has. Documents of one length are placed together, so a million documents take
+a fraction of a second.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from penstock.arrays.ragged import offsets_of
 from penstock.errors import ConfigError
 
 __all__ = ["STRATEGIES", "Bins", "count_bins", "pack"]
@@ -25,9 +26,9 @@ STRATEGIES = ("best_fit", "first_fit")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bins:
-    """Which documents lie together: bin b holds `documents[offsets[b]:offsets[b + 1]]`, longest first.
+    """Bins of documents: bin b holds `documents[offsets[b]:offsets[b + 1]]`, longest first.
 
-    Bins come in the order they were opened: the first ones hold the longest documents.
+    Bins are in the order they were opened: the first ones hold the longest documents.
     """
 
     documents: npt.NDArray[np.int64]
@@ -37,25 +38,23 @@ class Bins:
         return len(self.offsets) - 1
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Bin by bin: for people and tests, not for hot paths."""
+        """Bin by bin, for tests and people; not for hot paths."""
         for low, high in zip(self.offsets[:-1], self.offsets[1:]):
             yield self.documents[low:high].tolist()
 
     def sizes(self, lengths: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Tokens in each bin, given the lengths that were packed."""
-        reach = np.zeros(len(self.documents) + 1, np.int64)
-        np.cumsum(np.asarray(lengths)[self.documents], out=reach[1:])
-        return np.diff(reach[self.offsets])
+        return np.diff(offsets_of(np.asarray(lengths)[self.documents])[self.offsets])
 
     def efficiency(self, lengths: npt.ArrayLike, capacity: int) -> float:
-        """The share of all room that is filled, 1.0 when there are no bins."""
+        """Share of the room that is filled; 1.0 without bins."""
         return float(np.asarray(lengths).sum(dtype=np.int64)) / (len(self) * capacity) if len(self) else 1.0
 
 
 def pack(lengths: npt.ArrayLike, capacity: int, strategy: str = "best_fit") -> Bins:
-    """Every document into one bin whole, no bin over its capacity. The same lengths always give the same bins.
+    """Pack every document whole into one bin, no bin above its capacity. Equal lengths give equal bins.
 
-    Documents of no length cost nothing and go where the strategy puts them: all into one bin.
+    Empty documents all go into one bin.
 
         bins = pack([700, 1200, 300], capacity=1024 * 2)
         bins.documents[bins.offsets[0] : bins.offsets[1]]   # [1, 0]
@@ -72,13 +71,11 @@ def pack(lengths: npt.ArrayLike, capacity: int, strategy: str = "best_fit") -> B
         bins = max(bins, 1)
         filled = np.bincount(placed, sizes[by_length[: len(placed)]], bins)
         placed = np.append(placed, np.full(empty, np.argmax(filled) if strategy == "best_fit" else 0))
-    offsets = np.zeros(bins + 1, np.int64)
-    np.cumsum(np.bincount(placed, minlength=bins), out=offsets[1:])
-    return Bins(by_length[_order_of(placed)], offsets)
+    return Bins(by_length[_order_of(placed)], offsets_of(np.bincount(placed, minlength=bins)))
 
 
 def count_bins(lengths: npt.ArrayLike, capacity: int, strategy: str = "best_fit") -> int:
-    """How many bins `pack` would make; for `best_fit` in a small part of its time."""
+    """Number of bins that `pack` makes; for `best_fit` much faster than packing."""
     sizes, capacity = _checked(lengths, capacity, strategy), operator.index(capacity)
     distinct, counts = _distinct(sizes)
     count = _moves if strategy == "best_fit" else _first_fit
@@ -89,7 +86,7 @@ def _checked(lengths: npt.ArrayLike, capacity: int, strategy: str) -> npt.NDArra
     if strategy not in STRATEGIES:
         raise ConfigError(f"unknown packing strategy {strategy!r}; expected one of {', '.join(STRATEGIES)}")
     if capacity <= 0:
-        raise ConfigError(f"the capacity of a bin must be positive, got {capacity}")
+        raise ConfigError(f"capacity must be positive, got {capacity}")
     given = np.asarray(lengths)
     if given.ndim != 1 or (given.dtype.kind not in "iu" and given.size):
         raise ConfigError(f"lengths must be integers in one dimension, got {given.dtype} of shape {given.shape}")
@@ -99,15 +96,15 @@ def _checked(lengths: npt.ArrayLike, capacity: int, strategy: str) -> npt.NDArra
     document = int(np.argmax((sizes < 0) | (sizes > capacity)))
     length = int(given[document])
     if length < 0:
-        raise ConfigError(f"document {document} has the length {length}; lengths cannot be negative")
+        raise ConfigError(f"document {document} has the negative length {length}")
     raise ConfigError(
-        f"document {document} has {length} tokens and a bin holds {capacity}; "
-        "truncate or split documents before packing, or pack into larger bins"
+        f"document {document} has {length} tokens, more than capacity={capacity}; truncate or split it, or raise the "
+        "capacity"
     )
 
 
 def _distinct(sizes: npt.NDArray[np.int64]) -> tuple[list[int], list[int]]:
-    """The positive lengths there are, falling, and how often each occurs."""
+    """Distinct positive lengths, descending, and the count of each."""
     if len(sizes) and int(sizes.max()) <= 4 * len(sizes):
         times = np.bincount(sizes)
         distinct = np.flatnonzero(times)
@@ -119,7 +116,7 @@ def _distinct(sizes: npt.NDArray[np.int64]) -> tuple[list[int], list[int]]:
 
 
 def _order_of(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """A stable argsort of small numbers, 16 bits at a time: NumPy sorts those by radix, ten times as fast."""
+    """Stable argsort of small numbers, 16 bits at a time: NumPy sorts those by radix, ten times as fast."""
     order = np.argsort(numbers.astype(np.uint16), kind="stable")
     bits = int(numbers.max()).bit_length() if len(numbers) else 0
     for shift in range(16, bits, 16):
@@ -129,16 +126,16 @@ def _order_of(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 NEW = -1
-"""The room of bins that are not open yet."""
+"""Room of bins that are not open yet."""
 
 Move = tuple[int, int, int, int]
-"""(room, bins, each, rest): so many bins with this room take so many documents each, and have the room `rest` then."""
+"""(room, bins, each, rest): `bins` bins with this room take `each` documents and then have room `rest`."""
 
 
 def _moves(lengths: list[int], counts: list[int], capacity: int) -> tuple[list[Move], int]:
-    """How `counts[i]` documents of `lengths[i]` (falling, positive) are placed, in order, and the bins it takes."""
+    """Moves that place `counts[i]` documents of `lengths[i]` (descending, positive), and the number of bins."""
     smallest = lengths[-1] if lengths else 1
-    rooms: list[int] = []  # rising: the rooms there are that can still take something
+    rooms: list[int] = []  # ascending: rooms that can still take a document
     bins_with: dict[int, int] = {}
     bins = 0
     log: list[Move] = []
@@ -166,7 +163,7 @@ def _moves(lengths: list[int], counts: list[int], capacity: int) -> tuple[list[M
 
 
 def _fill(log: list[Move], name: int, room: int, bins: int, length: int, documents: int) -> int:
-    """Put documents of one length into at most so many bins of one room, one bin after the other; the bins used."""
+    """Put documents of one length into at most `bins` bins of one room, bin by bin; returns the bins used."""
     each = room // length
     full, over = divmod(documents, each)
     if full >= bins:
@@ -181,8 +178,8 @@ def _fill(log: list[Move], name: int, room: int, bins: int, length: int, documen
 
 
 def _assign_moves(log: list[Move], smallest: int) -> npt.NDArray[np.int64]:
-    """The bin of every document, longest first. Among bins with the same room the one opened first is taken."""
-    groups: dict[int, list[int]] = {}  # room: the numbers of its bins, rising
+    """Bin of every document, longest first. Among bins of equal room, the one opened first is taken."""
+    groups: dict[int, list[int]] = {}  # room: numbers of its bins, ascending
     opened = 0
     placed: list[int] = []
     for room, number, _, rest in log:
@@ -206,20 +203,20 @@ def _assign_moves(log: list[Move], smallest: int) -> npt.NDArray[np.int64]:
             insort(there, taken[0])
         else:
             there += taken
-            there.sort()  # two rising runs: a merge
+            there.sort()  # two ascending runs: a merge
     each = np.array([(number, each) for _, number, each, _ in log], np.int64).reshape(-1, 2)
     return np.repeat(np.array(placed, np.int64), np.repeat(each[:, 1], each[:, 0]))
 
 
 _BLOCK = 256
-_FEW = 1 << 14  # bins that are looked over faster than their blocks are kept up to date
+_FEW = 1 << 14  # so many bins are scanned faster than their blocks are kept up to date
 
 _Numbers = npt.NDArray[np.int64]
 
 
 def _first_fit(lengths: list[int], counts: list[int], capacity: int) -> tuple[_Numbers, int]:
-    """The bin of every document, longest first, and the bins it takes; `lengths` fall and are positive."""
-    row = _Row(capacity)
+    """Bin of every document, longest first, and the number of bins; `lengths` are descending and positive."""
+    row = _OpenBins(capacity)
     numbers, shares = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for length, left in zip(lengths, counts):
         number = row.with_room(length, left)
@@ -245,18 +242,18 @@ def _first_fit(lengths: list[int], counts: list[int], capacity: int) -> tuple[_N
     return np.repeat(np.concatenate(numbers), np.concatenate(shares)), row.bins
 
 
-class _Row:
-    """Bins in the order they were opened, and the room of each."""
+class _OpenBins:
+    """Open bins in order, and the room of each."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.bins = 0
         self.rooms = np.zeros(16 * _BLOCK, np.int64)
         self.largest = np.zeros(16, np.int64)
-        self.stale = False  # whether `largest` is older than `rooms`
+        self.stale = False  # True if `largest` is older than `rooms`
 
     def with_room(self, length: int, most: int) -> _Numbers:
-        """The first bins that take a document of this length, `most` of them or all there are."""
+        """First bins, at most `most`, that have room for a document of this length."""
         if self.bins <= max(_FEW, most * _BLOCK):
             return np.flatnonzero(self.rooms[: self.bins] >= length)[:most]
         if self.stale:
@@ -272,7 +269,7 @@ class _Row:
         self._changed(numbers)
 
     def open(self, tokens: _Numbers) -> _Numbers:
-        """New bins that already hold so many tokens."""
+        """Open new bins that hold these numbers of tokens; returns the numbers of the bins."""
         first = self.bins
         self.bins += len(tokens)
         if (short := self.bins - len(self.rooms)) > 0:
@@ -285,7 +282,7 @@ class _Row:
         return numbers
 
     def _changed(self, numbers: _Numbers) -> None:
-        # A few bins are brought up to date at once; after many, all are, when somebody asks.
+        # A few blocks are updated at once; after many changes, all blocks are, when they are next needed.
         if self.stale or self.bins <= max(_FEW, len(numbers) * _BLOCK):
             self.stale = True
             return

@@ -1,9 +1,9 @@
-"""A shuffle that is arithmetic: the place of any index in any epoch, forwards and backwards, without a table.
+"""Permutation by arithmetic: a shuffle that maps any index forwards and backwards without a table.
 
-An index is split into a low half of `bits` bits and a high half in [0, radix), with `radix << bits` the smallest such
-domain that holds `size`. Rounds of a Feistel network change one half by a keyed hash of the other; the few values that
-land outside [0, size) go through again until they are inside (cycle walking), which keeps the mapping one-to-one.
-The two halves fit 32 bits, so a round is a handful of vector instructions.
+An index is split into a low half of `bits` bits and a high half in [0, radix), where `radix << bits` is the smallest
+such domain that holds `size`. Rounds of a Feistel network change one half by a keyed hash of the other. The few values
+outside of [0, size) are mapped again until they are inside (cycle walking), which keeps the mapping one-to-one. Both
+halves fit 32 bits, so a round is a handful of vector instructions.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ __all__ = ["Permutation", "derive_key"]
 
 _MAX_SIZE = 1 << 62
 _ROUNDS = 8
-# Halves of a few bits mix badly: at size 8 not all pairs of values are equally likely. Such sizes are sorted instead.
+# Halves of a few bits mix badly: at size 8 not all pairs of values are equally likely. Such sizes use a sorted table.
 _TABLE_SIZE = 1 << 10
-_CHUNK = 1 << 14  # values worked on at once: their halves stay in the first two caches
+_CHUNK = 1 << 14  # values mapped at once: their halves stay in the first two caches
 _SPREAD = np.uint32(0x9E3779B1)
 _WORD = np.uint64(32)
 
@@ -33,15 +33,15 @@ _Values = npt.NDArray[np.uint64]
 
 
 def derive_key(seed: int, *parts: int | str) -> int:
-    """A 64-bit key made from a seed and the names or numbers of what it is for.
+    """64-bit key from a seed and the names or numbers of its purpose.
 
-    The same on every machine and in every release: orders that were trained on depend on it.
+    Equal on every machine and in every release: resumable orders depend on it.
 
         derive_key(seed, "shuffle", source, epoch)
     """
     digest = xxhash.xxh3_64()
     for part in (seed, *parts):
-        # The kind and the length of each part go in as well: ("a", "b"), ("ab",), (1,) and ("1",) are four keys.
+        # With the kind and length of each part: ("a", "b"), ("ab",), (1,) and ("1",) are four keys.
         kind = b"s" if isinstance(part, str) else b"i"
         text = part if isinstance(part, str) else f"{operator.index(part):d}"
         spelled = text.encode("utf-8", "surrogatepass")
@@ -51,11 +51,10 @@ def derive_key(seed: int, *parts: int | str) -> int:
 
 @dataclass(frozen=True)
 class Permutation:
-    """A keyed pseudo-random permutation of [0, size): `permutation(indices)`, and back with `inverse(values)`.
+    """Keyed pseudo-random permutation of [0, size): `permutation(indices)`, and back with `inverse(values)`.
 
-    Both take an int or integers in an array of any shape and give an int or int64 of that shape. Nothing of the order
-    is held (up to 1,024 entries for the smallest sizes), and the cost of a value does not depend on where it is.
-    Meant for shuffling, not for secrets.
+    Both take an int, or an integer array of any shape, and return an int, or int64 of that shape. No table is kept
+    above a size of 1,024, and every value costs the same. Meant for shuffling, not for secrets.
     """
 
     size: int
@@ -75,7 +74,7 @@ class Permutation:
     @overload
     def __call__(self, indices: npt.ArrayLike) -> npt.NDArray[np.int64]: ...
     def __call__(self, indices: npt.ArrayLike) -> int | npt.NDArray[np.int64]:
-        """Where each index goes."""
+        """Values of these indices."""
         return self._map(indices, "index", forwards=True)
 
     @overload
@@ -83,7 +82,7 @@ class Permutation:
     @overload
     def inverse(self, values: npt.ArrayLike) -> npt.NDArray[np.int64]: ...
     def inverse(self, values: npt.ArrayLike) -> int | npt.NDArray[np.int64]:
-        """The indices that go to these values: `inverse(permutation(i)) == i`."""
+        """Indices of these values: `inverse(permutation(i)) == i`."""
         return self._map(values, "value", forwards=False)
 
     def _map(self, given: npt.ArrayLike, what: str, *, forwards: bool) -> int | npt.NDArray[np.int64]:
@@ -96,7 +95,7 @@ class Permutation:
         return int(found) if np.ndim(given) == 0 else found
 
     def _checked(self, given: npt.ArrayLike, what: str) -> npt.NDArray[Any]:
-        """The places as unsigned numbers below the size; a negative one turns up as a huge one and is refused too."""
+        """Places as unsigned integers below the size; a negative one wraps to a huge one and is refused too."""
         if isinstance(given, int) and not 0 <= given < self.size:
             raise self._out_of_range(what, given)
         places = np.asarray(given)
@@ -114,7 +113,7 @@ class Permutation:
 
     @cached_property
     def _tables(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Small sizes, there and back: the indices sorted by a keyed hash of them."""
+        """Tables of a small size, forwards and backwards: indices sorted by a keyed hash."""
         drawn = np.arange(1, self.size + 1, dtype=np.uint64)
         drawn *= np.uint64(0x9E3779B97F4A7C15)
         drawn += np.uint64(derive_key(self.key, self.size))
@@ -127,7 +126,7 @@ class Permutation:
 
     @cached_property
     def _round_keys(self) -> list[tuple[np.uint32, np.uint32]]:
-        """An offset and an odd factor for the hash of each round."""
+        """Offset and odd factor for the hash of each round."""
         keys = [derive_key(self.key, self.size, number) for number in range(_ROUNDS)]
         return [(np.uint32(key & 0xFFFFFFFF), np.uint32(key >> 32 | 1)) for key in keys]
 
@@ -159,7 +158,7 @@ def _run_rounds(
     radix: int,
     forwards: bool,
 ) -> None:
-    """One way through the network for a few thousand values. Works in place: memory is what costs time here."""
+    """Map a few thousand values through the network, in place: memory traffic dominates the cost."""
     low = (places & np.uint64((1 << bits) - 1)).astype(np.uint32)
     high = np.right_shift(places, np.uint64(bits), out=found).astype(np.uint32)
     hashed, spare = np.empty_like(low), np.empty_like(low)
@@ -174,7 +173,7 @@ def _run_rounds(
             hashed >>= top
             low ^= hashed
             continue
-        # From 32 bits to [0, radix): the high word of the product. Then add it, or take it away, modulo the radix.
+        # From 32 bits to [0, radix): the high word of the product. Then add or subtract it modulo the radix.
         np.multiply(hashed, wide, out=found)
         found >>= _WORD
         hashed[:] = found

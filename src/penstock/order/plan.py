@@ -1,23 +1,22 @@
-"""Which samples make up step s: the orders of all sources, how they are mixed, and what was changed on the way.
+"""Plan: which samples make up step s, from the orders of all sources, their weights, and edits.
 
     plan = Plan([PlanSource("web", order)], global_batch=256)
-    plan.step(1000).rows        # what step 1000 is made of
-    plan.trace("web", 4711)     # the steps that use row 4711, past and future
+    plan.step(1000).rows        # rows of step 1000
+    plan.trace("web", 4711)     # steps that use row 4711, past and future
 
-A plan is a value. Nothing in it knows about ranks, threads or time. An edit (`skip`, `ban`, `reweight`) makes a new
-plan that is the old one up to the step it begins with, and loses and repeats nothing after it.
+A plan is a value. It knows nothing of ranks, threads or time. An edit (`skip`, `ban`, `reweight`) makes a new plan
+that equals the old one up to the step of the edit, and neither loses nor repeats anything after it.
 
-One source and several go through their samples in different ways, `alone` and `together`; what is the same for both,
-epochs and edits, is here.
+`SingleSourceSteps` and `MixedSteps` give the steps; epochs and edits, which both have in common, are here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import index
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,57 +26,24 @@ import xxhash
 from penstock._suggest import did_you_mean
 from penstock.errors import ConfigError
 from penstock.order.edits import Ban, Edit, Reweight, Skip
-from penstock.order.mixed import STOPPING, MixedSteps, next_epoch
 from penstock.order.mixing import Mixture
-from penstock.order.positions import PlanSource, Position, RowUse, Step, ended, nothing_to_deliver
-from penstock.order.samples import Samples
+from penstock.order.positions import PlanSource, Position, RowUse, Step, exhausted, nothing_to_deliver
 from penstock.order.schedules import Schedule
-from penstock.order.single import SingleSourceSteps
+from penstock.order.steps import STOPPING, MixedSteps, SingleSourceSteps, StepSequence, next_epoch
 
-__all__ = ["Plan", "PlanSource", "Position", "RowUse", "Step"]
+__all__ = ["Plan", "PlanSource", "Position", "RowUse", "Step", "mixture_of"]
 
 Ints = npt.NDArray[np.int64]
 _VERSION = 1
 
 
-class StepSequence(Protocol):
-    """How the samples of steps follow one another, before anything is edited."""
-
-    def start(self) -> Position: ...
-
-    def read(self, position: Position, count: int) -> tuple[tuple[Samples, Ints] | None, Position]:
-        """The next samples and the source of each part, and the position behind them; None at the end of an epoch."""
-        ...
-
-    def is_over(self, position: Position, count: int) -> bool:
-        """Whether there is no batch of so many samples left in the epoch of a position."""
-        ...
-
-    def leave(self, position: Position) -> Position:
-        """Past what is left of an epoch and fills no batch."""
-        ...
-
-    def steps_in(self, epoch: int) -> int: ...
-
-    def seek(self, number: int) -> Position:
-        """The position in front of a step."""
-        ...
-
-    def jump(self, position: Position, stop: int) -> Position | None:
-        """The same from a position on, where that is quicker than reading; None where it is not."""
-        ...
-
-    def find(self, which: int, epoch: int, sample: int) -> tuple[int, int] | None:
-        """The step that uses a sample of a source, and which of its samples it is; None if it is in no batch."""
-        ...
-
-
 @dataclass(frozen=True)
 class Plan:
-    """The order of everything, step by step. See the module's text."""
+    """Order of all steps of a run: sources, weights, batch size and edits."""
 
-    feeds: tuple[PlanSource, ...]
+    sources: tuple[PlanSource, ...]
     global_batch: int
+    """Samples of a step, of all ranks together."""
     schedule: Schedule | None = None
     """Weights of the sources; None for a single source, whose epochs then end batches."""
     drop_last: bool = False
@@ -85,38 +51,29 @@ class Plan:
     edits: tuple[Edit, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.feeds:
+        if not self.sources:
             raise ConfigError("a plan needs at least one source")
         if self.global_batch < 1:
-            raise ConfigError(f"a batch holds at least one sample, got {self.global_batch}")
+            raise ConfigError(f"global_batch must be at least 1, got {self.global_batch}")
         if self.stopping not in STOPPING:
             hint = did_you_mean(self.stopping, STOPPING)
             raise ConfigError(f"stopping_strategy must be one of {', '.join(STOPPING)}, got {self.stopping!r}{hint}")
-        if self.schedule is None and len(self.feeds) > 1:
-            raise ConfigError(f"{len(self.feeds)} sources need weights")
+        if self.schedule is None and len(self.sources) > 1:
+            raise ConfigError(f"{len(self.sources)} sources need weights")
         if len(set(self.names)) < len(self.names):
             raise ConfigError(f"the names of sources must differ, got {list(self.names)}")
-        for feed in self.feeds:
-            self._check_not_empty(feed)
+        for source in self.sources:
+            self._check_not_empty(source)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        return tuple(feed.name for feed in self.feeds)
-
-    @cached_property
-    def _unlimited(self) -> bool:
-        return any(feed.max_epochs is None for feed in self.feeds)
+        return tuple(source.name for source in self.sources)
 
     @property
     def counts_steps(self) -> bool:
-        """Whether anything in it is said in steps, which are other steps if batches have another size."""
+        """True if edits or a schedule name steps, so that the batch size cannot change."""
         changes = self.schedule is not None and any(len(part.points) > 1 for part in self.schedule.parts)
         return bool(self.edits) or changes
-
-    @property
-    def version(self) -> int:
-        """How many edits were made."""
-        return len(self.edits)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -124,19 +81,19 @@ class Plan:
         return xxhash.xxh3_64_hexdigest(orjson.dumps(self.describe(), option=orjson.OPT_SORT_KEYS))
 
     def describe(self) -> dict[str, Any]:
-        """Everything that decides what the steps hold, but the edits and the size of a batch."""
+        """Everything that decides the content of steps, except edits and batch size."""
         return {
             "version": _VERSION,
             "sources": [
                 {
-                    "name": feed.name,
-                    "rows": feed.identity,
-                    "shuffle": feed.order.shuffle,
-                    "seed": feed.order.seed,
-                    "order": feed.order.describe(),
-                    "max_epochs": feed.max_epochs,
+                    "name": source.name,
+                    "rows": source.identity,
+                    "shuffle": source.order.shuffle,
+                    "seed": source.order.seed,
+                    "order": source.order.describe(),
+                    "max_epochs": source.max_epochs,
                 }
-                for feed in self.feeds
+                for source in self.sources
             ],
             "weights": None if self.schedule is None else self.schedule.to_dict(),
             "stopping": None if self.schedule is None else self.stopping,
@@ -146,103 +103,100 @@ class Plan:
     # Reading
 
     def start(self) -> Position:
-        return self._way.start()
+        return self._steps.start()
 
     def read(self, position: Position, count: int | None = None) -> tuple[Step | None, Position]:
-        """The step at a position, and the position behind it. None at the end of an epoch; ask again for the next one.
+        """Step at a position, and the next position. None at the end of an epoch; `next_epoch` leads on from there.
 
-        `count` is the number of samples, by default a global batch. Steps that are skipped are passed over.
+        `count` is the number of samples, by default a global batch. Skipped steps are passed over.
         """
         return self._read(self._past_skipped(position), count or self.global_batch)
 
-    def read_some(self, position: Position, most: int) -> list[tuple[Step, Position]]:
-        """Up to `most` steps of one epoch from a settled position on, each with the settled position behind it.
+    def read_block(self, position: Position, most: int) -> list[tuple[Step, Position]]:
+        """Up to `most` steps of one epoch, each with the position of the next delivered step.
 
-        Nothing at the end of an epoch. The same as `read` and `settle` step by step, for less.
+        Empty at the end of an epoch. Equal to `read` and `next_delivered` step by step, and cheaper.
         """
-        way, size = self._way, self.global_batch
-        if isinstance(way, SingleSourceSteps) and not self.edits and self._unlimited and most > 1:
+        steps, size = self._steps, self.global_batch
+        if isinstance(steps, SingleSourceSteps) and not self.edits and self._unlimited and most > 1:
             names, epoch = self.names, position.epoch
             found = [
-                (Step(moved.step - 1, epoch, samples, np.zeros(len(samples.rows), np.int64), names, size), moved)
-                for samples, moved in way.read_block(position, most)
+                (Step(after.step - 1, epoch, samples, np.zeros(len(samples.rows), np.int64), names, size), after)
+                for samples, after in steps.read_block(position, most)
             ]
             if found:
-                # Only behind the last of them an epoch can end.
-                found[-1] = found[-1][0], self.settle(found[-1][1])[0]
+                # An epoch can end only after the last of them.
+                found[-1] = found[-1][0], self.next_delivered(found[-1][1])
                 return found
-        step, behind = self.read(position)
-        return [] if step is None else [(step, self.settle(behind)[0])]
+        step, following = self.read(position)
+        return [] if step is None else [(step, self.next_delivered(following))]
 
-    def settle(self, position: Position, count: int | None = None) -> tuple[Position, bool]:
-        """The position in front of the next step that is delivered, and whether that is in another epoch.
+    def next_delivered(self, position: Position, count: int | None = None) -> Position:
+        """Position before the next delivered step, which may be in another epoch.
 
-        `count` is the number of samples that the next step is asked for, by default a global batch.
+        `count` is the number of samples of that step, by default a global batch.
         """
-        crossed = False
         while True:
             position, over = self._crossed(self._past_skipped(position), count)
-            crossed = crossed or over
             if not over or self.ended(position) or not self.skipped(position.step):
-                return position, crossed
+                return position
 
     def ended(self, position: Position) -> bool:
-        """Whether nothing comes any more, in any epoch: every source was used as often as it may be."""
-        return not self._unlimited and ended(self.feeds, position)
+        """True if no epoch has anything left: every source was used as often as `max_epochs` allows."""
+        return not self._unlimited and exhausted(self.sources, position)
 
     def step(self, number: int) -> Step:
-        """What step `number` is made of, counted from the beginning of the first epoch."""
+        """Step by its number, counted from the beginning of the first epoch."""
         position = self.seek(number)
         step, _ = self._read(position, self.global_batch)
         if step is None:
-            raise IndexError(f"the plan has {position.step} steps, so there is no step {number}")
+            raise IndexError(f"step {number} does not exist; the plan has {position.step} steps")
         return step
 
     def seek(self, number: int) -> Position:
-        """The position in front of a step. Arithmetic for one source, if the number of its samples is; see `counts`."""
+        """Position before a step. Arithmetic for a single source with fixed counts."""
         if number < 0:
             raise IndexError(f"steps are counted from 0, got {number}")
-        return self._crossed(self._way.seek(number))[0]
+        return self._crossed(self._steps.seek(number))[0]
 
     def seek_epoch(self, epoch: int) -> Position:
-        """The position in front of an epoch."""
+        """Position before an epoch."""
         return self.seek(sum(self.steps_in(earlier) for earlier in range(epoch)))
 
     def steps_in(self, epoch: int) -> int:
-        """Steps of an epoch, skipped ones included."""
-        return self._way.steps_in(epoch)
+        """Number of steps of an epoch, skipped ones included."""
+        return self._steps.steps_in(epoch)
 
-    def delivered_in(self, epoch: int) -> int:
-        """Steps of an epoch that are delivered."""
-        steps = self.steps_in(epoch)
-        if not any(isinstance(edit, Skip) for edit in self.edits):
-            return steps
-        first = sum(self.steps_in(earlier) for earlier in range(epoch))
-        return sum(not self.skipped(number) for number in range(first, first + steps))
-
-    def next_epoch(self, position: Position) -> Position:
-        """Behind the end of an epoch, the beginning of the next."""
-        return next_epoch(position)
+    def delivered_steps(self, epoch: int) -> Sequence[int]:
+        """Numbers of the steps of an epoch that are delivered. The last answer is cached."""
+        cached = self._delivered.get(epoch)
+        if cached is None:
+            first = sum(self.steps_in(earlier) for earlier in range(epoch))
+            cached = range(first, first + self.steps_in(epoch))
+            if any(isinstance(edit, Skip) for edit in self.edits):
+                cached = [step for step in cached if not self.skipped(step)]
+            self._delivered.clear()
+            self._delivered[epoch] = cached
+        return cached
 
     def trace(self, source: str | int, row: int | None = None, *, epochs: int = 1) -> list[RowUse]:
-        """Every use of a row in the first `epochs` passes over its source, in order.
+        """All uses of a row in the first `epochs` passes over its source, in order.
 
         `trace("web", 4711)`, or `trace(4711)` if there is a single source.
         """
         if row is None:
-            if len(self.feeds) > 1 or isinstance(source, str):
-                raise ConfigError(f"say which row of which source: trace({self.names[0]!r}, 4711)")
+            if len(self.sources) > 1 or isinstance(source, str):
+                raise ConfigError(f"trace needs a source and a row, such as trace({self.names[0]!r}, 4711)")
             return self.trace(self.names[0], source, epochs=epochs)
         source = str(source)
         which = self._index(source)
-        order = self.feeds[which].order
+        order, most = self.sources[which].order, self.sources[which].max_epochs
         if not 0 <= row < order.table.rows:
-            raise IndexError(f"row {row} of {source!r}, which has {order.table.rows} rows")
+            raise IndexError(f"row {row} of {source!r} does not exist; it has {order.table.rows} rows")
         uses: list[RowUse] = []
-        most = self.feeds[which].max_epochs
         for epoch in range(epochs if most is None else min(epochs, most)):
             for sample in order.find(epoch, row):
-                found = self._way.find(which, epoch, sample)
+                found = self._steps.find(which, epoch, sample)
                 if found is not None:
                     number, slot = found
                     uses.append(RowUse(number, epoch, slot, skipped=self._is_withheld(number, source, row)))
@@ -251,34 +205,32 @@ class Plan:
     # Edits
 
     def skip(self, start: int, stop: int) -> Plan:
-        """Never deliver the steps `start` to `stop` (not included). The others keep their numbers and their rows."""
+        """Plan that does not deliver steps `start` to `stop` (exclusive). Other steps keep their numbers and rows."""
         return self.edited(Skip(start, stop))
 
     def ban(self, rows: Mapping[str, Iterable[int]] | Iterable[int], *, step: int = 0) -> Plan:
-        """Leave out some rows from `step` on. All others stay where they are; a sample left empty is a blank."""
+        """Plan without some rows from `step` on. Other rows stay where they are; an emptied sample is a blank."""
         if not isinstance(rows, Mapping):
-            if len(self.feeds) > 1:
-                raise ConfigError(
-                    f"say of which source: ban({{'{self.names[0]}': [...]}}); there are {list(self.names)}"
-                )
+            if len(self.sources) > 1:
+                raise ConfigError(f"ban needs a source of {list(self.names)} for its rows, such as ban({{'a': [3]}})")
             rows = {self.names[0]: rows}
         plan = self
         for name, numbers in rows.items():
-            size = self.feeds[self._index(name)].order.table.rows
+            size = self.sources[self._index(name)].order.table.rows
             banned = tuple(sorted(_row_numbers(numbers)))
             if banned and not (banned[0] >= 0 and banned[-1] < size):
-                raise ConfigError(f"rows {banned[0]} to {banned[-1]} of {name!r}, which has {size} rows")
+                raise ConfigError(f"rows {banned[0]} to {banned[-1]} of {name!r} do not exist; it has {size} rows")
             plan = plan.edited(Ban(step, name, banned))
         return plan
 
     def reweight(self, step: int, weights: Mapping[str, float]) -> Plan:
-        """Mix by other weights from `step` on. Every source goes on where it is."""
+        """Plan with other weights from `step` on. Every source continues at its cursor."""
         if self.schedule is None:
-            raise ConfigError("there is nothing to weigh: this plan has a single source without weights")
+            raise ConfigError("reweight needs a mixture; this plan has a single source without weights")
         return self.edited(Reweight(step, dict(weights)))
 
     def edited(self, *edits: Edit) -> Plan:
-        """The plan with some edits more."""
+        """Plan with further edits."""
         schedule = self.schedule
         for edit in edits:
             if isinstance(edit, Reweight) and schedule is not None:
@@ -289,57 +241,59 @@ class Plan:
         return replace(self, edits=(*self.edits, *edits))
 
     def skipped(self, number: int) -> bool:
-        """Whether a step is not delivered."""
+        """True if a step is not delivered."""
         return any(isinstance(edit, Skip) and edit.start <= number < edit.stop for edit in self.edits)
 
-    # Behind the scenes
+    def __getstate__(self) -> dict[str, Any]:
+        """State for worker processes, without what is quickly computed again."""
+        return {name: value for name, value in self.__dict__.items() if name != "_delivered"}
 
     @cached_property
-    def _way(self) -> StepSequence:
-        schedule = self.schedule
-        if schedule is None:
-            return SingleSourceSteps(self.feeds[0], self.global_batch, drop_last=self.drop_last)
-        for edit in self.edits:
-            if isinstance(edit, Reweight):
-                schedule = schedule.with_change(edit.step, edit.weights)
-        mixture = Mixture(self.names, schedule, self.global_batch)
-        return MixedSteps(self.feeds, mixture, drop_last=self.drop_last, stopping=self.stopping)
+    def _delivered(self) -> dict[int, Sequence[int]]:
+        return {}
+
+    @cached_property
+    def _unlimited(self) -> bool:
+        return any(source.max_epochs is None for source in self.sources)
+
+    @cached_property
+    def _steps(self) -> StepSequence:
+        mixture = mixture_of(self)
+        if mixture is None:
+            return SingleSourceSteps(self.sources[0], self.global_batch, drop_last=self.drop_last)
+        return MixedSteps(self.sources, mixture, drop_last=self.drop_last, stopping=self.stopping)
 
     def _read(self, position: Position, count: int) -> tuple[Step | None, Position]:
-        """As `read`, but of skipped steps too."""
+        """As `read`, including skipped steps."""
         if self.ended(position):
             return None, position
-        found, behind = self._way.read(position, count)
+        found, following = self._steps.read(position, count)
         if found is None:
-            return None, behind
+            return None, following
         samples, sources = found
-        return self._step(position.step, position.epoch, samples, sources, count), behind
-
-    def _step(self, number: int, epoch: int, samples: Samples, sources: Ints, wanted: int) -> Step:
         for edit in self.edits:
-            if isinstance(edit, Ban) and edit.step <= number:
-                which = self._index(edit.source)
-                gone = (sources == which) & np.isin(samples.rows, np.asarray(edit.rows, np.int64))
+            if isinstance(edit, Ban) and edit.step <= position.step:
+                gone = (sources == self._index(edit.source)) & np.isin(samples.rows, np.asarray(edit.rows, np.int64))
                 if gone.any():
                     samples, sources = samples.where(~gone), sources[~gone]
-        return Step(number, epoch, samples, sources, self.names, wanted)
+        return Step(position.step, position.epoch, samples, sources, self.names, count), following
 
     def _crossed(self, position: Position, count: int | None = None) -> tuple[Position, bool]:
-        """In the next epoch, if there is nothing left of this one; and whether that is so."""
-        if not self.ended(position) and not self._way.is_over(position, count or self.global_batch):
+        """Position in the next epoch if this one is over, and whether it is."""
+        if not self.ended(position) and not self._steps.is_over(position, count or self.global_batch):
             return position, False
-        return next_epoch(self._way.leave(position)), True
+        return next_epoch(self._steps.leave(position)), True
 
     def _past_skipped(self, position: Position) -> Position:
         while self.skipped(position.step):
             skips = (edit for edit in self.edits if isinstance(edit, Skip))
             stop = max(edit.stop for edit in skips if edit.start <= position.step < edit.stop)
-            behind = self._way.jump(position, stop)
-            if behind is None:
-                step, behind = self._read(position, self.global_batch)
+            following = self._steps.jump(position, stop)
+            if following is None:
+                step, following = self._read(position, self.global_batch)
                 if step is None:
                     return position
-            position = behind
+            position = following
         return position
 
     def _is_withheld(self, number: int, source: str, row: int) -> bool:
@@ -351,25 +305,32 @@ class Plan:
 
     def _index(self, name: str) -> int:
         if name not in self.names:
-            raise ConfigError(
-                f"no source is called {name!r}{did_you_mean(name, self.names)}; there are {list(self.names)}"
-            )
+            hint = did_you_mean(name, self.names)
+            raise ConfigError(f"unknown source {name!r}{hint}; the sources are {list(self.names)}")
         return self.names.index(name)
 
-    def _check_not_empty(self, feed: PlanSource) -> None:
-        if not feed.order.table.rows:
-            raise ConfigError(f"there are no rows in {feed.name!r}, so there is nothing to train on")
-        if not feed.order.table.tokens:
-            raise ConfigError(f"there are no tokens in the rows of {feed.name!r}, so there is nothing to train on")
-        plain = feed.order.plain_counts()
-        if plain is None or self.schedule is not None or not self.drop_last:
-            return
-        if int(plain.sum()) < self.global_batch:
-            raise nothing_to_deliver(int(plain.sum()), self.global_batch)
+    def _check_not_empty(self, source: PlanSource) -> None:
+        table = source.order.table
+        if not table.rows or not table.tokens:
+            raise ConfigError(f"source {source.name!r} has {table.rows} rows and {table.tokens} tokens; it is empty")
+        fixed = source.order.fixed_counts()
+        if fixed is not None and self.schedule is None and self.drop_last and int(fixed.sum()) < self.global_batch:
+            raise nothing_to_deliver(int(fixed.sum()), self.global_batch)
+
+
+def mixture_of(plan: Plan) -> Mixture | None:
+    """Mixture of the sources of a plan, with the weights of all edits; None for a single source."""
+    schedule = plan.schedule
+    if schedule is None:
+        return None
+    for edit in plan.edits:
+        if isinstance(edit, Reweight):
+            schedule = schedule.with_change(edit.step, edit.weights)
+    return Mixture(plan.names, schedule, plan.global_batch)
 
 
 def _row_numbers(numbers: Iterable[int]) -> set[int]:
     try:
         return {index(number) for number in numbers}
     except TypeError:
-        raise ConfigError(f"rows to ban are whole numbers, such as ban([3, 5]), got {numbers!r}") from None
+        raise ConfigError(f"rows to ban must be integers, such as ban([3, 5]), got {numbers!r}") from None

@@ -1,4 +1,4 @@
-"""Where a plan is, and what it finds there: sources, steps, and the places between samples."""
+"""Positions in a plan: sources, steps, and the cursors between samples."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = [
     "Position",
     "RowUse",
     "Step",
-    "behind_of",
-    "ended",
-    "left_of",
+    "advance",
+    "exhausted",
+    "moved",
     "nothing_to_deliver",
-    "pass_by",
+    "samples_left",
     "take",
 ]
 
@@ -32,20 +32,20 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class PlanSource:
-    """One source of a plan: its samples in order, and what they are made of."""
+    """Source of a plan: a name, an order of samples, and the identity of its rows."""
 
     name: str
     order: Order
     identity: str = ""
-    """Names the content of the rows; another content is another plan."""
+    """Hash of the content of the rows; other content is another plan."""
     max_epochs: int | None = None
-    """How often its rows may be used at most; None: as often as the mixture asks for."""
+    """Most epochs in which the rows are used; None: no limit."""
 
 
 class Step:
-    """What one global batch is made of. `sources` says which feed each part is from; rows count within the feed.
+    """Global batch of a plan. `sources` has the number of the source of each part; rows count within the source.
 
-    `wanted` is the number of samples of a full batch; the last of an epoch may have fewer.
+    `wanted` is the number of samples of a full batch; the last batch of an epoch may have fewer.
     """
 
     __slots__ = ("epoch", "names", "number", "samples", "sources", "wanted")
@@ -67,100 +67,99 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class RowUse:
-    """One time that a row is used."""
+    """Use of a row in a step."""
 
     step: int
     epoch: int
-    """Of its source: how often the row was due before."""
+    """Epoch of the source."""
     sample: int
-    """Which sample of the global batch."""
+    """Number of the sample in the global batch."""
     skipped: bool = False
-    """Whether the step is skipped, or the row banned by then, so that it is not delivered."""
+    """True if the step is skipped or the row is banned, so that the row is not delivered."""
 
 
 class Position(NamedTuple):
-    """Between two steps: all that is needed to go on."""
+    """Position between two steps of a plan: everything that resuming needs."""
 
-    places: tuple[OrderPosition, ...]
+    cursors: tuple[OrderPosition, ...]
+    """Next sample of each source."""
     step: int = 0
     epoch: int = 0
     samples: int = 0
-    """Of this epoch, so far."""
+    """Samples of this epoch so far."""
     drawn: Drawn | None = None
-    marks: tuple[OrderPosition, ...] = ()
-    """The place of each source when this epoch began."""
+    epoch_starts: tuple[OrderPosition, ...] = ()
+    """Cursor of each source at the beginning of this epoch."""
 
     @property
     def at_start(self) -> bool:
-        """Whether an epoch begins here."""
+        """True at the beginning of an epoch."""
         return self.samples == 0
 
 
-def take(order: Order, place: OrderPosition, count: int, *, stay: bool) -> tuple[Samples, OrderPosition]:
-    """The next samples of a source and the place behind them; with `stay` no further than the end of the epoch."""
+def take(order: Order, cursor: OrderPosition, count: int, *, stay: bool) -> tuple[Samples, OrderPosition]:
+    """Next samples of a source, and the cursor after them; with `stay`, the epoch is not left."""
     found: list[Samples] = []
-    left, epoch = count, place.epoch
-    passes = 0
+    left, epoch, passes = count, cursor.epoch, 0
     while left:
-        if place.window >= order.windows:
-            place = OrderPosition(place.epoch + 1)
-        if place.epoch > epoch and stay:
+        if cursor.window >= order.windows:
+            cursor = OrderPosition(cursor.epoch + 1)
+        if cursor.epoch > epoch and stay:
             break
-        some = order.some(place, left)
-        if len(some):
-            found.append(some)
+        block = order.read(cursor, left)
+        if len(block):
+            found.append(block)
             passes = 0
-        left -= len(some)
-        place = behind_of(order, place, place.index + len(some), order.size_of(place.epoch, place.window))
-        if place.window == 0 and place.index == 0:
+        left -= len(block)
+        cursor = moved(order, cursor, cursor.index + len(block), order.size_of(cursor.epoch, cursor.window))
+        if cursor.window == 0 and cursor.index == 0:
             passes += 1
             if passes > 1 and not found:
-                raise ConfigError("no row is left after truncation='drop'; pass a larger length")
-    return (found[0] if len(found) == 1 else Samples.concat(found)), place
+                raise ConfigError("truncation='drop' drops every row; pass a larger length")
+    return (found[0] if len(found) == 1 else Samples.concat(found)), cursor
 
 
-def pass_by(order: Order, place: OrderPosition, count: int) -> OrderPosition:
-    """The place behind the next samples of a source, as `take` has it."""
-    plain = order.plain_counts()
-    if plain is not None:
+def advance(order: Order, cursor: OrderPosition, count: int) -> OrderPosition:
+    """Cursor after the next samples of a source, as `take` returns it."""
+    if order.fixed_counts() is not None:
         total = order.count(0)
-        number = order.number_of(place) + count
-        return order.place_of(place.epoch + number // total, number % total)
-    return take(order, place, count, stay=False)[1]
+        number = order.number_of(cursor) + count
+        return order.position_of(cursor.epoch + number // total, number % total)
+    return take(order, cursor, count, stay=False)[1]
 
 
-def behind_of(order: Order, place: OrderPosition, index: int, size: int) -> OrderPosition:
-    """A place with that index, in the next window or epoch if this one ends there."""
+def moved(order: Order, cursor: OrderPosition, index: int, size: int) -> OrderPosition:
+    """Cursor with another index, in the next window or epoch if a window of `size` samples ends there."""
     if index < size:
-        return OrderPosition(place.epoch, place.window, index)
-    if place.window + 1 < order.windows:
-        return OrderPosition(place.epoch, place.window + 1)
-    return OrderPosition(place.epoch + 1)
+        return OrderPosition(cursor.epoch, cursor.window, index)
+    if cursor.window + 1 < order.windows:
+        return OrderPosition(cursor.epoch, cursor.window + 1)
+    return OrderPosition(cursor.epoch + 1)
 
 
-def left_of(order: Order, place: OrderPosition, epochs: int, enough: int) -> int | None:
-    """Samples of a source before the end of its last epoch, None if there are more than enough."""
+def samples_left(order: Order, cursor: OrderPosition, epochs: int, enough: int) -> int | None:
+    """Samples of a source before the end of its last epoch; None if there are more than `enough`."""
     left = 0
-    while place.epoch < epochs:
-        size = order.size_of(place.epoch, place.window)
-        left += size - place.index
+    while cursor.epoch < epochs:
+        size = order.size_of(cursor.epoch, cursor.window)
+        left += size - cursor.index
         if left > enough:
             return None
-        place = behind_of(order, place, size, size)
+        cursor = moved(order, cursor, size, size)
     return left
 
 
-def ended(feeds: Sequence[PlanSource], position: Position) -> bool:
-    """Whether every source was used as often as it may be."""
+def exhausted(sources: Sequence[PlanSource], position: Position) -> bool:
+    """True if every source was used in as many epochs as it may be."""
     return all(
-        feed.max_epochs is not None and place.epoch >= feed.max_epochs
-        for feed, place in zip(feeds, position.places, strict=True)
+        source.max_epochs is not None and cursor.epoch >= source.max_epochs
+        for source, cursor in zip(sources, position.cursors, strict=True)
     )
 
 
 def nothing_to_deliver(samples: int, size: int) -> ConfigError:
-    """What is wrong with an epoch that has no batch."""
+    """Error for an epoch without a single batch."""
     return ConfigError(
         f"an epoch has {samples} samples, fewer than a global batch of {size}, and drop_last=True drops what does not "
-        "fill a batch, so nothing would be delivered; use a smaller batch, or drop_last=False"
+        "fill a batch; use a smaller batch_size, or drop_last=False"
     )

@@ -1,8 +1,7 @@
-"""What an order is: the samples of one source, epoch by epoch, in windows that are planned one at a time.
+"""Orders of samples: the samples of one source, epoch by epoch, in windows that are planned one at a time.
 
-An order is cut into windows, each a pure function of (seed, epoch, window): to go on anywhere, one window is planned
-again. How many samples a window has is known when it is planned; where that is not plain arithmetic, counting a whole
-epoch means planning it on lengths alone.
+A window is a pure function of (seed, epoch, window number), so resuming anywhere plans a single window again. Where
+the number of samples in a window is not fixed, counting an epoch plans all of its windows, on lengths alone.
 """
 
 from __future__ import annotations
@@ -14,34 +13,37 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from penstock.arrays.ragged import offsets_of
+from penstock.arrays.truncation import Truncation
 from penstock.errors import ConfigError, DataError
-from penstock.order.overlong import Fit
 from penstock.order.packing import pack
 from penstock.order.permutation import Permutation, derive_key
 from penstock.order.samples import Samples
 
 __all__ = [
     "ROW_WINDOW",
+    "ArithmeticOrder",
+    "BucketOrder",
     "BudgetOrder",
-    "ByRow",
     "ChopOrder",
     "FittedOrder",
     "Order",
     "OrderPosition",
     "PackedOrder",
-    "Plain",
     "RowOrder",
+    "RowWindowOrder",
     "Table",
 ]
 
-
 Ints = npt.NDArray[np.int64]
 ROW_WINDOW = 4096
-_KEPT_WINDOWS = 4
+_PACK_WINDOW = 1 << 16
+_BUCKET_WINDOW_BATCHES = 64
+_CACHED_WINDOWS = 4
 
 
 class Table(Protocol):
-    """What an order has to know of the rows: how many there are, and how long they are."""
+    """Rows of a source, as far as an order needs them: their number and their lengths."""
 
     @property
     def rows(self) -> int: ...
@@ -52,7 +54,7 @@ class Table(Protocol):
 
 
 class OrderPosition(NamedTuple):
-    """The next sample of a source: which window of which epoch, and which of its samples."""
+    """Position in an order: the next sample, as epoch, window and index in the window."""
 
     epoch: int = 0
     window: int = 0
@@ -63,55 +65,57 @@ class OrderPosition(NamedTuple):
 
 
 class Order(ABC):
-    """The samples of one source, epoch by epoch."""
+    """Samples of one source, epoch by epoch."""
 
     kind: str
     windows: int
-    """In an epoch."""
+    """Number of windows in an epoch."""
+    truncation: Truncation | None = None
+    """Policy for rows that are too long; None where rows of any length are cut anyway."""
+    capacity: int | None = None
+    """Tokens that a sample has room for, where several rows make a sample; None where a row is a sample."""
 
     def __init__(self, table: Table, *, shuffle: bool, seed: int, name: str = "") -> None:
         self.table, self.shuffle, self.seed, self.name = table, shuffle, seed, name
         self._planned: OrderedDict[tuple[int, int], Samples] = OrderedDict()
         self._counts: dict[int, Ints] = {}
-        self._block: tuple[int, int, Samples] | None = None
 
     @abstractmethod
     def plan_window(self, epoch: int, window: int) -> Samples:
-        """The samples of a window, anew."""
+        """Samples of a window, planned anew."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """Everything that the order depends on but the rows, as plain values."""
+        """Everything that the order depends on except the rows, as plain values."""
 
-    def plain_counts(self) -> Ints | None:
-        """Samples in each window, if that is plain arithmetic and the same in every epoch."""
+    def fixed_counts(self) -> Ints | None:
+        """Samples in each window, if arithmetic gives them and every epoch has the same; otherwise None."""
         return None
 
     def window(self, epoch: int, window: int) -> Samples:
-        """The samples of a window; those planned last are remembered."""
+        """Samples of a window; the last few windows are cached."""
         key = (epoch, window)
         samples = self._planned.get(key)
         if samples is None:
-            samples = self.plan_window(epoch, window)
-            self._planned[key] = samples
-            if len(self._planned) > _KEPT_WINDOWS:
+            samples = self._planned[key] = self.plan_window(epoch, window)
+            if len(self._planned) > _CACHED_WINDOWS:
                 self._planned.popitem(last=False)
         return samples
 
-    def some(self, place: OrderPosition, count: int) -> Samples:
-        """Up to `count` samples from a place on, none of them of another window."""
-        window = self.window(place.epoch, place.window)
-        return window.slice(place.index, min(place.index + count, len(window)))
+    def read(self, position: OrderPosition, count: int) -> Samples:
+        """Up to `count` samples from a position on, all from its window."""
+        window = self.window(position.epoch, position.window)
+        return window.slice(position.index, min(position.index + count, len(window)))
 
     def size_of(self, epoch: int, window: int) -> int:
-        """Samples of a window."""
+        """Number of samples in a window."""
         return len(self.window(epoch, window))
 
     def counts(self, epoch: int) -> Ints:
-        """Samples in each window of an epoch. Plans the whole epoch on lengths, unless it is plain arithmetic."""
-        plain = self.plain_counts()
-        if plain is not None:
-            return plain
+        """Samples in each window of an epoch; unless the counts are fixed, plans the whole epoch on lengths."""
+        fixed = self.fixed_counts()
+        if fixed is not None:
+            return fixed
         if epoch not in self._counts:
             counts = [len(self.plan_window(epoch, window)) for window in range(self.windows)]
             self._counts[epoch] = np.array(counts, np.int64)
@@ -120,32 +124,20 @@ class Order(ABC):
     def count(self, epoch: int) -> int:
         return int(self.counts(epoch).sum())
 
-    def place_of(self, epoch: int, sample: int) -> OrderPosition:
-        """Where the n-th sample of an epoch is."""
+    def position_of(self, epoch: int, sample: int) -> OrderPosition:
+        """Position of the n-th sample of an epoch."""
         ends = np.cumsum(self.counts(epoch))
         window = int(np.searchsorted(ends, sample, side="right"))
         if window >= self.windows:
             return OrderPosition(epoch + 1)
         return OrderPosition(epoch, window, sample - (int(ends[window - 1]) if window else 0))
 
-    def number_of(self, place: OrderPosition) -> int:
-        """Which sample of its epoch a place is: the inverse of `place_of`."""
-        return int(self.counts(place.epoch)[: place.window].sum()) + place.index
+    def number_of(self, position: OrderPosition) -> int:
+        """Number of a position's sample within its epoch: the inverse of `position_of`."""
+        return int(self.counts(position.epoch)[: position.window].sum()) + position.index
 
     def find(self, epoch: int, row: int) -> list[int]:
-        """The samples of an epoch that a row is part of."""
-        window = self.window_of(epoch, row)
-        if window is None:
-            return self._search(epoch, row)
-        samples = self.window(epoch, window)
-        inside = np.unique(samples.numbers()[samples.rows == row])
-        return [self.number_of(OrderPosition(epoch, window, int(index))) for index in inside]
-
-    def window_of(self, epoch: int, row: int) -> int | None:
-        """The window that holds a row, if it is one; None if every window has to be looked at."""
-        return None
-
-    def _search(self, epoch: int, row: int) -> list[int]:
+        """Numbers of the samples of an epoch that a row is part of."""
         found: list[int] = []
         before = 0
         for window in range(self.windows):
@@ -155,172 +147,171 @@ class Order(ABC):
         return found
 
     def __getstate__(self) -> dict[str, Any]:
-        """For worker processes: without what was planned, which they plan for themselves."""
-        return self.__dict__ | {"_planned": OrderedDict(), "_counts": {}, "_block": None}
+        """State for worker processes, without cached windows, which each worker plans for itself."""
+        return self.__dict__ | {"_planned": OrderedDict(), "_counts": {}}
 
     def _permutation(self, size: int, epoch: int, *what: int | str) -> Permutation | None:
         return Permutation(size, derive_key(self.seed, self.name, epoch, *what)) if self.shuffle and size else None
 
-    def _numbers(self, size: int, epoch: int, low: int, high: int) -> Ints:
-        """What stands at the places `low` to `high` of the shuffled numbers below `size`."""
-        places = np.arange(low, high, dtype=np.int64)
-        shuffled = self._permutation(size, epoch)
-        return places if shuffled is None else shuffled(places)
+    def _shuffled(self, size: int, epoch: int, *what: int | str, low: int = 0, high: int | None = None) -> Ints:
+        """Entries `low` to `high` of the shuffled numbers below `size`."""
+        numbers = np.arange(low, size if high is None else high, dtype=np.int64)
+        permutation = self._permutation(size, epoch, *what)
+        return numbers if permutation is None else permutation(numbers)
+
+    def _place_of(self, size: int, epoch: int, number: int) -> int:
+        """Index of a number among the shuffled numbers below `size`."""
+        permutation = self._permutation(size, epoch)
+        return number if permutation is None else int(permutation.inverse(number))
+
+    def _truncated(self, rows: Ints) -> Samples:
+        """Samples of one part each: rows, or parts of rows that are too long."""
+        assert self.truncation is not None
+        parts = self.truncation.parts(self.table.lengths(rows), rows)
+        return Samples(np.arange(len(parts.rows) + 1, dtype=np.int64), *parts, single=True)
 
 
-class Plain(Order):
-    """Orders whose n-th sample is plain arithmetic, so that windows are nothing but a way of counting.
+class ArithmeticOrder(Order):
+    """Order whose n-th sample is arithmetic, so that windows only serve for counting.
 
-    Samples are looked up in blocks: only as many as are asked for at first, then more at a time, since the first batch
-    should not wait for what the thousandth needs.
+    Samples are looked up in blocks that grow: the first batch does not wait for what the thousandth needs.
     """
 
-    @abstractmethod
-    def total(self) -> int:
+    def __init__(self, table: Table, total: int, *, shuffle: bool, seed: int, name: str = "") -> None:
+        super().__init__(table, shuffle=shuffle, seed=seed, name=name)
+        self.total = total
         """Samples of an epoch."""
+        self.windows = -(-total // ROW_WINDOW)
+        self._block: tuple[int, int, Samples] | None = None
 
     @abstractmethod
     def plan_range(self, epoch: int, low: int, high: int) -> Samples:
         """Samples by their numbers in an epoch."""
 
-    def plain_counts(self) -> Ints:
-        return _even_counts(self.total(), ROW_WINDOW)
+    def fixed_counts(self) -> Ints:
+        return _even_counts(self.total, ROW_WINDOW)
 
     def plan_window(self, epoch: int, window: int) -> Samples:
         low = window * ROW_WINDOW
-        return self.plan_range(epoch, low, min(low + ROW_WINDOW, self.total()))
+        return self.plan_range(epoch, low, min(low + ROW_WINDOW, self.total))
 
     def size_of(self, epoch: int, window: int) -> int:
-        return min(ROW_WINDOW, self.total() - window * ROW_WINDOW)
+        return min(ROW_WINDOW, self.total - window * ROW_WINDOW)
 
     def count(self, epoch: int) -> int:
-        return self.total()
+        return self.total
 
-    def place_of(self, epoch: int, sample: int) -> OrderPosition:
-        if sample >= self.total():
+    def position_of(self, epoch: int, sample: int) -> OrderPosition:
+        if sample >= self.total:
             return OrderPosition(epoch + 1)
         return OrderPosition(epoch, *divmod(sample, ROW_WINDOW))
 
-    def number_of(self, place: OrderPosition) -> int:
-        return place.window * ROW_WINDOW + place.index
+    def number_of(self, position: OrderPosition) -> int:
+        return position.window * ROW_WINDOW + position.index
 
-    def some(self, place: OrderPosition, count: int) -> Samples:
-        low = self.number_of(place)
-        high = min(low + count, (place.window + 1) * ROW_WINDOW, self.total())
+    def read(self, position: OrderPosition, count: int) -> Samples:
+        low = self.number_of(position)
+        high = min(low + count, (position.window + 1) * ROW_WINDOW, self.total)
         size = 0
         if self._block is not None:
             epoch, first, block = self._block
-            if epoch == place.epoch and first <= low <= first + len(block):
+            if epoch == position.epoch and first <= low <= first + len(block):
                 if high <= first + len(block):
                     return block.slice(low - first, high - first)
                 size = min(4 * len(block), ROW_WINDOW)
-        block = self.plan_range(place.epoch, low, min(max(low + size, high), self.total()))
-        self._block = place.epoch, low, block
+        block = self.plan_range(position.epoch, low, min(max(low + size, high), self.total))
+        self._block = position.epoch, low, block
         return block.slice(0, high - low)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_block": None}
 
-class ByRow(Order):
-    """Orders whose windows are rows that stand next to each other in the shuffled order."""
 
-    def __init__(self, table: Table, fit: Fit, *, window_rows: int, shuffle: bool, seed: int, name: str = "") -> None:
+class RowWindowOrder(Order):
+    """Order whose windows are runs of rows of the shuffled order."""
+
+    truncation: Truncation
+
+    def __init__(
+        self, table: Table, truncation: Truncation, *, window_rows: int, shuffle: bool, seed: int, name: str = ""
+    ) -> None:
         super().__init__(table, shuffle=shuffle, seed=seed, name=name)
         if window_rows < 1:
             raise ConfigError(f"window_rows must be positive, got {window_rows}")
-        self.fit, self.window_rows = fit, window_rows
+        self.truncation, self.window_rows = truncation, window_rows
         self.windows = -(-table.rows // window_rows)
 
-    def window_of(self, epoch: int, row: int) -> int | None:
-        shuffled = self._permutation(self.table.rows, epoch)
-        place = row if shuffled is None else int(shuffled.inverse(row))
-        return place // self.window_rows
+    def find(self, epoch: int, row: int) -> list[int]:
+        window = self._place_of(self.table.rows, epoch, row) // self.window_rows
+        samples = self.window(epoch, window)
+        inside = np.unique(samples.numbers()[samples.rows == row])
+        return [self.number_of(OrderPosition(epoch, window, int(index))) for index in inside]
 
-    def _fitted(self, epoch: int, window: int) -> Samples:
-        rows = self.table.rows
+    def describe(self) -> dict[str, Any]:
+        return {"kind": self.kind, "window_rows": self.window_rows, **_described(self.truncation)}
+
+    def _window_parts(self, epoch: int, window: int) -> Samples:
         low = window * self.window_rows
-        numbers = self._numbers(rows, epoch, low, min(low + self.window_rows, rows))
-        return self.fit.parts(numbers, self.table.lengths(numbers))
+        high = min(low + self.window_rows, self.table.rows)
+        return self._truncated(self._shuffled(self.table.rows, epoch, low=low, high=high))
 
 
-def _even_counts(total: int, size: int) -> Ints:
-    counts = np.full(-(-total // size), size, np.int64)
-    if total % size:
-        counts[-1] = total % size
-    return counts
-
-
-_PACK_WINDOW = 1 << 16
-
-
-class RowOrder(Plain):
+class RowOrder(ArithmeticOrder):
     """Every row is a sample."""
 
     kind = "rows"
+    truncation: Truncation
 
-    def __init__(self, table: Table, fit: Fit, *, shuffle: bool, seed: int, name: str = "") -> None:
-        if not fit.keeps_count:
-            raise ConfigError(f"truncation={fit.truncation!r} makes other than one sample of a row; see FittedOrder")
-        super().__init__(table, shuffle=shuffle, seed=seed, name=name)
-        self.fit = fit
-        self.windows = -(-table.rows // ROW_WINDOW)
-
-    def total(self) -> int:
-        return self.table.rows
+    def __init__(self, table: Table, truncation: Truncation, *, shuffle: bool, seed: int, name: str = "") -> None:
+        _check_one_to_one(truncation, "RowOrder")
+        super().__init__(table, table.rows, shuffle=shuffle, seed=seed, name=name)
+        self.truncation = truncation
 
     def plan_range(self, epoch: int, low: int, high: int) -> Samples:
-        numbers = self._numbers(self.table.rows, epoch, low, high)
-        return self.fit.parts(numbers, self.table.lengths(numbers))
+        return self._truncated(self._shuffled(self.table.rows, epoch, low=low, high=high))
 
     def find(self, epoch: int, row: int) -> list[int]:
-        shuffled = self._permutation(self.table.rows, epoch)
-        return [row if shuffled is None else int(shuffled.inverse(row))]
+        return [self._place_of(self.table.rows, epoch, row)]
 
     def describe(self) -> dict[str, Any]:
-        return {"kind": self.kind, **self.fit.describe()}
+        return {"kind": self.kind, **_described(self.truncation)}
 
 
-class FittedOrder(ByRow):
-    """Every row is a sample, or several, or none, if it is too long for one."""
+class FittedOrder(RowWindowOrder):
+    """Every row is one sample, several if it is split, or none if it is dropped."""
 
     kind = "fitted"
 
-    def __init__(self, table: Table, fit: Fit, *, shuffle: bool, seed: int, name: str = "") -> None:
-        super().__init__(table, fit, window_rows=ROW_WINDOW, shuffle=shuffle, seed=seed, name=name)
+    def __init__(self, table: Table, truncation: Truncation, *, shuffle: bool, seed: int, name: str = "") -> None:
+        super().__init__(table, truncation, window_rows=ROW_WINDOW, shuffle=shuffle, seed=seed, name=name)
 
     def plan_window(self, epoch: int, window: int) -> Samples:
-        return self._fitted(epoch, window)
-
-    def describe(self) -> dict[str, Any]:
-        return {"kind": self.kind, "window_rows": self.window_rows, **self.fit.describe()}
+        return self._window_parts(epoch, window)
 
 
-class ChopOrder(Plain):
-    """All rows behind one another, cut every `length` tokens. The last sample may be shorter."""
+class ChopOrder(ArithmeticOrder):
+    """All rows end to end, cut every `length` tokens. The last sample may be shorter."""
 
     kind = "concat"
 
     def __init__(self, table: Table, length: int, *, shuffle: bool, seed: int, name: str = "") -> None:
-        super().__init__(table, shuffle=shuffle, seed=seed, name=name)
         if length < 1:
-            raise ConfigError(f"a sample holds at least one token, got a length of {length}")
-        self.length = length
-        self._samples = -(-table.tokens // length)
-        self.windows = -(-self._samples // ROW_WINDOW)
-
-    def total(self) -> int:
-        return self._samples
+            raise ConfigError(f"the length of a sample must be at least 1 token, got {length}")
+        super().__init__(table, -(-table.tokens // length), shuffle=shuffle, seed=seed, name=name)
+        self.length = self.capacity = length
 
     def plan_range(self, epoch: int, low: int, high: int) -> Samples:
-        return self.cut(self._numbers(self._samples, epoch, low, high))
+        return self.cut(self._shuffled(self.total, epoch, low=low, high=high))
 
     def cut(self, numbers: Ints) -> Samples:
-        """Samples by where they stand in the text."""
+        """Samples by their numbers in the unshuffled text."""
         begins = numbers * self.length
         ends = np.minimum(begins + self.length, self.table.tokens)
         rows, starts = self.table.find_tokens(np.concatenate([begins, ends - 1]))
         count = len(numbers)
         first, last = rows[:count], rows[count:]
         parts = last - first + 1
-        offsets = np.concatenate([[0], np.cumsum(parts)]).astype(np.int64)
+        offsets = offsets_of(parts)
         inside = np.arange(offsets[-1]) - np.repeat(offsets[:-1], parts) + np.repeat(first, parts)
         lengths = self.table.lengths(inside)
         part_starts = np.zeros(len(inside), np.int64)
@@ -336,12 +327,11 @@ class ChopOrder(Plain):
         if not length:
             return []
         numbers = np.arange(before // self.length, (before + length - 1) // self.length + 1)
-        shuffled = self._permutation(self._samples, epoch)
-        places = numbers if shuffled is None else np.asarray(shuffled.inverse(numbers))
-        return sorted(places.tolist())
+        permutation = self._permutation(self.total, epoch)
+        return sorted((numbers if permutation is None else permutation.inverse(numbers)).tolist())
 
     def _tokens_before(self, row: int) -> int:
-        """Found by halving, since tokens are found by their number, not rows."""
+        """Tokens before a row, by bisection: tables find tokens by number, not rows."""
         low, high = 0, self.table.tokens
         while low < high:
             middle = (low + high) // 2
@@ -355,18 +345,19 @@ class ChopOrder(Plain):
         return {"kind": self.kind, "length": self.length}
 
 
-class PackedOrder(ByRow):
-    """Whole rows packed into samples of up to `capacity` tokens, window by window of the shuffled order.
+class PackedOrder(RowWindowOrder):
+    """Whole rows packed into samples of up to `capacity` tokens, within windows of the shuffled order.
 
-    What lies together changes from epoch to epoch. Without shuffling, samples are in the order of their first rows.
+    Each epoch packs other rows together. Without shuffling, samples are in the order of their first rows.
     """
 
     kind = "packed"
+    capacity: int
 
     def __init__(
         self,
         table: Table,
-        fit: Fit,
+        truncation: Truncation,
         *,
         strategy: str = "best_fit",
         shuffle: bool,
@@ -375,32 +366,28 @@ class PackedOrder(ByRow):
         window_rows: int = _PACK_WINDOW,
         capacity: int | None = None,
     ) -> None:
-        super().__init__(table, fit, window_rows=window_rows, shuffle=shuffle, seed=seed, name=name)
-        wanted = fit.max_length if capacity is None else capacity
-        if wanted is None:
-            raise ConfigError("packing needs a length: pass chunk_size or max_length")
-        self.capacity, self.strategy = wanted, strategy
+        super().__init__(table, truncation, window_rows=window_rows, shuffle=shuffle, seed=seed, name=name)
+        room = truncation.max_length if capacity is None else capacity
+        if room is None:
+            raise ConfigError("packing needs a length; pass chunk_size or max_length")
+        self.capacity, self.strategy = room, strategy
 
     def plan_window(self, epoch: int, window: int) -> Samples:
-        parts = self._fitted(epoch, window)
+        parts = self._window_parts(epoch, window)
         bins = pack(parts.lengths, self.capacity, self.strategy)
-        order = self._bin_order(bins.documents, bins.offsets, epoch, window)
+        count = len(bins)
+        if self.shuffle or not count:
+            order = self._shuffled(count, epoch, "bins", window)
+        else:
+            order = np.argsort(np.minimum.reduceat(bins.documents, bins.offsets[:-1]), kind="stable")
         return _grouped(parts, bins.documents, bins.offsets, order)
 
-    def _bin_order(self, documents: Ints, offsets: Ints, epoch: int, window: int) -> Ints:
-        count = len(offsets) - 1
-        shuffled = self._permutation(count, epoch, "bins", window)
-        if shuffled is not None:
-            return shuffled(np.arange(count, dtype=np.int64))
-        return np.argsort(np.minimum.reduceat(documents, offsets[:-1]), kind="stable") if count else offsets[:-1]
-
     def describe(self) -> dict[str, Any]:
-        facts = {"strategy": self.strategy, "capacity": self.capacity, "window_rows": self.window_rows}
-        return {"kind": self.kind, **facts, **self.fit.describe()}
+        return {"strategy": self.strategy, "capacity": self.capacity, **super().describe()}
 
 
-class BudgetOrder(ByRow):
-    """Rows of about the same length together, as many as fit into `max_tokens` once they are padded to the longest.
+class BudgetOrder(RowWindowOrder):
+    """Rows of similar length together, as many as fit into `max_tokens` once padded to the longest.
 
     A sample is a whole batch here, and its parts are the rows of that batch.
     """
@@ -410,7 +397,7 @@ class BudgetOrder(ByRow):
     def __init__(
         self,
         table: Table,
-        fit: Fit,
+        truncation: Truncation,
         *,
         max_tokens: int,
         multiple: int = 1,
@@ -419,40 +406,106 @@ class BudgetOrder(ByRow):
         name: str = "",
         window_rows: int = ROW_WINDOW,
     ) -> None:
-        super().__init__(table, fit, window_rows=window_rows, shuffle=shuffle, seed=seed, name=name)
+        super().__init__(table, truncation, window_rows=window_rows, shuffle=shuffle, seed=seed, name=name)
         self.max_tokens, self.multiple = max_tokens, multiple
 
     def plan_window(self, epoch: int, window: int) -> Samples:
-        parts = self._fitted(epoch, window)
+        parts = self._window_parts(epoch, window)
         documents = np.argsort(-parts.lengths, kind="stable")
-        # A batch of empty rows alone is padded to one token, and that to the multiple.
+        # A batch of nothing but empty rows is padded to one token, and that to the multiple.
         padded = -(-np.maximum(parts.lengths[documents], 1) // self.multiple) * self.multiple
         if len(padded) and padded[0] > self.max_tokens:
             row = int(parts.rows[documents[0]])
             raise DataError(
-                f"row {row} has {int(padded[0])} tokens with padding, and a batch holds max_tokens={self.max_tokens}; "
+                f"row {row} has {int(padded[0])} tokens with padding, more than max_tokens={self.max_tokens}; "
                 "pass a larger max_tokens, or a max_length with truncation",
                 row=row,
             )
         cuts = [0]
         while cuts[-1] < len(padded):
-            # The longest comes first, so it alone decides how many fit.
+            # The longest row comes first, so it alone decides how many rows fit.
             cuts.append(min(cuts[-1] + self.max_tokens // int(padded[cuts[-1]]), len(padded)))
-        offsets = np.array(cuts, np.int64)
-        count = len(offsets) - 1
-        shuffled = self._permutation(count, epoch, "batches", window)
-        order = np.arange(count, dtype=np.int64) if shuffled is None else shuffled(np.arange(count))
-        return _grouped(parts, documents, offsets, order)
+        order = self._shuffled(len(cuts) - 1, epoch, "batches", window)
+        return _grouped(parts, documents, np.array(cuts, np.int64), order)
 
     def describe(self) -> dict[str, Any]:
-        facts = {"max_tokens": self.max_tokens, "multiple": self.multiple, "window_rows": self.window_rows}
-        return {"kind": self.kind, **facts, **self.fit.describe()}
+        return {"max_tokens": self.max_tokens, "multiple": self.multiple, **super().describe()}
+
+
+class BucketOrder(RowWindowOrder):
+    """Every row is a sample, and each run of `size` samples, from a multiple of `size` on, has similar lengths.
+
+    A window is `window_batches` batches of neighbours in the shuffled order. Its rows are sorted by length and cut into
+    batches, and the batches are shuffled. Rows that do not fill a batch come last in the epoch, so that a step of a
+    multiple of `size` rows never takes half a batch. Within a batch, rows keep the shuffled order: no place in a batch
+    has longer rows than another.
+
+    A larger window pads less and mixes rows less.
+    """
+
+    kind = "buckets"
+
+    def __init__(
+        self,
+        table: Table,
+        truncation: Truncation,
+        *,
+        size: int,
+        shuffle: bool,
+        seed: int,
+        name: str = "",
+        window_batches: int = _BUCKET_WINDOW_BATCHES,
+    ) -> None:
+        if size < 1 or window_batches < 1:
+            raise ConfigError(f"size and window_batches must be at least 1, got {size} and {window_batches}")
+        _check_one_to_one(truncation, "BucketOrder")
+        window_rows = size * window_batches
+        super().__init__(table, truncation, window_rows=window_rows, shuffle=shuffle, seed=seed, name=name)
+        self.size = size
+
+    def fixed_counts(self) -> Ints:
+        return _even_counts(self.table.rows, self.window_rows)
+
+    def count(self, epoch: int) -> int:
+        return self.table.rows
+
+    def size_of(self, epoch: int, window: int) -> int:
+        return min(self.window_rows, self.table.rows - window * self.window_rows)
+
+    def plan_window(self, epoch: int, window: int) -> Samples:
+        parts = self._window_parts(epoch, window)
+        whole = len(parts) // self.size
+        by_length = np.argsort(parts.lengths, kind="stable")
+        # The rows left over are the last of the shuffled order, so that they are of any length.
+        rest = np.arange(whole * self.size, len(parts))
+        batches = np.sort(by_length[by_length < whole * self.size].reshape(whole, self.size), axis=1)
+        batches = batches[self._shuffled(whole, epoch, "buckets", window)]
+        return parts.take(np.concatenate([batches.reshape(-1), rest]))
+
+    def describe(self) -> dict[str, Any]:
+        return {"size": self.size, **super().describe()}
+
+
+def _described(truncation: Truncation) -> dict[str, Any]:
+    return {"max_length": truncation.max_length, "truncation": truncation.policy}
+
+
+def _check_one_to_one(truncation: Truncation, name: str) -> None:
+    if not truncation.one_to_one:
+        raise ConfigError(f"truncation={truncation.policy!r} does not keep one sample a row, which {name} needs")
+
+
+def _even_counts(total: int, size: int) -> Ints:
+    counts = np.full(-(-total // size), size, np.int64)
+    if total % size:
+        counts[-1] = total % size
+    return counts
 
 
 def _grouped(parts: Samples, documents: Ints, offsets: Ints, order: Ints) -> Samples:
-    """Parts put together: group g is `documents[offsets[g]:offsets[g + 1]]`, and groups come in the order given.
+    """Groups of parts as samples: group g is `documents[offsets[g]:offsets[g + 1]]`, and `order` sorts the groups.
 
-    Within a group parts keep the order they came in.
+    Within a group, parts keep the order they came in.
     """
     owner = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
     inside = documents[np.lexsort((documents, owner))]

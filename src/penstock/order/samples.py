@@ -1,4 +1,4 @@
-"""Samples, as what they are made of: parts of rows, in four arrays."""
+"""Samples as parts of rows, in four arrays."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
+
+from penstock.arrays.ragged import offsets_of
 
 __all__ = ["Samples"]
 
@@ -21,11 +23,11 @@ def _counted(count: int) -> Ints:
 
 
 class Samples:
-    """Some samples in order: sample i is the parts `offsets[i]` to `offsets[i + 1]`, one behind the other.
+    """Samples in order: sample i consists of the parts `offsets[i]` to `offsets[i + 1]`.
 
-    Part j is the tokens `starts[j]` to `starts[j] + lengths[j]` of row `rows[j]`. A sample without parts is a blank:
-    it keeps its place in a batch and teaches nothing. `single` says that every sample is known to be one part, which
-    saves looking. A value: nothing in it is changed once it is made, which is not enforced since many are made.
+    Part j is the tokens `starts[j]` to `starts[j] + lengths[j]` of row `rows[j]`. A sample without parts is a blank: it
+    keeps its place in a batch, with nothing to learn. `single` says that every sample is one part, which saves work.
+    A value: never changed after it is made (not enforced, since many are made).
     """
 
     __slots__ = ("lengths", "offsets", "rows", "single", "starts")
@@ -44,12 +46,10 @@ class Samples:
         """Tokens of each sample."""
         if self.single:
             return self.lengths
-        reach = np.zeros(len(self.lengths) + 1, np.int64)
-        np.cumsum(self.lengths, out=reach[1:])
-        return np.diff(reach[self.offsets])
+        return np.diff(offsets_of(self.lengths)[self.offsets])
 
     def numbers(self) -> npt.NDArray[np.int64]:
-        """The sample of each part."""
+        """Number of the sample of each part."""
         if self.single:
             return _counted(len(self))
         return np.repeat(np.arange(len(self)), np.diff(self.offsets))
@@ -64,32 +64,29 @@ class Samples:
         return Samples(offsets - low, self.rows[low:high], self.starts[low:high], self.lengths[low:high])
 
     def take(self, numbers: npt.ArrayLike) -> Samples:
-        """Samples by their numbers, in that order."""
+        """Samples by number, in the order given."""
         wanted = np.asarray(numbers, np.int64)
         if self.single:
             offsets = np.arange(len(wanted) + 1)
             return Samples(offsets, self.rows[wanted], self.starts[wanted], self.lengths[wanted], True)
         counts = np.diff(self.offsets)[wanted]
-        offsets = np.zeros(len(wanted) + 1, np.int64)
-        np.cumsum(counts, out=offsets[1:])
+        offsets = offsets_of(counts)
         parts = np.arange(offsets[-1]) + np.repeat(self.offsets[wanted] - offsets[:-1], counts)
         return Samples(offsets, self.rows[parts], self.starts[parts], self.lengths[parts])
 
     def where(self, keep: npt.NDArray[np.bool_]) -> Samples:
-        """The same samples with only some of their parts."""
-        kept = np.zeros(len(keep) + 1, np.int64)
-        np.cumsum(keep, out=kept[1:])
-        return Samples(kept[self.offsets], self.rows[keep], self.starts[keep], self.lengths[keep])
+        """Samples with only some of their parts."""
+        return Samples(offsets_of(keep)[self.offsets], self.rows[keep], self.starts[keep], self.lengths[keep])
 
     def __iter__(self) -> Iterator[list[tuple[int, int, int]]]:
-        """Sample by sample as (row, start, length): for people and tests, not for hot paths."""
+        """Sample by sample as (row, start, length), for tests and people; not for hot paths."""
         for low, high in zip(self.offsets[:-1], self.offsets[1:]):
             parts = zip(self.rows[low:high], self.starts[low:high], self.lengths[low:high])
             yield [(int(row), int(start), int(length)) for row, start, length in parts]
 
     @classmethod
     def concat(cls, parts: Sequence[Samples]) -> Samples:
-        """Several behind one another."""
+        """Samples of several, in order."""
         reach = np.cumsum([0, *(len(part.rows) for part in parts)])
         return cls(
             np.concatenate([[0], *(part.offsets[1:] + low for part, low in zip(parts, reach))]).astype(np.int64),

@@ -199,7 +199,7 @@ class RolloutEngine:
 
     @property
     def global_batch(self) -> int:
-        return self.batch_size * self.rank.world
+        return self.batch_size * self.rank.world_size
 
     # Positions
 
@@ -240,7 +240,7 @@ class RolloutEngine:
     # Batches
 
     def one(self, position: RolloutPosition, batch_size: int | None) -> Made:
-        step = self._next(position, self.global_batch if batch_size is None else batch_size * self.rank.world)
+        step = self._next(position, self.global_batch if batch_size is None else batch_size * self.rank.world_size)
         if step is None:
             if self.source.live:
                 raise EOFError(f"{self.source.name} is at its end: no more rollouts will come")
@@ -327,7 +327,7 @@ class RolloutEngine:
             name = rollouts.table.groups[rollouts.rows(np.flatnonzero(rollouts.sizes == largest)[:1])[0]]
             raise ConfigError(
                 f"group {name!r} has {largest} rollouts, and a minibatch of all ranks {size}; pass a batch_size of at "
-                f"least {-(-largest // self.rank.world)}, or keep_groups=False: advantages stay the same"
+                f"least {-(-largest // self.rank.world_size)}, or keep_groups=False: advantages stay the same"
             )
         ends = rollouts.order(self._key(position))[1]
         used = int(ends[position.unit - 1]) if position.unit else 0

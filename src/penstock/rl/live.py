@@ -114,7 +114,7 @@ class LiveBuffer:
 
     def appends(self, rank: Rank, tokenizer: Tokenizer | None) -> Appends:
         """Appends for a loader."""
-        if rank.world > 1 and not self.replicated:
+        if rank.world_size > 1 and not self.replicated:
             raise ConfigError(
                 f"a LiveBuffer is only seen by its own process, and this is {rank}; use a RolloutQueue, which all "
                 "ranks read, or LiveBuffer(replicated=True) if every rank is given the same rollouts"

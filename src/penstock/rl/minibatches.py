@@ -122,7 +122,7 @@ class Minibatch:
         rows = held.rows(self.units)
         table, columns, supervised = held.table, held.columns, held.supervised[rows]
         divisors = np.ones(len(table))
-        ranks = self.rank.world if held.batching.gradients == "averaged" else 1
+        ranks = self.rank.world_size if held.batching.gradients == "averaged" else 1
         divisors[rows] = denominators(supervised, held.rules.spec, ranks=ranks)
         shards = self._shards(table.lengths[rows])
         mine = rows[shards[self.rank.rank]]
@@ -145,7 +145,7 @@ class Minibatch:
 
     def _shards(self, lengths: Ints) -> list[Ints]:
         """Rows of each rank, balanced by length. With fewer rows than ranks, the rest get the shortest, blanked."""
-        world = self.rank.world
+        world = self.rank.world_size
         if len(lengths) >= world:
             return Balanced().shares(lengths, world)
         shortest = np.array([int(np.argmin(lengths))])

@@ -116,7 +116,7 @@ def main(home: str, cache: str, out: str, rank: int, world: int, port: int, pref
         "plans": {kind: loaders[kind].plan.fingerprint for kind in PLANNED},
         "lengths": {kind: [loaders[kind].plan.steps_in(epoch) for epoch in range(EPOCHS)] for kind in PLANNED},
         "starts": {kind: loader.step for kind, loader in loaders.items()},
-        "store": str(loaders["chat"].stocks[0].inputs.table.stores[0].path),
+        "store": str(loaders["chat"].sources[0].inputs.table.stores[0].path),
     }
     Path(out, f"{rank}.opened.json").write_text(json.dumps(opened))
     streams = {kind: batches_of(loader) for kind, loader in loaders.items()}

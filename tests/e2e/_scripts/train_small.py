@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock import MixedDataLoader, Schedule
-from penstock.loaders.repeat import RepeatLoader
+from penstock.loaders.adapters import RepeatLoader
 
 VOCABULARY = 64
 LENGTH = 24

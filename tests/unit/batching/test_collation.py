@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.batching.collate import FIELDS, IGNORE, BatchForm, collate, supervised_tokens, width
+from penstock.batching.collate import FIELDS, IGNORE, BatchLayout, collate, supervised_tokens, width
 from penstock.errors import ConfigError
 from penstock.order.samples import Samples
 
@@ -62,7 +62,7 @@ def build(samples: list[list[Part]]) -> tuple[Samples, np.ndarray]:
     return Samples(offsets, *rest), source
 
 
-def naive(samples: list[list[Part]], form: BatchForm, tokens: int) -> dict[str, Any]:
+def naive(samples: list[list[Part]], form: BatchLayout, tokens: int) -> dict[str, Any]:
     """Token by token: (id, label, position, document) for each place of each row."""
     rows: list[list[tuple[int, int, int, int]]] = []
     for sample in samples:
@@ -113,7 +113,7 @@ def naive(samples: list[list[Part]], form: BatchForm, tokens: int) -> dict[str, 
 def test_a_batch_is_what_a_loop_over_tokens_makes(
     lists: list[list[Part]], padding_free: bool, multiple: int, side: Any, length: int | None
 ) -> None:
-    form = BatchForm(padding_free=padding_free, multiple=multiple, side=side, packed=True, pad_id=7, length=length)
+    form = BatchLayout(padding_free=padding_free, multiple=multiple, side=side, packed=True, pad_id=7, length=length)
     samples, sources = build(lists)
     tokens = width(samples, form)
     assert tokens % multiple == 0
@@ -130,7 +130,7 @@ def test_rows_of_one_length_take_the_short_way_to_the_same(rows: list[int], pack
     lists = [[(0, row, 0, 9)] for row in rows]
     samples, sources = build(lists)
     quick = Samples(samples.offsets, samples.rows, samples.starts, samples.lengths, single=True)
-    form = BatchForm(packed=packed)
+    form = BatchLayout(packed=packed)
     found, wanted = (collate(each, sources, TABLES[:1], form, 9) for each in (quick, samples))
     assert set(found) == set(wanted)
     for name, value in wanted.items():
@@ -141,10 +141,10 @@ def test_rows_of_one_length_take_the_short_way_to_the_same(rows: list[int], pack
 @given(samples_lists)
 def test_what_was_not_asked_for_is_not_there_and_changes_nothing(lists: list[list[Part]]) -> None:
     samples, sources = build(lists)
-    tokens = width(samples, BatchForm(packed=True))
-    everything = collate(samples, sources, TABLES, BatchForm(packed=True), tokens)
+    tokens = width(samples, BatchLayout(packed=True))
+    everything = collate(samples, sources, TABLES, BatchLayout(packed=True), tokens)
     for name in FIELDS:
-        form = BatchForm(packed=True, fields=frozenset({"input_ids", name}))
+        form = BatchLayout(packed=True, fields=frozenset({"input_ids", name}))
         some = collate(samples, sources, TABLES, form, tokens)
         assert set(some) <= {"input_ids", name}
         assert np.array_equal(some[name], everything[name])
@@ -152,7 +152,7 @@ def test_what_was_not_asked_for_is_not_there_and_changes_nothing(lists: list[lis
 
 def test_parts_of_a_batch_by_tokens_are_rows_of_their_own() -> None:
     samples, sources = build([[(0, 1, 0, 3), (0, 2, 0, 5)]])
-    form = BatchForm(split=True)
+    form = BatchLayout(split=True)
     found = collate(samples, sources, TABLES, form, width(samples, form))
     assert found["input_ids"].tolist() == [[200, 201, 202, 0, 0], [300, 301, 302, 303, 304]]
     assert "cu_seqlens" not in found
@@ -160,7 +160,7 @@ def test_parts_of_a_batch_by_tokens_are_rows_of_their_own() -> None:
 
 def test_a_batch_without_samples_is_a_blank_row_that_attends_to_itself() -> None:
     empty = Samples(np.zeros(1, np.int64), *(np.zeros(0, np.int64) for _ in range(3)))
-    found = collate(empty, np.zeros(0, np.int64), TABLES, BatchForm(packed=True), 4)
+    found = collate(empty, np.zeros(0, np.int64), TABLES, BatchLayout(packed=True), 4)
     assert found["input_ids"].tolist() == [[0, 0, 0, 0]]
     assert found["attention_mask"].tolist() == [[1, 0, 0, 0]]
     assert found["num_items_in_batch"] == 0
@@ -168,8 +168,8 @@ def test_a_batch_without_samples_is_a_blank_row_that_attends_to_itself() -> None
 
 def test_forms_that_cannot_be_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"'label'.*'labels'"):
-        BatchForm(fields=frozenset({"input_ids", "label"}))
+        BatchLayout(fields=frozenset({"input_ids", "label"}))
     with pytest.raises(ConfigError, match="pad_to_multiple_of"):
-        BatchForm(multiple=0)
+        BatchLayout(multiple=0)
     with pytest.raises(ConfigError, match="padding_side"):
-        BatchForm(side="middle")  # type: ignore[arg-type]
+        BatchLayout(side="middle")  # type: ignore[arg-type]

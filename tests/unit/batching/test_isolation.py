@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.batching.backends.isolation import AS_IT_IS, Isolation, load_causal_model, packed_rows, probe_isolation
+from penstock.batching.backends.attention import AS_IT_IS, Isolation, load_causal_model, packed_rows, probe_isolation
 from penstock.batching.batch import TrainingBatch
 from penstock.errors import ConfigError
 

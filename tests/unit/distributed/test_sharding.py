@@ -17,7 +17,7 @@ from penstock.distributed import (
     Strided,
     attention_cost,
     canonical_streams,
-    deal,
+    shares_of,
 )
 from penstock.errors import ConfigError
 
@@ -38,7 +38,7 @@ class Custom:
 )
 @given(sizes=SIZES, world=st.integers(1, 9))
 def test_every_sample_goes_to_exactly_one_rank(sharding: Sharding, sizes: Any, world: int) -> None:
-    shares = deal(sharding, sizes, world)
+    shares = shares_of(sharding, sizes, world)
     assert len(shares) == world
     assert sorted(np.concatenate(shares).tolist()) == list(range(len(sizes)))
     assert all(share.dtype == np.int64 for share in shares)
@@ -50,7 +50,7 @@ def test_every_sample_goes_to_exactly_one_rank(sharding: Sharding, sizes: Any, w
 def test_counts_differ_by_at_most_one_and_rank_0_is_the_last_to_go_short(
     sharding: Sharding, sizes: Any, world: int
 ) -> None:
-    counts = [len(share) for share in deal(sharding, sizes, world)]
+    counts = [len(share) for share in shares_of(sharding, sizes, world)]
     assert max(counts) - min(counts) <= 1
     if not isinstance(sharding, Balanced):
         assert counts[0] == max(counts)
@@ -67,14 +67,14 @@ def test_balanced_ranks_have_less_to_wait_for() -> None:
     cost = attention_cost(sizes)
 
     def slowest(sharding: Sharding) -> float:
-        return float(max(cost[share].sum() for share in deal(sharding, sizes, 8)))
+        return float(max(cost[share].sum() for share in shares_of(sharding, sizes, 8)))
 
     assert slowest(Balanced()) < 1.01 * cost.sum() / 8
     assert slowest(Contiguous()) > 1.1 * cost.sum() / 8
 
 
 def test_balanced_takes_the_cost_it_is_given() -> None:
-    shares = deal(
+    shares = shares_of(
         Balanced(cost=lambda sizes: (sizes == 7).astype(np.int64), equal_size=False), np.array([7, 1, 7, 1]), 2
     )
     assert [int(np.isin([0, 2], share).sum()) for share in shares] == [1, 1]
@@ -95,12 +95,12 @@ def test_balanced_takes_the_cost_it_is_given() -> None:
 )
 def test_a_sharding_that_loses_or_repeats_samples_is_named(answer: Any, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
-        deal(Custom(answer), np.ones(3, np.int64), 2)
+        shares_of(Custom(answer), np.ones(3, np.int64), 2)
 
 
 def test_anything_with_shares_is_a_sharding() -> None:
     assert isinstance(Custom([]), Sharding)
-    assert [share.tolist() for share in deal(Custom([[2, 0], [1]]), np.ones(3, np.int64), 2)] == [[2, 0], [1]]
+    assert [share.tolist() for share in shares_of(Custom([[2, 0], [1]]), np.ones(3, np.int64), 2)] == [[2, 0], [1]]
 
 
 @given(global_batch=st.integers(1, 5000), wanted=st.integers(1, 100))

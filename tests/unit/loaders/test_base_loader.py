@@ -107,7 +107,7 @@ def test_small_batches_are_not_dropped_for_not_filling_a_large_one(home: Path) -
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, "4", True])
 def test_a_batch_of_no_size_is_refused(home: Path, size: Any) -> None:
-    with pytest.raises(ConfigError, match=r"(?i)number"):
+    with pytest.raises(ConfigError, match=r"at least 1\b"):
         make(home).get_batch(size)
 
 
@@ -201,7 +201,7 @@ def test_set_epoch_before_every_loop_changes_nothing(home: Path) -> None:
 
 @pytest.mark.parametrize("epoch", [-1, 1.5, "1", True, None])
 def test_an_epoch_is_a_whole_number(home: Path, epoch: Any) -> None:
-    with pytest.raises(ConfigError, match=r"(?i)number.*\b0\b"):
+    with pytest.raises(ConfigError, match=r"\b0\b"):
         make(home).set_epoch(epoch)
 
 
@@ -412,7 +412,7 @@ def test_what_was_delivered_cannot_be_edited(home: Path) -> None:
     for _ in range(4):
         loader.get_batch()
     for plan in (loader.plan.skip(3, 9), loader.plan.ban([1])):
-        with pytest.raises(ConfigError, match=r"step 4\b"):
+        with pytest.raises(ConfigError, match=r"\b4\b"):
             loader.edit(plan)
     loader.edit(loader.plan.skip(4, 5))
     assert loader.get_batch().metadata["step"] == 5
@@ -636,10 +636,10 @@ def test_a_broken_sharding_is_found_out(home: Path, shares: Any, message: str) -
 def test_ranks_come_from_the_launcher_if_nothing_else_says(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert (make(home).rank.rank, make(home).rank.world) == (1, 2)
-    assert (make(home, rank=0, world_size=1).rank.rank, make(home, rank=0, world_size=1).rank.world) == (0, 1)
+    assert (make(home).rank.rank, make(home).rank.world_size) == (1, 2)
+    assert (make(home, rank=0, world_size=1).rank.rank, make(home, rank=0, world_size=1).rank.world_size) == (0, 1)
     parallel = make(home, rank=5, world_size=8, model_parallel_size=4)
-    assert (parallel.rank.rank, parallel.rank.world) == (1, 2)
+    assert (parallel.rank.rank, parallel.rank.world_size) == (1, 2)
 
 
 # The form of batches

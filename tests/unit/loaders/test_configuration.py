@@ -83,7 +83,7 @@ def test_a_mixture_has_sources_of_its_own_kind_and_a_schedule(tmp_path: Path) ->
         [(0, {"web": 0.9, "chat": 0.1}), (4, {"web": 0.5, "chat": 0.5})], "linear"
     )
     # What the source does not say is as in the mixture.
-    assert [feed.order.describe()["strategy"] for feed in loader.plan.feeds] == ["first_fit", "first_fit"]
+    assert [feed.order.describe()["strategy"] for feed in loader.plan.sources] == ["first_fit", "first_fit"]
     tree["weights"] = tree["weights"]["points"]  # type: ignore[index]
     held = load_config(write(tmp_path / "c.yaml", tree)).open(**ALONE).plan.schedule
     assert held is not None
@@ -218,7 +218,7 @@ def test_a_file_for_other_ranks_than_there_are_is_refused(tmp_path: Path, monkey
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "4")
     loader = config.open(backend="numpy")
-    assert (loader.rank.rank, loader.rank.world, loader.plan.global_batch) == (3, 4, 8)
+    assert (loader.rank.rank, loader.rank.world_size, loader.plan.global_batch) == (3, 4, 8)
     assert config.open(backend="numpy", rank=1).rank.rank == 1
 
 

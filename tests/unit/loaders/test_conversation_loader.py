@@ -166,8 +166,8 @@ def test_a_template_without_a_tokenizer_is_not_left_unused_in_silence(home: Path
     [
         ({"chat_template": None}, ConfigError, "template="),
         ({"chat_template": "chatlm"}, ConfigError, "'chatlm'"),
-        ({"chat": {"train_onn": "all"}}, TypeError, r"\bchat\b.*'train_onn'"),
-        ({"chat": {"max_length": 3}}, TypeError, r"\bchat\b.*'max_length'"),
+        ({"chat": {"train_onn": "all"}}, ConfigError, r"\bchat\b.*'train_onn'"),
+        ({"chat": {"max_length": 3}}, ConfigError, r"\bchat\b.*'max_length'"),
         (
             {"tokenizer": None, "chat_template": None},
             ConfigError,
@@ -177,7 +177,7 @@ def test_a_template_without_a_tokenizer_is_not_left_unused_in_silence(home: Path
         ({"max_length": 0}, ConfigError, r"length.*\b0\b"),
         ({"max_length": "12"}, ConfigError, "'12'"),
         ({"packing": "bestfit"}, ConfigError, "'best_fit'"),
-        ({"batchsize": 3}, TypeError, "'batch_size'"),
+        ({"batchsize": 3}, ConfigError, "'batch_size'"),
     ],
 )
 def test_what_cannot_work_is_refused(home: Path, more: dict[str, Any], error: Any, message: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from penstock import PretrainDataLoader, open_store
+from penstock.batching.options import Options
 from penstock.corpus import prepare as preparation
 from penstock.errors import ConfigError, PenstockError, SchemaError
 from penstock.loaders.inputs import open_inputs
@@ -103,8 +104,8 @@ def test_a_changed_file_or_another_tokenizer_is_prepared_anew(home: Path) -> Non
     path.write_text('{"text": "changed"}\n')
     changed = make(home, path, BYTES, chunk_size=12)
     assert texts(changed) == ["changed"]
-    assert len({loader.stocks[0].inputs.identity for loader in (first, changed)}) == 2
-    assert other.stocks[0].inputs.table.stores[0].path != first.stocks[0].inputs.table.stores[0].path
+    assert len({loader.sources[0].inputs.identity for loader in (first, changed)}) == 2
+    assert other.sources[0].inputs.table.stores[0].path != first.sources[0].inputs.table.stores[0].path
 
 
 def test_where_a_store_lies_does_not_matter_but_what_is_in_it_does(home: Path) -> None:
@@ -118,8 +119,8 @@ def test_where_a_store_lies_does_not_matter_but_what_is_in_it_does(home: Path) -
 
 
 def test_the_tokenizer_of_the_store_is_checked(home: Path) -> None:
-    made = make(home, home / "raw", BYTES).stocks[0].inputs.table.stores[0].path
-    assert open_inputs(made, None).tokenizer is None
+    made = make(home, home / "raw", BYTES).sources[0].inputs.table.stores[0].path
+    assert open_inputs(made, None, Options()).tokenizer is None
     make(home, made, BYTES)
     other = ByteTokenizer(("<eos>", "<pad>"))
     with pytest.raises(ConfigError, match=rf"{BYTES.fingerprint}.*{other.fingerprint}"):
@@ -127,8 +128,8 @@ def test_the_tokenizer_of_the_store_is_checked(home: Path) -> None:
 
 
 def test_stores_of_other_tokenizers_are_not_read_as_one(home: Path) -> None:
-    one = make(home, home / "raw", BYTES).stocks[0].inputs.table.stores[0].path
-    two = make(home, home / "raw", ByteTokenizer(("<eos>", "<x>"))).stocks[0].inputs.table.stores[0].path
+    one = make(home, home / "raw", BYTES).sources[0].inputs.table.stores[0].path
+    two = make(home, home / "raw", ByteTokenizer(("<eos>", "<x>"))).sources[0].inputs.table.stores[0].path
     with pytest.raises(SchemaError):
         make(home, [one, two])
 

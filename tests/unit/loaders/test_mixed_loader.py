@@ -77,7 +77,7 @@ def test_weights_may_be_given_in_any_form(home: Path, weights: Any) -> None:
 
 def test_without_weights_sources_count_by_their_tokens(home: Path) -> None:
     loader = make(home, stopping_strategy="never", packing="concat", batch_size=50)
-    tokens = {stock.feed.name: stock.inputs.table.tokens for stock in loader.stocks}
+    tokens = {source.name: source.inputs.table.tokens for source in loader.sources}
     batch = loader.get_batch()
     first = np.unique(batch.metadata["sample"], return_index=True)[1]
     counts = np.bincount(batch.metadata["source"][first], minlength=3)
@@ -273,7 +273,7 @@ def test_a_mixture_of_mixtures_is_refused(home: Path) -> None:
         ([0, 0, 0], r"step 0\b"),
         ({"a": 1, "b": 1, "d": 1}, r"'d'.*'a'"),
         ({"a": 1, "b": 1}, "'c'"),
-        ({}, "weight"),
+        ({}, "schedule"),
         ([1, 1], r"'a'.*'b'"),
         ([1, 1, "x"], r"'c'.*'x'"),
         ([1, 1, float("nan")], r"\bnan\b"),
@@ -294,7 +294,7 @@ def test_weights_that_cannot_be_are_refused(home: Path, weights: Any, message: s
     ("points", "message"),
     [
         ([(5, {"a": 1, "b": 1})], r"step 5\b"),
-        ([(0, {"a": 1, "b": 1}), (5, {"a": 1})], r"step 5\b.*'b'"),
+        ([(0, {"a": 1, "b": 1}), (5, {"a": 1})], r"'b'.*step 5\b"),
         ([(0, {"a": 1, "b": 1}), (9, {"a": 1, "b": 1}), (5, {"a": 1, "b": 1})], r"\b5\b.*\b9\b"),
         ([], "(?i)schedule"),
     ],

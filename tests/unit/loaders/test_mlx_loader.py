@@ -1197,7 +1197,7 @@ def test_options_that_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_an_option_that_is_misspelt_names_the_nearest() -> None:
-    with pytest.raises(TypeError, match="'batch_size'"):
+    with pytest.raises(ConfigError, match="'batch_size'"):
         MLXDataLoader(SAMPLES, batchsize=3)
     with pytest.raises(ConfigError, match="'batch_size'"):
         MLXDataLoader(SAMPLES, {"batch_size": 3})  # type: ignore[arg-type]

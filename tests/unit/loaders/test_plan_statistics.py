@@ -13,15 +13,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.batching.supervision import Supervision
+from penstock.batching.collate import Supervision
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
 from penstock.loaders.conversation import ConversationDataLoader
 from penstock.loaders.mixed import MixedDataLoader
-from penstock.loaders.plan_figures import plan_figures
+from penstock.loaders.plan_summary import summarize_plan
 from penstock.loaders.pretrain import PretrainDataLoader
 from penstock.order.samples import Samples
-from penstock.order.statistics import chunks_of
+from penstock.order.statistics import step_chunks
 from penstock.sinks import StoreSink
 from penstock.store import open_store
 from penstock.store.gather import TokenTable
@@ -72,7 +72,7 @@ def sums(make: Any, world: int, epochs: int) -> dict[str, Any]:
 
 def assert_figures_are_those_of_the_batches(make: Any, world: int, epochs: int) -> None:
     with make(rank=0, world_size=world) as loader:
-        figures = plan_figures(loader, epochs).to_dict()
+        figures = summarize_plan(loader, epochs).to_dict()
     if not figures["steps"]:
         with make(rank=0, world_size=world) as loader, pytest.raises(ConfigError, match="drop_last"):
             list(loader)
@@ -160,7 +160,7 @@ def test_figures_of_a_mixture_are_those_of_its_batches(tmp_path: Path, stopping:
 
     assert_figures_are_those_of_the_batches(make, 2, 2)
     with make() as loader:
-        figures = plan_figures(loader, 1)
+        figures = summarize_plan(loader, 1)
     assert figures.skipped == 2
     assert figures.lost_tokens["skipped steps"] > 0
     assert sum(source.tokens for source in figures.sources) == figures.tokens
@@ -206,7 +206,7 @@ def test_blocks_of_a_mixture_are_its_steps(
         plan = loader.plan.reweight(change, dict(zip(names, reversed(shares[: len(rows)]))))
         found = 0
         with mock.patch("penstock.order.statistics._SAMPLES_AT_ONCE", block):
-            chunks = list(chunks_of(plan, 2))
+            chunks = list(step_chunks(plan, 2))
         for chunk in chunks:
             assert chunk.first == found
             for number in range(chunk.steps):
@@ -228,12 +228,12 @@ def test_edits_of_a_single_source_change_the_figures_as_they_change_the_batches(
 
     assert_figures_are_those_of_the_batches(make, 2, 3)
     with make() as loader:
-        lost = plan_figures(loader, 1).lost_tokens
+        lost = summarize_plan(loader, 1).lost_tokens
         assert lost.keys() == {"skipped steps", "banned rows"}
-        whole = plan_figures(
+        whole = summarize_plan(
             PretrainDataLoader(store, chunk_size=16, packing="best_fit", batch_size=2, backend="numpy")
         )
-        assert plan_figures(loader, 1).tokens + sum(lost.values()) == whole.tokens == 240
+        assert summarize_plan(loader, 1).tokens + sum(lost.values()) == whole.tokens == 240
 
 
 def test_what_is_cut_off_dropped_or_left_over_is_counted_by_reason(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_what_is_cut_off_dropped_or_left_over_is_counted_by_reason(tmp_path: Pat
 
     def lost(**options: Any) -> dict[str, int]:
         with PretrainDataLoader(store, chunk_size=16, packing=None, backend="numpy", **options) as loader:
-            return plan_figures(loader, 2).lost_tokens
+            return summarize_plan(loader, 2).lost_tokens
 
     assert lost(truncation="right") == {"cut off (truncation=right)": 2 * (4 + 14)}
     assert lost(truncation="drop") == {"rows too long (truncation=drop)": 2 * 50}
@@ -253,7 +253,7 @@ def test_what_is_cut_off_dropped_or_left_over_is_counted_by_reason(tmp_path: Pat
 def test_a_part_of_a_plan_is_counted_if_asked_for(tmp_path: Path) -> None:
     store = write_store(tmp_path / "s", [10] * 50)
     with PretrainDataLoader(store, chunk_size=10, batch_size=4, backend="numpy") as loader:
-        figures = plan_figures(loader, 3, steps=5)
+        figures = summarize_plan(loader, 3, steps=5)
     assert (figures.steps, figures.samples, figures.tokens) == (5, 20, 200)
     assert figures.sources[0].passes == pytest.approx(0.4)
 
@@ -262,7 +262,7 @@ def test_passes_over_sources_are_told_to_the_sample(tmp_path: Path) -> None:
     a, b = write_store(tmp_path / "a", [8] * 30), write_store(tmp_path / "b", [8] * 10)
     weights = {"a": 0.5, "b": 0.5}
     with MixedDataLoader({"a": a, "b": b}, weights, chunk_size=8, batch_size=2, backend="numpy") as loader:
-        figures = plan_figures(loader, 1)
+        figures = summarize_plan(loader, 1)
     assert [source.passes for source in figures.sources] == pytest.approx([1 / 3, 1.0])
 
 
@@ -293,10 +293,10 @@ def test_counting_a_plan_leaves_the_loader_where_it_is(tmp_path: Path) -> None:
     with PretrainDataLoader(store, chunk_size=8, batch_size=2, backend="numpy") as loader:
         loader.get_batch()
         state = loader.state_dict()
-        before = plan_figures(loader)
+        before = summarize_plan(loader)
         assert loader.state_dict() == state
         loader.edit(loader.plan.skip(3, 5))
-        after = plan_figures(loader)
+        after = summarize_plan(loader)
     assert (before.steps - after.steps, after.skipped) == (2, 2)
 
 
@@ -304,11 +304,11 @@ def test_what_was_left_out_when_files_were_prepared_is_told(tmp_path: Path, capl
     sample = Path(__file__).parents[3] / "examples" / "sample"
     options: dict[str, Any] = {"chat_template": "chatml", "backend": "numpy", "cache_dir": tmp_path}
     with ConversationDataLoader(sample / "chats.jsonl", sample / "tokenizer", 2048, **options) as loader:
-        whole = plan_figures(loader)
+        whole = summarize_plan(loader)
     assert whole.lost_tokens == {}
     with ConversationDataLoader(
         sample / "chats.jsonl", sample / "tokenizer", 64, truncation="drop", **options
     ) as loader:
-        cut = plan_figures(loader)
+        cut = summarize_plan(loader)
     assert sum(cut.lost_tokens.values()) == whole.tokens - cut.tokens > 0
     assert "tokens left out when it was prepared" in caplog.text

@@ -15,7 +15,7 @@ import pytest
 from penstock import ConversationDataLoader, MixedDataLoader, PreferenceBatch, PreferenceDataLoader, PretrainDataLoader
 from penstock.errors import ConfigError, PenstockError, SchemaError
 from penstock.loaders import Recipe, prepare
-from penstock.loaders.plan_figures import plan_figures
+from penstock.loaders.plan_summary import summarize_plan
 from penstock.transforms import FormatChat
 
 TOKENIZER = Path(__file__).parents[3] / "examples" / "sample" / "tokenizer"
@@ -201,7 +201,7 @@ def test_pairs_are_those_of_trls_collator(tmp_path: Path, template: str, multipl
         cache_dir=tmp_path,
     )
     reference = tokenized(rows, template)
-    pad = loader.stocks[0].form.pad_id
+    pad = loader.sources[0].layout.pad_id
     for number, batch in enumerate(loader):
         same(batch, collator(pad, pad_to_multiple_of=multiple)(reference[4 * number : 4 * number + 4]))
     # What counts by default is what the model says: the same without what the template writes behind it.
@@ -228,7 +228,7 @@ def test_rows_cut_on_the_right_are_those_of_trls_collator(tmp_path: Path) -> Non
     )
     left = [row for row in tokenized(rows, "plain") if len(row["prompt_ids"]) < 30]  # as its trainer filters them
     assert 3 < len(left) < 20
-    same(next(iter(loader)), collator(loader.stocks[0].form.pad_id, max_length=30)(left))
+    same(next(iter(loader)), collator(loader.sources[0].layout.pad_id, max_length=30)(left))
 
 
 def test_labelled_answers_and_the_mismatched_are_those_of_trls_collator(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_labelled_answers_and_the_mismatched_are_those_of_trls_collator(tmp_path
         answers = [row["completion_ids"] for row in mine]
         for row, other in zip(mine, [answers[-1], *answers[:-1]]):  # as its trainer does for each batch
             row["KL_completion_ids"] = other
-        same(batch, collator(loader.stocks[0].form.pad_id)(mine))
+        same(batch, collator(loader.sources[0].layout.pad_id)(mine))
     plain = opened(file, tokenizer=TOKENIZER, chat_template="chatml", cache_dir=tmp_path)
     assert not [name for name in next(iter(plain)) if name.startswith("KL_")]
 
@@ -395,5 +395,5 @@ def test_loaders_of_preferences_refuse_what_they_cannot_do(home: Path, tmp_path:
     kept = [row for batch in opened(pairs, max_length=60, truncation="drop") for row in batch.metadata["row"].tolist()]
     assert 0 < len(kept) < 23
     with pytest.raises(ConfigError, match="PreferenceDataLoader"):
-        plan_figures(opened(pairs))
-    assert plan_figures(opened(labels)).samples == 19
+        summarize_plan(opened(pairs))
+    assert summarize_plan(opened(labels)).samples == 19

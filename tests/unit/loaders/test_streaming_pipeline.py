@@ -466,7 +466,7 @@ def test_options_may_be_passed_by_name() -> None:
     assert StreamingPipeline(Rows(9), SMALL, num_workers=1).config == StreamingConfig(
         buffer_size=64, chunk_size=16, num_workers=1
     )
-    with pytest.raises(TypeError, match=r"'num_worker'.*'num_workers'"):
+    with pytest.raises(ConfigError, match=r"'num_worker'.*'num_workers'"):
         StreamingPipeline(Rows(9), num_worker=3)
     with pytest.raises(ConfigError, match=r"config.*StreamingConfig"):
         StreamingPipeline(Rows(9), 8)  # type: ignore[arg-type]

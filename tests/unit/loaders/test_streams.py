@@ -18,14 +18,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.batching.collate import BatchForm
+from penstock.batching.collate import BatchLayout
 from penstock.corpus.prepare import prepare
 from penstock.corpus.recipe import Recipe
 from penstock.distributed.ranks import Rank
 from penstock.distributed.synchronization import merge_states
 from penstock.errors import ConfigError, DataError, PenstockError, ResumeError, StageError
 from penstock.files.states import with_checksum
-from penstock.loaders.sampling import Sampling
+from penstock.loaders.source import Sampling
 from penstock.loaders.streamed.reader import StreamOptions, StreamPosition, StreamReader, StreamStep
 from penstock.loaders.streamed.windows import StreamCursor, WindowStart
 from penstock.memory import MemoryBudget
@@ -38,14 +38,19 @@ SAMPLING = ("packing", "length", "truncation")
 
 
 def reader_of(
-    paths: Any, rank: Rank | None = None, *, recipe: Recipe | None = RECIPE, form: BatchForm | None = None, **given: Any
+    paths: Any,
+    rank: Rank | None = None,
+    *,
+    recipe: Recipe | None = RECIPE,
+    form: BatchLayout | None = None,
+    **given: Any,
 ) -> StreamReader:
     """A reader with windows so small that there are many of them in little data."""
     own = ("streams", "shuffle_window", "window_bytes", "on_error", "quarantine", "steps_per_epoch", "threads")
     options = {"streams": 8, "shuffle_window": 5, "threads": 2} | {key: given.pop(key) for key in own if key in given}
     given = {"length": LENGTH, "global_batch": 4} | given
     packed = given.get("packing", "concat") is not None
-    form = form or BatchForm(length=given["length"], packed=packed)
+    form = form or BatchLayout(length=given["length"], packed=packed)
     sampling = Sampling(**{"packing": "concat", **{name: given.pop(name) for name in SAMPLING if name in given}})
     return StreamReader(recipe, paths, sampling, form, rank=rank, options=StreamOptions(**options), **given)
 
@@ -282,7 +287,7 @@ def test_documents_are_masked_at_their_beginning_and_positions_start_again(tmp_p
 
 def test_batches_by_token_budget_hold_rows_of_about_one_length(tmp_path: Path) -> None:
     texts = [f"{i}" + "y" * (i * 7 % 31) for i in range(200)]
-    form = BatchForm(split=True)
+    form = BatchLayout(split=True)
     reader = reader_of(
         written(tmp_path, [texts]), form=form, packing=None, length=None, max_tokens=120, global_batch=2, streams=2
     )
@@ -296,7 +301,7 @@ def test_batches_by_token_budget_hold_rows_of_about_one_length(tmp_path: Path) -
 
 def test_padding_free_batches_lie_end_to_end(tmp_path: Path) -> None:
     texts = [f"{i}" + "y" * (i % 9) for i in range(50)]
-    form = BatchForm(padding_free=True, packed=True)
+    form = BatchLayout(padding_free=True, packed=True)
     reader = reader_of(written(tmp_path, [texts]), form=form, packing="best_fit")
     steps = steps_from(reader, reader.start())
     reader.close()
@@ -543,7 +548,7 @@ def test_what_cannot_be_streamed_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="tokenizer"):
         steps_from(reader_of(paths, recipe=None), StreamPosition())
     with pytest.raises(ConfigError, match="length"):
-        reader_of(paths, length=None, form=BatchForm())
+        reader_of(paths, length=None, form=BatchLayout())
     with pytest.raises(ConfigError, match=r"\b8 ranks"):
         reader_of(paths, Rank(0, 8))
     with pytest.raises(ConfigError, match="on_error='quarantine'"):

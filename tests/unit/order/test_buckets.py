@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.arrays.truncation import Truncation
 from penstock.errors import ConfigError, DataError
-from penstock.order.buckets import BucketOrder
-from penstock.order.overlong import Fit
 from penstock.order.plan import Plan, PlanSource
+from penstock.order.sample_orders import BucketOrder
 from penstock.order.samples import Samples
 
 Ints = npt.NDArray[np.int64]
@@ -42,7 +42,7 @@ class Lengths:
 
 def order_of(lengths: list[int], size: int, **more: Any) -> BucketOrder:
     options: dict[str, Any] = {"shuffle": True, "seed": 0, "window_batches": 4, **more}
-    return BucketOrder(Lengths(lengths), options.pop("fit", Fit(None)), size=size, **options)
+    return BucketOrder(Lengths(lengths), options.pop("fit", Truncation(max_length=None)), size=size, **options)
 
 
 def whole(order: BucketOrder, epoch: int) -> Samples:
@@ -117,17 +117,17 @@ def test_without_shuffling_short_rows_of_a_window_come_first() -> None:
 
 
 def test_rows_that_are_too_long_are_cut_or_an_error() -> None:
-    order = order_of([3, 9, 4], 2, fit=Fit(5, "right"))
+    order = order_of([3, 9, 4], 2, fit=Truncation("right", 5))
     assert sorted(whole(order, 0).lengths.tolist()) == [3, 4, 5]
     with pytest.raises(DataError, match=r"row 1\b"):
-        whole(order_of([3, 9, 4], 2, fit=Fit(5)), 0)
+        whole(order_of([3, 9, 4], 2, fit=Truncation(max_length=5)), 0)
 
 
 def test_what_cannot_be_a_batch_is_refused() -> None:
     with pytest.raises(ConfigError):
         order_of([1], 0)
     with pytest.raises(ConfigError, match="truncation='drop'"):
-        order_of([1], 2, fit=Fit(5, "drop"))
+        order_of([1], 2, fit=Truncation("drop", 5))
 
 
 def test_another_size_is_another_order_by_its_description() -> None:

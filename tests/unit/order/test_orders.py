@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from penstock.arrays.truncation import Truncation
 from penstock.errors import ConfigError, DataError
-from penstock.order.overlong import Fit
 from penstock.order.sample_orders import (
     BudgetOrder,
     ChopOrder,
@@ -61,14 +61,14 @@ seeds = st.integers(0, 99)
 
 def make(kind: str, table: Lengths, seed: int, shuffle: bool) -> Order:
     if kind == "rows":
-        return RowOrder(table, Fit(12), shuffle=shuffle, seed=seed)
+        return RowOrder(table, Truncation(max_length=12), shuffle=shuffle, seed=seed)
     if kind == "fitted":
-        return FittedOrder(table, Fit(12, "split"), shuffle=shuffle, seed=seed)
+        return FittedOrder(table, Truncation("split", 12), shuffle=shuffle, seed=seed)
     if kind == "concat":
         return ChopOrder(table, 5, shuffle=shuffle, seed=seed)
     if kind == "budget":
-        return BudgetOrder(table, Fit(12), max_tokens=24, shuffle=shuffle, seed=seed, window_rows=16)
-    return PackedOrder(table, Fit(12), strategy=kind, shuffle=shuffle, seed=seed, window_rows=16)
+        return BudgetOrder(table, Truncation(max_length=12), max_tokens=24, shuffle=shuffle, seed=seed, window_rows=16)
+    return PackedOrder(table, Truncation(max_length=12), strategy=kind, shuffle=shuffle, seed=seed, window_rows=16)
 
 
 KINDS = ["rows", "fitted", "concat", "best_fit", "first_fit", "budget"]
@@ -92,10 +92,10 @@ def test_counts_places_and_finding_agree_with_the_samples(kind: str, lengths: li
     samples = list(whole(order, epoch))
     assert order.count(epoch) == len(samples)
     for number, sample in enumerate(samples):
-        place = order.place_of(epoch, number)
+        place = order.position_of(epoch, number)
         assert order.number_of(place) == number
         assert list(order.window(place.epoch, place.window))[place.index] == sample
-    assert order.place_of(epoch, len(samples)) == OrderPosition(epoch + 1)
+    assert order.position_of(epoch, len(samples)) == OrderPosition(epoch + 1)
     for row in range(len(lengths)):
         found = order.find(epoch, row)
         assert found == [i for i, sample in enumerate(samples) if any(part[0] == row for part in sample)]
@@ -122,27 +122,10 @@ def test_chunks_are_cut_from_the_text_every_so_many_tokens(lengths: list[int], s
 @example(lengths=[0] * 10 + [9], seed=0)
 @given(lengths=lengths_lists, seed=seeds)
 def test_batches_by_tokens_hold_no_more_than_that_with_padding(lengths: list[int], seed: int) -> None:
-    order = BudgetOrder(Lengths(lengths), Fit(12), max_tokens=32, multiple=4, shuffle=True, seed=seed)
+    order = BudgetOrder(Lengths(lengths), Truncation(max_length=12), max_tokens=32, multiple=4, shuffle=True, seed=seed)
     for batch in whole(order):
         longest = max(1, *(length for _, _, length in batch))
         assert len(batch) * (-(-longest // 4) * 4) <= 32
-
-
-@given(st.lists(st.integers(0, 40), min_size=1, max_size=40), st.integers(1, 12))
-def test_rows_that_are_too_long_are_treated_as_asked(lengths: list[int], limit: int) -> None:
-    rows, sizes = np.arange(len(lengths)), np.array(lengths, np.int64)
-    short = [(row, 0, length) for row, length in enumerate(lengths) if length <= limit]
-    assert [part for sample in Fit(limit, "drop").parts(rows, sizes) for part in sample] == short
-    right = [(row, 0, min(length, limit)) for row, length in enumerate(lengths)]
-    assert [part for sample in Fit(limit, "right").parts(rows, sizes) for part in sample] == right
-    left = [(row, max(length - limit, 0), min(length, limit)) for row, length in enumerate(lengths)]
-    assert [part for sample in Fit(limit, "left").parts(rows, sizes) for part in sample] == left
-    split = [
-        (row, start, min(limit, length - start))
-        for row, length in enumerate(lengths)
-        for start in (range(0, length, limit) if length else [0])
-    ]
-    assert [part for sample in Fit(limit, "split").parts(rows, sizes) for part in sample] == split
 
 
 def test_a_row_that_is_too_long_is_an_error_that_says_what_to_do() -> None:
@@ -173,9 +156,5 @@ def test_what_lies_together_changes_from_epoch_to_epoch() -> None:
 
 
 def test_options_that_cannot_be_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"truncation.*'right'"):
-        Fit(3, "rigth")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"(?i)length"):
-        Fit(0)
     with pytest.raises(ConfigError, match="packing"):
-        PackedOrder(Lengths([1]), Fit(None), shuffle=True, seed=0)
+        PackedOrder(Lengths([1]), Truncation(max_length=None), shuffle=True, seed=0)

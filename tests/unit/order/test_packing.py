@@ -128,9 +128,8 @@ class TestWhatHolds:
 class TestBadInput:
     @pytest.mark.parametrize("act", [pack, count_bins])
     def test_a_document_that_fits_no_bin_is_named_with_the_remedy(self, act: object) -> None:
-        with pytest.raises(ConfigError, match=r"\b1\b.*\b11\b") as caught:
+        with pytest.raises(ConfigError, match=r"\b1\b.*\b11\b.*\b10\b"):
             act([3, 11, 12], 10)  # type: ignore[operator]
-        assert "larger bins" in str(caught.value)
 
     def test_a_negative_length_is_refused(self) -> None:
         with pytest.raises(ConfigError, match=r"\b2\b.*-4\b"):

@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.arrays.truncation import Truncation
 from penstock.errors import ConfigError
-from penstock.order.mixed import MixedSteps
-from penstock.order.overlong import Fit
+from penstock.order import steps
 from penstock.order.plan import Plan, PlanSource, Position, Step
 from penstock.order.sample_orders import ChopOrder, FittedOrder, Order, PackedOrder, RowOrder
 from penstock.order.schedules import Schedule
+from penstock.order.steps import MixedSteps, next_epoch
 
 KINDS = ("rows", "concat", "packed", "fitted")
 
@@ -50,12 +51,12 @@ class Lengths:
 def make_order(kind: str, lengths: list[int], seed: int = 0, name: str = "a", *, shuffle: bool = True) -> Order:
     table, facts = Lengths(lengths), {"shuffle": shuffle, "seed": seed, "name": name}
     if kind == "rows":
-        return RowOrder(table, Fit(9), **facts)  # type: ignore[arg-type]
+        return RowOrder(table, Truncation(max_length=9), **facts)  # type: ignore[arg-type]
     if kind == "concat":
         return ChopOrder(table, 5, **facts)  # type: ignore[arg-type]
     if kind == "fitted":
-        return FittedOrder(table, Fit(4, "split"), **facts)  # type: ignore[arg-type]
-    return PackedOrder(table, Fit(9), window_rows=7, **facts)  # type: ignore[arg-type]
+        return FittedOrder(table, Truncation("split", 4), **facts)  # type: ignore[arg-type]
+    return PackedOrder(table, Truncation(max_length=9), window_rows=7, **facts)  # type: ignore[arg-type]
 
 
 def alone(kind: str = "rows", rows: int = 23, size: int = 4, **more: Any) -> Plan:
@@ -65,13 +66,13 @@ def alone(kind: str = "rows", rows: int = 23, size: int = 4, **more: Any) -> Pla
 
 def mixed(kind: str = "rows", size: int = 4, weights: dict[str, float] | None = None, **more: Any) -> Plan:
     limits = more.pop("max_epochs", {})
-    feeds = tuple(
+    sources = tuple(
         PlanSource(
             name, make_order(kind, np.random.default_rng(n).integers(1, 10, n).tolist(), n, name), "", limits.get(name)
         )
         for name, n in {"a": 30, "b": 11, "c": 17}.items()
     )
-    return Plan(feeds, size, schedule=Schedule.constant(weights or {"a": 3, "b": 1, "c": 2}), **more)
+    return Plan(sources, size, schedule=Schedule.constant(weights or {"a": 3, "b": 1, "c": 2}), **more)
 
 
 @st.composite
@@ -94,11 +95,11 @@ def walk(plan: Plan, position: Position | None = None) -> Iterator[Step]:
             dry += 1
             if plan.ended(position):
                 return
-            position = plan.next_epoch(position)
+            position = next_epoch(position)
             continue
         dry = 0
         yield step
-        position, _ = plan.settle(position)
+        position = plan.next_delivered(position)
 
 
 def some(plan: Plan, count: int) -> list[Step]:
@@ -161,9 +162,9 @@ def test_every_token_of_every_row_is_in_one_sample_of_an_epoch(kind: str, drop_l
         assert step.epoch == 0
         tokens += [(row, token) for _, _, row, start, n in parts(step) for token in range(start, start + n)]
     assert len(tokens) == len(set(tokens))
-    everything = set(Lengths(plan.feeds[0].order.table.lengths(np.arange(23)).tolist()).flat)
+    everything = set(Lengths(plan.sources[0].order.table.lengths(np.arange(23)).tolist()).flat)
     if drop_last:
-        samples = plan.feeds[0].order.count(0)
+        samples = plan.sources[0].order.count(0)
         assert plan.steps_in(0) == samples // 4
         assert set(tokens) <= everything
     else:
@@ -219,8 +220,8 @@ def test_the_fingerprint_names_what_decides_the_steps_but_not_the_size_of_batche
         alone("packed"),
         alone("concat"),
         alone(drop_last=True),
-        Plan((PlanSource("b", plan.feeds[0].order),), 4),
-        Plan((PlanSource("a", plan.feeds[0].order, "other rows"),), 4),
+        Plan((PlanSource("b", plan.sources[0].order),), 4),
+        Plan((PlanSource("a", plan.sources[0].order, "other rows"),), 4),
         mixed(),
         mixed(weights={"a": 1, "b": 1, "c": 1}),
         mixed(stopping="never"),
@@ -238,7 +239,7 @@ def test_tracing_a_row_names_every_step_epoch_and_sample_that_uses_it(plan: Plan
     steps = some(plan, 10)
     source = data.draw(st.sampled_from(plan.names))
     which = plan.names.index(source)
-    row = data.draw(st.integers(0, plan.feeds[which].order.table.rows - 1))
+    row = data.draw(st.integers(0, plan.sources[which].order.table.rows - 1))
     uses = plan.trace(source, row, epochs=10)
     wanted = {(step.number, sample) for step in steps for sample, s, r, _, _ in parts(step) if (s, r) == (which, row)}
     assert {(use.step, use.sample) for use in uses if use.step < len(steps)} == wanted
@@ -302,14 +303,14 @@ def test_after_a_skip_every_other_step_is_unchanged(plan: Plan, start: int, leng
 def test_a_skip_over_whole_epochs_goes_on_behind_them() -> None:
     plan = alone(rows=20, size=4).skip(5, 18)
     assert [step.number for step in some(plan, 9)] == [0, 1, 2, 3, 4, 18, 19, 20, 21]
-    assert (plan.delivered_in(0), plan.delivered_in(1), plan.delivered_in(2), plan.delivered_in(3)) == (5, 0, 0, 2)
+    assert [len(plan.delivered_steps(epoch)) for epoch in range(4)] == [5, 0, 0, 2]
 
 
 @settings(deadline=None, max_examples=60)
 @given(plan=plans(), data=st.data())
 def test_after_a_ban_every_other_row_is_in_the_same_sample_of_the_same_step(plan: Plan, data: st.DataObject) -> None:
-    source = data.draw(st.integers(0, len(plan.feeds) - 1))
-    rows = plan.feeds[source].order.table.rows
+    source = data.draw(st.integers(0, len(plan.sources) - 1))
+    rows = plan.sources[source].order.table.rows
     banned = data.draw(st.sets(st.integers(0, rows - 1), max_size=8))
     since = data.draw(st.integers(0, 10))
     before, edited = some(plan, 25), plan.ban({plan.names[source]: banned}, step=since)
@@ -348,7 +349,7 @@ def test_after_a_reweighting_each_source_goes_on_in_order_without_loss_or_repeat
 def test_edits_are_versioned_and_the_plan_they_were_made_of_stays_as_it_was() -> None:
     plan = mixed()
     edited = plan.skip(3, 5).ban({"a": [1, 2]}, step=6).reweight(9, {"a": 1, "b": 1, "c": 1})
-    assert (plan.version, edited.version) == (0, 3)
+    assert (len(plan.edits), len(edited.edits)) == (0, 3)
     assert [str(edit) for edit in edited.edits] == [
         "skip(3, 5)",
         "ban(2 rows of 'a' from step 6)",
@@ -412,9 +413,9 @@ def test_a_single_source_has_nothing_to_reweight() -> None:
         (lambda: Plan((), 4), "(?i)source"),
         (lambda: alone(size=0), r"(?i)batch.*\b0\b"),
         (lambda: mixed(stopping="all_exausted"), "'all_exhausted'"),
-        (lambda: Plan(mixed().feeds, 4), r"\b3 sources.*weights"),
+        (lambda: Plan(mixed().sources, 4), r"\b3 sources.*weights"),
         (
-            lambda: Plan((alone().feeds[0],) * 2, 4, schedule=Schedule.constant({"a": 1})),
+            lambda: Plan((alone().sources[0],) * 2, 4, schedule=Schedule.constant({"a": 1})),
             "'a'",
         ),
         (lambda: Plan((PlanSource("a", make_order("rows", [])),), 4), "'a'"),
@@ -430,7 +431,7 @@ def test_a_plan_that_cannot_be_is_refused(make: Any, message: str) -> None:
 def test_a_mixture_too_small_for_one_batch_is_refused_where_nothing_would_be_delivered(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Plan, "next_epoch", at_most(100, Plan.next_epoch))
+    monkeypatch.setattr(steps, "next_epoch", at_most(100, steps.next_epoch))
     with pytest.raises(ConfigError, match="drop_last=True"):
         mixed(kind, 500, stopping="all_exhausted_without_replacement", drop_last=True).steps_in(0)
 

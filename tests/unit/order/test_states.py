@@ -13,13 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.arrays.truncation import Truncation
 from penstock.errors import ResumeError
 from penstock.files.states import with_checksum
-from penstock.order.overlong import Fit
 from penstock.order.plan import Plan, PlanSource, Position
 from penstock.order.sample_orders import PackedOrder, RowOrder
 from penstock.order.schedules import Schedule
 from penstock.order.states import from_state, to_state
+from penstock.order.steps import next_epoch
 
 
 @dataclass
@@ -41,20 +42,22 @@ class Lengths:
         raise NotImplementedError
 
 
-def feed(name: str, rows: int, *, packed: bool = False) -> PlanSource:
+def source(name: str, rows: int, *, packed: bool = False) -> PlanSource:
     table = Lengths(np.random.default_rng(rows).integers(1, 9, rows).tolist())
     if packed:
-        return PlanSource(name, PackedOrder(table, Fit(9), window_rows=8, shuffle=True, seed=1, name=name))
-    return PlanSource(name, RowOrder(table, Fit(9), shuffle=True, seed=1, name=name))
+        return PlanSource(
+            name, PackedOrder(table, Truncation(max_length=9), window_rows=8, shuffle=True, seed=1, name=name)
+        )
+    return PlanSource(name, RowOrder(table, Truncation(max_length=9), shuffle=True, seed=1, name=name))
 
 
 def alone(size: int = 4, *, packed: bool = False, **more: Any) -> Plan:
-    return Plan((feed("a", 31, packed=packed),), size, **more)
+    return Plan((source("a", 31, packed=packed),), size, **more)
 
 
 def mixed(size: int = 4, *, packed: bool = False, **more: Any) -> Plan:
-    feeds = tuple(feed(name, rows, packed=packed) for name, rows in {"a": 31, "b": 12}.items())
-    return Plan(feeds, size, schedule=more.pop("schedule", Schedule.constant({"a": 2, "b": 1})), **more)
+    sources = tuple(source(name, rows, packed=packed) for name, rows in {"a": 31, "b": 12}.items())
+    return Plan(sources, size, schedule=more.pop("schedule", Schedule.constant({"a": 2, "b": 1})), **more)
 
 
 PLANS = {
@@ -73,7 +76,7 @@ def positions(plan: Plan) -> Iterator[Position]:
     while True:
         yield position
         step, behind = plan.read(position)
-        position = plan.settle(behind)[0] if step is not None else plan.next_epoch(behind)
+        position = plan.next_delivered(behind) if step is not None else next_epoch(behind)
 
 
 def at(plan: Plan, number: int) -> Position:
@@ -98,7 +101,7 @@ def test_a_state_stands_for_its_position_at_every_step_and_at_the_ends_of_epochs
 def test_the_state_of_many_sources_and_many_edits_is_below_4_kib() -> None:
     names = [f"source-{number:02}" for number in range(32)]
     schedule = Schedule.constant({name: number + 1 for number, name in enumerate(names)})
-    plan = Plan(tuple(feed(name, 40 + n) for n, name in enumerate(names)), 64, schedule=schedule, stopping="never")
+    plan = Plan(tuple(source(name, 40 + n) for n, name in enumerate(names)), 64, schedule=schedule, stopping="never")
     for number in range(40):
         plan = plan.skip(100 + 10 * number, 105 + 10 * number)
     position = at(plan, 60)
@@ -121,7 +124,7 @@ def test_edits_come_with_the_state() -> None:
 
 
 def test_a_large_ban_is_not_in_the_state_but_has_to_be_made_again() -> None:
-    big = feed("a", 2000)
+    big = source("a", 2000)
     plan = Plan((big,), 4).ban(range(0, 2000, 2), step=1)
     state = through_json(to_state(plan, at(plan, 2)))
     assert state["edits"] is None
@@ -156,8 +159,8 @@ def test_edits_the_state_does_not_know_are_refused_naming_both_sides() -> None:
         alone(packed=True),
         alone(drop_last=True),
         mixed(),
-        Plan((feed("b", 31),), 4),
-        Plan((PlanSource("a", feed("a", 31).order, "other content"),), 4),
+        Plan((source("b", 31),), 4),
+        Plan((PlanSource("a", source("a", 31).order, "other content"),), 4),
     ],
 )
 def test_the_state_of_another_plan_is_refused_naming_both_sides(other: Plan) -> None:
@@ -193,7 +196,7 @@ def test_another_global_batch_is_refused_unless_asked_for() -> None:
 )
 def test_what_is_said_in_steps_does_not_go_on_with_another_global_batch(plan: Plan) -> None:
     state = to_state(plan, plan.start())
-    other = Plan(plan.feeds, 6, schedule=plan.schedule)
+    other = Plan(plan.sources, 6, schedule=plan.schedule)
     with pytest.raises(ResumeError, match=r"\b4\b.*\b6\b"):
         from_state(other, state, new_batch_size=True)
 

@@ -1,25 +1,24 @@
-"""Batches as JAX arrays: on CPU the memory of the NumPy arrays, if they are aligned; a transfer otherwise."""
+"""JAX backend: on CPU the memory of aligned NumPy arrays, otherwise a transfer."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock._optional import require
-from penstock.batching.backends.base import Device, exactly
+from penstock.batching.backends.base import BaseBackend, Device, exactly
 from penstock.errors import ConfigError
 
 __all__ = ["JaxBackend", "make"]
 
 
-class JaxBackend:
+class JaxBackend(BaseBackend):
     """JAX: `device` is a `jax.Device`, a sharding, or a name such as "cpu", "gpu" or "tpu:1".
 
     Sharing needs a start at a multiple of 64 bytes (`aligned_empty`). Without `jax_enable_x64` there are no 64-bit
-    types: such arrays are narrowed, and refused if a value does not survive that.
+    types: such arrays are narrowed, and refused if a value does not fit.
     """
 
     name = "jax"
@@ -29,7 +28,7 @@ class JaxBackend:
         self._jax: Any = require("jax", "jax")
 
     def from_numpy(self, array: npt.NDArray[Any], *, device: Device = None) -> Any:
-        # What JAX would do by itself, without saying so and without looking.
+        # JAX would narrow by itself, silently and unchecked.
         native = array.dtype.newbyteorder("=")
         return self._jax.device_put(exactly(array, self._jax.dtypes.canonicalize_dtype(native)), self._device(device))
 
@@ -41,15 +40,6 @@ class JaxBackend:
             return array
         moved = self._jax.device_put(array, self._device(device))
         return moved if non_blocking else moved.block_until_ready()
-
-    def resolve_device(self, device: Device) -> Device:
-        return device
-
-    def pending_copy(self, arrays: Sequence[Any]) -> None:
-        return None
-
-    def pin_memory(self, array: Any) -> Any:
-        return array
 
     def arange(self, count: int, *, like: Any) -> Any:
         return self._jax.numpy.arange(count)

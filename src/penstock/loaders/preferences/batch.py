@@ -1,4 +1,4 @@
-"""A batch of preferences: a training batch whose rows are the chosen answers and, behind them, the rejected ones."""
+"""Batch of preferences: the chosen answers, then the rejected ones; or labelled answers."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ __all__ = ["EXTRA", "PreferenceBatch"]
 
 _KL = ("KL_input_ids", "KL_attention_mask", "KL_completion_mask")
 EXTRA = ("completion_mask", "label", *_KL)
-"""What it has beside the fields of every batch."""
-_TOLD = ("sides", "chosen_tokens")
+"""Fields besides those of every batch."""
+_FACTS = ("sides", "chosen_tokens")
 _BY_ROW = ("input_ids", "attention_mask", "labels", "loss_mask", "position_ids", "document_ids", "completion_mask")
 
 
 class PreferenceBatch(TrainingBatch):
-    """Preferences as one step's arrays, as TRL's trainers take them.
+    """Preferences of one step, as TRL's trainers take them.
 
         input_ids, attention_mask   (2 x pairs, tokens): chosen answers with their prompts, then the rejected ones
-        completion_mask             1 where a token counts: the answers
-        label                       of labelled answers (KTO): (rows,), whether they are good; rows are answers then
-        KL_input_ids, ...           the same prompts with the answers of others, if asked for
+        completion_mask             1 for the tokens of the answers
+        label                       (rows,), of labelled answers (KTO): True for a good answer
+        KL_input_ids, ...           the same prompts with the answers of other rows (`kl=True`)
 
-    Row i is chosen and row `pairs + i` rejected, behind the same prompt. As a mapping it holds these, and no `labels`,
-    which trainers make of `completion_mask`; `batch.labels` has them. `metadata["row"]` names the pairs.
+    Row i is chosen and row `pairs + i` rejected, after the same prompt. As a mapping it holds these fields and no
+    `labels`, which trainers derive from `completion_mask`; `batch.labels` has them. `metadata["row"]` has the rows.
     """
 
     @classmethod
@@ -41,7 +41,7 @@ class PreferenceBatch(TrainingBatch):
         device: Device = None,
         num_tokens: int | None = None,
     ) -> Self:
-        """As of every batch; `arrays` may have the fields of preferences too."""
+        """Batch of a framework's arrays; `arrays` may have the fields of preferences too."""
         chosen = get_backend(backend)
         plain = {name: value for name, value in arrays.items() if name not in EXTRA}
         batch = super().from_numpy(plain, metadata, chosen, device=device, num_tokens=num_tokens)
@@ -60,9 +60,9 @@ class PreferenceBatch(TrainingBatch):
         *,
         packed: bool = False,
     ) -> Self:
-        plain = {name: value for name, value in arrays.items() if name not in (*EXTRA, *_TOLD)}
-        told = {name: arrays[name] for name in _TOLD if name in arrays}
-        batch = super().of_collated(plain, metadata | told, backend, tokens, packed=packed)
+        plain = {name: value for name, value in arrays.items() if name not in (*EXTRA, *_FACTS)}
+        facts = {name: arrays[name] for name in _FACTS if name in arrays}
+        batch = super().of_collated(plain, metadata | facts, backend, tokens, packed=packed)
         batch._others |= {name: backend.from_numpy(arrays[name]) for name in EXTRA if name in arrays}
         return batch
 
@@ -72,7 +72,7 @@ class PreferenceBatch(TrainingBatch):
         return super().to_numpy() | others
 
     def as_dict(self, *, num_items_in_batch: bool = False, block_mask: str | None = None) -> dict[str, Any]:
-        """What TRL's collators give: input_ids, attention_mask and completion_mask, and label and KL_... for KTO."""
+        """Keywords of TRL's collators: input_ids, attention_mask and completion_mask; label and KL_... for KTO."""
         found = super().as_dict(num_items_in_batch=num_items_in_batch, block_mask=block_mask)
         found.pop("labels", None)
         return found
@@ -82,27 +82,27 @@ class PreferenceBatch(TrainingBatch):
 
     @property
     def completion_mask(self) -> Array:
-        """(rows, tokens) 1 where a token of an answer counts."""
+        """Mask (rows, tokens): 1 for the tokens of the answers."""
         return self._others["completion_mask"]
 
     @property
     def label(self) -> Array | None:
-        """Whether answers are good, one by one; None for pairs."""
+        """True for good answers, one value a row; None for pairs."""
         return self._others.get("label")
 
     @property
     def num_pairs(self) -> int:
-        """Pairs, whatever the number of rows; 0 for labelled answers."""
+        """Number of pairs; 0 for labelled answers."""
         return len(self.metadata["row"]) if self._paired else 0
 
     @property
     def chosen(self) -> dict[str, Array]:
-        """The fields of the chosen answers alone, as views."""
+        """Fields of the chosen answers, as views."""
         return self._half(0)
 
     @property
     def rejected(self) -> dict[str, Array]:
-        """The fields of the rejected answers alone, as views."""
+        """Fields of the rejected answers, as views."""
         return self._half(1)
 
     def as_sides(self) -> dict[str, Array]:
@@ -116,7 +116,7 @@ class PreferenceBatch(TrainingBatch):
 
     def _half(self, which: int) -> dict[str, Array]:
         if not self._paired:
-            raise ConfigError("a batch of labelled answers has no chosen and rejected side; see batch.label")
+            raise ConfigError("a batch of labelled answers has no chosen and rejected sides; see batch.label")
         fields = {name: getattr(self, name) for name in _BY_ROW}
         fields = {name: value for name, value in fields.items() if value is not None}
         cut = self.metadata.get("chosen_tokens")

@@ -1,22 +1,21 @@
-"""Batches of preferences by a plan: an order over pairs, both sides of which are gathered for each step."""
+"""Batches of preferences: a plan over pairs, whose two sides are gathered for each step."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.batching.batch import TrainingBatch
-from penstock.batching.collate import collate, width
+from penstock.batching.collate import BatchLayout, Tokens, collate, width
 from penstock.batching.options import Options
 from penstock.errors import ConfigError
 from penstock.loaders.plan_engine import PlanEngine, Share
 from penstock.loaders.preferences.batch import PreferenceBatch
-from penstock.loaders.preferences.mismatch import Mismatched, collate_mismatched, partners_of
-from penstock.loaders.sampling import LoaderSource
+from penstock.loaders.source import LoaderSource
 from penstock.order.plan import Step
 from penstock.order.samples import Samples
 from penstock.store.gather import Placed, TokenTable
@@ -28,39 +27,39 @@ Ints = npt.NDArray[np.int64]
 
 
 class _Share(Share):
-    """What a rank takes of a step, with the length of each side and whose answers are borrowed."""
+    """Share of a rank in a step, with the length of each side and the rows whose answers are borrowed."""
 
     __slots__ = ("borrowed", "lengths", "others")
 
     others: Ints
-    """Rows whose answers go with the prompts of this rank."""
+    """Rows whose answers are paired with the prompts of this rank."""
     borrowed: int
-    """The first of them in the tables."""
+    """Number of the first of them in the tables."""
     lengths: tuple[Ints, ...]
 
 
 class PreferenceEngine(PlanEngine):
-    """The batches of one rank of a plan over preferences, from any position on."""
+    """Batches of one rank of a plan over preferences, from any position on."""
 
     batch_class: type[TrainingBatch] = PreferenceBatch
 
-    def __init__(self, stock: LoaderSource, options: Options, *, everything: bool, kl: bool) -> None:
-        super().__init__([stock], options)
-        table = stock.inputs.table
+    def __init__(self, source: LoaderSource, options: Options, *, whole_answers: bool, kl: bool) -> None:
+        super().__init__([source], options)
+        table = source.inputs.table
         self._sides: tuple[TokenTable, ...] = (table, table.rejected) if isinstance(table, PairTable) else (table,)
-        self._everything, self._kl = everything, kl
-        self._form = replace(self._form, fields=self._form.fields | {"loss_mask"})
-        self._wanted = stock.form.fields
+        self._whole_answers, self._kl = whole_answers, kl
+        self._layout = replace(self._layout, fields=self._layout.fields | {"loss_mask"})
+        self._wanted = source.layout.fields
         self._columns: dict[str, npt.NDArray[Any]] = {}
         if kl and table.rows < 2:
-            raise ConfigError(f"kl=True puts answers behind the prompts of others, and there is {table.rows} row only")
+            raise ConfigError(f"kl=True pairs prompts with answers of other rows and needs 2 rows, got {table.rows}")
 
     def _share(self, step: Step) -> Share:
         mine = super()._share(step)
         share = _Share(step, mine.samples, mine.sources)
         share.others = np.zeros(0, np.int64)
         if self._kl:
-            # The same samples with other rows are dealt to ranks in the same way.
+            # The same samples with other rows are sharded in the same way.
             samples = step.samples
             others = partners_of(samples.rows, self._sides[0].rows)
             lent = Samples(samples.offsets, others, samples.starts, samples.lengths, samples.single)
@@ -75,7 +74,7 @@ class PreferenceEngine(PlanEngine):
         own = np.concatenate([share.samples.rows for share in shares])
         rows = np.concatenate([own, *(share.others for share in shares)])
         nothing = np.zeros(len(rows), np.int64)
-        prompts = self._column("prompt_length")[rows] if self._everything else None
+        prompts = self._column("prompt_length")[rows] if self._whole_answers else None
         tables: list[Placed] = []
         for side in self._sides:
             places = side.locate(rows, nothing)
@@ -94,16 +93,16 @@ class PreferenceEngine(PlanEngine):
 
     def _built(self, shares: list[Any]) -> Iterator[TrainingBatch]:
         for share in shares:
-            self._look_at_files()
+            self._check_files()
             yield self._build(share)
 
     def _build(self, share: Any) -> TrainingBatch:
-        samples, form, sides = share.samples, self._form, len(self._sides)
+        samples, layout, sides = share.samples, self._layout, len(self._sides)
         parts = len(samples.rows)
         numbers = np.arange(share.first, share.first + parts)
         offsets = np.concatenate([samples.offsets[:1], *(samples.offsets[1:] + n * parts for n in range(sides))])
-        if not len(samples) or (form.split and not parts):
-            offsets, form = np.zeros(sides + 1, np.int64), replace(form, split=False)
+        if not len(samples) or (layout.split and not parts):
+            offsets, layout = np.zeros(sides + 1, np.int64), replace(layout, split=False)
         both = Samples(
             offsets,
             np.tile(numbers, sides),
@@ -111,25 +110,25 @@ class PreferenceEngine(PlanEngine):
             np.concatenate(share.lengths),
             single=samples.single and len(offsets) == sides * parts + 1,
         )
-        tokens_in_row = width(samples if form.split else share.step.samples, form)
-        arrays = collate(both, np.repeat(np.arange(sides), parts), share.tables, form, tokens_in_row)
-        arrays["completion_mask"] = arrays["loss_mask"].astype(form.integer)
+        tokens_in_row = width(samples if layout.split else share.step.samples, layout)
+        arrays = collate(both, np.repeat(np.arange(sides), parts), share.tables, layout, tokens_in_row)
+        arrays["completion_mask"] = arrays["loss_mask"].astype(layout.integer)
         if "loss_mask" not in self._wanted:
             del arrays["loss_mask"]
         arrays["sides"] = sides
-        if sides == 2 and form.padding_free:
+        if sides == 2 and layout.padding_free:
             arrays["chosen_tokens"] = int(share.lengths[0].sum())
         if sides == 1:
             arrays |= self._labelled(share, len(arrays["input_ids"]))
         return self._finish(share, arrays, int(sum(each.sum() for each in share.lengths)))
 
     def _labelled(self, share: Any, count: int) -> dict[str, Any]:
-        """The label of each row, of each document where rows hold several, and what the KL term needs."""
-        form, samples = self._form, share.samples
+        """Label of each row (of each document in packed rows), and the arrays of the KL term."""
+        layout, samples = self._layout, share.samples
         labels = self._column("label")[samples.rows].astype(np.bool_)
-        row_of = np.arange(len(samples.rows)) if form.split else samples.numbers()
+        row_of = np.arange(len(samples.rows)) if layout.split else samples.numbers()
         found: dict[str, Any] = {"label": labels}
-        if not (form.packed or form.padding_free):
+        if not (layout.packed or layout.padding_free):
             found["label"] = np.zeros(count, np.bool_)
             found["label"][row_of] = labels
         if not self._kl:
@@ -137,17 +136,17 @@ class PreferenceEngine(PlanEngine):
         prompts, begins, answers = self._room(samples.rows, share.others)
         numbers = np.arange(len(samples.rows))
         parts = Mismatched(share.first + numbers, share.borrowed + numbers, prompts, begins, answers, row_of)
-        together = share.step.samples.rows if not form.split else samples.rows
-        others = share.others if form.split else partners_of(together, self._sides[0].rows)
+        together = share.step.samples.rows if not layout.split else samples.rows
+        others = share.others if layout.split else partners_of(together, self._sides[0].rows)
         whole = np.add(*self._room(together, others)[::2])
-        tokens = -(-int(whole.max(initial=1)) // form.multiple) * form.multiple
-        return found | collate_mismatched(parts, share.tables[0], form, count=count, width=tokens)
+        tokens = -(-int(whole.max(initial=1)) // layout.multiple) * layout.multiple
+        return found | collate_mismatched(parts, share.tables[0], layout, count=count, width=tokens)
 
     def _room(self, rows: Ints, others: Ints) -> tuple[Ints, Ints, Ints]:
-        """Tokens of prompts, where the answers of others begin, and how many of their tokens fit behind the prompts."""
+        """Tokens of the prompts, starts of the other rows' answers, and tokens of those that fit after the prompts."""
         prompts, begins = (self._column("prompt_length")[each].astype(np.int64) for each in (rows, others))
         answers = self._sides[0].lengths(others) - begins
-        limit = self.stocks[0].sampling.length
+        limit = self.sources[0].sampling.length
         return prompts, begins, answers if limit is None else np.minimum(answers, limit - prompts)
 
     def _lengths(self, side: int, rows: Ints) -> Ints:
@@ -155,20 +154,69 @@ class PreferenceEngine(PlanEngine):
         return table.lengths_chosen(rows) if isinstance(table, PairTable) else table.lengths(rows)
 
     def _column(self, name: str) -> npt.NDArray[Any]:
-        """A number of every row, read once."""
+        """Column with one number a row, read once."""
         if name not in self._columns:
             self._columns[name] = read_column(self._sides[0].stores, name)
         return self._columns[name]
 
 
 class _Answers(Placed):
-    """Rows of which everything behind the prompt counts."""
+    """Rows of which every token after the prompt is supervised."""
 
     def __init__(self, table: TokenTable, places: Ints, prompts: npt.NDArray[Any]) -> None:
         super().__init__(table, places, None)
         self._prompts = prompts
 
     def copy_mask(self, rows: Ints, starts: Ints, lengths: Ints, out: npt.NDArray[np.bool_], at: Ints) -> None:
-        behind = np.maximum(self._prompts[rows] - starts, 0)
-        for low, skipped, length in zip(at.tolist(), behind.tolist(), lengths.tolist()):
+        prompts = np.maximum(self._prompts[rows] - starts, 0)
+        for low, skipped, length in zip(at.tolist(), prompts.tolist(), lengths.tolist()):
             out[low + skipped : low + length] = True
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatched:
+    """Prompts with the answers of other rows, for KTO's KL term: prompt `rows[i]`, then the answer of `others[i]`."""
+
+    rows: Ints
+    others: Ints
+    prompts: Ints
+    """Tokens of the prompts of `rows`."""
+    begins: Ints
+    """Starts of the answers of `others`."""
+    answers: Ints
+    """Tokens of these answers that fit."""
+    row_of: Ints
+    """Row of the batch for each."""
+
+
+def partners_of(rows: Ints, total: int) -> Ints:
+    """Rows whose answers are paired with the prompts of a global batch: each the row before, the last for the first.
+
+    A row that is alone in its batch takes the answer of the next row of the data.
+    """
+    return np.roll(rows, 1) if len(rows) != 1 else (rows + 1) % total
+
+
+def collate_mismatched(
+    parts: Mismatched, table: Tokens, layout: BatchLayout, *, count: int, width: int
+) -> dict[str, npt.NDArray[Any]]:
+    """Arrays `KL_input_ids`, `KL_attention_mask` and `KL_completion_mask` of `count` rows."""
+    ids = np.full((count, width), layout.pad_id, layout.integer)
+    attended = np.zeros((count, width), layout.integer)
+    learned = np.zeros(count * width, np.bool_)
+    whole = parts.prompts + parts.answers
+    at = parts.row_of * width
+    if layout.side == "left":
+        at = at + width - whole
+    table.copy(parts.rows, np.zeros_like(at), parts.prompts, ids.reshape(-1), at)
+    table.copy(parts.others, parts.begins, parts.answers, ids.reshape(-1), at + parts.prompts)
+    table.copy_mask(parts.others, parts.begins, parts.answers, learned, at + parts.prompts)
+    for low, length in zip(at.tolist(), whole.tolist()):
+        attended.reshape(-1)[low : low + length] = 1
+    blank = np.setdiff1d(np.arange(count), parts.row_of)
+    attended[blank, -1 if layout.side == "left" else 0] = 1
+    return {
+        "KL_input_ids": ids,
+        "KL_attention_mask": attended,
+        "KL_completion_mask": learned.reshape(count, width).astype(layout.integer),
+    }

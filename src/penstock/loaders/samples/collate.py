@@ -271,7 +271,7 @@ class SampleCollator:
     @property
     def _asks_lengths(self) -> bool:
         """True if the width of a batch depends on samples of other ranks."""
-        return self.rank.world > 1 and not self.layout.to_max_length and self.dataset.has_tokens
+        return self.rank.world_size > 1 and not self.layout.to_max_length and self.dataset.has_tokens
 
     def _check_tokens(self, columns: SampleColumns) -> None:
         if columns.ids is None and self.layout.max_length is not None:
@@ -354,7 +354,7 @@ class LabelCounts:
 
     def _is_part(self, micro: MicroBatch) -> bool:
         """True if its step has other batches, here or on other ranks."""
-        return self._rank.world > 1 or micro.count > 1
+        return self._rank.world_size > 1 or micro.count > 1
 
     def by_token(self, step: Step, columns: SampleColumns, at: Ints) -> int:
         """Labelled tokens of a step whose samples are rows `at` of the columns."""

@@ -16,7 +16,6 @@ from penstock.batching.batch import TrainingBatch
 from penstock.batching.options import Options
 from penstock.distributed.sharding import share_cuts
 from penstock.errors import ConfigError, PenstockError, ResumeError
-from penstock.loaders.plan_engine import StepNumbers
 from penstock.loaders.samples.collate import MicroBatch, SampleCollator
 from penstock.loaders.samples.columns import SampleColumns
 from penstock.loaders.samples.datasets import SampleDataset
@@ -26,6 +25,7 @@ from penstock.memory import MemoryBudget
 from penstock.memory.views import keep_freed
 from penstock.order.plan import Plan, Position, Step
 from penstock.order.states import STATE, from_state, to_state
+from penstock.order.steps import next_epoch
 from penstock.pipeline.prefetch import WorkAhead
 
 __all__ = ["BatchProducer", "ReadyBatch", "SampleEngine", "SamplePosition"]
@@ -222,10 +222,9 @@ class SampleEngine:
     ) -> None:
         self.dataset, self.plan, self.options = dataset, plan, options
         self.rank, self.batch_size, self.accumulation = options.find_rank(), options.batch_size, accumulation
-        self.global_micro = self.batch_size * self.rank.world
+        self.global_micro = self.batch_size * self.rank.world_size
         self.collator = SampleCollator(dataset, layout, options, self.rank)
         self._producer = BatchProducer(self.collator, setting, tuner, options.budget)
-        self._numbers = StepNumbers()
         keep_freed(_KEPT_BYTES)
 
     @property
@@ -254,7 +253,7 @@ class SampleEngine:
 
     def count(self, epoch: int) -> int:
         """Micro-batches of an epoch."""
-        steps, plan = self.plan.delivered_in(epoch), self.plan
+        steps, plan = len(self.plan.delivered_steps(epoch)), self.plan
         last = self._last_step(epoch)
         if last is None or plan.skipped(last[0]):
             return steps * self.accumulation
@@ -262,7 +261,7 @@ class SampleEngine:
 
     def item(self, epoch: int, number: int) -> TrainingBatch:
         step, within = divmod(number, self.accumulation)
-        position = self.plan.seek(self._numbers.of(self.plan, epoch)[step])
+        position = self.plan.seek(self.plan.delivered_steps(epoch)[step])
         read, next_position = self.plan.read(position)
         assert read is not None
         micro = next(islice(self._cut(read, position, SamplePosition(next_position), self.global_micro), within, None))
@@ -271,13 +270,13 @@ class SampleEngine:
     def position_of(self, epoch: int, number: int) -> SamplePosition:
         """Position of a micro-batch of an epoch; after the last one, the beginning of the next epoch."""
         if number >= self.count(epoch):
-            return SamplePosition(self.plan.settle(self.plan.seek_epoch(epoch + 1))[0])
+            return SamplePosition(self.plan.next_delivered(self.plan.seek_epoch(epoch + 1)))
         step, micro = divmod(number, self.accumulation)
-        return SamplePosition(self.plan.seek(self._numbers.of(self.plan, epoch)[step]), micro)
+        return SamplePosition(self.plan.seek(self.plan.delivered_steps(epoch)[step]), micro)
 
     def number_of(self, position: SamplePosition) -> int:
         """Number of micro-batches of the epoch before a position."""
-        steps = self._numbers.of(self.plan, position.epoch)
+        steps = self.plan.delivered_steps(position.epoch)
         return bisect_left(steps, position.step) * self.accumulation + position.micro
 
     def one(self, position: SamplePosition, batch_size: int | None) -> ReadyBatch:
@@ -294,17 +293,17 @@ class SampleEngine:
                 f"{batch_size}; call get_batch() without a size"
             )
         self.dataset.check_unchanged()
-        size = self.global_micro if batch_size is None else batch_size * self.rank.world
+        size = self.global_micro if batch_size is None else batch_size * self.rank.world_size
         count = size * self.accumulation
         place = position.place
         for _ in range(2):
             step, next_position = self.plan.read(place, count)
             if step is not None:
                 micro = self._at(
-                    step, place, SamplePosition(self.plan.settle(next_position, count)[0]), position.micro, size
+                    step, place, SamplePosition(self.plan.next_delivered(next_position, count)), position.micro, size
                 )
                 return self.collator.make(micro), micro.next_position
-            place = self.plan.next_epoch(next_position)
+            place = next_epoch(next_position)
         raise self._nothing(count)
 
     def batches(self, position: SamplePosition) -> Generator[ReadyBatch, None, None]:
@@ -321,12 +320,12 @@ class SampleEngine:
 
     def _micros(self, position: SamplePosition) -> Iterator[MicroBatch]:
         """Micro-batches of the rest of an epoch. The plan is read one step at first, and then ever more at a time."""
-        place, _ = self.plan.settle(position.place)
+        place = self.plan.next_delivered(position.place)
         first = position.micro if place == position.place else 0
         epoch, wanted = place.epoch, 1
-        whole = self.accumulation == self.rank.world == 1
+        whole = self.accumulation == self.rank.world_size == 1
         while place.epoch == epoch:
-            found = self.plan.read_some(place, wanted)
+            found = self.plan.read_block(place, wanted)
             if not found:
                 if place.at_start:
                     raise self._nothing(None)
@@ -345,7 +344,7 @@ class SampleEngine:
 
     def _cut(self, step: Step, place: Position, next_position: SamplePosition, size: int) -> Iterator[MicroBatch]:
         """Micro-batches of a step."""
-        samples, world = step.samples, self.rank.world
+        samples, world = step.samples, self.rank.world_size
         total = len(samples)
         count = max(-(-total // size), 1)
         for number in range(count):
@@ -404,17 +403,17 @@ class SampleEngine:
 
     def edit(self, plan: Plan, position: SamplePosition) -> SamplePosition:
         """Go on by an edited plan from a position; what was delivered before it cannot change."""
-        if plan.fingerprint != self.plan.fingerprint or plan.edits[: self.plan.version] != self.plan.edits:
+        if plan.fingerprint != self.plan.fingerprint or plan.edits[: len(self.plan.edits)] != self.plan.edits:
             raise ConfigError("this plan was not made from the plan of the loader; edit loader.plan")
         first = position.step + (position.micro > 0)
-        for edit in plan.edits[self.plan.version :]:
+        for edit in plan.edits[len(self.plan.edits) :]:
             if edit.step < first:
                 raise ConfigError(
                     f"{edit} begins before step {first}, which is the next that nothing of was delivered; let it begin "
                     "there or later"
                 )
         self.plan = plan
-        return position if position.micro else SamplePosition(plan.settle(position.place)[0])
+        return position if position.micro else SamplePosition(plan.next_delivered(position.place))
 
     def close(self) -> None:
         self._producer.end()
@@ -422,7 +421,7 @@ class SampleEngine:
 
     def _last_step(self, epoch: int) -> tuple[int, int] | None:
         """The number of the last step of an epoch, and its samples, if it is not a whole one."""
-        left = self.plan.feeds[0].order.count(epoch) % self.plan.global_batch
+        left = self.plan.sources[0].order.count(epoch) % self.plan.global_batch
         if not left or self.plan.drop_last:
             return None
         return sum(self.plan.steps_in(earlier) for earlier in range(epoch + 1)) - 1, left

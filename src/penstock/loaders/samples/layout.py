@@ -213,7 +213,7 @@ _FIELDS = set(NO_FIELDS)
 def converter_of(backend: Backend, arrays: Iterable[npt.NDArray[Any]]) -> Callable[[npt.NDArray[Any]], Any]:
     """Function that converts slices of these arrays, which have the dtypes of the framework."""
     if backend.name == "mlx":
-        quick: Callable[[npt.NDArray[Any]], Any] = backend.converter(arrays)  # type: ignore[attr-defined]
+        quick: Callable[[npt.NDArray[Any]], Any] = backend.converter(arrays)
         return quick
     convert = backend.from_numpy
     return lambda array: convert(np.ascontiguousarray(array))

@@ -9,9 +9,8 @@ from penstock.batching.backends import get_backend
 from penstock.batching.batch import TrainingBatch
 from penstock.batching.options import Options
 from penstock.errors import ConfigError
-from penstock.loaders.inputs import Paths, check_stores, pad_id_of, stores_at
-from penstock.loaders.preferences.mismatch import check_plain
-from penstock.loaders.sampling import Sampling, batch_form
+from penstock.loaders.inputs import Paths, check_plain, check_stores, pad_id_of, stores_at
+from penstock.loaders.source import Sampling, batch_layout
 from penstock.loaders.streamed.reader import StreamOptions, StreamPosition, StreamReader, StreamStep
 from penstock.store import Store
 
@@ -55,14 +54,14 @@ class StreamEngine:
             check_stores(paths, tokenizer)
         for store in stores_at(paths) if preference is None else ():
             check_plain(store.manifest, store.shown)
-        form = batch_form(sampling, options, pad_id_of(tokenizer))
+        form = batch_layout(sampling, options, pad_id_of(tokenizer))
         self.batch_size = 1 if form.split else options.batch_size
         self.reader = StreamReader(
             recipe,
             paths,
             sampling,
             form,
-            global_batch=self.batch_size * self.rank.world,
+            global_batch=self.batch_size * self.rank.world_size,
             rank=self.rank,
             seed=options.seed,
             shuffle=options.shuffle,

@@ -26,7 +26,7 @@ from typing import Any, Literal, NamedTuple, Self
 import orjson
 import xxhash
 
-from penstock.batching.collate import BatchForm
+from penstock.batching.collate import BatchLayout
 from penstock.corpus.recipe import Recipe
 from penstock.distributed.ranks import Rank
 from penstock.distributed.rendezvous import DirectoryRendezvous, Rendezvous, find_rendezvous
@@ -34,13 +34,12 @@ from penstock.distributed.synchronization import EndOfEpoch
 from penstock.errors import ConfigError, ResumeError
 from penstock.files.listing import PathLike
 from penstock.files.states import StateFormat
-from penstock.loaders.sampling import Sampling
+from penstock.loaders.source import Sampling
 from penstock.loaders.streamed.catalog import Catalog, OpenedInput, open_input_rows
 from penstock.loaders.streamed.rows import WindowSampling
 from penstock.loaders.streamed.stream import SampledWindow, Stream, StreamLane, collate_samples
 from penstock.loaders.streamed.windows import BlockSequence, StreamCounts, StreamCursor, WindowBuilder, WindowLimits
 from penstock.memory import MemoryBudget
-from penstock.order.overlong import Fit
 from penstock.pipeline.prefetch import Background
 from penstock.pipeline.stages import Fitting
 
@@ -126,7 +125,7 @@ class StreamReader:
         recipe: Recipe | None,
         paths: PathLike | Iterable[PathLike],
         sampling: Sampling,
-        form: BatchForm,
+        form: BatchLayout,
         *,
         global_batch: int,
         rank: Rank | None = None,
@@ -140,18 +139,17 @@ class StreamReader:
         self.paths: list[PathLike] = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
         self.global_batch, self.seed, self.shuffle = global_batch, seed, shuffle
         self._sampling = WindowSampling(sampling, max_tokens, form.multiple)
-        Fit(sampling.length, sampling.truncation)
-        if sampling.kind is not None and max_tokens is not None:
+        if sampling.strategy is not None and max_tokens is not None:
             raise ConfigError(f"max_tokens={max_tokens} is for rows that are not packed; pass packing=None")
         self.options = options or StreamOptions()
-        if global_batch < self.rank.world:
-            raise ConfigError(f"a global batch of {global_batch} cannot be shared by {self.rank.world} ranks")
+        if global_batch < self.rank.world_size:
+            raise ConfigError(f"a global batch of {global_batch} cannot be shared by {self.rank.world_size} ranks")
         if recipe is not None and recipe.dedup:
             raise ConfigError(
                 f"dedup={list(recipe.dedup)} needs all rows, which a stream does not have; prepare the data first "
                 "(streaming=False), or deduplicate it with `penstock prepare`"
             )
-        if self.rank.world > 1:
+        if self.rank.world_size > 1:
             self.form = replace(form, fields=form.fields - {"num_items_in_batch"})
         self._budget = budget or MemoryBudget()
         self._pool = Background(self.options.threads)
@@ -419,14 +417,14 @@ class EpochEnd:
     @property
     def _agreed(self) -> bool:
         """True if ranks have to communicate; with a number of steps they need not."""
-        return self._rank.world > 1 and (self._steps is None or self._given is not None)
+        return self._rank.world_size > 1 and (self._steps is None or self._given is not None)
 
     def more(self, epoch: int, step: int, has_data: bool) -> bool:
         """True if the step takes place on all ranks; a rank without data waits for the others."""
         if self._steps is not None and step >= self._steps:
             return False
         if not self._agreed:
-            return has_data or self._rank.world > 1
+            return has_data or self._rank.world_size > 1
         if self._pass is None or self._following not in ((epoch, step), (epoch, step + 1)):
             self._end = None
             self._pass = EndOfEpoch(self._place(), self._rank, epoch, self._timeout_seconds, name="stream")

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.arrays.ragged import Ragged
-from penstock.loaders.sampling import Sampling
-from penstock.order.overlong import Fit
+from penstock.arrays.truncation import Truncation
+from penstock.loaders.source import Sampling
 from penstock.order.sample_orders import BudgetOrder, ChopOrder, FittedOrder, Order, PackedOrder, RowOrder
 from penstock.order.samples import Samples
 
@@ -108,7 +108,7 @@ class WindowSampling:
     @property
     def carries(self) -> bool:
         """True if the tokens left over in a window begin the first sample of the next."""
-        return self.sampling.kind == "concat"
+        return self.sampling.strategy == "concat"
 
     def samples(self, rows: TokenRows, key: int, *, shuffle: bool, last: bool) -> Samples:
         """Samples of a window. Where tokens carry over, those left over are sampled in the last window only."""
@@ -126,7 +126,7 @@ class WindowSampling:
     def describe(self) -> dict[str, Any]:
         sampling = self.sampling
         return {
-            "packing": sampling.kind,
+            "packing": sampling.strategy,
             "length": sampling.length,
             "truncation": sampling.truncation,
             "max_tokens": self.max_tokens,
@@ -135,11 +135,11 @@ class WindowSampling:
 
     def _order(self, rows: TokenRows, key: int, shuffle: bool) -> Order:
         # The rows are shuffled already. Orders that put the longest rows first shuffle their samples.
-        fit, kind = Fit(self.sampling.length, self.sampling.truncation), self.sampling.kind
+        fit, kind = Truncation(self.sampling.truncation, self.sampling.length), self.sampling.strategy
         if kind is not None:
             return PackedOrder(rows, fit, strategy=kind, shuffle=shuffle, seed=key, window_rows=rows.rows)
         if self.max_tokens is None:
-            return (RowOrder if fit.keeps_count else FittedOrder)(rows, fit, shuffle=False, seed=key)
+            return (RowOrder if fit.one_to_one else FittedOrder)(rows, fit, shuffle=False, seed=key)
         return BudgetOrder(
             rows,
             fit,

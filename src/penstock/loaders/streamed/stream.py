@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.batching.collate import BatchForm, collate, width
+from penstock.batching.collate import BatchLayout, collate, width
 from penstock.errors import DataError
 from penstock.loaders.streamed.catalog import Catalog
 from penstock.loaders.streamed.rows import TokenRows, WindowSampling
@@ -291,7 +291,7 @@ class MemoryTokens:
 
 
 def collate_samples(
-    taken: Sequence[tuple[SampledWindow, int]], catalog: Catalog, form: BatchForm, *, masked: bool
+    taken: Sequence[tuple[SampledWindow, int]], catalog: Catalog, form: BatchLayout, *, masked: bool
 ) -> tuple[dict[str, Any], dict[str, Any], int]:
     """Arrays of a batch, the origin of each of its parts, and its tokens without padding."""
     runs = _runs(taken)
@@ -321,7 +321,7 @@ def _runs(taken: Sequence[tuple[SampledWindow, int]]) -> list[tuple[SampledWindo
     return runs
 
 
-def _provenance(samples: Samples, catalog: Catalog, form: BatchForm, blocks: Ints, places: Ints) -> dict[str, Any]:
+def _provenance(samples: Samples, catalog: Catalog, form: BatchLayout, blocks: Ints, places: Ints) -> dict[str, Any]:
     names, source, rows = catalog.origins(blocks, places)
     unknown = np.full(len(places), -1, np.int64)
     return {

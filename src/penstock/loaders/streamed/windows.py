@@ -310,7 +310,7 @@ class StreamCounts:
 
     def __init__(self, on_error: str, quarantine: PathLike | None, rank: Rank) -> None:
         path = None if quarantine is None else require_local(quarantine, "quarantine")
-        if path is not None and rank.world > 1:
+        if path is not None and rank.world_size > 1:
             path = path.with_name(f"{path.stem}-{rank.rank}{path.suffix}")
         self._bad = BadRows(PipelineConfig(on_error=on_error), path)  # type: ignore[arg-type]
         self.rows = 0

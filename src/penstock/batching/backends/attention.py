@@ -1,11 +1,11 @@
-"""Do packed documents see each other? Asked of the model itself: one document is changed, and the others watched.
+"""Attention within documents of packed rows: block-diagonal masks, and a probe that a model keeps documents apart.
 
     model = load_causal_model("model/")
-    for way in probe_isolation(model, batch):
-        print(way)
+    for result in probe_isolation(model, batch):
+        print(result)
 
-Which mask a model makes of `position_ids` and `attention_mask` depends on its code, on the attention implementation and
-on the release of transformers, so it is tried out and not looked up.
+Which mask a model derives from `position_ids` and `attention_mask` depends on its code, on the attention implementation
+and on the release of transformers. So the probe calls the model: it changes one document and watches the others.
 """
 
 from __future__ import annotations
@@ -20,23 +20,62 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock._optional import require
+from penstock.batching.backends.base import Array
+from penstock.batching.backends.lookup import backend_of
 from penstock.errors import ConfigError
 
-__all__ = ["AS_IT_IS", "Isolation", "PackedBatch", "load_causal_model", "packed_rows", "probe_isolation"]
+__all__ = [
+    "AS_IT_IS",
+    "Isolation",
+    "PackedBatch",
+    "block_diagonal_mask",
+    "load_causal_model",
+    "packed_rows",
+    "probe_isolation",
+]
+
+
+def block_diagonal_mask(
+    document_ids: Array, causal: bool = True, *, padding: int | None = 0, dtype: str = "bool"
+) -> Array:
+    """Mask (rows, 1, tokens, tokens) of attention within one document of a row.
+
+    `document_ids` is (rows, tokens) of any framework, and so is the mask, on the same device. With `causal`, a position
+    attends to itself and to earlier ones. Positions whose id is `padding` attend to themselves only: an empty row of
+    the mask would be NaN in a softmax. `padding=None`: every id is a document.
+
+    The mask is bool, True where attention is allowed, as torch's `scaled_dot_product_attention`, MLX's and
+    `jax.nn.dot_product_attention` take it. With a `dtype` such as "float32" or "bfloat16" it is to be added to the
+    scores: 0, or the lowest number.
+
+    It has rows x tokens x tokens entries: 2 GiB of bool for 8 rows of 16,384. FlashAttention with `cu_seqlens`, and
+    FlexAttention, need no mask.
+    """
+    if len(document_ids.shape) != 2:
+        raise ConfigError(f"document_ids must be of shape (rows, tokens), got {tuple(document_ids.shape)}")
+    backend = backend_of(document_ids)
+    at = backend.arange(int(document_ids.shape[1]), like=document_ids)
+    allowed = document_ids[:, None, :, None] == document_ids[:, None, None, :]
+    if causal:
+        allowed = allowed & (at[:, None] >= at[None, :])
+    if padding is not None:
+        allowed = (allowed & (document_ids != padding)[:, None, None, :]) | (at[:, None] == at[None, :])
+    return allowed if dtype == "bool" else backend.additive(allowed, dtype)
+
 
 Span = tuple[int, int, int]
-"""A document: its row, where it begins and where it ends."""
+"""Document: row, start, end."""
 AS_IT_IS = "model(**batch)"
 LEAK_TOLERANCE = 1e-5
-"""The most that logits of other documents may move, relative to the largest. In float32 and with the same shapes,
-masked positions add exact zeros: what isolates does not move them at all."""
+"""Largest change of the logits of other documents, relative to the largest logit. In float32 and with equal shapes,
+masked positions add exact zeros, so a model that isolates documents changes nothing."""
 LOSS_TOLERANCE = 1e-4
-"""The most that packed and unpacked loss may differ, relative to the latter: sums are taken in another order."""
+"""Largest relative difference of packed and unpacked loss, whose sums are taken in another order."""
 _IGNORE = -100
 
 
 class PackedBatch(Protocol):
-    """What is needed of a `TrainingBatch`, of torch's arrays."""
+    """Fields of a `TrainingBatch` of torch tensors that the probe needs."""
 
     input_ids: Any
     labels: Any
@@ -48,18 +87,18 @@ class PackedBatch(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """What came of one way to call the model."""
+    """Result for one way to call the model."""
 
     way: str
     attention: str
-    """The implementation: eager, sdpa, ..."""
+    """Attention implementation: eager, sdpa, ..."""
     leak: float
-    """The most that a logit of another document moved, relative to the largest logit."""
+    """Largest change of a logit of another document, relative to the largest logit."""
     packed_loss: float
     unpacked_loss: float
-    """The same documents one by one, weighed by their labels."""
+    """Loss of the same documents one by one, weighted by their labels."""
     problem: str | None = None
-    """Why the model could not be called this way."""
+    """Error of the call, if it failed."""
 
     @property
     def loss_difference(self) -> float:
@@ -67,16 +106,16 @@ class Isolation:
 
     @property
     def isolates(self) -> bool:
-        # Written so that NaN does not isolate.
+        # NaN must not count as isolated.
         return self.problem is None and self.leak <= LEAK_TOLERANCE and self.loss_difference <= LOSS_TOLERANCE
 
 
 def load_causal_model(path: str | Path) -> Any:
-    """The model in a directory, in float32 on the CPU. Nothing is downloaded, and no code of the directory is run."""
+    """Model of a directory, in float32 on the CPU. Nothing is downloaded, and no code of the directory is run."""
     transformers = require("transformers", "hf")
     torch = require("torch", "torch")
     if not (Path(path) / "config.json").is_file():
-        raise ConfigError(f"{path} is no model directory: there is no config.json in it; save the model there first")
+        raise ConfigError(f"{path} is not a model directory: it has no config.json; save the model there first")
     try:
         model = transformers.AutoModelForCausalLM.from_pretrained(
             str(path), local_files_only=True, trust_remote_code=False, dtype=torch.float32
@@ -87,15 +126,15 @@ def load_causal_model(path: str | Path) -> Any:
 
 
 def packed_rows(document_ids: npt.NDArray[Any]) -> int:
-    """Rows with more than one document."""
+    """Number of rows with more than one document."""
     return int((document_ids.max(axis=1, initial=0) > 1).sum())
 
 
 def probe_isolation(model: Any, batch: PackedBatch, *, seed: int = 0) -> list[Isolation]:
-    """Every way to call the model with a packed batch of torch's: the way `model(**batch)` does it first.
+    """Results for all ways to call the model with a packed batch of torch tensors, `model(**batch)` first.
 
-    In the row with the most documents one in the middle is changed, so that those before and behind could notice. The
-    loss is compared with that of each document by itself with the same labels.
+    The probe changes a middle document of the row with the most documents, and compares the loss with that of the
+    documents one by one, with the same labels.
     """
     documents = _documents(batch.document_ids)
     victim = _in_the_middle(documents)
@@ -115,7 +154,7 @@ def probe_isolation(model: Any, batch: PackedBatch, *, seed: int = 0) -> list[Is
 
 
 def _ways(batch: PackedBatch, own: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """(what it is called, attention implementation, keywords)."""
+    """(name, attention implementation, keywords) of each way."""
     yield AS_IT_IS, own, dict(batch.as_dict())
     for attention, mask in (("eager", "float32"), ("sdpa", "bool")):
         yield "block mask", attention, dict(batch.as_dict(block_mask=mask))
@@ -126,7 +165,7 @@ def _ways(batch: PackedBatch, own: str) -> Iterator[tuple[str, str, dict[str, An
 
 
 def _choose_attention(model: Any, attention: str) -> bool:
-    """Whether the model has that implementation, which it then uses."""
+    """Switch the model to an attention implementation; False if it does not have it."""
     if getattr(model.config, "_attn_implementation", None) == attention:
         return True
     try:
@@ -160,7 +199,7 @@ def _tried(
 
 
 def _unpacked_loss(model: Any, batch: PackedBatch, documents: list[Span]) -> float:
-    """The mean over all labels, each document alone in its row."""
+    """Mean loss over all labels, each document alone in its row."""
     torch = require("torch", "torch")
     total, count = 0.0, 0
     with torch.no_grad():
@@ -171,12 +210,12 @@ def _unpacked_loss(model: Any, batch: PackedBatch, documents: list[Span]) -> flo
                 loss = model(input_ids=batch.input_ids[row : row + 1, low:high], labels=labels, use_cache=False).loss
                 total, count = total + float(loss) * learned, count + learned
     if not count:
-        raise ConfigError("nothing is learned from this batch, so there is no loss to compare; take another step")
+        raise ConfigError("this batch has no labels, so there is no loss to compare; take another step")
     return total / count
 
 
 def _documents(document_ids: Any) -> list[Span]:
-    """Every document, padding left out."""
+    """All documents, without padding."""
     ids = np.asarray(document_ids)
     found = []
     for row, marks in enumerate(ids):
@@ -186,22 +225,22 @@ def _documents(document_ids: Any) -> list[Span]:
 
 
 def _in_the_middle(documents: list[Span]) -> Span:
-    """One in the middle of the row that has the most."""
+    """Middle document of the row with the most documents."""
     counts = np.bincount([row for row, _, _ in documents], minlength=1)
     if counts.max() < 2:
-        raise ConfigError("no row of this batch holds two documents, so there is nothing to isolate")
+        raise ConfigError("no row of this batch has two documents, so there is nothing to isolate")
     own = [document for document in documents if document[0] == int(counts.argmax())]
     return own[(len(own) - 1) // 2]
 
 
 def _changed(batch: PackedBatch, victim: Span, vocabulary: int, seed: int) -> Any:
-    """The ids with another token in every place of one document."""
+    """Ids with another token in every place of one document."""
     torch = require("torch", "torch")
     row, low, high = victim
     if int(batch.input_ids.max()) >= vocabulary:
         raise ConfigError(
-            f"the batch has the token {int(batch.input_ids.max())}, and the model knows {vocabulary}; the model is not "
-            "for this tokenizer"
+            f"the batch has token {int(batch.input_ids.max())}, and the model a vocabulary of {vocabulary}; use the "
+            "model of this tokenizer"
         )
     shift = np.random.default_rng(seed).integers(1, vocabulary, high - low)
     ids = batch.input_ids.clone()

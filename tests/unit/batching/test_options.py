@@ -1,30 +1,92 @@
-"""Options of loaders: what they default to, and what is refused when the loader is made."""
+"""Options of loaders: defaults, groups, signatures, and what is refused when the loader is made."""
 
 from __future__ import annotations
 
+import pydoc
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from penstock import PretrainDataLoader, Strided
+from penstock import (
+    ConversationDataLoader,
+    DataLoader,
+    MixedDataLoader,
+    PreferenceDataLoader,
+    PretrainDataLoader,
+    Strided,
+)
+from penstock.batching import options
 from penstock.batching.collate import FIELDS
-from penstock.batching.options import LoaderOptions, Options, read_options
+from penstock.batching.options import (
+    GROUPS,
+    LoaderOptions,
+    Options,
+    Output,
+    Padding,
+    Shard,
+    option_names,
+    read_options,
+)
 from penstock.errors import ConfigError
 from token_stores import make_store
 
 
 def test_the_defaults_are_those_people_know() -> None:
-    options = read_options({})
-    assert (options.batch_size, options.shuffle, options.seed, options.drop_last) == (8, True, 0, False)
-    assert (options.backend, options.pin_memory, options.device, options.prefetch) == ("torch", False, None, None)
-    assert options.wanted_fields == set(FIELDS)
-    assert options.cache is None
+    found = read_options({})
+    assert (found.batch_size, found.shuffle, found.seed, found.drop_last) == (8, True, 0, False)
+    assert (found.backend, found.pin_memory, found.device, found.prefetch) == ("torch", False, None, None)
+    assert found.wanted_fields == set(FIELDS)
+    assert found.cache is None
 
 
-def test_signatures_name_every_option() -> None:
-    assert set(LoaderOptions.__annotations__) == set(Options.__dataclass_fields__)
+STUB = '''"""Keywords of `Options` for type checkers. Generated: see tests/unit/batching/test_options.py."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypedDict
+
+from penstock.batching.options import Output, Padding, Shard
+from penstock.distributed.sharding import Sharding
+from penstock.files.listing import PathLike
+from penstock.memory import MemoryBudget
+from penstock.store.shards import Verify
+
+class LoaderOptions(TypedDict, total=False):
+'''
+
+
+def test_the_stub_for_type_checkers_has_every_option() -> None:
+    lines = [f"    {name}: {Options.__dataclass_fields__[name].type}" for name in option_names(Options)]
+    lines += [f"    {name}: {kind.__name__}" for name, kind in GROUPS.items()]
+    expected = STUB + "\n".join(lines).replace("'", '"') + "\n"
+    path = Path(options.__file__).with_name("option_keywords.pyi")
+    assert path.read_text(encoding="utf-8") == expected, f"write this to {path.name}:\n{expected}"
+    assert set(LoaderOptions.__annotations__) == {*Options.__dataclass_fields__, *GROUPS}
+
+
+@pytest.mark.parametrize("loader", [PretrainDataLoader, ConversationDataLoader, PreferenceDataLoader, MixedDataLoader])
+def test_help_and_signature_show_every_option(loader: type[DataLoader]) -> None:
+    parameters = signature(loader).parameters
+    assert set(Options.__dataclass_fields__) <= set(parameters)
+    assert parameters["batch_size"].default == 8
+    text = pydoc.render_doc(loader, renderer=pydoc.plaintext)
+    assert all(f"{name}: " in text for name in Options.__dataclass_fields__)
+
+
+def test_groups_of_options_and_flat_keywords_are_the_same() -> None:
+    flat = {"rank": 1, "world_size": 4, "pad_id": 7, "padding_side": "left", "backend": "numpy", "prefetch": 0}
+    groups = {
+        "shard": Shard(rank=1, world_size=4),
+        "pad": Padding(pad_id=7, padding_side="left"),
+        "output": Output(backend="numpy", prefetch=0),
+    }
+    assert read_options(groups) == read_options(flat)
+    with pytest.raises(ConfigError, match=r"pad_id.*pad=Padding"):
+        read_options({"pad_id": 3, "pad": Padding()})
+    with pytest.raises(ConfigError, match=r"shard.*Shard"):
+        read_options({"shard": 3})
 
 
 @pytest.mark.parametrize(
@@ -40,8 +102,10 @@ def test_signatures_name_every_option() -> None:
     ],
 )
 def test_an_unknown_option_names_the_nearest(given: str, meant: str) -> None:
-    with pytest.raises(TypeError, match="batch_size"):
+    with pytest.raises(ConfigError, match=rf"'{given}'; did you mean '{meant}'\? Valid options: batch_size"):
         read_options({given: 1})
+    with pytest.raises(ConfigError, match=r"'xyzzy'\. Valid options: batch_size"):
+        read_options({"xyzzy": 1})
 
 
 @pytest.mark.parametrize("name", ["batch_size", "max_tokens", "pad_to_multiple_of"])
@@ -63,7 +127,7 @@ def test_whole_numbers_of_numpy_will_do() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("given", "message"),
     [
         ({"batch_size": None}, "batch_size"),
         ({"seed": 1.5}, r"\bseed\b"),
@@ -82,9 +146,9 @@ def test_whole_numbers_of_numpy_will_do() -> None:
         ({"backend": "tourch"}, "'torch'"),
     ],
 )
-def test_an_option_of_a_wrong_kind_is_refused(options: dict[str, Any], message: str) -> None:
+def test_an_option_of_a_wrong_kind_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        read_options(options)
+        read_options(given)
 
 
 def test_a_class_of_a_sharding_is_no_sharding(tmp_path: Path) -> None:
@@ -102,14 +166,14 @@ def test_a_class_of_a_sharding_is_no_sharding(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("given", "message"),
     [
         ({"padding_side": "up"}, r"padding_side.*'up'"),
         ({"fields": ["input_ids", "lables"]}, r"'lables'.*'labels'"),
         ({"verify": "nope"}, r"verify.*'nope'"),
         ({"rank": 2, "world_size": 2}, r"rank 2\b"),
         ({"rank": -1, "world_size": 2}, r"rank -1\b"),
-        ({"rank": 0, "world_size": 0}, r"\brank\b"),
+        ({"rank": 0, "world_size": 0}, "world_size"),
         ({"rank": 1}, r"rank=1.*world_size"),
         ({"world_size": 2}, "world_size=2"),
         ({"rank": 0, "world_size": 6, "model_parallel_size": 4}, r"\b6\b.*\b4\b"),
@@ -117,11 +181,11 @@ def test_a_class_of_a_sharding_is_no_sharding(tmp_path: Path) -> None:
     ],
 )
 def test_what_does_not_go_together_is_refused_by_the_loader(
-    tmp_path: Path, options: dict[str, Any], message: str | None
+    tmp_path: Path, given: dict[str, Any], message: str | None
 ) -> None:
     store = make_store(tmp_path / "store", [[1, 2]] * 8)
     with pytest.raises(ConfigError, match=message):
-        PretrainDataLoader(store, chunk_size=2, batch_size=2, backend="numpy", **options).get_batch()
+        PretrainDataLoader(store, chunk_size=2, batch_size=2, backend="numpy", **given).get_batch()
 
 
 @pytest.mark.parametrize("seed", [-1, 0, 2**31, 2**64 - 1, 2**70])

@@ -1,0 +1,37 @@
+"""Keywords of `Options` for type checkers. Generated: see tests/unit/batching/test_options.py."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypedDict
+
+from penstock.batching.options import Output, Padding, Shard
+from penstock.distributed.sharding import Sharding
+from penstock.files.listing import PathLike
+from penstock.memory import MemoryBudget
+from penstock.store.shards import Verify
+
+class LoaderOptions(TypedDict, total=False):
+    batch_size: int
+    max_tokens: int | None
+    shuffle: bool
+    seed: int
+    drop_last: bool
+    budget: MemoryBudget | None
+    cache_dir: PathLike | None
+    verify: Verify
+    backend: str
+    device: Any
+    pin_memory: bool
+    fields: Sequence[str] | None
+    prefetch: int | None
+    padding_free: bool
+    pad_to_multiple_of: int | None
+    padding_side: Literal["right", "left"]
+    pad_id: int | None
+    rank: int | None
+    world_size: int | None
+    model_parallel_size: int
+    group: Any
+    sharding: Sharding | None
+    shard: Shard
+    pad: Padding
+    output: Output
