@@ -311,4 +311,4 @@ def test_what_was_left_out_when_files_were_prepared_is_told(tmp_path: Path, capl
     ) as loader:
         cut = summarize_plan(loader)
     assert sum(cut.lost_tokens.values()) == whole.tokens - cut.tokens > 0
-    assert "tokens left out when it was prepared" in caplog.text
+    assert "chats.jsonl" in caplog.text
