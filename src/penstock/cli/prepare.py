@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from penstock.chat.templates import BUILT_IN
 from penstock.cli.chat_options import ChatOption, chat_options, names
 from penstock.cli.console import clear_exits, log_lines, output, print_table
 from penstock.loaders import Prepared, Recipe
@@ -36,8 +37,7 @@ TemplateOption = Annotated[
     str | None,
     typer.Option(
         metavar="X",
-        help="Chat template: chatml, llama3, mistral, gemma, qwen, zephyr, alpaca, vicuna, plain, or a .jinja file. "
-        "By default the tokenizer's own.",
+        help=f"Chat template: {', '.join(BUILT_IN)}, or a .jinja file. By default the tokenizer's own.",
     ),
 ]
 

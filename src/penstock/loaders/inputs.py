@@ -1,4 +1,4 @@
-"""What a loader is pointed at, as rows of tokens: stores as they are, raw files as the store made of them."""
+"""Inputs of a loader as rows of tokens: stores, or raw files, which are prepared as a store first."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ Paths = PathLike | Iterable[PathLike] | Store
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Rows of tokens, what names them, and the tokenizer they were made with if it is at hand."""
+    """Rows of tokens, and the tokenizer, if it was given."""
 
     table: TokenTable
     tokenizer: Tokenizer | None
     owned: bool = True
-    """Whether whoever uses them closes them."""
+    """True if the loader closes them."""
 
     @property
     def identity(self) -> str:
-        """A hash of the content of all rows: of what was prepared, not of where it lies or when it was made."""
+        """Hash of the content of all rows, independent of place and time."""
         digest = xxhash.xxh3_64()
         for store in self.table.stores:
             for shard in store.manifest.shards:
@@ -56,7 +56,7 @@ class Inputs:
 
 
 def pad_id_of(tokenizer: Tokenizer | None) -> int:
-    """The token that rows are filled up with."""
+    """The token that pads rows."""
     if tokenizer is None:
         return 0
     special = tokenizer.special
@@ -73,10 +73,10 @@ def open_inputs(
     budget: MemoryBudget | None = None,
     preference: bool | None = None,
 ) -> Inputs:
-    """A store, several stores, a directory of stores, or raw files, which `recipe` makes a store of, once.
+    """A store, several stores, a directory of stores, or raw files, which are prepared as a store by `recipe`, once.
 
-    Of several processes that need the same store one makes it, and the others wait. Stores of preferences are refused
-    unless `preference` says what they are for.
+    If several processes need the same store, one makes it and the others wait. Stores of preferences are refused unless
+    `preference` is given.
     """
     paths = paths if isinstance(paths, Store) else _listed(paths)  # once: it may be an iterator
     stores = _stores(paths, verify)
@@ -84,9 +84,9 @@ def open_inputs(
         _check_unprepared(recipe, stores)
     if stores is None:
         if recipe is None:
-            list_files(_listed(paths))  # a path that is not there is said to be missing
+            list_files(_listed(paths))  # raises for a missing path
             raise ConfigError(f"{_shown(paths)} are raw files, which need a tokenizer; pass tokenizer=")
-        from penstock.corpus.prepare import prepare_cached  # what makes stores is loaded by those who make one
+        from penstock.corpus.prepare import prepare_cached  # imported only to make a store
 
         home = (default_cache_directory() if cache is None else cache) / "stores"
         made = prepare_cached(_listed(paths), home, recipe, budget=budget)
@@ -102,18 +102,18 @@ def open_inputs(
 
 
 def check_stores(paths: Paths, tokenizer: Tokenizer) -> None:
-    """Refuse stores among some paths that were made with another tokenizer."""
+    """Raise for stores among these paths that were made with another tokenizer."""
     for store in stores_at(paths):
         _check_tokenizer(store, tokenizer)
 
 
 def stores_at(paths: Paths) -> list[Store]:
-    """The stores among some paths; none if they are raw files."""
+    """The stores among these paths; none if they are raw files."""
     return _stores(paths if isinstance(paths, Store) else _listed(paths), "fast") or []
 
 
 def _stores(paths: Paths, verify: Verify) -> list[Store] | None:
-    """The stores that were named, None if it is something else that was named."""
+    """The stores at these paths; None if they are raw files."""
     if isinstance(paths, Store):
         return [paths]
     listed = _listed(paths)
@@ -124,7 +124,7 @@ def _stores(paths: Paths, verify: Verify) -> list[Store] | None:
         return None
     for path, there in zip(listed, homes):
         if not there:
-            list_files(path)  # a path that is not there is said to be missing
+            list_files(path)  # raises for a missing path
             raise ConfigError(f"{_shown(paths)}: stores and raw files together; prepare the raw files, or mix them")
     return [open_store(home, verify=verify) for found in homes for home in found]
 
@@ -158,7 +158,7 @@ def _listed(paths: Any) -> Sequence[PathLike]:
         if not isinstance(path, (str, os.PathLike)):
             raise ConfigError(f"path must be a path, a list of paths or a store, got {path!r} among {len(listed)}")
     if not listed:
-        raise ConfigError("no path was given")
+        raise ConfigError("no path given")
     return listed
 
 
@@ -167,12 +167,12 @@ def _shown(paths: Any) -> str:
 
 
 def _check_unprepared(recipe: Recipe, stores: Sequence[Store]) -> None:
-    """What is done to raw files cannot be done to a store any more, and is not to be left undone in silence."""
+    """Raise for options that apply to raw files only: ignoring them on a store would be silent."""
     for name, value in {"filters": recipe.filters, "dedup": recipe.dedup, "chat": recipe.chat}.items():
         if value:
             raise ConfigError(
-                f"{name}={value!r} is for raw files on their way into a store, and {stores[0].shown} is one already; "
-                f"leave {name} out to take it as it is, or prepare the raw files again"
+                f"{name}={value!r} is for raw files, and {stores[0].shown} is a prepared store; "
+                f"leave {name} out to use it, or prepare the raw files again"
             )
 
 
@@ -181,7 +181,7 @@ def _check_tokenizer(store: Store, tokenizer: Tokenizer) -> None:
     if made_with is not None and made_with != tokenizer.fingerprint:
         name = store.manifest.lineage[-1].notes.get("tokenizer") if store.manifest.lineage else None
         raise ConfigError(
-            f"{store.shown} was made with the tokenizer {name or ''} ({made_with}), and the one given is "
-            f"{tokenizer.name} ({tokenizer.fingerprint}); its ids would mean other tokens: pass the tokenizer it was "
+            f"{store.shown} was made with the tokenizer {name or ''} ({made_with}), and the given one is "
+            f"{tokenizer.name} ({tokenizer.fingerprint}), in which its ids are other tokens: pass the tokenizer it was "
             "made with, or prepare the text again"
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.chat_corpus import tokenizer_for
 
 from penstock.chat.format_chat import FormatChat
 from penstock.chat.templates import load_template
@@ -15,7 +16,6 @@ from penstock.loaders import ConversationDataLoader, Recipe
 from penstock.sources import JsonlSource, blocks
 from penstock.tokenizers.huggingface import HuggingFaceReference
 from penstock.tokenizers.load import LoadedTokenizer
-from tests.chat_corpus import tokenizer_for
 
 
 @pytest.fixture
