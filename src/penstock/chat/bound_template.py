@@ -1,4 +1,7 @@
-"""Fitting a template to a tokenizer, once, on a sample conversation: what ends a turn, what belongs to a header."""
+"""Binding of a chat template to a tokenizer: the tokens that end a turn and those of role headers.
+
+Both are found once, by rendering sample conversations. The result is a `Renderer` and a `Checker`.
+"""
 
 from __future__ import annotations
 
@@ -16,33 +19,33 @@ from penstock.chat.gate import Checker, Gate
 from penstock.chat.messages import Conversation
 from penstock.chat.parts import place_parts
 from penstock.chat.problems import RenderError, RowProblem
-from penstock.chat.render import EVERYTHING, Renderer, Rendering, TrainOn, common_length
+from penstock.chat.render import EVERYTHING, Renderer, Rendering, TrainOn, TurnEnds, common_length
 from penstock.chat.templates import TOOL, ChatTemplate, TemplateSource, call_sample, specials, thought_sample, traits_of
 from penstock.errors import ConfigError, DataError
 from penstock.tokenizers.base import Tokenizer
 from penstock.tokenizers.load import LoadedTokenizer
 
-__all__ = ["ChatOptions", "Ends", "bind_template", "check_vocabulary", "ends_of", "special_tokens_in_turns"]
+__all__ = ["ChatOptions", "SampleEnds", "bind_template", "check_vocabulary", "special_tokens_in_turns", "turn_ends_of"]
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
-    """The texts of tokens that end turns."""
+class SampleEnds:
+    """Texts of the tokens that end turns, as samples show them."""
 
     texts: tuple[str, ...]
     at_the_end: bool = True
-    """Whether the last answer of a conversation has one."""
+    """True if the last answer of a conversation has one."""
     of_calls: str = ""
-    """What ends a turn that calls tools, where the template writes nothing behind the last turn."""
+    """Text that ends a turn with tool calls, where the template writes nothing after the last turn."""
 
 
-def ends_of(renderer: Renderer, known: Iterable[str], eos: str) -> Ends:
+def turn_ends_of(renderer: Renderer, known: Iterable[str], eos: str) -> SampleEnds:
     """The tokens that end an answer, and a turn that calls a tool.
 
-    The text behind the answer of a short conversation, and the text between that answer and the next message of a
-    longer one, begin with the same special tokens. The tokenizer's EOS among them is the end, otherwise the last that
-    does not open turns. If there is none in common, the first special token of each is an end: that of the last turn,
-    and that of the others.
+    The text after the answer of a short conversation, and the text between that answer and the next message of a
+    longer one, begin with the same special tokens. If EOS is among them, it ends turns; otherwise the last of them that
+    does not open turns. If the two texts have no token in common, the first special token of each ends turns: one the
+    last turn, the other the turns before.
     """
     specials = _pattern({*known, eos} - {""})
     openers = set(specials.findall(_opening(renderer))) - {eos}
@@ -51,25 +54,25 @@ def ends_of(renderer: Renderer, known: Iterable[str], eos: str) -> Ends:
     for called in (False, True):
         shorter = call_sample(stop=2) if called else renderer.sample(1)
         longer = call_sample(stop=4) if called else renderer.sample(2)
-        behind, between = _behind(renderer, shorter, 1), _behind(renderer, longer, 1)
-        if behind is None:
+        after, between = _text_after(renderer, shorter, 1), _text_after(renderer, longer, 1)
+        if after is None:
             continue
-        between = behind if between is None else between
-        # What stands between two calls ends a call, not the turn.
+        between = after if between is None else between
+        # A token between two calls ends a call, not the turn.
         inside = set(specials.findall(_between_calls(renderer))) - {eos} if called else set()
-        found = _in_common(behind, between, specials, openers | inside, eos)
+        found = _in_common(after, between, specials, openers | inside, eos)
         if found is not None:
             texts[found] = None
             continue
-        firsts = [_first(text, specials, inside) for text in (behind, between)]
-        if called and at_the_end:  # answers have an end of their own, so what opens the answer of a tool is none
+        firsts = [_first(text, specials, inside) for text in (after, between)]
+        if called and at_the_end:  # answers have their own end, so a token that opens the result of a tool is none
             firsts[1] = ""
         texts.update(dict.fromkeys(text for text in firsts if text))
         if called and not firsts[0]:
             of_calls = firsts[1]
         elif not firsts[0]:
             at_the_end = False
-    return Ends(tuple(texts), at_the_end, of_calls)
+    return SampleEnds(tuple(texts), at_the_end, of_calls)
 
 
 def _first(text: str, specials: re.Pattern[str], inside: set[str]) -> str:
@@ -77,7 +80,7 @@ def _first(text: str, specials: re.Pattern[str], inside: set[str]) -> str:
 
 
 def _between_calls(renderer: Renderer) -> str:
-    """What the template writes between two calls of one turn; nothing if it cannot write two."""
+    """Text between two calls of one turn; empty if the template cannot write two."""
     given = renderer.traits.present(call_sample(stop=2, calls=2))
     try:
         whole = renderer.text_of(given)
@@ -93,7 +96,7 @@ def _between_calls(renderer: Renderer) -> str:
 
 
 def special_tokens_in_turns(renderer: Renderer, known: Mapping[str, int]) -> tuple[set[str], set[str]]:
-    """Special tokens that stand in turns of samples, and those of them that end a turn but stand inside of one."""
+    """Special tokens in the turns of samples, and those of them that end turns and also occur inside of one."""
     specials = _pattern(known)
     inside: set[str] = set()
     ends: set[str] = set()
@@ -105,13 +108,13 @@ def special_tokens_in_turns(renderer: Renderer, known: Mapping[str, int]) -> tup
         for turn in made.turns:
             found = list(specials.finditer(made.text, turn.start, turn.stop))
             inside.update(match[0] for match in found)
-            closers = [match[0] for match in found if match[0] in renderer.terminators]
+            closers = [match[0] for match in found if match[0] in renderer.ends.texts]
             ends.update(closers[:-1])
     return inside, ends
 
 
 def _rendering(renderer: Renderer, conversation: Conversation) -> Rendering | None:
-    """A sample as it is rendered, with a look at its prompts if they fit."""
+    """A rendered sample; its prompts are checked if that is possible."""
     for check_prompts in (True, False):
         with contextlib.suppress(RowProblem):
             return replace(renderer, check_prompts=check_prompts).render(conversation)
@@ -124,10 +127,10 @@ def _samples(renderer: Renderer) -> list[Conversation]:
 
 
 def _opening(renderer: Renderer) -> str:
-    """What the template writes to have the next turn of the assistant begin."""
-    asked = renderer.sample(1)
-    asked.messages = asked.messages[:1]
-    given = renderer.traits.present(asked)
+    """Text that opens the next turn of the assistant."""
+    request = renderer.sample(1)
+    request.messages = request.messages[:1]
+    given = renderer.traits.present(request)
     try:
         prompt = next(iter(renderer.prompts(given, 1)))
         text = renderer.text_of(given)
@@ -136,8 +139,8 @@ def _opening(renderer: Renderer) -> str:
     return prompt[len(text) :] if prompt.startswith(text) else ""
 
 
-def _behind(renderer: Renderer, conversation: Conversation, i: int) -> str | None:
-    """What stands behind message i, up to what the next one says; None if the conversation cannot be rendered."""
+def _text_after(renderer: Renderer, conversation: Conversation, i: int) -> str | None:
+    """Text after message i, up to the content of the next; None if the conversation cannot be rendered."""
     given = renderer.traits.present(conversation)
     try:
         whole = renderer.text_of(given)
@@ -153,13 +156,13 @@ def _behind(renderer: Renderer, conversation: Conversation, i: int) -> str | Non
     return whole[places[-1][1] : min(following, default=len(whole))]
 
 
-def _in_common(behind: str, between: str, specials: re.Pattern[str], openers: set[str], eos: str) -> str | None:
-    """The special token that ends both texts' turn."""
-    shared = common_length(behind, between)
-    found = [match[0] for match in specials.finditer(behind) if match.end() <= shared]
+def _in_common(after: str, between: str, specials: re.Pattern[str], openers: set[str], eos: str) -> str | None:
+    """The special token that ends the turn in both texts."""
+    shared = common_length(after, between)
+    found = [match[0] for match in specials.finditer(after) if match.end() <= shared]
     if eos in found:
         return eos
-    if not openers:  # what opens a turn cannot be told from what ends one
+    if not openers:  # tokens that open turns and tokens that end them cannot be distinguished
         return found[0] if found else None
     closers = [text for text in found if text not in openers]
     return closers[-1] if closers else None
@@ -174,12 +177,12 @@ logger = logging.getLogger(__name__)
 
 MARKUP = re.compile(r"\s*[<\[{(|\uff5c].*[>\]})|\uff5c]\s*", re.DOTALL)
 ROLE_NAMES = re.compile(r"<\|(system|user|assistant|tool)\|>")
-"""What Zephyr and its kin write as plain text."""
+"""Role names that Zephyr and similar templates write as plain text."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """What the user said about turns, as far as it concerns template and tokenizer."""
+    """Options of `FormatChat` that concern template and tokenizer."""
 
     train_on: TrainOn
     include_eot: bool
@@ -189,7 +192,7 @@ class ChatOptions:
 
 
 def special_variables(tokenizer: Tokenizer) -> dict[str, Any]:
-    """`bos_token` and the others, as templates know them; an empty text for one that the tokenizer does not have."""
+    """`bos_token` and the others, as templates name them; empty for a token that the tokenizer does not have."""
     names = {token: text for text, token in tokenizer.special.named.items()}
 
     def text_of(token: int | None) -> str:
@@ -207,13 +210,13 @@ def special_variables(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def check_vocabulary(tokenizer: Tokenizer, template: TemplateSource, needed: Sequence[str]) -> None:
-    """Every token the template relies on must be one token: in pieces it would be text like any other."""
+    """Raise if a text that the template needs as one token is not in the vocabulary."""
     missing = [text for text in needed if token_id(tokenizer, text) is None]
     if missing:
         raise ConfigError(
             f"the vocabulary of {tokenizer.name} lacks {', '.join(map(repr, missing))}, which {template.name} writes: "
-            "in pieces they would be text like any other; add them to the tokenizer, use another template, "
-            "or pass special_tokens=[...] with those that must be there"
+            "in pieces they would be ordinary text; add them to the tokenizer, use another template, "
+            "or pass special_tokens=[...] with the tokens that are needed"
         )
 
 
@@ -222,7 +225,7 @@ def token_id(tokenizer: Tokenizer, text: str) -> int | None:
     named = tokenizer.special.named.get(text)
     if named is not None:
         return named
-    try:  # between other letters, so that what a tokenizer puts in front of a text does not matter
+    try:  # between letters, so that a prefix that the tokenizer adds does not matter
         made = tokenizer.encode_spans(pa.array([f"a{text}a"]), parse_special=True)
     except DataError:
         return None
@@ -237,13 +240,11 @@ def bind_template(tokenizer: Tokenizer, template: TemplateSource, options: ChatO
     renderer = Renderer(
         template,
         given,
-        terminators=(),
         train_on=options.train_on,
         markers=settings.markers or template.markers,
         now=settings.time,
         check_prompts=gate.prompt,
         check_content=gate.content,
-        check_headers=gate.headers,
         check_parts=gate.parts,
         allow_lost=options.allow_lost,
     )
@@ -257,7 +258,7 @@ def bind_template(tokenizer: Tokenizer, template: TemplateSource, options: ChatO
         _check_own(tokenizer, template, specials(text))
     known = _known(tokenizer, template.source + text)
     ends = _terminators(tokenizer, renderer, options, known)
-    renderer = replace(renderer, terminators=tuple(ends.ids), closing=ends.closing, call_closing=ends.call_closing)
+    renderer = replace(renderer, ends=TurnEnds(tuple(ends.ids), ends.closing, ends.call_closing))
     symbols = _symbols(tokenizer, known)
     framing = {tokenizer.special.bos, tokenizer.special.eos, *ends.ids.values()}
     inside, inner = special_tokens_in_turns(renderer, known)
@@ -265,11 +266,11 @@ def bind_template(tokenizer: Tokenizer, template: TemplateSource, options: ChatO
         tokenizer, text, {name: known[name] for name in known if name not in symbols or _is_markup(name)}
     )
     headers -= framing | {known[name] for name in inside}
-    # What a message may not say: not symbols, which are text, unless the template gives them a meaning.
+    # Texts that no message may have. Symbols are ordinary text, unless the template gives them a meaning.
     forbidden = [name for name, token in known.items() if name not in symbols or token in framing | headers]
     forbidden.sort(key=len, reverse=True)
     renderer = replace(renderer, specials=tuple(forbidden) if gate.content else ())
-    # In any text, symbols are found along with everything else; only special tokens are looked for before.
+    # A tokenizer splits text at special tokens first; symbols are found along with everything else.
     cuts = frozenset(token for name, token in tokenizer.special.named.items() if name in known and name not in symbols)
     allowed = frozenset(ends.ids[name] for name in inner)
     ids = frozenset(ends.ids.values())
@@ -288,7 +289,7 @@ def _sample_text(renderer: Renderer) -> str:
 
 
 def _check_own(tokenizer: Tokenizer, template: TemplateSource, written: Sequence[str]) -> None:
-    """As `check_vocabulary`, but there are models that were trained with names of roles in pieces."""
+    """As `check_vocabulary`, but role names in pieces are only a warning: some models were trained with them."""
     names = [text for text in written if ROLE_NAMES.fullmatch(text)]
     check_vocabulary(tokenizer, template, [text for text in written if text not in names])
     pieces = [text for text in names if token_id(tokenizer, text) is None]
@@ -297,7 +298,7 @@ def _check_own(tokenizer: Tokenizer, template: TemplateSource, written: Sequence
 
 
 def _known(tokenizer: Tokenizer, text: str) -> dict[str, int]:
-    """The special tokens, and what else the template writes in their manner that is one token."""
+    """Special tokens, and other single tokens that the template writes in their style."""
     unk = tokenizer.special.unk
     known = {name: token for name, token in tokenizer.special.named.items() if token != unk and name.strip()}
     for name in specials(text):
@@ -308,14 +309,14 @@ def _known(tokenizer: Tokenizer, text: str) -> dict[str, int]:
 
 
 def _symbols(tokenizer: Tokenizer, known: Mapping[str, int]) -> set[str]:
-    """Those that are found in any text, whether special tokens are looked for or not: `<think>`, runs of spaces."""
-    # A handful of texts: loading a fast path for them would take longer than the reference does.
+    """Tokens that are found in any text, even without parsing special tokens: `<think>`, runs of spaces."""
+    # For a few texts, loading the fast tokenizer would take longer than the reference does.
     reference = tokenizer.without_fast(quietly=True) if isinstance(tokenizer, LoadedTokenizer) else tokenizer
     symbols = set()
     for text, token in known.items():
         try:
             ids = reference.encode(pa.array([text]), parse_special=False).values.to_numpy()
-        except DataError:  # not even its letters are in the vocabulary
+        except DataError:  # its characters are not in the vocabulary
             continue
         if (ids == token).any():
             symbols.add(text)
@@ -334,16 +335,16 @@ class _Terminators:
 def _terminators(
     tokenizer: Tokenizer, renderer: Renderer, options: ChatOptions, known: Mapping[str, int]
 ) -> _Terminators:
-    """The tokens that end a turn: those given, or those that the template writes behind answers."""
+    """The tokens that end a turn: those given, or those that the template writes after answers."""
     template, given = renderer.template, options.template.end_of_turn
     bos, eos = renderer.variables["bos_token"], renderer.variables["eos_token"]
     special = {*known, eos} - {"", bos if bos != eos else ""}
-    found = ends_of(renderer, special, eos)
+    found = turn_ends_of(renderer, special, eos)
     needed = options.include_eot and options.gate.terminator and options.train_on != EVERYTHING
     if given is not None:
         texts = (given,) if isinstance(given, str) else tuple(given)
         check_vocabulary(tokenizer, template, texts)
-        if set(texts) <= set(found.texts):  # it says what is missing behind the last answer: the others are still ends
+        if set(texts) <= set(found.texts):  # it is missing after the last answer only
             texts += tuple(text for text in found.texts if text not in texts)
         closing = texts[0] if needed and texts and not found.at_the_end else ""
         call_closing = found.of_calls if needed else ""
@@ -354,26 +355,26 @@ def _terminators(
         closing = call_closing = ""
         if needed and not texts:
             raise ConfigError(
-                f"{template.name} writes no special token behind an answer, so the model would not learn to stop; "
+                f"{template.name} writes no special token after an answer, so the model would not learn to stop; "
                 "use a tokenizer with an end-of-sequence token, pass end_of_turn=..., or pass include_eot=False"
             )
         if needed and not found.at_the_end:
             raise ConfigError(
-                f"{template.name} writes nothing behind the last answer of a conversation, only {texts[0]!r} between "
+                f"{template.name} writes nothing after the last answer of a conversation, only {texts[0]!r} between "
                 f"turns, so the model would not learn to stop there; pass end_of_turn={texts[0]!r} to "
-                "have it written behind the last answer, or include_eot=False"
+                "have it written after the last answer, or include_eot=False"
             )
     ids = {text: known[text] if text in known else token_id(tokenizer, text) for text in texts}
     return _Terminators({text: token for text, token in ids.items() if token is not None}, closing, call_closing)
 
 
 def _headers(tokenizer: Tokenizer, text: str, known: Mapping[str, int]) -> set[int]:
-    """Special tokens that the template writes: if they end no turn and begin no row, they announce who speaks."""
-    # One text does not pay for loading the fast tokenizer.
+    """Special tokens that the template writes; those that end no turn and begin no row belong to role headers."""
+    # For one text, loading the fast tokenizer would take longer than the reference does.
     reference = tokenizer.without_fast(quietly=True) if isinstance(tokenizer, LoadedTokenizer) else tokenizer
     try:
         ids = reference.encode(pa.array([text]), parse_special=True).values.to_numpy()
-    except DataError:  # the sample has letters that the vocabulary lacks
+    except DataError:  # the sample has characters that the vocabulary lacks
         return {token for name, token in known.items() if name in text}
     return set(np.unique(ids).tolist()) & set(known.values())
 

@@ -1,4 +1,4 @@
-"""Preferences become tokens: a chosen and a rejected answer behind one prompt, or one answer and its label."""
+"""`FormatPreference`: pairs of answers to one prompt, or labelled answers, to tokens and masks."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class LabelError(RowProblem):
 
 
 def preference_kind(schema: pa.Schema, format: str = "auto") -> Kind | None:
-    """What the rows say about answers: which of two is better (pairs), whether one is good (labels), or nothing."""
+    """Kind of preference in the rows: pairs (chosen, rejected), labels (good or bad), or None."""
     try:
         shape = detect_format(schema) if format == "auto" else format
     except SchemaError:
@@ -62,7 +62,7 @@ def preference_kind(schema: pa.Schema, format: str = "auto") -> Kind | None:
 
 
 class FormatPreference(CountingTransform):
-    """Preferences as token ids and masks of what is to be compared, behind one prompt.
+    """Preferences as token ids and masks of the answers to compare.
 
         FormatPreference("models/tiny", max_length=2048, truncation="left")
 
@@ -71,11 +71,11 @@ class FormatPreference(CountingTransform):
     a label (a boolean `label`, or `kto_tag`) give `input_ids`, `loss_mask`, `label` and `prompt_length`.
 
     - `tokenizer`, `template` and everything else: as of `FormatChat`. Of a labelled conversation the last answer is
-      meant, unless `train_on` says otherwise.
+      supervised, unless `train_on` is given.
     - `max_prompt_length`: a longer prompt loses its beginning, on both sides alike.
-    - `max_length`, `truncation`: of each side with its prompt. Longer rows are an "error", or "drop"ped; "left" cuts
-      the beginning of the prompt, as much on both sides, and "right" the end of the answers. A row left without a
-      prompt or without an answer goes. `counts` has the rows.
+    - `max_length`, `truncation`: limit for each side with its prompt. Longer rows are an "error", or "drop"ped; "left"
+      cuts the beginning of the prompt, the same on both sides, and "right" the end of the answers. A row without a
+      prompt or without an answer is dropped. `counts` has the rows.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class FormatPreference(CountingTransform):
         self.keep = as_names(keep) if keep else ()
         made = ("label", PROMPT_LENGTH)
         if set(made) & set(self.keep):
-            raise ConfigError(f"keep={list(self.keep)} has a name that is made here: {', '.join(made)}")
+            raise ConfigError(f"keep={list(self.keep)} has the name of a new column: {', '.join(made)}")
         self._train_on = train_on if train_on is None or isinstance(train_on, str) else tuple(train_on)
         self._chat = FormatChat(tokenizer, template, train_on=train_on or "assistant", keep=self.keep, **chat)
         self._options = {"template": template, "keep": self.keep, **chat}
@@ -113,11 +113,11 @@ class FormatPreference(CountingTransform):
 
     @property
     def json_columns(self) -> dict[str, tuple[str, ...]]:
-        """Columns that are to reach it as the JSON they are in the file; see `Pipeline`."""
+        """Columns that the source should keep as JSON; see `Pipeline`."""
         return self._chat.json_columns
 
     def refuse_typed_json(self) -> None:
-        """Take no objects inside of messages as types: in them rows have changed each other already."""
+        """Refuse messages with typed objects inside: one Arrow type for all rows has changed them already."""
         self._chat.refuse_typed_json()
 
     def transform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -127,18 +127,18 @@ class FormatPreference(CountingTransform):
             problems = self._problems(rows)
             if problems:
                 raise problems[0]
-        return self._delivered(rows)
+        return self._output(rows)
 
     def explain(self, row: pa.RecordBatch) -> list[tuple[str, list[ExplainedPart], str | None]]:
         """As of `FormatChat`, for the chosen and the rejected answer, or for the labelled one."""
         kind = self._kind_of(row)
-        chats, _ = self._parted(row, kind)
+        chats, _ = self._without_label(row, kind)
         return self._for(chats, kind).explain(chats)
 
     def check_rows(self, batch: pa.RecordBatch) -> list[Violation]:
-        """Everything that is wrong with the rows of a batch, instead of an error at the first."""
+        """All problems of the rows of a batch, instead of an error at the first."""
         kind = self._kind_of(batch)
-        chats, _ = self._parted(batch, kind)
+        chats, _ = self._without_label(batch, kind)
         found = self._for(chats, kind).check_rows(chats)
         good = np.setdiff1d(np.arange(batch.num_rows), [violation.row for violation in found])
         if len(good):
@@ -148,7 +148,7 @@ class FormatPreference(CountingTransform):
 
     @property
     def fingerprint(self) -> str:
-        """A text that is the same exactly when the tokens and masks are: for the key of what is stored."""
+        """Text that decides tokens and masks: part of the key of a store."""
         return orjson.dumps(self.describe(), option=orjson.OPT_SORT_KEYS).decode()
 
     def describe(self) -> dict[str, Any]:
@@ -164,7 +164,7 @@ class FormatPreference(CountingTransform):
         }
 
     def fit_budget(self, nbytes: int) -> None:
-        """Have the tokenizer remember no more than fits."""
+        """Limit the cache of the tokenizer to these bytes."""
         self._chat.fit_budget(nbytes)
 
     def __repr__(self) -> str:
@@ -180,7 +180,7 @@ class FormatPreference(CountingTransform):
         return kind
 
     def _for(self, chats: pa.RecordBatch, kind: Kind) -> FormatChat:
-        """A labelled conversation is about its last answer; other rows say themselves where the prompt ends."""
+        """The transform for these rows: of a labelled conversation, the last answer is supervised."""
         shape = self.format if self.format != "auto" else detect_format(chats)
         if self._train_on is not None or kind == "pairs" or shape == "prompt_completion":
             return self._chat
@@ -188,7 +188,7 @@ class FormatPreference(CountingTransform):
             self._last_answer = FormatChat(self.tokenizer, train_on="last", **self._options)
         return self._last_answer
 
-    def _parted(self, batch: pa.RecordBatch, kind: Kind) -> tuple[pa.RecordBatch, pa.Array | None]:
+    def _without_label(self, batch: pa.RecordBatch, kind: Kind) -> tuple[pa.RecordBatch, pa.Array | None]:
         """The chats, and their labels."""
         if kind == "pairs":
             return batch, None
@@ -196,21 +196,21 @@ class FormatPreference(CountingTransform):
         assert name is not None
         return batch.drop_columns([name]), column(batch, name)
 
-    def _read(self, batch: pa.RecordBatch, kind: Kind) -> _Rows:
-        chats, labels = self._parted(batch, kind)
+    def _read(self, batch: pa.RecordBatch, kind: Kind) -> _PreferenceRows:
+        chats, labels = self._without_label(batch, kind)
         made = self._for(chats, kind).transform(chats)
         prefixes = ("chosen_", "rejected_") if kind == "pairs" else ("",)
         sides = {prefix: _Side.of(made, prefix) for prefix in prefixes}
-        return _Rows(made, sides, labels)
+        return _PreferenceRows(made, sides, labels)
 
-    def _problems(self, rows: _Rows) -> list[RowProblem]:
-        """What is wrong with rows whose chats passed the gate."""
+    def _problems(self, rows: _PreferenceRows) -> list[RowProblem]:
+        """Problems of rows whose chats passed the gate."""
         found: dict[int, RowProblem] = {}
         for row in rows.bad_labels():
             found[row] = LabelError(f"the label is {rows.label_at(row)!r}, expected true or false", row=row)
         first = next(iter(rows.sides.values()))
         for row in np.flatnonzero(first.prompts == 0).tolist():
-            found.setdefault(row, PromptNotSharedError("there is no prompt in front of the answer", row=row))
+            found.setdefault(row, PromptNotSharedError("there is no prompt before the answer", row=row))
         for row in rows.unshared():
             found.setdefault(row, PromptNotSharedError(self._difference(rows, row), row=row))
         if self.max_length is not None and self.truncation == "error":
@@ -229,13 +229,13 @@ class FormatPreference(CountingTransform):
                     )
         return [found[row] for row in sorted(found)]
 
-    def _difference(self, rows: _Rows, row: int) -> str:
+    def _difference(self, rows: _PreferenceRows, row: int) -> str:
         chosen, rejected = (side.prompt(row) for side in rows.sides.values())
         same = int(np.argmin(np.append(chosen[: len(rejected)] == rejected[: len(chosen)], False)))
-        told = [repr(self.tokenizer.decode(part[same : same + 8])) for part in (chosen, rejected)]
+        texts = [repr(self.tokenizer.decode(part[same : same + 8])) for part in (chosen, rejected)]
         return (
-            "chosen and rejected do not begin with the same prompt: the template or the tokenizer writes it otherwise "
-            f"before each answer, from token {same} on ({told[0]} before chosen, {told[1]} before rejected)"
+            "chosen and rejected do not begin with the same prompt: template or tokenizer write it differently "
+            f"before each answer, from token {same} on ({texts[0]} before chosen, {texts[1]} before rejected)"
         )
 
     def _prompt_cuts(self, prompts: Ints) -> Ints:
@@ -244,7 +244,7 @@ class FormatPreference(CountingTransform):
             return np.zeros(len(prompts), np.int64)
         return np.maximum(prompts - self.max_prompt_length, 0)
 
-    def _delivered(self, rows: _Rows) -> pa.RecordBatch:
+    def _output(self, rows: _PreferenceRows) -> pa.RecordBatch:
         sides = list(rows.sides.values())
         prompts = sides[0].prompts
         starts = self._prompt_cuts(prompts)
@@ -278,7 +278,7 @@ class FormatPreference(CountingTransform):
                 made[pa.field(prefix + name, lists.type)] = lists
         return pa.RecordBatch.from_arrays(list(made.values()), schema=pa.schema(list(made)))
 
-    def _count(self, rows: _Rows, kept: Any, long: Any, by_prompt: Any, left: list[int]) -> None:
+    def _count(self, rows: _PreferenceRows, kept: Any, long: Any, by_prompt: Any, left: list[int]) -> None:
         gone = TOO_LONG if self.truncation == "drop" else NO_ANSWER
         self.count({gone: int(np.count_nonzero(~kept))})
         cut = CUT.get(self.truncation, TOO_LONG)
@@ -286,13 +286,13 @@ class FormatPreference(CountingTransform):
         whole = [side.lengths for side in rows.sides.values()]
         lost = sum(int(lengths[~kept].sum()) for lengths in whole)
         missing = sum(int(lengths[kept].sum()) for lengths in whole) - sum(left)
-        told = cut if self.truncation in CUT and long.any() else CUT_PROMPT
-        self.count_kept({TOKENS + gone: lost, TOKENS + told: missing})
+        reason = cut if self.truncation in CUT and long.any() else CUT_PROMPT
+        self.count_kept({TOKENS + gone: lost, TOKENS + reason: missing})
 
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """The tokens of one side of some rows, and how many of each row are its prompt."""
+    """Tokens of one side of some rows, and the length of each prompt."""
 
     ids: npt.NDArray[Any]
     mask: npt.NDArray[np.bool_]
@@ -307,7 +307,7 @@ class _Side:
         begin = mask.offsets[0].as_py() if len(mask) else 0
         learned = np.asarray(mask.values.slice(begin, len(flat)).to_numpy(zero_copy_only=False), np.bool_)
         bounds = bounds - bounds[0]
-        # The first supervised token of a row, or its end: found among all of them, which are in order.
+        # The first supervised token of a row, or its end, by a search in all supervised positions.
         places = np.append(np.flatnonzero(learned), len(flat))
         first = np.minimum(places[np.searchsorted(places, bounds[:-1])], bounds[1:])
         return cls(flat, learned, bounds, first - bounds[:-1])
@@ -320,7 +320,7 @@ class _Side:
         return self.ids[self.offsets[row] : self.offsets[row] + self.prompts[row]]
 
     def supervised(self, starts: Ints, stops: Ints) -> npt.NDArray[np.bool_]:
-        """Whether a token is supervised in these stretches of the rows."""
+        """True for each row with a supervised token in this range."""
         total = np.concatenate([[0], np.cumsum(self.mask, dtype=np.int64)])
         low = self.offsets[:-1] + starts
         found: npt.NDArray[np.bool_] = total[np.maximum(self.offsets[:-1] + stops, low)] > total[low]
@@ -328,8 +328,8 @@ class _Side:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
-    """Rows whose chats are tokens, before anything is cut."""
+class _PreferenceRows:
+    """Rows as tokens, before truncation."""
 
     made: pa.RecordBatch
     sides: Mapping[str, _Side]

@@ -1,4 +1,7 @@
-"""Which of the usual forms of chat data a batch has, and how each becomes conversations."""
+"""Formats of chat data: detection by columns, and conversion of rows to conversations.
+
+To support another format, add its columns to `NEEDED` and `USED`, and its converter to `CONVERTERS`.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +36,13 @@ __all__ = [
     "FORMATS",
     "KEY",
     "TEXT",
-    "Reader",
+    "FlaggedMessages",
+    "JsonDecoder",
     "Row",
-    "Said",
     "answered",
+    "as_side",
     "conversations",
     "detect_format",
-    "in_common",
     "is_json_text",
     "json_columns",
     "python_values",
@@ -47,7 +50,7 @@ __all__ = [
     "refuse_flags",
     "refuse_label_values",
     "refuse_labels",
-    "said",
+    "shared_messages",
     "sides_of",
     "typed_json",
 ]
@@ -55,30 +58,30 @@ __all__ = [
 
 SYSTEM = ("system", "developer")
 WAITING = ("user", "tool")
-"""Roles behind which it is the assistant's turn."""
+"""Roles after which it is the assistant's turn."""
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """Some messages, and what each says about training on it."""
+class FlaggedMessages:
+    """Messages and their training flags."""
 
     messages: list[Message]
     flags: Sequence[bool | None]
 
-    def __getitem__(self, part: slice) -> Said:
-        return Said(self.messages[part], self.flags[part])
+    def __getitem__(self, part: slice) -> FlaggedMessages:
+        return FlaggedMessages(self.messages[part], self.flags[part])
 
-    def __add__(self, other: Said) -> Said:
-        return Said([*self.messages, *other.messages], [*self.flags, *other.flags])
+    def __add__(self, other: FlaggedMessages) -> FlaggedMessages:
+        return FlaggedMessages([*self.messages, *other.messages], [*self.flags, *other.flags])
 
     @property
-    def unflagged(self) -> Said:
-        """The same, not to be trained on."""
-        return Said(self.messages, [False] * len(self.messages))
+    def unflagged(self) -> FlaggedMessages:
+        """The same messages, not supervised."""
+        return FlaggedMessages(self.messages, [False] * len(self.messages))
 
 
-def said(given: Any, role: str, what: str) -> Said:
-    """One side of a pair as messages: text is what that role said."""
+def as_side(given: Any, role: str, what: str) -> FlaggedMessages:
+    """One side of a pair as messages; a text becomes one message of this role."""
     if isinstance(given, str):
         given = [{"role": role, "content": given}]
     if not isinstance(given, list | dict):
@@ -86,30 +89,30 @@ def said(given: Any, role: str, what: str) -> Said:
     if not given:
         raise MalformedChatError(f"{what} is empty")
     messages, flags = as_messages(given)
-    return Said(messages, flags or [None] * len(messages))
+    return FlaggedMessages(messages, flags or [None] * len(messages))
 
 
-def answered(prompt: Said, answer: Said, what: str) -> Said:
-    """The prompt with an answer behind it. Some data sets repeat the prompt in front of the answer: it counts once."""
-    system, asked = _parted(prompt)
+def answered(prompt: FlaggedMessages, answer: FlaggedMessages, what: str) -> FlaggedMessages:
+    """The prompt and then the answer. Some data sets repeat the prompt before the answer: it is used once."""
+    system, request = _parted(prompt)
     own_system, rest = _parted(answer)
-    n = len(asked.messages)
-    if _alike(asked, rest[:n]) and len(rest.messages) > n:
+    n = len(request.messages)
+    if _alike(request, rest[:n]) and len(rest.messages) > n:
         if system.messages and own_system.messages and not _alike(system, own_system):
             raise MalformedChatError(f"the prompt and {what} begin with different system messages; keep one of them")
         opening = system if system.messages else own_system
-        return (opening + asked).unflagged + rest[n:]
+        return (opening + request).unflagged + rest[n:]
     first, last = answer.messages[0]["role"], prompt.messages[-1]["role"]
     if first in SYSTEM or (first == "user" and last in WAITING):
         raise MalformedChatError(
             f"{what} begins with a message of role {first}, and not with the prompt, which ends with one of role "
-            f"{last}: it neither answers the prompt nor repeats it; drop the column 'prompt', or mend the row"
+            f"{last}: it neither answers the prompt nor repeats it; drop the column 'prompt', or correct the row"
         )
     return prompt.unflagged + answer
 
 
-def in_common(one: Said, other: Said) -> int:
-    """How many messages both begin with, when each has at least one more."""
+def shared_messages(one: FlaggedMessages, other: FlaggedMessages) -> int:
+    """Number of messages that both begin with, at least one less than either has."""
     shared = 0
     while shared < min(len(one.messages), len(other.messages)) - 1 and _alike(
         one[shared : shared + 1], other[shared : shared + 1]
@@ -118,15 +121,15 @@ def in_common(one: Said, other: Said) -> int:
     return shared
 
 
-def _parted(given: Said) -> tuple[Said, Said]:
-    """What the system says in front, and the rest."""
+def _parted(given: FlaggedMessages) -> tuple[FlaggedMessages, FlaggedMessages]:
+    """The leading system messages, and the rest."""
     roles = [message["role"] in SYSTEM for message in given.messages]
     n = roles.index(False) if False in roles else len(roles)
     return given[:n], given[n:]
 
 
-def _alike(one: Said, other: Said) -> bool:
-    """Whether the same is said by the same; ids and the like do not matter."""
+def _alike(one: FlaggedMessages, other: FlaggedMessages) -> bool:
+    """True if role, content and tool calls are equal; ids and other keys do not matter."""
     keys = ("role", "content", "tool_calls")
     parts = [[tuple(message.get(key) for key in keys) for message in side.messages] for side in (one, other)]
     return parts[0] == parts[1]
@@ -134,16 +137,16 @@ def _alike(one: Said, other: Said) -> bool:
 
 KEY, TEXT = b"penstock.json", b"text"
 
-Reader = Callable[[Any], Any]
+JsonDecoder = Callable[[Any], Any]
 
 
 def is_json_text(field: pa.Field) -> bool:
-    """Whether the values of the field are JSON."""
+    """True if the values of the field are JSON text."""
     return isinstance(field.type, pa.JsonType) or bool((field.metadata or {}).get(KEY) == TEXT)
 
 
-def reader(field: pa.Field) -> Reader | None:
-    """What makes of a value of this field what it was; None if nothing in it is JSON text."""
+def reader(field: pa.Field) -> JsonDecoder | None:
+    """Decoder of the JSON text in a value of this field; None if there is none."""
     if is_json_text(field):
         return partial(_read, field.name)
     kind = field.type
@@ -165,27 +168,27 @@ def _read(name: str, text: Any) -> Any:
     try:
         return loads(text)
     except ValueError as wrong:
-        raise MalformedChatError(f"{name!r} should be JSON, as its schema says ({wrong}): {text!r:.80}") from None
+        raise MalformedChatError(f"{name!r} is not JSON, which its schema declares ({wrong}): {text!r:.80}") from None
 
 
-def _read_struct(of_fields: Mapping[str, Reader], value: Any) -> Any:
+def _read_struct(of_fields: Mapping[str, JsonDecoder], value: Any) -> Any:
     if value is None:
         return None
     return {key: of_fields[key](item) if key in of_fields else item for key, item in value.items()}
 
 
-def _read_list(of_values: Reader, values: Any) -> Any:
+def _read_list(of_values: JsonDecoder, values: Any) -> Any:
     return None if values is None else [of_values(value) for value in values]
 
 
-def _read_map(of_items: Reader, pairs: Any) -> Any:
+def _read_map(of_items: JsonDecoder, pairs: Any) -> Any:
     return None if pairs is None else [(key, of_items(item)) for key, item in pairs]
 
 
 Row = dict[str, Any]
 
 NEEDED: dict[str, tuple[tuple[str, ...], ...]] = {
-    # In the order they are looked for: the columns of one alternative are all there.
+    # In the order of detection: all columns of one alternative must exist.
     "preference": (("chosen", "rejected"),),
     "messages": (("messages",),),
     "sharegpt": (("conversations",), ("conversation",)),
@@ -207,12 +210,12 @@ _OF_MESSAGES = ("messages", "conversations", "conversation", "prompt", "completi
 
 
 def json_columns(named: Iterable[str] = ()) -> dict[str, tuple[str, ...]]:
-    """Columns of chats that a source keeps as JSON, and what may stand in them as it is: messages of text alone."""
+    """Columns of chats that a source keeps as JSON, and the keys that it may parse: messages of text alone."""
     return {**dict.fromkeys((*_OF_MESSAGES, *named), MESSAGE_FIELDS), "tools": (), "history": ()}
 
 
 def detect_format(given: pa.Schema | pa.RecordBatch | pa.Table | Iterable[Mapping[str, Any]]) -> str:
-    """The form of chat data with these columns: one of `FORMATS` but "columns", which has to be asked for."""
+    """The format of chat data with these columns: one of `FORMATS` except "columns", which must be requested."""
     names: Iterable[str]
     if isinstance(given, pa.Schema):
         names = given.names
@@ -225,22 +228,22 @@ def detect_format(given: pa.Schema | pa.RecordBatch | pa.Table | Iterable[Mappin
         if any(there.issuperset(columns) for columns in alternatives):
             return name
     raise SchemaError(
-        f"the columns {sorted(there)} are none of the known forms of chat data ({', '.join(NEEDED)}); rename them, "
-        "or pass columns={'user': ..., 'assistant': ...} to say which column is which role"
+        f"the columns {sorted(there)} match no chat format ({', '.join(NEEDED)}); rename them, "
+        "or pass columns={'user': ..., 'assistant': ...} to map roles to columns"
     )
 
 
 def sides_of(name: str) -> tuple[str, ...]:
-    """What the columns made of one row are prefixed with: a preference gives two conversations, the others one."""
+    """Prefixes of the new columns: a preference gives two conversations, other formats one."""
     return ("chosen_", "rejected_") if name == "preference" else ("",)
 
 
 def conversations(
     batch: pa.RecordBatch, name: str, columns: Mapping[str, str] | None = None, *, input_heading: str = ""
 ) -> list[tuple[Conversation, ...] | RowProblem]:
-    """For each row its conversations (one, or the chosen and the rejected), or what is wrong with it.
+    """Conversations of each row (one, or the chosen and the rejected), or its problem.
 
-    `input_heading` stands between the instruction and the input of Alpaca's rows.
+    `input_heading` is written between the instruction and the input of Alpaca rows.
     """
     used = tuple(columns.values()) if columns is not None else USED[name]
     there = [column for column in used if column in batch.schema.names]
@@ -273,7 +276,7 @@ def _check_columns(there: list[str], name: str, columns: Mapping[str, str] | Non
 
 
 def typed_json(batch: pa.RecordBatch, names: Iterable[str]) -> str | None:
-    """A column of these in which objects have types, and are no JSON."""
+    """One of these columns with typed objects instead of JSON."""
     for field in batch.schema:
         if (
             field.name in names
@@ -286,21 +289,21 @@ def typed_json(batch: pa.RecordBatch, names: Iterable[str]) -> str | None:
 
 
 def _values(batch: pa.RecordBatch, column: str) -> list[Any]:
-    """A column as Python values, without the keys that only other rows have."""
+    """A column as Python values, without keys that only other rows have."""
     values = python_values(batch.column(column))
     kind = batch.schema.field(column).type
     return [without_nulls(value) for value in values] if pa.types.is_nested(kind) and not _is_flat(kind) else values
 
 
 def _is_flat(kind: pa.DataType) -> bool:
-    """Whether nothing in there is deeper than the keys of messages, whose nulls count as missing anyway."""
+    """True if nothing is nested deeper than the keys of messages, whose nulls count as missing anyway."""
     if hasattr(kind, "value_field"):
         kind = kind.value_type
     return pa.types.is_struct(kind) and not any(pa.types.is_nested(field.type) for field in kind)
 
 
 def python_values(array: pa.Array) -> list[Any]:
-    """A column as Python values. Lists of structs are taken apart by field, several times faster than row by row."""
+    """A column as Python values. Lists of structs are converted by field, several times faster than by row."""
     array = plain(array)
     if not (pa.types.is_list(array.type) or pa.types.is_large_list(array.type)) or array.null_count:
         return array.to_pylist()  # type: ignore[no-any-return]
@@ -325,7 +328,7 @@ def _conversation(given: Any, row: Row) -> Conversation:
 
 
 def _with_system(conversation: Conversation, row: Row) -> Conversation:
-    """Put the text of a column `system` in front, unless the conversation begins with it already."""
+    """The conversation with the text of a column `system` first, unless it begins with it already."""
     system, first = row.get("system"), conversation.messages[0]
     if system is None or system == "":
         return conversation
@@ -333,9 +336,7 @@ def _with_system(conversation: Conversation, row: Row) -> Conversation:
         raise MalformedChatError(f"the column 'system' has {system!r:.80}, expected text")
     if first["role"] in ("system", "developer"):
         if first["content"] != system:
-            raise MalformedChatError(
-                "the column 'system' and the system message of the row say different things; keep one of them"
-            )
+            raise MalformedChatError("the column 'system' and the system message of the row differ; keep one of them")
         return conversation
     conversation.messages = [{"role": "system", "content": system}, *conversation.messages]
     if conversation.flags is not None:
@@ -353,8 +354,8 @@ def _sharegpt(row: Row) -> tuple[Conversation, ...]:
 
 def _alpaca(row: Row, *, input_heading: str = "") -> tuple[Conversation, ...]:
     messages: list[Message] = []
-    for asked, answer in _history(row.get("history")):
-        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
+    for request, answer in _history(row.get("history")):
+        messages += [{"role": "user", "content": request}, {"role": "assistant", "content": answer}]
     instruction, given = _text(row, "instruction"), _text(row, "input")
     request = f"{instruction}\n\n{input_heading}{given}" if instruction and given else instruction or given
     if not request:
@@ -382,26 +383,26 @@ def _text(row: Row, name: str) -> str:
 
 
 def _prompt_completion(row: Row) -> tuple[Conversation, ...]:
-    completion = said(_either(row, "completion", "response"), "assistant", "the completion")
-    return (_with_tools(answered(said(row.get("prompt"), "user", "the prompt"), completion, "the completion"), row),)
+    completion = as_side(_either(row, "completion", "response"), "assistant", "the completion")
+    return (_with_tools(answered(as_side(row.get("prompt"), "user", "the prompt"), completion, "the completion"), row),)
 
 
 def _preference(row: Row) -> tuple[Conversation, ...]:
     prompt = _either(row, "prompt", "conversations", "messages")
-    chosen, rejected = (said(row[name], "assistant", name) for name in ("chosen", "rejected"))
+    chosen, rejected = (as_side(row[name], "assistant", name) for name in ("chosen", "rejected"))
     if prompt is not None:
-        asked = said(prompt, "user", "the prompt")
-        sides = [answered(asked, chosen, "chosen"), answered(asked, rejected, "rejected")]
+        request = as_side(prompt, "user", "the prompt")
+        sides = [answered(request, chosen, "chosen"), answered(request, rejected, "rejected")]
     else:
-        shared = in_common(chosen, rejected)  # the prompt is what both begin with
+        shared = shared_messages(chosen, rejected)  # the prompt is what both begin with
         if not shared:
             raise MalformedChatError("chosen and rejected share no first message, and there is no column 'prompt'")
         sides = [side[:shared].unflagged + side[shared:] for side in (chosen, rejected)]
     return tuple(_with_tools(side, row) for side in sides)
 
 
-def _with_tools(side: Said, row: Row) -> Conversation:
-    """A conversation of which only the answer is trained on, unless its messages say otherwise."""
+def _with_tools(side: FlaggedMessages, row: Row) -> Conversation:
+    """A conversation of which only the answer is supervised, unless its messages have flags."""
     return _with_system(Conversation(side.messages, as_tools(row.get("tools")), side.flags), row)
 
 
@@ -437,46 +438,46 @@ _WORDS = ({"true", "false"}, {"desirable", "undesirable"}, {"chosen", "rejected"
 
 
 def refuse_flags(schema: pa.Schema, kept: Collection[str]) -> None:
-    """Refuse columns that say of whole rows what to train on: it is messages that say so here."""
+    """Refuse columns with training flags of whole rows: flags belong into messages."""
     for name in FLAGS:
         if name in schema.names and name not in kept:
             raise SchemaError(
-                f"the column {name!r} looks as if it said of whole rows whether to train on them, which is not obeyed; "
-                f"leave such rows out before, put {name!r} into the messages, or drop, rename or keep= the column"
+                f"the column {name!r} looks like a training flag of whole rows, which is not supported; "
+                f"drop such rows before, put {name!r} into the messages, or drop, rename or keep= the column"
             )
 
 
 def refuse_label_values(batch: pa.RecordBatch, kept: Collection[str]) -> None:
-    """Refuse a `label` that is no boolean, and yet says good or bad in every row."""
+    """Refuse a `label` that is not boolean and yet means good or bad in every row."""
     at = batch.schema.get_field_index("label")
     if at < 0 or "label" in kept or pa.types.is_nested(batch.schema.field(at).type):
         return
     values = {str(value).strip().lower() for value in pc.unique(batch.column(at)).to_pylist() if value is not None}
     if values in _NUMBERS or (values and any(values <= words for words in _WORDS)):
         raise SchemaError(
-            f"the column 'label' says in every row whether an answer is good ({', '.join(sorted(values))}), and as "
-            "plain chats all would be trained on alike; make it a boolean and use PreferenceDataLoader, or "
+            f"the column 'label' rates the answer of every row ({', '.join(sorted(values))}), and as "
+            "plain chats all answers would be supervised; make it a boolean and use PreferenceDataLoader, or "
             "FormatPreference in a pipeline; or pass keep='label' to FormatChat, or drop or rename the column"
         )
 
 
 def refuse_labels(schema: pa.Schema, kept: Collection[str]) -> None:
-    """Refuse rows with labels, or rejected answers, that nobody asked to keep.
+    """Refuse rows with labels or rejected answers that are not kept.
 
-    A bad answer would be trained on as a good one is, and a rejected one lost.
+    Bad answers would be supervised like good ones, and rejected answers would be lost.
     """
     rejected = rejected_column(schema)
     if rejected is not None and rejected not in kept:
         raise SchemaError(
             f"the column {rejected!r} holds rejected answers, and as plain chats the rows would lose them; name the "
-            "columns of both answers 'chosen' and 'rejected', with the prompt in front in a column of its own, and use "
+            "columns of both answers 'chosen' and 'rejected', with the prompt in its own column, and use "
             "PreferenceDataLoader (FormatPreference in a pipeline); or pass preference=False to a loader, or "
             f"keep={rejected!r} to FormatChat, or drop or rename the column"
         )
     name = label_column(schema)
     if name is not None and name not in kept:
         raise SchemaError(
-            f"the column {name!r} says which answers are good and which are bad (KTO), and as plain chats both would "
-            "be trained on alike; use PreferenceDataLoader, or FormatPreference in a pipeline; pass preference=False "
+            f"the column {name!r} labels answers as good or bad (KTO), and as plain chats both would be "
+            "supervised; use PreferenceDataLoader, or FormatPreference in a pipeline; pass preference=False "
             f"to a loader, or keep={name!r} to FormatChat, to train on all of them; or drop or rename the column"
         )

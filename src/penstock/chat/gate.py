@@ -1,4 +1,4 @@
-"""The supervision gate: what must hold of every row before anybody trains on it."""
+"""Supervision gate: the checks that every row of chat has to pass."""
 
 from __future__ import annotations
 
@@ -37,26 +37,26 @@ _END, _HEADER, _CUT, _BOS = 1, 2, 4, 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gate:
-    """Which checks a row of chat has to pass. All are on; switch one off by name: `Gate(bos=False)`."""
+    """Checks that a row of chat has to pass. All are on; switch one off by name: `Gate(bos=False)`."""
 
     supervised: bool = True
-    """Some token of every kept row is trained on."""
+    """Every kept row has at least one supervised token."""
     terminator: bool = True
-    """The token that ends a turn is trained on, when that was asked for, and stands nowhere else in the turn."""
+    """The token that ends a turn is supervised (with `include_eot`), and occurs nowhere else in the turn."""
     bos: bool = True
     """Exactly one beginning-of-sequence token, at the beginning, if the tokenizer has one of its own."""
     prompt: bool = True
-    """What stands before a trained turn is the prompt a model will get for it, in text and in tokens."""
+    """The text before a supervised turn is the prompt that a model gets for it, in text and in tokens."""
     headers: bool = True
-    """Role headers are not trained on."""
+    """Role headers are not supervised."""
     content: bool = True
-    """Turns that are trained on say something, and no message has the text of a special token in it."""
+    """Supervised turns are not empty, and no message contains the text of a special token."""
     parts: bool = True
-    """Everything the row says is in the text, once, as it is and in order."""
+    """Everything the row says is in the text, once, unchanged and in order."""
 
     @classmethod
     def of(cls, given: Gate | Mapping[str, bool]) -> Gate:
-        """A gate, or one from the switches by name, as in a file."""
+        """A gate, or a mapping of switches, as in a configuration file."""
         if isinstance(given, Gate):
             return given
         known = [check.name for check in fields(cls)]
@@ -76,15 +76,15 @@ class Checker:
     terminators: frozenset[int]
     headers: frozenset[int]
     cuts: frozenset[int]
-    """Tokens at which a text is cut before anything else happens to it."""
+    """Special tokens: a tokenizer splits a text at them first."""
     include_eot: bool
     inner: frozenset[int] = frozenset()
-    """Tokens that end turns, and that the template writes inside of turns as well."""
+    """Tokens that end turns and that the template also writes inside of turns."""
     _tails: dict[bytes, bytes] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def _roles(self) -> npt.NDArray[np.uint8]:
-        """For each id of the vocabulary what it is, as bits."""
+        """Meaning of each id of the vocabulary, as bits."""
         table = np.zeros(self.tokenizer.vocab_size, np.uint8)
         special = self.tokenizer.special
         bos = () if special.bos is None else (special.bos,)
@@ -94,7 +94,7 @@ class Checker:
         return table
 
     def settle_ends(self, tokens: SpanTokens, spans: Spans) -> None:
-        """Let each span end with the token that ends the turn, or before it, as asked for."""
+        """Move the end of each span after the token that ends its turn, or before it without `include_eot`."""
         if not len(tokens.first) or not self.terminators or not len(tokens.ids):
             return
         closing = self._closing(tokens, spans)
@@ -107,7 +107,7 @@ class Checker:
         tokens.stop += adjacent & (closing < 0)
 
     def _closing(self, tokens: SpanTokens, spans: Spans) -> Ints:
-        """For each span the token that ends its turn: the last, or the last but white space; -1 for none."""
+        """The token that ends the turn of each span: its last token, apart from white space; -1 for none."""
         some = tokens.stop > tokens.first
         at_end = some & self._ends(tokens, np.maximum(tokens.stop - 1, 0))
         closing = np.where(at_end, tokens.stop - 1, -1)
@@ -123,16 +123,16 @@ class Checker:
         return closing
 
     def problems(self, tokens: SpanTokens, rendered: RenderedBatch, *, everything: bool) -> list[RowProblem]:
-        """What is wrong, row by row."""
+        """The problems of all rows, in order."""
         spans = rendered.spans
         gate = self.gate
         found: list[RowProblem] = []
         bos = self.tokenizer.special.bos
         roles = self._roles[tokens.ids]
-        at = np.flatnonzero(roles)  # the few tokens that mean something
+        at = np.flatnonzero(roles)  # few tokens have a meaning
         known = KnownTokens(at, roles[at])
         if gate.supervised:
-            found += _silent(tokens, spans)
+            found += _unsupervised(tokens, spans)
         if gate.bos and bos is not None and bos != self.tokenizer.special.eos and bos not in self.terminators:
             found += _bos(tokens, known.which(_BOS))
         if not everything and len(tokens.ids):
@@ -142,14 +142,14 @@ class Checker:
                 found += self._unended(tokens, spans, known.which(_END))
             if gate.prompt:
                 found += self._prompts(tokens, spans, known.which(_CUT))
-        if rendered.foreign:  # what else is wrong with such a row comes from that
+        if rendered.foreign:  # other problems of such a row follow from this one
             found = [problem for problem in found if problem.row not in rendered.foreign]
             found += _foreign(rendered.foreign)
         found.sort(key=lambda problem: problem.row or 0)
         return [_with_text(problem, tokens, spans) for problem in found]
 
     def _ends(self, tokens: SpanTokens, at: Ints) -> Flags:
-        """Whether these tokens end a turn."""
+        """True for tokens that end a turn."""
         ends: Flags = self._roles[tokens.ids[at]] & _END != 0
         return ends
 
@@ -160,8 +160,8 @@ class Checker:
         for row, token in zip(rows, bad[firsts]):
             text = self.tokenizer.decode(tokens.ids[token : token + 1])
             yield HeaderSupervisedError(
-                f"the token {text!r}, which belongs to a role header, would be trained on; "
-                "a message has it in its content, or a generation block begins too early",
+                f"the token {text!r}, of a role header, would be supervised; "
+                "a message contains it, or a generation block begins too early",
                 row=int(row),
             )
 
@@ -174,32 +174,32 @@ class Checker:
         inside = np.searchsorted(at, tokens.stop) - np.searchsorted(at, tokens.first) > counted
         for span in np.flatnonzero(inside & (spans.prompts >= 0)):
             yield TerminatorInsideError(
-                "a turn to train on has a token that ends turns in its middle, written by a message or by the template",
+                "a supervised turn has a token that ends turns in its middle, written by a message or by the template",
                 row=int(spans.rows[span]),
             )
         for span in np.flatnonzero(~ended & (spans.prompts >= 0) & self.include_eot):
             yield TerminatorNotSupervisedError(
-                "a turn would be trained on without the token that ends it, so the model would not learn to stop; "
-                "mend the template, or pass include_eot=False",
+                "the token that ends a turn is not supervised, so the model would not learn to stop; "
+                "correct the template, or pass include_eot=False",
                 row=int(spans.rows[span]),
             )
 
     def _prompts(self, tokens: SpanTokens, spans: Spans, cuts: Ints) -> Iterable[RowProblem]:
-        """The tokens of a prompt alone must be those that the row begins with.
+        """Problems of prompts whose tokens are not the first tokens of their row.
 
-        What comes before the last cut of a prompt cannot differ, so only the few tokens behind it are looked at: mostly
-        the same in every row.
+        Tokens before the last special token of a prompt cannot differ, so only the few after it are compared; mostly
+        they are the same in every row.
         """
-        asked = np.flatnonzero(spans.prompts >= 0)
-        rows, ends = spans.rows[asked], spans.prompts[asked]
+        answers = np.flatnonzero(spans.prompts >= 0)
+        rows, ends = spans.rows[answers], spans.prompts[answers]
         stops = np.clip(np.searchsorted(tokens.starts, ends), tokens.offsets[rows], tokens.offsets[rows + 1])
         begins = tokens.offsets[rows]
         reaches = tokens.ends[np.maximum(stops - 1, 0)] + spans.offsets[rows]
         straddling = (stops > begins) & (reaches > ends)
         for row in np.unique(rows[straddling]):
             yield PromptDiffersError(
-                "a token reaches from the prompt into the answer: given the prompt alone, the model would have to "
-                "write something else; let prompt and answer meet where words or special tokens end",
+                "a token reaches from the prompt into the answer, so at inference the prompt has other tokens; let "
+                "prompt and answer meet where words or special tokens end",
                 row=int(row),
             )
         before = np.searchsorted(cuts, stops) - 1
@@ -215,13 +215,13 @@ class Checker:
             )
 
     def _retokenised(self, tokens: SpanTokens, spans: Spans, first: Ints, stop: Ints, ends: Ints) -> list[int]:
-        """Which of these ends of prompts get other ids when they are tokenised by themselves."""
+        """Numbers of the prompt ends that get other ids when they are tokenized alone."""
         data = np.frombuffer(spans.texts.buffers()[2], np.uint8)
         begins = tokens.starts[first]
         models = _models(data, tokens.ids, begins, ends, first, stop)
         judged = np.unique(models)
         texts = [data[a:b].tobytes() for a, b in zip(begins[judged].tolist(), ends[judged].tolist())]
-        # Other threads use the same memory: what is found in it is kept aside, since they may clear it.
+        # Other threads share this cache and may clear it, so what it holds is copied first.
         remembered = {text: self._tails.get(text) for text in texts}
         known = {text: ids for text, ids in remembered.items() if ids is not None}
         new = [text for text, ids in remembered.items() if ids is None]
@@ -241,7 +241,7 @@ class Checker:
 def _models(
     data: npt.NDArray[np.uint8], ids: npt.NDArray[Any], begins: Ints, ends: Ints, first: Ints, stop: Ints
 ) -> Ints:
-    """For each of these pieces of text one that has the same bytes and the same ids: often that is the same for all."""
+    """For each piece of text, a piece with the same bytes and ids: often one for all."""
     models = np.arange(len(first))
     widths, numbers = ends - begins, stop - first
     sizes = widths << 32 | numbers
@@ -257,7 +257,7 @@ def _models(
 
 @dataclass(frozen=True, slots=True)
 class KnownTokens:
-    """Tokens of a batch that mean something: where they stand, and what they are."""
+    """Tokens of a batch with a meaning: their positions and bits."""
 
     at: Ints
     roles: npt.NDArray[np.uint8]
@@ -268,7 +268,7 @@ class KnownTokens:
 
 
 def _only_white_space(spans: Spans, begins: Ints, ends: Ints) -> Flags:
-    """Whether there is nothing else between these places of a text."""
+    """True where there is only white space between two positions of a text."""
     data = np.frombuffer(spans.texts.buffers()[2], np.uint8)
     widths = ends - begins
     most = min(int(widths.max(initial=0)), _MAX_WHITE_SPACE)
@@ -282,17 +282,17 @@ def _only_white_space(spans: Spans, begins: Ints, ends: Ints) -> Flags:
 def _foreign(found: Mapping[int, str]) -> Iterable[RowProblem]:
     for row, where in found.items():
         yield SpecialTokenInContentError(
-            f"{where}, the text of a special token: the model would read it as that token; take it out of the data, "
+            f"{where}, the text of a special token: the model would read it as that token; remove it from the data, "
             "or switch the check off with Gate(content=False)",
             row=row,
         )
 
 
-def _silent(tokens: SpanTokens, spans: Spans) -> Iterable[RowProblem]:
-    heard = np.zeros(len(tokens.offsets) - 1, np.bool_)
-    heard[spans.rows[tokens.stop > tokens.first]] = True
-    for row in np.flatnonzero(~heard):
-        yield NothingSupervisedError("no token of it would be trained on", row=int(row))
+def _unsupervised(tokens: SpanTokens, spans: Spans) -> Iterable[RowProblem]:
+    supervised = np.zeros(len(tokens.offsets) - 1, np.bool_)
+    supervised[spans.rows[tokens.stop > tokens.first]] = True
+    for row in np.flatnonzero(~supervised):
+        yield NothingSupervisedError("no token is supervised", row=int(row))
 
 
 def _bos(tokens: SpanTokens, at: Ints) -> Iterable[RowProblem]:
@@ -301,16 +301,16 @@ def _bos(tokens: SpanTokens, at: Ints) -> Iterable[RowProblem]:
     at_first = np.isin(tokens.offsets[:-1], at) & (counts > 0)
     for row in np.flatnonzero((counts != 1) | ~at_first):
         n = int(counts[row])
-        fault = "which is not at the beginning" if n == 1 else "expected one, at the beginning"
+        fault = "not at the beginning" if n == 1 else "expected one, at the beginning"
         yield BosCountError(
-            f"{n} beginning-of-sequence tokens, {fault}; mend the template ({{{{ bos_token }}}}) or the data, "
+            f"{n} beginning-of-sequence tokens, {fault}; correct the template ({{{{ bos_token }}}}) or the data, "
             "or switch the check off with Gate(bos=False)",
             row=int(row),
         )
 
 
 def _with_text(problem: RowProblem, tokens: SpanTokens, spans: Spans) -> RowProblem:
-    """The problem, with the row shown as it would be trained on."""
+    """The problem with the text of its row, supervised parts marked."""
     row = problem.row or 0
     begin, end = int(spans.offsets[row]), int(spans.offsets[row + 1])
     data = bytes(memoryview(spans.texts.buffers()[2])[begin:end])

@@ -1,4 +1,4 @@
-"""One form for all conversations: a list of messages as templates want them, and which of them are to be trained on."""
+"""Messages: one form for the conversations of all formats, as templates expect it, with training flags."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ OTHER_NAMES = {
     "ipython": "tool",
 }
 FLAGS = ("training", "train", "weight", "step_loss_mask", "loss_mask", "loss_weight")
-"""Keys of a message that say whether to train on it; the first that is there counts."""
+"""Keys of the training flag of a message; the first that exists counts."""
 LOOKS_LIKE_A_FLAG = re.compile(r"(?:^|_|(?<=[a-z])(?=[A-Z]))(?:loss|mask|weight|train|supervis)", re.IGNORECASE)
 SPEAKER, SAID = ("role", "from"), ("content", "value")
 THOUGHTS = ("reasoning_content", "thinking", "reasoning", "thought", "thoughts")
-"""Keys of a message that hold what the assistant thought."""
+"""Keys of the thoughts of a message."""
 TEXTS = ("text", "value", "content")
-"""Keys of a content part that hold its text."""
+"""Keys of the text of a content part."""
 
 
 @dataclass(slots=True)
 class Conversation:
-    """Messages with a role and a content each; `flags[i]` says whether to train on message i, None if nothing does."""
+    """Messages with role and content; `flags[i]` is the training flag of message i, None if it has none."""
 
     messages: list[Message]
     tools: list[Any] | None = None
@@ -69,7 +69,7 @@ class Conversation:
 
     @property
     def simple(self) -> bool:
-        """Whether there is nothing but roles and text."""
+        """True if there are only roles and text."""
         return self.tools is None and all(len(m) == 2 and type(m["content"]) is str for m in self.messages)
 
 
@@ -114,7 +114,7 @@ def as_tools(given: Any) -> list[Any] | None:
 
 
 def without_nulls(value: Any) -> Any:
-    """The value without keys that are null: Arrow gives every row the keys that any of them has."""
+    """The value without null keys: Arrow gives every row the keys of all rows."""
     if isinstance(value, dict):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
@@ -123,7 +123,7 @@ def without_nulls(value: Any) -> Any:
 
 
 def role_of(speaker: str) -> str:
-    """The role that goes by that name; a name that is none stays as it is."""
+    """The role with this name; an unknown name is returned unchanged."""
     return OTHER_NAMES.get(speaker.lower(), speaker.lower())
 
 
@@ -145,7 +145,7 @@ def _message(message: Message, i: int) -> tuple[Message, bool | None]:
             continue
         if LOOKS_LIKE_A_FLAG.search(key):
             raise MalformedChatError(
-                f"message {i} has the key {key!r}, which looks as if it said what to train on, and is not known here; "
+                f"message {i} has the key {key!r}, which looks like a training flag, but is unknown; "
                 f"rename it to one of {', '.join(FLAGS)} (0 or 1), or remove it"
             )
         made[key] = value
@@ -154,13 +154,13 @@ def _message(message: Message, i: int) -> tuple[Message, bool | None]:
             raise MalformedChatError(f"message {i} has {key} of type {type(made[key]).__name__}, expected text")
     different = {text for text in (thoughts, *(made.get(key) for key in THOUGHTS)) if text}
     if len(different) > 1:
-        raise MalformedChatError(f"message {i} has different thoughts by several names; keep one of them")
+        raise MalformedChatError(f"message {i} has different thoughts under several keys; keep one of them")
     if thoughts and not any(made.get(key) for key in THOUGHTS):
         made["reasoning_content"] = thoughts
     calls = made.pop("tool_calls", None)
     single = made.pop("function_call", None)
     if sum(map(bool, (calls, single, called))) > 1:
-        raise ToolCallsError(f"message {i} has tool calls by several names; keep one of them")
+        raise ToolCallsError(f"message {i} has tool calls under several keys; keep one of them")
     if single:
         calls = [single]
     calls = called or calls
@@ -172,12 +172,12 @@ def _message(message: Message, i: int) -> tuple[Message, bool | None]:
 
 
 def thoughts_of(message: Message) -> str:
-    """What the assistant thought, by whichever name the message has it."""
+    """The thoughts of a message, under any of their keys."""
     return str(_first(message, THOUGHTS) or "")
 
 
 def _content(content: Any, i: int) -> tuple[str | None, str]:
-    """The text, and the thoughts that stand among its parts; parts of text are put together."""
+    """The text and the thoughts of a content; parts are joined."""
     if content is None or isinstance(content, str):
         return content, ""
     if isinstance(content, dict):
@@ -191,7 +191,7 @@ def _content(content: Any, i: int) -> tuple[str | None, str]:
             texts.append(part)
         elif kind in ("thinking", "reasoning") and isinstance(thought := _first(part, (*THOUGHTS, "text")), str):
             if any(text.strip() for text in texts):
-                raise MalformedChatError(f"message {i} has a thought behind text; thoughts come first")
+                raise MalformedChatError(f"message {i} has a thought after text; thoughts come first")
             thoughts.append(thought)
         elif kind in (None, "text") and isinstance(part, dict) and isinstance(text := _first(part, TEXTS), str):
             texts.append(text)
@@ -212,7 +212,7 @@ def _tool_calls(calls: Any, i: int) -> list[Any]:
 
 
 def _tool_call(call: Any) -> Any:
-    """A call in the nested form, otherwise as it is: its keys in their order, its arguments as text or as an object."""
+    """A call in the nested form; keys keep their order, arguments stay text or an object."""
     if isinstance(call, str):
         call = from_json(call, "a tool call", ToolCallsError)
     function = call.get("function", call) if isinstance(call, dict) else None
@@ -252,14 +252,14 @@ def _flag(message: Message, i: int) -> bool | None:
         if isinstance(value, int | float) and value in (0, 1):
             return bool(value)
         raise MalformedChatError(
-            f"message {i} has {key}={value!r}; a message is trained on (1, true) or not (0, false): token weights "
-            "between 0 and 1 are not carried"
+            f"message {i} has {key}={value!r}; a message is supervised (1, true) or not (0, false): weights "
+            "between 0 and 1 are not supported"
         )
     return None
 
 
 def _only(message: Message, keys: tuple[str, ...], i: int) -> Any:
-    """What the message has by one of these names; an error if it has different things by several."""
+    """Value of the message under one of these keys; different values under several are an error."""
     found = [message[key] for key in keys if message.get(key) is not None]
     if any(value != found[0] for value in found[1:]):
         raise MalformedChatError(f"message {i} has different values for {' and '.join(keys)}; keep one of them")
@@ -271,7 +271,7 @@ def _first(message: Message, keys: tuple[str, ...]) -> Any:
 
 
 def from_json(text: str, what: str, error: type[MalformedChatError | ToolCallsError]) -> Any:
-    """What the text says, numbers as they are spelled; `what` it is called if it is not JSON."""
+    """The value of a JSON text, with numbers as they are spelled; errors name it `what`."""
     try:
         return loads(text)
     except ValueError as wrong:

@@ -1,4 +1,9 @@
-"""What a conversation says, part by part: every text that must be found in what a template writes of it."""
+"""Parts of a conversation, and their places in the rendered text.
+
+A part is a text that the row says: content, thought, name or argument of a tool call, result, description of a tool.
+`place_parts` finds each part in the text: the conversation is rendered once more with marks around its parts.
+`Placement.losses` are the parts that are lost, repeated, changed or out of order.
+"""
 
 from __future__ import annotations
 
@@ -22,43 +27,42 @@ from penstock.chat.problems import (
 from penstock.chat.templates import END, START
 from penstock.files.json_values import FloatText, IntText
 
-__all__ = ["KINDS", "Chain", "Loss", "Part", "Parts", "Place", "Placement", "parts_of", "place_parts"]
+__all__ = ["KINDS", "Chain", "ConversationParts", "Loss", "Part", "Place", "Placement", "parts_of", "place_parts"]
 
 
 KINDS = {
-    # What may be allowed to be lost, by name.
+    # Kinds of parts, as `allow_lost` names them.
     "system": "system messages",
-    "requests": "what users say",
-    "answers": "what the assistant says",
-    "text_beside_calls": "what the assistant says beside a tool call",
-    "thoughts": "what the assistant thought",
-    "earlier_thoughts": "what the assistant thought before the last request",
+    "requests": "user messages",
+    "answers": "assistant messages",
+    "text_beside_calls": "assistant text in a turn with tool calls",
+    "thoughts": "thoughts of the assistant",
+    "earlier_thoughts": "thoughts of the assistant before the last request",
     "calls": "names of called tools",
     "arguments": "arguments of tool calls",
-    "tool_results": "answers of tools",
+    "tool_results": "results of tools",
     "tools": "names and descriptions of tools",
 }
-THOUGHT_TAGS = re.compile(r"(<think>)(.*?)(</think>)", re.DOTALL)
 OF_TOOLS = -1
-"""In place of the number of a message, for parts that are in the tools."""
+"""Message number of parts of the tools."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A text that a row says: of which message, of what kind, and what it is called there."""
+    """Text of a row: its message, its kind, and its name in the message."""
 
     message: int
     kind: str
     name: str
     text: str
     escaped: bool = True
-    """Whether it may be written as a JSON string writes it."""
+    """It may be written with the escapes of a JSON string."""
     names: bool = False
-    """A name or a key, which may stand on both sides of what it names."""
+    """A name or a key, which may be written before and after its value."""
     searched: bool = False
-    """A name that the template may look up, so that marks would be in its way: it is looked for in the whole text."""
+    """A name that the template may look up, so it is not marked but searched in the whole text."""
     literal: bool = False
-    """A value that cannot be marked (true, false, null): it is looked for behind the part before it."""
+    """A value that cannot be marked (true, false, null): it is searched after the previous part."""
 
 
 Chain = list[int]
@@ -66,18 +70,18 @@ Chain = list[int]
 
 
 @dataclass(slots=True)
-class Parts:
-    """The parts of a conversation, and the conversation with marks around each."""
+class ConversationParts:
+    """Parts of a conversation, and the conversation with marks around each."""
 
     all: list[Part]
     groups: list[list[Chain]]
-    """What must follow each other: groups in their order, in a group each chain in its own."""
+    """Order of parts: groups follow each other; within a group, each chain has its own order."""
     conversation: Conversation
-    """As it was given, with marks around its parts."""
+    """The conversation with marks around its parts."""
 
 
-def parts_of(conversation: Conversation, only: int | None = None) -> Parts:
-    """All parts of a conversation; marked are all of them, or `only` one."""
+def parts_of(conversation: Conversation, only: int | None = None) -> ConversationParts:
+    """All parts of a conversation; all are marked, or `only` one."""
     return _Collector(only).collect(conversation)
 
 
@@ -87,11 +91,11 @@ class _Collector:
         self.parts: list[Part] = []
         self.groups: list[list[Chain]] = []
 
-    def collect(self, conversation: Conversation) -> Parts:
+    def collect(self, conversation: Conversation) -> ConversationParts:
         last_request = max((i for i, m in enumerate(conversation.messages) if m["role"] == "user"), default=-1)
         messages = [self._message(message, i, last_request) for i, message in enumerate(conversation.messages)]
         tools = None if conversation.tools is None else [self._tool(tool) for tool in conversation.tools]
-        return Parts(self.parts, self.groups, Conversation(messages, tools, conversation.flags))
+        return ConversationParts(self.parts, self.groups, Conversation(messages, tools, conversation.flags))
 
     def _message(self, message: Message, i: int, last_request: int) -> Message:
         role = message["role"]
@@ -106,7 +110,7 @@ class _Collector:
         if said:
             number = len(self.parts)
             marked = self._text(made[said[0]], Part(i, thoughts, said[0], made[said[0]]))
-            for key in said:  # the same thought by several names is one part
+            for key in said:  # the same thought under several keys is one part
                 made[key] = marked if made[key] == message[said[0]] else made[key]
             if isinstance(made["content"], list):
                 made["content"] = [
@@ -128,7 +132,7 @@ class _Collector:
 
     def _content(self, content: str, i: int, kind: str, thoughts: str | None) -> str:
         if thoughts is not None and "</think>" in content:
-            before, tag, behind = content.rpartition("</think>")
+            before, tag, after = content.rpartition("</think>")
             lead, open_tag, thought = before.partition("<think>")
             if not open_tag:
                 lead, thought = "", before
@@ -137,7 +141,7 @@ class _Collector:
                 open_tag,
                 self._grouped(thought, Part(i, thoughts, "content in <think>", thought)),
                 tag,
-                self._grouped(behind, Part(i, kind, "content", behind)),
+                self._grouped(after, Part(i, kind, "content", after)),
             ]
             return "".join(pieces)
         return self._grouped(content, Part(i, kind, "content", content))
@@ -172,7 +176,7 @@ class _Collector:
         return {**call, "function": {**function, "name": name, "arguments": arguments}}
 
     def _value(self, value: Any, i: int, label: str) -> Any:
-        """A value inside of arguments: keys and values are parts."""
+        """A value of arguments: keys and values are parts."""
         if isinstance(value, dict):
             made = {}
             for key, item in value.items():
@@ -209,7 +213,7 @@ class _Collector:
                 yield name, self._text(text, Part(OF_TOOLS, "tools", name, text))
 
     def _described(self, value: Any) -> Any:
-        """A schema with the descriptions in it marked, and the names of its parameters noted."""
+        """A schema with marked descriptions; names of parameters become parts."""
         if isinstance(value, list):
             return [self._described(item) for item in value]
         if not isinstance(value, dict):
@@ -228,7 +232,7 @@ class _Collector:
         return made
 
     def _text(self, text: str, part: Part) -> str:
-        """The text with marks, if it says anything; its part is noted."""
+        """The text with marks, unless it is empty; it becomes a part."""
         if not text.strip() or len(self.parts) >= MAX_PARTS - 1:
             return text
         number = len(self.parts)
@@ -237,7 +241,7 @@ class _Collector:
 
 
 Place = tuple[int, int]
-"""Where a part begins and ends, in characters of the text."""
+"""Begin and end of a part, in characters of the text."""
 _LITERALS = {"null": ("null", "None", "none"), "True": ("true", "True"), "False": ("false", "False")}
 _LITERAL_REACH = 80
 _CONTEXT = 400
@@ -246,7 +250,7 @@ Render = Callable[[Conversation], str]
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A part that is not in the text as it should be."""
+    """A part that is lost, repeated, changed or moved."""
 
     part: Part
     problem: RowProblem
@@ -254,36 +258,38 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The parts of a conversation, and for each where it stands in the text: mostly one place."""
+    """Parts of a conversation, and the places of each in the text: mostly one."""
 
     parts: Sequence[Part]
     groups: Sequence[Sequence[Sequence[int]]]
     places: Sequence[Sequence[Place]]
     changed: Collection[int]
-    """Parts that are written, but not as they are."""
+    """Parts that are written differently."""
 
     def of_message(self, i: int) -> list[Place]:
-        """Everywhere that something of message i stands, in order."""
+        """Places of all parts of message i, in order."""
         return sorted(places[0] for part, places in zip(self.parts, self.places) if part.message == i and places)
 
     def losses(self, whole: str) -> list[Loss]:
-        """What is lost, repeated, changed or out of order."""
+        """Parts that are lost, repeated, changed or out of order."""
         found: list[Loss] = []
         for number, (part, places) in enumerate(zip(self.parts, self.places)):
             if not places:
                 found.append(Loss(part, _lost(part)))
             elif number in self.changed:
-                found.append(Loss(part, PartChangedError(f"{_named(part)} is not written as it is: {_quoted(part)}")))
+                found.append(
+                    Loss(part, PartChangedError(f"{_named(part)} is changed by the template: {_quoted(part)}"))
+                )
             elif self.is_repeated(part, places, whole):
                 times = f"{_named(part)} is written {len(places)} times: {_quoted(part)}"
                 found.append(Loss(part, PartRepeatedError(times)))
         return found + self._moved()
 
     def is_repeated(self, part: Part, places: Sequence[Place], whole: str) -> bool:
-        """Whether it matters that a part is written more than once.
+        """True if a part must not be written as often as it is.
 
-        What a tool is may be said more than once. The name of a called tool may stand again before its result, and a
-        name or a key may stand on both sides of what it names; never twice in a row.
+        Descriptions of tools may be repeated. The name of a called tool may be repeated before its result, and a name
+        or a key may be written before and after its value; never twice in a row.
         """
         if len(places) < 2 or part.kind == "tools" or part.literal:
             return False
@@ -295,11 +301,11 @@ class Placement:
         return len(inside) > 2 or not apart
 
     def shown(self, part: Part, whole: str) -> str:
-        """The text around the place where a part that is not in it belongs, with its words there."""
+        """The text around the place of a lost part, with the part inserted between ⟪ and ⟫."""
         number = self.parts.index(part)
-        behind = [places[0][0] for places in self.places[number + 1 :] if places]
+        following = [places[0][0] for places in self.places[number + 1 :] if places]
         before = [places[0][1] for places in self.places[:number] if places]
-        at = behind[0] if behind and part.message != OF_TOOLS else max(before, default=0)
+        at = following[0] if following and part.message != OF_TOOLS else max(before, default=0)
         lead, rest = whole[max(0, at - _CONTEXT) : at], whole[at : at + _CONTEXT]
         return f"{lead}⟪{_quoted(part)[1:-1]}⟫{rest}"
 
@@ -315,7 +321,7 @@ class Placement:
                     start, stop = self.places[number][0]
                     if start < at:
                         part = self.parts[number]
-                        moved = f"{_named(part)} is missing where it belongs, and stands earlier: {_quoted(part)}"
+                        moved = f"{_named(part)} is written earlier than it belongs: {_quoted(part)}"
                         return [Loss(part, PartMovedError(moved))]
                     at = stop
                 reach = max(reach, at)
@@ -326,9 +332,9 @@ class Placement:
 def place_parts(conversation: Conversation, whole: str, render: Render) -> Placement:
     """Find every part of a conversation in its text.
 
-    The conversation is rendered once more, with marks around its parts. If that is the same text but for the marks,
-    they say where each part is. If a template looks at what it writes, so that marks change the text, each part is
-    marked alone; one whose marks still change the text is looked for behind the part before it.
+    The conversation is rendered once more, with marks around its parts. If the text is the same apart from the marks,
+    they give the place of each part. If marks change the text, because the template inspects contents, each part is
+    marked alone; a part whose marks still change the text is searched after the previous part.
     """
     parts = parts_of(conversation)
     marks = _marks(parts, whole, render)
@@ -348,7 +354,7 @@ def place_parts(conversation: Conversation, whole: str, render: Render) -> Place
     return Placement(parts.all, parts.groups, pairs, changed)
 
 
-def _marks(parts: Parts, whole: str, render: Render) -> list[PartMark] | None:
+def _marks(parts: ConversationParts, whole: str, render: Render) -> list[PartMark] | None:
     try:
         text, marks = part_marks(render(parts.conversation))
     except RenderError:
@@ -357,7 +363,7 @@ def _marks(parts: Parts, whole: str, render: Render) -> list[PartMark] | None:
 
 
 def _pairs(marks: Sequence[PartMark], count: int) -> list[list[Place]]:
-    """For each part where it begins and ends; an opening without an end is none."""
+    """Places of each part; an opening mark without a closing one is ignored."""
     places: list[list[Place]] = [[] for _ in range(count)]
     opened: dict[int, int] = {}
     for mark in marks:
@@ -368,8 +374,8 @@ def _pairs(marks: Sequence[PartMark], count: int) -> list[list[Place]]:
     return places
 
 
-def _resolve(parts: Parts, pairs: list[list[Place]], uncertain: Collection[int], whole: str) -> set[int]:
-    """Fill in what marks could not tell; returns which parts are written otherwise than they are."""
+def _resolve(parts: ConversationParts, pairs: list[list[Place]], uncertain: Collection[int], whole: str) -> set[int]:
+    """Search the parts that marks did not locate; returns the parts that are written differently."""
     changed: set[int] = set()
     unknown = set(uncertain)
     done = 0
@@ -398,7 +404,7 @@ def _resolve(parts: Parts, pairs: list[list[Place]], uncertain: Collection[int],
 
 
 def _forms(part: Part) -> list[str]:
-    """How the part may be written."""
+    """Texts by which a part may be written."""
     core = part.text.strip()
     if not part.escaped:
         return [core]
@@ -411,7 +417,7 @@ def _lost(part: Part) -> RowProblem:
     kind = ThoughtsLeftOutError if part.kind in ("thoughts", "earlier_thoughts") else PartLostError
     return kind(
         f"{_named(part)} is not in the text that the template writes: {_quoted(part)}; use a template that writes it, "
-        f"take it out of the row, or pass allow_lost={[part.kind]} to train without {KINDS[part.kind]}"
+        f"remove it from the row, or pass allow_lost={[part.kind]} to train without {KINDS[part.kind]}"
     )
 
 

@@ -1,4 +1,4 @@
-"""What can be wrong with one row of chat, a class for each: the engine counts bad rows by the name of the class."""
+"""Problems of a row of chat, one class for each: the engine counts bad rows by the name of the class."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ __all__ = [
 
 
 class RowProblem(DataError):  # noqa: N818 - the root of many errors
-    """A row of chat that cannot be trained on as it is."""
+    """A row of chat that cannot be used."""
 
     def __init__(self, reason: str, *, row: int | None = None, shown: str | None = None, numbered: bool = True) -> None:
         self.shown = shown
@@ -50,12 +50,12 @@ class RowProblem(DataError):  # noqa: N818 - the root of many errors
 
     @property
     def kind(self) -> str:
-        """The trouble in few words, the same for all rows that have it: `nothing supervised`."""
+        """Name of the problem, the same for all its rows: `nothing supervised`."""
         words = re.findall("[A-Z][a-z]+", type(self).__name__)
         return " ".join(word.lower() for word in words if word != "Error")
 
     def at(self, row: int) -> RowProblem:
-        """The same problem, with the row it belongs to."""
+        """The same problem, with the number of its row."""
         return type(self)(self.reason, row=row, shown=self.shown)
 
     def unnumbered(self) -> RowProblem:
@@ -72,51 +72,51 @@ class UnknownRoleError(RowProblem):
 
 
 class NullContentError(RowProblem):
-    """A message without content that makes no tool calls either."""
+    """A message without content and without tool calls."""
 
 
 class EmptyContentError(RowProblem):
-    """A message to train on that says nothing: it would teach to end the turn at once."""
+    """A supervised message without text: a model would learn to end the turn at once."""
 
 
 class NoAssistantTurnError(RowProblem):
-    """No message to train on."""
+    """No supervised message."""
 
 
 class ToolCallsError(RowProblem):
-    """Tools or tool calls that cannot be read, or that the template would leave out."""
+    """Tools or tool calls that cannot be read."""
 
 
 class PartLostError(RowProblem):
-    """Something the row says, which the template does not write."""
+    """A part of the row that the template does not write."""
 
 
 class PartRepeatedError(RowProblem):
-    """Something the row says once, which the template writes more than once."""
+    """A part of the row that the template writes more than once."""
 
 
 class PartMovedError(RowProblem):
-    """Something the row says, which the template writes before what comes first."""
+    """A part of the row that the template writes out of order."""
 
 
 class PartChangedError(RowProblem):
-    """Something the row says, which the template writes as something else."""
+    """A part of the row that the template changes."""
 
 
 class ThoughtsLeftOutError(PartLostError):
-    """What the assistant thought, which the template would leave out."""
+    """Thoughts of the assistant that the template does not write."""
 
 
 class SpecialTokenInContentError(RowProblem):
-    """A message that says the text of a special token: it would not be read as text."""
+    """A message with the text of a special token: the tokenizer would not read it as text."""
 
 
 class RenderError(RowProblem):
-    """The template refused the conversation, or did more than it may."""
+    """The template refused the conversation, or exceeded its limits."""
 
 
 class SpansNotFoundError(RowProblem):
-    """Where the turns to train on are in the text could not be told."""
+    """Supervised turns whose place in the text is unknown."""
 
 
 class TooLongError(RowProblem):
@@ -124,15 +124,15 @@ class TooLongError(RowProblem):
 
 
 class NothingSupervisedError(RowProblem):
-    """No token of the row would be trained on."""
+    """No token of the row is supervised."""
 
 
 class TerminatorNotSupervisedError(RowProblem):
-    """A turn whose end the model would not learn."""
+    """A turn whose end is not supervised."""
 
 
 class TerminatorInsideError(RowProblem):
-    """A turn to train on that ends and goes on: its content has the text of the token that ends turns."""
+    """A supervised turn with a token that ends turns in its middle."""
 
 
 class BosCountError(RowProblem):
@@ -140,27 +140,27 @@ class BosCountError(RowProblem):
 
 
 class PromptDiffersError(RowProblem):
-    """What stands before a trained turn is not what the model will be given when it has to write that turn."""
+    """The text before a supervised turn is not the prompt that the model gets for it."""
 
 
 class HeaderSupervisedError(RowProblem):
-    """A role header, which the model never has to write, would be trained on."""
+    """A supervised role header, which the model never writes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One thing wrong with one row, for a list of them."""
+    """A problem of one row, in a list of problems."""
 
     row: int
     kind: str
     message: str
     shown: str = ""
-    """The rendered row with its supervised parts between ⟦ and ⟧, where it could be rendered."""
+    """The rendered row with its supervised parts between ⟦ and ⟧; empty if it could not be rendered."""
 
 
 @contextmanager
 def alone(batch: pa.RecordBatch) -> Iterator[None]:
-    """Problems of the only row of a batch do not count it: who sent it alone knows where it came from."""
+    """Leave the row number out of the problem of a single row: the caller knows where it comes from."""
     try:
         yield
     except RowProblem as problem:

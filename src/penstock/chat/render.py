@@ -1,8 +1,8 @@
-"""From a conversation to its text, with marks around what is to be trained on.
+"""Rendering of one conversation: its text and its supervised turns.
 
-Every part of the row is found in the text first (see `placement`): nothing is lost, repeated or out of order. A turn
-begins where the prompt that a model gets for it ends, and ends with the token that ends turns; or it is what the
-template's `{% generation %}` block says. Either way all parts of its message stand in it, and none of another.
+First, every part of the row is located in the text (`parts`): none is lost, repeated or out of order. A turn begins
+where the prompt for it ends, and ends with the end-of-turn token; or it is a `{% generation %}` block of the template.
+Either way, all parts of its message are inside, tool calls included, and no part of another message is.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ __all__ = [
 TrainOn = str | tuple[str, ...]
 EVERYTHING = "all"
 SWITCHES = ("enable_thinking", "thinking")
-"""Variables by which templates change the prompt: a model is asked with either setting."""
+"""Variables that change the prompt: a model is used with either value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """A conversation as a template writes it: where each part stands, and what is trained on."""
+    """Rendered conversation: its text, the place of each part, and the supervised turns."""
 
     text: str
     placement: Placement
@@ -63,29 +63,35 @@ class Rendering:
     """Text of a special token in a message, and the message; None if there is none."""
 
 
+@dataclass(frozen=True, slots=True)
+class TurnEnds:
+    """Ends of turns."""
+
+    texts: tuple[str, ...] = ()
+    """Texts of the tokens that end a turn: text after one belongs to the template, not to the model."""
+    closing: str = ""
+    """Text to add after the last answer, where the template writes no end of the turn."""
+    call_closing: str = ""
+    """Text to add after a last turn with tool calls."""
+
+
 @dataclass(frozen=True)
 class Renderer:
-    """Renders conversations with one template. A pure function of the conversation."""
+    """Renderer of conversations with one template: a pure function of the conversation."""
 
     template: TemplateSource
     variables: Mapping[str, Any]
-    terminators: tuple[str, ...]
-    """Texts of tokens that end a turn: what stands behind one belongs to the template, not to the model."""
+    ends: TurnEnds = field(default_factory=lambda: TurnEnds())
     train_on: TrainOn = "assistant"
     markers: Markers | None = None
     now: datetime | None = None
     traits: Traits = field(default_factory=Traits)
     check_prompts: bool = True
     check_content: bool = True
-    check_headers: bool = True
     check_parts: bool = True
     allow_lost: frozenset[str] = frozenset()
-    closing: str = ""
-    """What is written behind the last answer, where the template writes no end of a turn there."""
-    call_closing: str = ""
-    """The same behind a turn that calls tools."""
     specials: tuple[str, ...] = ()
-    """Texts of special tokens, which no message may say; none, if that is not to be checked."""
+    """Texts of special tokens that no message may contain; none if that is not checked."""
 
     def render(self, conversation: Conversation) -> Rendering:
         """The text of a conversation, its parts in it, and its supervised turns. Raises a `RowProblem`."""
@@ -112,13 +118,13 @@ class Renderer:
             raise RenderError(f"{self.template.name} wrote a lone surrogate, which is not text") from None
 
     def sample(self, turns: int) -> Conversation:
-        """A conversation that the template can render."""
+        """A sample conversation that the template can render."""
         made = sample(turns)
         made.tools = TOOLS if self.traits.needs_tools else None
         return made
 
     def text(self, conversation: Conversation) -> str:
-        """The text of a whole conversation without marks."""
+        """The text of a conversation without marks."""
         return self.text_of(self.traits.present(conversation))
 
     def text_of(self, given: Conversation) -> str:
@@ -127,14 +133,14 @@ class Renderer:
         return whole + self.closing_of(given.messages)
 
     def closing_of(self, messages: Sequence[Message]) -> str:
-        """What is added behind a conversation that ends with an answer."""
+        """Text to add after a conversation that ends with an answer."""
         last = messages[-1] if messages else {"role": None}
         if last["role"] != "assistant":
             return ""
-        return self.call_closing if last.get("tool_calls") else self.closing
+        return self.ends.call_closing if last.get("tool_calls") else self.ends.closing
 
     def prompts(self, given: Conversation, i: int) -> Iterator[str]:
-        """What a model may get to write message i: as the variables say, then with thinking switched on or off."""
+        """Prompts for message i: with the given variables, then with thinking switched on or off."""
         before = Conversation(given.messages[:i], given.tools)
         for variables in self.settings:
             try:
@@ -149,13 +155,13 @@ class Renderer:
 
     @cached_property
     def settings(self) -> tuple[Mapping[str, Any], ...]:
-        """The variables as they were given, and with each switch of the template the other way."""
+        """Variables to add: none, then the other value of each switch that the template mentions."""
         named = [name for name in SWITCHES if self.template.mentions(name)]
         others = [{name: on} for name in named for on in (False, True) if self.variables.get(name) is not on]
         return ({}, *others)
 
     def trained(self, conversation: Conversation) -> Collection[int]:
-        """Which messages to train on: what their flags say, else what `train_on` says."""
+        """Numbers of the supervised messages: by their flags, else by `train_on`."""
         messages, flags = conversation.messages, conversation.flags
         roles = ("assistant",) if isinstance(self.train_on, str) else self.train_on
         trained = [i for i, message in enumerate(messages) if message["role"] in roles]
@@ -169,8 +175,10 @@ class Renderer:
             chosen = set(trained)
             trained = [i for i, flag in enumerate(flags) if flag or (flag is None and i in chosen)]
         if not trained:
-            said = [message["role"] for message in messages]
-            raise NoAssistantTurnError(f"no message to train on with train_on={self.train_on!r}; the roles are {said}")
+            given_roles = [message["role"] for message in messages]
+            raise NoAssistantTurnError(
+                f"no supervised message with train_on={self.train_on!r}; the roles are {given_roles}"
+            )
         return trained
 
     def _check_content(self, conversation: Conversation, trained: Collection[int]) -> None:
@@ -180,12 +188,12 @@ class Renderer:
             message = conversation.messages[i]
             if not (message["content"] or "").strip() and not message.get("tool_calls"):
                 raise EmptyContentError(
-                    f"message {i} ({message['role']}) is to be trained on, but is empty; drop the row, or switch the "
+                    f"message {i} ({message['role']}) is supervised, but empty; drop the row, or switch the "
                     "check off with Gate(content=False)"
                 )
 
     def _check_parts(self, placement: Placement, whole: str) -> list[str]:
-        """Kinds of parts that are lost and may be; anything else that is not as it should be is an error."""
+        """Kinds of lost parts that `allow_lost` permits; every other loss or change is an error."""
         lost = []
         for loss in placement.losses(whole):
             kind = loss.part.kind
@@ -200,7 +208,7 @@ class Renderer:
 
     @cached_property
     def special_text(self) -> re.Pattern[str]:
-        """Finds the text of a special token."""
+        """Pattern of the texts of special tokens."""
         return re.compile("|".join(map(re.escape, self.specials)))
 
     def _foreign(self, conversation: Conversation) -> str | None:
@@ -237,7 +245,7 @@ class Renderer:
             yield from made
 
     def _by_prompt(self, given: Conversation, i: int, whole: str, placement: Placement, done: int) -> Turn:
-        """From the end of the prompt for message i to the token that ends its turn."""
+        """The turn from the end of the prompt for message i to the token that ends it."""
         places = placement.of_message(i)
         first = places[0][0] if places else None
         start = self._start(given, i, whole, first)
@@ -246,12 +254,12 @@ class Renderer:
         stop = self._end(given, i, whole, last, min(following, default=len(whole)))
         if start < done or (first is not None and start > first):
             raise SpansNotFoundError(
-                f"the prompt for message {i} ends inside of a turn, so where that turn begins cannot be told"
+                f"the prompt for message {i} ends inside of a turn, so the beginning of that turn is unknown"
             )
         return Turn(start, stop, start, i)
 
     def _start(self, given: Conversation, i: int, whole: str, first: int | None) -> int:
-        """Where the prompt for message i ends in the text."""
+        """End of the prompt for message i in the text."""
         nearest, fits = 0, None
         differing = ""
         for prompt in self.prompts(given, i):
@@ -262,7 +270,7 @@ class Renderer:
                 continue
             if fits is None:
                 fits = end
-            # White space on both sides of a border may be one token: the prompt of another setting ends elsewhere.
+            # White space on both sides of the end may be one token: the prompt of another setting may end elsewhere.
             if not (first is None or end < first) or not (prompt[-1:].isspace() and whole[end : end + 1].isspace()):
                 return end
         if fits is not None:
@@ -276,25 +284,25 @@ class Renderer:
         return nearest if first is None else min(nearest, first)
 
     def _end(self, given: Conversation, i: int, whole: str, last: int, following: int) -> int:
-        """Where the turn of message i ends: behind the first token that ends turns, before the next message."""
-        ends = [at + len(text) for text in self.terminators if (at := whole.find(text, last, following)) >= 0]
+        """End of the turn of message i: after the first token that ends turns, before the next message."""
+        ends = [at + len(text) for text in self.ends.texts if (at := whole.find(text, last, following)) >= 0]
         if ends:
             return min(ends)
         grown = unmarked(self._unmarked_text(Conversation(given.messages[: i + 1], given.tools)))
         return len(grown) if len(grown) >= last and whole.startswith(grown) else last
 
     def _check_turn(self, turns: Sequence[Turn], i: int, placement: Placement) -> None:
-        """All parts of a message stand in its turn, and no others."""
+        """Raise unless all parts of a message, and no others, are inside of its turn."""
         for part, places in zip(placement.parts, placement.places):
             for start, stop in places[:1]:
                 inside = any(turn.start <= start and stop <= turn.stop for turn in turns)
                 if part.message == i and not inside and not part.literal:
-                    raise SpansNotFoundError(f"message {i}: its {part.name} stands outside of the turn to train on")
+                    raise SpansNotFoundError(f"message {i}: its {part.name} is outside of the supervised turn")
                 if part.message not in (i, -1) and inside and not part.literal:
-                    raise SpansNotFoundError(f"message {part.message} stands inside of the turn of message {i}")
+                    raise SpansNotFoundError(f"message {part.message} is inside of the turn of message {i}")
 
     def _blocks(self, given: Conversation) -> tuple[str, list[tuple[int, int]]]:
-        """The text, and where its generation blocks are."""
+        """The text, and the positions of its generation blocks."""
         text = self._run(self.template.program, given)
         whole = unmarked(text)
         if self.template.program.captures and whole != unmarked(self._unmarked_text(given)):
@@ -313,7 +321,7 @@ class Renderer:
     def _blocks_by_message(
         self, blocks: list[tuple[int, int]], given: Conversation, placement: Placement
     ) -> dict[int, list[tuple[int, int]]]:
-        """Which blocks each assistant message has: those that its parts stand in."""
+        """Generation blocks of each assistant message: those with its parts inside."""
         answers = [i for i, message in enumerate(given.messages) if message["role"] == "assistant"]
         if len(blocks) == len(answers):
             return {i: [block] for i, block in zip(answers, blocks)}
@@ -332,7 +340,7 @@ class Renderer:
         )
 
     def _by_block(self, blocks: list[tuple[int, int]], given: Conversation, i: int, whole: str) -> list[Turn]:
-        """The blocks of message i, after checking that the text begins with the prompt for it."""
+        """The turns of message i by its blocks; the text must begin with the prompt for it."""
         start, stop = blocks[0]
         others = [Turn(*block, message=i) for block in blocks[1:]]
         if not self.check_prompts:
@@ -340,18 +348,18 @@ class Renderer:
         differing = None
         for prompt in self.prompts(given, i):
             if whole.startswith(prompt) and len(prompt) < stop:
-                # A block that begins before the end of the prompt has a header in it, which nobody writes but the user.
+                # A block that begins before the end of the prompt contains a header, which the model does not write.
                 return [Turn(max(start, len(prompt)), stop, len(prompt), i), *others]
             differing = differing if differing is not None else prompt
         assert differing is not None
         raise _differing(i, differing, whole)
 
     def _unmarked_text(self, given: Conversation) -> str:
-        """The text without generation blocks; marks of parts stay."""
+        """The text without marks of generation blocks; marks of parts stay."""
         return unmarked(self._run(self.template.unmarked, given))
 
     def _marked_text(self, given: Conversation) -> str:
-        """The whole text of a conversation with marks around its parts."""
+        """The text of a conversation with marks around its parts."""
         return self._unmarked_text(given) + self.closing_of(given.messages)
 
     def given(
@@ -371,19 +379,19 @@ class Renderer:
     ) -> str:
         try:
             return program.render(**self.given(given.messages, given.tools, prompt=prompt, **(variables or {})))
-        except Exception as error:  # a template may fail in any way
+        except Exception as error:  # a template can raise anything
             if self.traits.needs_tools and not given.tools:
                 raise RenderError(f"{self.template.name} needs tools, and the row has none") from error
             raise RenderError(f"{self.template.name}: {error}") from error
 
 
 def foreign_text(message: int, role: str, text: str) -> str:
-    """How a text of a special token in a message is told of."""
+    """Phrase for the text of a special token in a message."""
     return f"message {message} ({role}) has {text!r} in its content"
 
 
 def _all_text(message: Message) -> str:
-    """Everything a message says."""
+    """All texts of a message."""
     content = message["content"]
     if len(message) == 2 and isinstance(content, str):
         return content
@@ -391,7 +399,7 @@ def _all_text(message: Message) -> str:
 
 
 def common_length(one: str, other: str) -> int:
-    """How many characters both begin with."""
+    """Length of the common prefix."""
     most = min(len(one), len(other))
     return next((n for n in range(most) if one[n] != other[n]), most)
 
@@ -408,7 +416,7 @@ def _differing(i: int, prompt: str, whole: str) -> PromptDiffersError:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedPart:
-    """A part of a row, and where it went."""
+    """A part of a row, and its place in the rendered text."""
 
     message: int | None
     """None for a part of the tools."""
@@ -420,7 +428,7 @@ class ExplainedPart:
 
 
 def explain(renderer: Renderer, conversation: Conversation) -> tuple[list[ExplainedPart], str | None]:
-    """The parts of a conversation, and what the row is refused for, if it is. Raises if it cannot be rendered."""
+    """The parts of a conversation, and the reason for a refusal, if there is one. Raises if it cannot be rendered."""
     problem = None
     try:
         renderer.render(conversation)
@@ -445,7 +453,7 @@ def explain(renderer: Renderer, conversation: Conversation) -> tuple[list[Explai
 
 
 def _rendering(renderer: Renderer, conversation: Conversation) -> Rendering:
-    """As far as it gets: with turns if they can be found, or else without."""
+    """The rendering, with turns if they can be found, else without."""
     lenient = replace(renderer, check_parts=False, check_content=False)
     for check_prompts in (True, False):
         try:

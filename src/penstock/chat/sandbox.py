@@ -1,7 +1,7 @@
-"""Chat templates run here: Jinja without access to Python, and without the means to run or grow for ever.
+"""Sandbox for chat templates: Jinja without access to Python, with limits on time and memory.
 
-A template comes with a tokenizer from anywhere, so it is treated as a stranger's program. `{% generation %}` blocks
-leave two marks in the text. Jinja takes a while to load, so this module is imported where a template is first needed.
+A template comes with a tokenizer from anywhere, so it is untrusted code. `{% generation %}` blocks leave two marks in
+the text. Jinja is slow to import, so this module is imported when a template is first needed.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from penstock.files.json_values import dumps
 __all__ = ["Program", "Sandbox", "added", "allowance", "compiled", "joined", "sandboxed"]
 
 MAX_STEPS = 200_000
-"""Turns of loops and calls in one rendering."""
+"""Iterations of loops and calls in one rendering."""
 MAX_CHARS = 1 << 26
-"""Of a rendered text, and of every string on the way."""
+"""Length of a rendered text, and of every string on the way."""
 MAX_ITEMS = 1 << 20
-"""Of every list."""
+"""Length of every list."""
 
 MAX_INDENT = 64
 
@@ -50,13 +50,13 @@ class Program:
         capturing = (nodes.AssignBlock, nodes.FilterBlock, nodes.Macro, nodes.CallBlock)
         self.has_generation = _marks(tree)
         self.captures = any(_marks(node) for kind in capturing for node in tree.find_all(kind))
-        """Whether text with marks in it passes through filters or functions, which may not see it as it is."""
+        """True if text with marks passes through filters or functions, which the marks could change."""
 
     def render(self, **variables: Any) -> str:
-        """The text, with marks where there were generation blocks. Raises whatever the template raises."""
+        """The text, with marks around generation blocks. Raises what the template raises."""
         template = self._template
         variables = {**self._globals, **variables, **allowance()}
-        # As `new_context` does, without putting the globals together anew each time.
+        # As `new_context` does, without merging the globals each time.
         context = template.environment.context_class(template.environment, variables, template.name, template.blocks)
         parts, size = [], 0
         for part in template.root_render_func(context):
@@ -69,7 +69,7 @@ class Program:
 
 @lru_cache(maxsize=64)
 def compiled(source: str, *, marks: bool = True) -> Program:
-    """The template, compiled once in a process; without `marks`, generation blocks are as if they were not there."""
+    """The template, compiled once per process; without `marks`, generation blocks leave no marks."""
     environment = sandboxed(Sandbox, marks=marks)
     return Program(environment.from_string(source), environment.parse(source))
 
@@ -102,14 +102,14 @@ def allowance() -> dict[str, list[int]]:
 
 
 class Generation(Extension):
-    """`{% generation %}...{% endgeneration %}`: what the model writes. Marks it in the text."""
+    """`{% generation %}...{% endgeneration %}`: text that the model writes, marked in the output."""
 
     tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        # A scope of its own, as in a call block: what is set inside is not seen outside.
+        # A scope of its own, as in a call block: variables set inside are not visible outside.
         parts: list[nodes.Node] = [_text(START), nodes.Scope(body), _text(END)]
         return [part.set_lineno(line) for part in parts]
 
@@ -122,7 +122,7 @@ class UnmarkedGeneration(Generation):
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, with loops, calls and the lengths of strings bounded."""
+    """Jinja's sandbox with limits on loops, calls and lengths."""
 
     intercepted_binops = frozenset({"*", "**", "%"})
 
@@ -144,7 +144,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return _bounded(super().call(context, function, *args, **kwargs))
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """As in the sandbox, but what a dict holds is found without failing first."""
+        """As in the sandbox, but keys of a dict are found without a failing getattr first."""
         if type(obj) is dict and attribute not in OF_DICTS:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)
@@ -168,7 +168,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 
 class Bounding(NodeTransformer):
-    """Sends what loops go through, what `+` and `~` put together, and what is set, past the limits."""
+    """Applies the limits to loops, to `+` and `~`, and to assigned values."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 - found by this name
         self.generic_visit(node)
@@ -201,7 +201,7 @@ class Bounding(NodeTransformer):
 
 @jinja2.pass_context
 def _stepped(context: Context, iterable: Any) -> Any:
-    """What a loop goes through, after its turns have been paid for."""
+    """The values of a loop; its iterations are charged to the limit."""
     if isinstance(iterable, jinja2.Undefined) or iterable is None:
         return iterable
     if not hasattr(iterable, "__len__"):
@@ -225,7 +225,7 @@ def _bound(length: int, kind: Any = "") -> None:
 
 def _check_widths(form: str) -> None:
     if re.search(r"\d{5}|%[^a-z%]*\*|\{[^}]*\{[^}]", form):
-        raise SecurityError(f"templates may not format with such widths: {form!r:.80}")
+        raise SecurityError(f"templates may not format with large widths: {form!r:.80}")
 
 
 def _replaced_length(text: str, old: str, new: str) -> int:
@@ -250,7 +250,7 @@ def _format(form: Any, *args: Any, **kwargs: Any) -> str:
 
 
 def _indent(text: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
-    """Jinja's, for widths that are reasonable."""
+    """Jinja's `indent` with a limit on the width."""
     space = width if isinstance(width, str) else " " * min(width, MAX_INDENT + 1)
     if len(space) > MAX_INDENT:
         raise SecurityError(f"templates may indent by at most {MAX_INDENT}, got {width!r:.80}")

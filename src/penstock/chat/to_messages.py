@@ -1,4 +1,4 @@
-"""`ToMessages`: chat data of any known form in one form."""
+"""`ToMessages`: chat data of any format as one column of messages."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ MESSAGES = pa.list_(
         ]
     )
 )
-"""What `ToMessages` makes. Tool calls are JSON, since their arguments have any form."""
+"""Type of the column that `ToMessages` makes. Tool calls are JSON, since their arguments have any type."""
 
 
 class ToMessages(Transform):
-    """Chat data of any known form as one column `messages`, for a look at it, or to store it.
+    """Chat data of any format as one column `messages`, to inspect or to store it.
 
-        ToMessages()                                              # the form is seen from the columns
+        ToMessages()                                              # the format is detected
         ToMessages(columns={"user": "question", "assistant": "answer"})
 
-    Preferences give `chosen` and `rejected` instead. Tools become JSON in a column `tools`, other columns stay. Of a
-    message the fields of `MESSAGES` are kept. `FormatChat` takes what comes out as well as what went in.
+    Preferences give `chosen` and `rejected` instead. Tools become JSON in a column `tools`, other columns stay. The
+    fields of `MESSAGES` are kept. `FormatChat` accepts the result like the original.
     """
 
     def __init__(self, format: str = "auto", *, columns: Mapping[str, str] | None = None) -> None:
@@ -77,7 +77,7 @@ def checked_format(name: str, columns: Mapping[str, str] | None) -> str:
 
 
 def good_rows(rows: list[tuple[Conversation, ...] | RowProblem]) -> list[tuple[Conversation, ...]]:
-    """The rows, or the error that the first bad one is."""
+    """The rows; raises the problem of the first bad row."""
     good = []
     for row in rows:
         if isinstance(row, RowProblem):

@@ -11,7 +11,7 @@ from penstock.arrays.truncation import Truncation
 from penstock.chat.masks import Flags, Ints
 from penstock.chat.problems import TooLongError
 
-__all__ = ["MaskedPieces", "TruncationCounts", "in_all", "tally", "truncated"]
+__all__ = ["MaskedPieces", "TruncationCounts", "in_all", "tally", "too_long", "truncated"]
 
 TOO_LONG = "longer than max_length"
 SILENCED = "nothing supervised after truncation"
@@ -45,9 +45,9 @@ class TruncationCounts:
 def truncated(offsets: Ints, mask: Flags, truncation: Truncation, *, supervised: bool) -> MaskedPieces:
     """The pieces of all rows; with `supervised`, pieces of long rows without a supervised token are dropped."""
     lengths = np.diff(offsets)
-    problem = too_long(lengths, truncation)
-    if problem:
-        raise problem[0]
+    for problem in too_long(lengths, truncation):
+        advice = "; raise it, or pass truncation='right', 'left', 'split' or 'drop'"
+        raise TooLongError(problem.reason + advice, row=problem.row)
     parts = truncation.parts(lengths)
     starts = offsets[parts.rows] + parts.starts
     pieces = MaskedPieces(parts.rows, starts, starts + parts.lengths)
@@ -63,11 +63,7 @@ def too_long(lengths: Ints, truncation: Truncation) -> list[TooLongError]:
     if truncation.max_length is None or truncation.policy != "error":
         return []
     return [
-        TooLongError(
-            f"{lengths[row]} tokens, more than max_length={truncation.max_length}; raise it, or pass "
-            "truncation='right', 'left', 'split' or 'drop'",
-            row=row,
-        )
+        TooLongError(f"{lengths[row]} tokens, more than max_length={truncation.max_length}", row=row)
         for row in np.flatnonzero(lengths > truncation.max_length).tolist()
     ]
 

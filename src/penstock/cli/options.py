@@ -15,6 +15,7 @@ import orjson
 import typer
 from rich.console import Console
 
+from penstock.chat.templates import BUILT_IN
 from penstock.cli.console import log_lines, report_errors
 from penstock.corpus.recipe import Recipe
 from penstock.errors import ConfigError
@@ -61,7 +62,7 @@ def _option(kind: Any, help_text: str, *flags: str, **more: Any) -> Any:
 
 _TOKENIZER = "tokenizer.json, a model directory, a SentencePiece model, a tiktoken name, or byte."
 _TEMPLATE = (
-    "Chat template: chatml, llama3, mistral, gemma, qwen, zephyr, alpaca, vicuna, plain, or a .jinja file. Default: "
+    f"Chat template: {', '.join(BUILT_IN)}, or a .jinja file. Default: "
     "the tokenizer's own."
 )
 _PREFERENCE = (

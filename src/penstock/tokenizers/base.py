@@ -1,4 +1,8 @@
-"""What penstock asks of a tokenizer, whoever made it: columns of text in, columns of ids out."""
+"""Interfaces of tokenizers.
+
+`Tokenizer` is what every stage uses: columns of text in, columns of ids out. `Reference` is the library behind it,
+which defines the ids.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +37,12 @@ __all__ = [
 
 
 MOST_UNUSED = 1 << 24
-"""Ids without a token that a vocabulary may have: tables by id have a place for each."""
+"""Unused ids that a vocabulary may have: tables by id have an entry for each."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpecialTokens:
-    """The ids that mean something to a model, as far as the tokenizer knows them."""
+    """Ids of special tokens, as far as the tokenizer knows them."""
 
     bos: int | None = None
     eos: int | None = None
@@ -50,7 +54,7 @@ class SpecialTokens:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Ids, and where each token stands in the UTF-8 bytes of its row: token k covers bytes starts[k] to ends[k]."""
+    """Ids, and the place of each token in the UTF-8 bytes of its row: token k covers bytes starts[k] to ends[k]."""
 
     ids: pa.ListArray
     starts: npt.NDArray[np.int32]
@@ -59,16 +63,16 @@ class Encoded:
 
 
 class Tokenizer(Protocol):
-    """A loaded tokenizer. Safe to call from several threads; never makes a Python object for each token."""
+    """A loaded tokenizer. Thread-safe; makes no Python object per token."""
 
     @property
     def name(self) -> str:
-        """How it is called in messages and manifests."""
+        """Name in messages and manifests."""
         ...
 
     @property
     def fingerprint(self) -> str:
-        """A hash of everything that decides the ids: the same in every process, on every machine."""
+        """Hash of everything that decides the ids, the same on every machine."""
         ...
 
     @property
@@ -90,15 +94,15 @@ class Tokenizer(Protocol):
         ...
 
     def encode(self, texts: pa.Array, *, parse_special: bool = False) -> pa.ListArray:
-        """The ids of each text, `list<dtype>`, nothing added in front or behind; a null text gives a null list.
+        """The ids of each text, `list<dtype>`, without BOS and EOS; a null text gives a null list.
 
         With `parse_special` the text of a special token becomes that token, as in a rendered chat; without it, it is
-        text like any other, since it came from the data.
+        ordinary text.
         """
         ...
 
     def encode_spans(self, texts: pa.Array, *, parse_special: bool = True) -> Encoded:
-        """As `encode`, from one and the same pass also the bytes that each token covers."""
+        """As `encode`, with the bytes that each token covers, from the same pass."""
         ...
 
     def decode(self, ids: npt.NDArray[np.integer]) -> str:
@@ -106,12 +110,12 @@ class Tokenizer(Protocol):
         ...
 
     def token_bytes(self, token: int) -> bytes:
-        """What one token stands for."""
+        """The bytes of one token."""
         ...
 
 
 def check_largest_id(vocab: Mapping[Any, int], name: str) -> None:
-    """Refuse an id far beyond the size of the vocabulary: tables with a place for each id would not fit in memory."""
+    """Raise for an id far beyond the size of the vocabulary: tables by id would not fit in memory."""
     token, number = max(vocab.items(), key=lambda item: item[1], default=("", 0))
     if number >= len(vocab) + MOST_UNUSED:
         raise ConfigError(
@@ -132,7 +136,7 @@ REFERENCE_BYTES = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """Where the tokens of one text stand, in characters."""
+    """Places of the tokens of one text, in characters."""
 
     ids: Ints
     starts: Ints
@@ -141,36 +145,36 @@ class Offsets:
 
 @dataclass(frozen=True, slots=True)
 class FastModel:
-    """How to make the fast form of a tokenizer."""
+    """Loader of the fast form of a tokenizer."""
 
     load: Callable[[], Any]
     """A new gigatoken backend."""
     traps: str | None = None
-    """A pattern (RE2) of what the fast form is known to treat otherwise: rows that match go to the reference."""
+    """Pattern (RE2) of texts that the fast form treats differently: rows that match go to the reference."""
 
 
 @dataclass(frozen=True, slots=True)
 class VocabularyTable:
-    """The bytes of every token, for models whose tokens, put end to end, are the text they came from."""
+    """The bytes of every token, for models whose tokens, joined, are the original text."""
 
     data: npt.NDArray[np.uint8]
     offsets: npt.NDArray[np.int64]
-    """Token k is `data[bounds[k]:bounds[k + 1]]`."""
+    """Token k is `data[offsets[k]:offsets[k + 1]]`."""
     special: npt.NDArray[np.bool_]
     prefixed: bool = False
-    """Whether a space is put before the text, and before what follows a special token."""
+    """True if a space is added before the text and after each special token."""
     compare: str = "never"
-    """When the bytes themselves must be compared, since the text may have been normalised: never, non-ascii, always."""
+    """When to compare the bytes, because the text may have been normalised: never, non-ascii, always."""
 
 
 class Reference(Protocol):
-    """The library whose ids are the right ones. Safe to call from several threads."""
+    """The library that defines the ids. Thread-safe."""
 
     name: str
     vocab_size: int
     special: SpecialTokens
     normalises: bool
-    """Whether text is brought to a Unicode form, or changed in another way that depends on Unicode's tables."""
+    """True if text is normalised to a Unicode form, or changed in another way that depends on Unicode's tables."""
 
     def fingerprint(self) -> str: ...
 
@@ -187,17 +191,17 @@ class Reference(Protocol):
     def token_bytes(self, token: int) -> bytes: ...
 
     def table(self) -> VocabularyTable | None:
-        """The bytes of every token, if tokens put end to end are the text."""
+        """The bytes of every token, if the joined tokens are the text."""
         ...
 
     def fast(self, *, parse_special: bool) -> FastModel | str:
-        """How to make the fast form, or why there is none."""
+        """The loader of the fast form, or the reason why there is none."""
         ...
 
     def splitter(self) -> Reference:
-        """A small tokenizer that normalises and splits text as this one does, with ids that show every split.
+        """A small tokenizer that normalises and splits text like this one, with ids that show every split.
 
-        Itself, if there is none: whether two tokenizers split alike then shows only where its tokens do.
+        Itself if there is none; then a different split is visible only where it changes the ids.
         """
         ...
 
@@ -207,7 +211,7 @@ class Reference(Protocol):
 
 
 def reference_ids(reference: Reference, texts: pa.Array, *, parse_special: bool) -> Ragged:
-    """The ids of a column of texts without nulls, in pieces: of each token the libraries make some hundred bytes."""
+    """The ids of a text column without nulls, in pieces: the libraries need about a hundred bytes per token."""
     parts = [
         Ragged.of(reference.ids(part.to_pylist(), parse_special=parse_special), np.uint32)
         for part in pieces(texts, REFERENCE_BYTES)
@@ -216,14 +220,14 @@ def reference_ids(reference: Reference, texts: pa.Array, *, parse_special: bool)
 
 
 def literal(text: str) -> str:
-    """The pattern of RE2 that matches this text only."""
+    """The RE2 pattern that matches exactly this text."""
     return "".join(c if c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
 
 
 def as_token_table(
     tokens: Sequence[bytes], special: Sequence[int], *, prefixed: bool = False, compare: str = "never"
 ) -> VocabularyTable:
-    """The table of these tokens, which stand at their ids."""
+    """The table of these tokens, in the order of their ids."""
     bounds = np.zeros(len(tokens) + 1, np.int64)
     np.cumsum([len(token) for token in tokens], out=bounds[1:])
     marks = np.zeros(len(tokens), np.bool_)
@@ -234,9 +238,9 @@ def as_token_table(
 def encode_segments(
     texts: Sequence[str], special: Mapping[str, int], encode: Callable[[list[str]], Sequence[Offsets]]
 ) -> list[Offsets]:
-    """Each text with its special tokens as single ids, and what lies between them as `encode` has it.
+    """Each text with its special tokens as single ids, and the text between them encoded by `encode`.
 
-    Every stretch is encoded as a text of its own. Of two special tokens at the same place, the longer wins.
+    Every segment is encoded as a text of its own. Of two special tokens at the same place, the longer wins.
     """
     pattern = re.compile("(" + "|".join(re.escape(token) for token in sorted(special, key=len, reverse=True)) + ")")
     cut = [pattern.split(text) if special else [text] for text in texts]

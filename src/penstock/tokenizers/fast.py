@@ -1,9 +1,8 @@
-"""The fast path: gigatoken where it gives the reference's ids, checked before the first row and all along the way.
+"""Fast path: gigatoken where it gives the ids of the reference, checked before the first row and during the run.
 
-Rows with characters that the two were not shown to treat alike go to the reference (`characters.py`). Another
-difference that is found before any of its ids were delivered costs nothing but speed; found later, it ends the run.
-What it keeps for speed is a cache of words that only grows, so a backend is thrown away and loaded anew once the
-process has grown by more than it is allowed to.
+Rows with characters that gigatoken is not proven to treat like the reference go to the reference (`verification.py`).
+Any other difference turns the fast path off if none of its ids were delivered yet, and ends the run otherwise. The word
+cache of gigatoken only grows, so a backend is dropped and loaded again when the process has grown by its limit.
 """
 
 from __future__ import annotations
@@ -63,13 +62,13 @@ PROBES = (
 
 
 class Refused(Exception):  # noqa: N818 - never leaves this package
-    """The fast path cannot be used, for this reason."""
+    """The fast path cannot be used; the message is the reason."""
 
 
 class FastPath:
-    """The fast form of one tokenizer in one mode of parsing: `Refused`, now and ever after, where it is not exact.
+    """The fast form of one tokenizer in one parsing mode; raises `Refused` for good once it is not exact.
 
-    With `alone=False` there are copies elsewhere that may have delivered ids already.
+    With `alone=False`, copies in other processes may have delivered ids already.
     """
 
     def __init__(
@@ -88,26 +87,26 @@ class FastPath:
 
     @property
     def refusal(self) -> str | None:
-        """Why it is not used, once that is known."""
+        """Reason why it is not used; None while it is, or before it was loaded."""
         return self._refusal
 
     @property
     def reference_rows(self) -> int:
-        """Rows that went to the reference because of their characters."""
+        """Number of rows that went to the reference because of their characters."""
         return self._reference_rows
 
     def fit(self, nbytes: int) -> None:
-        """Let what is kept between calls grow by so much, and load what is needed for the first call."""
+        """Limit the growth of the cache to `nbytes`, and load what the first call needs."""
         self._cache_bytes = nbytes
         if self._backends is not None:
             self._backends.allowed = nbytes
         try:
             self._ready()
         except Refused:
-            return  # said in the log; the reference does the work
+            return  # it is in the log; the reference is used
 
     def encode(self, texts: pa.Array) -> Ragged:
-        """The ids of a column of texts without nulls. They may not be used before `deliver` was called."""
+        """The ids of a text column without nulls. Call `deliver` before using them."""
         backends = self._ready()
         data = utf8(texts)
         other = self._for_reference(texts, data)
@@ -117,7 +116,7 @@ class FastPath:
         return self._checked(backends, texts, data)
 
     def deliver(self) -> None:
-        """What `encode` gave to this thread leaves the tokenizer now, unless another found a difference meanwhile."""
+        """Confirm the ids that `encode` returned; raises if another thread has found a difference meanwhile."""
         with self._verdict:
             self._stop_if_over()
             self._delivered = True
@@ -141,11 +140,11 @@ class FastPath:
             self._refuse(difference)  # before any other thread delivers
 
     def _compared(self, backends: Backends, texts: pa.Array, data: Utf8, chosen: Ints) -> tuple[Ragged, str | None]:
-        """The rows, and what is wrong with them."""
+        """The rows, and the first difference to the reference."""
         try:
             rows = backends.encode(data)
         except BaseException as error:  # noqa: BLE001 - a panic in Rust is not an Exception
-            self._refuse(f"it failed: {_told(error)}")
+            self._refuse(f"it failed: {_first_line(error)}")
         if len(rows.offsets) != len(texts) + 1:
             return rows, f"it returned {len(rows.offsets) - 1} rows for {len(texts)}"
         if not len(chosen):
@@ -182,8 +181,8 @@ class FastPath:
         self._traps = model.traps
         try:
             backends = Backends(model, self._cache_bytes, self._reference.vocab_size)
-        except BaseException as error:  # noqa: BLE001 - whatever it cannot load, the reference can
-            self._refuse(f"it does not support this model: {_told(error)}")
+        except BaseException as error:  # noqa: BLE001 - a model that it cannot load is for the reference
+            self._refuse(f"it does not support this model: {_first_line(error)}")
         probes = pa.array([*PROBES, *ascii_pairs(), *self._reference.probes()], pa.string())
         other = self._trapped(probes)
         if other is not None:
@@ -215,23 +214,23 @@ class FastPath:
 
     def _stop_if_over(self) -> None:
         if self._wrong:
-            # Not the fault of a row: an engine that skips bad rows must not skip this one and go on.
+            # Not a bad row: an engine that skips bad rows must stop here.
             raise BrokenStageError(
-                f"gigatoken, the fast tokenizer, was wrong with {self._reference.name}: {self._wrong}; rows delivered "
-                "before may have wrong ids too, so do not use or resume the output of this run: delete it, and run "
-                "again with load_tokenizer(..., fast=False) or Tokenize(..., fast=False)"
+                f"gigatoken, the fast tokenizer, gave wrong ids with {self._reference.name}: {self._wrong}; rows "
+                "delivered before may be wrong too: delete the output of this run, do not resume it, and run again "
+                "with load_tokenizer(..., fast=False) or Tokenize(..., fast=False)"
             )
         if self._refusal is not None:
             raise Refused(self._refusal)
 
     def _for_reference(self, texts: pa.Array, data: Utf8) -> Flags | None:
-        """The rows on which the two are not known to agree."""
+        """The rows on which the two are not proven to agree."""
         trapped = self._trapped(texts)
         assert self._characters is not None
         try:
             outside = self._characters.outside(data if trapped is None else utf8(texts.filter(pa.array(~trapped))))
         except BaseException as error:  # noqa: BLE001 - a panic in Rust is not an Exception
-            self._refuse(f"it failed: {_told(error)}")
+            self._refuse(f"it failed: {_first_line(error)}")
         if outside is None:
             return trapped
         if trapped is None:
@@ -253,9 +252,9 @@ class FastPath:
 
 
 class Backends:
-    """A few copies of one backend, as threads that share one wait for each other.
+    """Copies of one backend, because threads that share one wait for each other.
 
-    They share the first one until so much text has come that loading another is the lesser wait.
+    Threads share the first copy until enough text has come to make up for loading another.
     """
 
     def __init__(self, model: FastModel, allowed: int, vocab_size: int) -> None:
@@ -269,7 +268,7 @@ class Backends:
         self._copies: list[Any] = [self._load(), *[None] * (self._count - 1)]
         self._turns: Iterator[int] = itertools.count()
         self._own = threading.local()
-        # Loading takes longer the larger the vocabulary is: so much text must lie between.
+        # Loading time grows with the vocabulary, and with it the text between two loads.
         self._least_text = max(CACHE_LEAST_TEXT, 500 * vocab_size)
         self._text_bytes = 0
         self._resident = resident_bytes()
@@ -281,7 +280,7 @@ class Backends:
         return Ragged(np.asarray(made.content.data)[bounds[0] : bounds[-1]], bounds - bounds[0])
 
     def _given(self, data: Utf8) -> Any:
-        """The rows in the form that costs least: an awkward array is a view, but takes half a millisecond to make."""
+        """The rows in the cheaper form: an awkward array is a view, but takes half a millisecond to make."""
         if len(data.offsets) <= FEW_ROWS and len(data.data) <= FEW_BYTES:
             whole = data.data.tobytes()
             return [whole[start:stop] for start, stop in itertools.pairwise(data.offsets.tolist())]
@@ -306,18 +305,18 @@ class Backends:
         return backend
 
     def _look_at_memory(self, text_bytes: int) -> None:
-        """Drop the copies if the process has grown; each is loaded again by the next thread that needs it."""
+        """Drop the copies if the process has grown; the next thread that needs one loads it again."""
         self._text_bytes += text_bytes
         now = resident_bytes()
-        # From the least that was seen: a copy that another thread still uses is freed a little later.
+        # Compared with the minimum: a copy that another thread still uses is freed later.
         self._resident = min(self._resident, now)
         if now - self._resident > self.allowed and self._text_bytes > self._least_text:
             self._copies = [None] * self._count
             self._text_bytes, self._resident = 0, resident_bytes()
 
 
-def _told(error: BaseException) -> str:
-    """The first line of a failure. What is none, such as an interrupt, goes on."""
+def _first_line(error: BaseException) -> str:
+    """The first line of an error; an interrupt is raised again."""
     if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
         raise error
     return next(iter(str(error).splitlines()), type(error).__name__)

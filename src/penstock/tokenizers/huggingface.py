@@ -1,4 +1,4 @@
-"""Tokenizers in the format of Hugging Face's `tokenizers`: one JSON document with everything that decides the ids."""
+"""Reference for Hugging Face `tokenizers`: one JSON document with everything that decides the ids."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["HuggingFaceReference", "as_named"]
 
 log = logging.getLogger("penstock.transforms.tokenization")
 
-# What a tokenizer.json calls its tokens only in the configuration beside it; used when there is none.
+# Well-known names, used when there is no configuration that names these tokens.
 KNOWN = {
     "bos": ("<s>", "<bos>", "<|begin_of_text|>", "[BOS]"),
     "eos": ("</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>", "[EOS]"),
@@ -44,9 +44,9 @@ FORMS = {"NFC", "NFD", "NFKC", "NFKD"}
 
 
 class HuggingFaceReference:
-    """Ids as `tokenizers` gives them, without what it would add around them, pad or cut.
+    """Ids as `tokenizers` gives them, without post-processing, padding and truncation.
 
-    The library hands ids over as Python lists, document by document; that is one reason why it is not the fast path.
+    The library returns ids as Python lists, document by document; that is one reason why it is not the fast path.
     """
 
     def __init__(self, document: str, name: str, *, named: Mapping[str, str] | None = None) -> None:
@@ -55,7 +55,7 @@ class HuggingFaceReference:
         _switch_off(config, name)
         around = config.pop("post_processor", None)
         self._document, self._hash = orjson.dumps(config | {"post_processor": None}), _hash(config)
-        # All but the vocabulary and the merges, which as Python objects are large.
+        # Without the vocabulary and the merges, which are large as Python objects.
         self._model = {key: value for key, value in config["model"].items() if key not in ("vocab", "merges")}
         self._steps = {part: config.get(part) for part in ("normalizer", "pre_tokenizer")}
         self._normalizing = list(_parts(config.get("normalizer"), "normalizers"))
@@ -96,8 +96,8 @@ class HuggingFaceReference:
     def decode(self, ids: Ints) -> str:
         if self._byte_level:
             return b"".join(self.token_bytes(token) for token in ids.tolist()).decode("utf-8", "replace")
-        some = self._mode(False not in self._modes)  # either will do
-        return str(some.decode(ids.tolist(), skip_special_tokens=False))
+        either = self._mode(False not in self._modes)
+        return str(either.decode(ids.tolist(), skip_special_tokens=False))
 
     def token_bytes(self, token: int) -> bytes:
         if not 0 <= token < self.vocab_size:
@@ -180,7 +180,7 @@ class HuggingFaceReference:
             raise ConfigError(f"{self.name} is not a tokenizer.json that `tokenizers` can load: {error}") from error
 
     def _mode(self, parse_special: bool) -> tokenizers.Tokenizer:
-        """A tokenizer for each of the two modes: switching one between them would not be safe with threads."""
+        """The tokenizer of one of the two modes: switching the mode of one object would not be thread-safe."""
         if not any(token["special"] for token in self._added):
             parse_special = True  # the same either way
         if parse_special not in self._modes:
@@ -192,10 +192,10 @@ class HuggingFaceReference:
         return self._modes[parse_special]
 
     def _renumber(self, vocab: Mapping[str, int]) -> None:
-        """Give added tokens the ids that `tokenizers` gives them.
+        """Use the ids that `tokenizers` gives to added tokens.
 
-        It does not read the ids of added tokens that are not in the model's own vocabulary, but counts on from the
-        number of tokens: where ids have holes, that is another id, or even that of another token.
+        It ignores the ids in the file for added tokens that are not in the model's own vocabulary, and counts on from
+        the number of tokens: if ids have gaps, that is another id, or even the id of another token.
         """
         wrong = [token for token in self._added if vocab.get(token["content"], token["id"]) != token["id"]]
         if not wrong:
@@ -225,7 +225,7 @@ class HuggingFaceReference:
         self._document, self._hash = orjson.dumps(config), _hash(config)
 
     def _special(self, vocab: Mapping[str, int], first: int | None, last: int | None) -> SpecialTokens:
-        """From the configuration if there is one, else from what the post-processor adds, else by well-known names."""
+        """From the configuration if there is one, else from the post-processor, else by well-known names."""
         special = {token["content"]: int(token["id"]) for token in self._added if token["special"]}
         found: dict[str, int | None] = {}
         for kind, names in KNOWN.items():
@@ -234,7 +234,7 @@ class HuggingFaceReference:
                 if text not in vocab:
                     raise ConfigError(f"the {kind} token {text!r} of {self.name} is not in its vocabulary")
                 found[kind] = special.setdefault(text, vocab[text])
-            elif not self._named:  # a configuration that names some tokens means that there are no others
+            elif not self._named:  # a configuration that names some tokens has no others
                 added = {"bos": first, "eos": last}.get(kind)
                 known = next((special[name] for name in names if name in special), None)
                 found[kind] = known if added is None else added
@@ -243,7 +243,7 @@ class HuggingFaceReference:
 
 def _rebuilt(document: str, name: str, named: Mapping[str, str], special: SpecialTokens) -> HuggingFaceReference:
     made = HuggingFaceReference(document, name, named=named)
-    made.special = special  # what the post-processor told is no longer in the document
+    made.special = special  # the document no longer has the post-processor
     return made
 
 
@@ -258,7 +258,7 @@ def _checked(document: str, name: str) -> dict[str, Any]:
 
 
 def _switch_off(config: dict[str, Any], name: str) -> None:
-    """What would pad, cut or vary the ids. What would surround them, and trim offsets, is left out by the caller."""
+    """Switch off padding, truncation and dropout; the caller removes the post-processor."""
     for setting in ("padding", "truncation"):
         if config.get(setting):
             log.warning("%s: its %s setting %s is switched off", name, setting, config[setting])
@@ -269,13 +269,13 @@ def _switch_off(config: dict[str, Any], name: str) -> None:
 
 
 def _hash(config: dict[str, Any]) -> str:
-    """Of all that decides the ids."""
+    """Hash of everything that decides the ids."""
     decisive = {part: config.get(part) for part in ("added_tokens", "normalizer", "pre_tokenizer", "model")}
     return str(xxhash.xxh3_128_hexdigest(orjson.dumps(decisive, option=orjson.OPT_SORT_KEYS)))
 
 
 def _parts(step: dict[str, Any] | None, key: str) -> Iterator[dict[str, Any]]:
-    """A step, or the steps of a sequence of them."""
+    """A step, or the steps of a sequence."""
     if step is not None and step["type"] == "Sequence":
         for part in step[key]:
             yield from _parts(part, key)
@@ -284,7 +284,7 @@ def _parts(step: dict[str, Any] | None, key: str) -> Iterator[dict[str, Any]]:
 
 
 def _around(step: dict[str, Any] | None, vocab: Mapping[str, int]) -> tuple[int | None, int | None]:
-    """The ids that a post-processor puts before and behind a text."""
+    """The ids that a post-processor adds before and after a text."""
     first = last = None
     for part in _parts(step, "processors"):
         if part["type"] == "TemplateProcessing":
@@ -300,7 +300,7 @@ def _around(step: dict[str, Any] | None, vocab: Mapping[str, int]) -> tuple[int 
 
 
 def _byte_characters() -> dict[str, bytes]:
-    """The character that stands for each byte in byte-level vocabularies: itself if it prints, else one from U+0100."""
+    """The character of each byte in byte-level vocabularies: itself if it prints, else one from U+0100."""
     printing = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printing]
     characters = {chr(byte): bytes([byte]) for byte in printing}

@@ -1,4 +1,7 @@
-"""`load_tokenizer`: whatever a tokenizer is kept in, ready for use."""
+"""`load_tokenizer`: any supported tokenizer as a `Tokenizer`.
+
+`LoadedTokenizer` combines the fast path, where it is exact, with the reference, where it is not.
+"""
 
 from __future__ import annotations
 
@@ -45,17 +48,17 @@ FAST_BYTES = 4 << 20
 Made = TypeVar("Made")
 Encode: TypeAlias = Callable[[pa.Array], Ragged]
 Spans: TypeAlias = tuple[Ragged, npt.NDArray[np.int32], npt.NDArray[np.int32]]
-"""Ids, and the bytes at which each begins and ends."""
+"""Ids, and the first byte and the end of each."""
 
 
 class LoadedTokenizer:
-    """A tokenizer as every stage sees it, over the library that defines its ids.
+    """A tokenizer as every stage uses it, over the library that defines its ids.
 
-    Ids come from gigatoken where that gives the ids of the reference: compared before the first row, on the first rows,
-    and on a sample chosen by content. A difference in the first batch turns it off for good, and the batch is done
-    again; after that it is an error, as what was delivered before may be wrong. With `fast=False` it is not used.
-    Copies in other processes are made from the same data. What they delivered is not known here, so to a copy
-    (`alone=False`) every difference is one too late, except before the first row.
+    Ids come from gigatoken where it gives the ids of the reference: this is checked before the first row, on the first
+    rows, and on a sample chosen by content. A difference in the first batch turns gigatoken off, and the batch is
+    encoded again; a later difference is an error, because delivered rows may be wrong. With `fast=False` gigatoken is
+    not used. A copy in another process (`alone=False`) does not know what was delivered elsewhere, so every difference
+    is an error there, except before the first row.
     """
 
     def __init__(
@@ -135,19 +138,19 @@ class LoadedTokenizer:
         return self._reference.token_bytes(token)
 
     def fit_budget(self, nbytes: int, *, parse_special: bool = False) -> None:
-        """Load what encoding needs, and have it forget what it remembers once the process has grown by `nbytes`.
+        """Load what encoding needs, and drop its cache once the process has grown by `nbytes`.
 
-        What it remembers cannot be asked for, only seen in the size of the process; the engine sees that too, and
-        makes do with less as it grows. Of usual text it is some hundred megabytes, so less is forgotten in vain.
+        The size of the cache cannot be read, only the size of the process. For usual text it is some hundred
+        megabytes; a smaller limit only costs reloads.
         """
         self._fast[parse_special].fit(nbytes)
 
     def slow_because(self, *, parse_special: bool = False) -> str | None:
-        """Why the fast path is not used; None while it is, or before it was tried."""
+        """Reason why the fast path is not used; None while it is, or before it was tried."""
         return self._fast[parse_special].refusal
 
     def reference_rows(self, *, parse_special: bool = False) -> int:
-        """Rows that took the reference for their characters, beside the fast path."""
+        """Number of rows that went to the reference because of their characters."""
         return self._fast[parse_special].reference_rows
 
     def with_special(self, **tokens: str | None) -> LoadedTokenizer:
@@ -166,7 +169,7 @@ class LoadedTokenizer:
         return self._with(chat_template=chat_template)
 
     def without_fast(self, *, quietly: bool = False) -> LoadedTokenizer:
-        """The same tokenizer, with ids from the reference alone; `quietly` says nothing of it in the log."""
+        """The same tokenizer, with ids from the reference alone; `quietly` does not log it."""
         return self._with(fast=None if quietly else False)
 
     def __repr__(self) -> str:
@@ -191,9 +194,9 @@ class LoadedTokenizer:
         return LoadedTokenizer(**(self._arguments() | changed))
 
     def _exactly(self, texts: pa.Array, work: Callable[[Encode], Made], parse_special: bool) -> Made:
-        """What `work` makes of the ids of texts: those of the fast path or, if it is refused, those of the reference.
+        """The result of `work` with the ids of the fast path or, if it is refused, of the reference.
 
-        All of it is made of the one or of the other, so that nothing is delivered before all of it was checked.
+        All ids come from one of the two, so that nothing is delivered before everything is checked.
         """
         fast = self._fast[parse_special]
         try:
@@ -273,7 +276,7 @@ def _in_bytes(text: str, found: Offsets) -> tuple[npt.NDArray[np.int32], npt.NDA
 
 
 def _added_spaces(rows: Ragged, table: VocabularyTable) -> Ints:
-    """1 for each token that begins with a space which is not in the text: those that open a row or follow a special."""
+    """1 for each token that begins with an added space: at the beginning of a row or after a special token."""
     opening = np.zeros(len(rows.values), np.bool_)
     opening[1:] = table.special[rows.values[:-1]]
     opening[rows.offsets[:-1][np.diff(rows.offsets) > 0]] = True
@@ -285,18 +288,18 @@ def _added_spaces(rows: Ragged, table: VocabularyTable) -> Ints:
 
 
 def _rows_that_differ(texts: pa.Array, rows: Ragged, table: VocabularyTable, lengths: Ints) -> Flags:
-    """The rows whose tokens, put end to end, are not the text."""
+    """The rows whose joined tokens are not the text."""
     data, bounds = utf8(texts)
     sums = np.concatenate(([0], np.cumsum(lengths)))
     wrong: Flags = np.diff(sums[rows.offsets]) != np.diff(bounds)
     if table.compare == "never" or len(data) == 0 or (table.compare == "non-ascii" and data.max() < 0x80):
         return wrong
-    # Lengths agree: the same number of bytes, row by row, so that the bytes can be laid side by side.
+    # Lengths agree row by row, so the bytes can be compared as arrays.
     right = ~wrong
     of_token, of_byte = np.repeat(right, np.diff(rows.offsets)), np.repeat(right, np.diff(bounds))
     ids, taken = rows.values[of_token], lengths[of_token]
     ends = np.cumsum(taken)
-    first = table.offsets[1:][ids] - taken  # a space that is not in the text stands in front
+    first = table.offsets[1:][ids] - taken  # an added space comes first
     places = np.repeat(first - (ends - taken), taken) + np.arange(ends[-1] if len(ends) else 0)
     owner = np.repeat(np.flatnonzero(right), np.diff(bounds)[right])
     wrong[owner[table.data[places] != data[of_byte]]] = True
@@ -320,19 +323,19 @@ def load_tokenizer(
     chat_template: str | None = None,
     fast: bool = True,
 ) -> Tokenizer:
-    """The tokenizer that `spec` means:
+    """The tokenizer of `spec`:
 
     - a `tokenizers.Tokenizer`, or a `transformers` tokenizer with one inside (a "fast" one)
     - a path to `tokenizer.json`, or to a model directory with one; `tokenizer_config.json`, `special_tokens_map.json`
-      and `chat_template.jinja` beside it are read too
+      and `chat_template.jinja` in the same directory are read too
     - a `tiktoken.Encoding`, the name of a published one ("cl100k_base"), or a `.tiktoken` file of such a name
     - a `SentencePieceProcessor`, or a path to a `.model` file
-    - "byte", a `ByteTokenizer`, a `CharTokenizer`, or a path to what `CharTokenizer.save` wrote
+    - "byte", a `ByteTokenizer`, a `CharTokenizer`, or a path to a file of `CharTokenizer.save`
 
-    `bos`, `eos` and `pad` name these tokens by their texts where the files do not, or differently.
+    `bos`, `eos` and `pad` are the texts of these tokens, where the files name none or others.
 
-    With `fast=False` ids come from the library that defines them alone, which is slower and gives the same ids. A
-    tokenizer that was loaded so stays so.
+    With `fast=False` ids come from the reference library alone, which is slower and gives the same ids. A tokenizer
+    that was loaded so stays so.
     """
     loaded = _loaded(spec)
     if isinstance(loaded, LoadedTokenizer):
@@ -423,7 +426,7 @@ def _from_directory(folder: Path) -> Tokenizer:
 
 
 def _is_backend(spec: Any) -> bool:
-    """A `tokenizers.Tokenizer`: there is none before somebody has imported the package."""
+    """True for a `tokenizers.Tokenizer`; there is none before the package is imported."""
     tokenizers = sys.modules.get("tokenizers")
     return tokenizers is not None and isinstance(spec, tokenizers.Tokenizer)
 
@@ -440,13 +443,13 @@ def _sentencepiece(path: Path) -> SentencePieceReference:
 
 
 def _ranks(path: Path) -> TiktokenReference:
-    """A file of ranks, whose name tells the pattern and the special tokens that go with it."""
+    """A file of ranks, whose name determines the pattern and the special tokens."""
     import tiktoken
 
     known = {"r50k_base": "gpt2", "cl100k_base": "gpt4", "o200k_base": "o200k"}
     if path.stem not in known:
         raise ConfigError(
-            f"{path.name} holds ranks only, and its name is none of {list(known)}, so how text is split is not known; "
+            f"{path.name} holds ranks only, and its name is none of {list(known)}, so its split pattern is unknown; "
             "pass tiktoken.Encoding(name, pat_str=..., mergeable_ranks=..., special_tokens=...)"
         )
     try:
@@ -472,7 +475,7 @@ def _ranks(path: Path) -> TiktokenReference:
 
 
 def _template(given: Any, folder: Path | None) -> str | None:
-    """A template, the one called "default" of several, or the file beside the tokenizer."""
+    """A template, the one called "default" of several, or the file next to the tokenizer."""
     if isinstance(given, list):
         given = {entry["name"]: entry["template"] for entry in given}
     if isinstance(given, Mapping):

@@ -1,4 +1,4 @@
-"""Models of Google's SentencePiece: the serialised model is all there is."""
+"""Reference for SentencePiece models."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ModelFacts(NamedTuple):
 
 
 def model_facts(model: bytes) -> ModelFacts:
-    """From a valid model: SentencePiece itself has read it before."""
+    """Facts of a model that SentencePiece has loaded before, so it is valid."""
     kinds: list[int] = []
     rule, rules = "", b""
     for number, value in _fields(model):
@@ -82,7 +82,7 @@ def _fields(message: bytes | int) -> Iterator[tuple[int, bytes | int]]:
 
 
 def _number(message: bytes, at: int) -> tuple[int, int]:
-    """A number in groups of seven bits, the lowest first, and where the next thing begins."""
+    """A varint (groups of seven bits, the lowest first), and the position after it."""
     value = shift = 0
     while (byte := message[at]) & 0x80:
         value |= (byte & 0x7F) << shift
@@ -97,14 +97,14 @@ RULES = {"nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf"}
 class SentencePieceReference:
     """Ids as a `SentencePieceProcessor` gives them.
 
-    SentencePiece never reads a control token such as `</s>` from text. With `parse_special` the text is cut where one
-    stands, and each stretch is encoded by itself, with the space the model puts before a text, if it does so. Symbols
-    that whoever trained the model defined, such as `<|im_start|>`, are special tokens too, unless they are white space;
-    SentencePiece reads them from any text, asked or not.
+    SentencePiece never reads a control token such as `</s>` from text. With `parse_special` the text is split at
+    control tokens, and each segment is encoded alone, with the space that the model adds before a text, if it does.
+    User-defined symbols, such as `<|im_start|>`, are special tokens too, unless they are white space; SentencePiece
+    reads them from any text, with or without `parse_special`.
     """
 
     normalises = False
-    """Rows with characters that depend on their neighbours go to the reference anyway (`traps.py`)."""
+    """Rows with characters that depend on their neighbours match `trap_pattern` and go to the reference."""
 
     def __init__(self, model: bytes, name: str) -> None:
         import sentencepiece
@@ -144,7 +144,7 @@ class SentencePieceReference:
         return encode_segments(texts, self._control if parse_special else {}, self._plain_offsets)
 
     def decode(self, ids: Ints) -> str:
-        """With the text of control tokens, which SentencePiece would leave out."""
+        """The text with control tokens, which SentencePiece would drop."""
         parts = []
         control = set(self._control.values())
         for special, run in itertools.groupby(ids.tolist(), key=control.__contains__):
@@ -172,7 +172,7 @@ class SentencePieceReference:
         if UNUSED in self._kinds:
             return "it does not support pieces that are not used"
         if self._rule and self._rule not in RULES:
-            return f"it does not support rules of normalisation of one's own ({self._rule})"
+            return f"it does not support custom normalisation rules ({self._rule})"
         model = self._model
         return FastModel(lambda: gigatoken.Tokenizer.from_sentencepiece(model).backend, traps=self._traps())
 
@@ -204,10 +204,10 @@ class SentencePieceReference:
         return found
 
 
-# Whitespace that is no space to SentencePiece.
+# White space that SentencePiece does not treat as a space.
 SPACES = r"\t\n\v\f\r\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}"
-# What may stand in one user-perceived character with what is before or behind it: marks, formatting characters and what
-# is not assigned yet; Thai and Lao AM, the sound marks of narrow Kana, parts of Hangul syllables, flags, skin tones,
+# Characters that may form one user-perceived character with a neighbour: marks, formatting characters and unassigned
+# ones; Thai and Lao AM, the sound marks of narrow Kana, parts of Hangul syllables, flags, skin tones,
 # and letters of Brahmic scripts that are written before the next.
 CLUSTERS = (
     r"[^\p{L}\p{N}\p{P}\p{S}\p{Z}\p{Cc}\p{Co}]|[\x{e33}\x{eb3}\x{ff9e}\x{ff9f}"
@@ -217,15 +217,15 @@ CLUSTERS = (
 )
 CONTROLS = r"\x{1}-\x{8}\x{b}\x{c}\x{e}-\x{1f}\x{7f}-\x{9f}"
 CODE_POINTS = 0x32000
-"""Behind them are no characters that normalise to others, except ideographs."""
+"""No character from here on normalises to another, except ideographs."""
 
 
 def trap_pattern(symbols: Sequence[str], *, normalised: bool, folded: bool, squeezed: bool) -> str:
     """The pattern (RE2) for a model with these control tokens and user-defined symbols.
 
-    gigatoken reads all of them from text as it is given, SentencePiece only the user-defined ones, and these from text
-    as it is normalised too, with the space that it puts in front. Where a model normalises, SentencePiece applies the
-    longest rule, and gigatoken goes by clusters. And it strips whitespace that SentencePiece does not.
+    gigatoken reads all of them from the given text; SentencePiece reads only the user-defined ones, also from
+    normalised text and after the space that it adds. In models that normalise, SentencePiece applies the longest rule
+    and gigatoken goes by clusters. gigatoken also strips white space that SentencePiece keeps.
     """
     patterns = [literal("\u0085"), literal("▁")]
     for symbol in symbols:
@@ -248,14 +248,14 @@ def trap_pattern(symbols: Sequence[str], *, normalised: bool, folded: bool, sque
 
 
 def _normal(character: str, folded: bool) -> set[str]:
-    """The characters that one is changed to; none if it stays."""
+    """Characters that one normalises to; none if it stays."""
     normal = unicodedata.normalize("NFKC", character)
     normal = normal.casefold() if folded else normal
     return set(normal) if normal != character else set()
 
 
 def _class(points: Iterable[int]) -> list[str]:
-    """A class of these characters; nothing if there are none."""
+    """A regex class of these characters; empty if there are none."""
     runs = itertools.groupby(enumerate(points), key=lambda pair: pair[1] - pair[0])
     ranges = [[point for _, point in run] for _, run in runs]
     return ["[" + "".join(rf"\x{{{run[0]:x}}}-\x{{{run[-1]:x}}}" for run in ranges) + "]"] if ranges else []

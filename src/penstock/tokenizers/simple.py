@@ -1,4 +1,4 @@
-"""Tokenizers that need no model: bytes, and the characters of an alphabet."""
+"""Tokenizers without a model: `ByteTokenizer` and `CharTokenizer`."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ SPECIAL = ("<bos>", "<eos>", "<pad>")
 ROLES = {"<bos>": "bos", "<eos>": "eos", "<pad>": "pad", "<unk>": "unk"}
 
 
-class Simple:
-    """What the tokenizers of this module share: special tokens behind the others, and no chat template."""
+class SimpleTokenizer:
+    """Base of both: special tokens after the ordinary ones, no chat template."""
 
     name: str
     chat_template: str | None = None
@@ -57,7 +57,7 @@ class Simple:
         raise NotImplementedError
 
     def _plain(self, data: npt.NDArray[np.uint8], bounds: Ints, owners: Ints) -> tuple[Ragged, Ints]:
-        """The ids of stretches of UTF-8, and how many bytes each id stands for; `owners` are the rows they are from."""
+        """Ids of segments of UTF-8, and the bytes of each id; `owners` are the rows of the segments."""
         raise NotImplementedError
 
     def _encoded(self, texts: pa.Array, parse_special: bool) -> tuple[Ragged, Ints]:
@@ -67,7 +67,7 @@ class Simple:
             found = _matches(self._pattern, data, bounds)
         if not found:
             return self._plain(data, bounds, np.arange(len(texts)))
-        # Every special token is a row of its own among the stretches between them; the rows are joined at the end.
+        # Every special token is a row of its own between the other segments; the rows are joined at the end.
         starts = np.array([match.start() for match in found], np.int64)
         ends = np.array([match.end() for match in found], np.int64)
         cuts = np.unique(np.concatenate((bounds, starts, ends)))
@@ -86,7 +86,7 @@ class Simple:
             raise ConfigError(f"{self.name} has no token {token}; its ids are 0 to {self.vocab_size - 1}")
 
 
-class ByteTokenizer(Simple):
+class ByteTokenizer(SimpleTokenizer):
     """Every byte of the UTF-8 text is a token: ids 0 to 255, special tokens from 256. Any text can be encoded.
 
     With `special=()` ids fit in eight bits.
@@ -111,8 +111,8 @@ class ByteTokenizer(Simple):
         return f"ByteTokenizer({list(self.special.named)})"
 
 
-class CharTokenizer(Simple):
-    """Every character of an alphabet is a token, in the alphabet's order; special tokens come behind.
+class CharTokenizer(SimpleTokenizer):
+    """Every character of an alphabet is a token, in the alphabet's order; special tokens follow.
 
         CharTokenizer("abc ")
         CharTokenizer.fit(["the text", "that is there"])
@@ -138,7 +138,7 @@ class CharTokenizer(Simple):
 
     @classmethod
     def load(cls, path: str | Path) -> CharTokenizer:
-        """What `save` wrote."""
+        """The tokenizer that `save` wrote."""
         try:
             saved = orjson.loads(Path(path).read_bytes())
             return cls(saved["alphabet"], saved["special"])
@@ -184,7 +184,7 @@ class CharTokenizer(Simple):
 
 
 def _matches(pattern: re.Pattern[bytes], data: npt.NDArray[np.uint8], bounds: Ints) -> list[re.Match[bytes]]:
-    """Where the pattern matches within a row."""
+    """Matches of the pattern within rows."""
     view = data.data
     if pattern.search(view) is None:
         return []

@@ -1,4 +1,4 @@
-"""Encodings of `tiktoken`: ranks of byte strings, a pattern that splits text, and special tokens."""
+"""Reference for `tiktoken` encodings: ranks of byte strings, a split pattern, and special tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from penstock.tokenizers.verification import BYTE_PAIRS
 
 __all__ = ["TiktokenReference", "named_encoding"]
 
-# The patterns of the published encodings, and what gigatoken calls the same way of splitting.
+# Patterns of the published encodings, by the name of the scheme in gigatoken.
 SCHEMES = {
     "gpt2": (
         r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s""",
@@ -86,7 +86,7 @@ class TiktokenReference:
         return [encode(text, allowed_special=allowed, disallowed_special=()) for text in texts]
 
     def offsets(self, texts: list[str], *, parse_special: bool) -> list[Offsets]:
-        """In characters, though tokens are bytes: a character in several tokens belongs to each of them."""
+        """Offsets in characters; a character that spans several tokens belongs to each of them."""
         found = []
         for text, ids in zip(texts, self.ids(texts, parse_special=parse_special)):
             lengths = np.array([len(self.token_bytes(token)) for token in ids.tolist()], np.int64)
@@ -104,7 +104,7 @@ class TiktokenReference:
             return bytes(self._encoding.decode_single_token_bytes(token))
         except KeyError:
             if 0 <= token < self.vocab_size:
-                return b""  # a hole between the ids
+                return b""  # a gap between the ids
             raise ConfigError(f"{self.name} has no token {token}; its ids are below {self.vocab_size}") from None
 
     def table(self) -> VocabularyTable:
@@ -154,7 +154,7 @@ def named_encoding(name: str) -> Any | None:
         return None
     try:
         return tiktoken.get_encoding(name)
-    except Exception as error:  # whatever its HTTP client raises
+    except Exception as error:  # its HTTP client raises many classes
         raise ConfigError(
             f"the ranks of {name!r} could not be fetched ({type(error).__name__}); go online once, "
             "set TIKTOKEN_CACHE_DIR to a folder that has them, or pass a tiktoken.Encoding"

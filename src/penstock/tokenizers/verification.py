@@ -1,6 +1,9 @@
-"""What of the fast path's work is compared with the reference, and how.
+"""Verification of the fast tokenizer against the reference.
 
-Rows are compared in a sample, short ones whole, long ones at both ends. Characters are compared in texts made for it.
+Rows are compared in a sample, short ones whole, long ones at both ends (`compared_rows`, `first_difference`).
+Characters are compared in texts made for the purpose (`Characters`): nothing beyond ASCII is taken for granted. A block
+of 256 characters is compared in all contexts when a row first has one of them, as many blocks per call as take no
+longer than the reference would need for the rows. Results are kept on disk for the next run.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ __all__ = [
 
 
 VERSION = 1
-"""Raised when the texts change: what was proven with others is proven anew."""
+"""Goes up when the texts change: characters are then compared again."""
 
 FEW = "a{0}A '{0}e {0}!\n一{0}1\n"
 ALL = "A{0}a 1{0}1!{0}!\t  {0}a\n{0}{0}{0}{0}\n{0}\r\n/{0}/\u0301{0}\u0301\n一{0}一 {0}"
@@ -60,27 +63,27 @@ BYTE_PAIRS = [
         itertools.product(_ENDS, ASCII.encode()),
     )
 ]
-"""The last byte of one character and the first of the next, as far as they meet in these texts.
+"""The last byte of one character and the first of the next, for all neighbours in these texts.
 
 In a vocabulary of single bytes and these pairs, two characters share a token exactly if they were not split apart."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contexts:
-    """The texts for one kind of tokenizer."""
+    """Test texts for one kind of tokenizer."""
 
     normalised: bool = False
-    """Whether it brings text to a Unicode form."""
+    """The tokenizer normalises text to a Unicode form."""
     trapped: bool = False
-    """Whether rows with some of the characters go to the reference in any case: then each has a text of its own."""
+    """Rows with some of the characters always go to the reference, so each character has a text of its own."""
 
     @property
     def together(self) -> int:
-        """How many characters may share a text."""
+        """Number of characters that may share a text."""
         return 1 if self.trapped else TOGETHER
 
     def text(self, point: int) -> str:
-        """A character in its contexts; texts of several characters may be put end to end."""
+        """A character in its contexts; texts of several characters may be joined."""
         character = chr(point)
         if self.trapped:
             return PLAIN.format(character)
@@ -96,14 +99,14 @@ class Contexts:
         return text
 
     def bare(self, points: Iterable[int]) -> list[str]:
-        """Texts of one character alone, for those that are put into all contexts."""
+        """Texts of one character alone, for those that are tested in all contexts."""
         return [chr(point) for point in points if self.trapped or _is_unsure(point)]
 
     def can_show(self, point: int) -> bool:
-        """Whether these texts show all there is to a character.
+        """True if these texts show everything about a character.
 
-        Of one that Python's tables do not have, nobody here knows what it combines with; between ideographs, Kana and
-        forms of other width there is nothing to combine with.
+        For a character that Python's tables lack, its combinations are unknown; ideographs, Kana and forms of other
+        width combine with nothing.
         """
         kind = unicodedata.category(chr(point))
         if self.normalised and kind == "Cn" and not any(point in block for block in EAST_ASIAN):
@@ -120,7 +123,7 @@ def ascii_pairs(length: int = 512) -> list[str]:
 
 
 def _is_unused(point: int) -> bool:
-    """In the planes that have no characters, or only private ones: not worth the time."""
+    """True in planes without characters, or with private ones only."""
     return point >= 0x40000 and point >> 12 != 0xE0
 
 
@@ -129,7 +132,7 @@ def _is_unsure(point: int) -> bool:
 
 
 def _compositions(character: str) -> Iterator[str]:
-    """What a character decomposes to, and what it and its neighbours compose to."""
+    """Decomposition of a character, and compositions with its neighbours."""
     apart = unicodedata.normalize("NFD", character)
     if apart != character:
         yield apart
@@ -137,15 +140,17 @@ def _compositions(character: str) -> Iterator[str]:
 
 
 def _neighbours(mark: str) -> list[str]:
-    """Marks of the combining classes next to that of a mark, and of the first and the last: with them it changes places
-    or not. All are of Unicode 3.2, which every table has."""
+    """Marks of the neighbouring combining classes, and of the first and the last: normalisation may reorder them.
+
+    All are of Unicode 3.2, which every table has.
+    """
     classes = _classes()
     own = unicodedata.combining(mark)
     if not own:
         return [classes[min(classes)], classes[max(classes)]]
     before = max((number for number in classes if number < own), default=min(classes))
-    behind = min((number for number in classes if number > own), default=max(classes))
-    chosen = {min(classes), before, behind, max(classes), own} & classes.keys()
+    after = min((number for number in classes if number > own), default=max(classes))
+    chosen = {min(classes), before, after, max(classes), own} & classes.keys()
     return [classes[number] for number in sorted(chosen)]
 
 
@@ -179,20 +184,20 @@ log = logging.getLogger("penstock.transforms.tokenization")
 BLOCK, PAGE = 256, 4096
 POINTS, SURROGATES = 0x110000, slice(0xD800, 0xE000)
 LARGE_SCRIPTS, ENOUGH = range(0x3000 // PAGE, 0xE000 // PAGE), 1 << 17
-"""Pages of ideographs and syllables. The rest of one is compared after so many characters were looked at one by one,
-since those of a whole page that is proven need no look."""
+"""Pages of ideographs and syllables. The rest of a page is compared after this many single lookups, because characters
+of a fully proven page need none."""
 AT_ONCE, BYTES_EACH = 8, 1 << 14
-"""Blocks to compare with one call: some, and one for so much text; of one the reference makes about as much work."""
+"""Blocks to compare in one call: a fixed number, and one per this many bytes, which cost the reference as much."""
 FIRST_LEAD, SPARSE, PIECE = 0xC2, 32, 1 << 20
 CACHE_BYTES = 16 << 20
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Different: TypeAlias = Callable[[list[str]], list[str]]
-"""Those of some texts for which fast and reference give other ids."""
+"""The texts for which fast and reference give different ids."""
 
 
 class Characters:
-    """The characters that were compared. `different` compares texts, `key` names what is compared, for the disk."""
+    """Proven characters. `different` compares texts, `key` names the result on disk."""
 
     def __init__(self, different: Different, key: Callable[[], str], contexts: Contexts) -> None:
         self._different, self._key, self._contexts = different, key, contexts
@@ -205,7 +210,7 @@ class Characters:
         self._tabulate()
 
     def outside(self, data: Utf8) -> Flags | None:
-        """The rows that have characters on which the two differ; None if there are none."""
+        """The rows with characters that are not proven; None if there are none."""
         text = data.data
         if text.size < 2:
             return None
@@ -229,13 +234,13 @@ class Characters:
         return rows
 
     def is_proven(self, point: int) -> bool:
-        """Whether a character was compared and found to be treated alike."""
+        """True if fast and reference are proven to treat the character alike."""
         return bool(self._proven[point])
 
     def _suspects(self, text: Bytes) -> Ints:
-        """Where characters begin that may not be proven.
+        """Positions of characters that may not be proven.
 
-        Usual text has few: comparing arrays of bytes takes a hundredth of the time of looking at each character.
+        Usual text has few: comparing arrays of bytes takes a hundredth of the time of decoding each character.
         """
         found: list[Ints] = []
         pairs = np.ndarray(text.size - 1, "<u2", text, strides=(1,))
@@ -261,7 +266,7 @@ class Characters:
                 self._keep()
 
     def _rest_of_a_page(self) -> list[int]:
-        """Blocks of a large script that were not compared, of the first page of which some were."""
+        """Blocks that are not compared, of the first page of a large script that has compared ones."""
         pages = self._tested.reshape(-1, PAGE // BLOCK)
         begun = [page for page in LARGE_SCRIPTS if pages[page].any() and not pages[page].all()]
         return (np.flatnonzero(~pages[begun[0]]) + begun[0] * (PAGE // BLOCK)).tolist() if begun else []
@@ -283,7 +288,7 @@ class Characters:
         self._tested[block] = True
 
     def _tabulate(self) -> None:
-        """What is not proven, by the first two bytes of characters, and the runs of first bytes that have some."""
+        """Make the tables of unproven characters: by the first two bytes, and runs of first bytes."""
         doubted = ~self._proven
         pairs = np.zeros((256, 256), np.bool_)
         pairs[0xC0:0xE0, 0x80:0xC0] = doubted[:0x800].reshape(32, 64)
@@ -303,7 +308,7 @@ class Characters:
         try:
             data = self._cache.get(self._key())
         except OSError as error:
-            log.info("what is known of characters cannot be read: %s", error)
+            log.info("proven characters cannot be read from the cache: %s", error)
             return
         if data is None or len(data) % (2 + BLOCK // 8):
             return
@@ -316,7 +321,7 @@ class Characters:
         self._kept = len(blocks)
 
     def _keep(self) -> None:
-        """On disk, each time that a quarter more is known: a proof that is lost is only made again."""
+        """Write to disk, each time a quarter more is known; a lost proof is only made again."""
         assert self._cache is not None
         blocks = np.flatnonzero(self._tested)
         bits = np.packbits(self._proven.reshape(-1, BLOCK)[blocks], axis=1)
@@ -325,13 +330,13 @@ class Characters:
         try:
             self._cache.put(self._key(), rows.tobytes())
         except OSError as error:
-            log.info("what is known of characters cannot be kept for the next run: %s", error)
+            log.info("proven characters cannot be written to the cache: %s", error)
 
 
 def _places(text: Bytes, leads: list[tuple[int, int]]) -> Ints:
-    """Where characters begin: all beyond ASCII, if they are few, or else those with first bytes in these runs."""
+    """First bytes of characters: all beyond ASCII if they are few, else those in these runs."""
     whole = text.size // 8 * 8
-    # Eight bytes at a time: most of a text in Latin letters has nothing to look at.
+    # Eight bytes at a time: most words of a Latin text are ASCII.
     eights = text[:whole].view(np.uint64)
     words = np.flatnonzero(eights & np.uint64(0x8080808080808080) != 0)
     places: Ints
@@ -349,7 +354,7 @@ def _places(text: Bytes, leads: list[tuple[int, int]]) -> Ints:
 
 
 def _code_points(text: Bytes, at: Ints) -> npt.NDArray[np.int64]:
-    """The characters that begin at these places, none of them ASCII."""
+    """Code points of the characters at these positions, none of them ASCII."""
     first = text[at].astype(np.int64)
     points: npt.NDArray[Any] = first & 0x1F
     long = np.flatnonzero(first >= 0xE0)
@@ -370,13 +375,13 @@ Encode: TypeAlias = Callable[[Utf8], Ragged]
 
 
 def is_long(data: Utf8) -> Flags:
-    """The rows that are too long to be compared whole: of each token the reference makes some hundred bytes."""
+    """The rows that are too long to compare whole: the reference needs about a hundred bytes per token."""
     long: Flags = np.diff(data.offsets) > WHOLE_BYTES
     return long
 
 
 def compared_rows(data: Utf8, one_in: int = ROWS_ONE_IN) -> Flags:
-    """The rows that are compared with the reference: chosen by their length and by bytes from all over them alone."""
+    """The rows to compare with the reference: a sample by length and a few bytes of each row."""
     lengths = np.diff(data.offsets).astype(np.int64)
     words = mix64(lengths.astype(np.uint64))
     usable = np.flatnonzero(lengths >= 8)
@@ -396,8 +401,8 @@ def first_difference(
 ) -> int | None:
     """The first of the chosen rows whose ids are not those of the reference.
 
-    Of a long row the reference is asked for the two ends. Tokens near a cut may rightly be others, even many of them,
-    so what seems to differ there is settled by the whole row.
+    Of a long row, the reference encodes the two ends. Tokens near a cut may differ rightly, so a difference there is
+    decided by the whole row.
     """
     long = is_long(data)[chosen]
     short = chosen[~long]
@@ -413,9 +418,9 @@ def first_difference(
 
 
 class CharacterComparison:
-    """Which texts of a few characters the two normalise or split differently.
+    """Comparison of short texts: those that fast and reference normalise or split differently.
 
-    Seen in a small tokenizer whose ids show every split, which `load` makes fast, or else in the tokenizer itself.
+    It uses a small tokenizer whose ids show every split, or else the tokenizer itself.
     """
 
     def __init__(
@@ -432,7 +437,7 @@ class CharacterComparison:
         self._traps, self._parse_special = traps, parse_special
 
     def different(self, texts: list[str]) -> list[str]:
-        """Those of the texts for which fast and reference give other ids, unless such rows go to the reference."""
+        """The texts for which fast and reference give different ids, unless such rows go to the reference anyway."""
         if not texts:
             return []
         column = pa.array(texts, pa.large_string())
@@ -445,7 +450,7 @@ class CharacterComparison:
         return [text for text, differs in zip(texts, wrong) if differs]
 
     def key(self) -> str:
-        """A key of everything that decides what is different."""
+        """Key of everything that decides the result."""
         parts = [self._reference.fingerprint(), self.contexts, VERSION, self._traps, unicodedata.unidata_version]
         if self._reference is self._whole:
             parts.append(self._parse_special)

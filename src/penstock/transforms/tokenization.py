@@ -1,4 +1,4 @@
-"""Text to token ids: any tokenizer as one interface, and `Tokenize`, which puts ids where text was."""
+"""`Tokenize`: a text column to a column of token ids."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 VERSION = 1
-"""Part of the fingerprint: raised when the same options come to give other ids."""
+"""Part of the fingerprint: goes up when the same options give other ids."""
 
 
 class Tokenize(CountingTransform):
@@ -43,19 +43,19 @@ class Tokenize(CountingTransform):
         Tokenize("model/", max_length=2048, truncation="right")               # the beginning of each
         Tokenize("model/", max_length=512, truncation="split", stride=64)     # windows that share 64 tokens
 
-    `tokenizer` is anything `load_tokenizer` takes. Ids are those of the tokenizer and nothing else, unless `add_bos` or
-    `add_eos` is set: BOS then begins every row, and EOS stands where a document ends, so not behind one that was cut on
-    the right, and only behind the last of its pieces. What is there already is not added again.
+    `tokenizer` is anything `load_tokenizer` takes. With `add_bos`, every row begins with BOS. With `add_eos`, EOS ends
+    a document: it follows the last piece only, and not a document that was cut on the right. A token that is there
+    already is not added again.
 
-    A row may hold `max_length` tokens, BOS and EOS included. A longer one is an error, is dropped, loses its left or
-    right end, or is split into consecutive rows that lose nothing and repeat `stride` tokens, with their other columns
-    repeated. Rows of fewer than `min_length` tokens are dropped. Every token left out is counted in `dropped_tokens`.
+    A row has at most `max_length` tokens, BOS and EOS included. A longer row is an error, is dropped, is cut on the
+    left or right, or is split into consecutive rows that share `stride` tokens and repeat the other columns. Rows of
+    fewer than `min_length` tokens are dropped. Every dropped token is counted in `dropped_tokens`.
 
-    The text of special tokens in the data is text, unless `parse_special` is set. The other columns stay, the text
-    goes; `keep` names the columns to keep instead. A null text is an error; put `DropNulls` before.
+    The text of a special token in the data is ordinary text, unless `parse_special` is set. The text column is dropped
+    and the others stay; `keep` names the columns to keep instead. A null text is an error; put `DropNulls` before.
 
-    `fast=False` keeps to the library that defines the ids. They are the same either way, so it is not part of the
-    fingerprint; the faster one is checked along the way, and a difference that is found late stops the run.
+    `fast=False` uses only the library that defines the ids. The ids are the same either way, so it is not part of the
+    fingerprint; the fast tokenizer is checked during the run, and a late difference stops the run.
     """
 
     def __init__(
@@ -91,12 +91,12 @@ class Tokenize(CountingTransform):
 
     @property
     def fingerprint(self) -> str:
-        """A text that is the same exactly when the ids are: for the key of what is stored."""
+        """Text that decides the ids: part of the key of a store."""
         return orjson.dumps(self.describe(), option=orjson.OPT_SORT_KEYS).decode()
 
     @property
     def dropped_tokens(self) -> dict[str, int]:
-        """Tokens that are in no row, by reason, since the start or the last `reset`."""
+        """Dropped tokens by reason, since the start or the last `reset`."""
         return tokens_in(self._changes.totals())
 
     def describe(self) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class Tokenize(CountingTransform):
         }
 
     def fit_budget(self, nbytes: int) -> None:
-        """Load what the first batch needs, and have the tokenizer remember no more than fits."""
+        """Load the tokenizer, and limit its cache to these bytes."""
         fit = getattr(self.tokenizer, "fit_budget", None)
         if fit is not None:
             fit(nbytes, parse_special=self.parse_special)
@@ -162,7 +162,7 @@ class Tokenize(CountingTransform):
 
 
 def _names(keep: str | Iterable[str] | None) -> tuple[str, ...] | None:
-    """Column names, of which there may be none."""
+    """Column names; there may be none."""
     given = (keep,) if isinstance(keep, str) else keep if keep is None else tuple(keep)
     return as_names(given) if given else given
 
@@ -177,7 +177,7 @@ def _needed(token: int | None, kind: str, tokenizer: Tokenizer) -> int:
 
 
 def _ragged(ids: pa.ListArray) -> Ragged:
-    """A view of lists without nulls."""
+    """View of lists without nulls."""
     bounds = ids.offsets.to_numpy().astype(np.int64)
     values = ids.values.to_numpy()
     return Ragged(values[bounds[0] : bounds[-1]], bounds - bounds[0])

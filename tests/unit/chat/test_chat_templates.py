@@ -339,6 +339,7 @@ def test_inputs_in_contents_give_the_same_text_by_layout_and_by_template(chat: l
     first=st.booleans(),
     blank=st.booleans(),
 )
+@settings(deadline=None)
 def test_indent_is_that_of_jinja(text: str, width: int | str, first: bool, blank: bool) -> None:
     source = "{{ text | indent(width, first, blank) }}"
     variables = {"text": text, "width": width, "first": first, "blank": blank}

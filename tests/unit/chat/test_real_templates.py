@@ -156,7 +156,7 @@ def check(format_chat: FormatChat, source: str, row: dict[str, Any], way: dict[s
     words = [word for word in text.split() if word.startswith("wort")]
     if len(words) < 2 or "\\ud" in text:
         return True
-    text += format_chat._renderer.closing
+    text += format_chat._renderer.ends.closing
     encoded = tokenizer.encode_spans(pa.array([text]), parse_special=True)
     ids, mask = made["input_ids"][0].values.to_numpy(), made["loss_mask"][0].values.to_numpy(zero_copy_only=False)
     decoded = tokenizer.decode(ids)
@@ -182,7 +182,7 @@ def check(format_chat: FormatChat, source: str, row: dict[str, Any], way: dict[s
             prompts.append((clear or fitting)[0])
     expected = np.zeros(len(ids), bool)
     offsets = np.cumsum([0, *(len(letter.encode()) for letter in text)])
-    spans = reference_spans(text, row, prompts, format_chat._renderer.terminators)
+    spans = reference_spans(text, row, prompts, format_chat._renderer.ends.texts)
     if len(blocks) == len(prompts):  # what the template itself marks, but never a header that the prompt has
         spans = [(max(start, len(prompt)), stop) for (start, stop), prompt in zip(blocks, prompts)]
     for start, stop in spans:

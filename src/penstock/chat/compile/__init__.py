@@ -1,1 +1,1 @@
-"""Compilation of chat templates: layouts that are proven once and filled for whole batches."""
+"""Compiled chat templates: layouts proven once (`tracer`, `prover`) and filled for whole batches (`layouts`)."""

@@ -1,6 +1,7 @@
-"""How the texts of all conversations of one kind are put together: fixed texts, and holes for contents between them.
+"""Layouts: fixed texts with holes for contents, one layout for all conversations of one kind.
 
-A layout is proven of a template once (see `proofs`); filling it in is the work of Arrow and NumPy, a batch at a time.
+`Flat` is a batch of conversations of roles and text as columns. A layout is proven of a template once (see `prover`);
+`filled` fills it with Arrow and NumPy, a batch at a time.
 """
 
 from __future__ import annotations
@@ -40,21 +41,21 @@ __all__ = [
 
 
 Strip = tuple[str, str | None]
-"""From which side, "left" or "right", and which characters; None for white space."""
+"""Side, "left" or "right", and characters; None for white space."""
 Place = tuple[int, int]
-"""A place in a text: so far into the fixed text number so and so. Fixed text i stands before hole i."""
+"""Position in a text: the number of a fixed text, and the offset in it. Fixed text i stands before hole i."""
 
 SAYS: tuple[Strip, ...] = (("left", None),)
-"""What is still there after this says something."""
+"""Strip that leaves something of every content but white space."""
 
 WHITE_SPACE = (
     "\t\n\x0b\x0c\r\x1c\x1d\x1e\x1f \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
     "\u2028\u2029\u202f\u205f\u3000"
 )
-"""What Python strips, which is not quite what Arrow does by itself."""
+"""Characters that Python strips; Arrow's own set differs."""
 
 FLAGGED = b"\xff"
-"""In the kind of a conversation, between its roles and its flags."""
+"""Separator of roles and flags in the kind of a conversation."""
 FLAG_CODES = {None: 0, False: 1, True: 2}
 
 QUESTIONS: dict[str, Callable[[str, str], bool]] = {
@@ -75,7 +76,7 @@ _OF_COLUMNS: dict[str, Callable[[pa.Array, str], pa.Array]] = {
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """Where the content of a message goes, stripped or as it is."""
+    """Place of the content of a message, stripped or unchanged."""
 
     message: int
     strips: tuple[Strip, ...] = ()
@@ -83,14 +84,14 @@ class Hole:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Fixed texts with holes between them: one text more than there are holes."""
+    """Fixed texts with holes between them: one more text than holes."""
 
     fixed: tuple[str, ...]
     holes: tuple[Hole, ...]
 
     @classmethod
     def of(cls, parts: Sequence[str | Hole]) -> Text:
-        """Pieces that follow each other, as one: the same text comes out the same, however it was cut."""
+        """One text of pieces that follow each other; neighbouring fixed pieces are joined."""
         fixed, holes = [""], []
         for part in parts:
             if isinstance(part, Hole):
@@ -101,7 +102,7 @@ class Text:
         return cls(tuple(fixed), tuple(holes))
 
     def begun_by(self, other: Text) -> Place | None:
-        """Where `other` ends in this text, if this text begins with it whatever is in the holes."""
+        """End of `other` in this text, if this text begins with it for all contents."""
         n = len(other.holes)
         if n > len(self.holes) or other.holes != self.holes[:n] or other.fixed[:n] != self.fixed[:n]:
             return None
@@ -110,17 +111,17 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The text of a kind of conversation, the spans to train on, and on which conditions it is that."""
+    """Text of one kind of conversation, its supervised spans, and the conditions under which it holds."""
 
     text: Text
     spans: tuple[tuple[Place, Place], ...]
     """In characters."""
     conditions: tuple[tuple[Hole, str, str, bool], ...]
     answers: bool = True
-    """Whether the spans answer the prompts that stand before them."""
+    """True if each span answers the prompt before it."""
 
     def holds(self, flat: Flat, rows: Ints) -> npt.NDArray[np.bool_]:
-        """For which of these rows the conditions are met."""
+        """True for each of these rows that meets the conditions."""
         met = np.ones(len(rows), np.bool_)
         for hole, question, given, answer in self.conditions:
             at = flat.offsets[rows] + hole.message
@@ -137,17 +138,17 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """Conversations of roles and text, taken apart: the contents of all messages, one after the other."""
+    """Conversations of roles and text as columns: the contents of all messages in one array."""
 
     contents: pa.Array
     lengths: Ints
     """Of the contents, in bytes."""
     says: npt.NDArray[np.bool_]
-    """Which contents have more to them than white space."""
+    """True for contents that are not only white space."""
     offsets: Ints
-    """The messages of row i are `bounds[i]` to `bounds[i + 1]`."""
+    """The messages of row i are `offsets[i]` to `offsets[i + 1]`."""
     kinds: list[bytes | None]
-    """For each row its roles and flags, encoded; None where there is more to it than roles and text."""
+    """Roles and flags of each row as bytes; None for a row with more than roles and text."""
 
 
 def stripped(text: str, strips: Sequence[Strip]) -> str:
@@ -165,7 +166,7 @@ def strip_column(texts: pa.Array, strips: Sequence[Strip]) -> pa.Array:
 
 
 def says(contents: pa.Array, lengths: Ints) -> npt.NDArray[np.bool_]:
-    """Which texts have more to them than white space. Most are seen from their first letter."""
+    """True for texts that are not only white space. For most, the first byte shows it."""
     found: npt.NDArray[np.bool_] = lengths > 0
     _, offsets, data = contents.buffers()
     if data is None or not found.any():
@@ -180,10 +181,10 @@ def says(contents: pa.Array, lengths: Ints) -> npt.NDArray[np.bool_]:
 
 
 def filled(flat: Flat, chosen: Sequence[tuple[Layout, Ints]]) -> tuple[Ints, Spans]:
-    """The rows that a layout was chosen for, in order; their texts and spans; where the prompt of each span ends.
+    """The rows that a layout was chosen for, in order, and their texts and spans.
 
-    Each fixed text and the hole behind it are a slot, the last of a row with nothing in it. The slots of all rows, one
-    behind the other, are the texts of all rows, one behind the other.
+    A slot is a fixed text and the hole after it; the last slot of a row has no hole. The slots of all rows, joined, are
+    the texts of all rows, joined.
     """
     rows = len(flat.offsets) - 1
     slots, marked = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
@@ -224,7 +225,7 @@ def _joined(
     strips: list[tuple[Strip, ...]],
     kinds: npt.NDArray[np.int32],
 ) -> tuple[Ints, npt.NDArray[np.uint8]]:
-    """All slots: where each begins, and their bytes."""
+    """Offsets of all slots, and their bytes."""
     before = pa.array(fixed, contents.type).take(pa.array(codes))
     inside = contents.take(pa.array(message, mask=message < 0))
     for kind, strip in enumerate(strips):
@@ -243,13 +244,13 @@ def _starts(counts: Ints) -> Ints:
 
 
 OTHER = 255
-"""In place of a role, where there is more to a message, or less."""
+"""Role code of a message that has more than role and text, or less."""
 COLUMNS = {"messages": ("messages",), "sharegpt": ("conversations", "conversation")}
 _CODES = {role: code for code, role in enumerate(ROLES)}
 
 
 def flat_messages(batch: pa.RecordBatch, name: str) -> Flat | None:
-    """The rows of a batch with a column of messages, not touched row by row; None if it has no such column."""
+    """The rows of a batch with a column of messages, without a Python object per row; None if it has no such column."""
     there = [column for column in COLUMNS.get(name, ()) if column in batch.schema.names]
     if len(there) != 1:
         return None
@@ -288,7 +289,7 @@ def flat_messages(batch: pa.RecordBatch, name: str) -> Flat | None:
 
 
 def flat_conversations(conversations: Sequence[Conversation]) -> Flat | None:
-    """The same of conversations that were read row by row."""
+    """The same for conversations that were read row by row."""
     kinds: list[bytes | None] = []
     contents: list[str] = []
     bounds = [0]
@@ -303,14 +304,14 @@ def flat_conversations(conversations: Sequence[Conversation]) -> Flat | None:
         bounds.append(len(contents))
     try:
         return _flat(pa.array(contents, pa.large_string()), np.array(bounds), kinds)
-    except UnicodeEncodeError:  # a lone surrogate: which row has it, the template's text will show
+    except UnicodeEncodeError:  # a lone surrogate: rendering by the template names the row
         return None
 
 
 def _flat(contents: pa.Array, bounds: Ints, kinds: list[bytes | None]) -> Flat:
     if contents.null_count:
         contents = pc.fill_null(contents, "")
-    if pa.types.is_string(contents.type) and contents.nbytes > 1 << 28:  # what templates add must fit as well
+    if pa.types.is_string(contents.type) and contents.nbytes > 1 << 28:  # the texts of the template must fit too
         contents = contents.cast(pa.large_string())
     lengths = pc.binary_length(contents).to_numpy().astype(np.int64)
     return Flat(contents, lengths, says(contents, lengths), bounds, kinds)
@@ -321,7 +322,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _role_codes(speakers: pa.Array) -> npt.NDArray[np.uint8]:
-    """The number of each role."""
+    """Code of each role."""
     encoded = speakers.dictionary_encode()
     known = [_CODES.get(role_of(speaker), OTHER) for speaker in encoded.dictionary.to_pylist()]
     table = np.array([*known, OTHER], np.uint8)
@@ -330,7 +331,7 @@ def _role_codes(speakers: pa.Array) -> npt.NDArray[np.uint8]:
 
 
 def _flags(fields: list[pa.Array], codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """The flag of each message, 0 for none; what is no flag is noted in `codes`."""
+    """Flag of each message, 0 for none; a value that is no flag makes its role OTHER in `codes`."""
     flags = np.zeros(len(codes), np.uint8)
     for field in fields:
         if field.null_count == len(field):

@@ -1,4 +1,9 @@
-"""Proving layouts of a template, and choosing the ones that fit the rows of a batch."""
+"""Prover: layouts of a template, proven once and chosen for the rows of a batch.
+
+A template is run with a `Symbol` in place of each content (see `tracer`). A symbol can be written, joined and stripped,
+and it answers a few questions from one real conversation; `SymbolWatch` keeps each answer as a condition. Everything
+else that a template does with a symbol raises `LeakError`, and then nothing is proven.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +30,11 @@ MAX_PARTS = 4096
 
 
 class LeakError(Exception):
-    """A template wants to know something of a content that cannot be noted."""
+    """A template uses a content in a way that cannot be written down as a condition."""
 
 
 class SymbolWatch:
-    """The contents of one real conversation, and what a template asked about them."""
+    """Contents of one real conversation, and the questions that a template had about them, with the answers."""
 
     def __init__(self, contents: Sequence[str]) -> None:
         self.contents = contents
@@ -42,7 +47,7 @@ class SymbolWatch:
 
 
 class Symbol:
-    """A text made of fixed pieces and of contents that are not known."""
+    """Text of fixed pieces and of contents that are not known."""
 
     __slots__ = ("parts", "watch")
 
@@ -96,7 +101,7 @@ class Symbol:
         return self._stripped("right", _characters(characters))
 
     def _stripped(self, side: str, characters: str | None) -> Symbol | str:
-        """The rest, once pieces of which nothing is left are gone from that side."""
+        """The stripped text; pieces of which nothing is left are removed from that side."""
         parts = list(self.parts)
         at = 0 if side == "left" else -1
         while parts:
@@ -122,7 +127,7 @@ class Symbol:
 
 
 def _text(value: object) -> str:
-    """A text that a content can be compared with: any that could be one, but the empty one, which is in all."""
+    """A text that a content can be compared with: not the empty text, which is in all of them."""
     if type(value) is not str or not value:
         reject()
     _encoded(value)
@@ -147,22 +152,22 @@ def reject() -> NoReturn:
 MAX_KINDS = 4096
 MAX_MESSAGES = 256
 MAX_ROW_BYTES = 1 << 20
-"""Longer texts are left to the template and its limits, which a layout does not have."""
+"""Longer texts are rendered by the template, which has limits that layouts do not have."""
 MAX_USES = 8
-"""How often a text may have the same content in it."""
+"""Number of times that a text may contain the same content."""
 TRIES = 8
-"""For one kind of conversation."""
+"""Proofs to attempt for one kind of conversation."""
 UNPROFITABLE = 64
-"""After so many proofs they must have been worth it."""
+"""Number of proofs after which layouts must have filled more rows than the proofs cost."""
 
 
 class NotProvenError(Exception):
-    """The template may do what it should, but that has to be seen row by row."""
+    """No layout could be proven; the rows are rendered by the template one by one."""
 
 
 @dataclass(slots=True)
-class Known:
-    """What is known of one kind of conversation."""
+class KindLayouts:
+    """Layouts of one kind of conversation."""
 
     layouts: list[Layout] = field(default_factory=list)
     tries: int = 0
@@ -170,10 +175,10 @@ class Known:
 
 @dataclass
 class Layouts:
-    """The layouts that one renderer's template was proven to have. Only a memory: any of it may be forgotten."""
+    """Proven layouts of one renderer's template. A cache: any of it may be dropped."""
 
     renderer: Renderer
-    _known: dict[bytes, Known] = field(default_factory=dict, repr=False, compare=False)
+    _known: dict[bytes, KindLayouts] = field(default_factory=dict, repr=False, compare=False)
     _proofs: int = 0
     _rows: int = 0
 
@@ -182,13 +187,13 @@ class Layouts:
 
     @property
     def possible(self) -> bool:
-        """Whether it is worth trying."""
+        """True while layouts are worth the proofs."""
         if self._proofs > UNPROFITABLE and self._rows < 4 * self._proofs:
             return False
         return self._tracer() is not None
 
     def fill(self, flat: Flat) -> tuple[Ints, Spans]:
-        """The rows whose text is known beyond doubt, their texts and spans, and where the prompt of each span ends."""
+        """The rows that a proven layout fits, and their texts and spans."""
         kinds: dict[bytes, list[int]] = {}
         total = np.concatenate(([0], np.cumsum(flat.lengths)))
         short = (np.diff(total[flat.offsets]) <= MAX_ROW_BYTES).tolist()
@@ -205,7 +210,7 @@ class Layouts:
     def _fitting(self, kind: bytes, rows: Ints, flat: Flat) -> list[tuple[Layout, Ints]]:
         if len(self._known) > MAX_KINDS:
             self._known.clear()
-        known = self._known.setdefault(kind, Known())
+        known = self._known.setdefault(kind, KindLayouts())
         found = []
         for layout in known.layouts[:]:
             met = layout.holds(flat, rows)
@@ -225,14 +230,14 @@ class Layouts:
         return [(layout, of) for layout, of in found if len(of)]
 
     def proven(self, kind: bytes, contents: Sequence[str]) -> Layout | None:
-        """The layout of conversations of this kind that are like the given one, if it can be proven."""
+        """The layout of conversations of this kind that are like the given one; None if it cannot be proven."""
         roles, _, flags = kind.partition(FLAGGED)
         watch = SymbolWatch(contents)
         messages = [{"role": ROLES[role], "content": Symbol(watch, (Hole(i),))} for i, role in enumerate(roles)]
         conversation = Conversation(messages, flags=[(None, False, True)[flag] for flag in flags] or None)
         try:
             return self._proven(conversation, watch)
-        except Exception:  # noqa: BLE001 - whatever the template objects to, it will say of the row itself
+        except Exception:  # noqa: BLE001 - rendering the row by the template raises it again
             return None
 
     def _proven(self, conversation: Conversation, watch: SymbolWatch) -> Layout:
@@ -269,7 +274,7 @@ class Layouts:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """One conversation with symbols for contents, and its renderings."""
+    """Conversation with symbols for contents, and its renderings."""
 
     renderer: Renderer
     tracer: Any
@@ -281,12 +286,12 @@ class Proof:
         return Text.of([unmarked(part) if isinstance(part, str) else part for part in parts])
 
     def whole(self) -> Text:
-        """The text of all messages, with what is added behind the last answer."""
+        """The text of all messages, with the end that is added after the last answer."""
         text = self.rendered(len(self.messages))
         return self._closed(text)
 
     def by_generation(self, trained: list[int]) -> tuple[Text, list[tuple[Place, Place]]]:
-        """The text, and its generation blocks as spans, each seen to begin where the prompt for it ends."""
+        """The text, and its generation blocks as spans; each begins where its prompt ends."""
         text, marks = _without_marks(Text.of(self._parts(len(self.messages))))
         answers = [i for i, message in enumerate(self.messages) if message["role"] == "assistant"]
         if [mark for mark, _ in marks] != [START, END] * len(answers):
@@ -304,15 +309,15 @@ class Proof:
         return self._closed(text), spans
 
     def by_prompts(self, trained: list[int]) -> tuple[Text, list[tuple[Place, Place]]]:
-        """The text, and its spans from where prompts end in it to the token that ends the turn behind the content."""
+        """The text, and its spans, each from the end of its prompt to the token that ends the turn."""
         text = self.whole()
         spans: list[tuple[Place, Place]] = []
         done: Place = (0, 0)
         for i in trained:
             hole = _hole_of(text, i)
             start = self._start(text, i, hole)
-            behind = text.fixed[hole + 1]
-            ends = [found + len(end) for end in self.renderer.terminators if (found := behind.find(end)) >= 0]
+            after = text.fixed[hole + 1]
+            ends = [found + len(end) for end in self.renderer.ends.texts if (found := after.find(end)) >= 0]
             if not ends or start < done:
                 raise NotProvenError
             done = (hole + 1, min(ends))
@@ -320,7 +325,7 @@ class Proof:
         return text, spans
 
     def _start(self, text: Text, i: int, hole: int) -> Place:
-        """Where the prompt for message i ends in the text, as `Renderer` finds it."""
+        """End of the prompt for message i in the text, as `Renderer` finds it."""
         fits: Place | None = None
         for variables in self.renderer.settings:
             prompt = self.rendered(i, prompt=True, **variables)
@@ -328,8 +333,8 @@ class Proof:
             if start is None or start[0] > hole:
                 continue
             fits = fits if fits is not None else start
-            before, behind = text.fixed[start[0]][: start[1]], text.fixed[start[0]][start[1] :]
-            if not (before[-1:].isspace() and behind[:1].isspace()):
+            before, after = text.fixed[start[0]][: start[1]], text.fixed[start[0]][start[1] :]
+            if not (before[-1:].isspace() and after[:1].isspace()):
                 return start
         if fits is None:
             raise NotProvenError
@@ -346,7 +351,7 @@ class Proof:
 
 
 def _without_marks(text: Text) -> tuple[Text, list[tuple[str, Place]]]:
-    """The text without marks, and where each was."""
+    """The text without marks, and the position of each mark."""
     fixed, marks = [], []
     for slot, part in enumerate(text.fixed):
         at = [i for i, letter in enumerate(part) if letter in (START, END)]
@@ -356,7 +361,7 @@ def _without_marks(text: Text) -> tuple[Text, list[tuple[str, Place]]]:
 
 
 def _hole_of(text: Text, i: int) -> int:
-    """Which hole the content of message i stands in."""
+    """Number of the hole with the content of message i."""
     found = [number for number, hole in enumerate(text.holes) if hole.message == i]
     if len(found) != 1:
         raise NotProvenError
@@ -364,7 +369,7 @@ def _hole_of(text: Text, i: int) -> int:
 
 
 def _check_holes(text: Text, messages: int, watch: SymbolWatch) -> None:
-    """Every content is in the text, once and in order, with nothing but white space gone from its ends."""
+    """Raise unless every content is in the text, once and in order, with only white space stripped."""
     written = [hole.message for hole in text.holes]
     if any(one >= other for one, other in pairwise(written)):
         raise NotProvenError

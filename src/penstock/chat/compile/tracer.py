@@ -1,10 +1,9 @@
-"""What a template does with contents it does not look at: one rendering that holds for all conversations of a kind.
+"""Tracer: a template compiled to run with symbols in place of contents.
 
-Most templates put contents between fixed texts, whatever they say. To prove that of one, it is run with symbols in the
-place of contents. A symbol can be written, joined to texts and stripped. It also answers a few questions, from what one
-real conversation says, and each answer is noted as a condition of the result. Anything else a template may do with a
-symbol is an error, and then nothing is proven. What comes out otherwise is true of every conversation with the same
-roles that meets the conditions: nothing else about the contents was ever used.
+Most templates put contents between fixed texts and do not depend on them. The tracer proves that of a template: symbols
+can only be written, joined and stripped, and answer a few questions, whose answers become conditions. Any other use of
+a symbol raises. So the traced text holds for every conversation with the same roles that meets the conditions, because
+nothing else about the contents was used.
 """
 
 from __future__ import annotations
@@ -42,17 +41,17 @@ OF_EVERY_TEXT = {
     **dict.fromkeys(("undefined", "none", "mapping", "number", "boolean", "true", "false", "integer", "float"), False),
 }
 COMPARING = frozenset({"==", "eq", "equalto", "!=", "ne", "in"})
-"""Tests that ask their arguments, which answer for themselves."""
+"""Tests that compare their arguments; a symbol answers these itself."""
 UNCHANGED = frozenset({"default", "d", "_bounded"})
-"""Filters that ask no more of a value than whether it is true, and return it as it is."""
+"""Filters that use only the truth value of a value, and return it unchanged."""
 PASSING = frozenset(
     {"length", "count", "first", "last", "list", "map", "select", "reject", "selectattr", "rejectattr", "_stepped"}
 )
-"""Filters that look at what a list holds only through tests and other filters."""
+"""Filters that use the items of a list only through tests and other filters."""
 
 
 class TracedText(str):
-    """What stands for a symbol in the output. Stays what it is when it is made a text."""
+    """Symbol in the output of a template; `str` of it is itself."""
 
     symbol: Symbol
 
@@ -106,7 +105,7 @@ class TracingSandbox(Sandbox):
 
 
 class Uncaptured(NodeTransformer):
-    """Refuses symbols where what is written is not output, but a text that the template goes on with."""
+    """Refuses symbols in captured text, which the template could read again."""
 
     def __init__(self) -> None:
         self.depth = 0
@@ -140,7 +139,7 @@ class Tracer:
         self._template = template
 
     def render(self, **variables: Any) -> list[str | Hole]:
-        """What the template writes: texts and holes for contents. Raises whatever the template raises."""
+        """Texts and holes that the template writes. Raises what the template raises."""
         context = self._template.new_context({**variables, **allowance()})
         parts: list[str | Hole] = []
         for part in self._template.root_render_func(context):
@@ -155,7 +154,7 @@ class Tracer:
 
 @lru_cache(maxsize=64)
 def tracer(source: str) -> Tracer | None:
-    """The template for symbols, compiled once in a process; None for one that cannot be traced."""
+    """The tracer of a template, compiled once per process; None if it cannot be traced."""
     environment = sandboxed(TracingSandbox, marks=True)
     environment.finalize = _finalized
     tree = environment.parse(source)
@@ -171,12 +170,12 @@ def tracer(source: str) -> Tracer | None:
         environment.tests[name] = _careful_test(name, test)
     try:
         return Tracer(environment.from_string(source))
-    except jinja2.TemplateError:  # it has a filter that is not for symbols
+    except jinja2.TemplateError:  # it uses a filter that does not exist for symbols
         return None
 
 
 def _careful(filter_: Callable[..., Any], *, passing: bool) -> Callable[..., Any]:
-    """The filter, refusing symbols; with `passing` only where they are what is filtered, not in what is."""
+    """The filter, refusing symbols; with `passing`, symbols inside of a filtered list are allowed."""
     skipped = 1 if hasattr(filter_, "jinja_pass_arg") else 0
 
     @wraps(filter_)
@@ -199,7 +198,7 @@ def _careful_test(name: str, test: Any) -> Any:
         given = args[skipped:]
         if given and type(given[0]) is Symbol and name in OF_EVERY_TEXT:
             return OF_EVERY_TEXT[name]
-        # Only of what kind a value is, these ask: what a list or a message holds does not matter to them.
+        # These tests use the type of a value only; the items of a list or message do not matter.
         if any(type(value) is Symbol for value in given) if name in OF_EVERY_TEXT else _has_symbol((given, kwargs)):
             reject()
         return test(*args, **kwargs)
@@ -208,7 +207,7 @@ def _careful_test(name: str, test: Any) -> Any:
 
 
 def _has_symbol(value: Any) -> bool:
-    """Whether a symbol is, or may be, in there."""
+    """True if the value is or may contain a symbol."""
     if isinstance(value, list | tuple):
         return any(map(_has_symbol, value))
     if isinstance(value, dict):

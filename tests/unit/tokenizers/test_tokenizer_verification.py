@@ -270,7 +270,7 @@ def test_a_cache_that_cannot_be_used_costs_nothing_but_time(
     in_the_way.write_text("not a folder")
     monkeypatch.setenv("XDG_CACHE_HOME", str(in_the_way))
     assert Compared("é").outside(["é", "è"]) == [0]
-    assert "cannot be kept" in caplog.text
+    assert "cannot be written" in caplog.text
 
 
 @pytest.mark.parametrize("data", [b"x" * 33, b"\xff" * 34])
