@@ -8,7 +8,7 @@
     ├── StageError       (RuntimeError)     a stage raised; knows the stage, the file and the row
     ├── FailureBudgetError (RuntimeError)   more bad rows than the run was allowed
     ├── StalledError     (TimeoutError)     a stage, or a wait for memory, outlived its deadline
-    ├── StoppedError     (RuntimeError)     somebody called stop() before the input ended
+    ├── StoppedError     (RuntimeError)     stop() was called before the input ended
     ├── PoolFullError    (MemoryError)      a tensor that does not fit into its pool any more
     ├── QueueNotFoundError (FileNotFoundError)  a queue directory, or its metadata, that is not there
     ├── StaleQueueError  (ValueError)       a queue, or a file in one, made with other metadata
@@ -75,13 +75,13 @@ class DataError(PenstockError, ValueError):
 class ChangedFileError(PenstockError, ValueError):
     """A file that was changed, cut or replaced while it was read, so that its rows are of no state it ever had.
 
-    It is about all rows of the file, so it stops a run whatever `on_error` says.
+    It is about all rows of the file, so it stops a run with any `on_error`.
     """
 
     def __init__(self, reason: str, *, file: str) -> None:
         self.reason, self.file = reason, file
         super().__init__(
-            f"{file} changed while it was read: {reason}; read it when nobody writes to it, or read a copy"
+            f"{file} changed while it was read: {reason}; read it when no process writes to it, or read a copy"
         )
 
 
@@ -115,7 +115,7 @@ class StoppedError(PenstockError, RuntimeError):
 
 
 class PoolFullError(PenstockError, MemoryError):
-    """A tensor does not fit beside those that are in use."""
+    """A tensor does not fit next to those that are in use."""
 
 
 class QueueNotFoundError(PenstockError, FileNotFoundError):

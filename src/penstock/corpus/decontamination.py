@@ -46,7 +46,7 @@ class Decontaminate(CountingTransform):
 
     Sets are lists of strings, Arrow arrays, or batches and tables, of which every text column is taken. Evaluation
     texts shorter than n words have no n-gram, and cannot be found; their number is in `short_texts`, and in the log.
-    Holds 18 to 26 bytes for every n-gram of every evaluation set, whatever the size of the training data.
+    Holds 18 to 26 bytes for every n-gram of every evaluation set, for training data of any size.
     """
 
     def __init__(

@@ -50,7 +50,7 @@ class ScrubPII(CountingTransform):
     country code, or in the North American form).
 
     What has no fixed form is found by likeness: version numbers in four parts look like IP addresses, and keys without
-    a prefix are told from long identifiers by their entropy and by how much of them looks like words. Hexadecimal
+    a prefix differ from long identifiers by their entropy and by how much of them looks like words. Hexadecimal
     digests are left alone, and so are phone numbers that could be decimal numbers, such as +1.4155550123. Takes time in
     proportion to the text, whatever it is.
     """
@@ -283,5 +283,5 @@ def is_phone(text: str) -> bool:
         return bool(re.fullmatch("[2-9][0-9]{2}[2-9][0-9]{6}", number))
     if code == "7":
         return len(number) == 10 and number[0] != "0"
-    # Only in Italy do numbers begin with a zero behind the country code.
+    # Only in Italy do numbers begin with a zero after the country code.
     return len(number) >= (7 if len(code) < 3 else 5) and (number[0] != "0" or code == "39")

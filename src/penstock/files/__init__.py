@@ -1,1 +1,1 @@
-"""Bytes at rest: finding files, opening them whatever their compression, publishing them whole."""
+"""Files: listing, compression, atomic publishing, locks, caches, URLs."""

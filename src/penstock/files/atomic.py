@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all: write beside the target, sync, rename."""
+"""Files that appear whole or not at all: write under a hidden name, sync, rename."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class AtomicFile:
         sync_directory(self.path.parent)
 
     def discard(self) -> None:
-        """From now on writes go nowhere, so that whoever writes can close in peace before `abort`."""
+        """Discard further writes, so that a writer can close without errors before `abort`."""
         self.file.discarding = True
 
     def abort(self) -> None:

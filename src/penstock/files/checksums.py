@@ -285,7 +285,7 @@ class FileStamps:
             self.check(name)
 
     def forget(self) -> None:
-        """Files may have changed; they are noted anew."""
+        """Forget the stamps: files may have changed since."""
         self._stamps.clear()
 
 
@@ -296,7 +296,7 @@ _MOST_REMEMBERED = 100_000
 
 @dataclass(frozen=True, slots=True)
 class FileFingerprint:
-    """A file by its content: two files with the same bytes have the same `xxh3`, whatever they are called."""
+    """A file by its content: two files with the same bytes have the same `xxh3`, under any names."""
 
     name: str
     """Without its directories, but for those that are called `name=value` and stand for columns."""
@@ -320,7 +320,7 @@ def fingerprint_files(paths: Iterable[PathLike], *, memo: PathLike | None = None
 
     `memo` is a small file that remembers what was hashed: a file of the same size, times and inode as then is not read
     again. A file that changed within the last two seconds is hashed but not remembered, because it could change once
-    more without its time showing it. A damaged memo is made anew. A file that changes while it is hashed is an error.
+    more without its time showing it. A damaged memo is made again. A file that changes while it is hashed is an error.
     """
     remembered = _read_memo(memo)
     fresh: dict[str, list[Any]] = {}

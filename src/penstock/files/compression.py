@@ -1,4 +1,4 @@
-"""Reading and writing files whatever their compression, chosen by suffix."""
+"""Compressed files: reading and writing, with the codec chosen by suffix."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def open_input(path: PathLike, offset: int = 0) -> ByteReader:
         reached = _skip(reader, offset) if codec else min(size, reader.seek(offset))
         if reached < offset:
             raise ResumeError(
-                f"{os.fspath(path)} has {reached} bytes now, and byte {offset} of it was asked for; "
+                f"{os.fspath(path)} has {reached} bytes now, and the state is at byte {offset}; "
                 "restore the same file, or start from the beginning"
             )
     except BaseException:
@@ -87,7 +87,7 @@ def open_output(file: BinaryIO, codec: str, level: int | None = None) -> Any:
 
 
 class _Decompressed(io.RawIOBase):
-    """The bytes of a compressed file; whatever its codec finds wrong with them is a `DamagedStreamError`, raised behind
+    """The bytes of a compressed file; errors of its codec become a `DamagedStreamError`, raised after
     the last byte that could be decompressed."""
 
     def __init__(self, path: PathLike, codec: str) -> None:
@@ -104,7 +104,7 @@ class _Decompressed(io.RawIOBase):
         view, filled = memoryview(buffer).cast("B"), 0
         while filled < len(view) and self._damage is None:
             try:
-                # Always the same pieces of the stream, however much is asked for: where one fails is always the same.
+                # Always the same pieces of the stream, for any request size: damage is always found at the same place.
                 got = self._stream.readinto(view[filled:][: self._piece_bytes - self._position % self._piece_bytes])
             except (OSError, EOFError, lzma.LZMAError, pa.ArrowException) as error:
                 if isinstance(error, OSError) and error.errno is not None:
@@ -149,7 +149,7 @@ class _Decompressed(io.RawIOBase):
                 got = self._stream.readinto(scratch[:left])
                 left -= got
         if left:
-            self._damage = error  # somebody has cut the file meanwhile
+            self._damage = error  # the file was truncated meanwhile
         self._piece_bytes = 1
 
 
@@ -200,7 +200,7 @@ def _checked_zstd(frame: bytes, content: bytes) -> bytes:
 
 
 def _checked_lz4(frame: bytes, content: bytes) -> bytes:
-    """The same for LZ4, whose header has a checksum too: a byte behind two bytes of flags and the size, if it is there
+    """The same for LZ4, whose header has a checksum too: a byte after two bytes of flags and the size, if it is there
     (LZ4 Frame Format 1.6)."""
     flags = frame[4] | 0b100
     end = 6 + (8 if flags & 0b1000 else 0)

@@ -62,7 +62,7 @@ def open_filesystem(url: PathLike) -> tuple[FileSystem, str]:
     """The Arrow file system that a URL means, and the path in it.
 
     Who may read is found where the file system's own tools look for it: the environment, `~/.aws`, a login of
-    huggingface-hub. What stands behind the scheme is taken literally, but for `file://`: `%20` is three characters.
+    huggingface-hub. The rest of the URL is taken literally, except for `file://`: `%20` is three characters.
     """
     from pyarrow import fs
 
@@ -169,7 +169,7 @@ def scheme_of(url: str) -> str:
 
 
 def local_path(url: str) -> Path | None:
-    """The path behind a `file://` URL; None for other schemes."""
+    """The path of a `file://` URL; None for other schemes."""
     if scheme_of(url) != "file":
         return None
     host, path = url.partition("://")[2].partition("/")[::2]

@@ -17,9 +17,9 @@ COMPRESSED = (".gz", ".zst", ".bz2", ".lz4", ".xz")
 
 
 class FoundFiles(list[Path]):
-    """Files, and where each was found below what was asked for, which may say something about its rows.
+    """Files, and the directories in which each was found, which may hold partition columns.
 
-    `base` is the directory that was asked for, the part of a glob before its first wildcard, or the directory of a
+    `base` is the requested directory, the part of a glob before its first wildcard, or the directory of a
     file; of several paths it is what they have in common. `folders` are the directories of each file. Both are in
     parts, and local copies of remote files have those of the URL.
     """
@@ -43,7 +43,7 @@ class FoundFiles(list[Path]):
 
 
 def list_files(paths: PathLike | Iterable[PathLike], suffixes: Sequence[str] = ()) -> FoundFiles:
-    """The files behind `paths`, each group sorted by name so that the order is the same everywhere.
+    """The files of `paths`, each group sorted by name so that the order is the same everywhere.
 
     A directory means every file below it with one of `suffixes` (compressed or not), hidden ones left out; a directory
     in it that may not be read is an error, and so is a link in it that leads nowhere. Nothing found is one too: a
@@ -130,7 +130,7 @@ def _is_file(path: Path) -> bool:
     """A link that leads nowhere stands for rows that are not there, so it is not passed over."""
     if path.is_symlink() and not path.exists():
         raise FileNotFoundError(
-            f"{path} is a symbolic link that leads nowhere, to {path.readlink()}; mend or remove it"
+            f"{path} is a symbolic link that leads nowhere, to {path.readlink()}; repair or remove it"
         )
     return path.is_file()
 

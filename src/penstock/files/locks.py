@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.1
-_LOCKED_BYTE = 1 << 30  # far behind the text: on Windows a locked byte cannot be read by others
+_LOCKED_BYTE = 1 << 30  # far after the text: on Windows a locked byte cannot be read by others
 
 _registry_guard = threading.Lock()
 _registry: dict[str, FileLock] = {}
@@ -40,8 +40,8 @@ _registry: dict[str, FileLock] = {}
 class FileLock:
     """A lock at a path; the file is removed when the lock is released. A link at the path is refused.
 
-    `take_over=True` takes it from another holder within this process, which then holds it no more: a stage made anew
-    goes on where an abandoned one stopped. Between processes a lock is never taken from a holder that lives.
+    `take_over=True` takes it from another holder within this process, which then holds it no more: a new stage
+    resumes where an abandoned one stopped. Between processes a lock is never taken from a holder that lives.
     """
 
     def __init__(self, path: PathLike) -> None:
@@ -133,7 +133,7 @@ class FileLock:
                 if ours:
                     _sign(handle)
             except BaseException:
-                os.close(handle)  # or the lock would be held by nobody until the process ends
+                os.close(handle)  # or the lock would stay taken until the process ends
                 raise
             if ours:
                 break

@@ -144,7 +144,7 @@ class CsvRecords(Lines):
         quotes = np.flatnonzero(data == _QUOTE)
         opening = quotes[::2]
         before = data[opening[opening > 0] - 1]
-        # If every second quote stands where a value begins, or right behind the one before it, simple parity is right.
+        # If every second quote stands where a value begins, or right after the one before it, simple parity is right.
         if np.isin(before, (*self._before_value, _QUOTE)).all():
             return quotes
         return self._quotes_one_by_one(data, quotes.tolist())
@@ -268,16 +268,16 @@ def _top_level(data: Bytes) -> tuple[Positions, Positions]:
 
 
 def _escaped_quotes(data: Bytes) -> Positions:
-    """Quotes behind a run of backslashes of odd length."""
+    """Quotes after a run of backslashes of odd length."""
     slashes = np.flatnonzero(data == _BACKSLASH)
     if not len(slashes):
         return slashes
     last = np.append(np.diff(slashes) != 1, True)
     first = np.append(True, last[:-1])
-    behind = slashes[last] + 1
-    odd = (behind - slashes[first]) % 2 == 1
-    behind = behind[odd & (behind < len(data))]
-    quotes: Positions = behind[data[behind] == _QUOTE]
+    after = slashes[last] + 1
+    odd = (after - slashes[first]) % 2 == 1
+    after = after[odd & (after < len(data))]
+    quotes: Positions = after[data[after] == _QUOTE]
     return quotes
 
 

@@ -1,4 +1,4 @@
-"""Files behind a URL: paths into file systems of others, and local copies of their files that are made once.
+"""Remote files: paths into file systems by URL, and local copies of their files that are made once.
 
 `s3://`, `gs://`, `abfs://` and `hdfs://` are Arrow's own file systems; every other scheme (`hf://`, `memory://`,
 `https://`, `zip://a.csv::s3://...`) is what fsspec has for it. `file://` is a local path.
@@ -78,12 +78,12 @@ _NOT_IN_NAMES = re.compile(r'[<>:"/\\|?*\x00-\x1f]')
 class RemotePath(os.PathLike[str]):
     """A URL that is used as a path is: `RemotePath("s3://bucket/titanic") / "train.csv"`.
 
-    A query (`?region=...`) stays behind the path. `str()` is the URL whole, for whoever opens it; `repr()` hides a
+    A query (`?region=...`) stays after the path. `str()` is the whole URL, to open it; `repr()` hides a
     password in it. Nothing is looked up before `exists`, `open` and the like are called.
 
-    A web server has no directories to list: behind `http://` and `https://` a path whose last part has no suffix counts
+    A web server has no directories to list: for `http://` and `https://` a path whose last part has no suffix counts
     as one, and holds those of the usual files (`train.csv`, `test.csv.gz`, `sample_submission.parquet` ...) that the
-    server has when it is asked for each.
+    server has when each is requested.
     """
 
     url: str
@@ -172,7 +172,7 @@ def path_of(path: PathLike) -> Path | RemotePath:
 
 
 def fetch(url: PathLike, cache_dir: PathLike | None = None, *, wait_seconds: float = 3600.0) -> Path:
-    """A local copy of a file, made when it is first asked for and again when the file has changed.
+    """A local copy of a file, made when it is first requested and again when the file has changed.
 
     The copy keeps the file's name. What tells a change is the size and the ETag or the time that the file system knows;
     asking for them is one request. Of many processes that ask at once one downloads, and the others wait; a copy
@@ -246,7 +246,7 @@ def _is_on_the_web(url: str) -> bool:
         found = filesystem.handler.fs.info(path)
     except FileNotFoundError as error:
         if getattr(error.__cause__, "status", None) is None:
-            raise OSError(f"{shown(url)!r} cannot be asked for: {error.__cause__ or error}") from error
+            raise OSError(f"{shown(url)!r} cannot be requested: {error.__cause__ or error}") from error
         return False
     return str(found.get("mimetype")) != "text/html"
 
@@ -326,7 +326,7 @@ def _is_whole(target: Path, size: int | None) -> bool:
 
 
 def _identity(url: str, path: str) -> str:
-    """The same for a file whether it was asked for itself, or its directory, or a glob."""
+    """Identity of a file, the same for its own URL, its directory and a glob."""
     start, rest = cut(url)
     host = start.partition("://")[2].partition("/")[0].rpartition("@")[2]
     return f"{scheme_of(url)}://{host}{rest} {path}"

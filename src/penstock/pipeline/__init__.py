@@ -1,6 +1,6 @@
 """The engine. All concurrency lives here.
 
-    source thread -> read -> lanes of the workers -> settled -> ready -> sink thread, or whoever iterates
+    source thread -> read -> lanes of the workers -> settled -> ready -> sink thread, or your loop
 
 `stages` says what the parts are, `pipeline` describes and drives a run, `runner` owns the threads, `channel` the four
 buffers between them, `chain` applies transforms and finds bad rows, `tuning` picks batch sizes and worker counts.

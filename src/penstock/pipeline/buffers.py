@@ -5,7 +5,7 @@
 1. `read`: what the source thread has read.
 2. `lanes`: each worker takes a few parcels at a time into its own lane; an idle worker with nothing to take steals the
    oldest parcel of the longest lane.
-3. `settled`: parcels that are through the workers, in whatever order they finished.
+3. `settled`: parcels that are through the workers, in the order they finished.
 4. `ready`: the next parcels in order, after the stages that must run in order.
 
 All four are bounded in bytes, each by a share of the budget, and always admit one parcel. The parcel the order waits
@@ -45,7 +45,7 @@ class Parcel:
     read_at: float
     rows_in: int = 0
     size: int = 0
-    """Bytes of what it carries now; asked of Arrow once, since asking lets go of the interpreter lock."""
+    """Bytes of its batch; computed once, since Arrow releases the interpreter lock for it."""
     batch: pa.RecordBatch | None = None
     rejected: tuple[Rejected, ...] = ()
     counts: tuple[tuple[dict[str, int], dict[str, int]], ...] = ()
@@ -215,7 +215,7 @@ class Buffers:
         return len(self._read) + sum(map(len, self._lanes))
 
     def _advance(self) -> float:
-        """Pass on, in order, whatever has become due. One thread at a time does it; the others just leave theirs."""
+        """Pass on, in order, the parcels that are due. One thread at a time does it; the others only add theirs."""
         waited = 0.0
         with self._lock:
             if self._baton:
@@ -229,7 +229,7 @@ class Buffers:
                         closing = self._closing if self._next == self._total and not self._cancelled else None
                         self._closing = None if closing else self._closing
                         if closing is None:
-                            # Let go inside the lock, or a parcel settled in between would wait for nobody.
+                            # Released inside the lock, or a parcel settled in between would wait forever.
                             self._baton = False
                             return waited
                     else:

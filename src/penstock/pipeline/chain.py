@@ -113,7 +113,7 @@ class Chain:
         self._counting = [(i, t) for i, t in enumerate(self.transforms) if isinstance(t, Counting)]
 
     def run(self, batch: pa.RecordBatch, nbytes: int, origin: Origin | None = None) -> Ran:
-        """The batch after every transform. Raises `StepError` around whatever a transform raises."""
+        """The batch after every transform. Raises `StepError` around the exception of a transform."""
         ran = Ran(batch, nbytes, nbytes)
         for _, counting in self._counting:
             counting.begin_attempt()

@@ -31,7 +31,7 @@ class PipelineConfig:
     on_error: OnError = "raise"
     """A bad row stops the run, is dropped and counted, or is dropped, counted and written to the quarantine file."""
     quarantine: str | Path | None = None
-    """JSONL file for quarantined rows; by default beside the sink's output."""
+    """JSONL file for quarantined rows; by default next to the sink's output."""
     max_failures: int | None = None
     """More bad rows than this stop the run after all."""
     max_failure_ratio: float | None = None

@@ -119,7 +119,7 @@ class Context:
         sink_name: str,
     ) -> None:
         self.source, self.transforms, self.config, self.budget = source, list(transforms), config, budget
-        # Asked once: a runtime check of a protocol costs microseconds, and these would be asked for every batch.
+        # Checked once: a runtime check of a protocol costs microseconds, and these would be checked for every batch.
         self.blocks = source if isinstance(source, BlockSource) else None
         self.located = source if isinstance(source, Located) else None
         self._stateful = source if isinstance(source, Stateful) else None

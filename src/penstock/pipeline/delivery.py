@@ -1,7 +1,7 @@
-"""The end of the way: parcels in order, batches for whoever iterates, and the position to resume from.
+"""Delivery: parcels in order, batches for the loop, and the position to resume from.
 
 State rides with the batch: each parcel carries the state of the source after it, and of the in-order transforms after
-it. The position of a run is that of the last *delivered* parcel, whatever had been read ahead.
+it. The position of a run is that of the last *delivered* parcel, regardless of what was read ahead.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class DeliveryPosition:
 
 
 class Delivery:
-    """Called by the sink thread, or by whoever iterates: one thread."""
+    """Called by one thread: the sink thread, or the one that iterates."""
 
     def __init__(
         self, context: Context, buffers: Buffers, start: DeliveryPosition, bad_rows: BadRows, check: Callable[[], None]
@@ -46,9 +46,9 @@ class Delivery:
         self._buffers, self._check = buffers, check
         self._acknowledged, self._holds_rows = context.acknowledged, context.holds_rows
         self._unpublished: deque[tuple[int, State]] = deque()
-        """States that the source is told of when so many rows are published."""
-        self._told = start.source
-        """The last state that the source was told of while somebody loops."""
+        """States to acknowledge once that many rows are published."""
+        self._last_acknowledged = start.source
+        """The last state that was acknowledged during iteration."""
         self.position, self.bad_rows = start, bad_rows
         self._skip = start.skip_rows
         self.rows_read = self.rows_out = 0
@@ -97,7 +97,7 @@ class Delivery:
         parcel.reservation.release()
 
     def batches(self, rows: int | Literal["auto"]) -> Iterator[pa.RecordBatch]:
-        """Batches for whoever iterates: as they come, or cut and joined so that each has exactly `rows` rows."""
+        """Batches for the loop: as they come, or cut and joined so that each has exactly `rows` rows."""
         pending: deque[Parcel] = deque()
         held = 0
         try:
@@ -123,16 +123,16 @@ class Delivery:
             self._stand(deque())
 
     def asked_on(self, *, at_the_end: bool = False) -> None:
-        """Whoever loops has asked for more: the source may let go of what was delivered so far.
+        """The loop requested the next batch: acknowledge the rows delivered so far.
 
-        Not before the end if a transform may hold rows of it, which nobody else has then.
+        Only at the end if a transform may hold some of these rows.
         """
         if self._acknowledged is None or (self._holds_rows and not at_the_end):
             return
         state = self.position.source
-        if state is not None and (at_the_end or state is not self._told):
+        if state is not None and (at_the_end or state is not self._last_acknowledged):
             self._acknowledged.delivered(state)
-            self._told = state
+            self._last_acknowledged = state
 
     def commit(self) -> None:
         """Acknowledge the rows delivered so far: they are published or in a checkpoint, so the source may drop them."""
@@ -140,7 +140,7 @@ class Delivery:
             self._acknowledged.commit(self.position.source)
 
     def commit_published(self, rows: int) -> None:
-        """The sink has published `rows` of the rows it got: the source may let go of what these were made of."""
+        """The sink has published `rows` of the rows it got: acknowledge the rows these were made of."""
         if self._acknowledged is None or self._holds_rows:
             return
         if self.position.source is not None:

@@ -332,7 +332,7 @@ def evaluate(batch: pa.RecordBatch, columns: Mapping[str, Any]) -> pa.RecordBatc
 
 def project(batch: pa.RecordBatch, columns: Mapping[str, Any]) -> pa.RecordBatch:
     """The named expressions over a batch. Computed in this thread: memory that Arrow's own threads allocate stays in
-    their heaps, where nobody can give it back."""
+    their heaps, where it cannot be freed."""
     acero = _acero()
     plan = acero.Declaration.from_sequence(
         [

@@ -41,7 +41,7 @@ class Pipeline:
         report = Pipeline(JsonlSource("in.jsonl"), [Lower("text")], ParquetSink("out.parquet")).run()
 
     Without a sink it is iterated: `for batch in pipeline`. Nothing starts before `run`, `start` or the first batch.
-    Rows come out in the order they went in, whatever the number of workers; which rows, and their order, depend on
+    Rows come out in the order they went in, with any number of workers; which rows, and their order, depend on
     nothing but the stages.
 
     A transform may be a plain function: of a row (dict -> dict), or, if its parameter is annotated as
@@ -312,7 +312,7 @@ class Pipeline:
 def _in_parts(transforms: list[Transform]) -> list[Transform]:
     """The transforms, each that has a part which needs no order with that part before it, unless it is there already.
 
-    It goes as far to the front as it can without passing anything but what is in order too: what comes behind the first
+    It goes as far to the front as it can without passing anything but other in-order stages: what follows the first
     transform with a state runs in order.
     """
     result: list[Transform] = []

@@ -1,4 +1,4 @@
-"""Work done ahead of whoever waits for it: a function over many items, or an iterator, results in order."""
+"""Prefetch: a function over many items, or an iterator, run ahead of its consumer, results in order."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def map_ahead(function: Callable[[Item], Result], items: Iterable[Item]) -> Gene
 
 
 class WorkAhead(Generic[Item, Result]):
-    """A function over many items by several threads, some items ahead of whoever takes the results, in order.
+    """A function over many items by several threads, some items ahead of the consumer, results in order.
 
     Up to `most` are in work or wait; an item counts for as many as its `weight` says, and one is always in work. They
     are taken by the thread that takes the results. What is in work or waits is charged to `budget`: by the largest
@@ -112,7 +112,7 @@ class WorkAhead(Generic[Item, Result]):
         self._ended = True
 
     def stop(self) -> None:
-        """Begin nothing more. The threads end, and what they hold is let go of, once what is in work is done."""
+        """Begin nothing more. The threads end, and release what they hold, once their current items are done."""
         self._end(wait=False)
 
     def close(self) -> None:
@@ -181,11 +181,11 @@ def _release(charge: Reservation, done: Future[Any]) -> None:
 
 
 class ReadAhead(Generic[Item]):
-    """An iterator run by a thread of its own, up to `most` items ahead of whoever takes them.
+    """An iterator run by a thread of its own, up to `most` items ahead of its consumer.
 
     What waits is charged to `budget`, by its `size`. An exception comes in its place in the order. `stop` tells the
     thread to end, once the item that is in work is done; `close` also waits for that. Forgotten without either, it is
-    stopped: whatever collects garbage must not wait for a thread.
+    stopped: garbage collection must not wait for a thread.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class ReadAhead(Generic[Item]):
         size: Callable[[Item], int] | None = None,
     ) -> None:
         self._line: _Line[Item] = _Line(most, budget, size)
-        # The thread knows the line, not this object, so that nothing keeps alive what nobody uses.
+        # The thread knows the line, not this object, so that an unused object is not kept alive.
         self._thread = threading.Thread(target=self._line.fill, args=(items,), name="penstock-ahead", daemon=True)
         self._thread.start()
 

@@ -30,7 +30,7 @@ class _WorkerChain(Chain):
     """Takes `sys.exit()` and the panic of a compiled library for errors of the row: a process that ends costs more, and
     the row costs three of them."""
 
-    blames_row_for = BaseException  # type: ignore[assignment]  # it is only told of, never raised again here
+    blames_row_for = BaseException  # type: ignore[assignment]  # it is only reported, never raised again here
 
 
 def serve(inward: BinaryIO, outward: BinaryIO, here: SharedBytes | None, back: SharedBytes | None) -> None:

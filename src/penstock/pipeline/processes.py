@@ -277,7 +277,7 @@ def read_frame(pipe: BinaryIO) -> tuple[int, bytes] | None:
 
 
 def _environment() -> dict[str, str]:
-    """This process's, with its import path; and no threads of NumPy's own, which spin beside the work."""
+    """This process's, with its import path; and no threads of NumPy's own, which compete with the workers."""
     path = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
     return {"OPENBLAS_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path}
 

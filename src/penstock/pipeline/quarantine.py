@@ -44,7 +44,7 @@ class BadRows:
             self._check(rows_read, rows_read >= _RATIO_FROM_ROW)
 
     def finish(self, rows_read: int) -> None:
-        """The end of the run: the share of bad rows is looked at whatever the number of rows."""
+        """The end of the run: the share of bad rows is checked for any number of rows."""
         self._check(rows_read, True)
         self.sync()
 

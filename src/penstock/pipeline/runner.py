@@ -48,7 +48,7 @@ class SourceThread:
             since = context.reading.begin()
             try:
                 parcel = self._next_parcel(number, reservation)
-            except Exception as error:  # noqa: BLE001 - whatever the source raises goes to the caller, in its turn
+            except Exception as error:  # noqa: BLE001 - any error of the source goes to the caller, in its turn
                 parcel = self._unreadable(number, reservation, error)
             except BaseException:
                 reservation.release()
@@ -173,7 +173,7 @@ class Runner:
             self._ended = time.monotonic()
 
     def close(self) -> None:
-        """Stop every thread and wait for them. Idempotent; a hung stage is left behind, named in the log."""
+        """Stop every thread and wait for them. Idempotent; a hung stage is abandoned, and named in the log."""
         self.halt()
         self.workers.close()
         grace = 0.2 if isinstance(self.failure, StalledError) else _GRACE
@@ -182,7 +182,7 @@ class Runner:
             if thread is not threading.current_thread() and thread.ident is not None:
                 thread.join(max(0.0, deadline - time.monotonic()))
                 if thread.is_alive():
-                    log.warning("%s is still busy after %.1f s and is left behind", thread.name, grace)
+                    log.warning("%s is still busy after %.1f s and is abandoned", thread.name, grace)
         close = getattr(self.context.source, "close", None)
         if callable(close) and not self.threads[0].is_alive():
             close()
@@ -251,7 +251,7 @@ class _Bounded(Protocol):
 
 
 class SinkThread:
-    """Feeds a sink from a runner in a thread of its own, with checkpoints if asked for."""
+    """Feeds a sink from a runner in a thread of its own, with optional checkpoints."""
 
     def __init__(
         self,
@@ -279,15 +279,13 @@ class SinkThread:
         try:
             self._consume_all()
             self.report = self._publish()
-        except BaseException as error:  # noqa: BLE001 - whatever it is, wait() raises it again in the caller
+        except BaseException as error:  # noqa: BLE001 - wait() raises it again in the caller
             self._runner.fail(error)
             self.error = self._runner.failure
             self._give_up()
         finally:
             self._runner.halt()
-            with contextlib.suppress(
-                OSError
-            ):  # a full disk, of which the error of the run has told; else all is synced
+            with contextlib.suppress(OSError):  # a full disk: the error of the run names it; otherwise all is synced
                 self._runner.delivery.bad_rows.close()
             if self._checkpoint is not None:
                 self._checkpoint.close()

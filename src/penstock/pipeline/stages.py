@@ -81,7 +81,7 @@ class Sink(Protocol):
         ...
 
     def flush(self) -> None:
-        """The end: whatever was consumed becomes visible, whole."""
+        """The end: the rows consumed become visible, all at once."""
         ...
 
     def memory_usage(self) -> int:
@@ -100,7 +100,7 @@ class Stateful(Protocol):
 
 @runtime_checkable
 class Acknowledged(Protocol):
-    """A source that keeps rows until it is told that they are done with, as a queue does, and gives out again the rest.
+    """A source that keeps rows until they are acknowledged, as a queue does, and yields the others again.
 
     `hold` is called before a run: from then on, until the source is closed, nothing is done with that it was not told
     of. The others are given a state of the source: what came before it was asked past by whoever loops over the

@@ -192,7 +192,7 @@ class Workers:
             row = decoded.rows[failure.row] if decoded.rows is not None else failure.row
             offset = self._context.blocks.offset_of(parcel.payload, row)
         elif parcel.payload is not None or (self._split == 0 and decoded.batch.num_rows == parcel.rows_in):
-            row = failure.row  # behind stages that may have left rows out, which row it was is not known any more
+            row = failure.row  # after stages that may drop rows, the row number is not known any more
         return Rejected(
             file=origin.file if origin else None,
             row=row + origin.row if origin and row is not None else row,

@@ -1,12 +1,12 @@
 """Base of the file sinks: whole files by atomic rename, and runs that survive kill -9.
 
-A target with a suffix is one file, written under a hidden name beside it and renamed when it is whole. Without a suffix
-it is a directory of part files, written into a hidden directory beside it and renamed in one step too.
+A target with a suffix is one file, written under a hidden name and renamed when it is whole. Without a suffix
+it is a directory of part files, written into a hidden directory next to it and renamed in one step too.
 
 After `restore` a sink writes durably: each checkpoint finishes a segment in the hidden directory, and `flush` joins the
 segments into the one file, or makes them the part files of the directory.
 
-The hidden directory belongs to one run at a time: a lock beside it keeps out a second one that lives, and the name of
+The hidden directory belongs to one run at a time: a lock next to it keeps out a second live run, and the name of
 the run in it one whose checkpoint is older.
 """
 
@@ -149,7 +149,7 @@ class FileSink(Sink):
         return writer.held_bytes() if writer is not None else 0
 
     def abort(self) -> None:
-        """Leave nothing behind that was not published, but for what a checkpoint counts on."""
+        """Remove what was not published, except what a checkpoint needs."""
         self._drop_open_file()
         ours = self._lock.held or not self._watched
         if ours and self._began and self._is_directory and not (self._durable or self._published):

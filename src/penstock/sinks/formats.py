@@ -218,7 +218,7 @@ class _ArrowWriter:
         return sum(column.dictionary.nbytes for column in self._known.values())
 
     def _grown(self, index: int, column: pa.Array) -> pa.Array:
-        """A file has one dictionary for each column, which may only grow: new values go behind the known ones."""
+        """A file has one dictionary for each column, which may only grow: new values go after the known ones."""
         if not pa.types.is_dictionary(column.type):
             return column
         if index in self._known:

@@ -1,4 +1,4 @@
-"""Batches kept in memory, or handed to whoever iterates."""
+"""Batches kept in memory, or handed to a loop."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class StoreSink(Sink):
     `tokens` names the column that holds the ids (None if there is none), `mask` that of the supervised ones (default:
     `loss_mask` if there is such a column). `mode` is "create", "append" or "overwrite"; see `StoreWriter`. Shards end
     where the rows say, so that neither batch sizes nor workers nor restarts change a byte of them. Holds less than two
-    pieces of a megabyte, whatever `shard_bytes` is.
+    pieces of a megabyte, for any `shard_bytes`.
     """
 
     def __init__(

@@ -59,7 +59,7 @@ class BlockReader:
     """Reads files one after the other, a block of whole records at a time.
 
     A record longer than `max_row_bytes` is an error before it is read to its end, so that one endless line cannot take
-    all memory. What goes wrong is raised behind the last good record, by the call after the one that returned it, and
+    all memory. Errors are raised after the last good record, by the call after the one that returned it, and
     again by every further call until `skip_bad` moves past it: the long record where a newline ends it, or the rest of
     the file.
     """
@@ -170,7 +170,7 @@ class BlockReader:
             raise self._error("the file is empty (0 bytes); remove it, or pass allow_empty=True")
 
     def _with_rest(self, data: Bytes, end: int, records: int) -> tuple[int, int]:
-        """The file is over: behind the last record end stands a record without a newline, half of one, or nothing."""
+        """End of the file: the last record end is followed by a record without a newline, half of one, or nothing."""
         try:
             return len(data), records + self._cutter.leftover(data[end:].tobytes())
         except ValueError as error:
@@ -220,7 +220,7 @@ class BlockReader:
         return buffer, data[:filled]
 
     def _check_unchanged(self) -> None:
-        """At the end of a file, which may be where somebody has just cut it."""
+        """End of a file, which another process may just have truncated."""
         try:
             self._stamps.check(self._files[self.place.file])
         except BaseException:

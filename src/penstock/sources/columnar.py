@@ -29,7 +29,7 @@ _LOST = "the rest of a row group is unreadable"
 
 
 class ParquetSource(FileSource):
-    """Parquet, row group by row group, only the `columns` asked for.
+    """Parquet, row group by row group, only the requested `columns`.
 
     Row groups that are small against the memory budget (a 64th of it, 64 MiB and 16,384 rows at most) are decoded as a
     whole, in the pipeline's workers. Others are read in pieces of about two megabytes, one after the other, so a row
@@ -341,7 +341,7 @@ _FILE_MAGIC = b"ARROW1\0\0"
 class ArrowSource(FileSource):
     """Arrow IPC: file format (`.arrow`, `.feather`), memory-mapped so that batches are views of it, or stream format.
 
-    Which of the two a file is stands in its first bytes, whatever its suffix. A compressed file is read from its
+    The first bytes of a file decide which of the two it is, not its suffix. A compressed file is read from its
     beginning to its end, so resuming in it decompresses what comes before.
 
     Batches of `ArrowSink` are compared with their checksums before they are handed out; those of other writers are
@@ -425,7 +425,7 @@ class _ArrowReader:
         self._file.close()
 
     def _open_compressed(self, path: Path) -> Any:
-        # The file format is the stream format with something before and behind it.
+        # The file format is the stream format with a header and a footer.
         head = memoryview(bytearray(len(_FILE_MAGIC)))
         begin = 0
         stream: Any = open_input(path)

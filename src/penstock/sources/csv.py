@@ -167,8 +167,8 @@ class CsvSource(RecordSource):
             with contextlib.suppress(DataError):  # reported in its place, when the rows are read
                 for name in self._layout(number).names:  # type: ignore[attr-defined]
                     kinds.setdefault(name, pa.null())  # a header without rows
-        asked = self._list.partitions.stored(self._columns, list(kinds))
-        return project(pa.schema(list(kinds.items())), asked, str(self._list))
+        stored = self._list.partitions.stored(self._columns, list(kinds))
+        return project(pa.schema(list(kinds.items())), stored, str(self._list))
 
     def _infer(self, block: Block) -> Iterator[tuple[str, pa.DataType]]:
         """The types of the columns in a block, without its bad records, which are reported when the rows are read."""
@@ -235,7 +235,7 @@ def _refuse_unreadable(schema: pa.Schema) -> None:
 
 
 def _widen(first: pa.DataType, second: pa.DataType) -> pa.DataType:
-    """The type that Arrow finds for both columns together, in whatever order they are seen; text reads everything."""
+    """The type that Arrow finds for both columns together, in any order; text reads everything."""
     if first == second or pa.types.is_null(second):
         return first
     if pa.types.is_null(first):

@@ -53,7 +53,7 @@ class Partitions:
         return pa.int64() if given and all(map(_INTEGER.fullmatch, given)) else pa.string()
 
     def stored(self, columns: list[str] | None, there: Sequence[str]) -> list[str] | None:
-        """Of the columns asked for those that are to be found in the files; `there` is what is known to be in them."""
+        """Requested columns that the files themselves hold; `there` lists the columns known to be in them."""
         if columns is None or not self._values:
             return columns
         inside = [name for name in columns if name in there or name not in self.schema.names]
@@ -65,7 +65,7 @@ class Partitions:
         return inside
 
     def completed(self, schema: pa.Schema, columns: list[str] | None) -> pa.Schema:
-        """The schema of files with the columns of directories behind it, or in the order asked for."""
+        """The schema of files with the partition columns after it, or in the order requested."""
         for field in self.schema:
             if field.name not in schema.names and (columns is None or field.name in columns):
                 schema = schema.append(field)
@@ -141,7 +141,7 @@ _HEAD_BYTES = 4096
 
 
 class FileList:
-    """The files behind a path, directory, glob or list of them; looked for when first needed."""
+    """The files of a path, directory, glob or list of them; listed when first needed."""
 
     def __init__(self, paths: PathLike | Iterable[PathLike], suffixes: tuple[str, ...]) -> None:
         single = isinstance(paths, str) or hasattr(paths, "__fspath__")
@@ -166,7 +166,7 @@ class FileList:
         return Partitions(self.files)
 
     def name(self, number: int) -> str | None:
-        """The name of a file, as `names_of` has it; None behind the last."""
+        """The name of a file, as `names_of` has it; None after the last."""
         return self._names[number] if number < len(self.files) else None
 
     @cached_property
@@ -194,7 +194,7 @@ class FileList:
         return self._heads[number]
 
     def _size(self, number: int) -> int | None:
-        """The size of a file when it was first asked for: one that has less by the time of resuming lacks rows."""
+        """The size of a file when first requested: a file that is smaller on resume lacks rows."""
         if number >= len(self.files):
             return None
         if number not in self._sizes:
@@ -257,7 +257,7 @@ def schema_of(mark: str) -> pa.Schema:
 
 
 def project(schema: pa.Schema, columns: Sequence[str] | None, where: str) -> pa.Schema:
-    """Only the columns asked for, in that order; each of them must be there."""
+    """Only the requested columns, in that order; each of them must exist."""
     if columns is None:
         return schema
     for name in columns:
@@ -413,7 +413,7 @@ class FileSource(Source):
             passed = opened.skip(self._row) if self._row else 0
             if passed < self._row:
                 raise ResumeError(
-                    f"{path} has {passed} rows now, and row {self._row} of it was asked for; "
+                    f"{path} has {passed} rows now, and the state is at row {self._row}; "
                     "restore the same file, or start from the beginning"
                 )
         return self._opened
@@ -453,7 +453,7 @@ class FileSource(Source):
         self._list.stamps.check(path)
         if not path.stat().st_size:
             return DataError("the file is empty (0 bytes); remove it", file=str(path))
-        return DataError(f"the file is damaged or cut short: {error}", file=str(path), row=row)
+        return DataError(f"the file is damaged or truncated: {error}", file=str(path), row=row)
 
     def __repr__(self) -> str:
         options = [f", {name}={value!r}" for name, value in self._shown.items() if value is not None]

@@ -136,7 +136,7 @@ def marked_json(schema: pa.Schema, columns: Collection[str]) -> pa.Schema:
 
 
 def conform(value: Any, kind: pa.DataType) -> Any:
-    """A parsed value as the type wants it: whatever stands at a `JSON_TEXT` place becomes JSON text.
+    """A parsed value as the type wants it: a value at a `JSON_TEXT` place becomes JSON text.
 
     A value of another type than the scan saw is left as it is, for Arrow to refuse.
     """
@@ -263,7 +263,7 @@ def _positions(data: Bytes, byte: int) -> Positions:
 
 
 def _string_ends(data: Bytes) -> Positions:
-    """The quotes that begin and end strings: those behind an even number of backslashes."""
+    """The quotes that begin and end strings: those after an even number of backslashes."""
     quotes = _positions(data, _QUOTE)
     behind_slash = np.flatnonzero(data[np.maximum(quotes - 1, 0)] == _BACKSLASH)
     if not len(behind_slash):
@@ -281,11 +281,11 @@ def _string_ends(data: Bytes) -> Positions:
 
 def _before_colon(data: Bytes, closes: Positions) -> npt.NDArray[np.bool_]:
     """Flags of the strings that are keys: a colon follows, after optional space."""
-    behind = closes + 1
+    after = closes + 1
     last = len(data) - 1
-    spaced = np.flatnonzero(_IS_SPACE[data[np.minimum(behind, last)]])
+    spaced = np.flatnonzero(_IS_SPACE[data[np.minimum(after, last)]])
     while len(spaced):
-        behind[spaced] += 1
-        spaced = spaced[(behind[spaced] <= last) & _IS_SPACE[data[np.minimum(behind[spaced], last)]]]
-    keys: npt.NDArray[np.bool_] = (behind <= last) & (data[np.minimum(behind, last)] == _COLON)
+        after[spaced] += 1
+        spaced = spaced[(after[spaced] <= last) & _IS_SPACE[data[np.minimum(after[spaced], last)]]]
+    keys: npt.NDArray[np.bool_] = (after <= last) & (data[np.minimum(after, last)] == _COLON)
     return keys

@@ -102,7 +102,7 @@ class JsonlSource(RecordSource):
         super()._learn(pa.schema(list(storage(row))))
 
     def keep_json(self, columns: Mapping[str, Collection[str]]) -> bool:
-        """As `verbatim`, said by a pipeline for a stage that wants it, before anything is read; whether it is kept."""
+        """As `verbatim`, set by a pipeline for a stage that needs it, before anything is read; True if it is kept."""
         if self._verbatim or self._given:
             return self._verbatim.keys() >= columns.keys()
         if self._reader is not None or self._pending is not None:
@@ -203,7 +203,7 @@ class JsonlSource(RecordSource):
         return list(names)
 
     def decode_alone(self, block: Block) -> Decoded:
-        """The rows of a block with the types that they have themselves, whatever those of other blocks are."""
+        """The rows of a block with their own types, regardless of other blocks."""
         alone = type(self)(
             self.files, columns=self._columns, mixed="json" if self._mixed else "error", verbatim=self._verbatim
         )
@@ -259,7 +259,7 @@ class JsonlSource(RecordSource):
         return pa.struct([(field.name, self._wanted(field.name, field.type)) for field in table.schema])
 
     def _read_skeleton(self, block: Block, data: Any) -> pa.Table | None:
-        """The block's rows without their text; None if they cannot be told apart without looking closer."""
+        """The block's rows without their text; None if they cannot be separated without a closer look."""
         bones = skeleton(data)
         if bones is None:
             return None
@@ -273,7 +273,7 @@ class JsonlSource(RecordSource):
         return table if whole else None
 
     def _read_any(self, data: pa.Buffer) -> pa.Table:
-        """Rows with whatever types they have."""
+        """Rows with their own types."""
         options = pj.ParseOptions(newlines_in_values=not self._one_a_line)
         try:
             chunks = pj.ReadOptions(use_threads=True, block_size=_SCAN_CHUNK_BYTES)

@@ -41,7 +41,7 @@ class MemorySource(Source):
         except (SchemaError, pa.ArrowInvalid, pa.ArrowTypeError):
             if self._values is None:
                 raise
-            # No one type fits: a stage may want the columns as JSON, and otherwise it is told at the first look.
+            # No one type fits: a stage may want the columns as JSON; otherwise the first look at the schema raises.
         self._first_row = self._row = 0
 
     @property
@@ -156,7 +156,7 @@ class IteratorSource(Source):
     Give a function, or something that can be iterated again, to be able to resume and to run twice: an iterator starts
     only once. Resuming passes over the rows before the saved one, so it costs as much as making them.
     Without a `schema` rows get that of the first 256 of them, and batches have to have that of the first. A later row
-    that does not fit is a bad row; among those 256 it is an error, since nobody can say which of them is right.
+    that does not fit is a bad row; among those 256 it is an error, since either may be right.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class IteratorSource(Source):
         return pending.nbytes if pending is not None else 0
 
     def skip_file(self) -> str:
-        """After an error: go on behind the row, or the batch, that it was about; says which."""
+        """After an error: skip the bad row or batch; says which."""
         item = self._waiting.popleft()
         self._row += _rows_in(item)
         return "the row does not fit" if isinstance(item, Mapping) else "a batch does not fit"
@@ -258,7 +258,7 @@ class IteratorSource(Source):
 
     def _make(self, max_rows: int) -> pa.RecordBatch | None:
         """The next rows as a batch; None at the end."""
-        # How many rows the schema is learned from must not depend on how many are asked for.
+        # The number of rows the schema is learned from must not depend on the number requested.
         most = max_rows if self._schema is not None else _LEARN_ROWS
         rows: list[Mapping[str, Any]] = []
         while len(rows) < most:
@@ -285,7 +285,7 @@ class IteratorSource(Source):
         return self._waiting.popleft() if self._waiting else next(self._iterator, _END)
 
     def _from_rows(self, rows: list[Mapping[str, Any]]) -> pa.RecordBatch:
-        """A batch of rows; only those before the first bad one, which is an error when it is asked for next."""
+        """A batch of rows; only those before the first bad one, which raises on the next call."""
         schema = Schema.from_arrow(self._schema) if self._schema is not None else None
         try:
             batch = self._batch_of(rows, schema)

@@ -167,7 +167,7 @@ class RecordSource(Source):
         return Decoded(batch, rows=tuple(RecordSpans(block).filled()) if batch.num_rows < records else None)
 
     def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
-        """Rows without an engine around them. A bad record raises in its place; the next call goes on behind it."""
+        """Rows without an engine. A bad record raises in its place; the next call continues after it."""
         while self._pending is None:
             block = self.next_block(_BATCH_BYTES)
             if block is None:
@@ -191,7 +191,7 @@ class RecordSource(Source):
         return (block.origin.offset or 0) + int(starts[row]) if row < len(starts) else None
 
     def skip_file(self) -> str:
-        """After an error: go on behind the record, or the file, that it was about; says which."""
+        """After an error: skip the bad record or file; says which."""
         return self._blocks().skip_bad()
 
     def fit_budget(self, nbytes: int) -> None:

@@ -5,7 +5,7 @@
         cut = reader.cut(max_records=1000, max_bytes=1 << 20)
         rows = reader.decode(cut)
 
-Lines (text, JSON Lines) are cut every so many bytes: a line belongs to the stretch in which it begins. Parquet is cut
+Lines (text, JSON Lines) are cut by bytes: a line belongs to the stretch in which it begins. Parquet is cut
 between row groups, Arrow files between record batches, a token store between any two rows of a shard. A compressed
 file, and one whose records cannot be found from the middle (CSV, JSON), is one stretch; it is still read piece by
 piece. Of Parquet and Arrow files the footers are read, of all others nothing but their sizes.
@@ -88,10 +88,10 @@ class SplitReader(Protocol):
         ...
 
     def cut(self, max_records: int, max_bytes: int) -> RecordRun | None:
-        """The next records, until there are so many or their bytes reach so much; None at the end.
+        """The next records, up to a number of records or bytes; None at the end.
 
-        What is cut depends on where it begins and on the limits alone. A damaged place raises `DataError` behind the
-        last record before it; `skip_bad` goes on behind it.
+        What is cut depends on where it begins and on the limits alone. A damaged place raises `DataError` after the
+        last record before it; `skip_bad` continues after it.
         """
         ...
 
@@ -132,7 +132,7 @@ def split_input(source: Any, target_bytes: int) -> list[InputSplit]:
 
 
 def open_split(source: Any, stretch: InputSplit, at: int = 0) -> SplitReader:
-    """A reader of one stretch, from `at` on: what `SplitReader.at` said before."""
+    """A reader of one split, from `at` on: an earlier `SplitReader.at`."""
     return _LineReader(source, stretch, at) if isinstance(source, RecordSource) else _RowReader(source, stretch, at)
 
 
@@ -246,7 +246,7 @@ class _LineReader:
         return SplitRows(
             decoded.batch,
             cut.first + np.asarray(places, np.int64),
-            # Which row of its file it is, nobody has counted.
+            # Its row number in the file is not known.
             tuple(replace(rejected, row=None) for rejected in decoded.rejected),
         )
 
@@ -288,7 +288,7 @@ class _LineReader:
         if stop is not None:
             mine = int(np.searchsorted(self._starts, stop - self._first))
             self._starts, self._stops = self._starts[:mine], self._stops[:mine]
-        self._at = raw.place.offset - self._stretch.start  # behind a byte order mark, or the header of a CSV
+        self._at = raw.place.offset - self._stretch.start  # after a byte order mark, or the header of a CSV
         return len(self._starts) > 0
 
     def _open(self) -> bool:

@@ -23,7 +23,7 @@ _STATE = StateFormat("rows of a store", "a StoreSource")
 
 
 class StoreSource(Source):
-    """The rows of a store in order, only the `columns` asked for, as views of its memory-mapped shards.
+    """The rows of a store in order, only the requested `columns`, as views of its memory-mapped shards.
 
     One shard is mapped at a time. A position belongs to one version of the store: if a newer one has become current
     since, pass `version=`. The checksum of a shard is compared when it is opened, once in a process (`verify="touch"`),

@@ -1,7 +1,7 @@
 """The directory of a store that is being written: finished shards, the open one, a journal, rows between two pieces.
 
 Nothing in it is renamed or changed before the store is published, only added to, so an older checkpoint finds all that
-it counts on, whatever came behind it.
+it needs, and ignores what came later.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _OWN = re.compile(
 """The names of all that is ever written into the directory of a build, and into a store that is not shown yet."""
 _OWN_HOME = re.compile(rf"\{BUILD}|{SHARDS}|{VERSIONS}|{MANIFEST_NAME}|\.{MANIFEST_NAME}{_TEMPORARY}")
 _MAGIC_BYTES = 8
-"""An Arrow file is an Arrow stream with this many bytes before it and a footer behind."""
+"""An Arrow file is an Arrow stream with this many bytes before it and a footer after it."""
 
 Staged = tuple[str, ShardEntry]
 """A finished shard, and the name it has until it is published."""
@@ -54,7 +54,7 @@ class Build:
         check_own_directory(self.path, _OWN)
 
     def remove(self) -> None:
-        """Delete it with all that is in it; if somebody has put something else there, leave all of it."""
+        """Delete it with its content; if it holds files of others, leave all of it."""
         with contextlib.suppress(ConfigError):
             remove_own_directory(self.path, _OWN)
 
@@ -142,7 +142,7 @@ class Build:
         write_atomic(self.path / _OWNER, run.encode() if durable else run.encode() + _PLAIN)
 
     def owner(self) -> str | None:
-        """The run that may still come back to these files; None if nobody can."""
+        """The run that may still resume from these files; None if there is none."""
         with contextlib.suppress(FileNotFoundError):
             owner = (self.path / _OWNER).read_bytes()
             return None if owner.endswith(_PLAIN) else owner.decode(errors="replace")
@@ -201,6 +201,6 @@ class Build:
         try:
             staged.replace(target)
         except PermissionError:
-            # Windows: the same content is there already, and somebody reads it.
+            # Windows: the same content is there already, and a process reads it.
             if not target.exists():
                 raise

@@ -36,8 +36,7 @@ _SHORT_TOKENS = 48
 class TokenTable:
     """The rows of one or several stores with the same kind of tokens, numbered through.
 
-    Safe to use from several threads. Whether shards are what they were is checked as the stores were told to (`verify`
-    of `open_store`).
+    Safe to use from several threads. Shards are checked as `verify` of `open_store` says.
     """
 
     def __init__(self, stores: Sequence[Store]) -> None:
@@ -97,7 +96,7 @@ class TokenTable:
     def locate(self, rows: Ints, starts: Ints) -> Ints:
         """Addresses, for `copy_from`, of rows without their first `starts` tokens.
 
-        Best asked for many parts at once; the cost is by shard.
+        Best called for many parts at once; the cost is by shard.
         """
         places = np.empty(len(rows), np.int64)
         for number, which, within in self._by_shard(rows, self._row_starts):
@@ -224,7 +223,7 @@ class TokenTable:
         return first.tokens_column, first.mask_column
 
     def held(self) -> object:
-        """Whatever keeps the places of this table valid, for as long as somebody refers to it."""
+        """Object that keeps the addresses of this table valid while it is referred to."""
         return self._shards
 
     def check_unchanged(self) -> None:

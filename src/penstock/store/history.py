@@ -102,10 +102,10 @@ def checkout(path: PathLike, version: int) -> Manifest:
 
 
 def prune(path: PathLike, *, keep_versions: int | None = None) -> Pruned:
-    """Remove shards that no version refers to; with `keep_versions`, first all but the newest so many versions.
+    """Remove shards that no version refers to; with `keep_versions`, first all but that many newest versions.
 
     The current version always stays. A store that is open on a version that goes can no longer map shards it has not
-    touched yet, so prune when nobody reads old versions.
+    touched yet, so prune when no process reads old versions.
     """
     if keep_versions is not None and keep_versions < 1:
         raise ConfigError(f"keep_versions must be at least 1, got {keep_versions}")
@@ -130,7 +130,7 @@ def prune(path: PathLike, *, keep_versions: int | None = None) -> Pruned:
 
 
 def half_written(home: Path) -> list[Path]:
-    """Manifests that nobody writes any more: whoever asks holds the lock, and so did whoever was killed."""
+    """Half-written manifests of killed writers: the caller holds the lock that they held."""
     return [file for folder in (home, home / VERSIONS) for file in folder.glob(".*.json.*.tmp")]
 
 
@@ -161,7 +161,7 @@ def _surplus(one: Manifest, other: Manifest) -> list[ShardEntry]:
 
 
 def _check_is_store(home: Path) -> None:
-    """A damaged manifest of the current version is in nobody's way here; no version at all is."""
+    """A damaged manifest of the current version is accepted here; a store without versions is not."""
     if not is_store(home) and not version_numbers(home):
         read_manifest(home)
 

@@ -32,7 +32,7 @@ class Lineage:
 
     @property
     def key(self) -> str | None:
-        """None if the inputs are not known: then nothing can be said about what is in the store."""
+        """None if the inputs are not known: the content of the store has no name then."""
         if not self.inputs:
             return None
         return content_key(self.inputs, tokenizer=self.tokenizer, template=self.template, transforms=self.transforms)

@@ -246,6 +246,6 @@ def refuse_remote_store(path: PathLike) -> None:
         and (place / VERSIONS).is_dir()
     ):
         raise ConfigError(
-            f"{shown(place.url)!r} is a token store behind a URL, and stores are read from local disk; copy the "
+            f"{shown(place.url)!r} is a token store at a URL, and stores are read from local disk; copy the "
             "directory to this machine with the tools of the storage, and pass the copy"
         )

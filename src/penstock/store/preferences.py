@@ -116,5 +116,5 @@ def label_column(schema: pa.Schema) -> str | None:
 
 
 def rejected_column(schema: pa.Schema) -> str | None:
-    """A column of rejected answers without one of chosen answers beside it; None if there is none."""
+    """A column of rejected answers without one of chosen answers; None if there is none."""
     return None if "chosen" in schema.names else next((name for name in REJECTED if name in schema.names), None)

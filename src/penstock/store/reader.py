@@ -40,7 +40,7 @@ def open_store(path: PathLike, version: int | None = None, *, verify: Verify = "
     """A random-access view of a version of a store (default: the current one).
 
     Looks whether every file is there and as long as it was. With `verify="touch"` the checksum of a shard is compared
-    when one of its rows is first asked for, once in a process, which reads the shard (some gigabytes a second);
+    when one of its rows is first read, once in a process, which reads the shard (some gigabytes a second);
     `"full"` compares all of them now. `"fast"` compares none: a flipped bit then gives wrong rows, or ends the process.
     """
     check = check_content if check_verify(verify) == "full" else check_size
@@ -111,7 +111,7 @@ class Store(Sequence[dict[str, Any]]):
             raise self._damaged(number, error) from error
 
     def take(self, rows: npt.ArrayLike, columns: Sequence[str] | None = None) -> pa.RecordBatch:
-        """Rows by their numbers, in that order, repeated if asked for, as one batch. This copies them."""
+        """Rows by their numbers, in that order, with repetitions, as one batch. This copies them."""
         wanted = self._numbers(rows)
         schema = self._projected(columns)
         order = np.argsort(wanted, kind="stable")

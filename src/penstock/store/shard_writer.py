@@ -176,7 +176,7 @@ def _hides(array: pa.Array) -> bool:
 
 
 def _emptied(array: pa.Array) -> pa.Array:
-    """Taken anew row by row: what has no row is not taken."""
+    """Rebuilt row by row: values that belong to no row are left out."""
     return array.take(pa.array(np.arange(len(array)), mask=_nulls(array)))
 
 

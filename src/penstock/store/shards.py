@@ -41,7 +41,7 @@ _intact: set[tuple[str, str, int, int, int]] = set()
 class ShardReader:
     """An open shard. Costs a mapping and a look at the footer, no file handle; pieces are decoded when touched.
 
-    Views stay valid as long as they are referred to, whatever happens to the reader.
+    Views stay valid as long as they are referred to, also after the reader is closed.
     """
 
     def __init__(self, home: Path, entry: ShardEntry, manifest: Manifest) -> None:
@@ -61,7 +61,7 @@ class ShardReader:
         except (pa.ArrowException, OSError) as error:
             raise damaged(self.path, str(error)) from error
         self.starts: list[int] = [0, *np.cumsum(rows).tolist()]
-        """The first row of each piece, and the row behind the last."""
+        """The first row of each piece, and the row after the last."""
 
     @property
     def schema(self) -> pa.Schema:

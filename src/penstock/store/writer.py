@@ -74,7 +74,7 @@ class StoreWriter:
         if not self.path.name:
             raise ConfigError(f"{self.shown!r} cannot be a store; name a directory in it")
         self.lineage = lineage if lineage is not None else Lineage()
-        self._mode, self._asked = mode, (tokens, mask)
+        self._mode, self._requested = mode, (tokens, mask)
         self._shard_bytes = parse_bytes(shard_bytes)
         if self._shard_bytes <= 0:
             raise ConfigError(f"shard_bytes must be positive, got {shard_bytes!r}")
@@ -146,7 +146,7 @@ class StoreWriter:
         return self._pieces.held_bytes()
 
     def abort(self) -> None:
-        """Leave nothing behind that was not published, but for what a checkpoint counts on."""
+        """Remove what was not published, except what a checkpoint needs."""
         self._drop_shard()
         if self._lock.held:
             if not self._durable:
@@ -176,7 +176,7 @@ class StoreWriter:
         if not self._durable:
             raise ConfigError("checkpoint() without restore(): a plain run cannot be resumed; call restore({}) first")
         if self._ended is not None:
-            return self._ended  # published before the process was killed: nothing has come behind it
+            return self._ended  # published before the process was killed: no rows came after it
         self._check_still_ours()
         with naming(str(self.path)):
             return self._checkpoint()
@@ -338,7 +338,7 @@ class StoreWriter:
 
     def _set_schema(self, given: pa.Schema) -> None:
         schema = plain_schema(given)
-        tokens, mask = self._asked
+        tokens, mask = self._requested
         if mask is None and tokens is not None and "loss_mask" in schema.names:
             mask = "loss_mask"
         for name, argument, way_out in ((tokens, "tokens", ", or tokens=None if there are none"), (mask, "mask", "")):
@@ -408,7 +408,7 @@ class StoreWriter:
             if self._given is None:
                 schema, tokens, mask = before.schema, before.tokens_column, before.mask_column
         elif self._given is None:
-            tokens, mask = self._asked  # so that rows added later are counted as these would have been
+            tokens, mask = self._requested  # so that rows added later are counted as these would have been
         return Manifest(
             schema=schema,
             shards=shards,

@@ -106,7 +106,7 @@ class Jitter(Transform):
 
 
 class DropWords(Transform):
-    """Leave out each word with this probability, together with the whitespace behind it.
+    """Leave out each word with this probability, together with the whitespace after it.
 
     A text that would lose all its words keeps one of them. Words are those of `str.split`. `key` as in `Jitter`.
     """
@@ -152,7 +152,7 @@ class SwapChars(Transform):
 
 
 def row_keys(batch: pa.RecordBatch, key: str | None = None) -> Words:
-    """A 64-bit number for each row: a hash of its key column, or of all its values whatever their order."""
+    """A 64-bit number for each row: a hash of its key column, or of all its values in any order."""
     names = batch.schema.names if key is None else [key]
     keys = np.zeros(batch.num_rows, np.uint64)
     for name in names:
@@ -209,7 +209,7 @@ def _without_words(text: pa.Array, probability: float, draws: Draws) -> pa.Array
 
 
 def _with_swaps(text: pa.Array, probability: float, draws: Draws) -> pa.Array:
-    data, bounds = utf8(text.fill_null("") if text.null_count else text)  # what lies behind a null may be no UTF-8
+    data, bounds = utf8(text.fill_null("") if text.null_count else text)  # the bytes of a null may be no UTF-8
     # Characters of one to four bytes become numbers of four: positions are then characters.
     chars = np.frombuffer(data.tobytes().decode().encode("utf-32-le"), np.uint32).copy()
     first_bytes = (data & 0xC0) != 0x80

@@ -243,7 +243,7 @@ class StandardScaler(Scaler):
 class MinMaxScaler(Scaler):
     """Map columns linearly so that the smallest and largest value of the fit become the ends of `range`.
 
-    A value beyond those of the fit lands outside the range; put `Clip` behind if that must not be. A column whose
+    A value beyond those of the fit lands outside the range; put `Clip` after it to prevent that. A column whose
     values are all equal becomes the low end. Nulls, NaN, infinity and types as in `StandardScaler`.
     """
 

@@ -160,7 +160,7 @@ def word_starts(word: Flags, bounds: Integers) -> Flags:
     if word.size:
         np.greater(word[1:], word[:-1], out=starts[1:])
         rows = bounds[:-1]
-        if rows[-1] == word.size:  # the last rows are empty, and begin behind the last byte
+        if rows[-1] == word.size:  # the last rows are empty, and begin after the last byte
             rows = rows[rows < word.size]
         starts[rows] = word[rows]
     return starts

@@ -43,7 +43,7 @@ class Validate(CountingTransform):
     Null breaks `not_null` only. Rules apply in the order schema, not_null, ranges, regex, allowed, and within each as
     written; a row is counted once, under the first it breaks, e.g. `"age: out of range"`. With `"null"` every value
     that breaks a rule becomes null, and its row is counted once, as `"age: out of range, set to null"`; a null that is
-    not allowed cannot be mended so.
+    not allowed cannot be replaced like this.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Validate(CountingTransform):
         required = [field.name for field in self.schema or () if not field.nullable]
         required += [name for name in (as_names(not_null) if not_null else ()) if name not in required]
         if required and on_invalid == "null":
-            raise ValueError(f"on_invalid='null' cannot mend a null in {required}; use 'drop' or 'raise'")
+            raise ValueError(f"on_invalid='null' cannot replace a null in {required}; use 'drop' or 'raise'")
         self.rules: tuple[Rule, ...] = (
             *(NotNull(name) for name in required),
             *(InRange(name, *as_range(given, name)) for name, given in (ranges or {}).items()),

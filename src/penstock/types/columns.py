@@ -304,7 +304,7 @@ def as_numpy(value: Any) -> NumpyArray:
 
 def from_array(array: NumpyArray, field: pa.Field | None, allow_copy: bool) -> pa.Array:
     """An array as a column, sharing its memory where Arrow can; without a field, of the type that it has itself."""
-    if field is None and array.dtype.kind not in "OUST":  # those are told by their values
+    if field is None and array.dtype.kind not in "OUST":  # those are typed by their values
         field = parse(_array_spelling(array))
     item, shape = (None, ()) if field is None else _layout(field)
     dtype = None if item is None else _numpy_dtype(item)

@@ -377,7 +377,7 @@ def _batch_problems(batch: pa.RecordBatch, schema: Schema) -> list[str]:
         except SchemaError as e:
             found = [str(e)]
         else:
-            # A column that was computed anew has lost its metadata; its type is still the right one.
+            # A computed column has lost its metadata; its type is still the right one.
             right = actual in (spell(arrow), spelling_of(arrow.type))
             found = content_problems(column, arrow) if right else [f"expected {spell(arrow)}, got {actual}"]
         problems += [f"column {given.name!r}: {problem}" for problem in found]

@@ -155,7 +155,7 @@ def _add_rows(slots: Any, shift: Any, keys: Any, known: Any, duplicate: Any, fre
                 slots[at, i] = fresh[added, i] = key[i]
             added += 1
         duplicate[row] = seen
-    return added, touched  # which has to be returned, or it would not be asked for
+    return added, touched  # returned, or the compiler would remove the prefetch
 
 
 @kernel
@@ -174,7 +174,7 @@ def _insert_all(slots: Any, shift: Any, keys: Any) -> None:
 
 @kernel
 def _remove_all(slots: Any, shift: Any, keys: Any) -> None:
-    """Take keys that are in the table out of it, moving up those that had to stand behind them."""
+    """Take keys that are in the table out of it, moving up those that were displaced by them."""
     mask = len(slots) - 1
     for row in range(len(keys)):
         hole = np.int64(keys[row, 0] >> shift)

@@ -65,14 +65,14 @@ class KeyRuns:
         found = np.zeros(len(keys), np.bool_)
         for start in range(0, len(keys), _ASK):
             part = keys[start : start + _ASK]
-            asked = np.flatnonzero(self._filter.may_have(part[:, 0]))
-            asked = asked[np.argsort(part[asked, 0])]
+            candidates = np.flatnonzero(self._filter.may_have(part[:, 0]))
+            candidates = candidates[np.argsort(part[candidates, 0])]
             for run in self._runs():
-                if not len(asked):
+                if not len(candidates):
                     break
-                here = run.has(part[asked])
-                found[start + asked[here]] = True
-                asked = asked[~here]
+                here = run.has(part[candidates])
+                found[start + candidates[here]] = True
+                candidates = candidates[~here]
         return found
 
     def _runs(self) -> Iterator[_Run]:
@@ -120,10 +120,10 @@ class _Run:
         many = lasts - firsts + 1  # 0 for a key before the first block
         blocks = np.unique(np.arange(many.sum()) - np.repeat(np.cumsum(many) - many - firsts, many))
         for start in range(0, len(blocks), _READ):
-            some = blocks[start : start + _READ].tolist()
-            asked = slice(np.searchsorted(lasts, some[0]), np.searchsorted(firsts, some[-1], side="right"))
+            chunk = blocks[start : start + _READ].tolist()
+            candidates = slice(np.searchsorted(lasts, chunk[0]), np.searchsorted(firsts, chunk[-1], side="right"))
             # Whole blocks in their order are one sorted array.
-            found[asked] |= _within(self._blocks(some), keys[asked])
+            found[candidates] |= _within(self._blocks(chunk), keys[candidates])
         return found
 
     def read(self, start: int, count: int) -> Words:
@@ -225,11 +225,11 @@ class SeenKeys:
     than the table takes makes the table larger all the same.
 
     With a `log`, a file, every key is appended to it, in the order in which keys came. A state is the length of
-    the log and a checksum up to there, so it is small whatever was seen, and any longer log will do to go back to it:
+    the log and a checksum up to there, so it is always small, and any longer log can restore it:
     what a killed process wrote after its last checkpoint is cut off. Without one, only the last call can be undone.
 
     A log has one writer. Another process is refused while this one is there; within the process a later set takes the
-    log over, as one made anew to go on for one that was left behind does, and the earlier one can go on no more.
+    log over, as a stage that replaces an abandoned one does, and the earlier set raises errors from then on.
     """
 
     def __init__(

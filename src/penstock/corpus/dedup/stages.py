@@ -49,8 +49,8 @@ class Dedup(CountingTransform):
 
     reason: ClassVar[str]
     version: ClassVar[int] = 1
-    """Raised when a change of the code drops other rows than before, so that prepared data is made anew, and no run
-    goes on from keys of the other kind."""
+    """Raised when a change of the code drops other rows than before, so that prepared data is made again, and no run
+    resumes from keys of the other kind."""
 
     def __init__(self, maker: KeyMaker, name: str, directory: str | Path | None) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Dedup(CountingTransform):
         self._maker, self._name = maker, name
         log = None
         if self.directory is not None:
-            # Wherever the process goes afterwards, and by whatever path another stage has it: one file, one name.
+            # One name for one file, also after a change of directory and for paths through links.
             directory = Path(os.path.realpath(self.directory))
             rule = name if self.version == 1 else self.describe()
             log = directory / f"{type(self).__name__}-{xxhash.xxh3_64_hexdigest(rule.encode())}.keys"
@@ -206,7 +206,7 @@ def dedup_stages(*dedups: Dedup) -> list[Transform]:
 
 
 class KeyMaker(Protocol):
-    """Makes the keys of rows: the same ones for the same rows, whatever came before."""
+    """Makes the keys of rows: the same keys for the same rows, with any rows before them."""
 
     @property
     def each(self) -> int:

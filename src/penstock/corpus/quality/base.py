@@ -26,7 +26,7 @@ class TextFilter(CountingTransform):
 
     name: ClassVar[str]
     version: ClassVar[int] = 1
-    """Raised when a change of the code keeps other rows than before, so that prepared data is made anew."""
+    """Raised when a change of the code keeps other rows than before, so that prepared data is made again."""
     reasons: tuple[str, ...]
 
     def __init__(self, column: str, options: Mapping[str, Any]) -> None:

@@ -279,7 +279,7 @@ def has_bracket(data: Array, start: int, stop: int) -> bool:
 
 @kernel
 def find_phrases(data: Array, start: int, stop: int, phrases: Array, bounds: Array) -> int:
-    """A bit for every phrase that occurs, whatever its case."""
+    """A bit for every phrase that occurs, in any case."""
     found = 0
     for at in range(start, stop):
         byte = data[at] | 32

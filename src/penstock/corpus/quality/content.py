@@ -157,7 +157,7 @@ class RegexFilter(TextFilter):
 class WordListFilter(TextFilter):
     """Leave out text with a word or phrase of a list; with `lines=True`, leave the lines that have one out of the text.
 
-    Words are whole words: no letter, digit or underscore before or after, whatever the script. Any whitespace in a
+    Words are whole words: no letter, digit or underscore before or after, in any script. Any whitespace in a
     phrase matches any whitespace of a line or text. Case does not matter unless `case_sensitive`. Rows that lost lines
     are counted as `"word-list: lines left out"`, rows that lost all as `"no line left"`.
     """

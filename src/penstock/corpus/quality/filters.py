@@ -1,4 +1,4 @@
-"""Quality filters by name. A filter is one file beside this one (its class and its kernels) and one entry here.
+"""Quality filters by name. A filter is one file in this directory (its class and its kernels) and one entry here.
 
 Each leaves rows out and counts them by reason. Thresholds are keyword-only and default to the published ones; None
 switches a rule off. The rules of Gopher, C4 and FineWeb run on UTF-8 bytes, compiled by numba, which they need:

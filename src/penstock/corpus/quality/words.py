@@ -355,7 +355,7 @@ def split_stretch(
         n += 1
         start += length
         special = exception_at(data, start, stop, exceptions)
-    behind = n
+    suffixes = n
     while start < stop and special < 0:
         length = suffix_length(data, start, stop, kinds, exceptions)
         if length == 0:
@@ -373,10 +373,10 @@ def split_stretch(
                 start += length
     elif start < stop:
         n = split_middle(data, begin, start, stop, kinds, starts, ends, n)
-    if middle > behind:
+    if middle > suffixes:
         # What was split off the end stands before the middle, last first: turn all of it round, then the middle back.
-        reverse(starts, ends, behind, n)
-        reverse(starts, ends, behind, behind + n - middle)
+        reverse(starts, ends, suffixes, n)
+        reverse(starts, ends, suffixes, suffixes + n - middle)
     return n
 
 
