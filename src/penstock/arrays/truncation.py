@@ -16,14 +16,14 @@ import numpy.typing as npt
 from penstock._suggest import did_you_mean
 from penstock.errors import ConfigError, DataError
 
-__all__ = ["Parts", "Policy", "Truncation"]
+__all__ = ["Policy", "TruncatedParts", "Truncation"]
 
 Ints = npt.NDArray[np.int64]
 Policy = Literal["error", "drop", "left", "right", "split"]
 POLICIES: tuple[str, ...] = get_args(Policy)
 
 
-class Parts(NamedTuple):
+class TruncatedParts(NamedTuple):
     """Parts of rows: part i is tokens `starts[i]` to `starts[i] + lengths[i]` of row `rows[i]`."""
 
     rows: Ints
@@ -54,23 +54,25 @@ class Truncation:
         """True if every row becomes exactly one part."""
         return self.max_length is None or self.policy in ("error", "left", "right")
 
-    def parts(self, lengths: Ints, rows: Ints | None = None) -> Parts:
+    def parts(self, lengths: Ints, rows: Ints | None = None) -> TruncatedParts:
         """Parts of rows with these lengths, in order. `rows` are the numbers of the rows, if not 0, 1, 2, ..."""
         if rows is None:
             rows = np.arange(len(lengths), dtype=np.int64)
         starts, limit = np.zeros(len(rows), np.int64), self.max_length
         if limit is None or not (long := lengths > limit).any():
-            return Parts(rows, starts, lengths)
+            return TruncatedParts(rows, starts, lengths)
         if self.policy == "drop":
-            return Parts(rows[~long], starts[~long], lengths[~long])
+            return TruncatedParts(rows[~long], starts[~long], lengths[~long])
         if self.policy == "right":
-            return Parts(rows, starts, np.minimum(lengths, limit))
+            return TruncatedParts(rows, starts, np.minimum(lengths, limit))
         if self.policy == "left":
-            return Parts(rows, np.maximum(lengths - limit, 0), np.minimum(lengths, limit))
+            return TruncatedParts(rows, np.maximum(lengths - limit, 0), np.minimum(lengths, limit))
         if self.policy == "split":
             counts = np.maximum(-(-lengths // limit), 1)
             starts = (np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)) * limit
-            return Parts(np.repeat(rows, counts), starts, np.minimum(np.repeat(lengths, counts) - starts, limit))
+            return TruncatedParts(
+                np.repeat(rows, counts), starts, np.minimum(np.repeat(lengths, counts) - starts, limit)
+            )
         row = int(rows[first := int(np.argmax(long))])
         raise DataError(
             f"row {row} has {int(lengths[first])} tokens, more than the limit of {limit}; raise the limit, or pass "

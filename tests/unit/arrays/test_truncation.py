@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.arrays.truncation import Parts, Truncation
+from penstock.arrays.truncation import TruncatedParts, Truncation
 from penstock.errors import ConfigError, DataError
 
 
-def listed(parts: Parts) -> list[tuple[int, int, int]]:
+def listed(parts: TruncatedParts) -> list[tuple[int, int, int]]:
     return list(zip(parts.rows.tolist(), parts.starts.tolist(), parts.lengths.tolist()))
 
 

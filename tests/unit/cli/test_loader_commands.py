@@ -204,7 +204,7 @@ def test_verify_resume_says_that_all_is_the_same(penstock: Call, chats: str) -> 
     assert re.search(r"12 steps.*2 ends", text)
     facts = json.loads(said(penstock("verify-resume", chats, "--steps", "6", "--worlds", "4,3", "--json")))
     assert facts["difference"] is None
-    assert facts["left_out"] == ["3 ranks: a global batch of 4 samples cannot be shared evenly"]
+    assert [line[:8] for line in facts["left_out"]] == ["3 ranks:"]
     assert {world for run in facts["runs"] for world in run["worlds"]} == {4}
     assert "expected numbers" in said(penstock("verify-resume", chats, "--worlds", "two"), 2)
 
@@ -281,4 +281,4 @@ def test_probe_isolation_fails_when_documents_see_each_other(penstock: Call, cha
 def test_probe_isolation_without_packing_has_nothing_to_probe(penstock: Call, chats: str, model: str) -> None:
     text = said(penstock("probe-isolation", chats, "--model", model, "--set", "packing=null"), 1)
     assert "rows are not packed" in text
-    assert "is no model directory" in said(penstock("probe-isolation", chats, "--model", "."), 1)
+    assert "config.json" in said(penstock("probe-isolation", chats, "--model", "."), 1)
