@@ -61,10 +61,7 @@ def _option(kind: Any, help_text: str, *flags: str, **more: Any) -> Any:
 
 
 _TOKENIZER = "tokenizer.json, a model directory, a SentencePiece model, a tiktoken name, or byte."
-_TEMPLATE = (
-    f"Chat template: {', '.join(BUILT_IN)}, or a .jinja file. Default: "
-    "the tokenizer's own."
-)
+_TEMPLATE = f"Chat template: {', '.join(BUILT_IN)}, or a .jinja file. Default: the tokenizer's own."
 _PREFERENCE = (
     "Prepare rows with chosen and rejected answers, or with a label (KTO), as preferences; or as plain chats, trained "
     "on the chosen answer, or on every answer regardless of its label. Default: refuse them."
