@@ -13,25 +13,21 @@ import numpy as np
 
 from penstock import (
     AdvantageSpec,
-    Balanced,
     ConversationDataLoader,
-    Folds,
-    KLPenalty,
-    MaskedLM,
     MixedDataLoader,
     MLXDataLoader,
-    OverlongPenalty,
     PreferenceDataLoader,
     PretrainDataLoader,
     RolloutDataLoader,
     Schedule,
-    StreamOptions,
-    Strided,
     TabularDataset,
     open_store,
 )
-from penstock.datasets import TitanicDataset
+from penstock.datasets import Folds, TitanicDataset
 from penstock.datasets.titanic import titanic_spec
+from penstock.distributed import Balanced, Strided
+from penstock.loaders import MaskedLM, StreamOptions
+from penstock.rl import KLPenalty, OverlongPenalty
 
 Make = Callable[[Path], Any]
 

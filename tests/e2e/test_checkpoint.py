@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock import ConfigError, Pipeline, PipelineConfig, ResumeError, StoppedError
+from penstock import ConfigError, Pipeline, PipelineConfig, ResumeError
+from penstock.errors import StoppedError
 from penstock.sinks import JsonlSink, MemorySink, ParquetSink
 from penstock.sources import IteratorSource, JsonlSource
 from penstock.transforms import Filter, Map

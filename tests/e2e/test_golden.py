@@ -22,7 +22,8 @@ from golden_digests import difference, digests, first_difference
 from golden_keys import keys
 from golden_loaders import BATCHES, LOADERS, SAVED_AFTER, raw_chats, raw_pairs, raw_text, table, take, titanic
 from golden_runs import CONTINUED, END, FILES, READ, STREAMS, looped, provider, rows_of, stream
-from penstock import Recipe, open_store, prepare
+from penstock import open_store, prepare
+from penstock.loaders import Recipe
 
 MATERIAL = Path(__file__).parents[1] / "golden" / "material"
 GOLDEN: dict[str, Any] = json.loads((MATERIAL / "golden.json").read_text("utf-8"))

@@ -49,8 +49,10 @@ from golden_runs import (
     rows_of,
     stream,
 )
-from penstock import Pipeline, Recipe, RolloutQueue, StageError, prepare
+from penstock import Pipeline, RolloutQueue, prepare
 from penstock.datasets import make_titanic
+from penstock.errors import StageError
+from penstock.loaders import Recipe
 from penstock.sinks import StoreSink
 from penstock.sources import MemorySource
 from penstock.store import append

@@ -10,14 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock import (
-    ConversationDataLoader,
-    DataLoader,
-    MixedDataLoader,
-    PreferenceDataLoader,
-    PretrainDataLoader,
-    Strided,
-)
+from penstock import ConversationDataLoader, DataLoader, MixedDataLoader, PreferenceDataLoader, PretrainDataLoader
 from penstock.batching import options
 from penstock.batching.collate import FIELDS
 from penstock.batching.options import (
@@ -30,6 +23,7 @@ from penstock.batching.options import (
     option_names,
     read_options,
 )
+from penstock.distributed import Strided
 from penstock.errors import ConfigError
 from token_stores import make_store
 

@@ -16,8 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock import Balanced, MemoryBudget, PretrainDataLoader, Strided
+from penstock import MemoryBudget, PretrainDataLoader
 from penstock.batching.collate import FIELDS, IGNORE
+from penstock.distributed import Balanced, Strided
 from penstock.errors import ConfigError, ResumeError
 from penstock.loaders import plan_engine as indexed
 from penstock.loaders.base import DataLoader

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock import ConversationDataLoader, MixedDataLoader, PreferenceBatch, PreferenceDataLoader, PretrainDataLoader
+from penstock import ConversationDataLoader, MixedDataLoader, PreferenceDataLoader, PretrainDataLoader
 from penstock.errors import ConfigError, PenstockError, SchemaError
-from penstock.loaders import Recipe, prepare
+from penstock.loaders import PreferenceBatch, Recipe, prepare
 from penstock.loaders.plan_summary import summarize_plan
 from penstock.transforms import FormatChat
 

@@ -13,16 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock import (
-    ConfigError,
-    MemoryBudget,
-    Pipeline,
-    PipelineConfig,
-    ResumeError,
-    StageError,
-    StalledError,
-    StoppedError,
-)
+from penstock import ConfigError, MemoryBudget, Pipeline, PipelineConfig, ResumeError
+from penstock.errors import StageError, StalledError, StoppedError
 from penstock.sinks import CsvSink, IteratorSink, JsonlSink, MemorySink, ParquetSink
 from penstock.sources import JsonlSource, MemorySource
 from penstock.transforms import Filter, Map

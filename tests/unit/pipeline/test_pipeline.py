@@ -13,18 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from penstock import (
-    ConfigError,
-    FailureBudgetError,
-    MemoryBudget,
-    Pipeline,
-    PipelineConfig,
-    ResumeError,
-    SchemaError,
-    StageError,
-    StalledError,
-    StoppedError,
-)
+from penstock import ConfigError, MemoryBudget, Pipeline, PipelineConfig, ResumeError
+from penstock.errors import FailureBudgetError, SchemaError, StageError, StalledError, StoppedError
 from penstock.sinks import IteratorSink, MemorySink
 from penstock.sources import IteratorSource, JsonlSource, MemorySource
 from penstock.transforms import CountWords, Filter, FlatMap, Lower, Map

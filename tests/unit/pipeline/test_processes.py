@@ -14,7 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock import ConfigError, MemoryBudget, Pipeline, PipelineConfig, StageError
+from penstock import ConfigError, MemoryBudget, Pipeline, PipelineConfig
+from penstock.errors import StageError
 from penstock.pipeline.chain import Chain
 from penstock.pipeline.metrics import StageMetrics
 from penstock.pipeline.processes import ProcessChain

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock import ConfigError, Schema, SchemaError
+from penstock import ConfigError, Schema
+from penstock.errors import SchemaError
 from penstock.transforms import Filter, FlatMap, Map, parse_expression
 
 BATCH = pa.record_batch({"n": [1, 2, 3, None], "s": ["a", "bb", None, "dddd"], "l": [[1], [], None, [1, 2]]})
