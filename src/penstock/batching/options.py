@@ -9,7 +9,7 @@ PretrainDataLoader("corpus/", tokenizer, batch_size=16, shard=Shard(rank=0, worl
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from inspect import Parameter, Signature, cleandoc, signature
 from operator import index
@@ -146,10 +146,12 @@ else:
     LoaderOptions.__doc__ = "Keywords of `Options`, for the signatures of loaders."
 
 
-def read_options(given: Mapping[str, Any]) -> Options:
-    """Options of a loader from its keywords, flat or in groups."""
-    flat = flat_options(given)
-    check_names(flat, option_names(Options))
+def read_options(given: Mapping[str, Any], loader: type[Any] | None = None) -> Options:
+    """Options of a loader from its keywords, flat or in groups. An error lists all parameters of `loader`."""
+    flat, known = flat_options(given), option_names(Options)
+    unknown = [name for name in flat if name not in known]
+    if unknown:
+        check_names(unknown, known if loader is None else list(signature(loader).parameters))
     return Options(**flat)
 
 
@@ -177,7 +179,7 @@ def option_names(kind: type[Any]) -> list[str]:
     return [name for name in names if name not in inherited] + [name for name in names if name in inherited]
 
 
-def check_names(given: Mapping[str, Any], known: Sequence[str], what: str = "option") -> None:
+def check_names(given: Iterable[str], known: Sequence[str], what: str = "option") -> None:
     """Refuse names that do not exist, with the nearest one that does."""
     for name in given:
         if name not in known:

@@ -16,10 +16,11 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.chat.gate import Checker, Gate
+from penstock.chat.masks import common_length
 from penstock.chat.messages import Conversation
 from penstock.chat.parts import place_parts
 from penstock.chat.problems import RenderError, RowProblem
-from penstock.chat.render import EVERYTHING, Renderer, Rendering, TrainOn, TurnEnds, common_length
+from penstock.chat.render import EVERYTHING, Renderer, Rendering, TrainOn, TurnEnds
 from penstock.chat.templates import TOOL, ChatTemplate, TemplateSource, call_sample, specials, thought_sample, traits_of
 from penstock.errors import ConfigError, DataError
 from penstock.tokenizers.base import Tokenizer

@@ -1,8 +1,7 @@
 """Rendering of one conversation: its text and its supervised turns.
 
-First, every part of the row is located in the text (`parts`): none is lost, repeated or out of order. A turn begins
-where the prompt for it ends, and ends with the end-of-turn token; or it is a `{% generation %}` block of the template.
-Either way, all parts of its message are inside, tool calls included, and no part of another message is.
+Every part of the row is located in the text (`parts`): none is lost, repeated or out of order. The supervised turns
+are found by `masks.supervised_turns`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from penstock.chat.masks import Turn
+from penstock.chat.masks import EVERYTHING, Turn, supervised_turns
 from penstock.chat.messages import Conversation, Message
 from penstock.chat.parts import OF_TOOLS, Placement, place_parts
 from penstock.chat.problems import (
@@ -38,14 +37,12 @@ __all__ = [
     "Renderer",
     "Rendering",
     "TrainOn",
-    "common_length",
     "explain",
     "foreign_text",
 ]
 
 
 TrainOn = str | tuple[str, ...]
-EVERYTHING = "all"
 SWITCHES = ("enable_thinking", "thinking")
 """Variables that change the prompt: a model is used with either value."""
 
@@ -108,7 +105,7 @@ class Renderer:
             self._check_text(whole)
         placement = place_parts(given, whole, self._marked_text)
         lost = self._check_parts(placement, whole)
-        turns = list(self._turns(given, trained, whole, placement, blocks))
+        turns = list(supervised_turns(self, given, trained, whole, placement, blocks))
         return Rendering(whole, placement, turns, lost, self._foreign(conversation) if self.specials else None)
 
     def _check_text(self, whole: str) -> None:
@@ -129,7 +126,7 @@ class Renderer:
 
     def text_of(self, given: Conversation) -> str:
         """The text of a conversation in the form that the template takes."""
-        whole = unmarked(self._unmarked_text(given))
+        whole = unmarked(self.unmarked_text(given))
         return whole + self.closing_of(given.messages)
 
     def closing_of(self, messages: Sequence[Message]) -> str:
@@ -219,93 +216,11 @@ class Renderer:
         found = self.special_text.search(dumps(conversation.tools)) if conversation.tools else None
         return f"the tools have {found[0]!r} in them" if found else None
 
-    def _turns(
-        self,
-        given: Conversation,
-        trained: Collection[int],
-        whole: str,
-        placement: Placement,
-        blocks: list[tuple[int, int]] | None,
-    ) -> Iterator[Turn]:
-        if self.train_on == EVERYTHING:
-            yield Turn(0, len(whole))
-            return
-        answers = [i for i in trained if given.messages[i]["role"] == "assistant"]
-        by_message = self._blocks_by_message(blocks, given, placement) if blocks is not None else {}
-        done = 0
-        for i in trained:
-            if i not in answers:
-                yield from (Turn(start, stop, message=i) for start, stop in placement.of_message(i))
-                continue
-            found = self._by_block(by_message[i], given, i, whole) if blocks is not None else None
-            made = found or [self._by_prompt(given, i, whole, placement, done)]
-            if self.check_parts:
-                self._check_turn(made, i, placement)
-            done = made[-1].stop
-            yield from made
-
-    def _by_prompt(self, given: Conversation, i: int, whole: str, placement: Placement, done: int) -> Turn:
-        """The turn from the end of the prompt for message i to the token that ends it."""
-        places = placement.of_message(i)
-        first = places[0][0] if places else None
-        start = self._start(given, i, whole, first)
-        last = places[-1][1] if places else start
-        following = [place[0] for n in range(i + 1, len(given.messages)) for place in placement.of_message(n)]
-        stop = self._end(given, i, whole, last, min(following, default=len(whole)))
-        if start < done or (first is not None and start > first):
-            raise SpansNotFoundError(
-                f"the prompt for message {i} ends inside of a turn, so the beginning of that turn is unknown"
-            )
-        return Turn(start, stop, start, i)
-
-    def _start(self, given: Conversation, i: int, whole: str, first: int | None) -> int:
-        """End of the prompt for message i in the text."""
-        nearest, fits = 0, None
-        differing = ""
-        for prompt in self.prompts(given, i):
-            end = len(prompt)
-            if not whole.startswith(prompt) or (first is not None and end > first):
-                differing = differing or prompt
-                nearest = max(nearest, common_length(prompt, whole))
-                continue
-            if fits is None:
-                fits = end
-            # White space on both sides of the end may be one token: the prompt of another setting may end elsewhere.
-            if not (first is None or end < first) or not (prompt[-1:].isspace() and whole[end : end + 1].isspace()):
-                return end
-        if fits is not None:
-            return fits
-        if self.check_prompts:
-            raise _differing(i, differing, whole)
-        if self.markers is not None:
-            opened = whole.rfind(self.markers[0], 0, first if first is not None else len(whole))
-            if opened >= 0:
-                return opened + len(self.markers[0])
-        return nearest if first is None else min(nearest, first)
-
-    def _end(self, given: Conversation, i: int, whole: str, last: int, following: int) -> int:
-        """End of the turn of message i: after the first token that ends turns, before the next message."""
-        ends = [at + len(text) for text in self.ends.texts if (at := whole.find(text, last, following)) >= 0]
-        if ends:
-            return min(ends)
-        grown = unmarked(self._unmarked_text(Conversation(given.messages[: i + 1], given.tools)))
-        return len(grown) if len(grown) >= last and whole.startswith(grown) else last
-
-    def _check_turn(self, turns: Sequence[Turn], i: int, placement: Placement) -> None:
-        """Raise unless all parts of a message, and no others, are inside of its turn."""
-        for part, places in zip(placement.parts, placement.places):
-            for start, stop in places[:1]:
-                inside = any(turn.start <= start and stop <= turn.stop for turn in turns)
-                if part.message == i and not inside and not part.literal:
-                    raise SpansNotFoundError(f"message {i}: its {part.name} is outside of the supervised turn")
-                if part.message not in (i, -1) and inside and not part.literal:
-                    raise SpansNotFoundError(f"message {part.message} is inside of the turn of message {i}")
-
     def _blocks(self, given: Conversation) -> tuple[str, list[tuple[int, int]]]:
         """The text, and the positions of its generation blocks."""
         text = self._run(self.template.program, given)
         whole = unmarked(text)
-        if self.template.program.captures and whole != unmarked(self._unmarked_text(given)):
+        if self.template.program.captures and whole != unmarked(self.unmarked_text(given)):
             raise SpansNotFoundError(f"{self.template.name} changes its text where its generation blocks are marked")
         blocks, at, opened = [], 0, None
         for piece in re.split(f"([{START}{END}])", text):
@@ -318,49 +233,13 @@ class Renderer:
                 at += len(piece)
         return whole + self.closing_of(given.messages), blocks
 
-    def _blocks_by_message(
-        self, blocks: list[tuple[int, int]], given: Conversation, placement: Placement
-    ) -> dict[int, list[tuple[int, int]]]:
-        """Generation blocks of each assistant message: those with its parts inside."""
-        answers = [i for i, message in enumerate(given.messages) if message["role"] == "assistant"]
-        if len(blocks) == len(answers):
-            return {i: [block] for i, block in zip(answers, blocks)}
-        found: dict[int, list[tuple[int, int]]] = {i: [] for i in answers}
-        for start, stop in blocks:
-            owners = {i for i in answers for place in placement.of_message(i) if start <= place[0] and place[1] <= stop}
-            if len(owners) != 1:
-                break
-            found[owners.pop()].append((start, stop))
-        else:
-            if all(found.values()):
-                return found
-        raise SpansNotFoundError(
-            f"{self.template.name} has {len(blocks)} generation blocks for {len(answers)} assistant messages; "
-            "each message must have its own"
-        )
-
-    def _by_block(self, blocks: list[tuple[int, int]], given: Conversation, i: int, whole: str) -> list[Turn]:
-        """The turns of message i by its blocks; the text must begin with the prompt for it."""
-        start, stop = blocks[0]
-        others = [Turn(*block, message=i) for block in blocks[1:]]
-        if not self.check_prompts:
-            return [Turn(start, stop, start, i), *others]
-        differing = None
-        for prompt in self.prompts(given, i):
-            if whole.startswith(prompt) and len(prompt) < stop:
-                # A block that begins before the end of the prompt contains a header, which the model does not write.
-                return [Turn(max(start, len(prompt)), stop, len(prompt), i), *others]
-            differing = differing if differing is not None else prompt
-        assert differing is not None
-        raise _differing(i, differing, whole)
-
-    def _unmarked_text(self, given: Conversation) -> str:
+    def unmarked_text(self, given: Conversation) -> str:
         """The text without marks of generation blocks; marks of parts stay."""
         return unmarked(self._run(self.template.unmarked, given))
 
     def _marked_text(self, given: Conversation) -> str:
         """The text of a conversation with marks around its parts."""
-        return self._unmarked_text(given) + self.closing_of(given.messages)
+        return self.unmarked_text(given) + self.closing_of(given.messages)
 
     def given(
         self, messages: list[Message], tools: list[Any] | None = None, *, prompt: bool = False, **variables: Any
@@ -396,22 +275,6 @@ def _all_text(message: Message) -> str:
     if len(message) == 2 and isinstance(content, str):
         return content
     return f"{content or ''}\n{dumps({key: value for key, value in message.items() if key != 'content'})}"
-
-
-def common_length(one: str, other: str) -> int:
-    """Length of the common prefix."""
-    most = min(len(one), len(other))
-    return next((n for n in range(most) if one[n] != other[n]), most)
-
-
-def _differing(i: int, prompt: str, whole: str) -> PromptDiffersError:
-    same = common_length(prompt, whole)
-    return PromptDiffersError(
-        f"the prompt for message {i} is not how the training text begins: after {prompt[max(0, same - 40) : same]!r} "
-        f"the prompt has {prompt[same : same + 40]!r}, the training text {whole[same : same + 40]!r}; pass the "
-        "variables that the model is used with, train on other turns (train_on='last'), or switch the check off with "
-        "Gate(prompt=False)"
-    )
 
 
 @dataclass(frozen=True, slots=True)

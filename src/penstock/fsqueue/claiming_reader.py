@@ -17,8 +17,8 @@ from typing import Any
 from penstock.errors import ConfigError
 from penstock.fsqueue.batch_file import BatchFile
 from penstock.fsqueue.layout import QueueFile, list_cursors
+from penstock.fsqueue.leases import Acknowledger
 from penstock.fsqueue.queue import how_to_purge
-from penstock.fsqueue.reaper import Acknowledger
 from penstock.fsqueue.split_reader import Delivered, SplitFiles
 
 __all__ = ["ClaimingReader"]

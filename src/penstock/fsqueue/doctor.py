@@ -26,10 +26,10 @@ from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
 from penstock.fsqueue.batch_file import read
 from penstock.fsqueue.layout import Member, QueueFile, SplitDirectory, list_cursors, list_members, rename
+from penstock.fsqueue.leases import LeaseReaper, MemberWatch
 from penstock.fsqueue.members import QueueOptions
 from penstock.fsqueue.ordered_reader import is_cursor_name
 from penstock.fsqueue.queue import QUEUE_FILE, Queue, how_to_purge
-from penstock.fsqueue.reaper import LeaseReaper, MemberWatch
 from penstock.memory.budget import format_bytes
 
 __all__ = ["Diagnosis", "Finding", "check_file_system", "examine"]

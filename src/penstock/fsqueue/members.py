@@ -25,8 +25,8 @@ from penstock.distributed.ranks import Rank
 from penstock.errors import ConfigError, StalledError
 from penstock.files.atomic import naming
 from penstock.fsqueue.layout import Member, rename
+from penstock.fsqueue.leases import HEARTBEATS_PER_LEASE, LeaseReaper, MemberWatch
 from penstock.fsqueue.queue import Queue
-from penstock.fsqueue.reaper import HEARTBEATS_PER_LEASE, LeaseReaper, MemberWatch
 from penstock.pipeline.control import PeriodicThread
 
 __all__ = ["Backoff", "QueueKeywords", "QueueMember", "QueueOptions", "check_choice", "facts_of", "is_running"]

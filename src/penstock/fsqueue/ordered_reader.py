@@ -22,9 +22,9 @@ from penstock.distributed.ranks import Rank
 from penstock.errors import ConfigError, DataError, ResumeError, StalledError
 from penstock.fsqueue.batch_file import BatchFile
 from penstock.fsqueue.layout import QueueFile, RankCursor, rename
+from penstock.fsqueue.leases import Acknowledger
 from penstock.fsqueue.members import Backoff, facts_of, is_running
 from penstock.fsqueue.queue import how_to_purge
-from penstock.fsqueue.reaper import Acknowledger
 from penstock.fsqueue.split_reader import Delivered, SplitFiles
 
 __all__ = ["OrderedReader", "RankClaim", "is_cursor_name"]

@@ -54,7 +54,7 @@ class ConversationDataLoader(DataLoader, options=(Options,)):
             raise ConfigError(
                 f"preference must be False or None, got {preference!r}; for preferences use PreferenceDataLoader"
             )
-        chosen = read_options(options)
+        chosen = read_options(options, type(self))
         sampling = Sampling(packing=packing, length=max_length, truncation=truncation)
         recipe = None
         if tokenizer is None and (chat_template is not None or chat):

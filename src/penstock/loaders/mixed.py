@@ -67,7 +67,7 @@ class MixedDataLoader(DataLoader, options=(Options,)):
         stopping_strategy: str = "first_exhausted",
         **options: Unpack[LoaderOptions],
     ) -> None:
-        chosen = read_options(options)
+        chosen = read_options(options, type(self))
         sampling = Sampling(packing=packing, length=chunk_size, truncation=truncation)
         named = _named(sources)
         limits = _limits(max_epochs, list(named))

@@ -67,7 +67,7 @@ class PreferenceDataLoader(DataLoader, options=(Options,)):
             raise ConfigError("preferences cannot be streamed; omit streaming: raw files are prepared on first use")
         if completion not in ("supervised", "all"):
             raise ConfigError(f"completion must be 'supervised' or 'all', got {completion!r}")
-        chosen = _with_fields(read_options(options))
+        chosen = _with_fields(read_options(options, type(self)))
         sampling = Sampling(packing=packing, length=max_length, truncation="drop" if truncation == "drop" else "error")
         if sampling.strategy == "concat":
             raise ConfigError("packing='concat' cuts answers, which are compared whole; pass best_fit or first_fit")

@@ -45,7 +45,7 @@ class PretrainDataLoader(DataLoader, options=(Options,)):
         name: str = "data",
         **options: Unpack[LoaderOptions],
     ) -> None:
-        chosen = read_options(options)
+        chosen = read_options(options, type(self))
         sampling = Sampling(packing=packing, length=chunk_size, truncation=truncation)
         recipe = None
         if tokenizer is None and (filters or dedup):

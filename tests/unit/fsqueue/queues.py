@@ -12,9 +12,9 @@ import numpy as np
 from penstock.errors import ConfigError as ConfigError
 from penstock.fsqueue import DataProviderBase, DatasetConsumer, Queue
 from penstock.fsqueue.batch_file import BatchColumns
+from penstock.fsqueue.leases import LeaseReaper, MemberWatch
 from penstock.fsqueue.members import QueueMember, QueueOptions
 from penstock.fsqueue.publisher import Limits, Publisher
-from penstock.fsqueue.reaper import LeaseReaper, MemberWatch
 
 ROWS, LENGTH, PER_FILE = 2, 3, 4
 

@@ -13,8 +13,8 @@ from queues import Clock, Maker
 from penstock.errors import ConfigError
 from penstock.fsqueue import Queue
 from penstock.fsqueue.layout import Member, list_members
+from penstock.fsqueue.leases import MemberWatch
 from penstock.fsqueue.members import QueueMember, QueueOptions, facts_of
-from penstock.fsqueue.reaper import MemberWatch
 
 Joins = Callable[..., QueueMember]
 

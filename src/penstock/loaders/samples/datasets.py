@@ -368,7 +368,10 @@ def as_sample_dataset(
         named = name_of(dataset, rows)
         identity = named if named != name_of(None, rows) else None  # else that of the columns
         return ColumnarDataset(read, rows, type(dataset).__name__, objective, keep, identity=identity)
-    cache: LRUCache[Any] | None = LRUCache(cache_bytes, budget=budget, owner="samples") if cache_bytes else None
+    cache: LRUCache[Any] | None = None
+    if cache_bytes:
+        # Every epoch uses each sample once: evicting would remove a sample just before its next use.
+        cache = LRUCache(cache_bytes, budget=budget, owner="samples", evict=False)
     return FetchedDataset(dataset, objective, keep, cache)
 
 

@@ -110,7 +110,7 @@ def test_one_who_dies_while_tidying_up_is_tidied_up_after(tmp_path: Path, monkey
         def die(*_: object) -> bool:
             raise KeyboardInterrupt
 
-        patched.setattr("penstock.fsqueue.reaper.settle", die)
+        patched.setattr("penstock.fsqueue.leases.settle", die)
         with pytest.raises(KeyboardInterrupt):
             first.reap()
     assert [name for name in listed(path / "train" / "lanes") if name.startswith("000000000000.by-k")]
