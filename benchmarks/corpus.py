@@ -1,4 +1,4 @@
-"""A synthetic JSONL corpus that behaves like web text, the same bytes on every machine, cached under `.data/`."""
+"""Synthetic JSONL corpus that resembles web text; the same bytes on every machine, cached under `.data/`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from job import MAX_WORDS, MIN_WORDS
 
 DATA = Path(__file__).parent / ".data"
 VERSION = 1
-"""Part of the file name: raise it when the generator changes, so that no run reads an older corpus."""
+"""Part of the file name. Raise it when the generator changes, so that no run reads an older corpus."""
 
 _SEED = 20_240_613
 _VOCABULARY = 30_000
@@ -44,7 +44,7 @@ _ROWS_AT_ONCE = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the job writes, whatever engine did it. The checksum does not depend on the order of the rows."""
+    """Expected output of the job for every engine. The checksum does not depend on the order of the rows."""
 
     rows: int
     words: int
@@ -53,7 +53,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """A file, what is in it, and what the job must make of it (by Python's `str.lower` and `str.split`)."""
+    """Corpus file, its figures, and the expected answer of the job (by Python's `str.lower` and `str.split`)."""
 
     path: Path
     bytes: int
@@ -66,7 +66,7 @@ class Corpus:
 
 
 def make_corpus(megabytes: float, non_ascii: float = 0.15) -> Corpus:
-    """The corpus of this size, written now unless an earlier run left it here.
+    """Corpus of this size, written unless an earlier run has cached it.
 
     `non_ascii` is the share of documents with words outside ASCII: typographic quotes alone bring web text to more
     than half, code is near zero.
@@ -83,7 +83,7 @@ def make_corpus(megabytes: float, non_ascii: float = 0.15) -> Corpus:
 
 
 def repeat(corpus: Corpus, times: int) -> Path:
-    """One file with the corpus in it `times` over: a large input that costs only its copying."""
+    """One file with `times` copies of the corpus: a large input that is cheap to make."""
     path = corpus.path.with_name(f"{corpus.path.stem}-x{times}.jsonl")
     if not path.exists():
 
@@ -97,14 +97,14 @@ def repeat(corpus: Corpus, times: int) -> Path:
 
 
 def read_through(path: Path) -> None:
-    """Bring the file into the page cache, so that the first engine does not pay for the disk."""
+    """Read the file into the page cache, so that the first engine does not pay for the disk."""
     with path.open("rb", buffering=0) as file:
         while file.read(1 << 22):
             pass
 
 
 def checksum(text: bytes) -> int:
-    """The share of one document in `Answer.text_checksum`, which is their sum."""
+    """Term of one document in `Answer.text_checksum`, which is the sum."""
     return crc32(text)
 
 
@@ -136,7 +136,7 @@ def _documents(non_ascii: float) -> Iterator[dict]:
     forms = _word_forms(rng)
     first_id = 0
     while True:
-        # A log-normal's mean lies above its median by exp(sigma^2 / 2).
+        # The mean of a log-normal is exp(sigma^2 / 2) times its median.
         lengths = np.exp(rng.standard_normal(_ROWS_AT_ONCE) * _SIGMA) * (_MEAN_WORDS / np.exp(_SIGMA**2 / 2))
         lengths = np.clip(lengths, 3, 50_000).astype(np.int64)
         ends = np.cumsum(lengths)
@@ -166,7 +166,7 @@ def _cycle(rng: np.random.Generator, words: list[str]) -> Iterator[str]:
 
 
 def _zipf_table() -> np.ndarray:
-    """Word numbers, each as often as Zipf's law wants: a uniform draw from the table is a Zipf draw."""
+    """Word numbers, repeated by Zipf's law: a uniform draw from the table is a Zipf draw."""
     shares = 1 / np.arange(1, _VOCABULARY + 1)
     counts = np.maximum(1, np.round(shares / shares.sum() * (1 << 20))).astype(np.int64)
     return np.repeat(np.arange(_VOCABULARY), counts)
@@ -176,7 +176,7 @@ _FORM_SHARES = [0.80, 0.09, 0.01, 0.05, 0.035, 0.01, 0.005]
 
 
 def _word_forms(rng: np.random.Generator) -> list[str]:
-    """Every word as it may stand in a text, in the order of `_FORM_SHARES`; frequent words are short, as in life."""
+    """Forms of every word, in the order of `_FORM_SHARES`; frequent words are short."""
     starts = ["", "", *"bcdfghklmnprstvw", "st", "tr", "pl", "th"]
     middles = [*"aeiouaeiou", "ea", "ou"]
     ends = [*[""] * 10, *"nrstlm", "nd", "ng"]
@@ -193,7 +193,7 @@ def _word_forms(rng: np.random.Generator) -> list[str]:
 
 
 def _publish(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """A file that is there is whole: an interrupted run leaves nothing that a later one would trust."""
+    """Write a file atomically: an interrupted run leaves no partial file."""
     partial = path.with_name(path.name + ".partial")
     with partial.open("wb", buffering=1 << 20) as file:
         write(file)

@@ -1,20 +1,20 @@
 """Deduplication: penstock and its peers on one corpus with known copies and known near copies.
 
-    python benchmarks/dedup.py                                    # everything that is installed, three runs each
+    python benchmarks/dedup.py                                    # all installed engines, three runs each
     python benchmarks/dedup.py --suite minhash --only penstock,rensa-flat --rows 50000
-    python benchmarks/dedup.py --suite recall --rows 50000        # how many copies are found, in which kind of text
-    python benchmarks/dedup.py --peer-python other/bin/python     # peers that live in another environment
+    python benchmarks/dedup.py --suite recall --rows 50000        # share of copies found, by kind of text
+    python benchmarks/dedup.py --peer-python other/bin/python     # peers in another environment
 
-Every case runs in a fresh process, in turns. The clock of the MinHash peers starts with their texts in memory, as lists
-of Python strings or as an Arrow column, whichever suits them; the clock of penstock starts with the Parquet file, or,
+Every case runs in a fresh process, interleaved. The clock of the MinHash peers starts with their texts in memory, as
+lists of Python strings or as an Arrow column, as they prefer. The clock of penstock starts with the Parquet file, or,
 for `penstock-memory`, with an Arrow table.
-Both sides of the exact cases read the same file: Parquet to the ids that stay (`exact`), Parquet to rows in memory
-(`exact-rows`: penstock hands them out batch by batch, and so does `polars-exact-batches`), JSONL to Parquet
-(`exact-file`). Polars is asked for `unique(keep="first", maintain_order=True)`; `-hash` is a shorter way to nearly the
-same rows that compares 64-bit hashes alone. Slow peers get fewer rows; rates are rows of 2 KB a second.
+Both sides of the exact cases read the same file: Parquet to the surviving ids (`exact`), Parquet to rows in memory
+(`exact-rows`: penstock returns them batch by batch, and so does `polars-exact-batches`), JSONL to Parquet
+(`exact-file`). Polars runs `unique(keep="first", maintain_order=True)`; `-hash` compares only 64-bit hashes, which
+gives nearly the same rows. Slow peers get fewer rows; rates are rows of 2 KB a second.
 Words are runs of letters and digits, for all MinHash engines but datatrove.
-`CPU` is the time of all threads of the process (of datatrove, whose work is done in others, almost nothing): it is the
-steadier figure where the machine is busy with something else.
+`CPU` is the time of all threads of the process, which is steadier on a busy machine (datatrove works in other
+processes, so its figure is almost zero).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from facts import report_facts
 
 VERSION = 1
 EDITS = [0.0, 0.01, 0.02, 0.03]
-"""Shares of words that were replaced in a copy; the copies of each make up 2.5% of the rows."""
+"""Shares of replaced words in a copy; the copies of each share are 2.5% of the rows."""
 NGRAM, BANDS, ROWS = 5, 14, 8
 
 
@@ -50,7 +50,7 @@ def penstock_minhash(path: Path) -> Callable[[], Dropped]:
 
 
 def penstock_minhash_memory(path: Path) -> Callable[[], Dropped]:
-    """From an Arrow table in memory, as rensa-flat begins."""
+    """Start from an Arrow table in memory, like rensa-flat."""
     from penstock.sources import MemorySource
     from penstock.transforms import MinHashDedup, dedup_stages
 
@@ -59,7 +59,7 @@ def penstock_minhash_memory(path: Path) -> Callable[[], Dropped]:
 
 
 def rensa_tokens(path: Path) -> Callable[[], Dropped]:
-    """rensa as its documentation has it: sets of tokens, here word 5-grams."""
+    """rensa as documented: sets of tokens, here word 5-grams."""
     from rensa import RMinHash, RMinHashLSH
 
     texts = _texts(path)
@@ -77,7 +77,7 @@ def rensa_tokens(path: Path) -> Callable[[], Dropped]:
 
 
 def rensa_flat(path: Path) -> Callable[[], Dropped]:
-    """rensa fed with shingles that NumPy hashed: faster than it can be through its documented lists."""
+    """rensa with shingles hashed by NumPy: faster than with its documented lists."""
     from rensa import RMinHash, RMinHashLSH
 
     column = pq.read_table(path, columns=["text"]).column(0).combine_chunks()
@@ -115,7 +115,7 @@ def datasketch_lsh(path: Path) -> Callable[[], Dropped]:
 
 
 def datatrove_minhash(path: Path) -> Callable[[], Dropped]:
-    """Four stages with files in between; each stage on two processes."""
+    """Four stages with files between them, each on two processes."""
     import json
     import shutil
     import tempfile
@@ -135,7 +135,7 @@ def datatrove_minhash(path: Path) -> Callable[[], Dropped]:
         with open(folder / "in" / f"{half}.jsonl", "w") as file:
             for i in range(half * len(texts) // 2, (half + 1) * len(texts) // 2):
                 file.write(json.dumps({"text": texts[i], "id": str(i)}) + "\n")
-    # With the default, xxhash, datatrove 0.10 and xxhash 4 do not go together.
+    # The default, xxhash, fails: datatrove 0.10 does not support xxhash 4.
     hashing = HashConfig(hash_fc="sha1")
     config = MinhashConfig(n_grams=NGRAM, num_buckets=BANDS, hashes_per_bucket=ROWS, hash_config=hashing)
     at = {name: str(folder / name) for name in ("in", "signatures", "buckets", "remove", "out")}
@@ -159,7 +159,7 @@ def datatrove_minhash(path: Path) -> Callable[[], Dropped]:
 
 
 CASES: dict[str, tuple[str, Callable[[Path], Callable[[], Dropped]], int]] = {
-    # suite, engine, the most rows it gets
+    # suite, engine, maximum rows
     "penstock": ("minhash", penstock_minhash, 1 << 40),
     "penstock-memory": ("minhash", penstock_minhash_memory, 1 << 40),
     "rensa-flat": ("minhash", rensa_flat, 1 << 40),
@@ -184,7 +184,7 @@ def _grams(text: str) -> set[str]:
 
 
 def _flat_shingles(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Hashes of the word 5-grams of all rows, and where each row begins."""
+    """Hashes of the word 5-grams of all rows, and the offset of each row."""
     bounds = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
     data = np.frombuffer(column.buffers()[2], np.uint8)[bounds[0] : bounds[-1]]
     bounds = bounds - bounds[0]
@@ -197,7 +197,7 @@ def _flat_shingles(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     first = np.flatnonzero(starts[word])
     weights = np.multiply.accumulate(np.full(len(letters), 0x9E3779B97F4A7C15, np.uint64))
     sums = np.add.reduceat(letters * weights, first)
-    # A word's sum carries the weight of its place: divide that out, by the inverse power of its first letter.
+    # The sum of a word is weighted by its position: multiply by the inverse power of its first letter.
     inverse = np.multiply.accumulate(np.full(len(letters), pow(0x9E3779B97F4A7C15, -1, 1 << 64), np.uint64))
     words = sums * inverse[first]
     words ^= words >> np.uint64(29)
@@ -215,7 +215,7 @@ def _flat_shingles(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 
 
 def make_input(rows: int) -> Path:
-    """Texts of `corpus.py` with copies among them, 10% of all; `original` is the row a copy was made from, or -1."""
+    """Texts of `corpus.py` with 10% copies; `original` is the row a copy was made from, or -1."""
     from corpus import DATA, make_corpus
 
     path = DATA / f"dedup-v{VERSION}-{rows}.parquet"
@@ -239,7 +239,7 @@ def make_input(rows: int) -> Path:
         texts.append(_edited(originals[at], share, rng))
         source.append(at)
         edit.append(share)
-    # Originals and copies in any order: whichever comes first is the one to keep.
+    # Originals and copies are shuffled: the first one should survive.
     order = rng.permutation(len(texts))
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
@@ -261,7 +261,7 @@ def _edited(text: str, share: float, rng: np.random.Generator) -> str:
 
 
 def cut(path: Path, rows: int) -> Path:
-    """The first rows of the corpus; a copy whose original is not among them is none."""
+    """First rows of the corpus; a copy whose original is missing does not count as a copy."""
     part = path.with_name(f"{path.stem}-first-{rows}.parquet")
     if not part.exists():
         table = pq.read_table(path)[:rows]
@@ -275,7 +275,7 @@ def cut(path: Path, rows: int) -> Path:
 def quality(path: Path, dropped: Dropped) -> str:
     """Recall for each share of edits, and precision.
 
-    Of a pair either may be the one that was dropped, and engines that cannot tell the first from the second drop both.
+    Either row of a pair may be dropped; engines that do not know the order drop both.
     """
     truth = pq.read_table(path, columns=["original", "edit"])
     original, edit = truth.column("original").to_numpy(), truth.column("edit").to_numpy()

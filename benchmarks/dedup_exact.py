@@ -1,6 +1,6 @@
 """Exact deduplication with penstock and with Polars, for `dedup.py`.
 
-An engine is a function of the corpus that returns the work to be timed, and that returns the ids of the rows to drop.
+An engine is a function of the corpus. It returns the timed function, which returns the ids of the rows to drop.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import pyarrow.parquet as pq
 __all__ = ["EXACT", "Dropped", "as_jsonl", "others", "penstock"]
 
 Dropped = np.ndarray
-"""The ids of the rows that an engine would drop."""
+"""Ids of the rows that an engine drops."""
 
 
 def penstock_exact(path: Path) -> Callable[[], Dropped]:
-    """Only the ids come out: once the text is hashed, it is not needed."""
+    """Return only the ids: the text is not needed after hashing."""
     from penstock.transforms import Drop, ExactDedup
 
     dedup = ExactDedup("text")
@@ -43,7 +43,7 @@ def penstock(path: Path, stages: list[Any], source: Any = None) -> Callable[[], 
     pipeline = Pipeline(source, stages, config=PipelineConfig(workers=2))
 
     def work() -> Dropped:
-        # Not `to_numpy`: the first call of it imports pandas, if that is installed, which is no part of the work.
+        # Not `to_numpy`: its first call imports pandas, if installed, which should not be timed.
         kept = np.concatenate([np.from_dlpack(batch.column("id")) for batch in pipeline])
         return others(kept, pq.read_metadata(path).num_rows)
 
@@ -111,7 +111,7 @@ def polars_exact_file(path: Path) -> Callable[[], Dropped]:
 
 
 def polars_exact_file_fast(path: Path) -> Callable[[], Dropped]:
-    """With the compression level that penstock writes with: its own default is a higher one."""
+    """Write with the compression level of penstock; the default of Polars is higher."""
     import polars as pl
 
     return _to_file(
@@ -139,7 +139,7 @@ def others(kept: np.ndarray, rows: int) -> Dropped:
 
 
 def as_jsonl(path: Path) -> Path:
-    """The ids and texts of the corpus, a line each."""
+    """Write ids and texts of the corpus as JSON Lines."""
     lines = path.with_suffix(".jsonl")
     if not lines.exists():
         import orjson
@@ -153,7 +153,7 @@ def as_jsonl(path: Path) -> Path:
 
 
 EXACT: dict[str, tuple[str, Callable[[Path], Callable[[], Dropped]], int]] = {
-    # suite, engine, the most rows it gets
+    # suite, engine, maximum rows
     "penstock-exact": ("exact", penstock_exact, 1 << 40),
     "polars-exact": ("exact", polars_exact, 1 << 40),
     "polars-exact-hash": ("exact", polars_exact_hash, 1 << 40),

@@ -1,11 +1,11 @@
-"""Which share of near copies is found in code, prose and languages without spaces, and how many rows are lost to it.
+"""Recall of near copies in code, prose and languages without spaces, and the number of wrongly dropped rows.
 
     python benchmarks/dedup.py --suite recall --rows 50000
 
 Every other document has a copy, a quarter of them each with 0, 1, 2 and 3% of the words replaced. A copy is found if it
-or its original is dropped. A dropped row is right if another row has at least half of the shingles in common with
-it, counted exactly; the shingles are those of the best peer: five runs of letters and digits, or, in languages without
-spaces, five characters. Peers get these shingles hashed, so that what differs is what counts as a word, and MinHash.
+or its original is dropped. A dropped row is right if another row shares at least half of its shingles, counted exactly.
+The shingles are those of the best peer: five runs of letters and digits, or, in languages without spaces, five
+characters. Peers get these shingles hashed, so engines differ only in the definition of a word and in MinHash.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WORDS = {"letters and digits": r"[^\W_]+", r"\w+": r"\w+", "characters": r"\w"}
 
 
 class Copies(NamedTuple):
-    """Documents in any order; `original` is the row that a copy was made from, or -1."""
+    """Shuffled documents; `original` is the row that a copy was made from, or -1."""
 
     texts: list[str]
     original: np.ndarray
@@ -37,7 +37,7 @@ class Copies(NamedTuple):
 
 
 class Grams(NamedTuple):
-    """Hashes of the shingles of all rows, each once a row, and where each row begins."""
+    """Distinct shingle hashes of each row, and the offset of each row."""
 
     hashes: np.ndarray
     starts: np.ndarray
@@ -47,7 +47,7 @@ class Grams(NamedTuple):
 
 
 def recall_tables(rows: int) -> str:
-    """A table for each kind of text."""
+    """One table per kind of text."""
     parts = []
     for kind in KINDS:
         copies = _with_copies(kind, rows)
@@ -112,7 +112,7 @@ def _rensa(grams: Grams) -> Dropped:
 
 
 def _reference(grams: Grams) -> Dropped:
-    """MinHash as in the textbook: a random function for each minimum, and a dictionary for each band."""
+    """Textbook MinHash: one random function per minimum, one dictionary per band."""
     rng = np.random.default_rng(3)
     rows = len(grams.starts) - 1
     minima = np.empty((BANDS * ROWS, rows), np.uint64)
@@ -154,7 +154,7 @@ def _recall(copies: Copies, dropped: Dropped) -> list[float]:
 
 
 def _best_jaccard(grams: Grams, dropped: Dropped) -> np.ndarray:
-    """For every dropped row the largest share of common shingles that another row has."""
+    """Largest share of common shingles with another row, for every dropped row."""
     sizes = np.diff(grams.starts)
     order = np.argsort(grams.hashes, kind="stable")
     ordered, owner = grams.hashes[order], np.repeat(np.arange(len(sizes)), sizes)[order]

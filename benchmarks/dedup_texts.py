@@ -1,4 +1,4 @@
-"""Texts in which near copies are looked for: code, prose, and languages without spaces, from what is on any machine."""
+"""Texts for the recall suite: code, prose and languages without spaces, from files that every machine has."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ __all__ = ["KINDS", "edited", "plain", "texts"]
 
 KINDS = ["code", "prose", "unspaced"]
 
-_PIECE = 2_000  # characters of a document, about
+_PIECE = 2_000  # approximate characters per document
 _LEAST = 400
 _MOST_BYTES = 400_000
 _DOCSTRING = re.compile(r'"""(.*?)"""', re.DOTALL)
 _SPACES = re.compile(r"(\s+)")
 _JOINT = "\u2060"
-"""Stands between the words of a text without spaces while it is edited; no such text is handed out."""
+"""Separates the words of a text without spaces while it is edited; removed before the text is returned."""
 
 
 def texts(kind: str, rows: int) -> list[str]:
-    """Different documents, each as often as once; fewer than `rows` if the machine has no more."""
+    """Distinct documents; fewer than `rows` if the machine has no more."""
     make = {"code": _code, "prose": _prose, "unspaced": _unspaced}[kind]
     found: dict[str, None] = {}
     for text in make():
@@ -35,7 +35,7 @@ def texts(kind: str, rows: int) -> list[str]:
 
 
 def edited(kind: str, text: str, share: float, rng: np.random.Generator) -> str:
-    """The text with this share of its words replaced. A word is what stands between spaces, or was put there whole."""
+    """Text with this share of its words replaced. Words are separated by spaces or by the separator above."""
     if kind == "unspaced":
         words = text.split(_JOINT)
         for at in _places(len(words), share, rng):
@@ -49,7 +49,7 @@ def edited(kind: str, text: str, share: float, rng: np.random.Generator) -> str:
 
 
 def plain(kind: str, text: str) -> str:
-    """The text as it is handed out."""
+    """Text without the separator."""
     return text.replace(_JOINT, "") if kind == "unspaced" else text
 
 
@@ -58,7 +58,7 @@ def _places(words: int, share: float, rng: np.random.Generator) -> list[int]:
 
 
 def _code() -> Iterator[str]:
-    """Python sources, cut at blank lines."""
+    """Python sources, split at blank lines."""
     for whole in _sources():
         document = ""
         for block in whole.split("\n\n"):
@@ -71,7 +71,7 @@ def _code() -> Iterator[str]:
 
 
 def _prose() -> Iterator[str]:
-    """Docstrings, one after the other."""
+    """Docstrings, concatenated."""
     for whole in _sources():
         document = ""
         for found in _DOCSTRING.finditer(whole):
@@ -97,7 +97,7 @@ def _sources() -> Iterator[str]:
 
 
 def _unspaced() -> Iterator[str]:
-    """Made-up Chinese, Japanese and Thai in turn: words of a vocabulary as often as Zipf's law has it."""
+    """Synthetic Chinese, Japanese and Thai in turn: words of a vocabulary with Zipf frequencies."""
     rng = np.random.default_rng(11)
     makers = [_chinese_words, _japanese_words, _thai_words]
     vocabularies = [sorted({make(rng) for _ in range(20_000)}) for make in makers]

@@ -1,4 +1,4 @@
-"""What a measured process says about itself before it ends. Standard library only: it runs inside every engine."""
+"""Facts that a measured process reports before it exits. Standard library only: it runs inside every engine."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 
 def report_facts(path: str | Path, **facts: Any) -> None:
-    """Called by the case as its last act; adds the high-water mark of its own memory, which no polling can miss."""
+    """Write the facts, as the last call of a case; adds the peak memory of the process, which polling could miss."""
     Path(path).write_text(json.dumps({**facts, "own_peak_bytes": own_peak_bytes()}))
 
 
 def own_peak_bytes() -> int:
-    """The most resident memory this process ever had."""
+    """Peak resident memory of this process."""
     try:
-        # ru_maxrss would not do: on Linux it survives exec, so it starts from the size of the parent.
+        # Not ru_maxrss: on Linux it survives exec, so it starts at the size of the parent.
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024

@@ -1,17 +1,17 @@
-"""Feeding a trainer: penstock beside its peers, the first batch, packing, chats, the import.
+"""Loader benchmarks compared with peers: throughput, first batch, packing, chats, import.
 
-    python benchmarks/feed.py                                             # everything that is installed
+    python benchmarks/feed.py                                             # all installed peers
     python benchmarks/feed.py --suite feed --repeat 3 --python /venvs/peers/bin/python
     python benchmarks/feed.py --suite feed --tokens 20e6 --only penstock,grain --python mosaicml=/venvs/m/bin/python
 
 `feed`     tokens in a file -> int64 torch tensors of 32 x 2048, `input_ids` and `labels`, shuffled; 200 million tokens
 `start`    a fresh process to its first batch, at 1M and 1B rows, from the beginning and resumed at 90% of an epoch
 `packing`  a million documents into bins of 4096 tokens
-`chat`     JSONL of 20,000 conversations, never seen before -> the whole epoch of packed, masked batches
-`import`   what importing penstock adds to importing NumPy and pyarrow
+`chat`     JSONL of 20,000 new conversations -> the whole epoch of packed, masked batches
+`import`   time of importing penstock after NumPy and pyarrow
 
-Every case runs in a fresh process, in turns, with its files in the page cache. A peer is looked for in the interpreter
-given by --python, in this one, and in those of the virtual environments in the project and in `.data`.
+Every case runs in a fresh process, interleaved, with its files in the page cache. Peers are searched for in the
+interpreter given by --python, in this one, and in the virtual environments in the project and in `.data`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CAPACITY, MAX_LENGTH, CHAT_BATCH = 4096, 2048, 8
 START_ROWS = (1_000_000, 1_000_000_000)
 
 AT_LEAST = {"reference": 0.7, "documented": 3.0, "tuned": 1.5}
-"""How fast penstock has to be beside a case of this kind."""
+"""Required speed of penstock relative to a case of this kind."""
 MOST_START_SECONDS, MOST_IMPORT_SECONDS = 0.3, 0.1
 LEAST_EFFICIENCY, LEAST_PACKING, LEAST_CHAT, MOST_CHAT_FIRST = 0.999, 50.0, 10.0, 3.0
 
@@ -42,7 +42,7 @@ LEAST_EFFICIENCY, LEAST_PACKING, LEAST_CHAT, MOST_CHAT_FIRST = 0.999, 50.0, 10.0
 
 
 def run_case(what: str, arguments: str, facts: str) -> None:
-    """`feed:NAME` is timed by us; anything else is a function that says itself what it measured."""
+    """Run a case. `feed:NAME` is timed here; any other function returns its own measurements."""
     from facts import report_facts
 
     given = json.loads(arguments)
@@ -117,7 +117,7 @@ def run_feed(runner: Runner, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _write_once(runner: Runner, runs: Runs, data: Path) -> None:
-    """The tokens in the form that this case reads."""
+    """Tokens in the format of this case."""
     from measure import CaseError
 
     folder = data / runs.case.data
@@ -217,7 +217,7 @@ def run_packing(runner: Runner, options: argparse.Namespace) -> dict[str, Any]:
     cases = runner.choose(PACKING)
     for repeat in range(runner.repeat):
         for runs in cases:
-            if runs.case.kind == "own" or not repeat:  # the peer takes half a minute, and is far from any target
+            if runs.case.kind == "own" or not repeat:  # the peer takes half a minute and is far from any target
                 runner.run(runs, runs.case.function, {"capacity": CAPACITY}, f"{repeat + 1} ")
     figures = {}
     for runs in cases:

@@ -1,10 +1,10 @@
-"""Quality filters beside datatrove, one core each, on the same documents: speed, and whether the same rows are kept.
+"""Quality filters compared with datatrove, one core each, on the same documents: speed and agreement of kept rows.
 
 python benchmarks/filters.py [--rows 3000] [--repeat 3]
 
-Each filter runs by itself over documents that are in memory. datatrove splits words with spaCy, penstock by rules of
-its own that come to nearly the same. In the case "same words" datatrove is given penstock's splitter, written in
-Python, so that both judge the very same words.
+Each filter runs alone over documents in memory. datatrove splits words with spaCy, penstock with its own rules, which
+give nearly the same words. In the case "same words" datatrove uses penstock's splitter, written in Python, so that
+both see identical words.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def penstock(name: str, texts: list[str]) -> tuple[float, list[int]]:
     batch = pa.record_batch({"id": range(len(texts)), "text": texts})
     batches = [batch.slice(start, 500) for start in range(0, len(texts), 500)]
     stage = getattr(transforms, FILTERS[name][0])("text")
-    stage.transform(batch.slice(0, 10))  # numba loads what it compiled before
+    stage.transform(batch.slice(0, 10))  # numba loads its compiled code
     start = time.process_time()
     kept = [number for part in batches for number in stage.transform(part)["id"].to_pylist()]
     return time.process_time() - start, kept
@@ -79,7 +79,7 @@ def _passes(answer: Any) -> bool:
 
 
 def _share_words() -> None:
-    """Give datatrove the words that penstock sees."""
+    """Make datatrove use the word splitter of penstock."""
     import datatrove.utils.word_tokenizers as word_tokenizers
     import pyarrow as pa
 
@@ -106,7 +106,7 @@ CASES: dict[str, Callable[[str, list[str]], tuple[float, list[int]]]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Quality filters beside datatrove.")
+    parser = argparse.ArgumentParser(description="Quality filters compared with datatrove.")
     parser.add_argument("--rows", type=int, default=3000, help="documents (3000)")
     parser.add_argument("--repeat", type=int, default=3, help="runs of penstock (3); of datatrove there is one")
     parser.add_argument("--mb", type=float, default=300, help="size of the corpus the documents are taken from (300)")

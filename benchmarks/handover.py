@@ -1,12 +1,12 @@
-"""Batches from one provider process to one consumer process through a directory, beside torch.save with the same
-protocol and beside copying the bytes; and how long a batch is on its way.
+"""Throughput and latency of the filesystem queue from one provider process to one consumer process, compared with
+torch.save under the same protocol and with copying the bytes.
 
 python benchmarks/queue.py [--repeat 5] [--batches 3000] [--disk DIR] [--tmpfs /dev/shm] [--suite speed,latency]
 
-A batch is x, y int64 [32, 512], 262,144 bytes. All cases have the same backlog, 64 batches, write under another name
-and rename, and delete what was read. `torch` is torch.save and torch.load(weights_only=True) of a dict, one batch a
-file, as such queues are written by hand; `torch-8` puts eight into a file, as penstock does by default. `bytes` writes
-and reads the bare bytes by the same protocol, `copy` is shutil.copyfile of as many files of that size in one process.
+A batch is x, y int64 [32, 512], 262,144 bytes. All cases have a backlog of 64 batches, write under a temporary name,
+rename, and delete consumed files. `torch` is torch.save and torch.load(weights_only=True) of a dict, one batch a file,
+as in queues written by hand; `torch-8` puts eight into a file, as penstock does by default. `bytes` writes and reads
+the bare bytes under the same protocol; `copy` is shutil.copyfile of as many files of that size in one process.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def arrays() -> tuple[np.ndarray, np.ndarray]:
     return x, np.roll(x, 1)
 
 
-# The sides of a case. A consumer reports the seconds from its first batch to its last.
+# Provider and consumer of each case. A consumer reports the seconds from its first batch to its last.
 
 
 def provide_penstock(where: Path, case: str, batches: int) -> None:
@@ -68,7 +68,7 @@ def provide_penstock(where: Path, case: str, batches: int) -> None:
 
 
 def consume_penstock(where: Path, case: str, batches: int) -> float:
-    import torch  # noqa: F401 - its import is in nobody's time
+    import torch  # noqa: F401 - its import is not timed
 
     from penstock.fsqueue import DatasetConsumer
 
@@ -90,7 +90,7 @@ def provide_files(where: Path, case: str, batches: int) -> None:
     data, batch = x.tobytes() + y.tobytes(), {"x": torch.from_numpy(x), "y": torch.from_numpy(y)}
     per_file = 8 if case == "torch-8" else 1
     for number in range(batches // per_file):
-        while len(os.listdir(where)) >= BACKLOG // per_file:  # noqa: PTH208 - the quickest way
+        while len(os.listdir(where)) >= BACKLOG // per_file:  # noqa: PTH208 - the fastest way
             time.sleep(PAUSE)
         part = where / "part"
         if case == "bytes":
@@ -102,7 +102,7 @@ def provide_files(where: Path, case: str, batches: int) -> None:
 
 
 def batch_copy(batch: dict[str, Any]) -> dict[str, Any]:
-    """torch.save writes shared memory once; batches of a real provider do not share theirs."""
+    """Copy the arrays: torch.save writes shared memory once, and batches of a real provider share none."""
     return {name: tensor.clone() for name, tensor in batch.items()}
 
 
@@ -195,8 +195,8 @@ def provide_slowly(where: Path, batches: int) -> None:
 
 
 def latency(folder: Path, batches: int) -> list[float]:
-    """Milliseconds from the moment a batch was sampled, before it was encoded and written, to its delivery."""
-    import torch  # noqa: F401 - or the first batches would wait for it
+    """Milliseconds from sampling a batch, before it is encoded and written, to its delivery."""
+    import torch  # noqa: F401 - else the first batches would wait for it
 
     from penstock.fsqueue import DatasetConsumer
 

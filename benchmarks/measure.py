@@ -1,4 +1,4 @@
-"""Run one case in a fresh process and watch what it costs: time, CPU, memory of the whole process tree."""
+"""Measurement of one case in a fresh process: time, CPU and memory of the whole process tree."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ import psutil
 
 _POLL_SECONDS = 0.02
 _TREE_SECONDS = (
-    0.5  # Finding children and adding up PSS walks /proc: often enough to catch workers, too dear to do more.
+    0.5  # Seconds between walks of /proc for children and PSS: often enough to see workers; more would be expensive.
 )
 
 
 class CaseError(Exception):
-    """The case did not finish; the message ends with what it wrote last."""
+    """Case that did not finish; the message ends with its last output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What one run cost. Bytes, seconds."""
+    """Cost of one run, in bytes and seconds."""
 
     process_seconds: float
     """From start to exit, imports included."""
     cpu_seconds: float
-    """User and system time of every process in the tree."""
+    """User and system time of all processes of the tree."""
     peak_bytes: int
-    """Resident memory of one process. Of several, the PSS, where shared pages count once; or, as that is looked at only
-    twice a second, the sum of what is private to each where that is more."""
+    """Resident memory of one process. For several, the PSS, where shared pages count once; or the sum of their private
+    memory where that is more, since the PSS is sampled only twice a second."""
     private_bytes: int
-    """The part of it that is no file mapping and no shared memory, summed over the tree."""
+    """Part of it that is neither file mapping nor shared memory, summed over the tree."""
     processes: int
     others_cores: float
-    """Cores that everybody else kept busy meanwhile: a figure taken beside a full core is worth little."""
+    """Cores used by other processes meanwhile; with a busy core the figures are unreliable."""
     facts: dict[str, Any]
-    """What the case reported about itself."""
+    """Facts that the case reported."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -53,7 +53,7 @@ def measure(
     env: Mapping[str, str] | None = None,
     timeout: float = 900,
 ) -> Measurement:
-    """Run `command` with one more argument, the file where it leaves its facts (see `facts.py`)."""
+    """Run `command` with one more argument, the file for its facts (see `facts.py`)."""
     with tempfile.TemporaryDirectory() as folder:
         facts, log = Path(folder, "facts.json"), Path(folder, "log.txt")
         start = time.perf_counter()
@@ -88,7 +88,7 @@ def _machine_cpu() -> float:
 
 @dataclass(slots=True)
 class _Watch:
-    """The process tree below `pid`: its peaks so far."""
+    """Process tree of `pid` and its peaks so far."""
 
     pid: int
     tree: list[psutil.Process] = field(default_factory=list)
@@ -109,7 +109,7 @@ class _Watch:
                 memory = process.memory_info()
                 times = process.cpu_times()
             except psutil.Error:
-                continue  # gone since the last look
+                continue  # exited since the last walk
             rss += memory.rss
             private += memory.rss - getattr(memory, "shared", 0)
             self.cpu[process.pid] = times.user + times.system

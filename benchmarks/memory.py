@@ -1,7 +1,7 @@
 """Suite `memory`: does the process stay under base + budget when one end of the pipeline is slow?
 
 Base is the peak of the same process after the same pipeline ran on a few rows: imports done, threads started. Then the
-large input goes through, and the high-water mark that the kernel keeps says how far memory rose.
+large input goes through, and the peak that the kernel records shows how far memory rose.
 
     python benchmarks/memory.py sink|source BUDGET TINY_INPUT LARGE_INPUT OUTPUT FACTS
 """
@@ -27,7 +27,7 @@ BUDGETS = ["64 MiB", "256 MiB", "1 GiB"]
 INPUT_BYTES = 2_000_000_000
 TINY_ROWS = 200
 SLOW_BYTES_PER_SECOND = 60e6
-"""The slow stage sleeps this long for what it handles: 2 GB take over half a minute, and the other end fills up."""
+"""Sleep of the slow stage: 2 GB take over half a minute, and the other end fills its buffers."""
 
 
 def run_memory(corpus: Corpus) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def main(slow: str, limit: str, tiny: str, large: str, output: str, facts: str) 
     from penstock.sources import JsonlSource
     from penstock.transforms import CountWords, Filter, Lower
 
-    # Subclasses, not wrappers: whatever else a stage can do (blocks, state, durability) stays visible to the engine.
+    # Subclasses, not wrappers: other capabilities of a stage (blocks, state, durability) stay visible to the engine.
     class SlowSource(JsonlSource):
         def next_block(self, max_bytes: int) -> Block | None:
             block = super().next_block(max_bytes)

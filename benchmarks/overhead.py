@@ -1,4 +1,4 @@
-"""Suite `overhead`: what the engine itself costs for each batch when no stage does anything.
+"""Suite `overhead`: cost of the engine per batch when no stage does anything.
 
 python benchmarks/overhead.py FACTS
 """
@@ -21,7 +21,7 @@ TARGET_MICROSECONDS = 50.0
 
 
 class SameBatch:
-    """A source that returns one tiny batch, again and again."""
+    """Source that returns the same tiny batch repeatedly."""
 
     def __init__(self, batches: int) -> None:
         self._left = batches

@@ -1,4 +1,4 @@
-"""The benchmarks of the engine: speed beside its peers, memory against the budget, overhead per batch.
+"""Benchmarks of the pipeline: speed compared with peers, memory against the budget, overhead per batch.
 
 python benchmarks/pipeline.py [--mb 520] [--repeat 3] [--only penstock,polars] [--suite speed,memory,overhead]
                               [--non-ascii 0.15] [--json out.json]

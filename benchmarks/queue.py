@@ -1,6 +1,6 @@
-"""The filesystem queue beside torch.save and plain copying: `python benchmarks/queue.py --help`; see handover.py.
+"""Filesystem queue compared with torch.save and plain copying: `python benchmarks/queue.py --help`; see handover.py.
 
-Scripts in this directory find it before Python's own module of this name. Whoever imports `queue` gets Python's.
+Scripts in this directory find this file before the standard module `queue`. An import therefore loads the standard one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""RL numerics: penstock and the formulas of its peers on the same arrays, in one process and in turns.
+"""RL numerics: penstock and the formulas of its peers on the same arrays, in one process, interleaved.
 
     python benchmarks/rl.py                          # every suite
     python benchmarks/rl.py --suite gae --runs 9 --threads 1
@@ -7,12 +7,12 @@
 output in the middle of them as well. `grpo`: 65,536 responses in groups of 8, with ids in order (`ids`), in any order
 (`shuffled`), as strings (`strings`), and as a group size (`size`).
 `assembly`: 512 rollouts of 4096 tokens (`full`), or of 456 to 4096 (`ragged`), with log-probs, reference log-probs,
-values, advantages and returns, shards to 8 ranks by length and made into the batches of all of them, as torch tensors,
-in one thread. The peer's way is that of TRL, which has a tensor for each rollout and column, and pads lists of them.
+values, advantages and returns, sharded to 8 ranks by length and collated into the batches of all ranks, as torch
+tensors, in one thread. The peer is TRL, which has a tensor for each rollout and column, and pads lists of them.
 The formulas of the peers are written here as plain torch, as their trainers run them: a loop over tokens, with all rows
 in each step (TRL's PPO, which knows no gaps; verl, which skips them), products of chunks of 128 in float32 with a loop
 over chunks (slime), a loop over responses with a dictionary of groups (verl's GRPO), and reshaping, for groups that are
-equal and in order (TRL's GRPO). Before anything is timed the results are compared.
+equal and in order (TRL's GRPO). The results are compared before the timing.
 Times are medians; `CPU` is that of all threads, the steadier figure on a busy machine. Ratios are of wall time.
 """
 
@@ -39,12 +39,12 @@ from penstock.rl.rollout import RolloutTable
 
 GAMMA, LAM = 0.99, 0.95
 QUICK_RUNS = 3
-"""Of cases that are not slow, in a turn."""
+"""Runs per turn of cases that are not slow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One way to compute something; `slow` cases run fewer times."""
+    """One implementation; `slow` cases run fewer times."""
 
     name: str
     work: Callable[[], Any]
@@ -221,7 +221,7 @@ def assembly_suite(count: int = 512, tokens: int = 4096, world: int = 8) -> dict
 
 
 def made_up(rng: np.random.Generator, prompts: np.ndarray[Any, Any], responses: np.ndarray[Any, Any]) -> RolloutTable:
-    """Rollouts of these lengths, with every column that is not text."""
+    """Rollouts of these lengths, with all columns except text."""
 
     def ragged(lengths: np.ndarray[Any, Any], make: Callable[[int], np.ndarray[Any, Any]]) -> Ragged:
         ends = np.cumsum(lengths)
@@ -248,7 +248,7 @@ def made_up(rng: np.random.Generator, prompts: np.ndarray[Any, Any], responses: 
 
 
 def ranks_of(rollouts: RolloutTable, extra: dict[str, Ragged], form: RolloutForm, world: int) -> list[RolloutBatch]:
-    """The batches of all ranks."""
+    """Batches of all ranks."""
     shards = Balanced().shares(rollouts.lengths, world)
     return [RolloutBatch.from_numpy(*assemble(rollouts, form, rows=rows, per_token=extra)) for rows in shards]
 
@@ -271,7 +271,7 @@ def as_tensors(rollouts: RolloutTable, extra: dict[str, Ragged]) -> dict[str, li
 
 
 def trl_padding(columns: dict[str, list[torch.Tensor]], rows: np.ndarray[Any, Any]) -> dict[str, torch.Tensor]:
-    """Each column of a rank, and masks of ones for its ids, written row by row; and what a model is given."""
+    """Columns of a rank and masks of its ids, padded row by row; and the inputs of a model."""
     chosen = {key: [column[row] for row in rows.tolist()] for key, column in columns.items()}
     for part in ("prompt", "completion"):
         chosen[f"{part}_mask"] = [torch.ones_like(ids) for ids in chosen[f"{part}_ids"]]
@@ -303,7 +303,7 @@ def run(title: str, cases: list[Case], runs: int) -> None:
             if case.slow and turn >= max(3, runs // 3):
                 continue
             times = 1 if case.slow else QUICK_RUNS
-            case.work()  # the case before it has had the caches, and may have sent threads to sleep
+            case.work()  # warm-up: the previous case owned the caches, and its threads may be asleep
             start, start_cpu = time.perf_counter(), time.process_time()
             for _ in range(times):
                 case.work()

@@ -1,4 +1,4 @@
-"""The measured process of the speed suite: one engine, one version of the job, once.
+"""Measured process of the speed suite: one run of one engine and one version of the job.
 
 python benchmarks/run_case.py ENGINE vector|row INPUT OUTPUT FACTS
 """

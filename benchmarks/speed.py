@@ -1,4 +1,4 @@
-"""Suite `speed`: penstock and its peers on the same file, in turns, each run in a fresh process and checked."""
+"""Suite `speed`: penstock and its peers on the same file, interleaved, each run in a fresh process and checked."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from corpus import DATA, Answer, Corpus, checksum, read_through
 VERSIONS = {"vector": "vectorised", "row": "Python function per row"}
 
 TARGETS = [
-    # version, peer, what, the least (speed) or the most (memory) that penstock's ratio to the peer may be
+    # version, peer, figure, minimum (speed) or maximum (memory) of penstock's ratio to the peer
     ("vector", "polars", "speed", 1.0),
     ("vector", "polars", "memory", 1 / 3),
     ("row", "polars", "speed", 1.2),
@@ -45,12 +45,12 @@ QUIET = {
     "DAFT_PROGRESS_BAR": "0",
     "PYTHONWARNINGS": "ignore",
 }
-"""No peer reports to anybody, asks a hub, or draws progress bars into the log."""
+"""Environment without telemetry, hub requests and progress bars."""
 
 
 @dataclass(slots=True)
 class Case:
-    """One engine and one version of the job: its runs so far, or why there are none."""
+    """One engine and one version of the job: its runs so far, or the problem that prevents them."""
 
     engine: Engine
     version: str
@@ -80,7 +80,7 @@ def run_speed(corpus: Corpus, repeats: int, only: Collection[str]) -> dict[str, 
         if importlib.util.find_spec(case.engine.package) is None:
             case.problem = "not installed"
     read_through(corpus.path)
-    # A B C A B C rather than A A B B: a busy minute of the machine then hurts everybody alike.
+    # A B C A B C rather than A A B B: a busy minute then affects all cases alike.
     for repeat in range(repeats):
         for case in cases:
             if not case.problem:
@@ -98,7 +98,7 @@ def _run_once(case: Case, corpus: Corpus) -> None:
     if case.engine.listens:
         command = [*_without_network(), *command]
     if hasattr(os, "sync"):
-        os.sync()  # the previous engine's output should not be written back in this one's time
+        os.sync()  # do not time the write-back of the previous engine's output
     try:
         case.runs.append(measure(command, env=QUIET))
         case.output_bytes, case.differences = _check(output, corpus.answer)
@@ -109,7 +109,7 @@ def _run_once(case: Case, corpus: Corpus) -> None:
 
 
 def _check(output: Path, expected: Answer) -> tuple[int, str]:
-    """The size of the output, and in what it differs from the answer: white space rules make small differences."""
+    """Size of the output and its differences from the answer: white space rules cause small ones."""
     data = ds.dataset(output, format="parquet")
     if sorted(data.schema.names) != sorted(COLUMNS):
         raise CaseError(f"the output has columns {data.schema.names}, expected {COLUMNS}")
@@ -131,7 +131,7 @@ def _check(output: Path, expected: Answer) -> tuple[int, str]:
 
 @cache
 def _without_network() -> list[str]:
-    """A prefix that runs a command where only the loopback interface exists; empty where that is not allowed."""
+    """Command prefix that allows only the loopback interface; empty where that is not permitted."""
     prefix = ["unshare", "-n", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
     try:
         allowed = subprocess.run([*prefix, "true"], capture_output=True, timeout=10).returncode == 0

@@ -1,4 +1,4 @@
-"""Plain text tables that are also Markdown."""
+"""Markdown tables that are aligned as plain text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as their longest cell; all but the first flush right."""
+    """Table with columns as wide as their longest cell; all but the first are right-aligned."""
     widths = [max(map(len, column)) for column in zip(headers, *rows)]
 
     def line(cells: Sequence[str]) -> str:

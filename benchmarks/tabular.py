@@ -1,21 +1,21 @@
-"""Tables to text, and tokenised rows to MLX arrays: penstock beside what people write, in one process and in turns.
+"""Tables to text and tokenized rows to MLX arrays, compared with common code, in one process, interleaved.
 
     python benchmarks/tabular.py                          # every suite
     python benchmarks/tabular.py --suite batches --runs 9 --batch 128
 
-`text`: a million Titanic-shaped rows to sentences. The others work row by row and are given a part of the rows only;
-their times are scaled to all of them. The plain function says each column in the fewest steps we know; it is called on
-`df.iloc[i]` in a loop, and by `DataFrame.apply`. The text is compared before anything is timed.
-`batches`: one shuffled epoch of 100,000 tokenised rows (8 to 63 tokens), padded to the longest of each batch, with mask
-and labels, as `mx.array`. penstock reads columns, and a list of samples as the others have it; mlx-data works in one
-thread, and with two more that work ahead, on samples with a mask as tokenizers give it, and on samples without, with a
-mask made by hand of the padded ids (which no row may then have within); torch's DataLoader with 0 and with 2 workers,
-kept between epochs, and the fastest collation we know. That every row comes once, with its label, is checked for all of
-them. Making the data set itself is not in it.
-`memory`: how far the peak of a process rises above what it had after a few rows, the data set included, beside the
-budget; batches of columns and of samples as above, and Parquet to text through the engine.
-Times are medians of wall time, and ratios are of these; `best` compares the fastest runs, which on a busy machine is
-the steadier of the two. `CPU` is that of all threads of this process, and of no other.
+`text`: a million Titanic-shaped rows to sentences. The peers work row by row on a part of the rows; their times are
+scaled to all rows. The plain function renders each column in the fewest steps we know. It is called on `df.iloc[i]` in
+a loop, and by `DataFrame.apply`. The texts are compared before the timing.
+`batches`: one shuffled epoch of 100,000 tokenized rows (8 to 63 tokens), padded to the longest of each batch, with mask
+and labels, as `mx.array`. penstock reads columns, and a list of samples like the peers. mlx-data runs in one thread and
+with two prefetch threads, on samples with a mask from the tokenizer, and on samples without, with a mask computed from
+the padded ids (no row may then contain the padding id). torch's DataLoader runs with 0 and with 2 persistent workers,
+and the fastest collation we know. For all of them, every row has to come once, with its label. Creating the dataset is
+not timed.
+`memory`: rise of the peak memory of a process above its level after a few rows, dataset included, compared with the
+budget; batches of columns and of samples as above, and Parquet to text through a pipeline.
+Times are medians of wall time, and ratios refer to them; `best` compares the fastest runs, which is steadier on a busy
+machine. `CPU` is the time of all threads of this process only.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from penstock.templates import TabularTextConverter
 
 Batch = tuple[Any, Any, Any]
 QUICK_RUNS = 3
-"""Of cases that are not slow, in a turn."""
+"""Runs per turn of cases that are not slow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One way to do the work; `share` of all rows is what it is given, `target` how much longer it should take.
+    """One implementation. It gets `share` of all rows; `target` is its required time relative to penstock.
 
-    What is `slow` runs once in a turn.
+    A `slow` case runs once per turn.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Case:
 
 
 def plain_text(row: Any) -> str:
-    """A row as sentences, written by hand: what is missing is left out, whole numbers have no point."""
+    """Hand-written sentences of a row: missing values are omitted, whole numbers have no decimal point."""
     parts = []
     for name, value in row.items():
         if value is None or value != value:
@@ -121,7 +121,7 @@ def batch_suite(rows: int, size: int) -> dict[str, list[Case]]:
     import torch
 
     data = samples_table(rows)
-    arrays = [np.array(one.values) for one in data["input_ids"]]  # mlx-data takes only what it may write to
+    arrays = [np.array(one.values) for one in data["input_ids"]]  # mlx-data accepts only writable arrays
     labels = data["labels"].to_pylist()
     samples = [{"input_ids": ids, "labels": label} for ids, label in zip(arrays, labels, strict=True)]
     columns = MLXDataLoader(data, batch_size=size)
@@ -179,7 +179,7 @@ def batch_suite(rows: int, size: int) -> dict[str, list[Case]]:
 
 
 def rows_of(batches: Iterator[Batch]) -> Iterator[tuple[bytes, int]]:
-    """Every row without its padding, and its label."""
+    """Every row without padding, and its label."""
     for batch in batches:
         ids, mask, labels = (np.array(part) for part in batch)
         for row, shown, label in zip(ids, mask, labels, strict=True):
@@ -194,7 +194,7 @@ def drain(batches: Iterator[Batch]) -> int:
 
 
 class Samples:
-    """Rows read one by one, as from a data set of the user's own."""
+    """Dataset read row by row, like one of a user."""
 
     def __init__(self, data: pa.Table) -> None:
         self.ids, self.labels = data["input_ids"].combine_chunks(), data["labels"].to_pylist()
@@ -210,7 +210,7 @@ MEMORY = {"columns": "64 MiB", "samples": "64 MiB", "text": "128 MiB"}
 
 
 def memory_case(kind: str, rows: int, path: str) -> None:
-    """In a process of its own: few rows, so that everything is loaded; what it then has; and the peak with all rows."""
+    """Memory in a separate process: the level after a few rows, with everything loaded, and the peak with all rows."""
     budget = MemoryBudget.of(MEMORY[kind])
     if kind == "text":
         with tempfile.TemporaryDirectory() as folder:
@@ -228,7 +228,7 @@ def memory_case(kind: str, rows: int, path: str) -> None:
 
 
 def resident_now() -> int:
-    """What the process has now; where the system can, its peak is counted from here."""
+    """Current memory of the process; where the system supports it, the peak is reset."""
     gc.collect()
     try:
         Path("/proc/self/clear_refs").write_text("5")
@@ -242,12 +242,12 @@ def feed_all(dataset: Any, budget: MemoryBudget) -> int:
     for number, batch in enumerate(MLXDataLoader(dataset, batch_size=32, budget=budget)):
         seen += batch.batch_size
         if number % 100 == 0:
-            time.sleep(0.01)  # what is made ahead has time to pile up
+            time.sleep(0.01)  # gives prefetched batches time to accumulate
     return seen
 
 
 def parquet_file(folder: Path, rows: int) -> Path:
-    """Made by another process, whose memory is no matter here."""
+    """Write the data in another process, whose memory does not count."""
     file = folder / f"{rows}.parquet"
     code = "import pyarrow.parquet as pq\nfrom penstock.datasets.sample_data import titanic_table\n"
     code += f"pq.write_table(titanic_table({rows}), {str(file)!r}, row_group_size=65536)"
@@ -256,7 +256,7 @@ def parquet_file(folder: Path, rows: int) -> Path:
 
 
 def text_through(file: Path, budget: MemoryBudget) -> int:
-    """Parquet to text through the engine."""
+    """Parquet to text through a pipeline."""
     convert = TabularTextConverter()
 
     def say(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -288,8 +288,8 @@ def run(title: str, cases: list[Case], runs: int) -> None:
     wall: dict[str, list[float]] = {case.name: [] for case in cases}
     cpu: dict[str, list[float]] = {case.name: [] for case in cases}
     for turn in range(runs):
-        for case in cases[turn % len(cases) :] + cases[: turn % len(cases)]:  # nobody is always behind the same one
-            case.work()  # the case before it has had the caches, and may have left processes behind it
+        for case in cases[turn % len(cases) :] + cases[: turn % len(cases)]:  # another order each turn
+            case.work()  # warm-up: the previous case owned the caches and may have left processes
             for _ in range(1 if case.slow else QUICK_RUNS):
                 start, start_cpu = time.perf_counter(), time.process_time()
                 case.work()
@@ -311,8 +311,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--suite", choices=["text", "batches", "memory"], help="only this one")
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--rows", type=int, help="1,000,000 of text, 100,000 of samples if left out")
-    parser.add_argument("--part", type=int, default=10_000, help="rows for what works row by row")
+    parser.add_argument("--rows", type=int, help="rows (1,000,000 for text, 100,000 for samples)")
+    parser.add_argument("--part", type=int, default=10_000, help="rows for cases that work row by row")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--memory-case", choices=sorted(MEMORY), help=argparse.SUPPRESS)
     parser.add_argument("--facts", help=argparse.SUPPRESS)

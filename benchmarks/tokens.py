@@ -1,12 +1,12 @@
-"""Raw text and chats to tokens: penstock beside `datasets.map` and beside the bare tokenizer.
+"""Raw text and chats to tokens, compared with `datasets.map` and with the bare tokenizer.
 
 python benchmarks/tokens.py [--mb 300] [--repeat 3] [--suite text,chat] [--rows 4000] [--json out.json]
 
-`text`: JSONL -> token store. The bare tokenizer gets the same strings, in memory; its clock runs over encoding alone.
+`text`: JSONL -> token store. The bare tokenizer gets the same strings in memory; only its encoding is timed.
 `chat`: JSONL of conversations -> ids and assistant mask. The peer is `apply_chat_template` with
 `return_assistant_tokens_mask=True` through `datasets.map`, on the first `--rows` rows only, since it is slow.
-Every case runs in a fresh process; ids and masks are compared. Imports are in nobody's time; loading the tokenizer is
-in penstock's, and not in the bare tokenizer's.
+Every case runs in a fresh process; ids and masks are compared. Imports are not timed. Loading the tokenizer is timed
+for penstock, not for the bare tokenizer.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def chat_datasets(source: Path, tokenizer: Path, out: Path, rows: int) -> dict[s
 
 
 def _import_what_comes_late() -> None:
-    """Imports are in nobody's time; with the first row gigatoken asks for awkward, and pyarrow for pandas."""
+    """Import in advance, untimed: with the first row gigatoken imports awkward, and pyarrow imports pandas."""
     import awkward  # noqa: F401
     import gigatoken  # noqa: F401
     import pandas  # noqa: F401
@@ -147,7 +147,7 @@ def _run(suite: str, source: Path, tokenizer: Path, rows: int, repeats: int) -> 
     problems: dict[str, str] = {}
     for repeat in range(repeats):
         for name in runs:
-            if name in problems or (name == "datasets" and repeat):  # minutes each, and far from any target
+            if name in problems or (name == "datasets" and repeat):  # takes minutes and is far from any target
                 continue
             out = DATA / "out" / f"{suite}-{name}"
             shutil.rmtree(out, ignore_errors=True)
@@ -205,7 +205,7 @@ def _report(suite: str, source: Path, runs: dict[str, list[Measurement]], proble
 
 
 def _differences(suite: str) -> str:
-    """Ids, and masks of chats, of penstock's store against what `datasets` saved."""
+    """Compare ids, and masks of chats, of penstock's store with the output of `datasets`."""
     import datasets
     import numpy as np
 
@@ -225,7 +225,7 @@ def _differences(suite: str) -> str:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Tokenizing beside its peers.")
+    parser = argparse.ArgumentParser(description="Tokenization compared with peers.")
     parser.add_argument("--mb", type=float, default=300, help="size of the input in millions of bytes (300)")
     parser.add_argument("--repeat", type=int, default=3, help="runs of penstock and of the bare tokenizer (3)")
     parser.add_argument("--suite", default="text,chat", help="text, chat or both")

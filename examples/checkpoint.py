@@ -1,6 +1,6 @@
-"""A run that is killed with SIGKILL in the middle and started again: the output has every row exactly once.
+"""Checkpointed run that is killed with SIGKILL and started again: the output has every row exactly once.
 
-The job is a process of its own, so that there is something to kill. `--rows` sets how much it has to do.
+The job runs in a separate process, which the example kills. `--rows` sets the number of rows.
 """
 
 import argparse
@@ -24,7 +24,7 @@ def slow_square(row: dict) -> dict:
 
 
 def job(folder: Path) -> None:
-    """The same call for the first start and for every one after a crash."""
+    """Start or resume the run: the call is the same."""
     source, sink = JsonlSource(folder / "in.jsonl"), ParquetSink(folder / "out.parquet")
     pipeline = Pipeline(source, [slow_square], sink, PipelineConfig(checkpoint_seconds=0.1), budget="1 MiB")
     report = pipeline.run(checkpoint=folder / "run")

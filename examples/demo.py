@@ -1,4 +1,4 @@
-"""`make demo`: files to tokens to batches to a model; killed twice, the run goes on with other numbers of ranks."""
+"""`make demo`: files to tokens to batches to a model. The run is killed twice and resumes on other numbers of ranks."""
 
 import argparse
 import contextlib
@@ -21,7 +21,7 @@ def title(text: str) -> None:
 
 
 def penstock(*words: str) -> None:
-    """A command, as it would be typed."""
+    """Print a command as a user would type it, and run it."""
     console.print(f"[dim]$ penstock {' '.join(words)}[/]".replace(TOKENIZER, "tokenizer"))
     sys.stdout.flush()
     subprocess.run([sys.executable, "-m", "penstock", *words], check=True)

@@ -1,7 +1,7 @@
-"""A policy learns to sort digits by GRPO: it answers, the answers go through penstock, and the better ones are praised.
+"""GRPO on a small task: a policy learns to sort digits.
 
-Answers are appended to a buffer as token ids, with log-probs and rewards. The loader makes minibatches of them, with
-advantages, and with what the loss is to be divided by.
+Responses are appended to a buffer as token ids, with log-probs and rewards. The loader returns minibatches with
+advantages and the denominator of the loss.
 """
 
 import argparse
@@ -43,7 +43,7 @@ for iteration in range(given.iterations):
         )
         for row in range(size)
     )
-    for batch in loader:  # every answer twice, in minibatches of whole groups
+    for batch in loader:  # every response twice, in minibatches of whole groups
         ratio = (policy.log_probs(batch.input_ids, LENGTH) - batch.old_log_probs).exp()
         gains = torch.minimum(ratio * batch.advantages, ratio.clamp(0.8, 1.28) * batch.advantages)
         loss = aggregate_loss(-gains, batch.response_mask, batch.denominators)

@@ -1,4 +1,4 @@
-"""Iterate a pipeline, save where it stands as a small JSON file, and go on exactly there in a new pipeline."""
+"""Iteration and resume: save the position of a pipeline as a small JSON file, and resume there in a new pipeline."""
 
 import json
 import tempfile
@@ -25,11 +25,11 @@ with tempfile.TemporaryDirectory() as name:
     for step, batch in enumerate(pipeline):
         seen += batch["id"].to_pylist()
         if step == 4:
-            break  # leaving the loop ends the threads; what was read ahead is not part of the state
+            break  # leaving the loop ends the threads; prefetched rows are not part of the state
     (folder / "state.json").write_text(json.dumps(pipeline.state_dict()))
     print(f"stopped after row {len(seen)}; the state takes {(folder / 'state.json').stat().st_size} bytes")
 
-    # Another process, another day, another number of workers: the rows that follow are the same.
+    # In another process, with another number of workers: the remaining rows are the same.
     pipeline = make_pipeline(folder, workers=4)
     pipeline.load_state_dict(json.loads((folder / "state.json").read_text()))
     for batch in pipeline:

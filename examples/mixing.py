@@ -1,4 +1,4 @@
-"""Two sources by weights that change while training: each is within one sample of its share at every step."""
+"""Mixture of two sources with weights that change: each source is within one sample of its share at every step."""
 
 import tempfile
 from pathlib import Path
@@ -17,7 +17,7 @@ def make_loader(cache: str) -> MixedDataLoader:
         {"reports": reports, "chats": chats},
         Schedule.of(points, interpolation="linear"),
         batch_size=6,
-        stopping_strategy="all_exhausted",  # chats are few, and are used again until the reports end too
+        stopping_strategy="all_exhausted",  # the few chats are repeated until the reports end too
         **common,
     )
 
@@ -36,7 +36,7 @@ with tempfile.TemporaryDirectory() as cache, make_loader(cache) as loader:
             break
     print("never further off than one sample:", furthest < 1)
 
-    # Other weights from here on. What was delivered stays, and every source goes on where it is.
+    # New weights from here on. Delivered batches stay, and every source continues at its cursor.
     loader.edit(loader.plan.reweight(loader.step, {"reports": 1, "chats": 0}))
     batch = next(iter(loader))
     print("sources of the next step:", {batch.metadata["sources"][number] for number in batch.metadata["source"]})

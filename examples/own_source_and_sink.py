@@ -1,4 +1,4 @@
-"""A source and a sink of your own: the three methods that matter, and the contract tests that come with penstock."""
+"""Custom source and sink: the three methods they need, and the contract tests of `penstock.testing`."""
 
 from collections import Counter
 
@@ -10,7 +10,7 @@ from penstock.testing import assert_resumes_exactly, assert_source_contract
 
 
 class Dice(Source):
-    """Throws of a die. Each throw is a function of its number, so the source can go on from anywhere."""
+    """Throws of a die. Each throw is a function of its number, so the source can resume anywhere."""
 
     def __init__(self, throws: int, seed: int = 0) -> None:
         self._throws, self._seed, self._next = throws, seed, 0
@@ -23,7 +23,7 @@ class Dice(Source):
         eyes = [int(np.random.default_rng([self._seed, n]).integers(1, 7)) for n in numbers]
         return pa.record_batch({"throw": pa.array(numbers, pa.int64()), "eyes": pa.array(eyes, pa.int64())})
 
-    # With these two a pipeline over it resumes exactly and can be checkpointed; `reset` lets it run twice.
+    # These two methods give exact resume and checkpoints; `reset` allows a second run.
     def state_dict(self) -> dict:
         return {"next": self._next}
 
@@ -35,7 +35,7 @@ class Dice(Source):
 
 
 class Tally(Sink):
-    """How often each value came."""
+    """Counts of the values of a column."""
 
     def __init__(self, column: str) -> None:
         self._column, self.counts = column, Counter[int]()

@@ -1,4 +1,4 @@
-"""Messy JSON Lines to clean Parquet under a small budget; then a run that is killed, and goes on."""
+"""Messy JSON Lines to clean Parquet under a small budget; then a run that is killed and resumes."""
 
 import argparse
 import contextlib
@@ -21,7 +21,7 @@ WORDS = "Water runs downhill; the Penstock feeds the turbine all it can take and
 
 
 def make_corpus(folder: Path, rows: int) -> None:
-    """Two files. The second is gzipped and has a field the first lacks; some lines of both are cut in half."""
+    """Write two files. The second is gzipped and has a field the first lacks; some lines of both are truncated."""
     folder.mkdir()
     rng = random.Random(7)
     sentences = [" ".join(rng.choices(WORDS.split(), k=rng.randrange(4, 24))) for _ in range(2000)]

@@ -1,4 +1,4 @@
-"""Documents for pretraining: tokenized on first use, cut into chunks, shuffled anew in every epoch."""
+"""Documents for pretraining: tokenized on first use, split into chunks, shuffled in every epoch."""
 
 import tempfile
 from pathlib import Path
@@ -20,7 +20,7 @@ with tempfile.TemporaryDirectory() as cache:
         first = batch.labels[batch.position_ids == 0]
         print("the first token of a document is not learned from the one before it:", (first == -100).all())
 
-    # Whole documents instead, packed by length. The tokens are there already, so this starts at once.
+    # Whole documents instead, packed by length. The token store exists already, so this starts at once.
     with PretrainDataLoader(**text, chunk_size=512, packing="best_fit", backend="numpy") as packed:
         steps = len(packed)
         print(f"packed: {steps} batches, composed anew in the next epoch: ", end="")

@@ -1,4 +1,4 @@
-"""Slow pure-Python functions in processes of their own: lambdas work, and no `if __name__ == "__main__"` is needed."""
+"""Process workers for slow pure-Python functions: lambdas work, and no `if __name__ == "__main__"` is needed."""
 
 import os
 
@@ -9,7 +9,7 @@ from penstock.transforms import Filter
 
 
 def collatz(row: dict) -> dict:
-    """Python that holds the interpreter lock: threads would take turns."""
+    """Pure Python, which holds the interpreter lock: threads would not run in parallel."""
     steps, n = 0, row["start"]
     while n != 1:
         n, steps = (n // 2 if n % 2 == 0 else 3 * n + 1), steps + 1
@@ -20,13 +20,13 @@ least = 50
 sink = MemorySink()
 pipeline = Pipeline(
     MemorySource({"start": list(range(1, 8_001))}),
-    [collatz, Filter(lambda row: row["steps"] >= least)],  # a lambda over a local variable: both travel
+    [collatz, Filter(lambda row: row["steps"] >= least)],  # a lambda over a local variable: both are sent
     sink,
     PipelineConfig(workers="process", max_workers=2, batch_rows=500),
 )
 report = pipeline.run()
 rows = sink.rows()
-# The first batch is done here, to learn which columns the function returns.
+# The main process handles the first batch, to infer the columns that the function returns.
 others = {row["pid"] for row in rows} - {os.getpid()}
 print(f"{report.rows_out:,} of {report.rows_in:,} rows kept; {len(others)} other processes worked on them")
 print("in order:", [row["start"] for row in rows] == sorted(row["start"] for row in rows))

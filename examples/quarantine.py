@@ -1,4 +1,4 @@
-"""Bad rows: stop at the first one, leave them out, or leave them out and keep them with file, row, byte and reason."""
+"""Policies for bad rows: raise at the first one, skip them, or quarantine them with file, row, byte and reason."""
 
 import json
 import tempfile

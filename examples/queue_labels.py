@@ -1,7 +1,7 @@
-"""A provider and a consumer joined by a queue, with batches of more than x and y: labels, masks and weights.
+"""Queue between a provider and a consumer, with batches of labels, masks and weights besides x and y.
 
-The dataset is in examples/queue_labels/, laid out as in a project: data/majority/prepare_streaming.py and a config.
-`python prepare.py` and `python train.py` with that config do the same in two processes, and train a model.
+The dataset is in examples/queue_labels/, with the layout of a project: data/majority/prepare_streaming.py and a config.
+`python prepare.py` and `python train.py` with that config do the same in two processes and train a model.
 """
 
 import tempfile
@@ -21,7 +21,7 @@ provider_class = find_provider(config.dataset, HERE / "data")
 
 with tempfile.TemporaryDirectory() as directory:
     provider = provider_class(config, queue_dir=Path(directory) / "queue")
-    first = provider.make_batch("train", 0)  # a batch depends on its number alone: no queue is needed
+    first = provider.make_batch("train", 0)  # a batch depends only on its number, so no queue is needed
 
     making = threading.Thread(target=provider.run)
     making.start()
@@ -40,7 +40,7 @@ with tempfile.TemporaryDirectory() as directory:
                     "the batch that was made without a queue:", all(np.array_equal(batch[k], first[k]) for k in batch)
                 )
             votes = [np.bincount(x[mask]).argmax() - 1 for x, mask in zip(batch["x"], batch["attention_mask"])]
-            clear = batch["weight"] > 0  # a tie weighs nothing
+            clear = batch["weight"] > 0  # a tie has weight 0
             right += int((np.array(votes) == batch["label"])[clear].sum())
             rows += int(clear.sum())
         print(f"{number + 1} batches; labels that counting gives as well: {right / rows:.0%}")

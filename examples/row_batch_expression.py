@@ -1,4 +1,4 @@
-"""One job in the three ways to write a step: a function of a row, a function of a batch, an Arrow expression."""
+"""Three ways to write a transform: row function, batch function, Arrow expression."""
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,12 +12,12 @@ ORDERS = [{"item": f"item {i}", "price": 5.0 * i, "count": i % 4} for i in range
 
 
 def row_total(row: dict) -> dict:
-    """A dict in, a dict out: the new row. Easy to write, and Python runs once for every row."""
+    """Row function: dict in, dict out. Easy to write; Python runs once per row."""
     return {**row, "total": row["price"] * row["count"]}
 
 
 def batch_total(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The annotation says that it wants whole batches. Python runs once for thousands of rows."""
+    """Batch function, recognised by its annotation. Python runs once per thousands of rows."""
     return batch.append_column("total", pc.multiply(batch["price"], batch["count"]))
 
 

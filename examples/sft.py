@@ -1,4 +1,4 @@
-"""Chats for fine-tuning: rendered by a template, labelled where the assistant speaks, packed without padding."""
+"""Chats for fine-tuning: rendered by a template, assistant turns supervised, packed without padding."""
 
 import tempfile
 from pathlib import Path
@@ -16,7 +16,7 @@ with tempfile.TemporaryDirectory() as cache:
         max_length=256,
         chat_template="chatml",
         packing="best_fit",
-        padding_free=True,  # all samples of a batch end to end in one row
+        padding_free=True,  # all samples of a batch concatenated in one row
         batch_size=2,
         backend="numpy",
         cache_dir=cache,

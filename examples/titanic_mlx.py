@@ -1,7 +1,7 @@
-"""Titanic as text: a small BERT in MLX learns who survived, and writes the submission.
+"""Titanic as text: a small BERT in MLX predicts survival and writes the submission.
 
-python examples/titanic_mlx.py --out here                         # made-up passengers
-python examples/titanic_mlx.py --data titanic/                    # the real ones
+python examples/titanic_mlx.py --out here                         # synthetic passengers
+python examples/titanic_mlx.py --data titanic/                    # the real data
 """
 
 import argparse

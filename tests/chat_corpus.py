@@ -1,4 +1,4 @@
-"""Small tokenizers for templates that nobody here wrote, and a rendering of them that is not ours."""
+"""Small tokenizers for third-party chat templates, and their reference rendering by transformers."""
 
 from __future__ import annotations
 

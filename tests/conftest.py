@@ -1,7 +1,7 @@
-"""Tests leave nothing in the caches and registries of whoever runs them.
+"""Fixtures for all tests: caches and registries of the user stay untouched.
 
-`HYPOTHESIS_PROFILE=fixed` draws the same examples every time, so that what passed passes again: for deciding whether a
-change may land. Without it every run looks at others, which is how new failures are found.
+`HYPOTHESIS_PROFILE=fixed` draws the same examples in every run, so that results are reproducible: for deciding whether
+a change may be merged. Without it every run draws new examples and may find new failures.
 """
 
 from __future__ import annotations

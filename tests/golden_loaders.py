@@ -1,4 +1,4 @@
-"""The loaders whose batches and states are golden, each by a name; `root` is a copy of the material."""
+"""Golden loaders by name: their batches and states must not change; `root` is a copy of the material."""
 
 from __future__ import annotations
 

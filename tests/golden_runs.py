@@ -1,7 +1,7 @@
-"""Runs that were stopped on the way, and how they go on: pipelines, streams of samples, queues.
+"""Golden interrupted runs and their resume: pipelines, streams of samples, queues.
 
-Each of `CONTINUED` goes on in a copy of the material, which is the working directory too: a checkpoint names its target
-as it was given.
+Each of `CONTINUED` resumes in a copy of the material, which is also the working directory: a checkpoint stores its
+target as it was given.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Made-up House Prices files with the 79 features of the real ones; one seed gives the same bytes."""
+"""Synthetic House Prices files with the 79 features of the real ones; a seed determines the bytes."""
 
 from __future__ import annotations
 

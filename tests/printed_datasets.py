@@ -1,4 +1,4 @@
-"""What design document 001 prints of a dataset, and how it is read here."""
+"""Code blocks of design document 001 about datasets, adapted to the module names of penstock."""
 
 from __future__ import annotations
 

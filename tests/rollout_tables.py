@@ -1,4 +1,4 @@
-"""Tables of rollouts for tests, of lists; and any of them, for properties."""
+"""Rollout tables for tests, made from lists or by a Hypothesis strategy."""
 
 from __future__ import annotations
 

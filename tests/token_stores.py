@@ -1,4 +1,4 @@
-"""Small token stores for tests, made of lists."""
+"""Small token stores for tests, made from lists."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The same job in the words of every engine: the list of them, which imports none of them.
+"""Engines of the speed suite; this list imports none of them.
 
-Each file here belongs to one engine. Its functions take the input and the output, get ready (plan, cluster), and return
-the work itself; only the work is timed. There are two versions of the job: `vector` uses whatever the engine has best
-for whole columns, `row` calls one Python function (`job.tidy_row`) per row.
+Each file belongs to one engine. Its functions take the input and the output, prepare (plan, cluster), and return the
+work; only the work is timed. There are two versions of the job: `vector` uses the best column operations of the engine,
+`row` calls one Python function (`job.tidy_row`) per row.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ Work = Callable[[], object]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Engine:
-    """Who runs the job, and how. `vector` and `row` name a function: file.function."""
+    """Engine and its options. `vector` and `row` name a function: file.function."""
 
     name: str
     package: str
     vector: str | None = None
     row: str | None = None
     note: str = ""
-    """What the reader of a figure should know."""
+    """Note for readers of the figures."""
     listens: bool = False
-    """It opens ports on every interface, so it is better run where there is no network."""
+    """True if it opens ports on every interface and should run without a network."""
 
     def prepare(self, version: str, source: Path, output: Path) -> Work:
-        """Import the engine and get everything ready, up to the work."""
+        """Import the engine and prepare everything but the work."""
         place = {"vector": self.vector, "row": self.row}[version]
         if place is None:
             raise ValueError(f"{self.name} has no {version} version")

@@ -46,6 +46,6 @@ def _rows(source: Path, output: Path, workers: Literal["auto", "process"]) -> Wo
 
 
 def _long_enough() -> Filter:
-    """An expression in both versions, as in Polars: only the function per row is Python."""
+    """Filter by an expression in both versions, as in Polars: only the function per row is Python."""
     words = pc.field("words")
     return Filter((words >= MIN_WORDS) & (words <= MAX_WORDS))

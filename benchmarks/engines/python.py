@@ -1,4 +1,4 @@
-"""The job as one writes it without any engine: a loop, orjson, and pyarrow to write."""
+"""The job without an engine: a loop, orjson, and pyarrow as the writer."""
 
 from __future__ import annotations
 

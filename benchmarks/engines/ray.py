@@ -1,4 +1,4 @@
-"""The job in Ray Data, on a cluster of this machine that is up before the clock starts."""
+"""The job in Ray Data, on a local cluster that is started before the clock."""
 
 from __future__ import annotations
 

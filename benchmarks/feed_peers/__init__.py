@@ -1,9 +1,9 @@
-"""The cases of `feed.py`: who feeds what, and how. Imports none of them.
+"""Cases of `feed.py`; this list imports none of the libraries.
 
-Each file here belongs to one library. A case of the suite `feed` is a function that takes the folder with the data and
+Each file belongs to one library. A case of the suite `feed` is a function that takes the folder with the data and
 returns a function from the number of an epoch to its batches, pairs of `input_ids` and `labels`: two int64 torch
-tensors of 32 x 2048. Cases of other suites return what they measured. `documented` is the way that the library's own
-documentation shows for such data, `tuned` is what we found to be faster, with code of our own where that helps.
+tensors of 32 x 2048. Cases of other suites return their measurements. `documented` follows the documentation of the
+library, `tuned` is the fastest variant we found, with custom code where that helps.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ VOCABULARY = 32_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """One row of a table. `function` and `write` name functions here: file.function."""
+    """One row of a table. `function` and `write` name functions of this package: file.function."""
 
     name: str
     function: str
     package: str
-    """What has to be installed, by the name of its distribution."""
+    """Required distribution."""
     kind: str
-    """own, reference, documented or tuned."""
+    """`own`, `reference`, `documented` or `tuned`."""
     data: str = "flat"
-    """The folder with the tokens in the form that this case reads."""
+    """Folder with the tokens in the format of this case."""
     write: str | None = None
-    """What makes it."""
+    """Function that writes it."""
     note: str = ""
 
     @property
     def peer(self) -> str:
-        """Whose case it is: the name of the file."""
+        """Library of the case: the name of the file."""
         return self.function.partition(".")[0]
 
     def load(self) -> Callable[..., Any]:
@@ -43,7 +43,7 @@ class Case:
 
 
 def find(place: str) -> Callable[..., Any]:
-    """The function that file.function names; this imports the library."""
+    """Function named file.function; imports the library."""
     file, _, function = place.partition(".")
     found: Callable[..., Any] = getattr(importlib.import_module(f"feed_peers.{file}"), function)
     return found

@@ -1,7 +1,7 @@
-"""What the cases are fed with, made once and kept under `.data/`.
+"""Inputs of the cases, generated once and cached under `.data/`.
 
-Tokens are drawn by Zipf's law from a vocabulary of 32,000. The first two of each sequence are its number, so that a
-batch says which sequences it holds.
+Tokens follow Zipf's law over a vocabulary of 32,000. The first two tokens of each sequence are its number, which
+identifies the sequences of a batch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ROWS_AT_ONCE = 4096
 
 
 def make_tokens(home: Path, sequences: int) -> Path:
-    """A folder with `flat/tokens.bin`, uint16; the other forms are made from it by those who read them."""
+    """Folder with `flat/tokens.bin`, uint16; cases convert it to their own formats."""
     folder = home / f"feed-v{VERSION}-{sequences}"
     file = folder / "flat" / "tokens.bin"
     if not file.exists():
@@ -38,18 +38,18 @@ def make_tokens(home: Path, sequences: int) -> Path:
 
 
 def open_tokens(folder: Path) -> np.ndarray[Any, np.dtype[np.uint16]]:
-    """The sequences as rows of a memory map."""
+    """Sequences as rows of a memory map."""
     return np.memmap(folder / "flat" / "tokens.bin", np.uint16, mode="r").reshape(-1, SEQUENCE)
 
 
 def make_lengths() -> np.ndarray[Any, np.dtype[np.int64]]:
-    """A million documents, log-normal with a median of 403 tokens, none longer than 4096."""
+    """Lengths of a million documents, log-normal with a median of 403 tokens, at most 4096."""
     lengths = np.random.default_rng(0).lognormal(6.0, 1.0, 1_000_000)
     return np.clip(lengths, 1, 4096).astype(np.int64)
 
 
 def make_chats(home: Path, conversations: int) -> Path:
-    """The first so many conversations of `realtext.make_chats`: one to three turns of real text."""
+    """First conversations of `realtext.make_chats`: one to three turns of real text."""
     from realtext import make_chats as all_chats
 
     path = home / f"feed-chats-v{VERSION}-{conversations}.jsonl"
@@ -68,10 +68,10 @@ def make_chats(home: Path, conversations: int) -> Path:
 
 
 def make_small_rows(home: Path, rows: int, most_rows: int = 32_000_000) -> Path:
-    """A token store of so many rows of 8 to 24 tokens.
+    """Token store with rows of 8 to 24 tokens.
 
-    Of more than `most_rows` the shards repeat: the manifest lists the same files as often as it takes. Nothing that a
-    loader does to begin differs for that, but for the page cache, which holds the files whole.
+    Beyond `most_rows` the shards repeat: the manifest lists the same files several times. For the start of a loader
+    this makes no difference, except that the page cache holds all files.
     """
     import pyarrow as pa
 
@@ -111,7 +111,7 @@ def _link(source: str, target: str) -> None:
 
 
 def _zipf_table() -> np.ndarray[Any, np.dtype[np.uint16]]:
-    """Token ids, each as often as Zipf's law wants: a uniform draw from the table is a Zipf draw."""
+    """Token ids, repeated by Zipf's law: a uniform draw from the table is a Zipf draw."""
     shares = 1 / np.arange(1, VOCABULARY + 1)
     counts = np.maximum(1, np.round(shares / shares.sum() * (1 << 20))).astype(np.int64)
     return np.repeat(np.arange(VOCABULARY, dtype=np.uint16), counts)

@@ -1,4 +1,4 @@
-"""LitData: chunks of tokens, cut into blocks by its TokensLoader."""
+"""LitData: chunks of tokens, split into blocks by its TokensLoader."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from feed_peers.timing import Batches, Epochs
 try:
     import torchvision  # noqa: F401
 except ImportError:
-    # The package imports it for its vision datasets, which nobody here uses.
+    # The package imports it for its vision datasets, which are not used here.
     for name in ("torchvision", "torchvision.datasets", "torchvision.transforms", "torchvision.transforms.functional"):
         stub: Any = ModuleType(name)
         stub.__spec__ = ModuleSpec(name, None)

@@ -1,4 +1,4 @@
-"""penstock, through nothing but its public names."""
+"""penstock, through its public names only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from feed_peers.timing import Batches, Epochs
 
 
 def write(data: Path, out: Path) -> None:
-    """A store with a row for each sequence."""
+    """Store with one row per sequence."""
     import numpy as np
     import pyarrow as pa
 
@@ -63,7 +63,7 @@ def _epochs(data: Path, **options: Any) -> Epochs:
 
 
 def first_batch(store: str, packing: Any, state: str | None) -> dict[str, Any]:
-    """From after the import of torch to the first batch, of the beginning or of where `state` was."""
+    """Seconds from the import of torch to the first batch, from the start or from `state`."""
     import torch
 
     start, cpu = time.perf_counter(), time.process_time()
@@ -82,7 +82,7 @@ def first_batch(store: str, packing: Any, state: str | None) -> dict[str, Any]:
 
 
 def save_state(store: str, packing: Any, share: float, out: str) -> dict[str, Any]:
-    """The state of a loader that has done this share of an epoch."""
+    """State of a loader after this share of an epoch."""
     from penstock.loaders.pretrain import PretrainDataLoader
 
     loader = PretrainDataLoader(path=store, chunk_size=SEQUENCE, packing=packing, batch_size=BATCH, backend="numpy")
@@ -91,8 +91,8 @@ def save_state(store: str, packing: Any, share: float, out: str) -> dict[str, An
         loader.seek(int(loader.get_num_batches() * share))
         state = loader.state_dict()
     else:
-        # To count the steps before it, every window would have to be planned. A run comes to such a place by itself;
-        # here it is written into a state, with about the right number of steps.
+        # Counting the exact steps would mean planning every window, as a real run does on its way. The state written
+        # here has about the right number of steps.
         step = int(order.table.tokens // (SEQUENCE * BATCH) * share)
         state = loader.state_dict() | {"places": [[0, int(order.windows * share), 0]]}
         state |= {"step": step, "samples": step * BATCH}
@@ -120,7 +120,7 @@ def _pack(capacity: int, window: int) -> dict[str, Any]:
     from penstock.order.packing import pack
 
     lengths = make_lengths()
-    pack(lengths[:1000], capacity)  # what is loaded late, is loaded here
+    pack(lengths[:1000], capacity)  # triggers lazy loading
     start = time.perf_counter()
     parts = [pack(lengths[at : at + window], capacity) for at in range(0, len(lengths), window)]
     seconds = time.perf_counter() - start
@@ -139,7 +139,7 @@ def _pack(capacity: int, window: int) -> dict[str, Any]:
 
 
 def chat(source: str, tokenizer: str, cache: str, max_length: int, batch_size: int) -> dict[str, Any]:
-    import awkward  # noqa: F401  gigatoken asks for it with the first row; imports are in nobody's time
+    import awkward  # noqa: F401  gigatoken imports it with the first row; imports are not timed
     import gigatoken  # noqa: F401
     import pandas  # noqa: F401
     import torch  # noqa: F401

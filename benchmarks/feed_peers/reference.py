@@ -1,4 +1,4 @@
-"""The least that has to be done: rows of a memory map, widened, and a copy of them for the labels."""
+"""Minimal work as a reference: rows of a memory map, widened, and a copy for the labels."""
 
 from __future__ import annotations
 

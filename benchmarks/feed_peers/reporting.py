@@ -1,4 +1,4 @@
-"""What `feed.py` prints and keeps of its cases."""
+"""Tables and figures of `feed.py`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from feed_peers.running import Runs
 
 
 def summary(runs: Runs) -> dict[str, Any]:
-    """What every suite says of a case."""
+    """Figures of a case that every suite reports."""
     figure: dict[str, Any] = {"package": f"{runs.case.package} {runs.version}".strip(), "kind": runs.case.kind}
     figure |= {"note": runs.case.note, "problem": runs.problem}
     if runs.runs:

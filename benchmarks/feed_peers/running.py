@@ -1,4 +1,4 @@
-"""Running the cases of `feed.py`, each in a process of its own, with an interpreter that has its package."""
+"""Runner for the cases of `feed.py`, each in a separate process, with an interpreter that has its package."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SCRIPT = Path(__file__).resolve().parents[1] / "feed.py"
 
 @dataclass(slots=True)
 class Runs:
-    """A case: where it runs, its runs so far, or why there are none."""
+    """Case with its interpreter and its runs so far, or the problem that prevents them."""
 
     case: Case
     python: str = sys.executable
@@ -57,7 +57,7 @@ class Runner:
         self._versions: dict[tuple[str, str], str] = {}
 
     def choose(self, cases: Iterable[Case]) -> list[Runs]:
-        """The wanted cases; of a peer that is nowhere installed, that it is not."""
+        """Selected cases; a peer that is not installed gets a problem instead of runs."""
         chosen = []
         for case in cases:
             if self.only and not any(case.name.startswith(name) for name in self.only):
@@ -72,7 +72,7 @@ class Runner:
         return chosen
 
     def run(self, runs: Runs, what: str, arguments: Any, note: str = "", timeout: float = 900) -> None:
-        """Once more; a failure ends the runs of this case."""
+        """Run a case once more; a failure ends its runs."""
         from measure import CaseError
 
         if runs.problem:

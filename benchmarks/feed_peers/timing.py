@@ -1,4 +1,4 @@
-"""The measured process of the suite `feed`: one library, epoch after epoch, and a look at what it gave."""
+"""Measured process of the suite `feed`: epochs of one library, and a check of its batches."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from feed_peers import BATCH, SEQUENCE, VOCABULARY, Case
 Batches = Iterator[tuple[Any, Any]]
 Epochs = Callable[[int], Batches]
 Pace = tuple[float, float]
-"""Tokens a second, by the clock and by the CPU time of all threads."""
+"""Tokens a second, by wall time and by the CPU time of all threads."""
 
 _IGNORE = -100
-"""A label that may stand where a document begins: nothing comes before it to predict it from."""
+"""Label that is allowed at the start of a document, where nothing precedes the token."""
 _TIMED_SECONDS = 2.0
-"""Epochs are timed until they took this long together."""
+"""Minimum total seconds of the timed epochs."""
 
 
 def time_feed(case: Case, data: str, sequences: int, seconds: float) -> dict[str, Any]:
-    """Time to the first batch, then an epoch that is checked, then epochs that are only timed.
+    """Time to the first batch, then one checked epoch, then timed epochs.
 
-    Whoever does not finish the first epoch within `seconds` is timed over the batches it gave.
+    A library that does not finish the first epoch within `seconds` is timed over the batches it returned.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""TRL and Hugging Face datasets: packing, and chats made into packed batches as SFTTrainer makes them."""
+"""TRL and Hugging Face datasets: packing, and packed batches of chats as in SFTTrainer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A corpus and a chat file to train on, made of the sentences of examples/sample, the same every time."""
+"""Training data of the demo: a corpus and a chat file from the sentences of examples/sample, deterministic."""
 
 import json
 import random
@@ -8,7 +8,7 @@ SAMPLE = Path(__file__).parents[1] / "sample"
 TOKENIZER = str(SAMPLE / "tokenizer")
 
 CONFIG = """\
-# What is trained on: `penstock plan` and every rank read this file.
+# Training data: `penstock plan` and every rank read this file.
 loader: mixed
 sources:
   text: text.store
@@ -24,7 +24,7 @@ seed: 7
 
 
 def make_data(folder: Path, documents: int) -> None:
-    """`text.jsonl`, a sixteenth as many chats in `chats.jsonl`, and `train.yaml`."""
+    """Write `text.jsonl`, `chats.jsonl` with a sixteenth as many chats, and `train.yaml`."""
     texts = [json.loads(line)["text"] for line in _lines("documents.jsonl")]
     sentences = [f"{sentence.strip()}." for text in texts for sentence in text.split(".") if len(sentence) > 8]
     turns = [message["content"] for line in _lines("chats.jsonl") for message in json.loads(line)["messages"]]

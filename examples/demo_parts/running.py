@@ -1,4 +1,4 @@
-"""Starting the ranks of a run, watching their logs, killing them, and comparing what they were fed."""
+"""Runs of the demo: start the ranks, follow their logs, kill them, and compare their batches."""
 
 import json
 import subprocess
@@ -21,17 +21,17 @@ _SCRIPT = Path(__file__).with_name("training.py")
 
 @dataclass
 class Run:
-    """So many ranks, up to a step, where they finish or are killed."""
+    """Run of `world` ranks up to a step, at which they finish or are killed."""
 
     number: int
     world: int
     until: int
     steps: list[list[dict[str, Any]]] = field(default_factory=list)
-    """Of each rank, as it logged them."""
+    """Logged steps of each rank."""
     ended: str = "running"
 
     def read(self, folder: Path) -> int:
-        """Look at the logs: how many steps are behind the run, those of earlier runs included."""
+        """Read the logs; the number of finished steps, including those of earlier runs."""
         logs = [folder / f"log-{self.number}-{rank}.jsonl" for rank in range(self.world)]
         lines = [log.read_text().split("\n")[:-1] if log.exists() else [] for log in logs]
         done = min(map(len, lines))
@@ -39,11 +39,11 @@ class Run:
         return int(self.steps[0][-1]["step"]) + 1 if done else 0
 
     def hashes(self) -> dict[int, str]:
-        """The hash of the global batch of each step: the samples of all ranks, one after the other."""
+        """Hash of the global batch of each step: the samples of all ranks in rank order."""
         return {step[0]["step"]: _hash([s for rank in step for s in rank["samples"]]) for step in zip(*self.steps)}
 
     def row(self) -> list[str]:
-        """Its figures, for people."""
+        """Figures of the run for the table."""
         if not self.steps or not self.steps[0]:
             return [f"{self.world}", "starting"]
         first, last, loss = self.steps[0][0]["step"], self.steps[0][-1]["step"], self.steps[0][-1]["loss"]
@@ -56,7 +56,7 @@ class Run:
 
 
 def run_all(runs: list[Run], steps: int, folder: Path, console: Console) -> None:
-    """One after the other: all but the last are killed with SIGKILL when they have come to their step."""
+    """Run one after the other; kill all but the last with SIGKILL at their step."""
     with Live(console=console, refresh_per_second=4) as live, (folder / "errors.txt").open("w+") as errors:
         for count, run in enumerate(runs, 1):
             command = [sys.executable, str(_SCRIPT), str(run.number), str(steps), str(run.world)]
@@ -84,7 +84,7 @@ def run_all(runs: list[Run], steps: int, folder: Path, console: Console) -> None
 
 
 def compare(runs: list[Run], steps: int, config: str) -> str:
-    """Every batch that a run was fed, against those that one process reads in one go, as NumPy arrays."""
+    """Compare every batch of a run with those of one uninterrupted process, as NumPy arrays."""
     from demo_parts.training import sample_hashes  # needs torch
 
     with load_config(config).open(backend="numpy") as loader:

@@ -1,7 +1,7 @@
-"""One rank of a training run: `python training.py RUN STEPS WORLD_SIZE RANK`, in the folder of the data.
+"""One rank of a training run: `python training.py RUN STEPS WORLD_SIZE RANK`, in the directory of the data.
 
-Every step is appended to a log, with a hash of each sample. Now and then the first rank saves the model and
-the state of the loader; a run finds what an earlier one has saved.
+Every step is appended to a log, with a hash of each sample. Rank 0 regularly saves the model and the state of the
+loader; the next run resumes from them.
 """
 
 import json
@@ -33,7 +33,7 @@ class Model(nn.Module):
         self.norm, self.scores = nn.LayerNorm(width), nn.Linear(width, vocabulary)
 
     def forward(self, batch: TrainingBatch) -> torch.Tensor:
-        """The summed loss. Labels are not shifted: that is the model's part."""
+        """Summed loss. Labels come unshifted; the model shifts them."""
         hidden = self.tokens(batch.input_ids) + self.places(batch.position_ids)
         query, key, value = (part.unsqueeze(1) for part in self.mix(hidden).chunk(3, dim=-1))
         seen = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=batch.block_mask())
@@ -42,7 +42,7 @@ class Model(nn.Module):
 
 
 def sample_hashes(batch: TrainingBatch) -> list[str]:
-    """A hash of all that is said of each sample."""
+    """Hash of all fields of each sample."""
     arrays = batch.to_numpy()
     rows = range(batch.batch_size)
     return [xxhash.xxh3_64_hexdigest(b"".join(arrays[field][row].tobytes() for field in FIELDS)) for row in rows]
@@ -53,7 +53,7 @@ def train(run: int, steps: int, world: int, rank: int) -> None:
     torch.manual_seed(0)
     dist.init_process_group("gloo", init_method=Path(f"meet-{run}").resolve().as_uri(), rank=rank, world_size=world)
     model, checkpoint, process = Model(), Path("checkpoint.pt"), psutil.Process()
-    # The rank is found in torch.distributed. The global batch stays what it was, whatever the number of ranks.
+    # The rank comes from torch.distributed. The global batch is the same for any number of ranks.
     loader = load_config("train.yaml", [f"batch_size={GLOBAL_BATCH // world}"]).open()
     if checkpoint.exists():
         saved = torch.load(checkpoint)
@@ -66,7 +66,7 @@ def train(run: int, steps: int, world: int, rank: int) -> None:
             got = time.perf_counter()
             loss = model(batch) / batch.num_items_in_batch
             loss.backward()
-            dist.all_reduce(loss.detach())  # in place: the loss of the global batch, to show
+            dist.all_reduce(loss.detach())  # in place: the loss of the global batch, for the display
             for parameter in model.parameters():
                 dist.all_reduce(parameter.grad)  # a sum: the loss was divided by the items of all ranks
                 parameter.data -= 0.5 * parameter.grad  # any optimizer of torch.optim takes a second to load
@@ -82,7 +82,7 @@ def train(run: int, steps: int, world: int, rank: int) -> None:
 
 
 def save(path: Path, **state: object) -> None:
-    """All or nothing, whenever it is killed."""
+    """Save atomically, so that a kill leaves the old file or the new one."""
     torch.save(state, path.with_suffix(".new"))
     path.with_suffix(".new").replace(path)
 

@@ -1,4 +1,4 @@
-"""A small policy: a transformer of two layers, the tokens it draws, and the log-probs of tokens that were drawn."""
+"""Small policy: a transformer of two layers, sampling, and log-probs of sampled tokens."""
 
 import torch
 from torch import nn
@@ -13,18 +13,18 @@ class Policy(nn.Module):
         self.head = nn.Linear(width, vocabulary)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Log-probs of the token after each token."""
+        """Log-probs of the next token at each position."""
         mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1])
         hidden = self.tokens(ids) + self.places(torch.arange(ids.shape[1]))
         return self.head(self.layers(hidden, mask, is_causal=True)).log_softmax(-1)
 
     def log_probs(self, ids: torch.Tensor, answer: int) -> torch.Tensor:
-        """Of the last `answer` tokens of each row."""
+        """Log-probs of the last `answer` tokens of each row."""
         return self(ids[:, :-1])[:, -answer:].gather(2, ids[:, -answer:, None])[:, :, 0]
 
     @torch.no_grad()
     def sample(self, ids: torch.Tensor, count: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        """So many tokens more, drawn one after the other, and their log-probs."""
+        """Sample `count` more tokens; returns them with their log-probs."""
         drawn = []
         for _ in range(count):
             scores = self(ids)[:, -1]

@@ -1,6 +1,6 @@
-"""A penstock plugin: INI files as a source and as a sink, and a transform that raises its voice.
+"""Example plugin: INI files as source and sink, and a transform to capitals.
 
-Each section of an INI file is a row: its name in the column `section`, its options as text columns.
+Each section of an INI file is a row: the column `section` has its name, text columns have its options.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["INI", "IniSink", "IniSource", "Shout"]
 
 
 class IniSource(Source):
-    """Sections of INI files as rows. The files are read at the first batch, and kept: they are small."""
+    """Sections of INI files as rows. The first batch reads all files into memory: they are small."""
 
     def __init__(self, paths: PathLike | Iterable[PathLike]) -> None:
         self._paths = paths
@@ -45,7 +45,7 @@ class IniSource(Source):
     def _read(self) -> MemorySource:
         if self._rows is None:
             rows = [row for path in list_files(self._paths, (".ini",)) for row in _sections(str(path))]
-            # A column for every option of any section: which ones exist must not depend on the first rows.
+            # One column per option of any section: the schema must not depend on the first rows.
             names = dict.fromkeys(["section", *(name for row in rows for name in row)])
             columns = {name: pa.array([row.get(name) for row in rows], pa.string()) for name in names}
             self._rows = MemorySource(pa.table(columns))
@@ -56,7 +56,7 @@ class IniSource(Source):
 
 
 class IniSink(Sink):
-    """Rows as sections of one INI file, named by the column `section`. Nulls are left out."""
+    """Rows as sections of one INI file, named by the column `section`. Nulls are omitted."""
 
     def __init__(self, path: PathLike) -> None:
         self.path = path
@@ -101,7 +101,7 @@ INI = Format(name="ini", suffixes=(".ini",), source=IniSource, sink=IniSink)
 
 
 def _parser() -> configparser.ConfigParser:
-    # No section gives its options to the others, and % is a character like any other.
+    # No default section, and no interpolation of %.
     return configparser.ConfigParser(default_section="", interpolation=None)
 
 

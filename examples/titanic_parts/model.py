@@ -40,7 +40,7 @@ class Encoder(nn.Module):
         self.classes = nn.Linear(width, classes)
 
     def hidden(self, input_ids: mx.array, attention_mask: mx.array) -> mx.array:
-        """What the last block says of each token. Padding is seen by none."""
+        """Output of the last block for each token. No token attends to padding."""
         hidden = self.dropout(self.tokens(input_ids) + self.places(mx.arange(input_ids.shape[1])))
         bias = mx.where(attention_mask[:, None, None, :] > 0, 0.0, -1e9)
         for block in self.blocks:
@@ -54,5 +54,5 @@ class Encoder(nn.Module):
         return self.classes(self.dropout(pooled))
 
     def predict_tokens(self, input_ids: mx.array, attention_mask: mx.array) -> mx.array:
-        """Scores of every token at every place, with the embeddings as the last layer."""
+        """Scores of the vocabulary at every position, with the embeddings as the last layer."""
         return self.tokens.as_linear(self.hidden(input_ids, attention_mask))

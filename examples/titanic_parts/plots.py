@@ -15,7 +15,7 @@ Points = Sequence[tuple[int, float]]
 def report(
     path: Path, train: Any, val: Any, said: np.ndarray, losses: Sequence[float], validation: Points
 ) -> list[str]:
-    """How good the predictions for `val` are, in words and on a page."""
+    """Print the quality of the predictions for `val`, and write the HTML report."""
     truth = val.labels()
     right, majority = val.score(val.class_of(said), "accuracy"), np.bincount(truth).max() / len(truth)
     facts = [
@@ -67,7 +67,7 @@ def loss_curve(losses: Sequence[float], validation: Points) -> str:
 
 
 def confusion_matrix(counts: np.ndarray, classes: Sequence[str]) -> str:
-    """Rows are what is true, columns what was said; the darker, the more of the row."""
+    """Confusion matrix: rows are true classes, columns predictions; darker cells hold more of their row."""
     side, body = (HEIGHT - 2 * EDGE) / len(classes), ""
     share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     for (row, column), count in np.ndenumerate(counts):
@@ -95,7 +95,7 @@ def histogram(lengths: np.ndarray) -> str:
 
 
 def at(x: float, y: float) -> tuple[float, float]:
-    """Place in the picture of a point in shares of the axes."""
+    """Pixel position of a point given in fractions of the axes."""
     return EDGE + x * (WIDTH - 1.5 * EDGE), HEIGHT - EDGE - y * (HEIGHT - 1.6 * EDGE)
 
 

@@ -37,7 +37,7 @@ def fit(model: Encoder, loader: MLXDataLoader, steps: int, loss: Loss, *, rate: 
     learn = nn.value_and_grad(model, loss)
     done = 0
     while done < steps:
-        for batch in loader:  # an epoch, in an order of its own
+        for batch in loader:  # one epoch, shuffled
             model.train()
             value, gradients = learn(model, batch)
             optimizer.update(model, gradients)
@@ -49,7 +49,7 @@ def fit(model: Encoder, loader: MLXDataLoader, steps: int, loss: Loss, *, rate: 
 
 
 def learn_classes(model: Encoder, train: Any, val: Any, epochs: int) -> tuple[list[float], list[tuple[int, float]]]:
-    """Train on one fold and look at the other after each epoch; the losses of both, the latter by (step, loss)."""
+    """Train on one fold and evaluate on the other after each epoch; the losses of both, the latter as (step, loss)."""
     loader = MLXDataLoader(train, batch_size=32, objective="classification", drop_last=True)
     losses: list[float] = []
     validation: list[tuple[int, float]] = []

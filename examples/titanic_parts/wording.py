@@ -11,7 +11,7 @@ from penstock.transforms.tokenization import Tokenizer, load_tokenizer
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
-# Short, as a small model on a CPU likes it. Names are left out: 700 of them would be learned by heart.
+# Short, for a small model on a CPU. Names are omitted: the model would memorise all 700.
 TEMPLATE = SentenceTemplate(
     "titanic_short",
     "{Sex}, {Pclass} class[, {Age:.0f} years], {SibSp} siblings, {Parch} parents[, {Fare:.0f} pounds]"
@@ -37,4 +37,4 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int = 300) -> Tokenizer:
     made = tokenizers.Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
     made.normalizer, made.pre_tokenizer = lower, split
     made.add_special_tokens(SPECIAL)
-    return load_tokenizer(made, fast=False)  # there is no faster form of WordPiece
+    return load_tokenizer(made, fast=False)  # the fast tokenizer does not support WordPiece

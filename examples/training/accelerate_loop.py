@@ -1,4 +1,4 @@
-"""Accelerate: the loader is not prepared, since it is sharded already; its state is saved and loaded with the rest."""
+"""Accelerate: the loader is already sharded and is not prepared; its state is part of the checkpoints."""
 
 import tempfile
 from pathlib import Path
@@ -19,7 +19,7 @@ def train(folder: Path, steps: int, checkpoint: Path | None = None) -> list[torc
     model = nn.Sequential(nn.Embedding(1024, 32), nn.Linear(32, 1024))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     model, optimizer = accelerator.prepare(model, optimizer)
-    # Rank and world size are those of torch.distributed, which the accelerator has set up.
+    # Rank and world size come from torch.distributed, which the accelerator has initialised.
     with PretrainDataLoader(
         SAMPLE / "documents.jsonl", SAMPLE / "tokenizer", chunk_size=64, batch_size=4, device=accelerator.device,
         cache_dir=folder,
@@ -31,7 +31,7 @@ def train(folder: Path, steps: int, checkpoint: Path | None = None) -> list[torc
             for batch in loader:
                 scores = model(batch.input_ids)[:, :-1].flatten(0, 1)
                 loss = nn.functional.cross_entropy(scores, batch.labels[:, 1:].flatten(), reduction="sum")
-                # The number is that of the global batch, and gradients are averaged over the ranks.
+                # The count refers to the global batch, and gradients are averaged over the ranks.
                 accelerator.backward(loss / batch.num_items_in_batch * accelerator.num_processes)
                 optimizer.step()
                 optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer, fed by penstock: resumed from a checkpoint of its own, it ends with the same weights."""
+"""Hugging Face Trainer with a penstock loader: after a resume it ends with the same weights."""
 
 import tempfile
 from pathlib import Path
@@ -15,11 +15,11 @@ SAMPLE = Path(__file__).parents[1] / "sample"
 
 class FedTrainer(Trainer):
     def get_train_dataloader(self) -> RepeatLoader:
-        return RepeatLoader(self.train_dataset)  # as it is: not prepared by Accelerate, which would shard it again
+        return RepeatLoader(self.train_dataset)  # not prepared by Accelerate, which would shard it again
 
 
 class LoaderState(TrainerCallback, ExportableState):
-    """Where the loader is, in the trainer_state.json of every checkpoint."""
+    """State of the loader, saved in the trainer_state.json of every checkpoint."""
 
     loader: Any = None
 
@@ -39,8 +39,8 @@ def train(folder: Path, checkpoint: str | None = None) -> dict[str, torch.Tensor
     model = LlamaForCausalLM(LlamaConfig(vocab_size=1024, **shape))
     args = TrainingArguments(
         output_dir=str(folder / "run"),
-        max_steps=30,  # steps, not epochs: those are the loader's
-        ignore_data_skip=True,  # the loader goes to its place by itself
+        max_steps=30,  # steps, not epochs: the loader counts epochs
+        ignore_data_skip=True,  # the loader seeks by itself
         gradient_accumulation_steps=2,
         save_steps=10,
         report_to="none",

@@ -28,7 +28,7 @@ class Model(pl.LightningModule):
 
 
 class Data(pl.LightningDataModule):
-    """Restored whenever a checkpoint is; the state of a bare loader only if its epoch had not ended."""
+    """Data module: restored with every checkpoint. Lightning restores a bare loader only in the middle of an epoch."""
 
     def __init__(self, loader: DataLoader) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""torch's own DataLoader with worker processes: the loader's sampler tells them which batch of which epoch is next."""
+"""torch's DataLoader with worker processes: the loader's sampler yields the keys of the batches of each epoch."""
 
 import tempfile
 from pathlib import Path
@@ -17,12 +17,12 @@ def main(folder: Path) -> None:
         expected = [batch.input_ids for _ in range(2) for batch in loader]
         loader.reset()
 
-        # Batches are complete, shuffled and sharded: no batch_size, no shuffle, and the loader's own sampler.
+        # Batches are complete, shuffled and sharded: no batch_size, no shuffle, and the loader's sampler.
         batches = torch.utils.data.DataLoader(loader, batch_size=None, sampler=loader.sampler(), num_workers=2)
         seen = [batch.input_ids for _ in range(2) for batch in batches]  # a second loop is the next epoch
         print(f"{len(seen)} batches of 2 workers, the same:", all(map(torch.equal, seen, expected)))
 
-        # Only the training loop knows which batch it used last: save batch.metadata["step"] + 1, and go there.
+        # Only the training loop knows which batch it used last: save batch.metadata["step"] + 1 and seek there.
         loader.seek(20)
         print(
             "from batch 20 on:", all(torch.equal(a.input_ids, b) for a, b in zip(batches, expected[20:], strict=False))

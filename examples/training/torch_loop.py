@@ -1,4 +1,4 @@
-"""A plain torch loop: stopped in the middle of an epoch, it goes on with the batch that would have come next."""
+"""Plain torch loop: stopped in the middle of an epoch, it resumes with the exact next batch."""
 
 import tempfile
 from pathlib import Path
@@ -12,19 +12,19 @@ SAMPLE = Path(__file__).parents[1] / "sample"
 
 
 class Model(nn.Module):
-    """Guesses a token from the one before it."""
+    """Model that predicts a token from the one before it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Embedding(1024, 32), nn.Linear(32, 1024))
 
     def forward(self, input_ids: torch.Tensor, labels: torch.Tensor, **_: object) -> torch.Tensor:
-        scores = self.layers(input_ids)[:, :-1].flatten(0, 1)  # labels are not shifted: that is the model's part
+        scores = self.layers(input_ids)[:, :-1].flatten(0, 1)  # labels come unshifted; the model shifts them
         return nn.functional.cross_entropy(scores, labels[:, 1:].flatten(), reduction="sum")
 
 
 def train(folder: Path, steps: int, seen: list[list[int]]) -> Model:
-    """Up to a number of steps in all, going on from the checkpoint if there is one."""
+    """Train up to a total number of steps; resumes from the checkpoint if there is one."""
     torch.manual_seed(0)
     model, checkpoint = Model(), folder / "checkpoint.pt"
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -37,7 +37,7 @@ def train(folder: Path, steps: int, seen: list[list[int]]) -> Model:
             optimizer.load_state_dict(saved["optimizer"])
             loader.load_state_dict(saved["loader"])
         while loader.step < steps:
-            for batch in loader:  # the rest of an epoch
+            for batch in loader:  # the rest of the epoch
                 loss = model(**batch) / batch.num_items_in_batch
                 optimizer.zero_grad()
                 loss.backward()

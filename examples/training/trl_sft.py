@@ -1,4 +1,4 @@
-"""TRL's SFTTrainer, fed with packed chats whose labels are masked already: it tokenizes, packs and collates nothing."""
+"""TRL's SFTTrainer with packed, masked chats of a penstock loader: TRL tokenizes, packs and collates nothing."""
 
 import tempfile
 from pathlib import Path
@@ -23,7 +23,7 @@ class FedTrainer(SFTTrainer):
 
 
 class LoaderState(TrainerCallback, ExportableState):
-    """Where the loader is, in the trainer_state.json of every checkpoint."""
+    """State of the loader, saved in the trainer_state.json of every checkpoint."""
 
     loader: Any = None
 
@@ -44,7 +44,7 @@ def train(folder: Path, checkpoint: str | None = None) -> dict[str, torch.Tensor
     args = SFTConfig(
         output_dir=str(folder / "run"),
         max_steps=12,
-        ignore_data_skip=True,  # the loader goes to its place by itself
+        ignore_data_skip=True,  # the loader seeks by itself
         dataset_kwargs={"skip_prepare_dataset": True},
         save_steps=5,
         report_to="none",
@@ -56,7 +56,7 @@ def train(folder: Path, checkpoint: str | None = None) -> dict[str, torch.Tensor
         SAMPLE / "chats.jsonl", SAMPLE / "tokenizer", max_length=128, chat_template="chatml", packing="best_fit",
         padding_free=True, batch_size=2, cache_dir=folder,
     ) as loader:  # fmt: skip
-        asked_for = Dataset.from_dict({"input_ids": [[0]], "labels": [[0]]})  # TRL wants one; nothing reads it
+        asked_for = Dataset.from_dict({"input_ids": [[0]], "labels": [[0]]})  # TRL requires a dataset; it is never read
         tokenizer = AutoTokenizer.from_pretrained(SAMPLE / "tokenizer")
         trainer = FedTrainer(
             model, args, train_dataset=asked_for, processing_class=tokenizer, callbacks=[LoaderState()]

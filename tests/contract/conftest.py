@@ -1,4 +1,4 @@
-"""Every source and every sink there is, over real files: the contract tests run over all of them."""
+"""Cases of the contract tests: every source and every sink, over real files."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A build backend that only tells what a source distribution says of itself: the `PKG-INFO` at its root.
+"""Build backend that only returns the metadata of a source distribution: the `PKG-INFO` at its root.
 
-pip asks the backend of a package for its metadata before it hands the archive over, and a real one may want compilers
-for that. `fetch.py` puts this in its place, so that a download runs no code of the package.
+pip requires the metadata from the backend of a package before it downloads the archive, and a real backend may need
+compilers. `fetch.py` substitutes this one, so that a download runs no code of the package.
 """
 
 from __future__ import annotations

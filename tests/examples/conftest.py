@@ -1,4 +1,4 @@
-"""The package of the example can be imported; models this small are faster on one thread."""
+"""Set-up for the example trainer: makes its package importable, and limits torch to one thread for tiny models."""
 
 from __future__ import annotations
 

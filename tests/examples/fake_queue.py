@@ -1,4 +1,4 @@
-"""A consumer without a queue: batch k of a split is a pure function of (split, k), as in the real one."""
+"""Fake consumer without a queue: batch k of a split is a pure function of (split, k), as in a real queue."""
 
 from __future__ import annotations
 

@@ -1,13 +1,12 @@
-"""Write the golden material: stores, states, queues, checkpoints and the digests of the batches made of them.
+"""Write the golden material: stores, states, queues, checkpoints, and the digests of their batches.
 
     python -m golden.write
 
-Run it in `tests/`, and only at a tree whose batches are to be kept: from then on `tests/e2e/test_golden.py` holds every
-later tree to them. A batch that differs afterwards is a broken promise to whoever resumes a run, and not a reason to
-run this again.
+Run it in `tests/`, and only on a tree whose batches are to be kept: `tests/e2e/test_golden.py` compares every later
+tree with them. A different batch then breaks the resume of existing runs; it is not a reason to run this again.
 
-To add a case, add it to `golden_loaders.py` or `golden_runs.py` and run this with its name, which leaves all others as
-they are:
+To add a case, add it to `golden_loaders.py` or `golden_runs.py` and run this with its name, which leaves all others
+unchanged:
 
     python -m golden.write "text: a new case"
 """

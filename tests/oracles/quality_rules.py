@@ -1,6 +1,6 @@
-"""The rules of the quality filters in plain Python, one row at a time: slow, short, and the definition of the kernels.
+"""Oracle of the quality filters: their rules in plain Python, one row at a time, as the definition of the kernels.
 
-Every rule gives 0 for a row to keep, or the number of the first rule it breaks. A NaN limit switches a rule off.
+Every rule returns 0 for a row to keep, or the number of the first rule it violates. A NaN limit disables a rule.
 """
 
 # ruff: noqa: RUF001

@@ -1,4 +1,4 @@
-"""Shingles and MinHash minima in NumPy: the definition of the kernel in `penstock.corpus.dedup.minhash`."""
+"""Oracle of MinHash: shingles and minima in NumPy, as the definition of `penstock.corpus.dedup.minhash`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which symbol is the most frequent? A minute on two CPU cores; from the root of the project:
+"""Config of the majority task: predict the most frequent symbol. A minute on two CPU cores, from the project root:
 
 python prepare.py examples/queue_labels/config/train_majority.py
 python train.py examples/queue_labels/config/train_majority.py
@@ -7,9 +7,9 @@ python train.py examples/queue_labels/config/train_majority.py
 dataset = "majority"
 data_root = "examples/queue_labels/data"
 batch_size = 32
-block_size = 24  # symbols of a row, with padding
+block_size = 24  # symbols per row, including padding
 
-symbols = 6  # what MajorityProvider declares
+symbols = 6  # settings that MajorityProvider declares
 lead = 0.3
 
 n_layer = 2
