@@ -16,7 +16,7 @@ from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, get_type_hints
 
-from penstock._suggest import did_you_mean
+from penstock._suggest import check_options
 from penstock.batching.backends import get_backend
 from penstock.batching.collate import FIELDS
 from penstock.distributed.ranks import Rank, find_rank
@@ -33,7 +33,6 @@ __all__ = [
     "Output",
     "Padding",
     "Shard",
-    "check_names",
     "configured",
     "flat_options",
     "option",
@@ -149,7 +148,7 @@ else:
 def read_options(given: Mapping[str, Any]) -> Options:
     """Options of a loader from its keywords, flat or in groups."""
     flat = flat_options(given)
-    check_names(flat, option_names(Options))
+    check_options(flat, option_names(Options))
     return Options(**flat)
 
 
@@ -177,19 +176,11 @@ def option_names(kind: type[Any]) -> list[str]:
     return [name for name in names if name not in inherited] + [name for name in names if name in inherited]
 
 
-def check_names(given: Mapping[str, Any], known: Sequence[str], what: str = "option") -> None:
-    """Refuse names that do not exist, with the nearest one that does."""
-    for name in given:
-        if name not in known:
-            hint = did_you_mean(name, known)
-            raise ConfigError(f"unknown {what} {name!r}{hint or '.'} Valid {what}s: {', '.join(known)}")
-
-
 def configured(kind: type[Config], config: Config | None, overrides: Mapping[str, Any]) -> Config:
     """`config`, or the default one, with the options that were passed by name."""
     if config is not None and not isinstance(config, kind):
         raise ConfigError(f"config must be {kind.__name__}(...), got {config!r}; options can be passed by name too")
-    check_names(overrides, [each.name for each in fields(kind)])  # type: ignore[arg-type]
+    check_options(overrides, [each.name for each in fields(kind)])  # type: ignore[arg-type]
     # The default one alone may need a framework that is not installed.
     return kind(**overrides) if config is None else replace(config, **overrides)  # type: ignore[type-var]
 

@@ -28,7 +28,7 @@ class MemoryBudget:
     stream of a reservation; without it all are of one stream.
 
         budget = MemoryBudget("256 MiB")
-        with budget.reserve(1 << 20, owner="read", timeout=30):
+        with budget.reserve(1 << 20, owner="read", timeout_seconds=30):
             ...
     """
 
@@ -85,20 +85,22 @@ class MemoryBudget:
         with self._changed:
             return self._charges()
 
-    def reserve(self, nbytes: int, owner: str = "", *, timeout: float | None = None, by: object = None) -> Reservation:
-        """Wait for room for `nbytes`, then charge them to `owner`; raise `StalledError` after `timeout` seconds."""
+    def reserve(
+        self, nbytes: int, owner: str = "", *, timeout_seconds: float | None = None, by: object = None
+    ) -> Reservation:
+        """Wait for room for `nbytes`, then charge them to `owner`; raise `StalledError` after `timeout_seconds`."""
         _check_amount(nbytes)
         ticket = (object(), by)
         with self._changed:
             if not self._queue and self._fits(nbytes, by):
                 return self._admit(nbytes, owner, by)
-            deadline = None if timeout is None else time.monotonic() + timeout
+            deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
             self._queue.append(ticket)
             try:
                 while not (self._is_next(ticket) and self._fits(nbytes, by)):
                     left = None if deadline is None else deadline - time.monotonic()
                     if left is not None and left <= 0:
-                        raise StalledError(self._why_full(nbytes, owner, timeout))
+                        raise StalledError(self._why_full(nbytes, owner, timeout_seconds))
                     self._changed.wait(left)
                 return self._admit(nbytes, owner, by)
             finally:
@@ -199,11 +201,11 @@ class MemoryBudget:
             total[owner] = total.get(owner, 0) + nbytes
         return {owner: nbytes for owner, nbytes in total.items() if nbytes}
 
-    def _why_full(self, nbytes: int, owner: str, timeout: float | None) -> str:
+    def _why_full(self, nbytes: int, owner: str, timeout_seconds: float | None) -> str:
         held = sorted(self._charges().items(), key=lambda charge: -charge[1])
         listing = ", ".join(f"{holder or '?'} {format_bytes(charged)}" for holder, charged in held)
         return (
-            f"{owner or 'a reservation'} waited {timeout:g} s for {format_bytes(nbytes)} of a budget of "
+            f"{owner or 'a reservation'} waited {timeout_seconds:g} s for {format_bytes(nbytes)} of a budget of "
             f"{format_bytes(self._limit)}; held by: {listing or 'no owner'}; "
             "raise the budget or find who does not release"
         )

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy.typing as npt
 
-from penstock._suggest import did_you_mean
+from penstock._suggest import check_options, did_you_mean
 from penstock.batching.options import Options
 from penstock.errors import ConfigError
 from penstock.rl.advantages.presets import Preset
@@ -205,8 +205,7 @@ def read_rollout_options(given: Mapping[str, Any]) -> tuple[Options, RolloutOpti
     for name in given:
         if name in _NOT_FOR_ROLLOUTS:
             raise ConfigError(f"{name} is not an option of a RolloutDataLoader: {_NOT_FOR_ROLLOUTS[name]}")
-        if name not in known:
-            raise ConfigError(f"unknown option {name!r}{did_you_mean(name, known)}; valid options: {', '.join(known)}")
+    check_options(given, known)
     groups: dict[str, Any] = {}
     for name, kind in _GROUPS.items():
         group = given.get(name)
