@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "--debug" in given:
             traceback.print_exception(error)
         rank = find_rank()
-        whose = "" if rank.world == 1 else f" (rank {rank.rank})"
+        whose = "" if rank.world_size == 1 else f" (rank {rank.rank})"
         print(f"train.py{whose}: {_message(error, paths[0], overrides)}", file=sys.stderr)
         return 1
     return 0

@@ -28,7 +28,7 @@ class RankGroup:
 
     def __init__(self, device: str = "auto", dtype: str = "float32") -> None:
         found = find_rank()
-        self.rank, self.world_size = found.rank, found.world
+        self.rank, self.world_size = found.rank, found.world_size
         self.device = _device(device, self.rank, self.world_size)
         self._bfloat16 = dtype == "bfloat16"
         # Dropout draws from the generator of the device.

@@ -123,8 +123,8 @@ class LoaderConfig:
         return loader
 
     def _make(self, arguments: dict[str, Any]) -> DataLoader:
-        if arguments.get("budget") is not None and not isinstance(arguments["budget"], MemoryBudget):
-            arguments["budget"] = MemoryBudget(arguments["budget"])
+        if arguments.get("budget") is not None:  # one for all sources
+            arguments["budget"] = MemoryBudget.of(arguments["budget"])
         if isinstance(arguments.get("sharding"), str):
             arguments["sharding"] = _SHARDINGS[arguments["sharding"]]()
         if self.kind == "mixed":

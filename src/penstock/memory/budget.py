@@ -6,6 +6,7 @@ import re
 import threading
 import time
 from collections import deque
+from operator import index
 from types import TracebackType
 from typing import Self
 
@@ -35,7 +36,7 @@ class MemoryBudget:
     def __init__(self, limit: int | str = "1 GiB") -> None:
         self._capacity = parse_bytes(limit)
         if self._capacity <= 0:
-            raise ValueError(f"a memory budget must be positive, got {limit!r}")
+            raise ConfigError(f"a memory budget must be positive, got {limit!r}")
         self._limit = self._capacity
         self._changed = threading.Condition()
         self._reserved: dict[str, int] = {}
@@ -48,9 +49,12 @@ class MemoryBudget:
         self._peak = 0
 
     @classmethod
-    def of(cls, limit: int | str) -> Self:
-        """Same as the constructor: `MemoryBudget.of("4 GiB")`."""
-        return cls(limit)
+    def of(cls, given: MemoryBudget | int | str) -> MemoryBudget:
+        """A budget for a limit, `MemoryBudget.of("4 GiB")`; a budget is returned unchanged."""
+        try:
+            return given if isinstance(given, MemoryBudget) else cls(given)
+        except ValueError:
+            raise ConfigError(f"budget must be a size such as '256 MiB', or a MemoryBudget, got {given!r}") from None
 
     @property
     def capacity(self) -> int:
@@ -241,9 +245,9 @@ class Reservation:
 
 def parse_bytes(size: int | str) -> int:
     """Bytes from `4096`, `"64 KiB"`, `"1.5GB"` (powers of 1000) or `"2 GiB"` (powers of 1024)."""
-    if isinstance(size, int) and not isinstance(size, bool):
-        return size
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", str(size))
+    if hasattr(size, "__index__") and not isinstance(size, bool):
+        return index(size)
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", size if isinstance(size, str) else "")
     if match is None or match[2].lower() not in _UNITS:
         raise ConfigError(f"not a size: {size!r}; write a number of bytes, or one with a unit such as '256 MiB'")
     return int(float(match[1]) * _UNITS[match[2].lower()])

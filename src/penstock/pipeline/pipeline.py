@@ -62,7 +62,7 @@ class Pipeline:
         _keep_json(self.source, self.transforms)
         self.sink: Sink | None = _checked(sink, "sink", "consume", "flush") if sink is not None else None
         self.config = config if config is not None else PipelineConfig()
-        self.budget = budget if isinstance(budget, MemoryBudget) else MemoryBudget(budget or suggest_limit())
+        self.budget = MemoryBudget.of(suggest_limit() if budget is None else budget)
         if self.config.on_error != "raise":
             _check_restorable(self.transforms)
         self._runner: Runner | None = None
