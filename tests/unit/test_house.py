@@ -25,7 +25,6 @@ GERUNDS = {
 """Modules that the field, or a design document, names so; the spelling of a type is a noun."""
 MANY_FIELDS: dict[str, str] = {
     "Parcel": "passed between stages of a run",
-    "PlanFigures": "result of plan_figures",
     "RolloutTable": "columns of rollouts that were read",
     "SplitStatus": "part of the status of a queue",
 }
