@@ -688,3 +688,10 @@ def test_a_batch_knows_which_file_and_row_it_came_from(tmp_path: Path) -> None:
     source.close()
     first, second = "000000000000", "000000000001"
     assert places == [*[(first, row) for row in (0, 2, 3, 5)], *[(second, row) for row in (0, 2, 3, 5)]]
+
+
+def test_limits_in_bytes_are_numbers_or_text() -> None:
+    assert Limits(backlog_bytes="1 MiB").most_bytes == Limits(backlog_bytes=1 << 20).most_bytes == 1 << 20
+    for wrong in ("1 cow", 0, 1.5):
+        with pytest.raises(ConfigError):
+            Limits(backlog_bytes=wrong)  # type: ignore[arg-type]
