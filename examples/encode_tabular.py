@@ -20,7 +20,7 @@ TRAIN = """age,fare,class,port
 with tempfile.TemporaryDirectory() as name:
     folder = Path(name)
     (folder / "train.csv").write_text(TRAIN)
-    clean = [Validate(ranges={"age": (0, 120)}, on_invalid="drop"), FillNulls({"age": 30})]
+    clean = [Validate(ranges={"age": (0, 120)}, on_invalid="skip"), FillNulls({"age": 30})]
 
     # First pass: fit the encoders on the cleaned rows, batch by batch, for any number of rows.
     scaler, one_hot = StandardScaler(["age", "fare"]), OneHotEncoder("class", unknown="ignore")

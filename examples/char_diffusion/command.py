@@ -77,7 +77,7 @@ def _train(config: SharedConfig) -> None:
             rank=ranks.rank,
             world_size=ranks.world_size,
             device=None if ranks.device.type == "cpu" else str(ranks.device),
-            on_bad=config["on_bad"],
+            on_error=config["on_error"],
         )
         with consumer:
             _refuse_other_settings(consumer, config)

@@ -355,7 +355,7 @@ class Trainer:
             self.report.print(f"stopped at step {self.step:,}; the same command resumes there")
         skipped = sum(self.consumer.counts(split).skipped for split in self.consumer.state_dict()["splits"])
         if total := int(self.ranks.total([skipped])[0]):
-            self.report.print(f"{total:,} batches of unreadable files were skipped (on_bad='skip')")
+            self.report.print(f"{total:,} batches of unreadable files were skipped (on_error='skip')")
         self.report.summarize(self.objective)
         if self.sample is not None and complete:
             self.report.show_samples(self.consumer.meta, self.objective, self.sample)

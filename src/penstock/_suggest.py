@@ -1,11 +1,13 @@
-"""Suggestions for misspelled names in error messages."""
+"""Unknown names: the error that says which are valid, and the nearest one."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["did_you_mean", "nearest", "unknown_option"]
+from penstock.errors import ConfigError, PenstockError
+
+__all__ = ["check_options", "did_you_mean", "nearest", "unknown_option"]
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -24,3 +26,18 @@ def unknown_option(name: str, known: Iterable[str], what: str = "option") -> str
     names = list(known)
     hint = did_you_mean(str(name), names)
     return f"unknown {what} {name!r}{hint or '.'} Valid {what}s: {', '.join(names) or 'none'}"
+
+
+def check_options(
+    given: Iterable[str],
+    known: Iterable[str],
+    what: str = "option",
+    *,
+    where: str = "",
+    error: type[PenstockError] = ConfigError,
+) -> None:
+    """Raise for the first name that is not known. `where` begins the message: a file, or the owner of the options."""
+    names = list(known)
+    for name in given:
+        if name not in names:
+            raise error(f"{where}: {unknown_option(name, names, what)}" if where else unknown_option(name, names, what))

@@ -111,7 +111,7 @@ def test_a_queue_that_ends_too_soon_ends_the_run(config: Path, capsys: pytest.Ca
             None,
             r"Queue directory not found: .*run `python prepare\.py \S+/train_runs\.py '--data_root=d d'` first",
         ),
-        (["--batch_sise=3"], {}, r"--batch_sise=3: no such setting.*batch_size"),
+        (["--batch_sise=3"], {}, r"--batch_sise=3: unknown setting.*batch_size"),
         (["--batch_size=3"], {}, r"batch_size was 4, is 3; train with .*`penstock queue purge data/runs/queue`"),
         (["--seed=5", "--batches_per_file=2"], {}, r"queue was made .*: seed was 0, is 5; batches_per_file was 8, is"),
         (["--block_size=8"], {}, r"block_size was 12, is 8"),
@@ -203,11 +203,11 @@ def test_a_file_that_cannot_be_read_stops_the_run_or_is_skipped_and_counted(
     prepare(40)
     broken = sorted(Path("data/runs/queue/train").glob("*.arrow"))[1]
     broken.write_bytes(broken.read_bytes()[:-10])
-    assert main([str(config), "--max_iters=32", "--on_bad=ignore"]) == 1
-    assert re.search(r"--on_bad=ignore: .*'raise'.*'skip'", capsys.readouterr().err)
+    assert main([str(config), "--max_iters=32", "--on_error=ignore"]) == 1
+    assert re.search(r"--on_error=ignore: .*'raise'.*'skip'", capsys.readouterr().err)
     assert main([str(config), "--max_iters=32"]) == 1
-    assert "on_bad" in capsys.readouterr().err
-    assert main([str(config), "--max_iters=32", "--on_bad=skip"]) == 0
+    assert "on_error" in capsys.readouterr().err
+    assert main([str(config), "--max_iters=32", "--on_error=skip"]) == 0
     said = capsys.readouterr().out
     assert "8 batches" in said
     assert "step 32" in said

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock._suggest import unknown_option
+from penstock._suggest import check_options, unknown_option
 from penstock.config.settings import ByteSize, freeze
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, SchemaError
 from penstock.types.conversion import Problems, convert, from_text, in_words, kind_of
 
 
@@ -119,6 +119,14 @@ def test_an_unknown_option_has_a_suggestion_and_the_valid_ones() -> None:
     message = unknown_option("batchsize", ["batch_size", "rank"])
     assert message == "unknown option 'batchsize'; did you mean 'batch_size'? Valid options: batch_size, rank"
     assert unknown_option("xyz", []) == "unknown option 'xyz'. Valid options: none"
+
+
+def test_the_first_unknown_option_is_refused() -> None:
+    check_options({"rank": 1}, ["batch_size", "rank"])
+    with pytest.raises(ConfigError, match=r"queue\.yaml: .*'rnak'.*'rank'"):
+        check_options(["rnak"], ["batch_size", "rank"], "key", where="queue.yaml")
+    with pytest.raises(SchemaError, match="'x'"):
+        check_options(["x"], [], error=SchemaError)
 
 
 finite = st.recursive(

@@ -14,7 +14,8 @@ ROOT = Path(penstock.__file__).parent
 
 # From the bottom up. Names on one line are siblings and do not import each other.
 LEVELS = [
-    "errors _lazy _suggest",
+    "errors _lazy",
+    "_suggest",
     "_optional types",
     "arrays memory",
     "files",

@@ -15,7 +15,7 @@ class LoaderOptions(TypedDict, total=False):
     shuffle: bool
     seed: int
     drop_last: bool
-    budget: MemoryBudget | None
+    budget: MemoryBudget | int | str | None
     cache_dir: PathLike | None
     verify: Verify
     backend: str

@@ -9,14 +9,15 @@ PretrainDataLoader("corpus/", tokenizer, batch_size=16, shard=Shard(rank=0, worl
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, replace
 from inspect import Parameter, Signature, cleandoc, signature
 from operator import index
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, get_type_hints
 
-from penstock._suggest import did_you_mean
+from penstock._suggest import check_options
 from penstock.batching.backends import get_backend
 from penstock.batching.collate import FIELDS
 from penstock.distributed.ranks import Rank, find_rank
@@ -33,7 +34,6 @@ __all__ = [
     "Output",
     "Padding",
     "Shard",
-    "check_names",
     "configured",
     "flat_options",
     "option",
@@ -101,7 +101,7 @@ class Options(Shard, Padding, Output):
     shuffle: bool = option(True, "new order of samples in every epoch")
     seed: int = option(0, "seed of the order")
     drop_last: bool = option(False, "leave out samples that do not fill a global batch at the end of an epoch")
-    budget: MemoryBudget | None = option(None, "memory budget that prefetched batches are charged to")
+    budget: MemoryBudget | int | str | None = option(None, "memory for prefetched batches: bytes, '1 GiB', or a budget")
     cache_dir: PathLike | None = option(None, "directory for stores made from raw files")
     verify: Verify = option("fast", "checks of a store when it is opened; see `open_store`")
 
@@ -119,8 +119,8 @@ class Options(Shard, Padding, Output):
             raise ConfigError(f"sharding must have a method shares(sizes, world), got {self.sharding!r}")
         if isinstance(self.fields, str) or (self.fields is not None and "input_ids" not in self.fields):
             raise ConfigError(f"fields must be a list of names with 'input_ids' among them, got {self.fields!r}")
-        if self.budget is not None and not isinstance(self.budget, MemoryBudget):
-            raise ConfigError(f"budget must be a MemoryBudget, got {self.budget!r}; pass MemoryBudget({self.budget!r})")
+        if self.budget is not None:
+            object.__setattr__(self, "budget", MemoryBudget.of(self.budget))
         if self.cache_dir is not None and not isinstance(self.cache_dir, (str, os.PathLike)):
             raise ConfigError(f"cache_dir must be a path, got {self.cache_dir!r}")
         if self.cache_dir is not None:
@@ -130,6 +130,11 @@ class Options(Shard, Padding, Output):
     def __getstate__(self) -> dict[str, Any]:
         """State for worker processes, without what belongs to this one. The rank is known by then."""
         return self.__dict__ | {"budget": None, "group": None}
+
+    @property
+    def memory(self) -> MemoryBudget | None:
+        """The budget; never a size."""
+        return None if self.budget is None else MemoryBudget.of(self.budget)
 
     @property
     def cache(self) -> Path | None:
@@ -151,7 +156,7 @@ def read_options(given: Mapping[str, Any], loader: type[Any] | None = None) -> O
     flat, known = flat_options(given), option_names(Options)
     unknown = [name for name in flat if name not in known]
     if unknown:
-        check_names(unknown, known if loader is None else list(signature(loader).parameters))
+        check_options(unknown, known if loader is None else list(signature(loader).parameters))
     return Options(**flat)
 
 
@@ -179,34 +184,28 @@ def option_names(kind: type[Any]) -> list[str]:
     return [name for name in names if name not in inherited] + [name for name in names if name in inherited]
 
 
-def check_names(given: Iterable[str], known: Sequence[str], what: str = "option") -> None:
-    """Refuse names that do not exist, with the nearest one that does."""
-    for name in given:
-        if name not in known:
-            hint = did_you_mean(name, known)
-            raise ConfigError(f"unknown {what} {name!r}{hint or '.'} Valid {what}s: {', '.join(known)}")
-
-
 def configured(kind: type[Config], config: Config | None, overrides: Mapping[str, Any]) -> Config:
     """`config`, or the default one, with the options that were passed by name."""
     if config is not None and not isinstance(config, kind):
         raise ConfigError(f"config must be {kind.__name__}(...), got {config!r}; options can be passed by name too")
-    check_names(overrides, [each.name for each in fields(kind)])  # type: ignore[arg-type]
+    check_options(overrides, [each.name for each in fields(kind)])  # type: ignore[arg-type]
     # The default one alone may need a framework that is not installed.
     return kind(**overrides) if config is None else replace(config, **overrides)  # type: ignore[type-var]
 
 
-def show_options(cls: type[Any], kinds: Sequence[type[Any]]) -> None:
-    """Put the options behind `**options` of a class into its signature and its docstring."""
+def show_options(cls: type[Any], kinds: Sequence[type[Any]], without: Collection[str] = ()) -> None:
+    """Put the options that a class takes as `**options` into its signature and its docstring."""
     parameters = [each for each in signature(cls).parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
-    taken = {each.name for each in parameters}
+    taken = {*without, *(each.name for each in parameters)}
     lines = [cleandoc(cls.__doc__ or ""), "", "Options:", ""]
     for kind in kinds:
         for name in option_names(kind):
             if name not in taken:
                 each = kind.__dataclass_fields__[name]
-                parameters.append(Parameter(name, Parameter.KEYWORD_ONLY, default=each.default, annotation=each.type))
-                lines.append(f"    {name}: {each.metadata.get('doc', each.type)}")
+                default = None if each.default is MISSING else each.default  # MISSING: a group of options
+                parameters.append(Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=each.type))
+                line = f"{name}: {each.metadata.get('doc', each.type)}"
+                lines += wrap(line, 110, initial_indent=" " * 4, subsequent_indent=" " * 8, break_on_hyphens=False)
     cls.__signature__ = Signature(parameters, return_annotation=None)
     cls.__doc__ = "\n".join(lines)
 

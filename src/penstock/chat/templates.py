@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import orjson
 
-from penstock._suggest import did_you_mean
+from penstock._suggest import check_options, did_you_mean
 from penstock.chat.messages import THOUGHTS, Conversation, Message
 from penstock.chat.problems import RenderError
 from penstock.errors import ConfigError
@@ -119,11 +119,7 @@ class ChatTemplate:
     @classmethod
     def of(cls, given: str | Path | ChatTemplate | None, settings: TemplateSettings) -> ChatTemplate:
         """The template with these settings."""
-        valid = TemplateSettings.__annotations__
-        for name in settings:
-            if name not in valid:
-                hint = did_you_mean(name, valid)
-                raise ConfigError(f"unknown option {name!r}{hint}; settings of a template: {', '.join(valid)}")
+        check_options(settings, TemplateSettings.__annotations__, "template option")
         return replace(given, **settings) if isinstance(given, ChatTemplate) else cls(given, **settings)
 
     @property

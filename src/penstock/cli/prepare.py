@@ -38,7 +38,9 @@ def prepare(
     workers: Annotated[int | None, typer.Option(min=1, help="Number of threads. Default: as many as help.")] = None,
     on_error: Annotated[str, typer.Option(help="Policy for bad rows: raise, skip, quarantine.")] = "raise",
     quarantine: Annotated[Path | None, typer.Option(metavar="FILE", help="JSONL file for quarantined rows.")] = None,
-    wait: Annotated[float, typer.Option(metavar="SECONDS", help="Wait for another process at the same store.")] = 0.0,
+    wait_seconds: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Wait for another process at the same store.")
+    ] = 0.0,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -61,7 +63,7 @@ def prepare(
             mode=mode,
             config=PipelineConfig(workers=workers or "auto", on_error=on_error, quarantine=quarantine),  # type: ignore[arg-type]
             budget=memory,
-            wait_seconds=wait,
+            wait_seconds=wait_seconds,
             progress=None if quiet else _progress(console),
         )
     if as_json:

@@ -254,7 +254,7 @@ def _size(path: Path) -> int:
 def doctor(
     place: PlaceArgument,
     repair: Annotated[bool, typer.Option("--repair", help="Make the safe repairs, and report them.")] = False,
-    wait: Annotated[
+    wait_seconds: Annotated[
         float | None, typer.Option(min=0.0, metavar="SECONDS", help="Longest time to watch members. Default: a lease.")
     ] = None,
     as_json: JsonOption = False,
@@ -267,7 +267,7 @@ def doctor(
     diagnosis = examine(
         find_queue(place),
         repair=repair,
-        wait_seconds=wait,
+        wait_seconds=wait_seconds,
         on_wait=lambda seconds, members: warn(f"watching {count(members, 'member')} for up to {seconds:g} s"),
     )
     emit(diagnosis.to_dict(), lambda: _print_diagnosis(diagnosis), as_json=as_json)

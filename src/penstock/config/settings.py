@@ -254,7 +254,7 @@ TRAIN: Final[Mapping[str, Setting]] = MappingProxyType(
         "checkpoint_interval": Setting(int | None, None, check=_ONE, text="None: eval_interval"),
         "out_dir": Setting(Path | None, None, text="directory of checkpoints and curves; None: out/<dataset>"),
         "resume": Setting(bool, True, text="resume from the checkpoint in out_dir, if there is one"),
-        "on_bad": Setting(Literal["raise", "skip"], "raise", text="unreadable file: stop, or skip and count it"),
+        "on_error": Setting(Literal["raise", "skip"], "raise", text="unreadable file: stop, or skip and count it"),
         "device": Setting(str, "auto", check=_device, text="auto, cpu, cuda, cuda:0 or mps"),
         "dtype": Setting(Literal["float32", "bfloat16"], "float32", text="dtype of the computation"),
     }

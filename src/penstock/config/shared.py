@@ -219,7 +219,7 @@ class _Overrides:
                 namespace[name] = self._value(name, text, None)
             elif name not in self._values:
                 hint = did_you_mean(name, [*self._settings, *names])
-                self.problems.add(f"--{name}={text}", f"no such setting{hint}")
+                self.problems.add(f"--{name}={text}", f"unknown setting{hint}")
 
     def _value(self, name: str, text: str, in_file: Any) -> Any:
         if name not in self._values:

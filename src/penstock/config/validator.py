@@ -49,7 +49,7 @@ def validate(
             misspelled[meant] = name
             hint = "a name of your own goes into the settings of the provider"
             shown = f"{name} = {config[name]!r:.60}"
-            problems.add(shown, f"no such setting; did you mean {meant!r} ({reader(meant)})? {hint}")
+            problems.add(shown, f"unknown setting; did you mean {meant!r} ({reader(meant)})? {hint}")
     for name in known:
         declared = [each[name] for each in (KNOWN, settings) if name in each]
         if name in config:

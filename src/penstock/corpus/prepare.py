@@ -82,7 +82,7 @@ class _Job:
     out: Path
     mode: str
     config: PipelineConfig
-    budget: MemoryBudget | None
+    budget: MemoryBudget | int | str | None
     inputs: _Inputs
     """The files that the key depends on; none for a source given as an object, whose options are not known."""
 
@@ -102,7 +102,7 @@ def prepare(
     *,
     mode: str = "create",
     config: PipelineConfig | None = None,
-    budget: MemoryBudget | None = None,
+    budget: MemoryBudget | int | str | None = None,
     wait_seconds: float = 0.0,
     progress: Progress | None = None,
 ) -> Prepared:
@@ -131,7 +131,7 @@ def prepare_cached(
     recipe: Recipe,
     *,
     config: PipelineConfig | None = None,
-    budget: MemoryBudget | None = None,
+    budget: MemoryBudget | int | str | None = None,
     wait_seconds: float = _LONGEST_WAIT,
 ) -> Prepared:
     """The store of some files below `home`, named by its key; made if it does not exist.

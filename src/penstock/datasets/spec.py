@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import numpy as np
 
-from penstock._suggest import did_you_mean
+from penstock._suggest import check_options, did_you_mean
 from penstock.datasets.dates import compile_format
 from penstock.errors import ConfigError
 
@@ -312,9 +312,7 @@ def checked_fields(cls: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         raise ConfigError(f"{cls.__name__} is made from a mapping, got {given!r:.80}")
     known = [field.name for field in dataclasses.fields(cls)]
-    for key in given:
-        if key not in known:
-            raise ConfigError(f"{cls.__name__} has no field {key!r}; it has {known}{did_you_mean(str(key), known)}")
+    check_options(given, known, "field", where=cls.__name__)
     return dict(given)
 
 

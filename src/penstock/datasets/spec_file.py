@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from penstock._suggest import did_you_mean
+from penstock._suggest import check_options
 from penstock.datasets.base import ColumnSpec, CompetitionType, DatasetSpec, KaggleDataset
 from penstock.datasets.inference import Inference
 from penstock.datasets.metadata import CompetitionMetadata
@@ -127,11 +127,7 @@ def read_spec(path: PathLike) -> tuple[CompetitionMetadata, DatasetSpec]:
     """Metadata and spec of a file; every key is validated, and no data is read."""
     file = Path(path).expanduser()
     tree = read_document(file, such_as="competition_name: titanic")
-    for key in tree:
-        if key not in _KEYS:
-            raise ConfigError(
-                f"{file}: unknown key {key!r}{did_you_mean(str(key), _KEYS) or f'; known: {list(_KEYS)}'}"
-            )
+    check_options(tree, _KEYS, "key", where=str(file))
     # An empty value counts as not given.
     given = {key: value for key, value in tree.items() if value is not None}
     for key in _SHARED:

@@ -22,6 +22,7 @@ from penstock.files.atomic import AtomicFile, write_atomic
 from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
 from penstock.files.locks import FileLock
+from penstock.memory.budget import parse_bytes
 
 __all__ = ["CacheBackend", "CacheEntry", "DiskCache", "default_cache_directory", "get_or_make_file", "lock_of"]
 
@@ -120,10 +121,11 @@ class DiskCache:
     eviction makes room for twice that, so several processes together may pass it by a little, for a while.
     """
 
-    def __init__(self, directory: PathLike, limit_bytes: int = 10 << 30) -> None:
-        if limit_bytes <= 0:
+    def __init__(self, directory: PathLike, limit_bytes: int | str = "10 GiB") -> None:
+        limit = parse_bytes(limit_bytes)
+        if limit <= 0:
             raise ConfigError(f"limit_bytes must be positive, got {limit_bytes}")
-        self.directory, self.limit_bytes = require_local(directory, "the directory of a DiskCache"), limit_bytes
+        self.directory, self.limit_bytes = require_local(directory, "the directory of a DiskCache"), limit
         self._unseen: int | None = None
         """Bytes that may lie above fifteen sixteenths of the limit; None before the first look."""
 

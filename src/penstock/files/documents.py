@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from penstock._suggest import did_you_mean
+from penstock._suggest import check_options
 from penstock.errors import ConfigError
 
 __all__ = ["read_document", "set_value"]
@@ -33,9 +33,7 @@ def set_value(tree: dict[str, Any], assignment: str, *, known: Collection[str], 
     if not path.strip() or not equals:
         raise ConfigError(f"{option}: expected a.b=value, got {assignment!r}")
     keys = path.strip().split(".")
-    if keys[0] not in known:
-        hint = did_you_mean(keys[0], known)
-        raise ConfigError(f"{option} {path}: unknown key {keys[0]!r}{hint or '; the keys are ' + ', '.join(known)}")
+    check_options(keys[:1], known, "key", where=f"{option} {path}")
     node: Any = tree
     for depth, key in enumerate(keys):
         node, place = _place(node, key, f"{option} {path}", ".".join(keys[:depth]))

@@ -49,7 +49,7 @@ class DatasetConsumer:
 
     Batches are arrays of `backend` (torch by default) on `device`; a CUDA device is fed from pinned memory without
     waiting for the copy. Strings, and lists of different lengths, are lists with one entry per row. An unreadable file
-    raises, or with `on_bad="skip"` is set aside and counted. Fields of `QueueOptions` can be given as keywords.
+    raises, or with `on_error="skip"` is set aside and counted. Fields of `QueueOptions` can be given as keywords.
 
     Raises QueueNotFoundError if there is no queue at `queue_dir`.
     """
@@ -65,12 +65,12 @@ class DatasetConsumer:
         backend: str | Backend = "torch",
         device: Device = None,
         pin_memory: bool | None = None,
-        on_bad: Literal["raise", "skip"] = "raise",
+        on_error: Literal["raise", "skip"] = "raise",
         options: QueueOptions | Mapping[str, Any] | None = None,
         **keywords: Unpack[QueueKeywords],
     ) -> None:
-        check_reading(order, acknowledge, on_bad)
-        self.order, self.acknowledge, self.on_bad = order, acknowledge, on_bad
+        check_reading(order, acknowledge, on_error)
+        self.order, self.acknowledge, self.on_error = order, acknowledge, on_error
         self.options = QueueOptions.of(options, keywords)
         self.rank = find_rank(rank, world_size)
         self.device, self.pin_memory = device, pin_memory
@@ -207,7 +207,7 @@ class DatasetConsumer:
             "backend": self._backend.name,
             "device": self.device,
             "pin_memory": self.pin_memory,
-            "on_bad": self.on_bad,
+            "on_error": self.on_error,
             "options": asdict(self.options),
         }
         return _unpickle, (self.queue_dir, keywords)
@@ -231,7 +231,7 @@ class DatasetConsumer:
         self._member.join()
         if split not in self._readers:
             opened = SplitFiles(
-                self._member, split, self.options.timeout_seconds, self.options.poll_seconds, self.on_bad
+                self._member, split, self.options.timeout_seconds, self.options.poll_seconds, self.on_error
             )
             self._readers[split] = open_reader(opened, self.order, self.rank, self.acknowledge == "committed")
         return self._readers[split]
@@ -256,11 +256,11 @@ class DatasetConsumer:
         return check_queue_state(state, self._queue, self.order)
 
 
-def check_reading(order: str, acknowledge: str, on_bad: str) -> None:
+def check_reading(order: str, acknowledge: str, on_error: str) -> None:
     """Raise ConfigError for unknown ways of reading."""
     check_choice("order", order, ("any", "strict"))
     check_choice("acknowledge", acknowledge, ("delivered", "committed"))
-    check_choice("on_bad", on_bad, ("raise", "skip"))
+    check_choice("on_error", on_error, ("raise", "skip"))
 
 
 def open_reader(split: SplitFiles, order: str, rank: Rank, on_commit: bool) -> QueueReader:

@@ -142,7 +142,7 @@ class _Checkup:
         self._watch(watch, wait_seconds, on_wait)
         for owner in sorted(self.undecided):
             what = f"{owner} had no heartbeat while it was watched, which was for less than its lease"
-            yield Finding("warning", what, str(self.queue.members), "watch longer: leave out --wait")
+            yield Finding("warning", what, str(self.queue.members), "watch longer: leave out --wait-seconds")
         found = list(self._held_by_dead())
         if self.repair and found:
             LeaseReaper(self.queue, watch).reap()
@@ -237,7 +237,7 @@ class _Checkup:
             repaired = None
             if self.repair and (file.owner is None or file.owner in self.dead) and where.exists():
                 repaired = f"set aside as {directory.reject(file).name}"
-            remedy = '--repair sets it aside; its batches are lost, and strict readers need on_bad="skip" to continue'
+            remedy = '--repair sets it aside; its batches are lost, and strict readers need on_error="skip" to continue'
             yield Finding("error", f"unreadable: {what}", str(where), remedy, repaired)
 
     def _numbers(self, directory: SplitDirectory) -> Iterator[Finding]:

@@ -20,7 +20,7 @@ from typing import Any, Self, TypedDict
 
 import orjson
 
-from penstock._suggest import did_you_mean
+from penstock._suggest import check_options
 from penstock.distributed.ranks import Rank
 from penstock.errors import ConfigError, StalledError
 from penstock.files.atomic import naming
@@ -75,10 +75,7 @@ class QueueOptions:
         """Options with keywords that override them; `defaults` are those of the caller, without `options`."""
         known = [each.name for each in fields(cls)]
         given = {**({} if options is None or isinstance(options, QueueOptions) else options), **keywords}
-        if unknown := [name for name in given if name not in known]:
-            raise ConfigError(
-                f"unknown option {unknown[0]!r}{did_you_mean(unknown[0], known)}; valid are {', '.join(known)}"
-            )
+        check_options(given, known)
         return replace(options, **given) if isinstance(options, QueueOptions) else cls(**{**defaults, **given})
 
 

@@ -159,7 +159,7 @@ class OrderedReader:
         return self._end is not None and position + self._stride > self._end
 
     def _open(self, number: int) -> bool:
-        """Wait for a file and open it; False at the end. A file that was set aside is skipped with `on_bad="skip"`."""
+        """Wait for a file and open it; False at the end. With `on_error="skip"`, one that was set aside is skipped."""
         backoff = Backoff(self.split.timeout_seconds, lambda: f"file {number}, which is listed and cannot be opened")
         while True:
             file = self.split.wait_for(
@@ -173,10 +173,10 @@ class OrderedReader:
             except FileNotFoundError:
                 del self._ready[number]  # another rank has renamed it
                 backoff.pause()
-        if opened is None and self.split.on_bad == "raise":
+        if opened is None and self.split.on_error == "raise":
             raise DataError(
                 f"file {number} of split {self.split.name!r} was set aside, and strict order needs it; "
-                'on_bad="skip" continues with the next one',
+                'on_error="skip" continues with the next one',
                 file=str(self._directory.at(file)),
             )
         self._opened, self._end = (number, opened), self.split.lanes.end()

@@ -20,6 +20,8 @@ from penstock.fsqueue.layout import QueueFile, list_cursors, rename, temporary_n
 from penstock.fsqueue.leases import settle
 from penstock.fsqueue.members import QueueMember
 from penstock.fsqueue.queue import how_to_purge
+from penstock.fsqueue.leases import settle
+from penstock.memory.budget import parse_bytes
 
 __all__ = ["Limits", "Publisher", "check_positive"]
 
@@ -29,11 +31,16 @@ class Limits:
     """Largest backlog of a split: providers pause while it is full."""
 
     backlog_files: int = 64
-    backlog_bytes: int | None = None
+    backlog_bytes: int | str | None = None
 
     def __post_init__(self) -> None:
         check_positive("backlog_files", self.backlog_files)
-        check_positive("backlog_bytes", self.backlog_bytes)
+        check_positive("backlog_bytes", self.most_bytes)
+
+    @property
+    def most_bytes(self) -> int | None:
+        """`backlog_bytes` as a number."""
+        return None if self.backlog_bytes is None else parse_bytes(self.backlog_bytes)
 
 
 def check_positive(name: str, value: int | None) -> None:
@@ -155,10 +162,10 @@ class Publisher:
         ready = self._ready()
         self.backlog = len(ready)
         room = self.limits.backlog_files - len(ready)
-        if self.limits.backlog_bytes is not None:
+        if (most := self.limits.most_bytes) is not None:
             used = sum(_size(self.directory.at(file)) for file in ready)
-            each = self._last_size or used // max(len(ready), 1) or self.limits.backlog_bytes
-            fit = (self.limits.backlog_bytes - used) // each
+            each = self._last_size or used // max(len(ready), 1) or most
+            fit = (most - used) // each
             room = min(room, fit if ready else max(fit, 1))  # an empty backlog admits one file of any size
         return room
 

@@ -19,7 +19,7 @@ from typing import Any, Self
 import orjson
 import xxhash
 
-from penstock._suggest import did_you_mean
+from penstock._suggest import check_options, did_you_mean
 from penstock.errors import ConfigError, QueueNotFoundError, StaleQueueError
 from penstock.files.atomic import write_atomic
 from penstock.files.filesystems import require_local
@@ -239,10 +239,7 @@ def schema_of(meta: Mapping[str, Any]) -> Schema:
     for entry in entries:
         if not isinstance(entry, Mapping) or not {"name", "dtype"} <= entry.keys():
             raise ConfigError(f"an entry of batch_schema has name, dtype, shape and role, got {entry!r}")
-        if unknown := entry.keys() - {"name", "dtype", "shape", "role"}:
-            raise ConfigError(
-                f"batch_schema of {entry['name']!r}: unknown keys {sorted(unknown)}; valid are name, dtype, shape, role"
-            )
+        check_options(entry, ("name", "dtype", "shape", "role"), "key", where=f"batch_schema of {entry['name']!r}")
         shape = entry.get("shape") or None
         if not isinstance(shape, Sequence | None) or isinstance(shape, str):
             raise ConfigError(f"batch_schema of {entry['name']!r}: shape must be a list of sizes, got {shape!r}")

@@ -10,6 +10,7 @@ from typing import Any, Self, Unpack
 
 import pyarrow as pa
 
+from penstock._suggest import check_options
 from penstock.errors import ConfigError, SchemaError
 from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
@@ -85,9 +86,9 @@ class QueueSink(Sink):
         """Counts of published `files`, `batches` and `bytes`; None before the first batch."""
         return None if self._output is None else self._output.publisher
 
-    def wait_for_room(self, timeout: float) -> bool:
-        """Wait for room; whether the next batch can be consumed at once."""
-        until = time.monotonic() + timeout
+    def wait_for_room(self, timeout_seconds: float) -> bool:
+        """Wait for room; True if the next batch can be consumed at once."""
+        until = time.monotonic() + timeout_seconds
         while self._is_full:
             if self._output is not None and not self._publish(self._output) and time.monotonic() >= until:
                 return False
@@ -300,8 +301,7 @@ class _SplitWriter:
 def _as_limits(given: Limits | Mapping[str, int] | None) -> Limits | None:
     if not isinstance(given, Mapping):
         return given
-    if unknown := [name for name in given if name not in Limits.__dataclass_fields__]:
-        raise ConfigError(f"unknown limit {unknown[0]!r}; valid are {', '.join(Limits.__dataclass_fields__)}")
+    check_options(given, Limits.__dataclass_fields__, "limit")
     return Limits(**given)
 
 

@@ -56,7 +56,7 @@ class QueueSource(Source):
 
     While there is no batch, `next_batch` returns an empty one every half second, so that a pipeline can be stopped, and
     raises StalledError after `timeout_seconds`. A queue that does not exist raises QueueNotFoundError, unless it is
-    created within `wait_for_queue_seconds`. An unreadable file raises DataError, or with `on_bad="skip"` is set aside
+    created within `wait_for_queue_seconds`. An unreadable file raises DataError, or with `on_error="skip"` is set aside
     and counted. Fields of `QueueOptions` can be given as keywords.
     """
 
@@ -70,13 +70,13 @@ class QueueSource(Source):
         rank: int | None = None,
         world_size: int | None = None,
         wait_for_queue_seconds: float = 0.0,
-        on_bad: Literal["raise", "skip"] = "raise",
+        on_error: Literal["raise", "skip"] = "raise",
         options: QueueOptions | Mapping[str, Any] | None = None,
         **keywords: Unpack[QueueKeywords],
     ) -> None:
-        check_reading(order, acknowledge, on_bad)
+        check_reading(order, acknowledge, on_error)
         self.queue_dir, self.split = require_local(queue_dir, "queue_dir"), split
-        self.order, self.acknowledge, self.on_bad = order, acknowledge, on_bad
+        self.order, self.acknowledge, self.on_error = order, acknowledge, on_error
         self.options = QueueOptions.of(options, keywords)
         self.wait_for_queue_seconds = wait_for_queue_seconds
         self.rank = find_rank(rank, world_size)
@@ -256,7 +256,7 @@ class QueueSource(Source):
 
     def _next(self, opened: _SplitInput) -> Delivered | None:
         """The next batch; raises StalledError if there is none for a moment."""
-        opened.split.on_bad = "skip" if self._skip_next else self.on_bad
+        opened.split.on_error = "skip" if self._skip_next else self.on_error
         waited = 0.0 if self._waiting_since is None else time.monotonic() - self._waiting_since
         opened.split.poll_seconds = self.options.poll_seconds or (None if waited < _LONG_WAIT else _LONG_POLL)
         with opened.queue.guarded():
@@ -329,7 +329,7 @@ class _SplitInput:
         self.queue, self._file = queue, -1
         self.member = QueueMember.consumer(queue, source.order, source.rank, source.options).join()
         moment = min(_WAIT_SECONDS, source.options.timeout_seconds or _WAIT_SECONDS)
-        self.split = SplitFiles(self.member, source.split, moment, None, source.on_bad, source.counts)
+        self.split = SplitFiles(self.member, source.split, moment, None, source.on_error, source.counts)
         self.reader = open_reader(self.split, source.order, source.rank, on_commit=True)
 
     def completes_file(self, state: State) -> bool:

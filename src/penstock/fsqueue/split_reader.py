@@ -67,7 +67,7 @@ class SplitFiles:
     name: str
     timeout_seconds: float | None = 600.0
     poll_seconds: float | None = None
-    on_bad: str = "raise"
+    on_error: str = "raise"
     counts: ReadCounts = field(default_factory=ReadCounts)
     queue: Queue = field(init=False)
     directory: SplitDirectory = field(init=False)
@@ -79,19 +79,19 @@ class SplitFiles:
         self.lanes = self.queue.lanes(self.directory)
 
     def open(self, file: QueueFile) -> BatchFile | None:
-        """Open a file; None if it is unreadable and `on_bad="skip"` has set it aside.
+        """Open a file; None if it is unreadable and `on_error="skip"` has set it aside.
 
         Raises FileNotFoundError if it is gone.
         """
         try:
             return read(self.directory.at(file), file, self.queue, self.name)
         except (DataError, StaleQueueError) as error:
-            if self.on_bad == "raise":
+            if self.on_error == "raise":
                 if isinstance(error, StaleQueueError):
                     raise
                 raise DataError(
                     f"{error.reason}; `penstock queue doctor {self.queue.path} --repair` sets it aside, "
-                    'on_bad="skip" does so while reading',
+                    'on_error="skip" does so while reading',
                     file=error.file,
                 ) from None
             aside = self.directory.reject(file)

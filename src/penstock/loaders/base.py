@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, NoReturn, Protocol, Self
@@ -81,11 +81,14 @@ class DataLoader:
     _prefetcher: _Prefetcher | None = None
     _closed = False
 
-    def __init_subclass__(cls, options: tuple[type[Any], ...] = (), **keywords: Any) -> None:
-        """`options` are the dataclasses behind the `**options` of `__init__`: shown by `help` and `signature`."""
+    def __init_subclass__(
+        cls, options: tuple[type[Any], ...] = (), without: Collection[str] = (), **keywords: Any
+    ) -> None:
+        """`options` are the dataclasses that `__init__` takes as `**options`: `help` and `signature` show their fields,
+        but not those in `without`."""
         super().__init_subclass__(**keywords)
         if options:
-            show_options(cls, options)
+            show_options(cls, options, without)
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._position = engine, engine.start()
@@ -395,7 +398,7 @@ class _Prefetcher:
             self._made.close()
 
     def _begin(self, most: int) -> None:
-        self._ahead = ReadAhead(self._made, most, budget=self._options.budget, size=lambda item: item[0].nbytes)
+        self._ahead = ReadAhead(self._made, most, budget=self._options.memory, size=lambda item: item[0].nbytes)
 
 
 def _integer(value: int, least: int = 1) -> int:

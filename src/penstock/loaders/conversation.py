@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import xxhash
 
+from penstock._suggest import check_options
 from penstock.arrays.truncation import Policy
-from penstock.batching.options import LoaderOptions, Options, check_names, read_options
+from penstock.batching.options import LoaderOptions, Options, read_options
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
 from penstock.loaders.inputs import Inputs, Paths, open_inputs
@@ -92,7 +93,7 @@ def check_chat_options(chat: Mapping[str, Any]) -> None:
     """Refuse unknown options of `FormatChat`."""
     from penstock.chat.format_chat import CHAT_OPTIONS
 
-    check_names(chat, CHAT_OPTIONS, "chat option")
+    check_options(chat, CHAT_OPTIONS, "chat option")
 
 
 def check_template(inputs: Inputs, template: str) -> None:

@@ -96,7 +96,7 @@ def open_inputs(
         from penstock.corpus.prepare import prepare_cached  # imported only to make a store
 
         home = (options.cache or default_cache_directory()) / "stores"
-        made = prepare_cached(_listed(paths), home, recipe, budget=options.budget)
+        made = prepare_cached(_listed(paths), home, recipe, budget=options.memory)
         stores = [open_store(made.path, verify=options.verify)]
     tokenizer = None if recipe is None else recipe.load_tokenizer()
     for store in stores if preference is None else ():

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
-from penstock._suggest import nearest, unknown_option
+from penstock._suggest import check_options, nearest, unknown_option
 from penstock.batching.options import LoaderOptions
 from penstock.config.settings import ByteSize
 from penstock.distributed.ranks import find_rank
@@ -123,8 +123,8 @@ class LoaderConfig:
         return loader
 
     def _make(self, arguments: dict[str, Any]) -> DataLoader:
-        if arguments.get("budget") is not None and not isinstance(arguments["budget"], MemoryBudget):
-            arguments["budget"] = MemoryBudget(arguments["budget"])
+        if arguments.get("budget") is not None:  # one for all sources
+            arguments["budget"] = MemoryBudget.of(arguments["budget"])
         if isinstance(arguments.get("sharding"), str):
             arguments["sharding"] = _SHARDINGS[arguments["sharding"]]()
         if self.kind == "mixed":
@@ -193,9 +193,7 @@ def read_weights(given: Any) -> Any:
     """Weights of a mixture: a list of points, or points with `interpolation`, becomes a Schedule."""
     interpolation = "constant"
     if isinstance(given, Mapping) and "points" in given and not isinstance(given["points"], (int, float)):
-        for key in given:
-            if key not in ("points", "interpolation"):
-                raise ConfigError(unknown_option(key, ("points", "interpolation")))
+        check_options(given, ("points", "interpolation"))
         given, interpolation = given["points"], given.get("interpolation", "constant")
     elif not (isinstance(given, list) and any(isinstance(point, Mapping) for point in given)):
         return given

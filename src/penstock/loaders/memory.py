@@ -47,8 +47,8 @@ class MemoryConfig:
     error, and one of no framework makes a NumPy array."""
     cache_size_mb: int | None = None
     """MiB for tensors cached by name; by default half of the pool."""
-    budget: MemoryBudget | None = None
-    """Budget shared with loaders and pipelines; by default one of the pool's size."""
+    budget: MemoryBudget | int | str | None = None
+    """Budget shared with loaders and pipelines, or its size; by default one of the pool's size."""
     backend: Literal["mlx", "torch", "numpy"] = "mlx"
     """Framework of the tensors when the dtype names none: "float32", float, np.float32."""
 
@@ -61,11 +61,14 @@ class MemoryConfig:
             )
         if self.backend not in ("mlx", "torch", "numpy"):
             raise ConfigError(f"backend must be 'mlx', 'torch' or 'numpy', got {self.backend!r}")
-        if self.budget is not None and self.pool_size_mb * _MIB > self.budget.capacity:
-            raise ConfigError(
-                f"a pool of {self.pool_size_mb} MiB does not fit into a budget of "
-                f"{format_bytes(self.budget.capacity)}; make the pool smaller, or the budget larger"
-            )
+        if self.budget is not None:
+            budget = MemoryBudget.of(self.budget)
+            object.__setattr__(self, "budget", budget)
+            if self.pool_size_mb * _MIB > budget.capacity:
+                raise ConfigError(
+                    f"a pool of {self.pool_size_mb} MiB does not fit into a budget of "
+                    f"{format_bytes(budget.capacity)}; make the pool smaller, or the budget larger"
+                )
 
 
 class UnifiedMemoryManager:
@@ -85,7 +88,7 @@ class UnifiedMemoryManager:
     def __init__(self, config: MemoryConfig | None = None, **overrides: Any) -> None:
         self.config = config = configured(MemoryConfig, config, overrides)
         self._limit = config.pool_size_mb * _MIB
-        self.budget = config.budget if config.budget is not None else MemoryBudget(self._limit)
+        self.budget = MemoryBudget.of(self._limit if config.budget is None else config.budget)
         cached = self._limit // 2 if config.cache_size_mb is None else config.cache_size_mb * _MIB
         self._cache: LRUCache[Any] = LRUCache(cached)
         self._lock = threading.RLock()

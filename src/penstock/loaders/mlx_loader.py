@@ -5,6 +5,8 @@ for batch in MLXDataLoader(dataset, config):
     loss = train(batch["input_ids"], batch["attention_mask"], batch["labels"])
 """
 
+# ruff: noqa: RUF009 - option() makes a dataclass field
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -19,7 +21,7 @@ import xxhash
 from penstock._suggest import did_you_mean
 from penstock.arrays.truncation import Truncation
 from penstock.batching.backends import get_backend
-from penstock.batching.options import Options, configured
+from penstock.batching.options import Options, configured, option
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
 from penstock.loaders.inputs import pad_id_of
@@ -56,57 +58,87 @@ _LEAST = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class MLXLoaderConfig:
+class SampleFormat:
+    """Lengths, padding and labels of the rows of a batch."""
+
+    max_length: int | None = option(None, "most tokens of a row")
+    truncation: Literal["error", "right", "left"] = option(
+        "error",
+        "longer rows are an error, or lose their end (`right`) or their beginning (`left`)",
+    )
+    padding: Literal["longest", "max_length"] = option(
+        "longest",
+        "pad to the longest row of the batch on all ranks, or to `max_length`",
+    )
+    pad_id: int | None = option(None, "padding token; by default that of the dataset's tokenizer, else 0")
+    pad_to_multiple_of: int | None = option(None, "rows are padded to a multiple of this many tokens")
+    objective: Objective = option(
+        None,
+        "labels: integers (`classification`), float32 (`regression`), made by `mlm` (`masked_lm`), or unchanged (None)",
+    )
+    mlm: Corruption | None = option(None, "a `MaskedLM`; by default one for the dataset's tokenizer")
+    metadata_fields: Sequence[str] = option(
+        (),
+        "fields of samples that go to `batch.metadata`, in addition to `text`, `id` and `metadata`",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleWorkers:
+    """Threads, cache and memory for fetching samples."""
+
+    num_workers: int = option(
+        4,
+        "threads that fetch samples; 0: the calling thread. Columns are read without threads, which is faster.",
+    )
+    prefetch_size: int = option(
+        4, "batches that the threads make ahead, in addition to the one that each is working on"
+    )
+    tune: Literal["auto"] | None = option(
+        None,
+        "`auto` tunes workers, prefetch and chunk in the first seconds; see `loader.tuning`",
+    )
+    cache_mb: int = option(
+        0,
+        "MiB for a cache of fetched samples; it keeps the first that fit. Not for datasets with random "
+        "augmentation: they would repeat the first draw.",
+    )
+    budget: MemoryBudget | int | str | None = option(
+        None, "memory for prefetched batches, columns of lists and cached samples: bytes, '1 GiB', or a budget"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleOutput:
+    """Framework of the arrays of a batch."""
+
+    backend: str = option("mlx", "framework of the arrays: mlx, numpy, torch or jax")
+    pin_memory: bool = option(True, 'page-locked memory, with `backend="torch"` and an accelerator')
+    use_unified_memory: bool = option(True, "no effect: MLX arrays always lie in memory that CPU and GPU share")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLXLoaderConfig(SampleFormat, SampleWorkers, SampleOutput):
     """Options of an `MLXDataLoader`.
 
     The order of samples depends on `shuffle`, `seed`, `drop_last`, `bucket_by_length` and the sizes, and on no other
     option.
     """
 
-    batch_size: int = 32
-    """Samples in a batch of this rank."""
-    shuffle: bool = True
-    num_workers: int = 4
-    """Threads that fetch samples; 0: the calling thread. Columns are read without threads, which is faster."""
-    prefetch_size: int = 4
-    """Batches that the threads make ahead, besides the one that each is working on."""
-    use_unified_memory: bool = True
-    """No effect: MLX arrays always lie in memory that CPU and GPU share."""
-    pin_memory: bool = True
-    """Page-locked memory, with `backend="torch"` and an accelerator."""
-    drop_last: bool = False
-    """Drop samples that do not fill an optimizer step at the end of an epoch."""
-    seed: int = 0
-    max_length: int | None = None
-    """Most tokens of a row."""
-    truncation: Literal["error", "right", "left"] = "error"
-    """Longer rows are an error, or lose their end (`right`) or their beginning (`left`)."""
-    padding: Literal["longest", "max_length"] = "longest"
-    """Pad to the longest row of the batch on all ranks, or to `max_length`."""
-    pad_id: int | None = None
-    """By default the padding token of the dataset's tokenizer, else 0."""
-    pad_to_multiple_of: int | None = None
-    bucket_by_length: bool = False
-    """Batch rows of similar length. Without columns or `dataset.lengths`, every sample is read once for its length."""
-    gradient_accumulation_steps: int = 1
-    """Batches of an optimizer step. Their `num_items_in_batch` is the loss denominator of the step on all ranks."""
-    objective: Objective = None
-    """Labels: integers (`classification`), float32 (`regression`), made by `mlm` (`masked_lm`), or unchanged (None)."""
-    mlm: Corruption | None = None
-    """A `MaskedLM`; by default one for the dataset's tokenizer."""
-    rank: int | None = None
-    world_size: int | None = None
-    tune: Literal["auto"] | None = None
-    """`auto` tunes workers, prefetch and chunk in the first seconds; see `loader.tuning`."""
-    cache_mb: int = 0
-    """MiB for a cache of fetched samples; it keeps the first that fit. Not for datasets with random augmentation: they
-    would repeat the first draw."""
-    metadata_fields: Sequence[str] = ()
-    """Fields of samples that go to `batch.metadata`, besides `text`, `id` and `metadata`, which always do."""
-    backend: str = "mlx"
-    """Or `numpy`, `torch`, `jax`."""
-    budget: MemoryBudget | None = None
-    """Budget for prefetched batches, columns of lists and cached samples."""
+    batch_size: int = option(32, "samples in a batch of this rank")
+    shuffle: bool = option(True, "new order of samples in every epoch")
+    seed: int = option(0, "seed of the order")
+    drop_last: bool = option(False, "drop samples that do not fill an optimizer step at the end of an epoch")
+    bucket_by_length: bool = option(
+        False,
+        "batch rows of similar length. Without columns or `dataset.lengths`, every sample is read once for its length.",
+    )
+    gradient_accumulation_steps: int = option(
+        1,
+        "batches of an optimizer step. Their `num_items_in_batch` is the loss denominator of the step on all ranks.",
+    )
+    rank: int | None = option(None, "data rank of this process; by default that of torch.distributed or the launcher")
+    world_size: int | None = option(None, "number of data ranks, together with `rank`")
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -130,7 +162,7 @@ class MLXLoaderConfig:
             raise ConfigError(f"mlm must be a MaskedLM, got {self.mlm!r}")
         if isinstance(self.metadata_fields, str):
             raise ConfigError(f"metadata_fields must be a list of names, got the string {self.metadata_fields!r}")
-        self.options()
+        object.__setattr__(self, "budget", self.options().memory)  # a budget, also if a size was given
 
     def options(self) -> Options:
         """Options that all loaders have."""
@@ -149,7 +181,7 @@ class MLXLoaderConfig:
         )
 
 
-class MLXDataLoader(DataLoader):
+class MLXDataLoader(DataLoader, options=(MLXLoaderConfig,)):
     """Batches of MLX, NumPy, torch or JAX arrays (`backend`) from any dataset with `__len__` and `__getitem__`.
 
     `SampleDataLoader` is another name of it.
@@ -176,17 +208,17 @@ class MLXDataLoader(DataLoader):
 
     def __init__(self, dataset: Any, config: MLXLoaderConfig | None = None, **overrides: Any) -> None:
         self.config = chosen = configured(MLXLoaderConfig, config, overrides)
-        self.dataset = dataset
+        self.dataset, options = dataset, chosen.options()
         samples = as_sample_dataset(
             dataset,
             chosen.objective,
             keep=frozenset(chosen.metadata_fields),
             cache_bytes=chosen.cache_mb << 20,
-            budget=chosen.budget,
+            budget=options.memory,
         )
         layout, columnar = _layout(dataset, chosen), isinstance(samples, (ColumnarDataset, ListDataset))
         # Samples have threads of their own. Columns take one if making a batch turns out to take long.
-        options = replace(chosen.options(), prefetch=None if columnar and chosen.num_workers else 0)
+        options = replace(options, prefetch=None if columnar and chosen.num_workers else 0)
         chunk = _BATCHES_AT_ONCE if columnar else 1
         setting = TunerSetting(chosen.num_workers, chosen.prefetch_size, chunk)
         tuner = _tuner(setting) if chosen.tune else None

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.batching.backends import get_backend
@@ -18,7 +17,7 @@ from penstock.rl.advantages.presets import Preset
 from penstock.rl.compute import AdvantageSpec
 from penstock.rl.engine import RolloutEngine
 from penstock.rl.live import LiveBuffer
-from penstock.rl.options import option_fields, read_rollout_options
+from penstock.rl.options import NOT_FOR_ROLLOUTS, OPTION_KINDS, read_rollout_options
 from penstock.rl.queue import RolloutQueue
 from penstock.rl.read.rollouts import read_rollouts
 from penstock.rl.selection import group_by_prompt, log_prompt_groups
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["RolloutDataLoader"]
 
 
-class RolloutDataLoader(DataLoader):
+class RolloutDataLoader(DataLoader, options=OPTION_KINDS, without=NOT_FOR_ROLLOUTS):
     """Batches of rollouts, with rewards and advantages in their metadata.
 
         loader = RolloutDataLoader(rollouts, tokenizer, estimator="grpo", preset="trl", batch_size=16)
@@ -154,22 +153,3 @@ class RolloutDataLoader(DataLoader):
         """
         self._check_ready()
         self._engine.commit(self.state_dict() if state is None else state)
-
-
-def _signature() -> inspect.Signature:
-    """Signature of the loader with every option by name, for `help()`."""
-    written = inspect.signature(RolloutDataLoader.__init__)
-    named = [each for each in written.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
-    options = [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None if option.default is MISSING else option.default,
-            annotation=option.type,
-        )
-        for name, option in option_fields().items()
-    ]
-    return written.replace(parameters=[*named, *options])
-
-
-RolloutDataLoader.__init__.__signature__ = _signature()  # type: ignore[attr-defined]

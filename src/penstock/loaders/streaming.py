@@ -92,7 +92,7 @@ class StreamingPipeline:
         self.config = configured(StreamingConfig, config, overrides)
         self._clock, self._sleep = clock, sleep
         budget = self.config.budget
-        self.budget = budget if isinstance(budget, MemoryBudget) else MemoryBudget(budget or suggest_limit())
+        self.budget = MemoryBudget.of(suggest_limit() if budget is None else budget)
         self._feed = open_feed(dataset, self.config, self.budget)
         self._run: SampleRun | None = None
         self._looping: SampleRun | None = None

@@ -6,6 +6,7 @@ import re
 import threading
 import time
 from collections import deque
+from operator import index
 from types import TracebackType
 from typing import Self
 
@@ -28,14 +29,14 @@ class MemoryBudget:
     stream of a reservation; without it all are of one stream.
 
         budget = MemoryBudget("256 MiB")
-        with budget.reserve(1 << 20, owner="read", timeout=30):
+        with budget.reserve(1 << 20, owner="read", timeout_seconds=30):
             ...
     """
 
     def __init__(self, limit: int | str = "1 GiB") -> None:
         self._capacity = parse_bytes(limit)
         if self._capacity <= 0:
-            raise ValueError(f"a memory budget must be positive, got {limit!r}")
+            raise ConfigError(f"a memory budget must be positive, got {limit!r}")
         self._limit = self._capacity
         self._changed = threading.Condition()
         self._reserved: dict[str, int] = {}
@@ -48,9 +49,12 @@ class MemoryBudget:
         self._peak = 0
 
     @classmethod
-    def of(cls, limit: int | str) -> Self:
-        """Same as the constructor: `MemoryBudget.of("4 GiB")`."""
-        return cls(limit)
+    def of(cls, given: MemoryBudget | int | str) -> MemoryBudget:
+        """A budget for a limit, `MemoryBudget.of("4 GiB")`; a budget is returned unchanged."""
+        try:
+            return given if isinstance(given, MemoryBudget) else cls(given)
+        except ValueError:
+            raise ConfigError(f"budget must be a size such as '256 MiB', or a MemoryBudget, got {given!r}") from None
 
     @property
     def capacity(self) -> int:
@@ -85,20 +89,22 @@ class MemoryBudget:
         with self._changed:
             return self._charges()
 
-    def reserve(self, nbytes: int, owner: str = "", *, timeout: float | None = None, by: object = None) -> Reservation:
-        """Wait for room for `nbytes`, then charge them to `owner`; raise `StalledError` after `timeout` seconds."""
+    def reserve(
+        self, nbytes: int, owner: str = "", *, timeout_seconds: float | None = None, by: object = None
+    ) -> Reservation:
+        """Wait for room for `nbytes`, then charge them to `owner`; raise `StalledError` after `timeout_seconds`."""
         _check_amount(nbytes)
         ticket = (object(), by)
         with self._changed:
             if not self._queue and self._fits(nbytes, by):
                 return self._admit(nbytes, owner, by)
-            deadline = None if timeout is None else time.monotonic() + timeout
+            deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
             self._queue.append(ticket)
             try:
                 while not (self._is_next(ticket) and self._fits(nbytes, by)):
                     left = None if deadline is None else deadline - time.monotonic()
                     if left is not None and left <= 0:
-                        raise StalledError(self._why_full(nbytes, owner, timeout))
+                        raise StalledError(self._why_full(nbytes, owner, timeout_seconds))
                     self._changed.wait(left)
                 return self._admit(nbytes, owner, by)
             finally:
@@ -199,11 +205,11 @@ class MemoryBudget:
             total[owner] = total.get(owner, 0) + nbytes
         return {owner: nbytes for owner, nbytes in total.items() if nbytes}
 
-    def _why_full(self, nbytes: int, owner: str, timeout: float | None) -> str:
+    def _why_full(self, nbytes: int, owner: str, timeout_seconds: float | None) -> str:
         held = sorted(self._charges().items(), key=lambda charge: -charge[1])
         listing = ", ".join(f"{holder or '?'} {format_bytes(charged)}" for holder, charged in held)
         return (
-            f"{owner or 'a reservation'} waited {timeout:g} s for {format_bytes(nbytes)} of a budget of "
+            f"{owner or 'a reservation'} waited {timeout_seconds:g} s for {format_bytes(nbytes)} of a budget of "
             f"{format_bytes(self._limit)}; held by: {listing or 'no owner'}; "
             "raise the budget or find who does not release"
         )
@@ -239,9 +245,9 @@ class Reservation:
 
 def parse_bytes(size: int | str) -> int:
     """Bytes from `4096`, `"64 KiB"`, `"1.5GB"` (powers of 1000) or `"2 GiB"` (powers of 1024)."""
-    if isinstance(size, int) and not isinstance(size, bool):
-        return size
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", str(size))
+    if hasattr(size, "__index__") and not isinstance(size, bool):
+        return index(size)
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", size if isinstance(size, str) else "")
     if match is None or match[2].lower() not in _UNITS:
         raise ConfigError(f"not a size: {size!r}; write a number of bytes, or one with a unit such as '256 MiB'")
     return int(float(match[1]) * _UNITS[match[2].lower()])

@@ -69,7 +69,7 @@ class MemoryPressureHandler:
     Each `check` is one step: above `high`, or when everything waits for memory, the limit shrinks by 30%, down to
     `floor` of the capacity, and free buffers go back to the system; below `low` a tenth of the capacity is given back;
     in between nothing happens, so that the limit does not swing. What is not known never changes anything.
-    Has no thread: the engine's control thread calls `check`, which looks at most once in `interval` seconds (under a
+    Has no thread: the engine's control thread calls `check`, which looks at most once in `interval_seconds` (under a
     millisecond) and otherwise returns at once.
     """
 
@@ -81,17 +81,17 @@ class MemoryPressureHandler:
         high: float = 0.90,
         low: float = 0.75,
         floor: float = 0.25,
-        interval: float = 1.0,
+        interval_seconds: float = 1.0,
         readings: Callable[[], MemoryReading] | None = None,
     ) -> None:
         if not 0 < low < high <= 1:
             raise ValueError(f"low and high must satisfy 0 < low < high <= 1, got {low} and {high}")
         if not 0 < floor <= 1:
             raise ValueError(f"floor must be above 0 and at most 1, got {floor}")
-        if interval < 0:
-            raise ValueError(f"interval cannot be negative, got {interval}")
+        if interval_seconds < 0:
+            raise ValueError(f"interval_seconds cannot be negative, got {interval_seconds}")
         self._budget, self._pools = budget, tuple(pools)
-        self._high, self._low, self._floor, self._interval = high, low, floor, interval
+        self._high, self._low, self._floor, self._interval_seconds = high, low, floor, interval_seconds
         self._readings = readings or read_memory
         self._next_look = float("-inf")
         self._direction = "steady"
@@ -117,7 +117,7 @@ class MemoryPressureHandler:
         now = time.monotonic()
         if now < self._next_look:
             return False
-        self._next_look = now + self._interval
+        self._next_look = now + self._interval_seconds
         self.reading = self._readings()
         self.under_pressure = self._is_short(self.reading)
         if self.under_pressure:

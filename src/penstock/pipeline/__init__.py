@@ -1,9 +1,9 @@
-"""The engine. All concurrency lives here.
+"""The pipeline: the engine that moves rows. All concurrency lives here.
 
     source thread -> read -> lanes of the workers -> settled -> ready -> sink thread, or your loop
 
-`stages` says what the parts are, `pipeline` describes and drives a run, `runner` owns the threads, `channel` the four
-buffers between them, `chain` applies transforms and finds bad rows, `tuning` picks batch sizes and worker counts.
+`stages` says what the parts are, `pipeline` describes and drives a run, `runner` owns the threads, `buffers` the four
+buffers between them, `chain` applies transforms and finds bad rows, `context` picks batch sizes and worker counts.
 """
 
 from penstock._lazy import attach

@@ -156,17 +156,16 @@ class Buffers:
 
     # -- 4: the sink thread --------------------------------------------------------------------------------------
 
-    def take_ready(self, timeout: float | None = None) -> tuple[list[Parcel] | None, float]:
+    def take_ready(self) -> tuple[list[Parcel] | None, float]:
         """All parcels that are ready, in order (None: the end), and the seconds waited."""
-        deadline = None if timeout is None else time.monotonic() + timeout
         with self._lock:
             self.waiting_consumer = True
-            waited = self._wait(self._ready_there, lambda: bool(self._ready) or self._finished, deadline)
+            waited = self._wait(self._ready_there, lambda: bool(self._ready) or self._finished)
             self.waiting_consumer = False
             if self._cancelled:
                 return None, waited
             if not self._ready:
-                return (None if self._finished else []), waited
+                return None, waited
             taken = list(self._ready)
             self._ready.clear()
             self._bytes["ready"] = 0
@@ -299,15 +298,12 @@ class Buffers:
             lane.append(victim.popleft())
             self.stolen += 1
 
-    def _wait(self, condition: threading.Condition, ready: Callable[[], Any], deadline: float | None = None) -> float:
+    def _wait(self, condition: threading.Condition, ready: Callable[[], Any]) -> float:
         if ready() or self._cancelled:
             return 0.0
         since = time.monotonic()
         while not (ready() or self._cancelled):
-            now = time.monotonic()
-            if deadline is not None and now >= deadline:
-                break
-            if not condition.wait(_WAIT if deadline is None else min(_WAIT, deadline - now)):
+            if not condition.wait(_WAIT):
                 self._idle()
         return time.monotonic() - since
 

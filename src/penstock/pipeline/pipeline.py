@@ -62,7 +62,7 @@ class Pipeline:
         _keep_json(self.source, self.transforms)
         self.sink: Sink | None = _checked(sink, "sink", "consume", "flush") if sink is not None else None
         self.config = config if config is not None else PipelineConfig()
-        self.budget = budget if isinstance(budget, MemoryBudget) else MemoryBudget(budget or suggest_limit())
+        self.budget = MemoryBudget.of(suggest_limit() if budget is None else budget)
         if self.config.on_error != "raise":
             _check_restorable(self.transforms)
         self._runner: Runner | None = None
@@ -127,14 +127,14 @@ class Pipeline:
         runner.start()
         return self
 
-    def wait(self, timeout: float | None = None, *, progress: Progress | None = None) -> Report:
+    def wait(self, timeout_seconds: float | None = None, *, progress: Progress | None = None) -> Report:
         """Wait for the end and return the report, or raise what stopped the run."""
         if self._finished is not None:
             return self._finished
         drain, runner = self._drain, self._runner
         if drain is None or runner is None:
             raise ConfigError("this pipeline has not been started")
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         while not drain.done.wait(_PROGRESS_SECONDS):
             if progress is not None:
                 progress(runner.snapshot())
@@ -142,7 +142,7 @@ class Pipeline:
                 runner.close()
                 raise runner.failure  # the sink itself hangs: its thread cannot tell us
             if deadline is not None and time.monotonic() > deadline:
-                raise TimeoutError(f"still running after {timeout:g} s: {self}")
+                raise TimeoutError(f"still running after {timeout_seconds:g} s: {self}")
         if progress is not None:
             progress(runner.snapshot())
         runner.close()

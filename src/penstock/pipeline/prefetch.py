@@ -283,7 +283,7 @@ class _Line(Generic[Item]):
         needed = self._size(item)
         while not self._stopped:
             with suppress(StalledError):
-                return self._budget.reserve(needed, "prefetch", timeout=_LOOK_UP_SECONDS, by=self)
+                return self._budget.reserve(needed, "prefetch", timeout_seconds=_LOOK_UP_SECONDS, by=self)
         return None
 
 

@@ -76,7 +76,7 @@ class SourceThread:
         try:
             while not context.stop.is_set():
                 with contextlib.suppress(StalledError):
-                    return context.budget.reserve(nbytes, "pipeline", timeout=0.1, by=context)
+                    return context.budget.reserve(nbytes, "pipeline", timeout_seconds=0.1, by=context)
                 context.resident.give_back()
             return None
         finally:
@@ -247,7 +247,7 @@ class Runner:
 class _Bounded(Protocol):
     """A sink that may have no room. Waiting for it is its consumer's time, so no deadline applies."""
 
-    def wait_for_room(self, timeout: float, /) -> bool: ...
+    def wait_for_room(self, timeout_seconds: float, /) -> bool: ...
 
 
 class SinkThread:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from penstock._suggest import did_you_mean
+from penstock._suggest import check_options, did_you_mean
 from penstock.arrays.ragged import Ragged
 from penstock.errors import ConfigError, DataError
 from penstock.rl import advantages as known
@@ -105,12 +105,7 @@ class AdvantageSpec:
         entry = self.entry
         if entry is not None:
             allowed = sorted(inspect.signature(entry.function).parameters.keys() - _OWN_ARGUMENTS)
-            for option in self.options:
-                if option not in allowed:
-                    raise ConfigError(
-                        f"unknown option {option!r} of {entry.name}{did_you_mean(option, allowed)}; valid options: "
-                        f"{', '.join(allowed)}"
-                    )
+            check_options(self.options, allowed, where=f"estimator {entry.name!r}")
         elif not callable(self.estimator):
             raise ConfigError(
                 f"unknown estimator {self.estimator!r}{did_you_mean(str(self.estimator), ESTIMATORS)}; pass one of "

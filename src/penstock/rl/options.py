@@ -3,6 +3,8 @@
 A loader takes the fields by name (`max_staleness=1`), or a whole group (`staleness=Staleness(max_staleness=1)`).
 """
 
+# ruff: noqa: RUF009 - option() makes a dataclass field
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -12,19 +14,20 @@ from typing import Any, Literal, TypeAlias
 
 import numpy.typing as npt
 
-from penstock._suggest import did_you_mean
-from penstock.batching.options import Options
+from penstock._suggest import check_options, did_you_mean
+from penstock.batching.options import Options, flat_options, option, option_names
 from penstock.errors import ConfigError
 from penstock.rl.advantages.presets import Preset
 from penstock.rl.collate import RolloutForm
 
 __all__ = [
+    "NOT_FOR_ROLLOUTS",
+    "OPTION_KINDS",
     "LengthLimits",
     "RolloutBatching",
     "RolloutOptions",
     "RolloutSelection",
     "Staleness",
-    "option_fields",
     "read_rollout_options",
 ]
 
@@ -32,7 +35,7 @@ OnStale: TypeAlias = Literal["drop", "keep", "flag"]
 MissingRewards: TypeAlias = Literal["error", "zero", "exclude", "drop"]
 AllMasked: TypeAlias = Literal["error", "drop", "keep"]
 
-_NOT_FOR_ROLLOUTS = {
+NOT_FOR_ROLLOUTS = {
     "max_tokens": "split batches with micro_batch_tokens=",
     "sharding": "rollouts are balanced over ranks by length",
     "padding_side": "prompts are padded on the left and responses on the right",
@@ -45,27 +48,40 @@ _NOT_FOR_ROLLOUTS = {
 class RolloutBatching:
     """Sizes of rollout batches, and their split into minibatches."""
 
-    rollout_batch_size: int | None = None
-    """Rollouts that advantages are computed over: the shortest run of whole groups with at least as many. None: all of
-    a list or a file; a live source needs a number."""
-    group_size: int | None = None
-    """Live source: a group is complete with this many rollouts, from any number of appends. None: the rollouts of one
-    append belong together."""
-    max_pending_appends: int | None = None
-    """With `group_size`: drop a group that is incomplete this many appends after its first, because its producer may
-    have died. None: wait for it, while a queue keeps everything that came after it."""
-    ppo_epochs: int = 1
-    """Passes over each rollout batch."""
-    keep_groups: bool = True
-    """Keep the rollouts of a group in one minibatch. Advantages are the same either way."""
-    padding: Literal["sides", "free"] = "sides"
-    """Prompts padded on the left and responses on the right, or all rollouts end to end in one row."""
-    micro_batch_tokens: int | None = None
-    """Split each batch into `metadata["micro_batches"]` of at most this many tokens, padding included; every rank gets
-    the same number of them."""
-    gradients: Literal["summed", "averaged"] = "summed"
-    """How the trainer combines gradients of ranks. If they are averaged, as in DDP, denominators are divided by the
-    number of ranks."""
+    rollout_batch_size: int | None = option(
+        None,
+        "rollouts that advantages are computed over: the shortest run of whole groups with at least as many. "
+        "None: all of a list or a file; a live source needs a number.",
+    )
+    group_size: int | None = option(
+        None,
+        "live source: a group is complete with this many rollouts, from any number of appends. None: the rollouts "
+        "of one append belong together.",
+    )
+    max_pending_appends: int | None = option(
+        None,
+        "with `group_size`: drop a group that is incomplete this many appends after its first, because its "
+        "producer may have died. None: wait for it, while a queue keeps everything that came after it.",
+    )
+    ppo_epochs: int = option(1, "passes over each rollout batch")
+    keep_groups: bool = option(
+        True,
+        "keep the rollouts of a group in one minibatch. Advantages are the same either way.",
+    )
+    padding: Literal["sides", "free"] = option(
+        "sides",
+        "prompts padded on the left and responses on the right, or all rollouts end to end in one row",
+    )
+    micro_batch_tokens: int | None = option(
+        None,
+        'split each batch into `metadata["micro_batches"]` of at most this many tokens, padding included; every '
+        "rank gets the same number of them",
+    )
+    gradients: Literal["summed", "averaged"] = option(
+        "summed",
+        "sum or mean of the gradients of ranks in the trainer. If they are averaged, as in DDP, denominators are "
+        "divided by the number of ranks.",
+    )
 
     def __post_init__(self) -> None:
         optional = ("rollout_batch_size", "group_size", "max_pending_appends", "micro_batch_tokens")
@@ -79,12 +95,15 @@ class RolloutBatching:
 class Staleness:
     """Versions of the policy, and the rule for rollouts of old ones."""
 
-    policy_version: int | None = None
-    """Initial version of the policy that is trained; later set `loader.policy_version`."""
-    max_staleness: int | None = None
-    """Rollouts more than this many versions old are stale."""
-    on_stale: OnStale = "drop"
-    """Drop and count groups with stale rollouts, keep them, or keep them with `metadata["stale"]` set."""
+    policy_version: int | None = option(
+        None,
+        "initial version of the policy that is trained; later set `loader.policy_version`",
+    )
+    max_staleness: int | None = option(None, "rollouts more than this many versions old are stale")
+    on_stale: OnStale = option(
+        "drop",
+        'drop and count groups with stale rollouts, keep them, or keep them with `metadata["stale"]` set',
+    )
 
     def __post_init__(self) -> None:
         optional = ("policy_version", "max_staleness")
@@ -96,19 +115,29 @@ class Staleness:
 class RolloutSelection:
     """Rules for rollouts that may be unfit for training."""
 
-    drop_zero_variance: bool = False
-    """DAPO's dynamic sampling: drop and count groups whose rewards are all equal. A live source then takes more groups
-    until the rollout batch is full."""
-    group_prompts: Literal["equal", "any"] = "equal"
-    """Different prompts in one group: an error, or allowed, for turns of one episode say."""
-    duplicate_ids: Literal["error", "drop"] = "error"
-    """Live source: an id that occurs twice in a rollout batch, as after a repeated append, is an error, or the second
-    rollout is dropped and counted. In a list or a file it is always an error."""
-    missing_rewards: MissingRewards | None = None
-    """Rollout without a reward (None or NaN): an error; reward 0; kept with advantage 0 and outside of all statistics
-    ("exclude"); or dropped and counted. None: "exclude" if the preset does so, else an error."""
-    all_masked: AllMasked | None = None
-    """Rollout without a supervised token; None: kept if the preset has zeros for it, else an error."""
+    drop_zero_variance: bool = option(
+        False,
+        "DAPO's dynamic sampling: drop and count groups whose rewards are all equal. A live source then takes "
+        "more groups until the rollout batch is full.",
+    )
+    group_prompts: Literal["equal", "any"] = option(
+        "equal",
+        "different prompts in one group: an error, or allowed, for turns of one episode say",
+    )
+    duplicate_ids: Literal["error", "drop"] = option(
+        "error",
+        "live source: an id that occurs twice in a rollout batch, as after a repeated append, is an error, or the "
+        "second rollout is dropped and counted. In a list or a file it is always an error.",
+    )
+    missing_rewards: MissingRewards | None = option(
+        None,
+        "rollout without a reward (None or NaN): an error; reward 0; kept with advantage 0 and outside of all "
+        'statistics ("exclude"); or dropped and counted. None: "exclude" if the preset does so, else an error.',
+    )
+    all_masked: AllMasked | None = option(
+        None,
+        "rollout without a supervised token; None: kept if the preset has zeros for it, else an error",
+    )
 
     def __post_init__(self) -> None:
         _check_flag(self, "drop_zero_variance")
@@ -133,10 +162,14 @@ class RolloutSelection:
 class LengthLimits:
     """Longest prompts and responses, and the truncation of longer ones; checked by `RolloutForm`."""
 
-    max_prompt_length: int | None = None
-    max_response_length: int | None = None
-    prompt_truncation: Literal["error", "left", "right"] = "error"
-    response_truncation: Literal["error", "right"] = "error"
+    max_prompt_length: int | None = option(None, "most tokens of a prompt")
+    max_response_length: int | None = option(None, "most tokens of a response")
+    prompt_truncation: Literal["error", "left", "right"] = option(
+        "error", "longer prompts are an error, or lose their beginning (`left`) or their end (`right`)"
+    )
+    response_truncation: Literal["error", "right"] = option(
+        "error", "longer responses are an error, or lose their end (`right`)"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,21 +225,17 @@ _STATE_NAMES = (
 """Order of the names in saved states."""
 
 
-def option_fields() -> dict[str, Any]:
-    """Dataclass fields of every keyword that a `RolloutDataLoader` takes as an option, by name."""
-    own = [option for kind in _GROUPS.values() for option in fields(kind)]
-    shared = [option for option in fields(Options) if option.name not in _NOT_FOR_ROLLOUTS]
-    return {option.name: option for option in (*own, *fields(RolloutOptions), *shared)}
+OPTION_KINDS = (*_GROUPS.values(), RolloutOptions, Options)
+"""Dataclasses whose fields are keywords of a `RolloutDataLoader`, except those in `NOT_FOR_ROLLOUTS`."""
 
 
 def read_rollout_options(given: Mapping[str, Any]) -> tuple[Options, RolloutOptions]:
     """Options of every loader and those of rollouts; an unknown one is a ConfigError that names the nearest."""
-    known = option_fields()
+    given = flat_options(given)
     for name in given:
-        if name in _NOT_FOR_ROLLOUTS:
-            raise ConfigError(f"{name} is not an option of a RolloutDataLoader: {_NOT_FOR_ROLLOUTS[name]}")
-        if name not in known:
-            raise ConfigError(f"unknown option {name!r}{did_you_mean(name, known)}; valid options: {', '.join(known)}")
+        if name in NOT_FOR_ROLLOUTS:
+            raise ConfigError(f"{name} is not an option of a RolloutDataLoader: {NOT_FOR_ROLLOUTS[name]}")
+    check_options(given, [name for kind in OPTION_KINDS for name in option_names(kind) if name not in NOT_FOR_ROLLOUTS])
     groups: dict[str, Any] = {}
     for name, kind in _GROUPS.items():
         group = given.get(name)

@@ -50,8 +50,8 @@ class RolloutQueue:
     holds what comes between two checkpoints.
 
     All appends must have the per-token columns of the first (log-probs, values, ...). A rollout without an id is named
-    by its append and row, `"17:0"`. A damaged file ends the loop over the loader; with `on_bad="skip"` it is put aside
-    and counted.
+    by its append and row, `"17:0"`. A damaged file ends the loop over the loader; with `on_error="skip"` it is set
+    aside and counted.
 
     `finish()` ends the queue for all producers.
     """
@@ -66,15 +66,15 @@ class RolloutQueue:
         lease_seconds: float = 30.0,
         tokenizer: Tokenizer | None = None,
         columns: Mapping[str, Any] | None = None,
-        on_bad: Literal["raise", "skip"] = "raise",
+        on_error: Literal["raise", "skip"] = "raise",
         group_prompts: GroupPrompts = "equal",
     ) -> None:
-        if on_bad not in ("raise", "skip"):
-            raise ConfigError(f"on_bad must be 'raise' or 'skip', got {on_bad!r}")
+        if on_error not in ("raise", "skip"):
+            raise ConfigError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
         self.directory = require_local(directory, "the directory of a RolloutQueue")
         self.limits, self.durable = Limits(max_waiting), durable
         self.timeout_seconds, self.lease_seconds = check_timeout(timeout_seconds), lease_seconds
-        self.reader, self.on_bad = AppendReader(tokenizer, columns, group_prompts), on_bad
+        self.reader, self.on_error = AppendReader(tokenizer, columns, group_prompts), on_error
         self._producer: _Producer | None = None
 
     def append(self, rollouts: Any) -> None:
@@ -283,6 +283,6 @@ class _QueueAppends:
             queue = owner._open()
             options = QueueOptions(lease_seconds=owner.lease_seconds)
             member = QueueMember.consumer(queue, "strict", rank, options).join()
-            split = SplitFiles(member, _SPLIT, owner.timeout_seconds, None, owner.on_bad)
+            split = SplitFiles(member, _SPLIT, owner.timeout_seconds, None, owner.on_error)
             self._reading = queue, member, OrderedReader(split, rank, on_commit=True, every_rank=True)
         return self._reading[2]

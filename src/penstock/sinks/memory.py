@@ -52,19 +52,19 @@ class IteratorSink(Sink):
     same with less to set up; this is for a pipeline that was started elsewhere with `start()`.
     """
 
-    def __init__(self, max_batches: int = 4, *, timeout: float | None = None) -> None:
+    def __init__(self, max_batches: int = 4, *, timeout_seconds: float | None = None) -> None:
         if max_batches <= 0:
             raise ValueError(f"max_batches must be positive, got {max_batches}")
         self._max = max_batches
-        self._timeout = timeout
+        self._timeout_seconds = timeout_seconds
         self._batches: deque[pa.RecordBatch] = deque()
         self._changed = threading.Condition()
         self._ended = self._broken = False
 
-    def wait_for_room(self, timeout: float) -> bool:
-        """Wait for room, at most `timeout` seconds; False if there is none."""
+    def wait_for_room(self, timeout_seconds: float) -> bool:
+        """Wait for room, at most `timeout_seconds`; False if there is none."""
         with self._changed:
-            return self._changed.wait_for(lambda: len(self._batches) < self._max, timeout)
+            return self._changed.wait_for(lambda: len(self._batches) < self._max, timeout_seconds)
 
     def consume(self, batch: pa.RecordBatch) -> None:
         with self._changed:
@@ -92,7 +92,7 @@ class IteratorSink(Sink):
         while True:
             with self._changed:
                 since = time.monotonic()
-                if not self._changed.wait_for(lambda: bool(self._batches) or self._ended, self._timeout):
+                if not self._changed.wait_for(lambda: bool(self._batches) or self._ended, self._timeout_seconds):
                     waited = time.monotonic() - since
                     raise StalledError(f"no batch came within {waited:.1f} s; is the pipeline running?")
                 if not self._batches:

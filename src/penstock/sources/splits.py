@@ -1,13 +1,13 @@
-"""Stretches: parts of the input that can be read each by itself, in any order, found without reading the data.
+"""Splits of the input: parts that can be read alone, in any order, found without reading the data.
 
-    stretches = cut_into_stretches(source, 4 << 20)
-    with closing(open_stretch(source, stretches[7])) as reader:
+    splits = split_input(source, 4 << 20)
+    with closing(open_split(source, splits[7])) as reader:
         cut = reader.cut(max_records=1000, max_bytes=1 << 20)
         rows = reader.decode(cut)
 
-Lines (text, JSON Lines) are cut by bytes: a line belongs to the stretch in which it begins. Parquet is cut
+Lines (text, JSON Lines) are cut by bytes: a line belongs to the split in which it begins. Parquet is cut
 between row groups, Arrow files between record batches, a token store between any two rows of a shard. A compressed
-file, and one whose records cannot be found from the middle (CSV, JSON), is one stretch; it is still read piece by
+file, and one whose records cannot be found from the middle (CSV, JSON), is one split; it is still read piece by
 piece. Of Parquet and Arrow files the footers are read, of all others nothing but their sizes.
 """
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, Self, get_args
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock._suggest import did_you_mean
+from penstock._suggest import check_options
 from penstock.errors import ConfigError, DataError
 from penstock.templates.values import (
     TEXT,
@@ -126,10 +126,7 @@ class ColumnFormat:
         if not isinstance(rules, Mapping):
             raise ConfigError(f"the format of a column has keys such as 'unit: years', got {rules!r}")
         known = [part.name for part in fields(cls)]
-        for key in rules:
-            if key not in known:
-                hint = did_you_mean(str(key), known) or f"; the rules are {', '.join(known)}"
-                raise ConfigError(f"unknown rule {key!r} for a column{hint}")
+        check_options(rules, known, "rule", where="format of a column")
         return cls(**rules)
 
     def __reduce__(self) -> tuple[Any, ...]:

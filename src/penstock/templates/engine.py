@@ -22,7 +22,7 @@ from typing import Any
 import pyarrow as pa
 import yaml
 
-from penstock._suggest import did_you_mean
+from penstock._suggest import check_options, did_you_mean
 from penstock.errors import ConfigError
 from penstock.files.atomic import write_atomic
 from penstock.files.documents import read_document
@@ -48,10 +48,7 @@ def make_template(keys: Mapping[str, Any]) -> BaseTemplate:
         raise ConfigError(f"unknown kind of template {kind!r}{hint}")
     options = {key: value for key, value in keys.items() if key != "kind"}
     known = _options(KINDS[kind])
-    for key in options:
-        if key not in known:
-            hint = did_you_mean(str(key), known) or f"; the keys are {', '.join(known)}"
-            raise ConfigError(f"template {keys.get('name')!r}: unknown key {key!r}{hint}")
+    check_options(options, known, "key", where=f"template {keys.get('name')!r}")
     if "version" in options:
         options["version"] = str(options["version"])  # 1 and 1.2 are numbers in YAML
     try:

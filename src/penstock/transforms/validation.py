@@ -1,4 +1,4 @@
-"""Check every row against declared rules: raise, drop or null what breaks them."""
+"""Check every row against declared rules: raise, skip the row, or null the value."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.transforms.text import as_text
 __all__ = ["Validate"]
 
 Flags: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
-OnInvalid: TypeAlias = Literal["raise", "drop", "null"]
+OnInvalid: TypeAlias = Literal["raise", "skip", "null"]
 
 
 class ArrowSchema(Protocol):
@@ -30,9 +30,9 @@ class ArrowSchema(Protocol):
 
 
 class Validate(CountingTransform):
-    """Check rows against a schema and rules per column, and raise, drop the row, or null the value.
+    """Check rows against a schema and rules per column, and raise, skip the row, or null the value.
 
-        Validate(not_null=["id"], ranges={"age": (0, 120)}, regex={"email": r".+@.+"}, on_invalid="drop")
+        Validate(not_null=["id"], ranges={"age": (0, 120)}, regex={"email": r".+@.+"}, on_invalid="skip")
 
     - `schema`: its columns must be there with its types; others may be too. A batch that differs is always an error:
       no row of it is better than another. Fields that are not nullable count as `not_null`.
@@ -57,13 +57,13 @@ class Validate(CountingTransform):
         on_invalid: OnInvalid = "raise",
     ) -> None:
         super().__init__()
-        if on_invalid not in ("raise", "drop", "null"):
-            raise ValueError(f"on_invalid must be 'raise', 'drop' or 'null', got {on_invalid!r}")
+        if on_invalid not in ("raise", "skip", "null"):
+            raise ValueError(f"on_invalid must be 'raise', 'skip' or 'null', got {on_invalid!r}")
         self.schema = schema if schema is None or isinstance(schema, pa.Schema) else schema.to_arrow()
         required = [field.name for field in self.schema or () if not field.nullable]
         required += [name for name in (as_names(not_null) if not_null else ()) if name not in required]
         if required and on_invalid == "null":
-            raise ValueError(f"on_invalid='null' cannot replace a null in {required}; use 'drop' or 'raise'")
+            raise ValueError(f"on_invalid='null' cannot replace a null in {required}; use 'skip' or 'raise'")
         self.rules: tuple[Rule, ...] = (
             *(NotNull(name) for name in required),
             *(InRange(name, *as_range(given, name)) for name, given in (ranges or {}).items()),
@@ -89,7 +89,7 @@ class Validate(CountingTransform):
         for rule, rows in broken:
             reasons[f"{rule.column}: {rule.problem}{done}"] = int(np.count_nonzero(rows & valid))
             valid &= ~rows
-        if self.on_invalid == "drop":
+        if self.on_invalid == "skip":
             self.count(reasons)
             return keep_rows(batch, valid)
         self.count_kept(reasons)
@@ -100,7 +100,8 @@ class Validate(CountingTransform):
     def __repr__(self) -> str:
         rules = ["schema"] if self.schema is not None else []
         rules += [f"{rule.column}: {rule.expected}" for rule in self.rules]
-        return f"Validate({', '.join(rules)}, on_invalid={self.on_invalid!r})"
+        policy = "drop" if self.on_invalid == "skip" else self.on_invalid  # its name in checkpoints
+        return f"Validate({', '.join(rules)}, on_invalid={policy!r})"
 
 
 class Rule(Protocol):

@@ -1,6 +1,6 @@
 """Columns in and out: a column's contents checked, as NumPy arrays, and built from arrays or Python values.
 
-Everything here takes Arrow arrays and `pyarrow.Field`s, whose metadata says what an Arrow type cannot (see `_dtypes`).
+Everything here takes Arrow arrays and `pyarrow.Field`s, whose metadata says what an Arrow type cannot (see `dtypes`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock._suggest import did_you_mean
+from penstock._suggest import check_options
 from penstock.errors import SchemaError
 from penstock.types.dtypes import (
     Shape,
@@ -439,8 +439,7 @@ def _refuse_losses(values: Iterable[Any], kind: pa.DataType) -> None:
     elif pa.types.is_struct(kind):
         known = [part.name for part in kind]
         records = [record for value in present if (record := _as_record(value, known)) is not None]
-        for key in sorted(set(map(str, chain.from_iterable(records))) - set(known)):
-            raise SchemaError(f"unknown key {key!r}{did_you_mean(key, known)}")
+        check_options(sorted(set(map(str, chain.from_iterable(records)))), known, "key", error=SchemaError)
         for part in kind:
             _refuse_losses([record.get(part.name) for record in records], part.type)
     elif pa.types.is_map(kind):

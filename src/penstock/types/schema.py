@@ -32,7 +32,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from penstock._suggest import did_you_mean
+from penstock._suggest import check_options, did_you_mean
 from penstock.errors import SchemaError
 from penstock.types.columns import (
     NumpyArray,
@@ -199,8 +199,7 @@ class Schema:
         if not isinstance(state.get("fields"), list):
             raise SchemaError(f"a schema has a list of fields, got {state.get('fields')!r}")
         for field in state["fields"]:
-            for key in sorted(set(field) - set(Field.__slots__)):
-                raise SchemaError(f"unknown key {key!r} in field {field}{did_you_mean(key, Field.__slots__)}")
+            check_options(field, Field.__slots__, "key", where=f"field {field}", error=SchemaError)
             if not {"name", "dtype"} <= set(field):
                 raise SchemaError(f"a field has a name and a dtype, got {field}")
         return cls([Field(**field) for field in state["fields"]])

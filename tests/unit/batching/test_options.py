@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock import ConversationDataLoader, DataLoader, MixedDataLoader, PreferenceDataLoader, PretrainDataLoader
+from penstock import (
+    ConversationDataLoader,
+    DataLoader,
+    MixedDataLoader,
+    MLXDataLoader,
+    PreferenceDataLoader,
+    PretrainDataLoader,
+    RolloutDataLoader,
+)
 from penstock.batching import options
 from penstock.batching.collate import FIELDS
 from penstock.batching.options import (
@@ -25,6 +33,7 @@ from penstock.batching.options import (
 )
 from penstock.distributed import Strided
 from penstock.errors import ConfigError
+from penstock.memory import MemoryBudget
 from token_stores import make_store
 
 
@@ -67,6 +76,15 @@ def test_help_and_signature_show_every_option(loader: type[DataLoader]) -> None:
     assert parameters["batch_size"].default == 8
     text = pydoc.render_doc(loader, renderer=pydoc.plaintext)
     assert all(f"{name}: " in text for name in Options.__dataclass_fields__)
+
+
+@pytest.mark.parametrize("loader", [MLXDataLoader, RolloutDataLoader])
+def test_help_and_signature_show_the_options_of_loaders_with_more(loader: type[DataLoader]) -> None:
+    text = pydoc.render_doc(loader, renderer=pydoc.plaintext)
+    options = {name for name, each in signature(loader).parameters.items() if each.kind is each.KEYWORD_ONLY}
+    assert {"batch_size", "seed", "rank", "backend", "budget"} < options
+    shown = options - {"estimator", "preset", "columns"}  # explained above the list
+    assert all(f"    {name}: " in text for name in shown)
 
 
 def test_groups_of_options_and_flat_keywords_are_the_same() -> None:
@@ -134,7 +152,9 @@ def test_whole_numbers_of_numpy_will_do() -> None:
         ({"fields": "input_ids"}, r"fields.*'input_ids'"),
         ({"fields": ["labels"]}, r"fields.*input_ids"),
         ({"fields": []}, r"fields.*input_ids"),
-        ({"budget": "1 GiB"}, r"budget.*'1 GiB'"),
+        ({"budget": "1 cow"}, r"budget.*'1 cow'"),
+        ({"budget": 0}, r"budget.*\b0\b"),
+        ({"budget": 1.5}, r"budget.*1\.5"),
         ({"sharding": "strided"}, r"shares\(sizes, world\).*'strided'"),
         ({"cache_dir": 7}, "cache_dir"),
         ({"backend": "tourch"}, "'torch'"),
@@ -187,3 +207,11 @@ def test_any_whole_number_is_a_seed(tmp_path: Path, seed: int) -> None:
     store = make_store(tmp_path / "store", [[n] for n in range(1, 51)])
     loader = PretrainDataLoader(store, chunk_size=1, packing=None, batch_size=50, backend="numpy", seed=seed)
     assert sorted(loader.get_batch().input_ids[:, 0].tolist()) == list(range(1, 51))
+
+
+@pytest.mark.parametrize("given", [64 << 20, "64 MiB", MemoryBudget("64 MiB")])
+def test_a_budget_is_a_size_or_a_budget(given: Any) -> None:
+    read = read_options({"budget": given})
+    assert isinstance(read.budget, MemoryBudget)
+    assert read.memory is read.budget
+    assert read.budget.capacity == 64 << 20

@@ -174,7 +174,7 @@ def test_a_file_made_with_other_metadata_is_refused_with_the_command_that_purges
         assert take(reader, 4) == [0, 1, 2, 3]
         with pytest.raises(StaleQueueError, match=r"prepare\.py"):
             reader.get_batch()
-    with consumer(path, on_bad="skip") as reader:
+    with consumer(path, on_error="skip") as reader:
         assert ks(reader) == []
         assert reader.counts().skipped == 4
 

@@ -71,7 +71,7 @@ def test_the_end_of_a_split_ends_the_loop(tmp_path: Path) -> None:
     [
         ({"order": "sorted"}, r"\border\b.*'sorted'"),
         ({"acknowledge": "never"}, "acknowledge"),
-        ({"on_bad": "ignore"}, "on_bad"),
+        ({"on_error": "ignore"}, "on_error"),
         ({"timeout_seconds": 0}, "timeout_seconds"),
         ({"timeout_seconds": float("nan")}, "timeout_seconds"),
         ({"poll_seconds": -1}, "poll_seconds"),
@@ -168,7 +168,7 @@ def test_a_file_that_cannot_be_read_is_an_error_with_the_remedy(order: str, tmp_
 def test_or_it_is_put_aside_and_counted(order: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = fill(tmp_path / "q", 12)
     broken(path)
-    with caplog.at_level(logging.WARNING), consumer(path, order=order, on_bad="skip") as reader:
+    with caplog.at_level(logging.WARNING), consumer(path, order=order, on_error="skip") as reader:
         assert ks(reader) == [0, 1, 2, 3, 8, 9, 10, 11]
         assert reader.counts().skipped == 4
         assert reader.counts().delivered == 8
@@ -182,7 +182,7 @@ def test_or_it_is_put_aside_and_counted(order: str, tmp_path: Path, caplog: pyte
 def test_every_rank_counts_its_own_batches_of_a_bad_file(tmp_path: Path) -> None:
     path = fill(tmp_path / "q", 12)
     broken(path)
-    ranks = [consumer(path, order="strict", rank=rank, world_size=2, on_bad="skip") for rank in range(2)]
+    ranks = [consumer(path, order="strict", rank=rank, world_size=2, on_error="skip") for rank in range(2)]
     assert [ks(rank) for rank in ranks] == [[0, 2, 8, 10], [1, 3, 9, 11]]
     assert [rank.counts().skipped for rank in ranks] == [2, 2]
     for rank in ranks:
@@ -191,7 +191,7 @@ def test_every_rank_counts_its_own_batches_of_a_bad_file(tmp_path: Path) -> None
         file = reader._queue.split("train").files()[1]
         reader._queue.split("train").reject(file)
         assert take(reader, 4) == [0, 1, 2, 3]
-        with pytest.raises(DataError, match=r"\border\b.*on_bad="):
+        with pytest.raises(DataError, match=r"\border\b.*on_error="):
             reader.get_batch()
 
 

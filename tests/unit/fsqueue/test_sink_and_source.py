@@ -347,7 +347,9 @@ def test_a_sink_with_options_that_cannot_work_is_refused(tmp_path: Path, options
         QueueSink(tmp_path / "q", **options)
 
 
-@pytest.mark.parametrize("options", [{"order": "some"}, {"acknowledge": "x"}, {"on_bad": "x"}, {"timeout_seconds": -1}])
+@pytest.mark.parametrize(
+    "options", [{"order": "some"}, {"acknowledge": "x"}, {"on_error": "x"}, {"timeout_seconds": -1}]
+)
 def test_a_source_with_options_that_cannot_work_is_refused(tmp_path: Path, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         QueueSource(tmp_path / "q", **options)
@@ -659,7 +661,7 @@ def test_a_damaged_file_is_named_and_skipped_only_if_that_was_asked(tmp_path: Pa
     damage(tmp_path / "q", 1)
     with QueueSource(tmp_path / "q", acknowledge="committed") as source, pytest.raises(DataError, match="checksum"):
         list(source)
-    with QueueSource(tmp_path / "q", on_bad="skip") as source:
+    with QueueSource(tmp_path / "q", on_error="skip") as source:
         assert [row for batch in source for row in batch.to_pylist()] == ROWS[:10] + ROWS[20:]
         assert source.counts.skipped == 1
 
@@ -686,3 +688,10 @@ def test_a_batch_knows_which_file_and_row_it_came_from(tmp_path: Path) -> None:
     source.close()
     first, second = "000000000000", "000000000001"
     assert places == [*[(first, row) for row in (0, 2, 3, 5)], *[(second, row) for row in (0, 2, 3, 5)]]
+
+
+def test_limits_in_bytes_are_numbers_or_text() -> None:
+    assert Limits(backlog_bytes="1 MiB").most_bytes == Limits(backlog_bytes=1 << 20).most_bytes == 1 << 20
+    for wrong in ("1 cow", 0, 1.5):
+        with pytest.raises(ConfigError):
+            Limits(backlog_bytes=wrong)  # type: ignore[arg-type]

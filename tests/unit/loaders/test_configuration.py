@@ -18,6 +18,7 @@ from penstock.loaders.conversation import ConversationDataLoader
 from penstock.loaders.loader_file import load_config
 from penstock.loaders.mixed import MixedDataLoader
 from penstock.loaders.pretrain import PretrainDataLoader
+from penstock.memory import MemoryBudget
 from penstock.order.schedules import Schedule
 from penstock.sinks import StoreSink
 
@@ -226,7 +227,7 @@ def test_a_budget_is_written_as_text(tmp_path: Path) -> None:
     store = write_store(tmp_path / "s", [8] * 4)
     tree = {"loader": "pretrain", "path": str(store), "chunk_size": 8, "budget": "64 MiB"}
     budget = load_config(write(tmp_path / "c.yaml", tree)).open(**ALONE).options.budget
-    assert budget is not None
+    assert isinstance(budget, MemoryBudget)
     assert budget.capacity == 64 << 20
 
 

@@ -1186,7 +1186,7 @@ def test_samples_without_tokens_are_refused() -> None:
         {"objective": "masked_lm"},
         {"metadata_fields": "text"},
         {"backend": "mxl"},
-        {"budget": 5},
+        {"budget": -5},
         {"rank": 0},
         {"cache_mb": -1},
     ],

@@ -249,7 +249,7 @@ def test_who_waits_for_the_budget_goes_on_when_a_tensor_is_dropped(kind: str) ->
         first = budget.reserve(1, "batches", by=stream)
 
         def wait() -> None:
-            budget.reserve(4 * MIB, "batches", by=stream, timeout=LONG).release()
+            budget.reserve(4 * MIB, "batches", by=stream, timeout_seconds=LONG).release()
             got.set()
 
         waiting = threading.Thread(target=wait)

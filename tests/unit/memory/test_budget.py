@@ -33,7 +33,7 @@ def until(condition: Callable[[], bool]) -> None:
 def queue_up(threads: ThreadPoolExecutor, budget: MemoryBudget, nbytes: int, owner: str = "") -> Future[Reservation]:
     """A reservation that has to wait, once it does."""
     before = len(budget._queue)
-    future = threads.submit(budget.reserve, nbytes, owner, timeout=LONG)
+    future = threads.submit(budget.reserve, nbytes, owner, timeout_seconds=LONG)
     until(lambda: len(budget._queue) == before + 1)
     return future
 
@@ -141,7 +141,7 @@ def test_the_deadline_error_names_who_holds_the_bytes() -> None:
     budget.hold("read", 128 << 10)
     budget.hold("sink", 256 << 10)
     with pytest.raises(StalledError) as caught:
-        budget.reserve(512 << 10, "decode", timeout=0.01)
+        budget.reserve(512 << 10, "decode", timeout_seconds=0.01)
     assert re.search(r"0\.01 s.*512\.0", str(caught.value))
     assert isinstance(caught.value, TimeoutError)
 
@@ -149,9 +149,9 @@ def test_the_deadline_error_names_who_holds_the_bytes() -> None:
 def test_a_waiter_that_gave_up_does_not_block_the_next(threads: ThreadPoolExecutor) -> None:
     budget = MemoryBudget(100)
     first = budget.reserve(60)
-    impatient = threads.submit(budget.reserve, 90, timeout=0.05)
+    impatient = threads.submit(budget.reserve, 90, timeout_seconds=0.05)
     until(lambda: len(budget._queue) == 1 or impatient.done())
-    patient = threads.submit(budget.reserve, 40, timeout=LONG)
+    patient = threads.submit(budget.reserve, 40, timeout_seconds=LONG)
     with pytest.raises(StalledError):
         impatient.result(LONG)
     patient.result(LONG)
@@ -176,7 +176,7 @@ def test_one_oversized_item_is_admitted_alone(threads: ThreadPoolExecutor) -> No
 def test_standing_charges_that_fill_the_budget_leave_one_item_at_a_time(threads: ThreadPoolExecutor) -> None:
     budget = MemoryBudget(100)
     budget.hold("sink", 150)
-    first = budget.reserve(10, timeout=0)
+    first = budget.reserve(10, timeout_seconds=0)
     second = queue_up(threads, budget, 10)
     first.release()
     second.result(LONG).release()
@@ -261,7 +261,7 @@ def test_threads_never_exceed_the_limit_together_and_all_get_through(work: list[
 
     def worker(name: str, sizes: list[int]) -> None:
         for size in sizes:
-            with budget.reserve(size, name, timeout=LONG) as reservation:
+            with budget.reserve(size, name, timeout_seconds=LONG) as reservation:
                 reservation.resize(size // 2)
 
     def meddler() -> None:
@@ -321,7 +321,7 @@ def test_many_threads_wait_and_wake_without_losing_one() -> None:
 
     def worker() -> None:
         for size in range(1, 30):
-            budget.reserve(size % 7, timeout=LONG).release()
+            budget.reserve(size % 7, timeout_seconds=LONG).release()
         done.release()
 
     workers = [threading.Thread(target=worker, daemon=True) for _ in range(16)]
@@ -373,10 +373,10 @@ def test_a_printed_size_reads_back_within_the_rounding(nbytes: int) -> None:
 def test_a_stream_with_nothing_in_flight_is_admitted_beside_one_that_holds_everything() -> None:
     budget = MemoryBudget(100)
     with budget.reserve(100, "first", by="a"):
-        with budget.reserve(60, "second", by="b", timeout=LONG):
+        with budget.reserve(60, "second", by="b", timeout_seconds=LONG):
             assert budget.used == 160
             with pytest.raises(StalledError):
-                budget.reserve(1, "second", by="b", timeout=0.01)
+                budget.reserve(1, "second", by="b", timeout_seconds=0.01)
         assert budget.used == 100
 
 
@@ -386,7 +386,7 @@ def test_what_is_set_aside_leaves_less_room_and_is_not_in_use() -> None:
     budget.set_aside(30, by="other")  # they look at the same process: the larger counts
     with budget.charge(0):
         assert budget.try_reserve(41) is None
-        with budget.reserve(40, timeout=LONG):
+        with budget.reserve(40, timeout_seconds=LONG):
             assert budget.used == 40
     budget.set_aside(0, by="one")
     budget.set_aside(0, by="other")

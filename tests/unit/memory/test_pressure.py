@@ -41,7 +41,7 @@ def budget() -> MemoryBudget:
 
 @pytest.fixture
 def handler(budget: MemoryBudget, weather: Weather) -> MemoryPressureHandler:
-    return MemoryPressureHandler(budget, interval=0, readings=weather)
+    return MemoryPressureHandler(budget, interval_seconds=0, readings=weather)
 
 
 def limits_of(handler: MemoryPressureHandler, budget: MemoryBudget, steps: int) -> list[int]:
@@ -119,7 +119,7 @@ def test_stalls_alone_are_enough_to_shrink_but_not_to_give_back(
 def test_pressure_empties_the_pools(weather: Weather) -> None:
     budget = MemoryBudget("64 MiB")
     pool = BufferPool(budget=budget)
-    handler = MemoryPressureHandler(budget, pools=[pool], interval=0, readings=weather)
+    handler = MemoryPressureHandler(budget, pools=[pool], interval_seconds=0, readings=weather)
     pool.acquire(MIB).release()
     handler.check()
     assert pool.stats().free_bytes == budget.used == MIB
@@ -151,7 +151,7 @@ def test_everything_can_be_given_back_at_once(
 
 def test_it_looks_at_most_once_per_interval(budget: MemoryBudget) -> None:
     weather = Weather(FULL)
-    handler = MemoryPressureHandler(budget, interval=3600, readings=weather)
+    handler = MemoryPressureHandler(budget, interval_seconds=3600, readings=weather)
     assert [handler.check() for _ in range(5)] == [True, False, False, False, False]
     assert (weather.looks, budget.limit) == (1, 700)
 
@@ -194,7 +194,7 @@ def test_a_stall_is_described_in_the_log(
         ({"low": 0.0}, "low"),
         ({"high": 1.5}, "low"),
         ({"floor": 0.0}, r"\bfloor\b"),
-        ({"interval": -1.0}, "interval"),
+        ({"interval_seconds": -1.0}, "interval_seconds"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(budget: MemoryBudget, options: dict[str, Any], message: str) -> None:

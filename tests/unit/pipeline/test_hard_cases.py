@@ -204,7 +204,7 @@ def test_the_quarantine_of_an_iteration_goes_on_where_it_was_saved(tmp_path: Pat
 def test_waiting_closes_the_run() -> None:
     before = threading.active_count()
     pipeline = Pipeline(numbers(100), [], MemorySink()).start()
-    pipeline.wait(timeout=30)
+    pipeline.wait(timeout_seconds=30)
     assert threading.active_count() == before
     assert pipeline.budget.used == 0
 
@@ -233,7 +233,7 @@ def test_iterating_over_a_sink_whose_pipeline_failed_says_so() -> None:
     with pytest.raises(StoppedError, match=r"wait\(\)"):
         list(sink)
     with pytest.raises(StageError, match="not 900"):
-        pipeline.wait(timeout=30)
+        pipeline.wait(timeout_seconds=30)
 
 
 @pytest.mark.parametrize("name", ["o.parquet", "o.csv"])

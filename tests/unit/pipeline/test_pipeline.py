@@ -160,14 +160,14 @@ def test_with_closes_what_was_started() -> None:
 def test_start_and_wait_run_in_the_background() -> None:
     sink = MemorySink()
     pipeline = Pipeline(Chunks(100), [], sink).start()
-    assert pipeline.wait(timeout=30).rows_out == 100
+    assert pipeline.wait(timeout_seconds=30).rows_out == 100
 
 
 def test_waiting_after_a_stop_says_that_it_was_stopped() -> None:
     pipeline = Pipeline(Chunks(10_000_000), [], MemorySink()).start()
     pipeline.stop()
     with pytest.raises(StoppedError):
-        pipeline.wait(timeout=30)
+        pipeline.wait(timeout_seconds=30)
 
 
 def test_a_running_pipeline_refuses_a_second_start() -> None:

@@ -73,7 +73,7 @@ def test_a_killed_worker_loses_nothing_and_repeats_nothing(tmp_path: Path) -> No
     pipeline = Pipeline(MemorySource(ROWS), [Map(slow)], sink, TWO).start()
     killer = threading.Thread(target=kill)
     killer.start()
-    pipeline.wait(timeout=120)
+    pipeline.wait(timeout_seconds=120)
     pipeline.stop()
     killer.join(30)
     assert len(killed) == 3

@@ -548,18 +548,18 @@ def test_an_append_that_was_damaged_is_put_aside_and_counted_if_asked(home: Path
         queue.finish()
     damaged = sorted((home / "rollouts").glob("*.arrow"))[2 if last else 1]
     damaged.write_bytes(damaged.read_bytes()[:100])
-    with make(opened(home)) as loader, pytest.raises(DataError, match='on_bad="skip"'):
+    with make(opened(home)) as loader, pytest.raises(DataError, match='on_error="skip"'):
         rounds(loader)
     if repaired:
         damaged.rename(f"{damaged}.bad")
-    with make(opened(home, on_bad="skip")) as loader:
+    with make(opened(home, on_error="skip")) as loader:
         start = loader.state_dict()
         for _ in range(2):
             assert rounds(loader) == [names("a", "b" if last else "c")]
             assert loader.counts == {"unreadable append": 1}
             loader.load_state_dict(start)
-    with pytest.raises(ConfigError, match=r"on_bad.*'raise'"):
-        RolloutQueue(home, on_bad="drop")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"on_error.*'raise'"):
+        RolloutQueue(home, on_error="drop")  # type: ignore[arg-type]
 
 
 PRODUCER = """

@@ -74,6 +74,6 @@ def test_iterating_raises_after_what_is_there_when_the_pipeline_fails() -> None:
 
 
 def test_waiting_for_a_batch_has_a_deadline_if_asked_for() -> None:
-    sink = IteratorSink(timeout=0.01)
+    sink = IteratorSink(timeout_seconds=0.01)
     with pytest.raises(StalledError):
         next(iter(sink))

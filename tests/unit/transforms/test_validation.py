@@ -57,7 +57,7 @@ def first_broken(row: tuple[Any, ...]) -> str | None:
 def test_drop_keeps_the_valid_rows_and_counts_the_others_by_their_first_broken_rule(
     rows: list[tuple[Any, ...]], skip: int
 ) -> None:
-    validate = Validate(**RULES, on_invalid="drop")
+    validate = Validate(**RULES, on_invalid="skip")
     out = validate.transform(as_batch(rows, skip))
     assert out.equals(as_batch([row for row in rows[skip:] if first_broken(row) is None]))
     reasons = [reason for row in rows[skip:] if (reason := first_broken(row))]
@@ -123,7 +123,7 @@ def test_of_several_bad_rows_the_first_is_raised_whatever_rule_it_breaks() -> No
 
 
 def test_a_batch_with_other_types_than_the_schema_is_an_error_even_when_rows_are_dropped() -> None:
-    validate = Validate(pa.schema({"age": pa.int64()}), on_invalid="drop")
+    validate = Validate(pa.schema({"age": pa.int64()}), on_invalid="skip")
     with pytest.raises(SchemaError, match=r"'age'.*Cast\(\{'age': 'int64'\}\)"):
         validate.transform(pa.record_batch({"age": ["1"]}))
     with pytest.raises(SchemaError, match=r"'age'.*'agee'"):
@@ -133,7 +133,7 @@ def test_a_batch_with_other_types_than_the_schema_is_an_error_even_when_rows_are
 
 
 def test_fields_that_are_not_nullable_are_not_null_rules() -> None:
-    validate = Validate(pa.schema([pa.field("a", pa.int64(), nullable=False)]), not_null=["a", "b"], on_invalid="drop")
+    validate = Validate(pa.schema([pa.field("a", pa.int64(), nullable=False)]), not_null=["a", "b"], on_invalid="skip")
     out = validate.transform(pa.record_batch({"a": [1, None, 3], "b": ["x", "y", None]}))
     assert out.to_pylist() == [{"a": 1, "b": "x"}]
     assert validate.counts == {"a: null": 1, "b: null": 1}
@@ -153,8 +153,8 @@ def test_anything_that_knows_its_arrow_schema_is_a_schema() -> None:
 )
 def test_rules_apply_to_every_layout_of_text(dtype: pa.DataType) -> None:
     batch = pa.record_batch({"t": pa.array(["a", "b", "c", None]).cast(dtype)})
-    assert Validate(allowed={"t": ["a", "b"]}, on_invalid="drop").transform(batch)["t"].to_pylist() == ["a", "b", None]
-    assert Validate(regex={"t": "[bc]"}, on_invalid="drop").transform(batch)["t"].to_pylist() == ["b", "c", None]
+    assert Validate(allowed={"t": ["a", "b"]}, on_invalid="skip").transform(batch)["t"].to_pylist() == ["a", "b", None]
+    assert Validate(regex={"t": "[bc]"}, on_invalid="skip").transform(batch)["t"].to_pylist() == ["b", "c", None]
     out = Validate(ranges={"t": ("b", None)}, on_invalid="null").transform(batch)
     assert out["t"].to_pylist() == [None, "b", "c", None]
     assert out.schema == batch.schema
@@ -184,8 +184,8 @@ def test_rules_that_do_not_fit_the_type_of_the_column_are_errors() -> None:
 def test_constructors_refuse_what_cannot_work() -> None:
     with pytest.raises(ValueError, match=r"not_null.*ranges"):
         Validate()
-    with pytest.raises(ValueError, match=r"on_invalid.*'skip'"):
-        Validate(not_null="a", on_invalid="skip")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"on_invalid.*'drop'"):
+        Validate(not_null="a", on_invalid="drop")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"on_invalid='null'.*'a'"):
         Validate(not_null="a", on_invalid="null")
     with pytest.raises(ValueError, match=r"'\('.*'a'"):
@@ -197,7 +197,7 @@ def test_constructors_refuse_what_cannot_work() -> None:
 
 
 def test_counts_from_many_threads_add_up_and_copies_start_from_nothing() -> None:
-    validate, batch = Validate(ranges={"a": (0, 1)}, on_invalid="drop"), pa.record_batch({"a": [0, 5, 7]})
+    validate, batch = Validate(ranges={"a": (0, 1)}, on_invalid="skip"), pa.record_batch({"a": [0, 5, 7]})
     threads = [threading.Thread(target=lambda: [validate.transform(batch) for _ in range(100)]) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -211,11 +211,11 @@ def test_counts_from_many_threads_add_up_and_copies_start_from_nothing() -> None
 
 def test_empty_batches_pass() -> None:
     empty = as_batch([])
-    for on_invalid in ("raise", "drop"):
+    for on_invalid in ("raise", "skip"):
         assert Validate(**RULES, on_invalid=on_invalid).transform(empty).equals(empty)
 
 
 def test_it_prints_its_rules() -> None:
-    assert repr(Validate(not_null="id", ranges={"age": (0, 120)}, on_invalid="drop")) == (
+    assert repr(Validate(not_null="id", ranges={"age": (0, 120)}, on_invalid="skip")) == (
         "Validate(id: a value, age: 0 to 120, on_invalid='drop')"
     )

@@ -224,7 +224,7 @@ class SampleEngine:
         self.rank, self.batch_size, self.accumulation = options.find_rank(), options.batch_size, accumulation
         self.global_micro = self.batch_size * self.rank.world_size
         self.collator = SampleCollator(dataset, layout, options, self.rank)
-        self._producer = BatchProducer(self.collator, setting, tuner, options.budget)
+        self._producer = BatchProducer(self.collator, setting, tuner, options.memory)
         keep_freed(_KEPT_BYTES)
 
     @property

@@ -67,7 +67,7 @@ class StreamEngine:
             shuffle=options.shuffle,
             max_tokens=options.max_tokens,
             options=streaming if isinstance(streaming, StreamOptions) else None,
-            budget=options.budget,
+            budget=options.memory,
         )
 
     @property

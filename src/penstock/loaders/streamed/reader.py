@@ -40,6 +40,7 @@ from penstock.loaders.streamed.rows import WindowSampling
 from penstock.loaders.streamed.stream import SampledWindow, Stream, StreamLane, collate_samples
 from penstock.loaders.streamed.windows import BlockSequence, StreamCounts, StreamCursor, WindowBuilder, WindowLimits
 from penstock.memory import MemoryBudget
+from penstock.memory.budget import parse_bytes
 from penstock.pipeline.prefetch import Background
 from penstock.pipeline.stages import Fitting
 
@@ -57,7 +58,7 @@ class StreamOptions:
     """Number of streams, approximately; at most this many ranks can share the reading."""
     shuffle_window: int = 4096
     """Rows that a stream shuffles and packs at a time."""
-    window_bytes: int = 2 << 20
+    window_bytes: int | str = "2 MiB"
     """Most bytes of input in a window, if rows are large."""
     on_error: Literal["raise", "skip", "quarantine"] = "raise"
     """A bad row stops the run, is skipped and counted, or is skipped and written to the `quarantine` file."""
@@ -73,7 +74,7 @@ class StreamOptions:
     """Threads that make windows ahead; by default one for each core, up to 8."""
 
     def __post_init__(self) -> None:
-        WindowLimits(self.shuffle_window, self.window_bytes)
+        self.window()
         if self.streams < 1:
             raise ConfigError(f"streams must be positive, got {self.streams}")
         if self.on_error not in ("raise", "skip", "quarantine"):
@@ -82,6 +83,10 @@ class StreamOptions:
             raise ConfigError("on_error='quarantine' and a quarantine file go together; pass both or neither")
         if self.steps_per_epoch is not None and self.steps_per_epoch < 1:
             raise ConfigError(f"steps_per_epoch must be positive, got {self.steps_per_epoch}")
+
+    def window(self) -> WindowLimits:
+        """Size of a window."""
+        return WindowLimits(self.shuffle_window, parse_bytes(self.window_bytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +231,7 @@ class StreamReader:
             "seed": self.seed,
             "shuffle": self.shuffle,
             "shape": self._sampling.describe(),
-            "window": [self.options.shuffle_window, self.options.window_bytes],
+            "window": [self.options.shuffle_window, self.options.window().nbytes],
         }
 
     def to_state(self, position: StreamPosition) -> dict[str, Any]:
@@ -301,7 +306,7 @@ class StreamReader:
             ready.transforms,
             tokens=ready.tokens,
             mask=ready.mask,
-            limits=WindowLimits(self.options.shuffle_window, self.options.window_bytes),
+            limits=self.options.window(),
             seed=self.seed,
             shuffle=self.shuffle,
             on_error=self.options.on_error,
@@ -373,7 +378,7 @@ class StreamReader:
         soonest.sort()
         room = self._budget.available
         for _, number in soonest[:free]:
-            room -= max(streams[number].nbytes, self.options.window_bytes)
+            room -= max(streams[number].nbytes, self.options.window().nbytes)
             if room < 0:
                 return
             streams[number].begin()
