@@ -75,7 +75,7 @@ class Decontaminate(CountingTransform):
         found = [self._read(name, texts) for name, texts in named.items()]
         if not found or not sum(map(len, found)):
             raise ValueError(f"the evaluation sets hold no text of {n} words or more; pass longer texts or a smaller n")
-        # An n-gram is there once for every set that has it.
+        # An n-gram occurs once for every set that has it.
         every = np.concatenate(found)
         owner = np.repeat(np.arange(len(found), dtype=np.uint16), [len(hashes) for hashes in found])
         order = np.argsort(every, kind="stable")

@@ -52,7 +52,7 @@ class ScrubPII(CountingTransform):
     What has no fixed form is found by likeness: version numbers in four parts look like IP addresses, and keys without
     a prefix differ from long identifiers by their entropy and by how much of them looks like words. Hexadecimal
     digests are left alone, and so are phone numbers that could be decimal numbers, such as +1.4155550123. Takes time in
-    proportion to the text, whatever it is.
+    proportion to the text.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class ScrubPII(CountingTransform):
         self.kinds = tuple(kind for kind in ("key", "email", "ip", "phone") if kind in set(kinds))
         for kind in {*kinds, *(replacements or ())}:
             if kind not in REPLACEMENTS:
-                raise ValueError(f"no kind is called {kind!r}; there are {', '.join(REPLACEMENTS)}")
+                raise ValueError(f"unknown kind {kind!r}; valid kinds: {', '.join(REPLACEMENTS)}")
         if not self.kinds:
             raise ValueError(f"kinds must name at least one of {', '.join(REPLACEMENTS)}, got none")
         self.replacements = REPLACEMENTS | dict(replacements or {})
@@ -260,7 +260,7 @@ def is_address(text: str, *, public_only: bool) -> bool:
             return False
         if sum(map(bool, groups)) < 3 or not any(character.isdigit() for character in text):
             return False
-    plain = getattr(address, "ipv4_mapped", None) or address  # what Python says of the mapped form changed with 3.13
+    plain = getattr(address, "ipv4_mapped", None) or address  # Python's answer for the mapped form changed with 3.13
     return bool(plain.is_global) or not public_only
 
 

@@ -156,7 +156,7 @@ def _make(job: _Job, wait_seconds: float, progress: Progress | None) -> Prepared
     job.out.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(job.work.with_name(f"{job.work.name}.lock")) as lock:
         if not lock.acquire(wait_seconds):
-            raise ConfigError(f"{job.out} is being prepared by {lock.owner()}; wait for it, or choose another place")
+            raise ConfigError(f"{job.out} is being prepared by {lock.owner()}; wait for it, or choose another path")
         return _prepare(job, progress)
 
 

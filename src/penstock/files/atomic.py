@@ -37,7 +37,7 @@ _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)
 class AtomicFile:
     """A file being written under a hidden name; `commit()` gives it its own.
 
-    As a context manager it commits on success and leaves nothing behind on an exception.
+    As a context manager it commits on success and leaves nothing on an exception.
     """
 
     def __init__(self, path: PathLike) -> None:
@@ -111,7 +111,7 @@ def naming(path: str) -> Iterator[None]:
 
 
 class _Target(io.BufferedWriter):
-    """Writes under a hidden name, and complains (of a full disk, say) under the name the user knows."""
+    """Writes under a hidden name; errors (a full disk) have the name that the user knows."""
 
     def __init__(self, raw: io.FileIO, shown: str) -> None:
         super().__init__(raw)
@@ -129,7 +129,7 @@ _LINK_ERRNOS = (errno.ELOOP, errno.EMLINK, getattr(errno, "EFTYPE", errno.ELOOP)
 """Error codes of systems that refuse to follow a link."""
 
 MARKERS = ("complete", "run")
-"""Files that say that a build is whole, and whose it is: they are deleted last."""
+"""Files that record completeness and owner of a build: they are deleted last."""
 
 
 def refuse_link(path: Path) -> None:
@@ -185,7 +185,7 @@ def check_own_directory(directory: Path, own: re.Pattern[str]) -> None:
 def remove_own_directory(directory: Path, own: re.Pattern[str]) -> None:
     """Delete a directory of penstock and all in it; one that holds anything else is refused as a whole."""
     check_own_directory(directory, own)
-    # Shards, journals and the like before what says whose they are: killed in between, they are still known as ours.
+    # Shards, journals and the like before the file of the owner: killed in between, they are still known as ours.
     for path in directory.iterdir() if directory.is_dir() else ():
         if path.name not in MARKERS and not path.is_dir():
             path.unlink(missing_ok=True)

@@ -193,7 +193,7 @@ class _CheckedFrames(io.RawIOBase):
 
 
 def _checked_zstd(frame: bytes, content: bytes) -> bytes:
-    """A frame with the flag that says that a checksum follows it, and the checksum (RFC 8878, 3.1.1)."""
+    """A frame with the flag for a checksum, and the checksum (RFC 8878, 3.1.1)."""
     flags = frame[4] | 0b100
     checksum = xxhash.xxh64_intdigest(content) & 0xFFFFFFFF
     return frame[:4] + bytes([flags]) + frame[5:] + checksum.to_bytes(4, "little")

@@ -77,7 +77,7 @@ class _UniqueKeys(yaml.SafeLoader):
             if not isinstance(key, yaml.ScalarNode):
                 continue
             if key.value in lines:
-                problem = f"the key {key.value!r} is there twice, first in line {lines[key.value]}"
+                problem = f"the key {key.value!r} occurs twice, first in line {lines[key.value]}"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
             lines[key.value] = key.start_mark.line + 1
         return node

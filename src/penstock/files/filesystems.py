@@ -49,7 +49,7 @@ def is_remote(path: PathLike) -> bool:
 
 
 def shown(url: PathLike) -> str:
-    """The URL as it may stand in a message: without a password."""
+    """The URL for messages: without a password."""
     return _PASSWORD.sub(lambda found: f"{found['user'] or found['key']}***", os.fspath(url))
 
 
@@ -61,7 +61,7 @@ def has_password(url: PathLike) -> bool:
 def open_filesystem(url: PathLike) -> tuple[FileSystem, str]:
     """The Arrow file system that a URL means, and the path in it.
 
-    Who may read is found where the file system's own tools look for it: the environment, `~/.aws`, a login of
+    Credentials are found where the file system's own tools look for them: the environment, `~/.aws`, a login of
     huggingface-hub. The rest of the URL is taken literally, except for `file://`: `%20` is three characters.
     """
     from pyarrow import fs
@@ -189,7 +189,7 @@ _SQUEEZED = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):[/\\]")
 
 
 def require_local(path: PathLike, what: str) -> Path:
-    """The local path, `~` expanded; a URL is a ConfigError that says what it was given for.
+    """The local path, `~` expanded; a URL is a ConfigError that names the argument.
 
     `file:///path` is the local path. A URL that went through `Path` is recognised too, so a directory whose name ends
     in a colon is to be written as `./name:/...`.

@@ -1,6 +1,6 @@
 """JSON whose numbers keep their spelling: `1.50` stays `1.50`, and an integer of any length stays one.
 
-What a row says as JSON reaches a template as it stands in the file: keys in their order, nulls, numbers as written.
+JSON in a row reaches a template as the file has it: keys in their order, nulls, numbers as written.
 Python's own numbers forget how they were written, so a number with an unusual spelling is a `FloatText` or an
 `IntText`, which compares and computes like any other and is written as its text.
 """

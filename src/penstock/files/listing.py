@@ -127,11 +127,9 @@ def _walk(directory: Path) -> Iterator[Path]:
 
 
 def _is_file(path: Path) -> bool:
-    """A link that leads nowhere stands for rows that are not there, so it is not passed over."""
+    """True for a file. A dangling link is an error: its rows are missing."""
     if path.is_symlink() and not path.exists():
-        raise FileNotFoundError(
-            f"{path} is a symbolic link that leads nowhere, to {path.readlink()}; repair or remove it"
-        )
+        raise FileNotFoundError(f"{path} is a dangling symbolic link to {path.readlink()}; repair or remove it")
     return path.is_file()
 
 

@@ -1,7 +1,7 @@
 """One writer at a time, among threads and processes: a lock file that the system itself releases when its owner dies.
 
 The lock is the kernel's (flock, or LockFileEx on Windows), not the presence of the file, so there is nothing stale to
-find after kill -9 and no clock to trust. The text in the file only says who holds it, for messages.
+find after kill -9 and no clock to trust. The text in the file names the holder, for messages only.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class FileLock:
     def hold(self, what: str, *, take_over: bool = False) -> bool:
         """Take the lock of `what` now, or raise an error that names who has it; whether there are locks at all.
 
-        A file system without locks (some network drives) is no obstacle, but the log says that nothing is watched.
+        A file system without locks (some network drives) is no obstacle, but a warning is logged.
         """
         try:
             if self.acquire(take_over=take_over):
@@ -79,10 +79,10 @@ class FileLock:
             if error.errno not in _NO_LOCKS:
                 raise
             self.path.unlink(missing_ok=True)
-            log.warning("%s: its file system has no locks, so a second run that uses it is not noticed", what)
+            log.warning("%s: its file system has no locks, so a second run that uses it is not detected", what)
             return False
         raise ConfigError(
-            f"{what} is in use by {self.owner()}; wait until that run has ended, or stop it, or choose another place"
+            f"{what} is in use by {self.owner()}; wait until that run has ended, or stop it, or choose another path"
         )
 
     def release(self) -> None:
@@ -157,7 +157,7 @@ class FileLock:
 
 
 def _sign(handle: int) -> None:
-    """Say who holds the lock. A full disk has no room for it; the lock holds without."""
+    """Write the holder into the file. If the disk is full, the lock holds without it."""
     facts = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
     with contextlib.suppress(OSError):
         os.truncate(handle, 0)

@@ -1,7 +1,7 @@
 """Record boundaries in raw bytes: lines, CSV records with quoted newlines, the objects of a JSON file.
 
-A cutter looks at a buffer that begins at a record boundary and says how much of it is whole records, so that input can
-be cut into blocks by a cheap scan and parsed elsewhere.
+A cutter looks at a buffer that begins at a record boundary and returns how much of it is whole records. So input is
+cut into blocks by a cheap scan and parsed elsewhere.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _IS_SEPARATOR[list(b" \t\r\n,")] = True
 
 
 class Cutter(Protocol):
-    """Finds the ends of records, and knows what else there is to say about them."""
+    """Finds the ends of records, and their other properties."""
 
     newline_ends: bool
     """True if every newline ends a record, so that reading can resume at the next line after one that is too long."""
@@ -198,7 +198,7 @@ class JsonItems:
         if not left:
             raise ValueError("the file ends before its array is closed: it was cut short")
         if left.startswith(b"]"):
-            raise ValueError(f"the file goes on after the end of its array: {left[1:60].strip()!r}")
+            raise ValueError(f"the file continues after the end of its array: {left[1:60].strip()!r}")
         if b"{" not in left and b"[" not in left:
             raise ValueError(f"expected JSON objects, got {left[:60]!r}")
         raise ValueError(f"the file ends inside an object: {left[:60]!r}")
@@ -212,7 +212,7 @@ class JsonItems:
         gap, _ = _gaps(starts, stops)
         after = np.arange(stops[-1] if len(stops) else 0, len(data))
         if not _IS_SEPARATOR[data[gap]].all() or not (_IS_SEPARATOR[data[after]] | (data[after] == _ARRAY_END)).all():
-            raise ValueError("something else than a JSON object stands between the objects")
+            raise ValueError("expected only JSON objects, got other text between them")
         between = np.concatenate([gap, after])
         ready = data.copy()
         ready[between[data[between] == _COMMA]] = _NEWLINE

@@ -218,8 +218,8 @@ def fetch_files(url: PathLike, suffixes: Sequence[str] = (), cache_dir: PathLike
 def clear_copies(older_than_days: float | None = None, cache_dir: PathLike | None = None) -> int:
     """Delete local copies: all, or those that were fetched longer ago. How many bytes were freed.
 
-    A copy that is being made stays. One that somebody has open stays readable for them, but on Windows, where it is
-    kept; a path that `fetch` returned and that nobody has opened yet leads nowhere afterwards.
+    A copy that is being made stays. An open copy stays readable; on Windows it is kept. A path
+    that `fetch` returned and that is not open becomes invalid.
     """
     if older_than_days is not None and older_than_days < 0:
         raise ConfigError(f"older_than_days must not be negative, got {older_than_days}; None is all of them")

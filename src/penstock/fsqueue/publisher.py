@@ -20,7 +20,6 @@ from penstock.fsqueue.layout import QueueFile, list_cursors, rename, temporary_n
 from penstock.fsqueue.leases import settle
 from penstock.fsqueue.members import QueueMember
 from penstock.fsqueue.queue import how_to_purge
-from penstock.fsqueue.leases import settle
 from penstock.memory.budget import parse_bytes
 
 __all__ = ["Limits", "Publisher", "check_positive"]

@@ -1,9 +1,9 @@
-"""The pipeline: the engine that moves rows. All concurrency lives here.
+"""The pipeline engine: rows from a source through transforms to a sink. All concurrency lives here.
 
     source thread -> read -> lanes of the workers -> settled -> ready -> sink thread, or your loop
 
-`stages` says what the parts are, `pipeline` describes and drives a run, `runner` owns the threads, `buffers` the four
-buffers between them, `chain` applies transforms and finds bad rows, `context` picks batch sizes and worker counts.
+`stages` has the protocols, `pipeline` describes and drives a run, `runner` owns the threads, `buffers` has the four
+buffers between them, `chain` applies transforms and finds bad rows, `context` tunes batch sizes and worker counts.
 """
 
 from penstock._lazy import attach

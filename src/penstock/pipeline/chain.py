@@ -1,4 +1,4 @@
-"""Running a list of transforms over one batch, and finding the rows to blame when one of them fails."""
+"""Chain: a list of transforms over one batch, and the search for the rows that make one of them fail."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Chain:
         self.metrics = list(metrics)
         self._schemas: list[pa.Schema | None] = [None] * len(self.transforms)
         self._emptied: tuple[int, pa.Schema] | None = None
-        # Asked once: a runtime check of a protocol costs microseconds.
+        # Checked once: a runtime check of a protocol costs microseconds.
         self._stateful = [t for t in self.transforms if isinstance(t, Stateful)]
         self._counting = [(i, t) for i, t in enumerate(self.transforms) if isinstance(t, Counting)]
 

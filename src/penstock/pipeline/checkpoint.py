@@ -137,7 +137,7 @@ class Checkpoint:
             )
         if self.saved["report"] and path is not None and not Path(path).exists():
             raise ResumeError(
-                f"the run kept in {self._directory} is complete, but its output {path} is gone; "
+                f"the run in {self._directory} is complete, but its output {path} is gone; "
                 "delete the checkpoint to make it again"
             )
 

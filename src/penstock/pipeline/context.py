@@ -74,7 +74,7 @@ class Tuner:
             self._need = max(need, 0.98 * self._need + 0.02 * need)
 
     def adjust_batch(self, busiest_seconds: float) -> None:
-        """Larger batches when the busiest stage is done in no time, smaller ones when it takes long."""
+        """Larger batches while the busiest stage is fast, smaller ones while it is slow."""
         if 0 < busiest_seconds < _QUICK:
             self._bytes = self._clamp(self._bytes * 2)
         elif busiest_seconds > _SLOW:

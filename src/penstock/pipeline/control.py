@@ -81,7 +81,7 @@ class Control:
             self._workers.set_active()
 
     def _charge_stages(self) -> None:
-        """Bytes that stages hold between calls stand against the budget too."""
+        """Charge the bytes that stages hold between calls to the budget."""
         context = self._context
         context.reading.memory = _held(context.source)
         context.budget.hold("source", context.reading.memory, by=context)

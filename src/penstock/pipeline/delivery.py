@@ -59,8 +59,8 @@ class Delivery:
     def parcels(self) -> Generator[Parcel]:
         """Parcels in order, without the rows a resumed run has delivered already; raises the error of a failed one.
 
-        The caller says with `took` how many rows of it have reached the consumer, and closes the generator if it stops
-        early: what was not delivered gives its memory back then.
+        The caller reports with `took` how many of its rows have reached the consumer, and closes the generator if it
+        stops early: what was not delivered gives its memory back then.
         """
         while True:
             taken, waited = self._buffers.take_ready()

@@ -167,7 +167,7 @@ class RowSchema:
     def to_batch(
         self, rows: Sequence[Mapping[str, Any]], source: pa.RecordBatch, handed_out: Mapping[str, list[Any]]
     ) -> pa.RecordBatch:
-        """Rows to columns. A column whose values are the very objects that were handed out is passed on as it is."""
+        """Rows to columns. A column whose values are still the objects of the input keeps its array."""
         if self.known is None:
             if not rows:
                 return source.slice(0, 0)
@@ -210,7 +210,7 @@ class RowSchema:
         except SchemaError as error:
             raise self._refusal(
                 f"column {field.name!r} does not fit {field.type}, the type of the first rows: {error}; "
-                "pass schema= to say which type is meant"
+                "pass schema= with the right type"
             ) from error
 
 

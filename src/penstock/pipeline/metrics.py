@@ -40,7 +40,7 @@ class StageMetrics:
         return now
 
     def leave(self, since: float | None = None) -> None:
-        """This thread is out of the stage's code again, without a batch to show for it."""
+        """This thread has left the stage's code without finishing a batch."""
         self.working.pop(threading.get_ident(), None)
         if since is not None:
             with self._lock:

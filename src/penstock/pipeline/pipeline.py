@@ -1,4 +1,4 @@
-"""A pipeline is a description (source, transforms, sink, config, budget) that can be run, iterated and resumed."""
+"""Pipeline: a description (source, transforms, sink, config, budget) that can be run, iterated and resumed."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Pipeline:
         """Run to the end of the input and return the report.
 
         With `checkpoint`, a directory, progress is made durable every `config.checkpoint_seconds`: after a crash, even
-        kill -9, calling it again goes on from there, and the output holds every row exactly once. A finished checkpoint
+        kill -9, calling it again resumes, and the output holds every row exactly once. A finished checkpoint
         returns its report again. `progress` is called a few times a second with a snapshot.
         """
         self.start(checkpoint)
@@ -98,7 +98,7 @@ class Pipeline:
             if keeper is not None and keeper.state is not None:
                 check_state(keeper.state, self._mark(), str(self))
             if keeper is not None and keeper.report is not None:
-                log.info("the run kept in %s is complete; nothing to do", checkpoint)
+                log.info("the run in %s is complete; nothing to do", checkpoint)
                 self._finished = keeper.report
                 keeper.close()
                 return self
@@ -186,7 +186,7 @@ class Pipeline:
     def state_dict(self) -> State:
         """Position of the iteration: small, JSON-able, and exact, with any number of rows read ahead.
 
-        Loading it into a new, equal pipeline goes on with the row after the last delivered one.
+        A new, equal pipeline that loads it resumes with the row after the last delivered one.
         """
         if not isinstance(self.source, Stateful):
             raise ResumeError(f"{stage_name(self.source)} has no state_dict, so this pipeline cannot be resumed")
@@ -198,7 +198,7 @@ class Pipeline:
         return self._wrap(DeliveryPosition(self.source.state_dict(), self._transform_states()))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state; refuses one that was saved by another pipeline."""
+        """Resume from a saved state; the state of another pipeline is refused."""
         check_state(state, self._mark(), str(self))
         if self._runner is not None and not self._runner.stopping:
             raise ResumeError("stop the running pipeline before loading a state into it")
@@ -239,7 +239,7 @@ class Pipeline:
         return self._runner
 
     def _prepare(self, state: Mapping[str, Any] | None) -> DeliveryPosition:
-        """Put every stage where the state says, or back to the beginning."""
+        """Load the state into every stage, or reset it to the beginning."""
         for stage in (self.source, *self.transforms, self.sink if self._used else None):
             reset = getattr(stage, "reset", None)
             if callable(reset):
@@ -310,7 +310,7 @@ class Pipeline:
 
 
 def _in_parts(transforms: list[Transform]) -> list[Transform]:
-    """The transforms, each that has a part which needs no order with that part before it, unless it is there already.
+    """The transforms, with the unordered part of each `TwoPart` one before it, unless the list has it already.
 
     It goes as far to the front as it can without passing anything but other in-order stages: what follows the first
     transform with a state runs in order.

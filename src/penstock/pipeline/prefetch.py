@@ -48,10 +48,10 @@ def map_ahead(function: Callable[[Item], Result], items: Iterable[Item]) -> Gene
 class WorkAhead(Generic[Item, Result]):
     """A function over many items by several threads, some items ahead of the consumer, results in order.
 
-    Up to `most` are in work or wait; an item counts for as many as its `weight` says, and one is always in work. They
-    are taken by the thread that takes the results. What is in work or waits is charged to `budget`: by the largest
-    `size` of a result so far and what work takes `beside` it, until its own size is known; where there is no room, no
-    more is begun until results were taken. As long as no size is known one item is in work alone.
+    Up to `most` items are in progress or wait, each counted by its `weight`; at least one is in progress. The thread
+    that takes the results also takes the items. Items are charged to `budget`: by the largest `size` of a result so far
+    plus `extra` bytes of temporaries, until the own size is known. Without room, no item starts before results are
+    taken. While no size is known, one item is in progress at a time.
 
     An exception comes in its place in the order. `stop` begins nothing more, and lets go of what was made; `close` also
     waits for what is in work.
@@ -67,10 +67,10 @@ class WorkAhead(Generic[Item, Result]):
         weight: Callable[[Item], int] = lambda _: 1,
         budget: MemoryBudget | None = None,
         size: Callable[[Result], int] | None = None,
-        beside: Callable[[], int] = lambda: 0,
+        extra: Callable[[], int] = lambda: 0,
     ) -> None:
         self._function, self._items, self._most, self._weight = function, items, max(most, 1), weight
-        self._budget, self._size, self._beside = budget, size, beside
+        self._budget, self._size, self._extra = budget, size, extra
         self._largest: float | None = None
         """Bytes of a result, by its weight."""
         self._threads: set[int] = set()
@@ -157,7 +157,7 @@ class WorkAhead(Generic[Item, Result]):
     def _charge(self, weight: int) -> Reservation | None:
         """Room for one item more, if there is any, or if it is the only one."""
         assert self._budget is not None
-        needed = int((self._largest or 0) * weight) + self._beside()
+        needed = int((self._largest or 0) * weight) + self._extra()
         if not self._working:
             return self._budget.charge(needed, "prefetch", by=self)
         return None if self._largest is None else self._budget.try_reserve(needed, "prefetch", by=self)

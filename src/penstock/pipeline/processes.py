@@ -37,7 +37,7 @@ _KEEP = 8 << 20
 
 
 class SharedBytes:
-    """A stretch of memory as long as its longest content needs, known to the other process by a file descriptor.
+    """Shared memory as long as its longest content needs, known to the other process by a file descriptor.
 
     Only one side writes, and tells the other how many bytes. POSIX only.
     """
@@ -203,7 +203,7 @@ class ProcessChain(Chain):
         raise StepError(
             0,
             RemoteError(
-                f"this batch ended {_MAX_DEATHS} worker processes in a row (last exit code {code}; -9 is often the "
+                f"this batch killed {_MAX_DEATHS} worker processes in a row (last exit code {code}; -9 is often the "
                 "system running out of memory); use smaller batches or look at the function"
             ),
         )
@@ -216,7 +216,7 @@ class ProcessChain(Chain):
                 if self._child is None:
                     self._child = self._greeted()
             if self._child is None:
-                raise BrokenStageError(f"{_MAX_DEATHS} worker processes ended before they had taken over the functions")
+                raise BrokenStageError(f"{_MAX_DEATHS} worker processes died before they had loaded the functions")
             return self._child
 
     def _greeted(self) -> subprocess.Popen[bytes] | None:
@@ -241,7 +241,7 @@ class ProcessChain(Chain):
         child.wait()
         self._close_pipes(child)
         if answer is not None:
-            raise BrokenStageError(f"a worker process could not take over the functions: {answer[1].decode()}")
+            raise BrokenStageError(f"a worker process could not load the functions: {answer[1].decode()}")
         return None
 
     def _forget(self, child: subprocess.Popen[bytes]) -> None:

@@ -265,7 +265,7 @@ class SinkThread:
         self._runner, self._sink, self._budget = runner, sink, budget
         self._checkpoint, self._state, self._make_report = checkpoint, state, report
         self._bounded = sink if isinstance(sink, _Bounded) else None
-        # With a checkpoint it is the checkpoint that says what comes again.
+        # With a checkpoint, the checkpoint decides which rows come again.
         self._publishing = sink if checkpoint is None and isinstance(sink, Publishing) else None
         self._published_before = self._publishing.rows_published if self._publishing is not None else 0
         usage = getattr(sink, "memory_usage", None)
@@ -315,7 +315,7 @@ class SinkThread:
         delivery, checkpoint = self._runner.delivery, self._checkpoint
         schema = self._runner.workers.schema_without_rows() if not delivery.rows_out else None
         if schema is not None:
-            # No rows, but the columns are known: a file with a header says more than none.
+            # No rows, but the columns are known: a file with a header tells more than no file.
             self._call(lambda: self._sink.consume(pa.RecordBatch.from_pylist([], schema=schema)))
         delivery.bad_rows.finish(delivery.rows_read)
         if checkpoint is not None:

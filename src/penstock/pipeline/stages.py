@@ -1,4 +1,4 @@
-"""The nouns of the engine: what a source, a transform and a sink are, and what travels between them."""
+"""Protocols of the pipeline: source, transform, sink, optional abilities, and the values between them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 State = dict[str, Any]
-"""Plain and JSON-able: what a stage needs to go on from here."""
+"""Plain, JSON-able values from which a stage resumes."""
 
 
 class Source(Protocol):
@@ -46,7 +46,7 @@ class Source(Protocol):
         return None
 
     def memory_usage(self) -> int:
-        """Bytes held between calls, beyond the batches already handed out."""
+        """Bytes held between calls, except for batches already delivered."""
         return 0
 
 
@@ -102,10 +102,10 @@ class Stateful(Protocol):
 class Acknowledged(Protocol):
     """A source that keeps rows until they are acknowledged, as a queue does, and yields the others again.
 
-    `hold` is called before a run: from then on, until the source is closed, nothing is done with that it was not told
-    of. The others are given a state of the source: what came before it was asked past by whoever loops over the
-    pipeline (`delivered`), or is published, or kept by a checkpoint (`commit`). They come from another thread than the
-    one that reads, each state later than the one before, and not from a run that fails.
+    `hold` is called before a run. From then on, until the source is closed, it keeps all unacknowledged rows.
+    `delivered` and `commit` acknowledge the rows before a state of the source: the loop over the pipeline has passed
+    them (`delivered`), or they are published or in a checkpoint (`commit`). Both are called from another thread than
+    the reading one, with ever later states, and never by a run that fails.
     """
 
     def hold(self) -> None: ...
@@ -166,7 +166,7 @@ class Durable(Protocol):
 
 @runtime_checkable
 class Publishing(Protocol):
-    """A sink that publishes rows while the run goes on, for good, in the order it got them; `flush` does the rest."""
+    """A sink that publishes rows permanently during the run, in order; `flush` publishes the rest."""
 
     @property
     def rows_published(self) -> int:
@@ -185,14 +185,14 @@ class Origin:
 
 @runtime_checkable
 class Located(Protocol):
-    """A source that can say where the batch it has just returned came from."""
+    """A source that knows the origin of the batch it has just returned."""
 
     def origin(self) -> Origin | None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A row that did not make it, with everything needed to find it again."""
+    """A rejected row, with everything needed to find it again."""
 
     file: str | None
     row: int | None
@@ -207,7 +207,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A stretch of raw input, cut but not yet decoded."""
+    """A part of the raw input, cut but not yet decoded."""
 
     origin: Origin
     data: Any

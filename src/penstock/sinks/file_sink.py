@@ -58,7 +58,7 @@ class Writer(Protocol):
         ...
 
     def abort(self) -> None:
-        """Let go of everything; what is still written goes nowhere, and no trouble with it is worth an error."""
+        """Release everything; further writes are discarded, and errors on closing are ignored."""
         ...
 
     def held_bytes(self) -> int: ...
@@ -92,7 +92,7 @@ class FileSink(Sink):
         self._published = False
         self._replaces = False
 
-    # -- what a format has to say ------------------------------------------------------------------------------------
+    # -- implemented by formats ---------------------------------------------------------------------------------------
 
     def _new_writer(self, file: BinaryIO, schema: pa.Schema, *, first: bool) -> Writer:
         """A writer into an open file; `first` is false for the second and later pieces of one file."""
@@ -166,7 +166,7 @@ class FileSink(Sink):
         self._run = secrets.token_hex(8)
 
     def claim(self) -> None:
-        """Take the output for this run alone; while another run writes it, that one is named in an error."""
+        """Lock the output for this run; an error names another run that writes it."""
         self._take_lock(take_over=False)
 
     def checkpoint(self) -> State:
@@ -203,12 +203,10 @@ class FileSink(Sink):
             self._lock.release()
             return
         if missing:
-            raise ResumeError(
-                f"the checkpoint counts on {missing[0]}, which is gone; delete the checkpoint to start again"
-            )
+            raise ResumeError(f"the checkpoint needs {missing[0]}, which is gone; delete the checkpoint to start again")
         if segments and self._owner() not in (self._run, None):
             raise ResumeError(
-                f"another run has begun to write {self.path} since this checkpoint was made, and what it counts on is "
+                f"another run has begun to write {self.path} since this checkpoint was made, and its segments are "
                 "gone; delete the checkpoint to start again"
             )
         self._check_target()
@@ -235,7 +233,7 @@ class FileSink(Sink):
         return self._staging / f"part-{number:06d}{suffix}"
 
     def _owner(self) -> str | None:
-        """The run whose files are in the hidden directory; None if it does not say."""
+        """The run whose files are in the hidden directory; None if it is unknown."""
         with contextlib.suppress(FileNotFoundError):
             return (self._staging / _RUN).read_text(errors="replace")
         return None

@@ -264,9 +264,7 @@ class JsonlSink(FileSink):
     def _new_writer(self, file: BinaryIO, schema: pa.Schema, *, first: bool) -> Writer:
         binary = [field.name for field in schema if _any(field.type, _is_binary)]
         if binary:
-            raise SchemaError(
-                f"JSON has no form for the binary columns {binary}; drop or encode them, or write Parquet"
-            )
+            raise SchemaError(f"JSON cannot hold the binary columns {binary}; drop or encode them, or write Parquet")
         return _JsonlWriter(file, schema, split_suffix(self.path)[1], self._level)
 
 
@@ -296,7 +294,7 @@ class CsvSink(FileSink):
         nested = [field.name for field in schema if pa.types.is_nested(field.type) or _is_binary(field.type)]
         if nested:
             raise SchemaError(
-                f"CSV has no form for the nested or binary columns {nested}; drop them, or write JSON Lines or Parquet"
+                f"CSV cannot hold the nested or binary columns {nested}; drop them, or write JSON Lines or Parquet"
             )
         return _CsvWriter(file, schema, split_suffix(self.path)[1], self._level, self._delimiter, header=first)
 
@@ -418,6 +416,6 @@ def open_sink(path: PathLike, **options: Any) -> Sink:
 
 
 def _with_plugins() -> dict[str, Any]:
-    """The formats of plugins too. Asked for only when needed: one that cannot be loaded must not spoil a JSONL file."""
+    """The formats of plugins too. Loaded only when needed: a broken plugin must not affect a JSONL file."""
     added = {suffix: found.sink for found in formats() if found.sink is not None for suffix in found.suffixes}
     return added | _BUILT_IN

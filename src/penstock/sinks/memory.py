@@ -16,7 +16,7 @@ __all__ = ["IteratorSink", "MemorySink"]
 
 
 class MemorySink(Sink):
-    """Keeps everything: `sink.table()`, `sink.rows()`, `sink.batches`. What it holds stands against the budget."""
+    """Keeps everything: `sink.table()`, `sink.rows()`, `sink.batches`. What it holds is charged to the budget."""
 
     def __init__(self) -> None:
         self.batches: list[pa.RecordBatch] = []
@@ -94,11 +94,11 @@ class IteratorSink(Sink):
                 since = time.monotonic()
                 if not self._changed.wait_for(lambda: bool(self._batches) or self._ended, self._timeout_seconds):
                     waited = time.monotonic() - since
-                    raise StalledError(f"no batch came within {waited:.1f} s; is the pipeline running?")
+                    raise StalledError(f"no batch arrived within {waited:.1f} s; is the pipeline running?")
                 if not self._batches:
                     if self._broken:
                         raise StoppedError(
-                            "the pipeline that feeds this sink failed or was stopped; its wait() says why"
+                            "the pipeline that feeds this sink failed or was stopped; its wait() raises the cause"
                         )
                     return
                 batch = self._batches.popleft()

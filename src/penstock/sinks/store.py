@@ -19,9 +19,9 @@ class StoreSink(Sink):
     """A version of a token store: memory-mapped shards under a manifest, which appear in one step at the end.
 
     `tokens` names the column that holds the ids (None if there is none), `mask` that of the supervised ones (default:
-    `loss_mask` if there is such a column). `mode` is "create", "append" or "overwrite"; see `StoreWriter`. Shards end
-    where the rows say, so that neither batch sizes nor workers nor restarts change a byte of them. Holds less than two
-    pieces of a megabyte, for any `shard_bytes`.
+    `loss_mask` if there is such a column). `mode` is "create", "append" or "overwrite"; see `StoreWriter`. Shard
+    boundaries depend on the rows alone, so that neither batch sizes nor workers nor restarts change a byte of them.
+    Holds less than two pieces of a megabyte, for any `shard_bytes`.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class StoreSink(Sink):
             return self._writer.checkpoint()
 
     def claim(self) -> None:
-        """Take the store for this run alone; while another run writes it, that one is named in an error."""
+        """Lock the store for this run; an error names another run that writes it."""
         self._writer.claim()
 
     def restore(self, token: State) -> None:

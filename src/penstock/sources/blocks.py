@@ -99,7 +99,7 @@ class BlockReader:
         return None
 
     def skip_bad(self) -> str:
-        """Go on after an error; says what was left out, in few words."""
+        """Continue after an error; returns a short description of what was skipped."""
         if self._too_long and self._cutter.newline_ends:
             self._skip_line()
             return "longer than max_row_bytes"
@@ -273,7 +273,7 @@ class RecordSpans:
 
 
 class Pending:
-    """A decoded block that is handed out in parts: its rows and its bad records, in the order of the file."""
+    """A decoded block that is delivered in parts: its rows and its bad records, in the order of the file."""
 
     def __init__(self, block: Block, decoded: Decoded) -> None:
         self._block, self._batch = block, decoded.batch

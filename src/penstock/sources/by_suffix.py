@@ -70,6 +70,6 @@ def _is_token_store(path: Path) -> bool:
 
 
 def _with_plugins() -> dict[str, Any]:
-    """The formats of plugins too. Asked for only when needed: one that cannot be loaded must not spoil a JSONL file."""
+    """The formats of plugins too. Loaded only when needed: a broken plugin must not affect a JSONL file."""
     added = {suffix: found.source for found in formats() if found.source is not None for suffix in found.suffixes}
     return added | _MAKERS

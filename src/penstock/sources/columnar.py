@@ -50,7 +50,7 @@ class ParquetSource(FileSource):
         verify: Literal["own", "pages", "none"] = "own",
     ) -> None:
         if verify not in ("own", "pages", "none"):
-            raise ConfigError(f"verify is 'own', 'pages' or 'none', got {verify!r}")
+            raise ConfigError(f"verify must be 'own', 'pages' or 'none', got {verify!r}")
         self._columns, self._verify = check_columns(columns), verify
         self._piece_bytes, self._whole_bytes = _PIECE_BYTES, _WHOLE_BYTES
         super().__init__(paths, columns=self._columns)
@@ -61,7 +61,7 @@ class ParquetSource(FileSource):
         return project(schema, self._list.partitions.stored(self._columns, schema.names), str(path))
 
     def _checksums(self, path: Path) -> Checksums | None:
-        """Those of the file, if it has any; what its footer says can be relied on then."""
+        """Checksums of the file, if it has any; its footer is then reliable."""
         return read_checksums(path, PARQUET_TAIL) if self._verify != "none" else None
 
     def _file_rows(self, path: Path) -> int | None:
@@ -81,7 +81,7 @@ class ParquetSource(FileSource):
 
     def next_block(self, max_bytes: int) -> Block | None:
         """Some row groups that are still to be decoded, or some rows of a large one."""
-        _ = self.schema  # known before the first rows are handed out, since decode runs on other threads
+        _ = self.schema  # known before the first rows are delivered, since decode runs on other threads
         while self._file < len(self.files):
             path = self.files[self._file]
             origin = Origin(str(path), self._row)
@@ -121,7 +121,7 @@ class ParquetSource(FileSource):
         return None
 
     def skip_file(self) -> str:
-        """After an error: go on with the next row group, or with the next file if that cannot be found; says which."""
+        """After an error: skip to the next row group, or to the next file if there is none; returns a description."""
         try:
             metadata = pq.read_metadata(self.files[self._file])
         except _DAMAGED:
@@ -188,7 +188,7 @@ class _Groups:
         whole = pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
         if whole.num_rows != self.skip + self.rows:
             raise pa.ArrowInvalid(
-                f"row groups {self.numbers} hold {whole.num_rows} rows, not as many as the footer has"
+                f"row groups {self.numbers} hold {whole.num_rows} rows, and the footer has another number"
             )
         return whole.slice(self.skip)
 
@@ -215,7 +215,7 @@ class _ParquetReader:
         self._group = 0
         self._skip = 0
         self._left = 0
-        """Rows of the row group before that were not handed out yet."""
+        """Rows of the previous row group that were not delivered yet."""
         self._row_bytes = 0.0
         self._pieces: Iterator[pa.RecordBatch] = iter(())
         self._pending: pa.RecordBatch | None = None
@@ -344,7 +344,7 @@ class ArrowSource(FileSource):
     The first bytes of a file decide which of the two it is, not its suffix. A compressed file is read from its
     beginning to its end, so resuming in it decompresses what comes before.
 
-    Batches of `ArrowSink` are compared with their checksums before they are handed out; those of other writers are
+    Batches of `ArrowSink` are compared with their checksums before they are delivered; those of other writers are
     validated (offsets, text, dictionary indices), so that a damaged one is an error and no crash. `verify=False`
     leaves both out: for files that are known to be whole.
     """
@@ -393,7 +393,7 @@ class _ArrowReader:
         self._batches = self._all_batches()
 
     def rows(self) -> int | None:
-        """A stream does not say; a file lists its batches, whose headers do."""
+        """None for a stream. A file lists its batches, whose headers have the numbers."""
         return int(self._ipc.count_rows()) if self._random else None
 
     def skip(self, rows: int) -> int:

@@ -26,6 +26,10 @@ from penstock.sources.record_source import RecordSource, Scan, check_utf8
 __all__ = ["CsvSource"]
 
 
+class _RowCountError(ValueError):
+    """Other number of rows than records: a line end inside a record."""
+
+
 @dataclass(frozen=True, slots=True)
 class CsvLayout(FileLayout):
     """A CSV file: also its column names and what separates them."""
@@ -130,7 +134,7 @@ class CsvSource(RecordSource):
         _, count = layout.cutter.prepare(np.frombuffer(data, np.uint8))
         table = _read(data, layout, convert)
         if table.num_rows != count:
-            raise ValueError(f"{table.num_rows} rows stand where {count} should")
+            raise _RowCountError(f"{table.num_rows} rows, expected {count}")
         columns = [_empty_is_null(table[name].combine_chunks()) for name in self.schema.names]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
@@ -138,7 +142,7 @@ class CsvSource(RecordSource):
         message = str(error).removeprefix("CSV parse error: ").removeprefix("Row #1: ")
         if "Expected" in message and "columns" in message:
             return "wrong number of columns", message
-        if "rows stand where" in message:
+        if isinstance(error, _RowCountError):
             return "bare carriage return", "a line end inside a record: lines must end in \\n or \\r\\n, or be quoted"
         return "does not fit the schema", self._misfit(record, layout) or message
 

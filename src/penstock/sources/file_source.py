@@ -60,7 +60,7 @@ class Partitions:
         if not inside:
             raise ConfigError(
                 f"columns={columns!r} are all names of directories ({self._example()}), and no column of the files; "
-                "ask for one of theirs too"
+                "add a column of the files"
             )
         return inside
 
@@ -131,7 +131,7 @@ def _agreed(column: pa.Array, text: str | None, name: str, path: str | Path) -> 
     if not pc.all(same).as_py():
         other = plain.filter(pc.invert(same))[0].as_py()
         raise SchemaError(
-            f"column {name!r} is {other!r} in {path}, whose directory says {name}={_NULL if text is None else text}; "
+            f"column {name!r} is {other!r} in {path}, whose directory has {name}={_NULL if text is None else text}; "
             "rename the directory, or drop the column from the file"
         )
     return column if not column.null_count else pc.fill_null(plain, expected).cast(column.type)
@@ -312,7 +312,7 @@ class FileSource(Source):
         self._opened: OpenedFile | None = None
         self._origin: Origin | None = None
 
-    # -- what a format has to say ------------------------------------------------------------------------------------
+    # -- implemented by formats ---------------------------------------------------------------------------------------
 
     def _open(self, path: Path) -> OpenedFile:
         raise NotImplementedError(type(self).__name__)
@@ -378,7 +378,7 @@ class FileSource(Source):
         return self._origin
 
     def skip_file(self) -> str:
-        """After an error: go on with the next file; says so."""
+        """After an error: continue with the next file; returns a description of the loss."""
         self._advance()
         return "the rest of the file is unreadable"
 
@@ -389,7 +389,7 @@ class FileSource(Source):
         self._file = self._row = 0
 
     def close(self) -> None:
-        """Let go of the open file. Reading again goes on where it was."""
+        """Close the open file. The next read continues at the same position."""
         if self._opened is not None:
             self._opened.close()
         self._opened = None
@@ -441,7 +441,7 @@ class FileSource(Source):
             try:
                 schema = here if schema is None else pa.unify_schemas([schema, here], promote_options="permissive")
             except pa.ArrowException as error:
-                raise SchemaError(f"{path} does not go together with the files before it: {error}") from error
+                raise SchemaError(f"{path} does not match the files before it: {error}") from error
         return self._list.partitions.completed(schema if schema is not None else pa.schema([]), self._columns)
 
     def _shaped(self, batch: pa.RecordBatch, path: Path) -> pa.RecordBatch:
@@ -449,7 +449,7 @@ class FileSource(Source):
 
     def _damaged(self, error: Exception, path: Path, row: int) -> Exception:
         if isinstance(error, OSError) and error.errno is not None:
-            return error  # missing, permission denied: the system's own message says it
+            return error  # missing, permission denied: the system's own message is clear
         self._list.stamps.check(path)
         if not path.stat().st_size:
             return DataError("the file is empty (0 bytes); remove it", file=str(path))

@@ -92,10 +92,10 @@ def infer(value: Any, path: str = "", *, mixed: bool = False) -> pa.DataType:
 
 
 def verbatim(kind: pa.DataType, columns: Mapping[str, Collection[str]]) -> pa.StructType:
-    """The row type with some columns as JSON text, unless one type says all of what every row has there.
+    """The row type with some columns as JSON text, unless one type holds all their values exactly.
 
-    That is text, truth values and whole numbers, alone, in lists, or as the `columns[name]` fields of objects: whatever
-    else there is, numbers lose their spelling in a type, and keys their order, or whether they are there at all.
+    A type is exact for strings, booleans and integers, alone, in lists, or as the `columns[name]` fields of objects. In
+    any other type, numbers would lose their spelling, and keys their order or their absence.
     """
     fields = []
     for field in kind:
@@ -163,7 +163,7 @@ def has_json_text(kind: pa.DataType) -> bool:
 
 
 def storage(kind: pa.DataType) -> pa.DataType:
-    """The type with JSON text as plain strings; the fields that hold it say so in their metadata (`JSON_MARK`)."""
+    """The type with JSON text as plain strings; the fields that hold it are marked in their metadata (`JSON_MARK`)."""
     if kind == JSON_TEXT:
         return pa.string()
     if pa.types.is_list(kind):
@@ -192,7 +192,7 @@ def parsed(array: pa.Array, kind: pa.DataType) -> pa.Array:
         return array
     if pa.types.is_null(kind):
         if array.null_count < len(array):
-            raise ValueError("a value stands where every row had null")
+            raise ValueError("a value where every row had null")
         return pa.nulls(len(array))
     missing = array.is_null() if array.null_count else None
     if pa.types.is_list(kind):

@@ -54,8 +54,8 @@ class JsonlSource(RecordSource):
     that names the row; `mixed="json"` keeps such fields as JSON text instead, and takes several times as long if there
     are any.
 
-    The columns that `verbatim` names are kept as the JSON they are, key order, nulls and spelling of numbers included,
-    unless there is nothing in them but text, truth values and whole numbers, in lists or as the fields that it names.
+    The columns that `verbatim` names are kept as JSON text, with key order, nulls and spelling of numbers, unless they
+    hold only strings, booleans and integers, in lists or as the fields that it names.
 
     Reading goes block by block; parsing happens in the pipeline's workers.
     """
@@ -133,7 +133,7 @@ class JsonlSource(RecordSource):
         columns = [parsed(table[field.name].combine_chunks(), field.type) for field in schema]
         batch = pa.RecordBatch.from_arrays(columns, schema=schema)
         if batch.num_rows != count:
-            raise ValueError(f"{batch.num_rows} rows stand where {count} should")
+            raise ValueError(f"{batch.num_rows} rows, expected {count}")
         return batch
 
     def _parse_rows(self, rows: list[Any]) -> pa.RecordBatch:
@@ -287,7 +287,7 @@ class JsonlSource(RecordSource):
         return without_timestamps(kind) if self._columns is None or name in self._columns else pa.null()
 
     def _scan_rows(self, block: Block, known: pa.DataType) -> pa.DataType:
-        """The slow way, for a block with something unusual in it: row by row, to say which."""
+        """The slow way, for a block with something unusual in it: row by row, to name the row."""
         for number, record in _records(np.frombuffer(block.data, np.uint8), block.meta["layout"]):
             try:
                 row = _loads(record)
@@ -303,7 +303,7 @@ class JsonlSource(RecordSource):
                 raise SchemaError(
                     f"{block.origin.file}, row {block.origin.row + number}: field {conflict.path!r} is "
                     f"{_plain(conflict.second)} here and {_plain(conflict.first)} before; make the data agree, pass "
-                    "mixed='json' to keep the field as JSON text, or schema= to say which type is right"
+                    "mixed='json' to keep the field as JSON text, or schema= with the right type"
                 ) from None
         return known
 

@@ -207,7 +207,7 @@ class IteratorSource(Source):
         return pending.nbytes if pending is not None else 0
 
     def skip_file(self) -> str:
-        """After an error: skip the bad row or batch; says which."""
+        """After an error: skip the bad row or batch; returns its description."""
         item = self._waiting.popleft()
         self._row += _rows_in(item)
         return "the row does not fit" if isinstance(item, Mapping) else "a batch does not fit"
@@ -234,7 +234,7 @@ class IteratorSource(Source):
             self._mark, self._schema = mark, schema_of(mark)
         self._pass_over(rows)
         if self._mark != mark:
-            raise ResumeError("the iterator does not make the columns it made when the state was saved")
+            raise ResumeError("the columns of the iterator are not those it had when the state was saved")
 
     def _pass_over(self, rows: int) -> None:
         """To where the state was saved, bad rows included."""
@@ -314,7 +314,7 @@ class IteratorSource(Source):
                 return number, str(alone)
         # No single row is to blame, so leaving one out, where that is allowed, would be arbitrary.
         raise SchemaError(
-            f"{_NAME}, row {self._row}: the first {len(rows)} rows do not go together: {error}"
+            f"{_NAME}, row {self._row}: the first {len(rows)} rows do not fit one schema: {error}"
         ) from error
 
     def _whole(self, item: pa.RecordBatch | pa.Table) -> pa.RecordBatch:

@@ -78,7 +78,7 @@ class RecordSource(Source):
         self._pending: Pending | None = None
         self._origin: Origin | None = None
 
-    # -- what a format has to say ------------------------------------------------------------------------------------
+    # -- implemented by formats ---------------------------------------------------------------------------------------
 
     def _lay_out(self, number: int) -> FileLayout:
         """Layout of a file."""
@@ -141,11 +141,11 @@ class RecordSource(Source):
         )
 
     def next_block(self, max_bytes: int) -> Block | None:
-        # The scan comes to its end before the first rows are handed out, since decode runs on other threads.
+        # The scan ends before the first rows are delivered, since decode runs on other threads.
         if self._schema is None and not self._scan_on():
             return Block(Origin(str(self._list)), b"", 0, {"records": None})
         if self._pending is not None:
-            self.close()  # rows that `next_batch` has cut but not handed out come again
+            self.close()  # rows that `next_batch` has cut but not delivered come again
         raw = self._blocks().next(max_bytes)
         return self._block(raw) if raw is not None else None
 
@@ -191,7 +191,7 @@ class RecordSource(Source):
         return (block.origin.offset or 0) + int(starts[row]) if row < len(starts) else None
 
     def skip_file(self) -> str:
-        """After an error: skip the bad record or file; says which."""
+        """After an error: skip the bad record or file; returns its description."""
         return self._blocks().skip_bad()
 
     def fit_budget(self, nbytes: int) -> None:
@@ -211,7 +211,7 @@ class RecordSource(Source):
         self._start = BlockPosition()
 
     def close(self) -> None:
-        """Let go of the open file. Reading again goes on where it was."""
+        """Close the open file. The next read continues at the same position."""
         self._start = self._place()
         if self._reader is not None:
             self._reader.close()
@@ -261,7 +261,7 @@ class RecordSource(Source):
         return False
 
     def _place(self) -> BlockPosition:
-        """The first record that has not been handed out."""
+        """The first record that has not been delivered."""
         if self._pending is not None:
             return self._pending.place()
         return self._reader.place if self._reader is not None else self._start

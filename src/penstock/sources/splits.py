@@ -1,4 +1,4 @@
-"""Splits of the input: parts that can be read alone, in any order, found without reading the data.
+"""Splits: parts of the input that can be read independently, in any order, found without reading the data.
 
     splits = split_input(source, 4 << 20)
     with closing(open_split(source, splits[7])) as reader:
@@ -77,7 +77,7 @@ class SplitRows:
 
 
 class SplitReader(Protocol):
-    """An open stretch."""
+    """Reader of an open split."""
 
     by_bytes: bool
     """True if positions are bytes, not rows."""
@@ -98,7 +98,7 @@ class SplitReader(Protocol):
     def decode(self, cut: RecordRun) -> SplitRows: ...
 
     def skip_bad(self) -> str:
-        """Go on after an error; says what was left out, in few words."""
+        """Continue after an error; returns a short description of what was skipped."""
         ...
 
     def close(self) -> None: ...
@@ -114,7 +114,7 @@ def input_files(source: Any) -> list[tuple[str, int]]:
 
 
 def split_input(source: Any, target_bytes: int) -> list[InputSplit]:
-    """The input in stretches of about `target_bytes`, as far as its format allows. Empty files have none."""
+    """The input in splits of about `target_bytes`, as far as its format allows. Empty files have none."""
     files = input_files(source)
     if isinstance(source, StoreSource):
         shards = enumerate(source.manifest.shards)
@@ -131,9 +131,9 @@ def split_input(source: Any, target_bytes: int) -> list[InputSplit]:
     return [part for number in numbers for part in _byte_ranges(source, number, files[number][1], target_bytes)]
 
 
-def open_split(source: Any, stretch: InputSplit, at: int = 0) -> SplitReader:
+def open_split(source: Any, split: InputSplit, at: int = 0) -> SplitReader:
     """A reader of one split, from `at` on: an earlier `SplitReader.at`."""
-    return _LineReader(source, stretch, at) if isinstance(source, RecordSource) else _RowReader(source, stretch, at)
+    return _LineReader(source, split, at) if isinstance(source, RecordSource) else _RowReader(source, split, at)
 
 
 def _byte_ranges(source: RecordSource, number: int, size: int, target_bytes: int) -> list[InputSplit]:
@@ -195,9 +195,9 @@ class _LineReader:
 
     by_bytes = True
 
-    def __init__(self, source: RecordSource, stretch: InputSplit, at: int) -> None:
-        self._source, self._stretch, self._at = source, stretch, at
-        self._path = source.files[stretch.file]
+    def __init__(self, source: RecordSource, split: InputSplit, at: int) -> None:
+        self._source, self._split, self._at = source, split, at
+        self._path = source.files[split.file]
         self._reader: BlockReader | None = None
         self._data = pa.py_buffer(b"")
         self._first = 0
@@ -212,16 +212,16 @@ class _LineReader:
     def cut(self, max_records: int, max_bytes: int) -> RecordRun | None:
         parts: list[pa.Buffer] = []
         records = nbytes = 0
-        first = self._stretch.start + self._at
+        first = self._split.start + self._at
         while records < max_records and nbytes < max_bytes:
             try:
                 if not self._load():
                     break
             except DataError:
                 if records:
-                    break  # the next call says so again
+                    break  # the next call raises again
                 raise
-            begin = self._stretch.start + self._at - self._first
+            begin = self._split.start + self._at - self._first
             if not records:
                 first = self._first + begin
             ends = self._stops[self._used : self._used + max_records - records] - begin
@@ -236,7 +236,7 @@ class _LineReader:
         return RecordRun(data, records, nbytes, first)
 
     def decode(self, cut: RecordRun) -> SplitRows:
-        number = self._stretch.file
+        number = self._split.file
         meta = {"records": cut.records, "file": number, "layout": self._source.layout_of(number)}
         block = Block(Origin(str(self._path), 0, cut.first), cut.data, cut.nbytes, meta)
         alone = isinstance(self._source, JsonlSource) and not self._source.has_schema
@@ -255,7 +255,7 @@ class _LineReader:
         reason = self._reader.skip_bad()
         place = self._reader.place
         if not place.file:
-            self._at = place.offset - self._stretch.start
+            self._at = place.offset - self._split.start
         return reason
 
     def close(self) -> None:
@@ -267,7 +267,7 @@ class _LineReader:
         """True if a record is left; reads more if needed."""
         if self._used < len(self._starts):
             return True
-        stop = self._stretch.stop
+        stop = self._split.stop
         if self._reader is None and not self._open():
             return False
         assert self._reader is not None
@@ -283,28 +283,28 @@ class _LineReader:
         if raw is None:
             return False
         self._data, self._first, self._used = raw.data, raw.place.offset, 0
-        cutter = self._source.layout_of(self._stretch.file).cutter
+        cutter = self._source.layout_of(self._split.file).cutter
         self._starts, self._stops = cutter.spans(np.frombuffer(raw.data, np.uint8))
         if stop is not None:
             mine = int(np.searchsorted(self._starts, stop - self._first))
             self._starts, self._stops = self._starts[:mine], self._stops[:mine]
-        self._at = raw.place.offset - self._stretch.start  # after a byte order mark, or the header of a CSV
+        self._at = raw.place.offset - self._split.start  # after a byte order mark, or the header of a CSV
         return len(self._starts) > 0
 
     def _open(self) -> bool:
-        begin = self._stretch.start + self._at
-        if self._stretch.start and not self._at:
+        begin = self._split.start + self._at
+        if self._split.start and not self._at:
             found = self._first_line()
             if found is None:
                 return False
             begin = found
-        self._at = begin - self._stretch.start
-        self._reader = self._source.reader_of(self._stretch.file, BlockPosition(0, begin))
+        self._at = begin - self._split.start
+        self._reader = self._source.reader_of(self._split.file, BlockPosition(0, begin))
         return True
 
     def _first_line(self) -> int | None:
         """Start of the first line of the split: after the first newline at or after the byte before it."""
-        start, stop = self._stretch.start, self._stretch.stop
+        start, stop = self._split.start, self._split.stop
         reader = open_input(self._path, start - 1)
         try:
             at, scratch = start - 1, np.empty(_LOOK_BYTES, np.uint8)
@@ -324,18 +324,18 @@ class _RowReader:
 
     by_bytes = False
 
-    def __init__(self, source: Any, stretch: InputSplit, at: int) -> None:
-        self._source, self._stretch, self._at = source, stretch, at
+    def __init__(self, source: Any, split: InputSplit, at: int) -> None:
+        self._source, self._split, self._at = source, split, at
         self._opened: OpenedFile | None = None
-        rows = (stretch.stop or 0) - stretch.start
-        self._row_bytes = max(1, -(-stretch.nbytes // rows)) if rows > 0 else 0
+        rows = (split.stop or 0) - split.start
+        self._row_bytes = max(1, -(-split.nbytes // rows)) if rows > 0 else 0
 
     @property
     def at(self) -> int:
         return self._at
 
     def cut(self, max_records: int, max_bytes: int) -> RecordRun | None:
-        first, stop = self._stretch.start + self._at, self._stretch.stop
+        first, stop = self._split.start + self._at, self._split.stop
         wanted = max_records
         if stop is not None:
             wanted = min(wanted, max(1, -(-max_bytes // self._row_bytes)), stop - first)
@@ -348,7 +348,7 @@ class _RowReader:
                 self._at += batch.num_rows
         except _DAMAGED as error:
             self.close()
-            self._at = first - self._stretch.start
+            self._at = first - self._split.start
             raise self._told(error, first + wanted - left) from error
         if not batches:
             self.close()
@@ -360,12 +360,12 @@ class _RowReader:
     def decode(self, cut: RecordRun) -> SplitRows:
         batch = cut.data
         if isinstance(self._source, FileSource):
-            batch = self._source.with_partitions(batch, self._source.files[self._stretch.file])
+            batch = self._source.with_partitions(batch, self._source.files[self._split.file])
         return SplitRows(batch, cut.first + np.arange(cut.records, dtype=np.int64))
 
     def skip_bad(self) -> str:
         self.close()
-        self._stretch = replace(self._stretch, stop=self._stretch.start + self._at)
+        self._split = replace(self._split, stop=self._split.start + self._at)
         return "the rest of a row group or record batch is unreadable"
 
     def close(self) -> None:
@@ -375,11 +375,11 @@ class _RowReader:
 
     def _here(self) -> OpenedFile:
         if self._opened is None:
-            opened = _open_rows(self._source, self._stretch.file)
-            first = self._stretch.start + self._at
+            opened = _open_rows(self._source, self._split.file)
+            first = self._split.start + self._at
             if first and opened.skip(first) < first:
                 opened.close()
-                name = input_files(self._source)[self._stretch.file][0]
+                name = input_files(self._source)[self._split.file][0]
                 raise DataError(f"the file has less than {first} rows now; it was changed", file=name)
             self._opened = opened
         return self._opened
@@ -387,7 +387,7 @@ class _RowReader:
     def _told(self, error: Exception, row: int) -> Exception:
         if isinstance(self._source, StoreSource):
             return error
-        return self._source._damaged(error, self._source.files[self._stretch.file], row)  # type: ignore[no-any-return]
+        return self._source._damaged(error, self._source.files[self._split.file], row)  # type: ignore[no-any-return]
 
 
 def _open_rows(source: Any, number: int) -> OpenedFile:

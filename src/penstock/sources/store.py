@@ -86,7 +86,7 @@ class StoreSource(Source):
         return self._origin
 
     def skip_file(self) -> str:
-        """After an error: go on with the next shard; says so."""
+        """After an error: continue with the next shard; returns a description of the loss."""
         self.close()
         self._row = self._starts[bisect_right(self._starts, self._row)]
         return "the rest of the shard is unreadable"
@@ -97,7 +97,7 @@ class StoreSource(Source):
         self._row = 0
 
     def close(self) -> None:
-        """Let go of the open shard. Reading again goes on where it was."""
+        """Close the open shard. The next read continues at the same position."""
         self._opened = self._pending = None
 
     def state_dict(self) -> State:

@@ -138,7 +138,7 @@ class Build:
                 file.unlink()
 
     def own(self, run: str, *, durable: bool) -> None:
-        """Say whose files these are, before there are any, and whether a checkpoint may come back to them."""
+        """Record the owner of the files before there are any, and whether a checkpoint may resume from them."""
         write_atomic(self.path / _OWNER, run.encode() if durable else run.encode() + _PLAIN)
 
     def owner(self) -> str | None:
@@ -155,8 +155,8 @@ class Build:
             raise self.lost(_OWNER)
         if owner.read_bytes() != run.encode():
             raise ResumeError(
-                f"another run has begun to write {self._home} since this checkpoint was made, and what it counts on is "
-                "gone; delete the checkpoint to start again"
+                f"another run has begun to write {self._home} since this checkpoint was made, and its files are gone; "
+                "delete the checkpoint to start again"
             )
 
     def mark_complete(self, run: str) -> None:
@@ -182,7 +182,7 @@ class Build:
         )
 
     def _check(self, name: str, data: Any, digest: str) -> None:
-        """Or rows that a disk has changed would be copied, and get a checksum that says they are right."""
+        """Compare checksums, or rows that a disk has damaged would be copied with a new, valid checksum."""
         if xxhash.xxh3_128_hexdigest(data) != digest:
             raise self._damaged(name, "its checksum differs")
 
@@ -201,6 +201,6 @@ class Build:
         try:
             staged.replace(target)
         except PermissionError:
-            # Windows: the same content is there already, and a process reads it.
+            # Windows: the same content exists already, and a process reads it.
             if not target.exists():
                 raise

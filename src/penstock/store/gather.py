@@ -1,12 +1,12 @@
-"""Tokens by row, straight from the mapped shards into arrays: what a training batch is copied with.
+"""Gather: tokens by row, copied from the mapped shards into the arrays of a batch.
 
     table = TokenTable([open_store("corpus.store")])
     rows, starts = np.array([7, 3]), np.array([0, 0])
     table.copy(rows, starts, table.lengths(rows), out, at)
 
-Rows of several stores are numbered through. Mapped shards are parts of one memory, so that rows of one length are a
-single indexing wherever they lie. Nothing here costs anything for rows that are not asked
-for: a table of a billion rows is opened in milliseconds.
+Rows of several stores are numbered consecutively. Mapped shards are parts of one address space, so rows of one length
+are gathered by a single indexing operation. Rows that are not requested cost nothing: a table of a billion rows opens
+in milliseconds.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SHORT_TOKENS = 48
 class TokenTable:
     """The rows of one or several stores with the same kind of tokens, numbered through.
 
-    Safe to use from several threads. Shards are checked as `verify` of `open_store` says.
+    Safe to use from several threads. Shards are checked according to `verify` of `open_store`.
     """
 
     def __init__(self, stores: Sequence[Store]) -> None:
@@ -71,7 +71,7 @@ class TokenTable:
 
     @property
     def supervised(self) -> int | None:
-        """Tokens to learn from; None if there is no mask, which means all of them."""
+        """Number of supervised tokens; None if there is no mask, which means all of them."""
         if self.mask_column is None:
             return None
         return sum(store.manifest.supervised or 0 for store in self.stores)
@@ -120,7 +120,7 @@ class TokenTable:
         del held
 
     def copy_mask(self, rows: Ints, starts: Ints, lengths: Ints, out: npt.NDArray[np.bool_], at: Ints) -> None:
-        """The same for which of them are to be learned."""
+        """The same for the mask of supervised tokens."""
         held = self.held()
         self.copy_mask_from(self.locate_mask(rows, starts), lengths, out, at)
         del held
@@ -151,7 +151,7 @@ class TokenTable:
             out[:] = narrow
 
     def copy_mask_from(self, places: Ints, lengths: Ints, out: npt.NDArray[np.bool_], at: Ints) -> None:
-        """As `copy_from`, with places of `locate_mask`: true where a token is to be learned."""
+        """As `copy_from`, with places of `locate_mask`: true where a token is supervised."""
         if not self._mask_is_bits:
             numbers = self._mask_memory
             for place, length, target in zip(places.tolist(), lengths.tolist(), at.tolist()):
@@ -211,12 +211,12 @@ class TokenTable:
             here, there = (manifest.tokens_column, manifest.mask_column), (first.tokens_column, first.mask_column)
             if here != there:
                 raise SchemaError(
-                    f"stores that are read as one need the same columns: {self.stores[0].shown} has tokens and mask in "
-                    f"{there}, {store.shown} in {here}"
+                    f"stores that are read together need the same columns: {self.stores[0].shown} has tokens and mask "
+                    f"in {there}, {store.shown} in {here}"
                 )
             if manifest.tokenizer != first.tokenizer:
                 raise SchemaError(
-                    f"stores that are read as one need the same tokenizer: {self.stores[0].shown} was made with "
+                    f"stores that are read together need the same tokenizer: {self.stores[0].shown} was made with "
                     f"{first.tokenizer}, {store.shown} with {manifest.tokenizer}; prepare one of them again"
                 )
         assert first.tokens_column is not None
@@ -227,7 +227,7 @@ class TokenTable:
         return self._shards
 
     def check_unchanged(self) -> None:
-        """Raise if a file that is being read was changed or removed since: mapped memory would not say so."""
+        """Raise if a file that is being read was changed or removed since: mapped memory does not show it."""
         for shard in list(self._shards.values()):
             shard.check_unchanged()
 
@@ -235,7 +235,7 @@ class TokenTable:
         kinds = {store.schema.field(column).type for store in self.stores}
         if len(kinds) > 1:
             raise SchemaError(
-                f"stores that are read as one need the same types; {column!r} has {sorted(map(str, kinds))}"
+                f"stores that are read together need the same types; {column!r} has {sorted(map(str, kinds))}"
             )
         values = next(iter(kinds)).value_type
         if not pa.types.is_integer(values):
@@ -245,7 +245,7 @@ class TokenTable:
         return np.dtype(str(values))
 
     def close(self) -> None:
-        """Let go of the shards."""
+        """Release the shards."""
         self._shards = {}
         for store in self.stores:
             store.close()
@@ -388,12 +388,12 @@ class _Flat:
         self._values_at[piece] = place * 8 if self._bits == 1 else place
 
     def _check_offsets(self, offsets: npt.NDArray[Any], values: int, first: int) -> None:
-        """Places are read without another look, so nothing may point outside the values, or say another length."""
+        """Check offsets now: addresses are read unchecked, so none may lie outside the values."""
         sizes = offsets[1:] - offsets[:-1]
         if offsets[0] < 0 or offsets[-1] > values or (sizes < 0).any():
-            raise ValueError("rows do not lie where they should")
+            raise ValueError("the offsets of rows lie outside the values")
         if self._lengths is not None and (self._lengths[first : first + len(sizes)] != sizes).any():
-            raise ValueError("rows are not as long as the index says")
+            raise ValueError("rows do not have the lengths of the index")
 
 
 def _mark(path: Path) -> tuple[int, int, int]:

@@ -92,7 +92,7 @@ def diff(path: PathLike, old: int, new: int | None = None) -> Difference:
 def checkout(path: PathLike, version: int) -> Manifest:
     """Make a version the current one, in one step. Stores that are open keep the version they have.
 
-    This also mends a store whose manifest.json is damaged or gone.
+    This also repairs a store whose manifest.json is damaged or gone.
     """
     home = store_path(path)
     with _alone(home):
@@ -135,7 +135,7 @@ def half_written(home: Path) -> list[Path]:
 
 
 def lock_of(path: Path) -> Path:
-    """Beside the store, because a store that is being made is not there yet."""
+    """The lock, next to the store, since a new store does not exist while it is written."""
     return path.with_name(f".{path.name}.penstock-lock")
 
 

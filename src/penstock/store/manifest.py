@@ -170,7 +170,7 @@ def manifest_path(path: Path, version: int | None = None) -> Path:
 
 
 def read_manifest(path: Path, version: int | None = None) -> Manifest:
-    """The manifest of a version; damage, a newer format and a missing version are errors that say what to do."""
+    """The manifest of a version; damage, a newer format and a missing version are errors with a remedy."""
     file = manifest_path(path, version)
     try:
         data = file.read_bytes()
@@ -237,7 +237,7 @@ def refuse_remote_store(path: PathLike) -> None:
     if not isinstance(place, RemotePath):
         return
     named = place.name.endswith(".store")
-    # Asked for only where it may be a directory: it costs two requests.
+    # Requested only where it may be a directory: it costs two requests.
     if named or (
         place.can_be_listed
         and not place.suffix

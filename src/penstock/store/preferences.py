@@ -101,7 +101,7 @@ def _lengths(store: Store, number: int, column: str) -> npt.NDArray[np.int32]:
 
 
 LABELS = ("label", "kto_tag")
-"""Names of columns that say whether an answer is a good one."""
+"""Names of label columns: true for a good answer."""
 REJECTED = ("rejected", "rejected_response", "rejected_messages")
 """Names of columns with answers that are not to be learned."""
 

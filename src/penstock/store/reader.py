@@ -39,7 +39,7 @@ _MOST_PIECES = 1 << 14
 def open_store(path: PathLike, version: int | None = None, *, verify: Verify = "touch") -> Store:
     """A random-access view of a version of a store (default: the current one).
 
-    Looks whether every file is there and as long as it was. With `verify="touch"` the checksum of a shard is compared
+    Checks that every file exists and has its length. With `verify="touch"` the checksum of a shard is compared
     when one of its rows is first read, once in a process, which reads the shard (some gigabytes a second);
     `"full"` compares all of them now. `"fast"` compares none: a flipped bit then gives wrong rows, or ends the process.
     """
@@ -151,7 +151,7 @@ class Store(Sequence[dict[str, Any]]):
             row += batch.num_rows
 
     def open_shard(self, number: int) -> ShardReader:
-        """One of the shards of this version, opened and checked as `verify` says."""
+        """One of the shards of this version, opened and checked according to `verify`."""
         return self._reader(number)
 
     def map_lengths(self, entry: ShardEntry) -> npt.NDArray[np.int32]:
@@ -160,7 +160,7 @@ class Store(Sequence[dict[str, Any]]):
         return map_lengths(self.path, entry, self._verify)
 
     def close(self) -> None:
-        """Let go of the shards; views that are in use stay valid. A second call does nothing."""
+        """Release the shards; views stay valid. A second call does nothing."""
         self._closed = True
         self._readers, self._pieces = {}, {}
 

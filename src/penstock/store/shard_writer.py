@@ -23,10 +23,10 @@ __all__ = ["Pieces", "ShardWriter", "plain_batch", "plain_schema", "row_bytes", 
 
 
 class ShardWriter:
-    """Writes pieces to `path`, and to `path` with `.index` behind it one int32 for each row (how many tokens it has, if
+    """Writes pieces to `path`, and to `path` plus `.index` one int32 for each row (how many tokens it has, if
     the store has tokens) followed by one for each piece (how many rows).
 
-    Holds nothing but the index of its pieces. `sync` makes what is there durable and says which bytes it is; another
+    Holds nothing but the index of its pieces. `sync` makes the bytes so far durable and returns their extent; another
     writer can later take over the pieces within that length.
     """
 
@@ -55,7 +55,7 @@ class ShardWriter:
         self.size += size
 
     def sync(self) -> tuple[int, str]:
-        """Make the pieces so far durable, and say how many bytes of the file they take, and their hash."""
+        """Make the pieces so far durable; returns their length in bytes and their hash."""
         self._data.sync()
         return self._data.length, self._data.digest.hexdigest()
 
@@ -230,7 +230,7 @@ def _plain_lists(array: pa.Array) -> pa.Array:
 
 
 def _all_valid(array: pa.Array) -> pa.Array:
-    """The zeros and empty lists beneath the nulls instead of them: a field that says it has no nulls must have none."""
+    """The zeros and empty lists beneath the nulls instead of them: a field declared without nulls must have none."""
     if isinstance(array, pa.ExtensionArray):
         return pa.ExtensionArray.from_storage(array.type, _all_valid(array.storage))
     kind, rows = array.type, len(array)

@@ -57,7 +57,7 @@ class ShardReader:
             if not self._reader.schema.equals(manifest.schema):
                 raise pa.ArrowInvalid("its columns are not those of the store")
             if len(rows) != self._reader.num_record_batches or int(rows.sum()) != entry.rows:
-                raise pa.ArrowInvalid("the index does not go with it")
+                raise pa.ArrowInvalid("its index belongs to another shard")
         except (pa.ArrowException, OSError) as error:
             raise damaged(self.path, str(error)) from error
         self.starts: list[int] = [0, *np.cumsum(rows).tolist()]
@@ -76,7 +76,7 @@ class ShardReader:
             batch = self._reader.get_batch(piece)
             batch.validate()  # sizes of buffers only: a few microseconds, and not every damage ends the process
             if batch.num_rows != self.starts[piece + 1] - self.starts[piece]:
-                raise pa.ArrowInvalid(f"a record batch has {batch.num_rows} rows, the index says otherwise")
+                raise pa.ArrowInvalid(f"a record batch has {batch.num_rows} rows, and the index has another number")
             return batch
 
     @contextmanager

@@ -47,7 +47,7 @@ class StoreWriter:
     that is there (or makes it), `"overwrite"` puts these rows in place of those; both as a new version, while the older
     ones stay readable. Only one writer at a time: another is refused, after waiting `wait_seconds` for the first.
 
-    Shards end where the rows say (within `shard_bytes`, unless one row is larger), never where a batch or a run ended,
+    Shards are cut by rows alone (within `shard_bytes`, unless one row is larger), never where a batch or a run ended,
     so the same rows make the same files. Dictionaries are stored as their values, and the metadata of a schema (not
     that of its columns) is left out. What is held in memory is less than two pieces of a megabyte.
 
@@ -106,7 +106,7 @@ class StoreWriter:
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Add rows; the first batch, even an empty one, says which columns there are."""
+        """Add rows; the first batch, even an empty one, defines the columns."""
         if self.manifest is not None:
             raise ConfigError(f"{self.path} has been published; call reset(), or use another writer")
         with naming(str(self.path)):
@@ -263,7 +263,7 @@ class StoreWriter:
             self._build.remove_home()
 
     def _begin(self, token: State | None = None, *, take_over: bool = False) -> None:
-        """Take the lock and look at what is there, once."""
+        """Take the lock and inspect the path, once."""
         if self._began:
             self._check_still_ours()
             return
@@ -310,8 +310,8 @@ class StoreWriter:
         if is_store(self.path):
             if self._mode == "create":
                 raise ConfigError(
-                    f"{self.path} holds a store already; pass mode='append' to add to it, mode='overwrite' to put "
-                    "another version in its place, or write elsewhere"
+                    f"{self.path} holds a store already; pass mode='append' to add to it, mode='overwrite' to "
+                    "replace it by a new version, or write elsewhere"
                 )
             self._base = read_manifest(self.path)
             self._number = version_numbers(self.path)[-1] + 1
@@ -319,8 +319,8 @@ class StoreWriter:
             raise ConfigError(f"{self.path} exists and is not a store; delete it or write elsewhere")
         elif self.path.exists() and self.path.samefile(os.curdir):
             raise ConfigError(
-                f"{self.path} is the directory this process is in, and a new store is put in the place of what is at "
-                "its path; name a directory that is not there yet"
+                f"{self.path} is the directory this process is in, and a new store replaces its path; "
+                "name a directory that does not exist yet"
             )
         here = self._base.version if self._base is not None else None
         if token is not None:
@@ -352,7 +352,7 @@ class StoreWriter:
     def _check_goes_with(self, base: Manifest, schema: pa.Schema, tokens: str | None, mask: str | None) -> None:
         if not schema.equals(base.schema):
             raise SchemaError(
-                f"these rows do not go with those in {self.path}: {describe_difference(base.schema, schema)}"
+                f"these rows do not have the schema of those in {self.path}: {describe_difference(base.schema, schema)}"
             )
         if (tokens, mask) != (base.tokens_column, base.mask_column):
             raise SchemaError(
@@ -363,7 +363,7 @@ class StoreWriter:
         if ours is not None and theirs is not None and ours != theirs:
             raise ConfigError(
                 f"{self.path} was made with the tokenizer {theirs}, these rows with {ours}, and the ids of two "
-                "tokenizers do not go together; use the same one, or another store"
+                "tokenizers are incompatible; use the same one, or another store"
             )
 
     def _write_piece(self, piece: pa.RecordBatch, size: int) -> None:
@@ -388,7 +388,7 @@ class StoreWriter:
             self._shard = None
 
     def _reopen(self, name: str, length: int, digest: str, size: int) -> None:
-        """Go on with a shard that was not finished. An Arrow file cannot be continued, so its pieces are copied."""
+        """Continue an unfinished shard. An Arrow file cannot be continued, so its pieces are copied."""
         self._shard = self._new_shard()
         for piece in self._build.pieces_within(name, length, digest):
             self._shard.write(piece, 0)
@@ -440,7 +440,7 @@ class StoreWriter:
         if manifest.run != self._run or read_manifest(self.path).version < number:
             return False
         self.manifest = manifest
-        if self._lock.acquire():  # or another run is writing now, and what is there is its own
+        if self._lock.acquire():  # or another run is writing now, and the files are its own
             if Build(self.path).is_complete(self._run):
                 Build(self.path).remove()
             self._lock.release()

@@ -56,7 +56,7 @@ class Augment(Transform):
             )
             if made.num_rows != batch.num_rows:
                 raise SchemaError(
-                    f"{self.inner!r} made {made.num_rows} rows of {batch.num_rows}; Augment needs as many"
+                    f"{self.inner!r} made {made.num_rows} rows of {batch.num_rows}; Augment needs the same number"
                 )
             if not made.schema.equals(batch.schema):
                 raise SchemaError(f"{self.inner!r} changed the columns from {batch.schema} to {made.schema}")

@@ -54,7 +54,7 @@ class DropNulls(CountingTransform):
 
 
 class FillNulls(Transform):
-    """Put a value where there is none: `FillNulls({"age": 0, "name": ""})`. Column types stay.
+    """Replace nulls by a value: `FillNulls({"age": 0, "name": ""})`. Column types stay.
 
     Only a column that has no type yet, because all its values are null, takes the type of the filling.
     """

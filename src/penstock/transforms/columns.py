@@ -32,7 +32,7 @@ class Select(Transform):
 
 
 class Drop(Transform):
-    """Remove these columns. One that is not there is an error: most often it was misspelt."""
+    """Remove these columns. A missing column is an error: most often it was misspelt."""
 
     def __init__(self, names: str | Iterable[str]) -> None:
         self.names = as_names(names)
@@ -96,7 +96,7 @@ class Cast(Transform):
 
 
 def column(batch: pa.RecordBatch, name: str) -> pa.Array:
-    """The column called `name`, or an error that says which columns there are."""
+    """The column called `name`, or an error with the existing columns."""
     return batch.column(position(batch, name))
 
 
@@ -123,7 +123,7 @@ def replace(batch: pa.RecordBatch, name: str, array: pa.Array) -> pa.RecordBatch
 def append(batch: pa.RecordBatch, name: str, array: pa.Array) -> pa.RecordBatch:
     """The batch with one more column, whose name must be new."""
     if name in batch.schema.names:
-        raise SchemaError(f"column {name!r} is already there; pass another name with into=..., or drop it first")
+        raise SchemaError(f"column {name!r} already exists; pass another name with into=..., or drop it first")
     return batch.append_column(name, array)
 
 
@@ -221,7 +221,7 @@ def _fitted(array: pa.Array, dtype: pa.DataType) -> pa.Array:
 
 
 def _first_unfit(array: pa.Array, dtype: pa.DataType) -> int:
-    """The first row that does not fit, by halving: Arrow does not say which it was."""
+    """The first row that does not fit, by halving: Arrow does not name it."""
     start, stop = 0, len(array)
     while stop - start > 1:
         middle = (start + stop) // 2

@@ -117,7 +117,7 @@ class OneHotEncoder(CategoryEncoder):
             for i, value in enumerate(self.learned(name).values.to_pylist()):
                 title = f"{name}={value}"
                 if title in batch.schema.names:
-                    raise SchemaError(f"{self!r} would make a second column called {title!r}; rename the one there")
+                    raise SchemaError(f"{self!r} would make a second column called {title!r}; rename the existing one")
                 new[title] = pa.array((numbers == i).view(np.uint8), mask=nulls)
             batch = _spread(batch, name, new)
         return batch

@@ -164,7 +164,7 @@ class CustomTransform(Map):
         return super().transform(batch)
 
     def __repr__(self) -> str:
-        """The function and its options: a checkpoint goes on only under the same name."""
+        """The function and its options: a checkpoint resumes only under the same name."""
         options = [f"{name}={_shown(self.options[name])}" for name in self._accepted() if name in self.options]
         return f"{function_name(self.function)}({', '.join(options)})"
 

@@ -44,7 +44,7 @@ class Tokenize(CountingTransform):
         Tokenize("model/", max_length=512, truncation="split", stride=64)     # windows that share 64 tokens
 
     `tokenizer` is anything `load_tokenizer` takes. With `add_bos`, every row begins with BOS. With `add_eos`, EOS ends
-    a document: it follows the last piece only, and not a document that was cut on the right. A token that is there
+    a document: it follows the last piece only, and not a document that was cut on the right. A token that is present
     already is not added again.
 
     A row has at most `max_length` tokens, BOS and EOS included. A longer row is an error, is dropped, is cut on the
@@ -135,9 +135,7 @@ class Tokenize(CountingTransform):
             )
         kept = batch.select(self._kept(batch))
         if self.into in kept.schema.names:
-            raise SchemaError(
-                f"column {self.into!r} is already there; pass another name with into=..., or drop it first"
-            )
+            raise SchemaError(f"column {self.into!r} already exists; pass another name with into=..., or drop it first")
         ids = self.tokenizer.encode(texts, parse_special=self.parse_special)
         rows = self.cut.rows(_ragged(ids))
         self.count(rows.dropped)

@@ -244,7 +244,7 @@ def test_one_item_is_in_work_alone_until_it_is_known_how_large_results_are() -> 
         assert leave.wait(5)
         return number
 
-    work = WorkAhead(work_on, iter(range(40)), 4, 8, budget=budget, size=lambda n: 400, beside=lambda: 50)
+    work = WorkAhead(work_on, iter(range(40)), 4, 8, budget=budget, size=lambda n: 400, extra=lambda: 50)
     work._begin_more()
     work._begin_more()
     assert len(work._working) == 1
@@ -300,7 +300,7 @@ def test_stopping_does_not_wait_and_what_is_in_work_is_given_back_when_it_is_don
         assert leave.wait(5)
         return number
 
-    work = WorkAhead(work_on, iter(range(20)), 1, 4, budget=budget, size=lambda n: 10, beside=lambda: 5)
+    work = WorkAhead(work_on, iter(range(20)), 1, 4, budget=budget, size=lambda n: 10, extra=lambda: 5)
     work._begin_more()
     assert entered.wait(5)
     work.stop()

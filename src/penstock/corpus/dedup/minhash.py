@@ -240,7 +240,7 @@ def row_minima(data: Any, bounds: Any, codes: Any, ngram: int, factors: Any, ter
         inside = False
         ring[:] = _ZERO
         while i <= stop:
-            # Behind the last byte stands a space, so that the last word ends like the others.
+            # A space after the last byte ends the last word like the others.
             code = _SPACE
             if i < stop:
                 byte = data[i]

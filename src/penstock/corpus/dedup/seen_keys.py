@@ -228,7 +228,7 @@ class SeenKeys:
     the log and a checksum up to there, so it is always small, and any longer log can restore it:
     what a killed process wrote after its last checkpoint is cut off. Without one, only the last call can be undone.
 
-    A log has one writer. Another process is refused while this one is there; within the process a later set takes the
+    A log has one writer. Another process is refused while this one runs; within the process a later set takes the
     log over, as a stage that replaces an abandoned one does, and the earlier set raises errors from then on.
     """
 
@@ -239,7 +239,7 @@ class SeenKeys:
         self._lock: FileLock | None = None
         if log is not None:
             self._lock = FileLock(log.with_name(f"{log.name}.lock"))
-            # Nobody tells a stage that its run is over; this is when it is not needed any more, at the latest.
+            # A stage is not notified of the end of its run; this is the latest time at which the log is needed.
             weakref.finalize(self, _release, self._lock, os.getpid())
         self._clear()
         self._claimed = False
@@ -369,7 +369,7 @@ class SeenKeys:
         self.claim()
         handle = open_own(self._log, os.O_RDWR if self._begun else os.O_RDWR | os.O_CREAT)
         with os.fdopen(handle, "rb+", buffering=0) as log:
-            # Behind our end may lie what was undone, or written by a run that was killed.
+            # After our end, the file may hold keys that were undone or written by a killed run.
             log.truncate(self._count * 8 * self._width)
             log.seek(0, os.SEEK_END)
             rest = memoryview(keys.tobytes())

@@ -1,4 +1,4 @@
-"""Rows that were there before: `ExactDedup` drops copies, `MinHashDedup` near copies. The first in the input stays.
+"""Deduplication stages: `ExactDedup` drops copies, `MinHashDedup` near copies. The first in the input stays.
 
     Pipeline(source, dedup_stages(ExactDedup("text"), MinHashDedup("text")), sink)
 
@@ -76,7 +76,7 @@ class Dedup(CountingTransform):
         return f"{self._name}/{self.version}"
 
     def preparation(self) -> Transform:
-        """The part that runs in parallel, to stand anywhere before this stage, with only filters in between."""
+        """The part that runs in parallel, placed anywhere before this stage, with only filters in between."""
         return KeyColumn(self._maker, self._name)
 
     def transform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -102,13 +102,13 @@ class Dedup(CountingTransform):
         if (rule := state.get("rule", 1)) != self.version:
             raise ResumeError(
                 f"the state of {self._name} was saved by a release that has version {rule!r} of its rule, and this "
-                f"release has version {self.version}, which drops other rows; start again without the state, or go on "
+                f"release has version {self.version}, which drops other rows; start again without the state, or resume "
                 "with that release"
             )
         self._seen.load_state_dict(state)
 
     def sync(self) -> None:
-        """Have what was seen survive a power failure. Being killed is survived without it."""
+        """Make the seen keys survive a power failure. A killed process loses nothing without it."""
         self._seen.sync()
 
     def fit_budget(self, nbytes: int) -> None:

@@ -111,7 +111,7 @@ class LanguageCharacters(TextFilter):
         names = [scripts] if isinstance(scripts, str) else list(scripts)
         for name in names:
             if name not in SCRIPTS:
-                raise ValueError(f"no script is called {name!r}; there are {', '.join(SCRIPTS)}")
+                raise ValueError(f"unknown script {name!r}; valid scripts: {', '.join(SCRIPTS)}")
         if not names and not alphabet:
             raise ValueError("nothing to look for; pass scripts=[...] or alphabet='...'")
         if not 0 <= min_share <= 1:

@@ -104,7 +104,7 @@ class BatchProducer:
                 weight=len,
                 budget=self._budget,
                 size=_nbytes,
-                beside=lambda: self.collator.most_fetched,
+                extra=lambda: self.collator.most_fetched,
             )
         return self._ahead
 
