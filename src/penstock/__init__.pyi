@@ -46,3 +46,6 @@ from penstock.types import Field as Field
 from penstock.types import Schema as Schema
 
 __version__: str
+from penstock.memory.pool import BufferPool as BufferPool
+from penstock.memory.pressure import MemoryPressureHandler as MemoryPressureHandler
+from penstock.order.plan import Plan as Plan

@@ -14,7 +14,7 @@ from penstock import ConversationDataLoader, MixedDataLoader, PretrainDataLoader
 from penstock.corpus.recipe import Recipe
 from penstock.errors import ConfigError, DataError, PenstockError, ResumeError
 from penstock.loaders import plan_engine as indexed
-from penstock.order.plan import Plan
+from penstock.order.steps import next_epoch
 from penstock.transforms.tokenization import ByteTokenizer
 from token_stores import make_rows, make_store
 
@@ -55,13 +55,14 @@ def test_less_than_a_global_batch_of_packed_samples_is_refused_when_they_are_cou
 def test_a_mixture_smaller_than_a_global_batch_is_refused(
     store: Path, use: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    next_epoch, left = Plan.next_epoch, iter(range(100))
+    left = iter(range(100))
 
-    def limited(plan: Plan, position: Any) -> Any:
+    def limited(position: Any) -> Any:
         assert next(left, None) is not None, "it goes on for ever"
-        return next_epoch(plan, position)
+        return next_epoch(position)
 
-    monkeypatch.setattr(Plan, "next_epoch", limited)
+    for module in ("order.plan", "order.steps", "loaders.plan_engine"):
+        monkeypatch.setattr(f"penstock.{module}.next_epoch", limited)
     with pytest.raises(ConfigError, match="drop_last=True"):
         use(
             MixedDataLoader(
@@ -177,7 +178,7 @@ def shards(store: Path) -> list[Path]:
 def test_a_shard_that_is_removed_under_a_running_loader_is_noticed(
     store: Path, prefetch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(indexed, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(indexed, "_FILE_CHECK_SECONDS", 0.0)
     loader = make(store, prefetch=prefetch)
     running = iter(loader)
     next(running)
@@ -190,7 +191,7 @@ def test_a_shard_that_is_removed_under_a_running_loader_is_noticed(
 def test_a_shard_that_is_rewritten_under_a_running_loader_is_noticed(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(indexed, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(indexed, "_FILE_CHECK_SECONDS", 0.0)
     running = iter(make(store))
     for _ in range(4):
         next(running)
@@ -206,7 +207,7 @@ def test_a_shard_that_is_rewritten_under_a_running_loader_is_noticed(
 def test_a_changed_shard_is_noticed_however_batches_are_taken(
     store: Path, use: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(indexed, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(indexed, "_FILE_CHECK_SECONDS", 0.0)
     loader = make(store)
     for _ in range(4):
         loader.get_batch()
@@ -275,7 +276,7 @@ def test_a_tokenizer_that_does_not_match_the_store_is_refused_naming_both(tmp_pa
         ({"a": 0, "b": 0}, "weights"),
         ({"a": 1, "c": 1}, "'c'"),
         ({"a": 1}, "'b'"),
-        ([(0, {"a": 1, "b": 1}), (3, {"a": 1})], r"step 3\b.*'b'"),
+        ([(0, {"a": 1, "b": 1}), (3, {"a": 1})], r"'b'.*step 3\b"),
         ([(2, {"a": 1, "b": 1})], r"step 2\b"),
     ],
 )

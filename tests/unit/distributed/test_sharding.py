@@ -150,7 +150,7 @@ def test_the_stream_of_a_slot_does_not_depend_on_the_ranks() -> None:
 def test_streams_that_do_not_fit_the_batch_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"\b6\b.*\b4\b"):
         CanonicalStreams(6).at(0, 4)
-    with pytest.raises(ConfigError, match=r"\bthere\b"):
+    with pytest.raises(ConfigError, match=r"streams.*\b0\b"):
         CanonicalStreams(0)
     with pytest.raises(ConfigError, match=r"\b1\b.*\b0\b"):
         canonical_streams(0)

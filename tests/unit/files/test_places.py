@@ -191,7 +191,7 @@ def test_a_home_directory_is_found_and_a_password_is_not_told(monkeypatch: pytes
 READERS: dict[str, Callable[[str], Any]] = {
     "PretrainDataLoader": lambda url: PretrainDataLoader(url, "byte", 16),
     "streaming": lambda url: PretrainDataLoader(url, "byte", 16, streaming=True),
-    "open_inputs": lambda url: open_inputs(url, Recipe(tokenizer="byte")),
+    "open_inputs": lambda url: open_inputs(url, Recipe(tokenizer="byte"), Options()),
     "open_source": open_source,
     "samples": lambda url: as_sample_dataset(url, None),  # type: ignore[arg-type]
 }
