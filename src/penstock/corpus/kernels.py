@@ -29,23 +29,28 @@ def kernel(function: Callable[P, R]) -> Callable[P, R]:
 class _Kernel(Generic[P, R]):
     def __init__(self, function: Callable[P, R]) -> None:
         self._function = function
+        self._compiled: Any = None
         functools.update_wrapper(self, function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return cast(R, self.dispatcher()(*args, **kwargs))
 
-    @functools.cache  # noqa: B019 - kernels live as long as their modules
     def dispatcher(self) -> Any:
-        """The function as numba has it. The names of other kernels in its module become theirs: numba reads them."""
+        """The function as numba has it. The names of other kernels in its module become theirs: numba reads them.
+
+        One thread at a time, and the function itself becomes visible last: another thread must not call it, and so
+        compile it, while it still sees kernels that numba does not know.
+        """
         numba = require("numba", "fast")
         with _lock:
-            try:
-                compiled = numba.njit(nogil=True, cache=True)(self._function)
-            except RuntimeError:  # no directory to cache it in
-                compiled = numba.njit(nogil=True)(self._function)
-            names = self._function.__globals__
-            names[self._function.__name__] = compiled
-            for name, value in list(names.items()):
-                if isinstance(value, _Kernel):
-                    names[name] = value.dispatcher()
-        return compiled
+            if self._compiled is None:
+                try:
+                    self._compiled = numba.njit(nogil=True, cache=True)(self._function)
+                except RuntimeError:  # no directory to cache it in
+                    self._compiled = numba.njit(nogil=True)(self._function)
+                names = self._function.__globals__
+                for name, value in list(names.items()):
+                    if isinstance(value, _Kernel) and value is not self:
+                        names[name] = value.dispatcher()
+                names[self._function.__name__] = self._compiled
+        return self._compiled

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
@@ -71,7 +70,7 @@ class DatasetConsumer:
     ) -> None:
         check_reading(order, acknowledge, on_error)
         self.order, self.acknowledge, self.on_error = order, acknowledge, on_error
-        self.options = QueueOptions.of(options, keywords)
+        self.options = QueueOptions.of(options, keywords, without=("durable",))
         self.rank = find_rank(rank, world_size)
         self.device, self.pin_memory = device, pin_memory
         self._queue = Queue.open(queue_dir)
@@ -208,7 +207,7 @@ class DatasetConsumer:
             "device": self.device,
             "pin_memory": self.pin_memory,
             "on_error": self.on_error,
-            "options": asdict(self.options),
+            "options": self.options,
         }
         return _unpickle, (self.queue_dir, keywords)
 

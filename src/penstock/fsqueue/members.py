@@ -13,8 +13,8 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self, TypedDict
 
@@ -70,13 +70,26 @@ class QueueOptions:
 
     @classmethod
     def of(
-        cls, options: QueueOptions | Mapping[str, Any] | None, keywords: Mapping[str, Any], **defaults: Any
+        cls,
+        options: QueueOptions | Mapping[str, Any] | None,
+        keywords: Mapping[str, Any],
+        *,
+        without: Collection[str] = (),
+        **defaults: Any,
     ) -> QueueOptions:
-        """Options with keywords that override them; `defaults` are those of the caller, without `options`."""
-        known = [each.name for each in fields(cls)]
-        given = {**({} if options is None or isinstance(options, QueueOptions) else options), **keywords}
+        """Options with keywords that override them.
+
+        `defaults` are those of the caller, for a `QueueOptions` too that leaves them as they are; options in `without`
+        have no effect on the caller and are refused.
+        """
+        known = [each.name for each in fields(cls) if each.name not in without]
+        if isinstance(options, QueueOptions):
+            plain = {each.name: each.default for each in fields(cls)}
+            changed = {name: value for name in plain if (value := getattr(options, name)) != plain[name]}
+            options = changed
+        given = {**(options or {}), **keywords}
         check_options(given, known)
-        return replace(options, **given) if isinstance(options, QueueOptions) else cls(**{**defaults, **given})
+        return cls(**{**defaults, **given})
 
 
 def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -102,7 +102,7 @@ class DataProviderBase(ABC):
         self.data_dir = require_local(home, "data_root" if data_dir is None else "data_dir")
         self.queue_dir = require_local(queue_dir or self._config["queue_dir"] or self.data_dir / "queue", "queue_dir")
         self.proportions: Mapping[str, float] = self._config["split_proportions"]
-        self.options = QueueOptions.of(options, keywords)
+        self.options = QueueOptions.of(options, keywords, without=("timeout_seconds", "poll_seconds"))
         self.batch_index = 0
         """Number k of the batch that `sample_batch` makes."""
         self._columns: BatchColumns | None = None

@@ -39,7 +39,12 @@ class Limits:
     @property
     def most_bytes(self) -> int | None:
         """`backlog_bytes` as a number."""
-        return None if self.backlog_bytes is None else parse_bytes(self.backlog_bytes)
+        if self.backlog_bytes is None:
+            return None
+        try:
+            return parse_bytes(self.backlog_bytes)
+        except (ConfigError, ValueError) as error:
+            raise ConfigError(f"backlog_bytes: {error}") from None
 
 
 def check_positive(name: str, value: int | None) -> None:

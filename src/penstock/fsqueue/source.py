@@ -77,7 +77,7 @@ class QueueSource(Source):
         check_reading(order, acknowledge, on_error)
         self.queue_dir, self.split = require_local(queue_dir, "queue_dir"), split
         self.order, self.acknowledge, self.on_error = order, acknowledge, on_error
-        self.options = QueueOptions.of(options, keywords)
+        self.options = QueueOptions.of(options, keywords, without=("durable",))
         self.wait_for_queue_seconds = wait_for_queue_seconds
         self.rank = find_rank(rank, world_size)
         self.counts = ReadCounts()

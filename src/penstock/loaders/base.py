@@ -28,6 +28,8 @@ _SLOW_SECONDS = 0.002
 _PREFETCH = 2
 _TIMED_BATCHES = 256
 """Batches of a loop whose preparation is timed."""
+_FIXED = frozenset({"options", "rank", "batch_size", "drop_last"})
+"""Attributes that the batches of an engine do not follow."""
 Made = tuple[TrainingBatch, Any]
 """A batch, and the next position."""
 
@@ -80,6 +82,7 @@ class DataLoader:
     _position: Any = None
     _prefetcher: _Prefetcher | None = None
     _closed = False
+    _profile: Profile | None = None
 
     def __init_subclass__(
         cls, options: tuple[type[Any], ...] = (), without: Collection[str] = (), **keywords: Any
@@ -91,9 +94,9 @@ class DataLoader:
             show_options(cls, options, without)
 
     def __init__(self, engine: Engine) -> None:
-        self._engine, self._position = engine, engine.start()
         self.options, self.rank = engine.options, engine.rank
         self.batch_size, self.drop_last = engine.batch_size, engine.options.drop_last
+        self._engine, self._position = engine, engine.start()
         self._loops = 0
         """Number of loops so far: an earlier loop is over when another begins."""
         self._moves = 0
@@ -101,7 +104,11 @@ class DataLoader:
         """Number of edits of the plan so far: a running loop follows them."""
         self._loop: EpochIterator | None = None
         """Loop of torch's DataLoader that got the last keys, unless the loader was moved since."""
-        self._profile: Profile | None = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _FIXED and self._engine is not None:
+            raise AttributeError(f"{name} of a loader cannot be changed; make another loader with {name}={value!r}")
+        super().__setattr__(name, value)
 
     # The four methods of the interface
 
@@ -184,11 +191,13 @@ class DataLoader:
     @property
     def epoch(self) -> int:
         """Epoch of the next batch."""
+        self._ready()
         return int(self._position.epoch)
 
     @property
     def step(self) -> int:
         """Number of the next batch, counted from the beginning of the first epoch."""
+        self._ready()
         return int(self._position.step)
 
     def set_epoch(self, epoch: int) -> None:
@@ -325,6 +334,11 @@ class DataLoader:
         self._check_ready(closed_too=True)
         if not isinstance(self._engine, PlanEngine):
             raise ConfigError(f"{type(self).__name__} has no plan; use a prepared loader (streaming=False)")
+        return self._engine
+
+    def _ready(self) -> Engine:
+        """The engine; an error if there is none."""
+        self._check_ready(closed_too=True)
         return self._engine
 
     def _check_ready(self, *, closed_too: bool = False) -> None:

@@ -152,9 +152,13 @@ class UnifiedMemoryManager:
     def get_or_build(self, name: Hashable, build: Callable[[], Any]) -> Any:
         """The cached tensor; made by `build` if it is missing, and kept if there is room."""
         tensor = self._cache.get(name)
-        if tensor is None:
-            tensor = build()
-            self.cache_tensor(name, tensor)
+        if tensor is not None:
+            return tensor
+        with self._cache.building(name):
+            tensor = self._cache.peek(name)
+            if tensor is None:
+                tensor = build()
+                self.cache_tensor(name, tensor)
         return tensor
 
     def release(self, name: Hashable) -> bool:

@@ -72,6 +72,7 @@ class MixedDataLoader(DataLoader, options=(Options,)):
         named = _named(sources)
         limits = _limits(max_epochs, list(named))
         if any(isinstance(source, DataLoader) and source._engine is None for source in named.values()):
+            _check_unused(options, tokenizer=tokenizer, text_column=text_column)
             loaders = {name: _as_loader(name, source) for name, source in named.items()}
             sizes = {name: float(max(len(loader), 1)) for name, loader in loaders.items()}
             schedule = _schedule(weights, temperature, sizes)
@@ -95,6 +96,16 @@ class MixedDataLoader(DataLoader, options=(Options,)):
         sizes = {source.name: float(max(source.inputs.table.tokens, 1)) for source in found}
         schedule = _schedule(weights, temperature, sizes)
         super().__init__(PlanEngine(found, chosen, schedule=schedule, stopping=stopping_strategy))
+
+
+def _check_unused(options: Mapping[str, Any], **more: Any) -> None:
+    """Refuse options that have no effect where loaders without a plan are mixed by batches."""
+    unused = [*options, *(name for name, value in more.items() if value is not None)]
+    if unused:
+        raise ConfigError(
+            f"{unused[0]} has no effect: loaders without a plan are mixed by batches that they make by themselves; "
+            "pass it to the loaders"
+        )
 
 
 def _single_source(loader: DataLoader, name: str) -> LoaderSource:
@@ -224,7 +235,7 @@ class _LoaderMixEngine:
         return found
 
     def one(self, position: _MixPosition, batch_size: int | None) -> tuple[TrainingBatch, _MixPosition]:
-        if batch_size is not None and batch_size != self.batch_size:
+        if batch_size is not None:
             raise ConfigError(f"batch_size={batch_size}: mixed loaders have batches of their own; omit batch_size")
         drawn = self._draw(position)
         if drawn is None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
 from penstock.batching.backends.lookup import evaluate
@@ -191,7 +192,7 @@ class SampleFeed:
 
     def _sample(self, row: int, get: Callable[[int], Any]) -> Any:
         try:
-            sample = get(row)
+            sample = _own(get(row))
         except PenstockError:
             raise
         except Exception as error:
@@ -526,3 +527,16 @@ def _read(chunks: Generator[SampleChunk], signals: Signals, budget: MemoryBudget
 def _end(signals: Signals, budget: MemoryBudget) -> None:
     signals.stop.set()
     budget.hold("samples", 0, by=signals)
+
+
+def _own(value: Any) -> Any:
+    """The sample with arrays of its own: a dataset may reuse its buffers, and a loop may change what it gets."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if type(value) is dict:
+        return {name: _own(each) for name, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_own, value))
+    if type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "clone"):
+        return value.clone()
+    return value

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
@@ -60,6 +61,8 @@ class LRUCache(Generic[V]):
         self._lock = threading.Lock()
         self._items: dict[Hashable, tuple[V, int]] = {}
         """Key -> value and bytes, the least recently used first."""
+        self._builds: dict[Hashable, tuple[threading.RLock, int]] = {}
+        """Locks of the values that are being built, and the number of threads that hold or wait for each."""
         self._hits = self._misses = self._evicted = self._refused = 0
 
     def get(self, key: Hashable) -> V | None:
@@ -72,6 +75,12 @@ class LRUCache(Generic[V]):
             self._items[key] = item
             self._hits += 1
             return item[0]
+
+    def peek(self, key: Hashable) -> V | None:
+        """The value, or None; counts neither as a use nor as a miss."""
+        with self._lock:
+            item = self._items.get(key)
+        return None if item is None else item[0]
 
     def put(self, key: Hashable, value: V, nbytes: int) -> bool:
         """Keep the value in place of an older one of that key; whether there was room for it."""
@@ -95,10 +104,29 @@ class LRUCache(Generic[V]):
         """The value; made by `build` if it is missing, and kept if there is room. Its size is `size(value)`, or its
         `nbytes`."""
         found = self.get(key)
-        if found is None:
-            found = build()
-            self.put(key, found, int(getattr(found, "nbytes")) if size is None else size(found))  # noqa: B009
+        if found is not None:
+            return found
+        with self.building(key):
+            found = self.peek(key)
+            if found is None:
+                found = build()
+                self.put(key, found, int(getattr(found, "nbytes")) if size is None else size(found))  # noqa: B009
         return found
+
+    @contextmanager
+    def building(self, key: Hashable) -> Iterator[None]:
+        """One thread at a time builds the value of a key; the others wait for it."""
+        with self._lock:
+            lock, waiting = self._builds.get(key, (threading.RLock(), 0))
+            self._builds[key] = lock, waiting + 1
+        try:
+            with lock:
+                yield
+        finally:
+            with self._lock:
+                lock, waiting = self._builds.pop(key)
+                if waiting > 1:
+                    self._builds[key] = lock, waiting - 1
 
     def discard(self, key: Hashable) -> bool:
         """Remove a value; whether there was one."""
