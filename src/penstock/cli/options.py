@@ -17,6 +17,7 @@ from rich.console import Console
 
 from penstock.chat.templates import BUILT_IN
 from penstock.cli.console import log_lines, report_errors
+from penstock.corpus.quality.filters import FILTERS
 from penstock.corpus.recipe import Recipe
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
@@ -75,7 +76,7 @@ RECIPE_OPTIONS: dict[str, Any] = {
     "tokenizer": _option(str, _TOKENIZER, metavar="T"),
     "template": _option(str | None, _TEMPLATE, metavar="X"),
     "column": _option(str | None, "Column with the text of documents. Default: text."),
-    "filters": _option(str, "Quality filters: gopher, c4, fineweb, length, latin.", "--filter", metavar="A,B"),
+    "filters": _option(str, f"Quality filters: {', '.join(FILTERS)}.", "--filter", metavar="A,B"),
     "dedup": _option(str, "Drop duplicates: exact, minhash, or both.", metavar="A,B"),
     "max_length": _option(int | None, "Maximum number of tokens in a row.", min=1),
     "truncation": _option(str, "Policy for longer rows: error, drop, left, right, split."),

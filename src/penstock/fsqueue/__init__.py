@@ -4,7 +4,7 @@
 
 layout      names in a queue directory, and the state they hold      queue            create, open, purge
 lanes       file numbers: who produces which file                    batch_file       one Arrow file of batches
-members     options, waiting, joining, heartbeat, leaving            reaper           lease rule; releases of the dead
+members     options, waiting, joining, heartbeat, leaving            leases           lease rule; releases of the dead
 publisher   files into a split, within the backlog                   split_reader     waiting for files of a split
 provider    base class of datasets                                   prepare_command  `python prepare.py`
 status      backlog, rates and members                               doctor           checks and repairs

@@ -12,6 +12,7 @@ from penstock.batching.collate import BatchLayout
 from penstock.batching.options import Options
 from penstock.errors import ConfigError
 from penstock.loaders.inputs import Inputs
+from penstock.order.packing import STRATEGIES
 from penstock.order.plan import PlanSource
 from penstock.order.sample_orders import BudgetOrder, ChopOrder, FittedOrder, Order, PackedOrder, RowOrder, Table
 
@@ -19,7 +20,7 @@ __all__ = ["LoaderSource", "Packing", "Sampling", "batch_layout", "build_source"
 
 Packing = Literal["concat", "best_fit", "first_fit"] | bool | None
 _LONGEST = 1 << 26
-_STRATEGIES = ("concat", "best_fit", "first_fit")
+_STRATEGIES = ("concat", *STRATEGIES)
 _ALIASES = {"bfd": "best_fit", "ffd": "first_fit", "wrapped": "concat", "chop": "concat"}
 
 

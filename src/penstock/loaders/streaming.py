@@ -70,7 +70,8 @@ class StreamingPipeline:
     """Stream of the samples of a dataset, in its order, each exactly once.
 
     Takes anything with `__len__` and `__getitem__`, an iterable or a function that makes one, a path, a table or a
-    DataFrame, or a `Source`. The samples are the objects that the dataset returns.
+    DataFrame, or a `Source`. Samples may have any type; arrays in them are copies, so that a dataset
+    may reuse its buffers.
 
         pipeline = StreamingPipeline(dataset, StreamingConfig(chunk_size=64))
         pipeline = StreamingPipeline(dataset, chunk_size=64)

@@ -70,8 +70,8 @@ class SourceThread:
         self._buffers.end(number, closing)
 
     def _reserve(self, nbytes: int) -> Reservation | None:
-        """Wait for room. It comes when parcels of ours are delivered (with none in flight the budget admits the next
-        one at once), and those who work on them have deadlines of their own."""
+        """Wait until the budget has room. Delivered parcels free it, and an empty budget admits any parcel. There is no
+        time limit here: the stages that hold parcels have their own."""
         context, since = self._context, time.monotonic()
         try:
             while not context.stop.is_set():

@@ -48,7 +48,7 @@ class Build:
         self.path = home / BUILD
 
     def check_place(self, *, shown: bool) -> None:
-        """Refuse a link where the files are to lie, and a hidden store with something in it that was not made here."""
+        """Refuse a symbolic link at the build path, and foreign files in an unpublished store."""
         if not shown:
             check_own_directory(self._home, _OWN_HOME)
         check_own_directory(self.path, _OWN)
@@ -59,7 +59,7 @@ class Build:
             remove_own_directory(self.path, _OWN)
 
     def remove_home(self) -> None:
-        """Delete a store that was never shown, in the same way."""
+        """Delete an unpublished store; keep it if it holds foreign files."""
         with contextlib.suppress(ConfigError):
             if not strangers(self.path, _OWN):
                 remove_own_directory(self._home, _OWN_HOME)

@@ -120,7 +120,7 @@ class TokenTable:
         del held
 
     def copy_mask(self, rows: Ints, starts: Ints, lengths: Ints, out: npt.NDArray[np.bool_], at: Ints) -> None:
-        """The same for the mask of supervised tokens."""
+        """Copy the loss mask of these tokens to `out[at[j]:]`."""
         held = self.held()
         self.copy_mask_from(self.locate_mask(rows, starts), lengths, out, at)
         del held
