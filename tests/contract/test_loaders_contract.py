@@ -314,7 +314,7 @@ def test_a_loader_of_four_methods_can_be_mixed(home: Path) -> None:
     def make(**more: Any) -> MixedDataLoader:
         own = PretrainDataLoader(home / "text0", chunk_size=LENGTH, batch_size=2, backend="numpy", shuffle=False)
         sources = {"squares": Squares(6), "text": own}
-        return MixedDataLoader(sources, {"squares": 2, "text": 1}, backend="numpy", **more)
+        return MixedDataLoader(sources, {"squares": 2, "text": 1}, **more)
 
     with make() as mixed:
         assert len(mixed) == 9  # until the squares were used once, with half as much text
@@ -343,11 +343,11 @@ def test_a_loader_of_four_methods_can_be_mixed(home: Path) -> None:
 )
 def test_mixed_loaders_end_as_the_stopping_strategy_says(stopping: str, limit: int | None, expected: int) -> None:
     sources = [Squares(6), Squares(2)]
-    with MixedDataLoader(sources, [2, 1], backend="numpy", stopping_strategy=stopping, max_epochs=limit) as mixed:
+    with MixedDataLoader(sources, [2, 1], stopping_strategy=stopping, max_epochs=limit) as mixed:
         assert len(mixed) == expected
         assert len(list(mixed)) == expected
 
 
 def test_paths_are_not_mixed_with_loaders_without_a_plan(home: Path) -> None:
     with pytest.raises(ConfigError, match="'text'"):
-        MixedDataLoader({"squares": Squares(3), "text": home / "text0"}, backend="numpy")
+        MixedDataLoader({"squares": Squares(3), "text": home / "text0"})

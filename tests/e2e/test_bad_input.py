@@ -111,7 +111,7 @@ def test_a_truncated_parquet_file_is_damaged(home: Path, out: Path) -> None:
     pq.write_table(pa.table({"n": range(1000, 1010)}), home / "b.parquet")
     whole = (home / "a.parquet").read_bytes()
     (home / "a.parquet").write_bytes(whole[: len(whole) // 2])
-    message = r"a\.parquet, row 0: the file is damaged: Parquet magic bytes not found in footer"
+    message = r"a\.parquet, row 0\b.*Parquet magic bytes not found in footer"
     fails(out, ParquetSource(home), DataError, message)
     fails(out, ParquetSource(home / "a.parquet"), DataError, message)
     rows, bad, _ = passes(out, ParquetSource(home))

@@ -98,7 +98,7 @@ def test_an_example_runs_and_prints_what_it_promises(name: str, tmp_path: Path) 
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TMPDIR": str(tmp_path)},
+        env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"},
         check=False,
         timeout=600,
     )
