@@ -98,9 +98,16 @@ class MixedDataLoader(DataLoader, options=(Options,)):
         super().__init__(PlanEngine(found, chosen, schedule=schedule, stopping=stopping_strategy))
 
 
+_ALWAYS_USED = frozenset({"budget", "device", "pin_memory", "prefetch"})
+"""Options that apply to batches of any origin."""
+
+
 def _check_unused(options: Mapping[str, Any], **more: Any) -> None:
     """Refuse options that have no effect where loaders without a plan are mixed by batches."""
-    unused = [*options, *(name for name, value in more.items() if value is not None)]
+    unused = [
+        *(name for name in options if name not in _ALWAYS_USED),
+        *(name for name, value in more.items() if value is not None),
+    ]
     if unused:
         raise ConfigError(
             f"{unused[0]} has no effect: loaders without a plan are mixed by batches that they make by themselves; "
