@@ -84,9 +84,9 @@ class QueueOptions:
         """
         known = [each.name for each in fields(cls) if each.name not in without]
         if isinstance(options, QueueOptions):
-            plain = {each.name: each.default for each in fields(cls)}
-            changed = {name: value for name in plain if (value := getattr(options, name)) != plain[name]}
-            options = changed
+            # By identity: a value that was given counts as given, also where it equals the default.
+            values = {each.name: (getattr(options, each.name), each.default) for each in fields(cls)}
+            options = {name: value for name, (value, default) in values.items() if value is not default}
         given = {**(options or {}), **keywords}
         check_options(given, known)
         return cls(**{**defaults, **given})
