@@ -537,6 +537,8 @@ def _own(value: Any) -> Any:
         return {name: _own(each) for name, each in value.items()}
     if type(value) in (list, tuple):
         return type(value)(map(_own, value))
+    if isinstance(value, tuple) and hasattr(value, "_fields"):  # a named tuple
+        return type(value)(*map(_own, value))
     if type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "clone"):
         return value.clone()
     return value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -59,7 +59,12 @@ def test_options_without_effect_on_a_mixture_of_ones_own_loaders_are_refused(opt
         MixedDataLoader({"a": Counted(3), "b": Counted(2)}, **option)
 
 
-def test_a_stream_gives_samples_with_arrays_of_their_own() -> None:
+class Named(NamedTuple):
+    x: Any
+
+
+@pytest.mark.parametrize("form", [dict, Named])
+def test_a_stream_gives_samples_with_arrays_of_their_own(form: Any) -> None:
     class Reused:
         """A dataset that fills one buffer again and again."""
 
@@ -68,13 +73,14 @@ def test_a_stream_gives_samples_with_arrays_of_their_own() -> None:
         def __len__(self) -> int:
             return 6
 
-        def __getitem__(self, row: int) -> dict[str, Any]:
+        def __getitem__(self, row: int) -> Any:
             self.buffer[:] = row
-            return {"x": self.buffer}
+            return form(x=self.buffer)
 
     samples = list(StreamingPipeline(Reused(), num_workers=1, chunk_size=2))
-    assert [sample["x"].tolist() for sample in samples] == [[row, row] for row in range(6)]
-    samples[0]["x"] += 10
+    arrays = [sample["x"] if form is dict else sample.x for sample in samples]
+    assert [array.tolist() for array in arrays] == [[row, row] for row in range(6)]
+    arrays[0] += 10
     assert Reused.buffer.tolist() == [5, 5]
 
 
