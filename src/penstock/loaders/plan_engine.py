@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from penstock.batching.backends import get_backend
 from penstock.batching.batch import TrainingBatch
-from penstock.batching.collate import BatchLayout, collate, split_rows, supervised_tokens, width
+from penstock.batching.collate import BatchLayout, CompactBatch, collate_compact, width
 from penstock.batching.options import Options
+from penstock.batching.supervision import supervised_tokens
 from penstock.distributed.sharding import Contiguous, share_cuts, shares_of
 from penstock.errors import ConfigError, PenstockError
 from penstock.loaders.source import LoaderSource
@@ -50,8 +51,6 @@ class Share:
 
 class PlanEngine:
     """Batches of one rank of a plan, from any position on."""
-
-    batch_class: type[TrainingBatch] = TrainingBatch
 
     def __init__(
         self,
@@ -197,18 +196,15 @@ class PlanEngine:
                 np.full(rows, first.samples.lengths[0]),
                 single=True,
             )
-            arrays = collate(together, first.sources, first.tables, self._layout, int(together.lengths[0]))
-            ids = arrays["input_ids"]
-            tokens = ids.size // len(group)
-            for share, part in zip(group, split_rows(arrays, len(group))):
+            whole = collate_compact(together, first.sources, first.tables, self._layout, int(together.lengths[0]))
+            tokens = whole.ids.size // len(group)
+            for share, part in zip(group, whole.split(len(group))):
                 yield self._finish(share, part, tokens)
 
     def _batches_at_once(self, shares: list[Share]) -> int:
         layout = self._layout
         if len(shares) < 2 or len(self._tables) > 1 or layout.padding_free or layout.split:
             return 1
-        if "num_items_in_batch" in layout.fields and not layout.fields & {"labels", "loss_mask"}:
-            return 1  # nothing to count it from
         if not all(share.step.samples.single and len(share.samples) == len(shares[0].samples) for share in shares):
             return 1
         lengths = np.concatenate([share.step.samples.lengths for share in shares])
@@ -228,15 +224,20 @@ class PlanEngine:
         )
         # A batch by tokens has a width of its own on each rank; others have the width of the global batch.
         tokens_in_row = width(samples if self._layout.split else step.samples, self._layout)
-        arrays = collate(numbered, share.sources, share.tables, self._layout, tokens_in_row)
-        return self._finish(share, arrays, samples.tokens)
+        compact = collate_compact(numbered, share.sources, share.tables, self._layout, tokens_in_row)
+        return self._finish(share, compact, samples.tokens)
 
-    def _finish(self, share: Share, arrays: dict[str, Any], tokens: int) -> TrainingBatch:
-        """Batch of the arrays of a share."""
+    def _finish(self, share: Share, compact: CompactBatch, tokens: int) -> TrainingBatch:
+        """Batch of a share; its fields are made when they are read."""
+        if "num_items_in_batch" in self._layout.fields and self.rank.world_size > 1:
+            compact.items = supervised_tokens(share.step.samples, share.step.sources, self._tables)
+        backend = get_backend(self.options.backend)
+        return TrainingBatch.of_compact(compact, self._metadata(share), backend, tokens)
+
+    def _metadata(self, share: Share) -> dict[str, Any]:
+        """Origin of the rows of a share."""
         step, samples = share.step, share.samples
-        if "num_items_in_batch" in arrays and self.rank.world_size > 1:
-            arrays["num_items_in_batch"] = supervised_tokens(step.samples, step.sources, self._tables)
-        metadata = {
+        return {
             "step": step.number,
             "epoch": step.epoch,
             "sources": step.names,
@@ -244,10 +245,6 @@ class PlanEngine:
             "row": samples.rows,
             "sample": samples.numbers(),
         }
-        options = self.options
-        packed = self._layout.packed or self._layout.padding_free
-        batch = self.batch_class.of_collated(arrays, metadata, get_backend(options.backend), tokens, packed=packed)
-        return batch.pin_memory() if options.pin_memory else batch
 
     def _share(self, step: Step) -> Share:
         """Share of this rank in a global batch."""

@@ -27,8 +27,10 @@ from penstock.store.shards import ShardReader, damaged
 __all__ = ["Placed", "TokenTable"]
 
 Ints = npt.NDArray[np.int64]
-_GROUP_ROWS = 64
+_GROUP_ROWS = 8
 """Rows whose tokens are summed up together, so that a token is found without knowing where every row begins."""
+_MANY_ROWS, _MANY_GROUP_ROWS = 50_000_000, 64
+"""From so many rows on, groups are larger: their sums take 8 bytes for each group."""
 _SHORT_TOKENS = 48
 """Parts of fewer tokens on average are copied token by token, longer ones slice by slice."""
 
@@ -139,16 +141,14 @@ class TokenTable:
         for place, length, target in zip(places.tolist(), lengths.tolist(), at.tolist()):
             out[target : target + length] = numbers[place : place + length]
 
-    def copy_rows_from(self, places: Ints, *outs: npt.NDArray[Any]) -> None:
-        """Fill each row of every `out` with the tokens from its place on: one operation for all of them."""
-        length = outs[0].shape[1]
-        if length > LONGEST_STRETCH:
-            for out in outs:
-                self.copy_from(places, np.full(len(places), length), out.reshape(-1), np.arange(len(places)) * length)
-            return
-        narrow = stretches_of(self.dtype, length)[places]  # small enough to be near when it is widened
-        for out in outs:
-            out[:] = narrow
+    def rows_from(self, places: Ints, length: int) -> npt.NDArray[Any]:
+        """Rows of `length` tokens, each from its place on, in the type of the store: one operation for all of them."""
+        if length <= LONGEST_STRETCH:
+            found: npt.NDArray[Any] = stretches_of(self.dtype, length)[places]
+            return found
+        out = np.empty((len(places), length), self.dtype)
+        self.copy_from(places, np.full(len(places), length), out.reshape(-1), np.arange(len(places)) * length)
+        return out
 
     def copy_mask_from(self, places: Ints, lengths: Ints, out: npt.NDArray[np.bool_], at: Ints) -> None:
         """As `copy_from`, with places of `locate_mask`: true where a token is supervised."""
@@ -188,6 +188,8 @@ class TokenTable:
         if len(starts) == 2:
             return [(0, slice(None), numbers)]
         owner = np.searchsorted(starts, numbers, side="right") - 1
+        if len(starts) <= 1 << 16:
+            owner = owner.astype(np.uint16)  # which is sorted by radix
         if (owner == owner[0]).all():
             return [(int(owner[0]), slice(None), numbers - starts[owner[0]])]
         order = np.argsort(owner, kind="stable")
@@ -198,7 +200,8 @@ class TokenTable:
     def _shard(self, number: int) -> _Shard:
         shard = self._shards.get(number)
         if shard is None:
-            shard = _Shard(*self._entries[number], self.column, self.mask_column)
+            group = _GROUP_ROWS if self.rows < _MANY_ROWS else _MANY_GROUP_ROWS
+            shard = _Shard(*self._entries[number], self.column, self.mask_column, group)
             self._shards[number] = shard
         return shard
 
@@ -263,6 +266,7 @@ class Placed:
     def __init__(self, table: TokenTable, places: Ints, mask_places: Ints | None) -> None:
         self._table, self._places, self._mask_places = table, places, mask_places
         self._held = table.held()  # places are addresses: what lies there has to stay, even if the table is closed
+        self.dtype = table.dtype
 
     @property
     def masked(self) -> bool:
@@ -271,9 +275,9 @@ class Placed:
     def copy(self, rows: Ints, starts: Ints, lengths: Ints, out: npt.NDArray[Any], at: Ints) -> None:
         self._table.copy_from(self._places[rows] + starts, lengths, out, at)
 
-    def copy_rows(self, rows: Ints, starts: Ints, *outs: npt.NDArray[Any]) -> None:
-        """Fill each row of every `out` with tokens of one part."""
-        self._table.copy_rows_from(self._places[rows] + starts, *outs)
+    def take_rows(self, rows: Ints, starts: Ints, length: int) -> npt.NDArray[Any]:
+        """Rows of `length` tokens, each of one part, in the type of the store."""
+        return self._table.rows_from(self._places[rows] + starts, length)
 
     def copy_mask(self, rows: Ints, starts: Ints, lengths: Ints, out: npt.NDArray[np.bool_], at: Ints) -> None:
         if self._mask_places is None:
@@ -284,8 +288,8 @@ class Placed:
 class _Shard:
     """One shard: the length of each row, and its columns of tokens and of the mask as flat arrays."""
 
-    def __init__(self, store: Store, number: int, column: str, mask: str | None) -> None:
-        self._store, self._number = store, number
+    def __init__(self, store: Store, number: int, column: str, mask: str | None, group_rows: int = _GROUP_ROWS) -> None:
+        self._store, self._number, self._group_rows = store, number, group_rows
         self._column, self._mask_column = column, mask
         entry = store.manifest.shards[number]
         self.lengths: npt.NDArray[np.int32] = store.map_lengths(entry)
@@ -324,20 +328,32 @@ class _Shard:
 
     def find_tokens(self, positions: Ints) -> tuple[Ints, Ints]:
         """The row of each token, and which of its tokens that is."""
+        size = self._group_rows
         if self._groups is None:
-            sums = np.add.reduceat(self.lengths, np.arange(0, len(self.lengths), _GROUP_ROWS), dtype=np.int64)
+            sums = np.add.reduceat(self.lengths, np.arange(0, len(self.lengths), size), dtype=np.int64)
             self._groups = np.concatenate([[0], np.cumsum(sums)])
         group = np.searchsorted(self._groups, positions, side="right") - 1
         left = positions - self._groups[group]
-        rows = group[:, None] * _GROUP_ROWS + np.arange(_GROUP_ROWS)
-        inside = rows < len(self.lengths)
-        lengths = np.where(inside, self.lengths[np.minimum(rows, len(self.lengths) - 1)], 0)
-        ends = np.cumsum(lengths, axis=1, dtype=np.int64)
-        which = (ends <= left[:, None]).sum(axis=1)
-        if (which >= _GROUP_ROWS).any():
+        ends = np.cumsum(self._lengths_of_groups(group), axis=1, dtype=np.int64)
+        which = np.count_nonzero(ends <= left[:, None], axis=1)
+        if (which >= size).any():
             raise damaged(self._path, "its index does not add up to the tokens that the manifest counts")
         before = np.where(which > 0, ends[np.arange(len(which)), which - 1], 0)
-        return group * _GROUP_ROWS + which, left - before
+        return group * size + which, left - before
+
+    def _lengths_of_groups(self, groups: Ints) -> npt.NDArray[np.int32]:
+        """Lengths of the rows of some groups, one line a group; behind the last row they are 0."""
+        size = self._group_rows
+        whole = len(self.lengths) // size
+        lines = self.lengths[: whole * size].reshape(whole, size)
+        if groups.max(initial=0) < whole:
+            return lines[groups]
+        found = np.zeros((len(groups), size), np.int32)
+        inside = groups < whole
+        found[inside] = lines[groups[inside]]
+        rest = self.lengths[whole * size :]
+        found[~inside, : len(rest)] = rest
+        return found
 
 
 class _Flat:

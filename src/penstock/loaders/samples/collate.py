@@ -265,8 +265,7 @@ class SampleCollator:
             metadata["blank"] = True
         if lost is not None:
             metadata["truncated_tokens"] = self._count_truncated(lost)
-        batch = SampleBatch.of_arrays(arrays, metadata, len(step.samples.rows) if items is None else items, tokens)
-        return batch.pin_memory() if self.options.pin_memory else batch
+        return SampleBatch.of_arrays(arrays, metadata, len(step.samples.rows) if items is None else items, tokens)
 
     @property
     def _asks_lengths(self) -> bool:
