@@ -121,7 +121,7 @@ class DeviceTensor(torch.Tensor):
         same = [each for each in inside if _storage(each) == _storage(found)]
         if same:
             assert same[0].memory is not None
-            if name.endswith("_"):
+            if name.endswith("_") and not name.endswith("__"):
                 same[0].memory.write(stream)
             return cuda.wrap(found, place, same[0].memory)
         return cuda.wrap(found, place)
@@ -166,7 +166,8 @@ class FakeCuda:
 
     def current_stream(self, device: Any) -> Stream:
         own: Stream | None = getattr(self._thread, "stream", None)
-        return own or self._defaults.setdefault(device.index, Stream(self, f"default stream of {device}"))
+        index = device if isinstance(device, int) else device.index
+        return own or self._defaults.setdefault(index, Stream(self, f"default stream of {index}"))
 
     @contextmanager
     def stream(self, stream: Stream) -> Iterator[None]:

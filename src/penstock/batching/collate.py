@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 import numpy as np
@@ -126,7 +127,7 @@ class BatchLayout:
 class Grid:
     """Grid of rows and tokens, and the place of each part in it. The parts of a row are next to each other."""
 
-    __slots__ = ("_runs", "alike", "at", "full", "left", "lengths", "row_of", "rows", "tokens")
+    __slots__ = ("_part_of", "_runs", "alike", "at", "full", "left", "lengths", "row_of", "rows", "tokens")
 
     def __init__(
         self, rows: int, tokens: int, at: Ints, lengths: Ints, row_of: Ints, *, left: bool = False, alike: bool = False
@@ -140,6 +141,22 @@ class Grid:
         self.full = alike or int(lengths.sum()) == rows * tokens
         """True without padding."""
         self._runs: tuple[Ints, npt.NDArray[np.int32]] | None = None
+        self._part_of: tuple[Grid, int] | None = None
+        """Larger grid that this one is a part of, and its first row in that."""
+
+    def split(self, count: int) -> Iterator[Grid]:
+        """`count` grids of equally many rows."""
+        rows = self.rows // count
+        cuts = np.searchsorted(self.row_of, np.arange(count + 1) * rows).tolist()
+        for number, (low, high) in enumerate(pairwise(cuts)):
+            first = number * rows
+            if self.alike:
+                yield _alike_grid(rows, self.tokens)
+                continue
+            at, row_of = self.at[low:high] - first * self.tokens, self.row_of[low:high] - first
+            part = Grid(rows, self.tokens, at, self.lengths[low:high], row_of, left=self.left)
+            part._part_of = self, first
+            yield part
 
     def empty(self, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         if np.dtype(dtype).itemsize == 8:
@@ -162,6 +179,11 @@ class Grid:
 
         A run of padding counts as a document, with number 0.
         """
+        if self._runs is None and self._part_of is not None:
+            whole, first = self._part_of
+            ends, numbers = whole.runs()
+            low, high = whole.runs_between(first, first + self.rows)
+            self._runs, self._part_of = (ends[low : high + 1] - first * self.tokens, numbers[low:high]), None
         if self._runs is None:
             numbers = np.arange(1, len(self.at) + 1) - np.searchsorted(self.row_of, self.row_of)
             begins = self.at
@@ -175,6 +197,11 @@ class Grid:
             self._runs = np.append(begins, self.rows * self.tokens), numbers.astype(np.int32)
         return self._runs
 
+    def runs_between(self, first: int, last: int) -> tuple[int, int]:
+        """First and last run of some rows."""
+        low, high = np.searchsorted(self.runs()[0], (first * self.tokens, last * self.tokens)).tolist()
+        return low, high
+
 
 class CompactBatch:
     """Batch in its smallest form: ids in the type of the store, the supervised tokens, and the grid of documents.
@@ -182,7 +209,7 @@ class CompactBatch:
     Fields are made from it, never from each other: changing one changes no other.
     """
 
-    __slots__ = ("grid", "ids", "items", "layout", "supervised")
+    __slots__ = ("first_row", "grid", "ids", "items", "layout", "sent", "supervised", "whole")
 
     def __init__(
         self,
@@ -192,6 +219,10 @@ class CompactBatch:
         layout: BatchLayout,
         items: int | None = None,
     ) -> None:
+        self.whole, self.first_row = self, 0
+        """Batches that were collated as one, and the place of this one in them: they cross to a device together."""
+        self.sent: dict[Any, Any] = {}
+        """Copies on devices."""
         self.ids, self.grid, self.layout = ids, grid, layout
         self.supervised = supervised
         """Supervised tokens; None: all but the first of each document."""
@@ -220,17 +251,18 @@ class CompactBatch:
             found["sizes"] = grid.sizes().astype(np.int32)
         learned_by_runs = self.supervised is None and wanted & _LEARNED
         if not grid.alike and (learned_by_runs or wanted & (_BOUNDARIES | {"position_ids"})):
-            ends, found["numbers"] = grid.runs()
-            found["ends"] = ends.astype(np.int32)
+            found["ends"], found["numbers"] = grid.runs()
         return found
 
     def split(self, count: int) -> Iterator[CompactBatch]:
-        """`count` batches of equally many rows, each one document, that were collated as one."""
-        rows, tokens = len(self.ids) // count, self.grid.tokens
-        grid = _alike_grid(rows, tokens)
-        for low in range(0, rows * count, rows):
-            mask = None if self.supervised is None else self.supervised[low : low + rows]
-            yield CompactBatch(self.ids[low : low + rows], mask, grid, self.layout)
+        """`count` batches of equally many rows that were collated as one."""
+        rows = len(self.ids) // count
+        for number, grid in enumerate(self.grid.split(count)):
+            part = slice(number * rows, (number + 1) * rows)
+            mask = None if self.supervised is None else self.supervised[part]
+            batch = CompactBatch(self.ids[part], mask, grid, self.layout)
+            batch.whole, batch.first_row = self, number * rows
+            yield batch
 
     def _input_ids(self) -> npt.NDArray[Any]:
         wide = self.grid.empty(self.layout.integer)

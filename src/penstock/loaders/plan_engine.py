@@ -31,8 +31,8 @@ __all__ = ["PlanEngine", "Share"]
 
 
 _STEPS_AT_ONCE = 64
-_BYTES_AT_ONCE = 2 << 20
-"""Ids of batches that are collated together; they share one array, which lives as long as any of them."""
+_TOKENS_AT_ONCE = 1 << 19
+"""Tokens of batches that are collated together; they share one array, which lives as long as any of them."""
 _FILE_CHECK_SECONDS = 1.0
 """Least time between two checks that the files are unchanged."""
 _KEPT_BYTES = 24 << 20
@@ -180,7 +180,7 @@ class PlanEngine:
             low = high
 
     def _built(self, shares: list[Share]) -> Iterator[TrainingBatch]:
-        """Batches of shares. Small batches of equally long rows are collated together, which saves time for each."""
+        """Batches of shares. Batches of the same shape are collated several at once, which saves time for each."""
         at_once = self._batches_at_once(shares)
         for start in range(0, len(shares), at_once):
             self._check_files()
@@ -188,42 +188,29 @@ class PlanEngine:
             if len(group) == 1:
                 yield self._build(group[0])
                 continue
-            first, rows = group[0], sum(len(share.samples) for share in group)
-            together = Samples(
-                np.arange(rows + 1),
-                np.arange(first.first, first.first + rows),
-                np.zeros(rows, np.int64),
-                np.full(rows, first.samples.lengths[0]),
-                single=True,
+            samples = Samples.concat([share.samples for share in group])
+            sources = np.concatenate([share.sources for share in group])
+            tokens_in_row = width(group[0].step.samples, self._layout)
+            whole = collate_compact(
+                _numbered(samples, group[0].first), sources, group[0].tables, self._layout, tokens_in_row
             )
-            whole = collate_compact(together, first.sources, first.tables, self._layout, int(together.lengths[0]))
-            tokens = whole.ids.size // len(group)
             for share, part in zip(group, whole.split(len(group))):
-                yield self._finish(share, part, tokens)
+                yield self._finish(share, part, share.samples.tokens)
 
     def _batches_at_once(self, shares: list[Share]) -> int:
-        layout = self._layout
-        if len(shares) < 2 or len(self._tables) > 1 or layout.padding_free or layout.split:
+        layout, rows = self._layout, len(shares[0].samples) if shares else 0
+        if not rows or layout.padding_free or layout.split or any(len(share.samples) != rows for share in shares):
             return 1
-        if not all(share.step.samples.single and len(share.samples) == len(shares[0].samples) for share in shares):
+        tokens = width(shares[0].step.samples, layout)
+        if layout.length is None and any(width(share.step.samples, layout) != tokens for share in shares):
             return 1
-        lengths = np.concatenate([share.step.samples.lengths for share in shares])
-        length = int(lengths[0]) if len(lengths) and lengths.min() == lengths.max() else 0
-        if not length or width(shares[0].step.samples, layout) != length:
-            return 1
-        return max(_BYTES_AT_ONCE // (8 * length * max(len(shares[0].samples), 1)), 1)
+        return max(_TOKENS_AT_ONCE // (rows * tokens), 1)
 
     def _build(self, share: Share) -> TrainingBatch:
         step, samples = share.step, share.samples
-        numbered = Samples(
-            samples.offsets,
-            np.arange(share.first, share.first + len(samples.rows)),
-            np.zeros(len(samples.rows), np.int64),
-            samples.lengths,
-            samples.single,
-        )
         # A batch by tokens has a width of its own on each rank; others have the width of the global batch.
         tokens_in_row = width(samples if self._layout.split else step.samples, self._layout)
+        numbered = _numbered(samples, share.first)
         compact = collate_compact(numbered, share.sources, share.tables, self._layout, tokens_in_row)
         return self._finish(share, compact, samples.tokens)
 
@@ -298,6 +285,13 @@ class PlanEngine:
         if not samples:
             return ConfigError("truncation='drop' drops every row; pass a larger length")
         return nothing_to_deliver(samples, count or self.plan.global_batch)
+
+
+def _numbered(samples: Samples, first: int) -> Samples:
+    """Samples whose parts are numbered as in the tables of a share."""
+    parts = len(samples.rows)
+    rows, starts = np.arange(first, first + parts), np.zeros(parts, np.int64)
+    return Samples(samples.offsets, rows, starts, samples.lengths, samples.single)
 
 
 def _common_layout(layouts: Sequence[BatchLayout]) -> BatchLayout:

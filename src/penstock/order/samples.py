@@ -93,4 +93,5 @@ class Samples:
             np.concatenate([np.zeros(0, np.int64), *(part.rows for part in parts)]),
             np.concatenate([np.zeros(0, np.int64), *(part.starts for part in parts)]),
             np.concatenate([np.zeros(0, np.int64), *(part.lengths for part in parts)]),
+            single=all(part.single for part in parts),
         )

@@ -138,6 +138,8 @@ class TokenTable:
             moves = np.arange(total) - np.repeat(np.cumsum(lengths) - lengths, lengths)
             out[np.repeat(at, lengths) + moves] = numbers[np.repeat(places, lengths) + moves]
             return
+        if len(lengths) > 1:
+            places, lengths, at = _joined(places, lengths, at)
         for place, length, target in zip(places.tolist(), lengths.tolist(), at.tolist()):
             out[target : target + length] = numbers[place : place + length]
 
@@ -157,11 +159,15 @@ class TokenTable:
             for place, length, target in zip(places.tolist(), lengths.tolist(), at.tolist()):
                 out[target : target + length] = numbers[place : place + length] != 0
             return
-        memory = memory_as(np.dtype(np.uint8))
-        for place, length, target in zip(places.tolist(), lengths.tolist(), at.tolist()):
-            low, shift = divmod(place, 8)
-            bits = np.unpackbits(memory[low : (place + length + 7) // 8], bitorder="little")
-            out[target : target + length] = bits[shift : shift + length]
+        # The bytes of all parts at once, unpacked at once; then each part without the bits before and after it.
+        first = places >> 3
+        counts = ((places + lengths + 7) >> 3) - first
+        starts = np.cumsum(counts) - counts
+        wanted = np.arange(int(counts.sum())) + np.repeat(first - starts, counts)
+        bits = np.unpackbits(memory_as(np.dtype(np.uint8))[wanted], bitorder="little").view(np.bool_)
+        begins = starts * 8 + (places & 7)
+        for begin, length, target in zip(begins.tolist(), lengths.tolist(), at.tolist()):
+            out[target : target + length] = bits[begin : begin + length]
 
     def row(self, row: int) -> dict[str, Any]:
         """One row as its store has it, with all its columns."""
@@ -410,6 +416,16 @@ class _Flat:
             raise ValueError("the offsets of rows lie outside the values")
         if self._lengths is not None and (self._lengths[first : first + len(sizes)] != sizes).any():
             raise ValueError("rows do not have the lengths of the index")
+
+
+def _joined(places: Ints, lengths: Ints, at: Ints) -> tuple[Ints, Ints, Ints]:
+    """Parts with those joined that are next to each other in memory and in the batch, as rows of a shard often are."""
+    ends = lengths[:-1]
+    apart = (places[1:] != places[:-1] + ends) | (at[1:] != at[:-1] + ends)
+    heads = np.concatenate([[0], np.flatnonzero(apart) + 1])
+    if len(heads) == len(places):
+        return places, lengths, at
+    return places[heads], np.add.reduceat(lengths, heads), at[heads]
 
 
 def _mark(path: Path) -> tuple[int, int, int]:

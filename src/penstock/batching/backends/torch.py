@@ -14,6 +14,7 @@ from penstock._optional import require
 from penstock.batching.backends.base import BaseBackend, Device
 from penstock.batching.backends.torch_device import (
     PinnedMemory,
+    SentBatches,
     StreamCopy,
     TorchDeviceFields,
     resolve_device,
@@ -74,13 +75,17 @@ class TorchBackend(BaseBackend):
 
     def pending_copy(self, arrays: Sequence[Any]) -> StreamCopy | None:
         module = stream_module(self._torch, arrays[0].device) if arrays else None
-        return None if module is None else StreamCopy(module, arrays)
+        return None if module is None else StreamCopy(module, arrays[0].device, arrays)
 
     def compact_to(self, compact: CompactBatch, device: Device) -> TorchDeviceFields | None:
         target = self.resolve_device(device)
-        if target is None or stream_module(self._torch, target) is None:
+        module = None if target is None else stream_module(self._torch, target)
+        if module is None:
             return None
-        return TorchDeviceFields(self, self._torch, compact, target, self._pinned)
+        whole = compact.whole
+        if target not in whole.sent:
+            whole.sent[target] = SentBatches(self._torch, module, whole, target, self._pinned)
+        return TorchDeviceFields(self, compact, whole.sent[target])
 
     def pin_memory(self, array: Any) -> Any:
         if not self._pinned.available or array.device.type != "cpu":

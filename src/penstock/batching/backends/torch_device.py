@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.batching.backends.base import ALIGNMENT, Array, Backend, Device
 from penstock.errors import ConfigError
@@ -22,7 +21,7 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     from penstock.batching.collate import CompactBatch
 
-__all__ = ["PinnedMemory", "StreamCopy", "TorchDeviceFields", "resolve_device", "stream_module"]
+__all__ = ["PinnedMemory", "SentBatches", "StreamCopy", "TorchDeviceFields", "resolve_device", "stream_module"]
 
 _NO_STREAMS = frozenset({"cpu", "meta"})
 _IGNORE = -100
@@ -31,10 +30,10 @@ _IGNORE = -100
 class StreamCopy:
     """Copies on the current stream of this thread, which may still be in progress."""
 
-    def __init__(self, module: Any, tensors: Sequence[Any]) -> None:
+    def __init__(self, module: Any, device: Any, tensors: Sequence[Any]) -> None:
         self._module, self._tensors = module, tuple(tensors)
-        self._device = self._tensors[0].device
-        own = module.current_stream(self._device)
+        self._device = device.index  # quicker to look up than a device
+        own = self.stream_now()
         self._event = own.record_event()
         self._ready = [own]
         """Streams that may use the tensors: work on them is in order with the copies."""
@@ -44,13 +43,17 @@ class StreamCopy:
 
         The stream waits for the copies, and the allocator reuses the tensors' memory only after the stream's work.
         """
-        stream = self._module.current_stream(self._device)
+        stream = self.stream_now()
         if stream in self._ready:
             return
         stream.wait_event(self._event)
         for tensor in self._tensors:
             tensor.record_stream(stream)
         self._ready.append(stream)
+
+    def stream_now(self) -> Any:
+        """Current stream of the calling thread."""
+        return self._module.current_stream(self._device)
 
 
 def resolve_device(torch: Any, device: Any) -> Any:
@@ -140,31 +143,49 @@ class PinnedMemory:
 class TorchDeviceFields:
     """Fields of a batch on a GPU, made there from one copy of its compact form.
 
-    The copy is on the stream that was current when this was made; a field may be read on any stream.
+    The copy is on the stream that was current when it was made; a field may be read on any stream. Batches that were
+    collated as one cross as one, and what all of them need is made for all at once.
     """
 
-    def __init__(self, backend: Backend, torch: Any, compact: CompactBatch, device: Any, pinned: PinnedMemory) -> None:
+    __slots__ = ("_compact", "_sent", "backend", "names")
+
+    def __init__(self, backend: Backend, compact: CompactBatch, sent: SentBatches) -> None:
         self.backend, self.names = backend, compact.layout.present
-        self._torch, self._compact, self._device = torch, compact, device
-        self._kinds = _torch_kinds(torch)
-        self._buffer, self._arrays = self._sent(compact.wire(), pinned)
-        self._copy = StreamCopy(stream_module(torch, device), [self._buffer])
+        self._compact, self._sent = compact, sent
 
     @property
     def nbytes(self) -> int:
-        return int(self._buffer.numel())
+        return self._compact.nbytes
 
     def make(self, name: str) -> Array | int:
         if name in ("max_seqlen", "num_items_in_batch"):
             return int(self._compact.make(name))
-        self._copy.wait()
-        return _MAKERS[name](self)
+        compact, sent = self._compact, self._sent
+        sent.copy.wait()
+        first, grid = compact.first_row, compact.grid
+        if name == "cu_seqlens" and not grid.alike:
+            low, high = compact.whole.grid.runs_between(first, first + grid.rows)
+            return sent.arrays["ends"][low : high + 1].sub(first * grid.tokens).to(sent.torch.int32)
+        if name == "cu_seqlens":
+            size, kind = grid.rows * grid.tokens, sent.torch.int32
+            return sent.torch.arange(0, size + 1, grid.tokens, dtype=kind, device=sent.device)
+        if name == "input_ids":
+            return sent.arrays["ids"][first : first + grid.rows].to(sent.torch.int64, copy=True)
+        return sent.field(name)[first : first + grid.rows].clone()
 
     def to(self, device: Device) -> None:
         return None
 
-    def _sent(self, wire: dict[str, npt.NDArray[Any]], pinned: PinnedMemory) -> tuple[Any, dict[str, Any]]:
-        """One buffer on the device with all arrays, and each as a view of it."""
+
+class SentBatches:
+    """Batches on a device that were collated as one: the arrays of their compact form, and fields of all of them.
+
+    Fields are kept, so that each is made once for all batches.
+    """
+
+    def __init__(self, torch: Any, module: Any, compact: CompactBatch, device: Any, pinned: PinnedMemory) -> None:
+        self.torch, self.device, self._grid = torch, device, compact.grid
+        wire = compact.wire()
         places, total = {}, 0
         for name, array in wire.items():
             places[name] = total
@@ -174,92 +195,84 @@ class TorchDeviceFields:
         for name, array in wire.items():
             host[places[name] : places[name] + array.nbytes] = array.reshape(-1).view(np.uint8)
         if memory is None:
-            buffer = self._torch.from_numpy(host).to(self._device)
+            buffer = torch.from_numpy(host).to(device)
         else:
-            buffer = memory.to(self._device, non_blocking=True)
-        return buffer, {
-            name: buffer[places[name] : places[name] + array.nbytes].view(self._kinds[array.dtype]).view(array.shape)
+            buffer = memory.to(device, non_blocking=True)
+        kinds = _torch_kinds(torch)
+        self.arrays = {
+            name: buffer[places[name] : places[name] + array.nbytes].view(kinds[array.dtype]).view(array.shape)
             for name, array in wire.items()
         }
+        self.copy = StreamCopy(module, device, [buffer])
+        self._fields: dict[tuple[str, Any], Any] = {}
 
-    def _input_ids(self) -> Any:
-        return self._arrays["ids"].to(self._torch.int64, copy=True)
+    def field(self, name: str) -> Any:
+        """A field of all batches. Each stream has its own, so that none waits for another."""
+        key = (name, self.copy.stream_now())
+        if key not in self._fields:
+            self._fields[key] = _MAKERS[name](self)
+        return self._fields[key]
 
-    def _labels(self) -> Any:
-        labels = self._input_ids()
-        if "supervised" in self._arrays:
-            return labels.masked_fill_(self._arrays["supervised"].logical_not(), _IGNORE)
-        if not self._compact.grid.full:
+    def labels(self) -> Any:
+        labels = self.arrays["ids"].to(self.torch.int64, copy=True)
+        if "supervised" in self.arrays:
+            return labels.masked_fill_(self.arrays["supervised"].logical_not(), _IGNORE)
+        if not self._grid.full:
             labels.masked_fill_(self._real().logical_not_(), _IGNORE)
         return self._with_first(labels, _IGNORE)
 
-    def _loss_mask(self) -> Any:
-        if "supervised" in self._arrays:
-            return self._arrays["supervised"].clone()
-        full = self._compact.grid.full
-        return self._with_first(self._ones(self._torch.bool) if full else self._real(), False)
+    def loss_mask(self) -> Any:
+        if "supervised" in self.arrays:
+            return self.arrays["supervised"]
+        return self._with_first(self._ones(self.torch.bool) if self._grid.full else self._real(), False)
+
+    def attention_mask(self) -> Any:
+        integer = self.torch.int64
+        return self._ones(integer) if self._grid.full else self._real(least=1).to(integer)
+
+    def position_ids(self) -> Any:
+        torch, grid = self.torch, self._grid
+        if grid.alike:
+            return torch.arange(grid.tokens, device=self.device).repeat(grid.rows, 1)
+        places = torch.arange(grid.rows * grid.tokens, device=self.device)
+        return places.sub_(self.arrays["ends"][self._run_of_token()]).view(grid.rows, grid.tokens)
+
+    def document_ids(self) -> Any:
+        grid = self._grid
+        if grid.alike:
+            return self._ones(self.torch.int32)
+        return self.arrays["numbers"][self._run_of_token()].view(grid.rows, grid.tokens)
 
     def _with_first(self, array: Any, value: Any) -> Any:
         """Array with a value in the place of the first token of every document."""
-        if self._compact.grid.alike:
+        if self._grid.alike:
             array.select(1, 0).fill_(value)
         else:
-            array.view(-1).index_fill_(0, self._starts(), value)
+            array.view(-1).index_fill_(0, self.arrays["ends"][:-1], value)
         return array
 
-    def _attention_mask(self) -> Any:
-        integer = self._torch.int64
-        return self._ones(integer) if self._compact.grid.full else self._real(least=1).to(integer)
-
-    def _position_ids(self) -> Any:
-        torch, grid = self._torch, self._compact.grid
-        if grid.alike:
-            return torch.arange(grid.tokens, device=self._device).repeat(grid.rows, 1)
-        places = torch.arange(grid.rows * grid.tokens, device=self._device)
-        return places.sub_(self._starts()[self._run_of_token()]).view(grid.rows, grid.tokens)
-
-    def _document_ids(self) -> Any:
-        grid = self._compact.grid
-        if grid.alike:
-            return self._ones(self._torch.int32)
-        return self._arrays["numbers"][self._run_of_token()].view(grid.rows, grid.tokens)
-
-    def _cu_seqlens(self) -> Any:
-        grid = self._compact.grid
-        if grid.alike:
-            size = grid.rows * grid.tokens
-            return self._torch.arange(0, size + 1, grid.tokens, dtype=self._torch.int32, device=self._device)
-        return self._arrays["ends"].clone()
-
     def _ones(self, dtype: Any) -> Any:
-        grid = self._compact.grid
-        return self._torch.ones((grid.rows, grid.tokens), dtype=dtype, device=self._device)
+        return self.torch.ones((self._grid.rows, self._grid.tokens), dtype=dtype, device=self.device)
 
     def _real(self, *, least: int = 0) -> Any:
         """True for tokens, False for padding; see `Grid.real`."""
-        grid = self._compact.grid
-        sizes = self._arrays["sizes"].clamp(min=least)[:, None]
-        places = self._torch.arange(grid.tokens, device=self._device)
+        grid = self._grid
+        sizes = self.arrays["sizes"].clamp(min=least)[:, None]
+        places = self.torch.arange(grid.tokens, device=self.device)
         return places >= grid.tokens - sizes if grid.left else places < sizes
-
-    def _starts(self) -> Any:
-        return self._arrays["ends"][:-1].to(self._torch.int64)
 
     def _run_of_token(self) -> Any:
         """Number of the document or run of padding of every token, in the whole grid."""
-        grid = self._compact.grid
-        begins = self._torch.zeros(grid.rows * grid.tokens, dtype=self._torch.int64, device=self._device)
-        return begins.index_fill_(0, self._starts(), 1).cumsum_(0).sub_(1)
+        begins = self.torch.zeros(self._grid.rows * self._grid.tokens, dtype=self.torch.int64, device=self.device)
+        return begins.index_fill_(0, self.arrays["ends"][:-1], 1).cumsum_(0).sub_(1)
 
 
-_MAKERS: dict[str, Callable[[TorchDeviceFields], Any]] = {
-    "input_ids": TorchDeviceFields._input_ids,
-    "attention_mask": TorchDeviceFields._attention_mask,
-    "labels": TorchDeviceFields._labels,
-    "loss_mask": TorchDeviceFields._loss_mask,
-    "position_ids": TorchDeviceFields._position_ids,
-    "cu_seqlens": TorchDeviceFields._cu_seqlens,
-    "document_ids": TorchDeviceFields._document_ids,
+_MAKERS: dict[str, Callable[[SentBatches], Any]] = {
+    "attention_mask": SentBatches.attention_mask,
+    "labels": SentBatches.labels,
+    "loss_mask": SentBatches.loss_mask,
+    "position_ids": SentBatches.position_ids,
+    "document_ids": SentBatches.document_ids,
 }
 
 
