@@ -130,7 +130,16 @@ class Grid:
     __slots__ = ("_part_of", "_runs", "alike", "at", "full", "left", "lengths", "row_of", "rows", "tokens")
 
     def __init__(
-        self, rows: int, tokens: int, at: Ints, lengths: Ints, row_of: Ints, *, left: bool = False, alike: bool = False
+        self,
+        rows: int,
+        tokens: int,
+        at: Ints,
+        lengths: Ints,
+        row_of: Ints,
+        *,
+        left: bool = False,
+        alike: bool = False,
+        full: bool = False,
     ) -> None:
         self.rows, self.tokens, self.left = rows, tokens, left
         self.at = at
@@ -138,7 +147,7 @@ class Grid:
         self.lengths, self.row_of = lengths, row_of
         self.alike = alike
         """True if every row is one part."""
-        self.full = alike or int(lengths.sum()) == rows * tokens
+        self.full = alike or full or int(lengths.sum()) == rows * tokens
         """True without padding."""
         self._runs: tuple[Ints, npt.NDArray[np.int32]] | None = None
         self._part_of: tuple[Grid, int] | None = None
@@ -154,7 +163,7 @@ class Grid:
                 yield _alike_grid(rows, self.tokens)
                 continue
             at, row_of = self.at[low:high] - first * self.tokens, self.row_of[low:high] - first
-            part = Grid(rows, self.tokens, at, self.lengths[low:high], row_of, left=self.left)
+            part = Grid(rows, self.tokens, at, self.lengths[low:high], row_of, left=self.left, full=self.full)
             part._part_of = self, first
             yield part
 

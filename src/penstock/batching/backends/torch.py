@@ -78,13 +78,16 @@ class TorchBackend(BaseBackend):
         return None if module is None else StreamCopy(module, arrays[0].device, arrays)
 
     def compact_to(self, compact: CompactBatch, device: Device) -> TorchDeviceFields | None:
+        whole = compact.whole
+        if device in whole.sent:
+            return TorchDeviceFields(self, compact, whole.sent[device])
         target = self.resolve_device(device)
         module = None if target is None else stream_module(self._torch, target)
         if module is None:
             return None
-        whole = compact.whole
         if target not in whole.sent:
-            whole.sent[target] = SentBatches(self._torch, module, whole, target, self._pinned)
+            with self.copy_stream(target):
+                whole.sent[target] = SentBatches(self._torch, module, whole, target, self._pinned)
         return TorchDeviceFields(self, compact, whole.sent[target])
 
     def pin_memory(self, array: Any) -> Any:

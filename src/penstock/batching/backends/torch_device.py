@@ -33,27 +33,24 @@ class StreamCopy:
     def __init__(self, module: Any, device: Any, tensors: Sequence[Any]) -> None:
         self._module, self._tensors = module, tuple(tensors)
         self._device = device.index  # quicker to look up than a device
-        own = self.stream_now()
+        own = module.current_stream(self._device)
         self._event = own.record_event()
         self._ready = [own]
         """Streams that may use the tensors: work on them is in order with the copies."""
 
-    def wait(self) -> None:
+    def wait(self) -> Any:
         """Let the current stream of the calling thread use the tensors; the thread itself does not wait.
 
         The stream waits for the copies, and the allocator reuses the tensors' memory only after the stream's work.
+        Returns the stream.
         """
-        stream = self.stream_now()
-        if stream in self._ready:
-            return
-        stream.wait_event(self._event)
-        for tensor in self._tensors:
-            tensor.record_stream(stream)
-        self._ready.append(stream)
-
-    def stream_now(self) -> Any:
-        """Current stream of the calling thread."""
-        return self._module.current_stream(self._device)
+        stream = self._module.current_stream(self._device)
+        if stream not in self._ready:
+            stream.wait_event(self._event)
+            for tensor in self._tensors:
+                tensor.record_stream(stream)
+            self._ready.append(stream)
+        return stream
 
 
 def resolve_device(torch: Any, device: Any) -> Any:
@@ -161,7 +158,7 @@ class TorchDeviceFields:
         if name in ("max_seqlen", "num_items_in_batch"):
             return int(self._compact.make(name))
         compact, sent = self._compact, self._sent
-        sent.copy.wait()
+        stream = sent.copy.wait()
         first, grid = compact.first_row, compact.grid
         if name == "cu_seqlens" and not grid.alike:
             low, high = compact.whole.grid.runs_between(first, first + grid.rows)
@@ -171,7 +168,7 @@ class TorchDeviceFields:
             return sent.torch.arange(0, size + 1, grid.tokens, dtype=kind, device=sent.device)
         if name == "input_ids":
             return sent.arrays["ids"][first : first + grid.rows].to(sent.torch.int64, copy=True)
-        return sent.field(name)[first : first + grid.rows].clone()
+        return sent.field(name, stream)[first : first + grid.rows].clone()
 
     def to(self, device: Device) -> None:
         return None
@@ -206,9 +203,9 @@ class SentBatches:
         self.copy = StreamCopy(module, device, [buffer])
         self._fields: dict[tuple[str, Any], Any] = {}
 
-    def field(self, name: str) -> Any:
-        """A field of all batches. Each stream has its own, so that none waits for another."""
-        key = (name, self.copy.stream_now())
+    def field(self, name: str, stream: Any) -> Any:
+        """A field of all batches, for the current stream. Each stream has its own, so that none waits for another."""
+        key = (name, stream)
         if key not in self._fields:
             self._fields[key] = _MAKERS[name](self)
         return self._fields[key]
