@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from pathlib import Path
 
 from hypothesis import settings
 
@@ -16,4 +17,6 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 _CACHE = tempfile.TemporaryDirectory(prefix="penstock-tests-")
 os.environ["XDG_CACHE_HOME"] = _CACHE.name
+# Machine code stays from run to run: compiling all kernels takes half a minute.
+os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "kernels"))
 os.environ["XDG_DATA_HOME"] = f"{_CACHE.name}/data"

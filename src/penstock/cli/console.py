@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import select
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -136,6 +137,8 @@ def report_errors(*, debug: bool, stopped: str = "stopped") -> Iterator[None]:
         warn(stopped)
         raise typer.Exit(130) from None
     except (PenstockError, OSError) as error:
+        if isinstance(error, BrokenPipeError) and _reader_is_gone():
+            raise  # as in `penstock plugins | head`: the command ends without a message
         if debug:
             typer.echo("".join(traceback.format_exception(error)), err=True)
         if isinstance(error, OSError) and error.strerror and error.filename:
@@ -143,3 +146,13 @@ def report_errors(*, debug: bool, stopped: str = "stopped") -> Iterator[None]:
         else:
             warn(str(error) or type(error).__name__)
         raise typer.Exit(1) from None
+
+
+def _reader_is_gone() -> bool:
+    """True if nobody reads standard output any more; also where the system cannot tell."""
+    try:
+        watched = select.poll()
+        watched.register(sys.stdout.fileno(), 0)
+        return bool(watched.poll(0))
+    except (AttributeError, OSError, ValueError):
+        return True

@@ -19,8 +19,8 @@ from penstock.cli.options import SetOption, command, open_rank, read_planned
 from penstock.errors import ConfigError, DataError
 from penstock.loaders import Recipe
 from penstock.loaders.base import DataLoader
-from penstock.loaders.inputs import Inputs
 from penstock.loaders.loader_file import LoaderConfig
+from penstock.loaders.source import Inputs
 from penstock.store import open_store
 from penstock.store.manifest import is_store
 from penstock.transforms.tokenization import Tokenizer, load_tokenizer

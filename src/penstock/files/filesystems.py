@@ -6,7 +6,6 @@ import contextlib
 import fnmatch
 import os
 import re
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -175,7 +174,9 @@ def local_path(url: str) -> Path | None:
     host, path = url.partition("://")[2].partition("/")[::2]
     if host not in ("", "localhost"):
         raise ConfigError(f"{url!r} is on the host {host!r}; expected file:///path, with three slashes")
-    return Path(urllib.request.url2pathname("/" + path))
+    from urllib.request import url2pathname  # here: it imports half of the network modules
+
+    return Path(url2pathname("/" + path))
 
 
 def cut(url: str) -> tuple[str, str]:

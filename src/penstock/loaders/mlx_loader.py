@@ -24,13 +24,12 @@ from penstock.batching.backends import get_backend
 from penstock.batching.options import Options, configured, option
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
-from penstock.loaders.inputs import pad_id_of
 from penstock.loaders.profile import Profile
 from penstock.loaders.samples.datasets import ColumnarDataset, ListDataset, SampleDataset, as_sample_dataset
 from penstock.loaders.samples.engine import SampleEngine
 from penstock.loaders.samples.layout import Corruption, SampleLayout
 from penstock.loaders.samples.schema import Objective
-from penstock.loaders.source import LoaderSource
+from penstock.loaders.source import LoaderSource, pad_id_of
 from penstock.loaders.tuner import LoaderTuner, LoaderTuning, TunerSetting
 from penstock.memory import MemoryBudget
 from penstock.order.plan import Plan, PlanSource

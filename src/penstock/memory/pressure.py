@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pyarrow as pa
 
 from penstock.memory.budget import MemoryBudget, format_bytes
@@ -215,6 +214,8 @@ class _Level:
 
 
 def _levels(proc: Path, cgroup: Path) -> Iterator[_Level]:
+    import psutil  # here and below: it takes longer to import than all of this package
+
     try:
         memory = psutil.virtual_memory()
         yield _Level("system", memory.total - memory.available, memory.total)
@@ -363,4 +364,6 @@ def resident_bytes() -> int:
     try:
         return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
+        import psutil
+
         return int(psutil.Process().memory_info().rss)

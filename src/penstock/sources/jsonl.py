@@ -188,8 +188,7 @@ class JsonlSource(RecordSource):
 
     def first_columns(self) -> list[str]:
         """The names of the fields in the first few megabytes: a look, where `schema` reads everything."""
-        with contextlib.closing(self._all_blocks()) as blocks:
-            block = next(blocks, None)
+        block = self._first_block()
         if block is None:
             return []
         kind = self._try_to_infer(block)[1]
