@@ -3,8 +3,6 @@
 Everything here reads snapshots and reports, which are plain values, and never a running pipeline.
 """
 
-from penstock.observe.figures import Extent, Rates
-from penstock.observe.live import LineProgress, LiveProgress, progress_on
-from penstock.observe.report import closing_table
+from penstock.observe.progress import Extent, LineProgress, LiveProgress, Rates, closing_table, progress_on
 
 __all__ = ["Extent", "LineProgress", "LiveProgress", "Rates", "closing_table", "progress_on"]

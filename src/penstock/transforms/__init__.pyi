@@ -8,15 +8,7 @@ from penstock.corpus.dedup.stages import ExactDedup as ExactDedup
 from penstock.corpus.dedup.stages import MinHashDedup as MinHashDedup
 from penstock.corpus.dedup.stages import dedup_stages as dedup_stages
 from penstock.corpus.pii import ScrubPII as ScrubPII
-from penstock.corpus.quality.filters import C4Quality as C4Quality
-from penstock.corpus.quality.filters import FineWebQuality as FineWebQuality
-from penstock.corpus.quality.filters import GopherQuality as GopherQuality
-from penstock.corpus.quality.filters import GopherRepetition as GopherRepetition
-from penstock.corpus.quality.filters import LanguageCharacters as LanguageCharacters
-from penstock.corpus.quality.filters import LengthFilter as LengthFilter
-from penstock.corpus.quality.filters import RegexFilter as RegexFilter
-from penstock.corpus.quality.filters import WordListFilter as WordListFilter
-from penstock.corpus.quality.filters import quality_filters as quality_filters
+from penstock.corpus.quality.filters import *
 from penstock.pipeline.functions import parse_expression as parse_expression
 from penstock.transforms.augmentation import Augment as Augment
 from penstock.transforms.augmentation import DropWords as DropWords

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.observe import Extent, Rates
-from penstock.observe.figures import lost_rows
+from penstock.observe.progress import lost_rows
 from penstock.sources import IteratorSource, JsonlSource, MemorySource, ParquetSource
 
 
