@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.errors import DataError
-from penstock.fsqueue.lanes import Lanes
-from penstock.fsqueue.layout import Member, QueueFile, SplitDirectory, list_members, temporary_name
+from penstock.fsqueue.layout import Lanes, Member, QueueFile, SplitDirectory, list_members, temporary_name
 from penstock.fsqueue.queue import Queue
 
 __all__ = [

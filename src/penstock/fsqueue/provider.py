@@ -35,7 +35,7 @@ from penstock.errors import ConfigError, SchemaError
 from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
 from penstock.fsqueue.batch_file import BatchColumns
-from penstock.fsqueue.lanes import LANES
+from penstock.fsqueue.layout import LANES
 from penstock.fsqueue.members import Backoff, QueueKeywords, QueueMember, QueueOptions
 from penstock.fsqueue.provider_code import code_of
 from penstock.fsqueue.publisher import Limits, Publisher

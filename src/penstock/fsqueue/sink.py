@@ -14,7 +14,7 @@ from penstock._suggest import check_options
 from penstock.errors import ConfigError, SchemaError
 from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
-from penstock.fsqueue.lanes import LANES
+from penstock.fsqueue.layout import LANES
 from penstock.fsqueue.members import Backoff, QueueKeywords, QueueMember, QueueOptions
 from penstock.fsqueue.publisher import Limits, Publisher, check_positive
 from penstock.fsqueue.queue import Description, Queue, schema_of

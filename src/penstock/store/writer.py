@@ -23,9 +23,10 @@ from penstock.pipeline.checkpoint import schema_from_text, schema_to_text
 from penstock.pipeline.stages import State
 from penstock.store.build import Build, Staged
 from penstock.store.history import half_written, lock_of
-from penstock.store.lineage import Lineage, combined_key
 from penstock.store.manifest import (
+    Lineage,
     Manifest,
+    combined_key,
     is_store,
     read_manifest,
     store_path,
