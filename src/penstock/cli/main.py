@@ -22,8 +22,6 @@ from penstock.cli.trace import trace
 from penstock.cli.verify_resume import verify_resume
 from penstock.cli.versions import versions
 
-__all__ = ["app"]
-
 app = typer.Typer(
     name="penstock",
     no_args_is_help=True,

@@ -26,8 +26,6 @@ from penstock.fsqueue.status import MemberStatus, SplitStatus, Status, find_queu
 from penstock.memory.budget import format_bytes
 from penstock.pipeline.report import format_seconds
 
-__all__ = ["queue"]
-
 queue = typer.Typer(
     name="queue",
     no_args_is_help=True,

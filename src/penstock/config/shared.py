@@ -31,9 +31,6 @@ from penstock.errors import ConfigError
 from penstock.files.listing import PathLike
 from penstock.types.conversion import Problems, from_text, kind_of
 
-__all__ = ["SharedConfig", "TrackedConfig", "broken", "load_shared_config", "run_file", "split_overrides"]
-
-
 _IMPORT_LOCK = threading.RLock()  # sys.path and sys.modules are shared by all threads
 
 

@@ -11,8 +11,6 @@ from penstock.datasets.tabular import TabularDataset
 from penstock.templates.base_template import BaseTemplate
 from penstock.templates.converters import KeyValueTemplate
 
-__all__ = ["HousePricesDataset", "house_prices_metadata", "house_prices_spec", "house_prices_template"]
-
 _GRADES = {"Ex": "excellent", "Gd": "good", "TA": "typical", "Fa": "fair", "Po": "poor"}
 _FINISHES = {
     "GLQ": "good living quarters",

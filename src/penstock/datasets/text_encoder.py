@@ -27,8 +27,6 @@ from penstock.tokenizers.load import load_tokenizer
 from penstock.tokenizers.token_rows import TokenTruncation
 from penstock.transforms.counts import Counts
 
-__all__ = ["TextEncoder", "few_shot_template", "kept_table", "template_for"]
-
 log = logging.getLogger(__name__)
 
 ENCODER_VERSION = 1

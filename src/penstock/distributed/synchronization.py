@@ -27,17 +27,6 @@ from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
 from penstock.files.states import CHECKSUM, check_state, is_state, with_checksum
 
-__all__ = [
-    "DirectoryRendezvous",
-    "EndOfEpoch",
-    "Rendezvous",
-    "barrier",
-    "find_rendezvous",
-    "gather_states",
-    "merge_states",
-]
-
-
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05
 _BUSY_SECONDS = 5.0
 

@@ -23,8 +23,6 @@ from penstock.files.listing import PathLike
 from penstock.files.locks import FileLock
 from penstock.memory.budget import parse_bytes
 
-__all__ = ["CacheBackend", "CacheEntry", "DiskCache", "default_cache_directory", "get_or_make_file", "lock_of"]
-
 log = logging.getLogger(__name__)
 
 _KEY = re.compile(r"[0-9a-z][0-9a-z._-]{0,127}")

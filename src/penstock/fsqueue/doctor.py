@@ -32,8 +32,6 @@ from penstock.fsqueue.ordered_reader import is_cursor_name
 from penstock.fsqueue.queue import QUEUE_FILE, Queue, how_to_purge
 from penstock.memory.budget import format_bytes
 
-__all__ = ["Diagnosis", "Finding", "check_file_system", "examine"]
-
 _SEVERITIES = ("error", "warning", "note")
 _NEEDS = (
     "a rename within a directory is atomic for all machines, a name that was renamed or deleted is found missing by "

@@ -24,21 +24,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = [
-    "LANES",
-    "Lane",
-    "Lanes",
-    "Member",
-    "QueueFile",
-    "RankCursor",
-    "SplitDirectory",
-    "list_cursors",
-    "list_members",
-    "rename",
-    "temporary_name",
-]
-
-
 _FILE = re.compile(r"(\d{12,})-n(\d+)-s(\d+)-r(\d+)-([0-9a-f]{16})\.arrow(?:\.by-([\w-]+))?")
 _TEMPORARY = re.compile(r"\.[\w-]+~([\w-]+)\.tmp")
 _REJECTED = ".bad"

@@ -22,17 +22,6 @@ from penstock.errors import DataError
 from penstock.fsqueue.layout import Lanes, Member, QueueFile, SplitDirectory, list_members, temporary_name
 from penstock.fsqueue.queue import Queue
 
-__all__ = [
-    "SHORTEST_LEASE",
-    "Acknowledger",
-    "LeaseReaper",
-    "MemberWatch",
-    "Reaped",
-    "heartbeat_seconds",
-    "is_expired",
-    "settle",
-]
-
 logger = logging.getLogger(__name__)
 
 SHORTEST_LEASE = 0.05

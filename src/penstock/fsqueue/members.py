@@ -29,8 +29,6 @@ from penstock.fsqueue.leases import SHORTEST_LEASE, LeaseReaper, MemberWatch, he
 from penstock.fsqueue.queue import Queue
 from penstock.pipeline.control import PeriodicThread
 
-__all__ = ["Backoff", "QueueKeywords", "QueueMember", "QueueOptions", "check_choice", "facts_of", "is_running"]
-
 logger = logging.getLogger(__name__)
 
 _SHORTEST_PAUSE, _PAUSE, _LONG_PAUSE = 0.0005, 0.004, 0.025

@@ -34,17 +34,6 @@ from penstock.fsqueue.provider import DataProviderBase, ProviderProgress
 from penstock.memory.budget import format_bytes
 from penstock.types.conversion import in_words
 
-__all__ = [
-    "DatasetNotFoundError",
-    "ProgressLines",
-    "find_provider",
-    "load_provider",
-    "main",
-    "make_provider",
-    "read_config",
-    "summary",
-]
-
 _PROVIDER_FILE, _PROVIDER_NAME = "prepare_streaming.py", "Provider"
 _LOCATION = ("dataset", "data_root")
 _RATE_SECONDS = 5.0

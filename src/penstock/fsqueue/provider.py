@@ -42,8 +42,6 @@ from penstock.fsqueue.publisher import Limits, Publisher
 from penstock.fsqueue.queue import Description, Queue, schema_of
 from penstock.types import Field, Schema
 
-__all__ = ["DataProviderBase", "ProviderProgress"]
-
 _PROGRESS_SECONDS = 0.5
 # Longest pause while the backlog is full: it lasts the trainer for longer.
 _LONGEST_PAUSE = 0.05

@@ -21,8 +21,6 @@ from penstock.fsqueue.members import QueueMember
 from penstock.fsqueue.queue import how_to_purge
 from penstock.memory.budget import parse_bytes
 
-__all__ = ["Limits", "Publisher", "check_positive"]
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:

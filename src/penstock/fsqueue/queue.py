@@ -27,8 +27,6 @@ from penstock.files.listing import PathLike
 from penstock.fsqueue.layout import Lanes, SplitDirectory
 from penstock.types import Field, Schema
 
-__all__ = ["QUEUE_FILE", "Description", "Queue", "differences", "how_to_purge", "purge", "schema_of"]
-
 logger = logging.getLogger(__name__)
 
 QUEUE_FILE = "queue.json"

@@ -23,8 +23,6 @@ from penstock.pipeline.functions import arrow_schema
 from penstock.pipeline.stages import Sink
 from penstock.types import Field, Schema
 
-__all__ = ["QueueSink", "description_for", "nullable"]
-
 logger = logging.getLogger(__name__)
 
 

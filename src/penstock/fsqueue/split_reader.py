@@ -13,8 +13,6 @@ from penstock.fsqueue.layout import Lanes, QueueFile, SplitDirectory
 from penstock.fsqueue.members import Backoff, QueueMember
 from penstock.fsqueue.queue import Queue
 
-__all__ = ["Delivered", "QueueReader", "ReadCounts", "SplitFiles", "check_queue_state"]
-
 logger = logging.getLogger(__name__)
 
 

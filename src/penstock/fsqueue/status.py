@@ -21,8 +21,6 @@ from penstock.fsqueue.leases import is_expired
 from penstock.fsqueue.members import facts_of
 from penstock.fsqueue.queue import QUEUE_FILE, Queue
 
-__all__ = ["MemberStatus", "SplitStatus", "Status", "find_queue", "look"]
-
 
 @dataclass(frozen=True, slots=True)
 class SplitStatus:

@@ -24,8 +24,6 @@ from penstock.memory.views import LONGEST_STRETCH, memory_as, place_of, stretche
 from penstock.store.reader import Store
 from penstock.store.shards import ShardReader, damaged
 
-__all__ = ["Placed", "TokenTable"]
-
 Ints = npt.NDArray[np.int64]
 _GROUP_ROWS = 64
 """Rows whose tokens are summed up together, so that a token is found without knowing where every row begins."""

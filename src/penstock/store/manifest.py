@@ -22,23 +22,6 @@ from penstock.files.checksums import FileFingerprint
 from penstock.files.filesystems import is_remote, require_local, shown
 from penstock.files.listing import PathLike
 
-__all__ = [
-    "FORMAT_VERSION",
-    "Lineage",
-    "Manifest",
-    "ShardEntry",
-    "combined_key",
-    "content_key",
-    "is_store",
-    "manifest_path",
-    "read_manifest",
-    "refuse_remote_store",
-    "store_path",
-    "version_numbers",
-    "write_manifest",
-]
-
-
 _KEY_VERSION = 1
 
 

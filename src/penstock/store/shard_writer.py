@@ -19,8 +19,6 @@ from penstock.errors import SchemaError
 from penstock.memory.views import compact
 from penstock.store.manifest import ShardEntry
 
-__all__ = ["Pieces", "ShardWriter", "plain_batch", "plain_schema", "row_bytes", "token_counts", "without_hidden"]
-
 
 class ShardWriter:
     """Writes pieces to `path`, and to `path` plus `.index` one int32 for each row (how many tokens it has, if

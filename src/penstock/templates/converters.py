@@ -18,18 +18,6 @@ from penstock.templates.frames import MixedTypes, as_row, as_table
 from penstock.templates.sentences import SentenceTemplate
 from penstock.templates.values import TEXT, join, join_parts, json_text
 
-__all__ = [
-    "STYLES",
-    "JsonTemplate",
-    "KeyValueTemplate",
-    "ListTemplate",
-    "MarkdownTemplate",
-    "NaturalTemplate",
-    "TabularTextConverter",
-    "make_style",
-]
-
-
 _BREAKS = r"\r\n|\r|\n"
 
 

@@ -32,9 +32,6 @@ from penstock.templates.converters import STYLES, StyleTemplate
 from penstock.templates.frames import MixedTypes, as_table
 from penstock.templates.sentences import JinjaTemplate, SentenceTemplate
 
-__all__ = ["TextTemplateEngine", "make_template", "read_templates", "write_templates"]
-
-
 KINDS: Mapping[str, Callable[..., BaseTemplate]] = {"sentence": SentenceTemplate, "jinja": JinjaTemplate, **STYLES}
 
 

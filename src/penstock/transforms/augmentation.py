@@ -20,8 +20,6 @@ from penstock.pipeline.stages import Transform
 from penstock.transforms.columns import as_names, column, one_or_list, replace, take_rows
 from penstock.transforms.text import rewrite, row_sums, word_bytes, word_starts
 
-__all__ = ["Augment", "DropWords", "Jitter", "SwapChars"]
-
 Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 Words: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
 

@@ -21,9 +21,6 @@ from penstock.pipeline.stages import Source, Transform
 from penstock.transforms.columns import as_names, brief, column, one_or_list, position, replace
 from penstock.transforms.counts import CountingTransform
 
-__all__ = ["Fitted", "HashingEncoder", "MinMaxScaler", "OneHotEncoder", "OrdinalEncoder", "StandardScaler", "Summary"]
-
-
 VERSION = 1
 
 
