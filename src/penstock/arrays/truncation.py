@@ -16,8 +16,6 @@ import numpy.typing as npt
 from penstock._suggest import did_you_mean
 from penstock.errors import ConfigError, DataError
 
-__all__ = ["Policy", "TruncatedParts", "Truncation"]
-
 Ints = npt.NDArray[np.int64]
 Policy = Literal["error", "drop", "left", "right", "split"]
 POLICIES: tuple[str, ...] = get_args(Policy)
