@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.arrays.ragged import offsets_of
 from penstock.batching.backends import Backend, get_backend
 from penstock.batching.options import Options
 from penstock.distributed.ranks import Rank
@@ -157,7 +158,7 @@ class SampleCollator:
         if self._asks_lengths:
             longest = self._longest_on_all_ranks(micros, longest, columns.lengths if at is None else None)
         widths = [layout.width(most) for most in longest]
-        reach = np.concatenate([[0], np.cumsum(cut.lengths)])[begins].tolist()
+        reach = offsets_of(cut.lengths)[begins].tolist()
         made = ("input_ids", "attention_mask", *(("labels",) if layout.corruption is not None else ()))
         by_token = frozenset((*made, *columns.by_token))
         cuts = layout.truncation.max_length is not None and layout.truncation.policy != "error"
