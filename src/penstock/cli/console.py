@@ -18,20 +18,6 @@ from rich.text import Text
 
 from penstock.errors import PenstockError
 
-__all__ = [
-    "count",
-    "emit",
-    "fact_table",
-    "log_lines",
-    "output",
-    "print_json",
-    "print_table",
-    "report_errors",
-    "say",
-    "table",
-    "warn",
-]
-
 
 def emit(facts: Any, show: Callable[[], object], *, as_json: bool) -> None:
     """Print the facts as JSON, or let `show` print them for people."""

@@ -11,8 +11,6 @@ from typer.main import get_command, get_group
 
 from penstock import __version__
 
-__all__ = ["COMMANDS", "app"]
-
 COMMANDS = {
     "run": "Run the pipeline that a YAML file describes.",
     "prepare": "Tokenize files into a store that training reads at random.",

@@ -25,8 +25,6 @@ from penstock.store import open_store
 from penstock.store.manifest import is_store
 from penstock.transforms.tokenization import Tokenizer, load_tokenizer
 
-__all__ = ["TokenSequence", "sequences_of_step", "show"]
-
 Pieces = list[tuple[str, str]]
 """Kind and text of each token."""
 _STYLES = {

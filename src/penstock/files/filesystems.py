@@ -16,24 +16,6 @@ from penstock.files.listing import PathLike
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
 
-__all__ = [
-    "cut",
-    "files_below",
-    "files_matching",
-    "has_password",
-    "is_remote",
-    "kind_of",
-    "local_or_none",
-    "local_path",
-    "naming_url",
-    "open_filesystem",
-    "require_local",
-    "scheme_of",
-    "select",
-    "shown",
-]
-
-
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(?=://)")  # at least two letters: one is a drive on Windows
 _PASSWORD = re.compile(
     r"(?P<user>://[^/@:]*:)[^/@]+(?=@)|(?i:(?P<key>[?&][\w-]*(?:password|secret|token|signature|sig|key)=))[^&]+"

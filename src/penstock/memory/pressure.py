@@ -15,17 +15,6 @@ import pyarrow as pa
 from penstock.memory.budget import MemoryBudget, format_bytes
 from penstock.memory.pool import BufferPool
 
-__all__ = [
-    "MemoryPressureHandler",
-    "MemoryReading",
-    "PressureEvent",
-    "ResidentWatch",
-    "read_memory",
-    "resident_bytes",
-    "suggest_limit",
-]
-
-
 log = logging.getLogger(__name__)
 
 _SHRINK = 0.7

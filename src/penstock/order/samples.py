@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 from penstock.arrays.ragged import offsets_of
 
-__all__ = ["Samples"]
-
 Ints = npt.NDArray[np.int64]
 
 

@@ -6,12 +6,11 @@ import math
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from penstock.pipeline.stages import Origin
 
-__all__ = ["TOKENS", "Report", "StageMetrics", "bottleneck", "percentile", "tokens_in"]
+__all__ = ["TOKENS", "StageMetrics", "bottleneck", "percentile", "tokens_in"]
 
 TOKENS = "tokens left out: "
 """Prefix of reasons that count tokens and not rows."""
@@ -93,38 +92,6 @@ class StageMetrics:
                 "bytes_per_second": round(self.bytes_in / seconds, 1) if seconds > 0 else 0.0,
                 "latency_ms": {f"p{p}": round(percentile(histogram, p / 100) * 1e3, 3) for p in (50, 95, 99)},
             }
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """Report of a run."""
-
-    rows_in: int
-    rows_out: int
-    dropped: dict[str, int]
-    """Rows left out on purpose, by reason."""
-    changed: dict[str, int]
-    """Rows kept with something in them changed for cause (set to null, unknown category), by reason. A reason that
-    begins with `tokens left out: ` counts tokens."""
-    quarantined: dict[str, int]
-    """Bad rows written to the quarantine file, by reason."""
-    skipped: dict[str, int]
-    """Bad rows dropped with `on_error="skip"`, by reason."""
-    seconds: float
-    peak_bytes: int
-    """The most that was charged to the memory budget at once."""
-    bottleneck: str
-    stages: list[dict[str, Any]] = field(default_factory=list)
-    resumed: bool = False
-    """True if the run was resumed from a checkpoint; the row counts include what was done before it."""
-
-    @property
-    def dropped_tokens(self) -> dict[str, int]:
-        """Tokens that are in no row that came out, by reason."""
-        return tokens_in(self.changed)
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def tokens_in(changed: Mapping[str, int]) -> dict[str, int]:

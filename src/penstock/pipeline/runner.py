@@ -20,8 +20,8 @@ from penstock.pipeline.checkpoint import Checkpoint
 from penstock.pipeline.context import Context
 from penstock.pipeline.control import Control
 from penstock.pipeline.delivery import Delivery, DeliveryPosition
-from penstock.pipeline.metrics import Report
 from penstock.pipeline.quarantine import BadRows
+from penstock.pipeline.report import Report
 from penstock.pipeline.stages import Block, Origin, Publishing, Rejected, Sink, State
 from penstock.pipeline.workers import Workers
 

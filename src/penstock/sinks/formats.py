@@ -32,9 +32,6 @@ from penstock.plugins import formats
 from penstock.sinks.file_sink import FileSink, Writer
 from penstock.types import to_rows
 
-__all__ = ["ArrowSink", "CsvSink", "JsonlSink", "ParquetSink", "open_sink"]
-
-
 _COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "brotli", "none")
 
 

@@ -23,8 +23,6 @@ from penstock.sources.store import StoreSource
 from penstock.sources.text import TextSource
 from penstock.store.manifest import VERSIONS, is_store, refuse_remote_store
 
-__all__ = ["SourceFiles", "find_source", "open_source"]
-
 _log = logging.getLogger(__name__)
 
 _BUILT_IN = (JsonlSource, JsonSource, CsvSource, ParquetSource, ArrowSource, TextSource)

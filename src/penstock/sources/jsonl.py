@@ -38,8 +38,6 @@ from penstock.sources.json_types import (
 from penstock.sources.record_source import RecordSource, Scan, check_utf8
 from penstock.types import Schema, from_rows
 
-__all__ = ["JsonSource", "JsonlSource"]
-
 _SCAN_CHUNK_BYTES = 1 << 20
 _ESCAPE = re.compile(rb"\\(?:u([0-9a-fA-F]{4})|.)", re.DOTALL)
 

@@ -29,8 +29,6 @@ from penstock.pipeline.stages import Block, Decoded, Origin, Rejected, Source, S
 from penstock.sources.blocks import BlockPosition, BlockReader, FileLayout, Pending, RawBlock, RecordSpans
 from penstock.sources.file_source import FileList, check_columns, is_schema, project, schema_mark, schema_of
 
-__all__ = ["RecordSource", "Scan", "check_utf8"]
-
 _STATE = StateFormat("records of files", "a source of text files")
 _SCAN_BYTES = 4 << 20
 _SCAN_BLOCKS = 16

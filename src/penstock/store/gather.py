@@ -19,12 +19,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.arrays.ragged import offsets_of
 from penstock.errors import DataError, SchemaError
 from penstock.memory.views import LONGEST_STRETCH, memory_as, place_of, stretches_of
 from penstock.store.reader import Store
 from penstock.store.shards import ShardReader, damaged
-
-__all__ = ["Placed", "TokenTable"]
 
 Ints = npt.NDArray[np.int64]
 _GROUP_ROWS = 8
@@ -48,8 +47,8 @@ class TokenTable:
         self.column, self.mask_column = self._columns()
         self._entries = [(store, number) for store in stores for number in range(len(store.manifest.shards))]
         entries = [store.manifest.shards[number] for store, number in self._entries]
-        self._row_starts = np.concatenate([[0], np.cumsum([entry.rows for entry in entries], dtype=np.int64)])
-        self._token_starts = np.concatenate([[0], np.cumsum([entry.tokens or 0 for entry in entries], dtype=np.int64)])
+        self._row_starts = offsets_of([entry.rows for entry in entries])
+        self._token_starts = offsets_of([entry.tokens or 0 for entry in entries])
         self._shards: dict[int, _Shard] = {}
         self.dtype = self._dtype_of(self.column)
         self._memory = memory_as(self.dtype)
@@ -337,7 +336,7 @@ class _Shard:
         size = self._group_rows
         if self._groups is None:
             sums = np.add.reduceat(self.lengths, np.arange(0, len(self.lengths), size), dtype=np.int64)
-            self._groups = np.concatenate([[0], np.cumsum(sums)])
+            self._groups = offsets_of(sums)
         group = np.searchsorted(self._groups, positions, side="right") - 1
         left = positions - self._groups[group]
         ends = np.cumsum(self._lengths_of_groups(group), axis=1, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The manifest of a store: what it holds, its lineage with the content key, and the checksum of every file."""
+"""Manifest of a store: its content, its lineage (inputs, steps, content key), and the checksum of every file."""
 
 from __future__ import annotations
 
@@ -21,23 +21,6 @@ from penstock.files.atomic import write_atomic
 from penstock.files.checksums import FileFingerprint
 from penstock.files.filesystems import is_remote, require_local, shown
 from penstock.files.listing import PathLike
-
-__all__ = [
-    "FORMAT_VERSION",
-    "Lineage",
-    "Manifest",
-    "ShardEntry",
-    "combined_key",
-    "content_key",
-    "is_store",
-    "manifest_path",
-    "read_manifest",
-    "refuse_remote_store",
-    "store_path",
-    "version_numbers",
-    "write_manifest",
-]
-
 
 _KEY_VERSION = 1
 

@@ -35,8 +35,6 @@ from penstock.store.manifest import (
 )
 from penstock.store.shard_writer import Pieces, ShardWriter, plain_batch, plain_schema
 
-__all__ = ["StoreWriter", "append"]
-
 _PIECE_BYTES = 1 << 20
 _MODES = ("create", "append", "overwrite")
 

@@ -22,7 +22,7 @@ from penstock.datasets.registry import DatasetRegistry
 from penstock.datasets.sample_data import make_titanic
 from penstock.datasets.submission import write_submission
 from penstock.datasets.titanic import TitanicDataset, titanic_spec
-from penstock.distributed.rendezvous import DirectoryRendezvous
+from penstock.distributed.synchronization import DirectoryRendezvous
 from penstock.errors import ConfigError
 from penstock.files.cache import DiskCache, default_cache_directory
 from penstock.files.filesystems import require_local

@@ -29,8 +29,7 @@ import xxhash
 from penstock.batching.collate import BatchLayout
 from penstock.corpus.recipe import Recipe
 from penstock.distributed.ranks import Rank
-from penstock.distributed.rendezvous import DirectoryRendezvous, Rendezvous, find_rendezvous
-from penstock.distributed.synchronization import EndOfEpoch
+from penstock.distributed.synchronization import DirectoryRendezvous, EndOfEpoch, Rendezvous, find_rendezvous
 from penstock.errors import ConfigError, ResumeError
 from penstock.files.listing import PathLike
 from penstock.files.states import StateFormat
