@@ -99,6 +99,7 @@ def _told(error: BaseException) -> str:
 def main() -> None:
     # Ctrl-C reaches the whole process group; the parent decides what happens and closes the pipe.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    pa.set_cpu_count(1)  # one of several processes: more threads of Arrow's would compete with them
     # What the functions print must not end up between the answers: stdout becomes stderr, the pipe a private handle.
     outward = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

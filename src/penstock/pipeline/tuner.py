@@ -20,8 +20,8 @@ __all__ = ["RunTotals", "Tuner"]
 
 _FIRST_ROWS = 256
 _MOST_ROWS = 1 << 17
-_FEWEST_BYTES, _USUAL_BYTES, _MOST_BYTES = 32 << 10, 1 << 20, 4 << 20
-_QUICK, _SLOW = 0.02, 0.25  # CPU seconds of a batch in its busiest stage: between these its size is left alone
+_FEWEST_BYTES, _USUAL_BYTES, _MOST_BYTES = 32 << 10, 1 << 20, 8 << 20
+_QUICK, _SLOW = 0.1, 0.25  # CPU seconds of a batch in its busiest stage: between these its size is left alone
 _PATIENCE = 5.0  # seconds of any kind that a batch may take: stages that wait for a service get smaller ones
 _WINDOW, _LONGEST_WINDOW = 0.4, 5.0  # seconds over which throughput is measured, if enough batches end in them
 _GAIN, _LOSS = 1.03, 0.985  # throughput that more of something must bring, and that less of it may cost

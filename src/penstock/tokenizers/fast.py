@@ -23,7 +23,7 @@ from penstock.arrays.ragged import Flags, Ints, Ragged, spliced
 from penstock.arrays.text import Utf8, flags, utf8
 from penstock.memory.pressure import resident_bytes
 from penstock.pipeline.chain import BrokenStageError
-from penstock.pipeline.config import available_cores
+from penstock.pipeline.cores import available_cores
 from penstock.tokenizers.base import FastModel, Reference, reference_ids
 from penstock.tokenizers.verification import (
     CharacterComparison,
