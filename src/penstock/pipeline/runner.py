@@ -353,8 +353,7 @@ class SinkThread:
         metrics = self._runner.context.sinking
         since = metrics.begin()
         self._guarded(action)
-        metrics.leave()
-        metrics.busy += time.monotonic() - since
+        metrics.leave(since)
         self._charge()
 
     def _guarded(self, action: Callable[[], None]) -> None:

@@ -115,7 +115,7 @@ class HuggingFaceReference:
         if token in self._added_ids:
             return text.encode()
         if self._byte_level:
-            return b"".join(_BYTE_OF.get(character, character.encode()) for character in text)
+            return _bytes_of(text)
         if self._byte_fallback and len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
             return bytes.fromhex(text[3:5])
         prefix = self._model.get("continuing_subword_prefix")
@@ -332,6 +332,16 @@ def _byte_characters() -> dict[str, bytes]:
 
 
 _BYTE_OF = _byte_characters()
+_LATIN = dict.fromkeys(range(256), "\uffff") | {ord(letter): chr(byte[0]) for letter, byte in _BYTE_OF.items()}
+"""Letters of the byte alphabet to characters of Latin-1; others that Latin-1 has to one that it does not have."""
+
+
+def _bytes_of(text: str) -> bytes:
+    """Bytes of a text in the byte alphabet; a character outside of it stands for itself."""
+    try:
+        return text.translate(_LATIN).encode("latin-1")
+    except UnicodeEncodeError:
+        return b"".join(_BYTE_OF.get(character, character.encode()) for character in text)
 
 
 def as_named(tokens: Mapping[str, Any]) -> dict[str, str]:
