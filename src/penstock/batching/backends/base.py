@@ -14,13 +14,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock._suggest import did_you_mean
 from penstock.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from penstock.batching.backends.operations import ArrayOperations
 
 __all__ = [
     "ALIGNMENT",
@@ -122,6 +125,10 @@ class Backend(Protocol):
 
     def zeros(self, memory: npt.NDArray[np.uint8], shape: Sequence[int], dtype: Any) -> Array:
         """Array of zeros in this memory, which is large enough and kept alive by the array."""
+        ...
+
+    def operations(self, array: Array, *, gradients: bool = False) -> ArrayOperations:
+        """Operations on arrays like this one; with `gradients`, gradients pass through them."""
         ...
 
 
