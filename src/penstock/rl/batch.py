@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from penstock.batching.backends import Backend, get_backend
 from penstock.batching.backends.base import Array, Device
+from penstock.batching.backends.operations import ArrayOperations, operations_of
 from penstock.batching.batch import TrainingBatch
 from penstock.batching.collate import IGNORE
 from penstock.errors import ConfigError
-from penstock.rl.arrays import Arrays, arrays_of
 from penstock.rl.collate import FILLS, RolloutLayout, TokenLayout, widths
 from penstock.rl.minibatches import micro_batches_of
 from penstock.rl.rollout import objects
@@ -149,7 +149,7 @@ class RolloutBatch(TrainingBatch):
         mask, known = self._attention("as_trl"), self.metadata
         if self.advantages is None:
             raise ConfigError("TRL's loss needs advantages, and this batch has none; pass compute_advantages=True")
-        arrays, width = arrays_of(self.input_ids, gradients=True), self.layout.prompt_width
+        arrays, width = operations_of(self.input_ids, gradients=True), self.layout.prompt_width
         found = {
             "prompt_ids": self.prompts,
             "prompt_mask": mask[:, :width],
@@ -180,7 +180,7 @@ class RolloutBatch(TrainingBatch):
         `metadata["rollout_log_probs"]` has others.
         """
         mask, known = self._attention("as_verl"), self.metadata
-        arrays = arrays_of(self.input_ids, gradients=True)
+        arrays = operations_of(self.input_ids, gradients=True)
         scores = known.get("token_scores")
         scores = self._rewards_at_end(arrays) if scores is None else scores
         found = {
@@ -257,7 +257,7 @@ class RolloutBatch(TrainingBatch):
     def _free(self, rows: Ints) -> tuple[dict[str, Any], dict[str, Any], int]:
         """The same for a padding-free batch: tokens are gathered, and document boundaries are made anew."""
         prompts, responses = self._lengths()
-        form, arrays, backend = self.layout.form, arrays_of(self.input_ids, gradients=True), self.backend
+        form, arrays, backend = self.layout.form, operations_of(self.input_ids, gradients=True), self.backend
         at = TokenLayout.of(prompts, responses, form).at[rows]
         layout = TokenLayout.of(prompts[rows], responses[rows], form)
         used = int(layout.lengths.sum())
@@ -280,7 +280,7 @@ class RolloutBatch(TrainingBatch):
 
     def _blanked(self) -> Self:
         """This batch, changed in place so that nothing is learned from it."""
-        xp, metadata = arrays_of(self.input_ids, gradients=True).xp, self.metadata
+        xp, metadata = operations_of(self.input_ids, gradients=True).xp, self.metadata
         computed = [name for name in self.layout.per_token if name not in _GIVEN]
         per_row = [name for name in ("denominators", "sequence_advantages") if name in self.layout.per_row]
         for name in (*computed, *per_row):
@@ -314,7 +314,7 @@ class RolloutBatch(TrainingBatch):
             raise ConfigError(f"{view}() needs attention_mask, which this batch does not have; add it to fields=")
         return self.attention_mask
 
-    def _rewards_at_end(self, arrays: Arrays) -> Array:
+    def _rewards_at_end(self, arrays: ArrayOperations) -> Array:
         """Reward of each response at its last token, 0 elsewhere and for NaN."""
         rewards = arrays.floats(self.rewards)
         rewards = arrays.xp.where(arrays.xp.isnan(rewards), 0.0, rewards)
@@ -322,7 +322,7 @@ class RolloutBatch(TrainingBatch):
         here = arrays.put(np.arange(self.response_mask.shape[1]))[None, :] == ends
         return arrays.xp.where(here, rewards[:, None], 0.0)
 
-    def _on_tokens(self, column: Array | None, arrays: Arrays) -> Array | None:
+    def _on_tokens(self, column: Array | None, arrays: ArrayOperations) -> Array | None:
         """Column with one number a response, on its supervised tokens."""
         if column is None or len(column.shape) == 2:
             return column

@@ -24,6 +24,7 @@ from penstock._suggest import did_you_mean
 from penstock.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
+    from penstock.batching.backends.operations import ArrayOperations
     from penstock.batching.collate import CompactBatch
     from penstock.batching.fields import DeferredFields
 
@@ -138,6 +139,10 @@ class Backend(Protocol):
 
     def zeros(self, memory: npt.NDArray[np.uint8], shape: Sequence[int], dtype: Any) -> Array:
         """Array of zeros in this memory, which is large enough and kept alive by the array."""
+        ...
+
+    def operations(self, array: Array, *, gradients: bool = False) -> ArrayOperations:
+        """Operations on arrays like this one; with `gradients`, gradients pass through them."""
         ...
 
 

@@ -9,9 +9,10 @@ import numpy.typing as npt
 
 from penstock._optional import require
 from penstock.batching.backends.base import BaseBackend, Device, exactly
+from penstock.batching.backends.operations import FunctionalOperations
 from penstock.errors import ConfigError
 
-__all__ = ["JaxBackend", "make"]
+__all__ = ["JaxBackend", "JaxOperations", "make"]
 
 
 class JaxBackend(BaseBackend):
@@ -59,6 +60,36 @@ class JaxBackend(BaseBackend):
             raise ConfigError(
                 f"JAX has no device {device!r}: {error}; it has {', '.join(map(str, self._jax.devices()))}"
             ) from None
+
+    def operations(self, array: Any, *, gradients: bool = False) -> JaxOperations:
+        traced = isinstance(array, self._jax.core.Tracer)
+        return JaxOperations(self._jax, check=not traced and all(place.platform == "cpu" for place in array.devices()))
+
+
+class JaxOperations(FunctionalOperations):
+    """JAX: computes in float32, or in float64 with `jax_enable_x64`."""
+
+    name = "jax"
+
+    def __init__(self, jax: Any, *, check: bool) -> None:
+        self.xp, self._jax, self.check = jax.numpy, jax, check
+
+    def floats(self, values: Any, *, gradients: bool = False) -> Any:
+        array = self.xp.asarray(values)
+        array = array if array.dtype == self.xp.float64 else array.astype(self.xp.float32)
+        return array if gradients else self._jax.lax.stop_gradient(array)
+
+    def bools(self, values: Any) -> Any:
+        return self.xp.asarray(values).astype(bool)
+
+    def wide(self, array: Any) -> Any:
+        return array.astype(self._jax.dtypes.canonicalize_dtype(np.float64))
+
+    def put(self, array: npt.NDArray[Any]) -> Any:
+        return self.xp.asarray(array, dtype=self._jax.dtypes.canonicalize_dtype(array.dtype))
+
+    def product(self, left: Any, right: Any) -> Any:
+        return self.xp.matmul(left, right, precision="highest")  # GPUs would round to TF32
 
 
 def make() -> JaxBackend:

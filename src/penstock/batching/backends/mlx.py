@@ -12,9 +12,10 @@ import numpy.typing as npt
 
 from penstock._optional import require
 from penstock.batching.backends.base import BaseBackend, Device, dtype_name, exactly
+from penstock.batching.backends.operations import FunctionalOperations
 from penstock.errors import ConfigError
 
-__all__ = ["MlxBackend", "MlxPool", "make"]
+__all__ = ["MlxBackend", "MlxOperations", "MlxPool", "make"]
 
 _TAKEN = frozenset({np.dtype(np.int32), np.dtype(np.float32)})
 
@@ -75,6 +76,41 @@ class MlxBackend(BaseBackend):
         array = self._mx.zeros(tuple(shape), dtype)
         self._mx.eval(array)  # another thread could not use a lazy array, and it would take its memory later
         return array
+
+    def operations(self, array: Any, *, gradients: bool = False) -> MlxOperations:
+        return MlxOperations(self._mx)
+
+
+class MlxOperations(FunctionalOperations):
+    """MLX: computes in float32, which is all that its GPUs have."""
+
+    name = "mlx"
+    check = True  # memory is shared with the CPU
+
+    def __init__(self, mx: Any) -> None:
+        self.xp = mx
+
+    def floats(self, values: Any, *, gradients: bool = False) -> Any:
+        array = self._array(values).astype(self.xp.float32)
+        return array if gradients else self.xp.stop_gradient(array)
+
+    def bools(self, values: Any) -> Any:
+        return self._array(values).astype(self.xp.bool_)
+
+    def wide(self, array: Any) -> Any:
+        return array
+
+    def host(self, array: Any) -> npt.NDArray[Any]:
+        return np.array(array)
+
+    def put(self, array: npt.NDArray[Any]) -> Any:
+        return self.xp.array(array.astype(np.int32) if array.dtype == np.int64 else array)
+
+    def true(self, shape: tuple[int, ...]) -> Any:
+        return self.xp.ones(shape, dtype=self.xp.bool_)
+
+    def _array(self, values: Any) -> Any:
+        return values if isinstance(values, self.xp.array) else self.xp.array(np.asarray(values))
 
 
 def _is_forward(array: npt.NDArray[Any]) -> bool:

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.batching.backends.base import NUMERIC_KINDS, BaseBackend, Device, dtype_name
+from penstock.batching.backends.base import NUMERIC_KINDS, Array, BaseBackend, Device, dtype_name
+from penstock.batching.backends.operations import CACHED, ArrayOperations
 from penstock.errors import ConfigError
 
-__all__ = ["NumpyBackend", "make"]
+__all__ = ["NumpyBackend", "NumpyOperations", "make"]
 
 
 class NumpyBackend(BaseBackend):
@@ -52,6 +53,48 @@ class NumpyBackend(BaseBackend):
         array: npt.NDArray[Any] = np.ndarray(tuple(shape), dtype, memory)
         array.fill(0)
         return array
+
+    def operations(self, array: Any, *, gradients: bool = False) -> NumpyOperations:
+        return NumpyOperations()
+
+
+class NumpyOperations(ArrayOperations):
+    """NumPy: computes in float64."""
+
+    name = "numpy"
+    xp: Any = np
+    at_once = CACHED
+    on_host = check = True
+
+    def floats(self, values: Any, *, gradients: bool = False) -> Array:
+        array = np.asarray(values)
+        return array if array.dtype == np.float64 else array.astype(np.float32, copy=False)
+
+    def bools(self, values: Any) -> Array:
+        return np.asarray(values).astype(bool, copy=False)
+
+    def wide(self, array: Array) -> Array:
+        return array.astype(np.float64, copy=False)
+
+    def like(self, array: Array, other: Array) -> Array:
+        return array.astype(other.dtype, copy=False)
+
+    def put(self, array: npt.NDArray[Any]) -> Array:
+        return array
+
+    def segment_sum(self, array: Array, index: Array, count: int) -> Array:
+        return np.bincount(index, array, count)
+
+    def scatter(self, array: Array, index: Array, size: int) -> Array:
+        found = np.zeros(size, array.dtype)
+        found[index] = array
+        return found
+
+    def stable_order(self, array: Array) -> Array:
+        return np.argsort(array, kind="stable")
+
+    def _empty(self, shape: tuple[int, int], like: Array) -> Array:
+        return np.empty(shape, like.dtype)
 
 
 def make() -> NumpyBackend:

@@ -12,8 +12,11 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
+from penstock.batching.backends.base import Array
+from penstock.batching.backends.operations import operations_of
 from penstock.errors import ConfigError, DataError
 from penstock.rl.advantages.inputs import (
+    blank_rows,
     finite,
     on_tokens,
     per_row,
@@ -27,15 +30,17 @@ from penstock.rl.advantages.presets import Empty, Gap, Nan, Preset, SingleMember
 from penstock.rl.advantages.statistics import (
     Deviations,
     Groups,
+    PaddedRows,
     Reduce,
+    at_least,
     deviations,
     discounted,
     moments,
     reduced,
     single_member_rows,
     whiten,
+    whitened,
 )
-from penstock.rl.arrays import Array, arrays_of
 
 __all__ = [
     "ESTIMATORS",
@@ -137,6 +142,7 @@ def grpo(
     single_member_group: SingleMemberGroup | None = None,
     nan: Nan | None = None,
     reduce: Reduce | None = None,
+    check: bool = False,
 ) -> Array:
     """GRPO: (R - mean of its group) / (standard deviation + epsilon), one number a row.
 
@@ -146,20 +152,21 @@ def grpo(
     `"none"` is Dr. GRPO. All rows of a group must be on the same rank.
     """
     choice("scale", scale)
-    batch = _RowRewards(rewards, mask, find_preset(preset), single_member_group, nan)
+    batch = _RowRewards(rewards, mask, find_preset(preset), single_member_group, nan, check)
     arrays, rows, rules = batch.arrays, batch.wide, batch.rules
-    apart = batch.deviations(groups, unequal=rules.unequal)
     ddof = rules.ddof if ddof is None else ddof
+    apart = batch.deviations(groups, unequal=rules.unequal, ddof=ddof)
     epsilon = rules.epsilon if epsilon is None else epsilon
-    advantages, alone = apart.values, rows
+    advantages, divisor = apart.values, 1.0
     if scale == "group":
-        advantages = apart.groups.combine(operator.truediv, apart.values, apart.std(ddof) + epsilon)
-        alone = rows / (1.0 + epsilon)
+        advantages = apart.groups.combine(operator.truediv, apart.values, apart.std() + epsilon)
+        divisor += epsilon
     elif scale == "batch":
-        count, _, variance = moments(arrays, rows, batch.weights(), reduce)
-        std = (variance * count / max(count - ddof, 1)) ** 0.5
-        advantages, alone = apart.values / (std + epsilon), rows / (std + epsilon)
-    return batch.finish(batch.single_members(advantages, alone, apart, scaled=scale == "group"))
+        counted = batch.counted()
+        count, _, _, squares = moments(arrays, arrays.xp.where(counted, rows, 0.0), counted, reduce)
+        divisor = (squares / at_least(arrays, count - ddof, 1.0)) ** 0.5 + epsilon
+        advantages = apart.values / divisor
+    return batch.finish(batch.single_members(advantages, apart, divisor, scaled=scale == "group"))
 
 
 @estimator(per="row", needs=("groups",), whole_batch=True, aggregation="dr-grpo")
@@ -171,10 +178,18 @@ def dr_grpo(
     preset: str | Preset = "penstock",
     single_member_group: SingleMemberGroup | None = None,
     nan: Nan | None = None,
+    check: bool = False,
 ) -> Array:
     """Dr. GRPO: R - mean of its group. Its other half is the loss: `loss_denominators(mask, "dr-grpo")`."""
     return grpo(
-        rewards, groups, mask=mask, preset=preset, scale="none", single_member_group=single_member_group, nan=nan
+        rewards,
+        groups,
+        mask=mask,
+        preset=preset,
+        scale="none",
+        single_member_group=single_member_group,
+        nan=nan,
+        check=check,
     )
 
 
@@ -187,16 +202,17 @@ def rloo(
     preset: str | Preset = "penstock",
     single_member_group: SingleMemberGroup | None = None,
     nan: Nan | None = None,
+    check: bool = False,
 ) -> Array:
     """RLOO: R - mean of the others in its group, that is n / (n - 1) times (R - mean).
 
     TRL first subtracts beta times the KL of the response (k1, summed over tokens) from the reward: do so in `rewards`.
     """
-    batch = _RowRewards(rewards, mask, find_preset(preset), single_member_group, nan)
+    batch = _RowRewards(rewards, mask, find_preset(preset), single_member_group, nan, check)
     apart = batch.deviations(groups)
-    factor = apart.counts / batch.arrays.xp.clip(apart.counts - 1, 1, None)
+    factor = apart.counts / at_least(batch.arrays, apart.counts - 1, 1.0)
     advantages = apart.groups.combine(operator.mul, apart.values, factor)
-    return batch.finish(batch.single_members(advantages, batch.wide, apart, scaled=True))
+    return batch.finish(batch.single_members(advantages, apart, scaled=True))
 
 
 @estimator(per="row", needs=("groups", "lengths"))
@@ -209,9 +225,10 @@ def opo(
     preset: str | Preset = "penstock",
     single_member_group: SingleMemberGroup | None = None,
     nan: Nan | None = None,
+    check: bool = False,
 ) -> Array:
     """OPO: R - mean of its group weighted by length. Lengths are given, or counted in `mask`."""
-    batch = _RowRewards(rewards, mask, find_preset(preset), single_member_group, nan)
+    batch = _RowRewards(rewards, mask, find_preset(preset), single_member_group, nan, check)
     arrays, count = batch.arrays, len(batch.given)
     if (lengths is None) == (mask is None):
         raise ConfigError("opo needs the lengths of the responses: pass either lengths= or mask=")
@@ -219,11 +236,13 @@ def opo(
         checked = token_mask(arrays, mask, (count, *tuple(np.shape(mask))[1:]), "zero")
         lengths = arrays.xp.sum(checked, axis=1)
     weights = arrays.wide(per_row(arrays, lengths, "lengths", rows=count))
-    if not bool(arrays.xp.all(weights > 0)):
+    if not arrays.check:
+        weights = arrays.xp.where(weights > 0, weights, float("nan"))
+    elif not bool(arrays.xp.all(weights > 0)):
         row = int(np.argmax(arrays.host(weights) <= 0))
         raise DataError(f"the response of row {row} has no tokens; leave it out", row=row)
     apart = batch.deviations(groups, weights=weights)
-    return batch.finish(batch.single_members(apart.values, batch.wide, apart))
+    return batch.finish(batch.single_members(apart.values, apart))
 
 
 @estimator(per="row", needs=("groups",))
@@ -237,17 +256,17 @@ def gpg(
     single_member_group: SingleMemberGroup | None = None,
     nan: Nan | None = None,
     reduce: Reduce | None = None,
+    check: bool = False,
 ) -> Array:
     """GPG: (R - mean of its group) * rows / rows with a reward other than 0, over ranks if `reduce` is given."""
-    batch = _RowRewards(rewards, mask, find_preset(preset), single_member_group, nan)
+    batch = _RowRewards(rewards, mask, find_preset(preset), single_member_group, nan, check)
     arrays, rows = batch.arrays, batch.wide
-    xp = arrays.xp
     apart = batch.deviations(groups)
-    advantages = batch.single_members(apart.values, rows, apart)
-    ones = batch.weights()
-    nonzero = xp.where(ones > 0, rows, 0.0) != 0
-    total, scoring = reduced(arrays, xp.stack([xp.sum(ones), xp.sum(arrays.like(nonzero, rows))]), reduce)
-    return batch.finish(advantages * (total / max(scoring, 1.0) / norm))
+    advantages = batch.single_members(apart.values, apart)
+    counted = batch.counted()
+    counts = [arrays.xp.sum(arrays.like(array, rows)) for array in (counted, counted & (rows != 0))]
+    total, scoring = reduced(arrays, counts, reduce)
+    return batch.finish(advantages * (total / at_least(arrays, scoring, 1.0) / norm))
 
 
 @estimator(per="row", needs=("groups",), own_single_rule=True)
@@ -261,23 +280,20 @@ def pass_at_k(
     epsilon: float | None = None,
     single_member_group: SingleMemberGroup = "raise",
     nan: Nan | None = None,
+    check: bool = False,
 ) -> Array:
     """Pass@k: the best of a group gets its lead over the second, over (standard deviation + epsilon); the others get 0.
 
     A group needs two members.
     """
     choice("scale", scale)
-    batch = _RowRewards(rewards, mask, find_preset(preset), single_member_group, nan)
-    arrays, rows, rules = batch.arrays, batch.wide, batch.rules
-    apart = batch.deviations(groups)
-    best, second = _best_two(arrays.host(rows), apart.groups)
-    lead = rows[arrays.put(best)] - rows[arrays.put(second)]
-    if batch.valid is not None:
-        lead = arrays.xp.where(batch.valid[arrays.put(second)], lead, 0.0)
+    batch = _RowRewards(rewards, mask, find_preset(preset), single_member_group, nan, check)
+    rules, apart = batch.rules, batch.deviations(groups)
+    advantages = _leads(batch, apart.groups)
     if scale == "group":
-        lead = lead / (apart.std(rules.ddof) + (rules.epsilon if epsilon is None else epsilon))
-    advantages = arrays.segment_sum(lead, arrays.put(best), len(batch.given))
-    return batch.finish(batch.single_members(advantages, rows, apart))
+        least = rules.epsilon if epsilon is None else epsilon
+        advantages = apart.groups.combine(operator.truediv, advantages, apart.std() + least)
+    return batch.finish(batch.single_members(advantages, apart))
 
 
 def zero_variance_groups(
@@ -287,14 +303,15 @@ def zero_variance_groups(
     preset: str | Preset = "penstock",
     above: float | None = None,
     nan: Nan | None = None,
+    check: bool = False,
 ) -> Array:
     """True for rows of groups whose rewards are all equal: nothing can be learned from them.
 
     Equal means a standard deviation of at most `above`: 0, or 1e-6 with slime.
     """
-    batch = _RowRewards(rewards, None, find_preset(preset), None, nan)
+    batch = _RowRewards(rewards, None, find_preset(preset), None, nan, check)
     rules, apart = batch.rules, batch.deviations(groups)
-    equal = apart.std(rules.ddof) <= (rules.varied_above if above is None else above)
+    equal = apart.std() <= (rules.varied_above if above is None else above)
     kept = equal & (apart.counts != 1) if rules.keep_single_member_groups else equal
     return batch.arrays.give(apart.groups.spread(kept))
 
@@ -306,52 +323,71 @@ def dynamic_sampling(
     preset: str | Preset = "penstock",
     above: float | None = None,
     nan: Nan | None = None,
+    check: bool = False,
 ) -> Array:
     """DAPO's dynamic sampling: true for the rows to keep, those of groups with different rewards."""
-    return ~zero_variance_groups(rewards, groups, preset=preset, above=above, nan=nan)
+    return ~zero_variance_groups(rewards, groups, preset=preset, above=above, nan=nan, check=check)
 
 
 class _RowRewards:
     """Rewards of responses, one a row, on their way through an estimator."""
 
     def __init__(
-        self, rewards: Any, mask: Any, rules: Preset, single_member_group: SingleMemberGroup | None, nan: Nan | None
+        self,
+        rewards: Any,
+        mask: Any,
+        rules: Preset,
+        single_member_group: SingleMemberGroup | None,
+        nan: Nan | None,
+        check: bool,
     ) -> None:
         self.rules, self.mask, self._single = rules, mask, single_member_group
-        self.arrays = arrays_of(rewards, mask)
+        self.arrays = operations_of(rewards, mask, check=check)
         self.given = per_row(self.arrays, rewards, "rewards")
         self.wide = self.arrays.wide(self.given)
         self.valid = finite(self.arrays, self.given, "the reward", choice("nan", nan, rules.nan))
         """Rows with a reward that counts; None: all."""
 
-    def weights(self) -> Array:
-        """1 for rows that count, else 0."""
-        return self.arrays.xp.ones_like(self.wide) if self.valid is None else self.arrays.like(self.valid, self.wide)
+    def counted(self) -> Array:
+        """True for rows that count."""
+        return self.arrays.true((len(self.given),)) if self.valid is None else self.valid
 
-    def deviations(self, groups: Any, *, unequal: str = "group", weights: Array | None = None) -> Deviations:
+    def deviations(
+        self, groups: Any, *, unequal: str = "group", weights: Array | None = None, ddof: int | None = None
+    ) -> Deviations:
         found = Groups.of(self.arrays, groups, len(self.given))
-        if unequal == "batch" and not found.equal:
-            found = Groups.whole(self.arrays, len(self.given))
-        return deviations(self.wide, found, self.valid, weights=weights)
+        if unequal == "batch":
+            found = found.whole_if_unequal()
+        ddof = self.rules.ddof if ddof is None else ddof
+        return deviations(self.wide, found, self.valid, ddof=ddof, weights=weights)
 
-    def single_members(self, advantages: Array, alone: Array, apart: Deviations, *, scaled: bool = False) -> Array:
-        """Advantages with the rule for groups of one applied; `alone` is what "reward" gives to such a row."""
+    def single_members(
+        self, advantages: Array, apart: Deviations, divisor: Array | float = 1.0, *, scaled: bool = False
+    ) -> Array:
+        """Advantages with the rule for groups of one applied; "reward" gives such a row its reward over `divisor`."""
         rules, given = self.rules, self._single
         rule = choice("single_member_group", given, rules.single_member_rule(scaled))
         own = rules.name if given is None else None
-        return single_member_rows(advantages, alone, apart, rule, valid=self.valid, of_preset=own)
+        return single_member_rows(advantages, lambda: self.wide / divisor, apart, rule, valid=self.valid, of_preset=own)
 
     def finish(self, advantages: Array) -> Array:
         advantages = self.arrays.like(advantages, self.given)
         return self.arrays.give(advantages if self.mask is None else on_tokens(self.arrays, advantages, self.mask))
 
 
-def _best_two(rewards: Any, groups: Groups) -> tuple[Any, Any]:
-    """Rows of the best and the second of each group; NaN comes last, and a group of one is its own second."""
-    order = np.lexsort((-np.where(np.isnan(rewards), -np.inf, rewards), groups.index))
-    sizes = np.bincount(groups.index, minlength=groups.count)
-    starts = np.cumsum(sizes) - sizes
-    return order[starts], order[starts + (sizes > 1)]
+def _leads(batch: _RowRewards, groups: Groups) -> Array:
+    """Lead of the best row of each group over the second; 0 for all other rows, and where only one counts."""
+    arrays, xp, rows, numbers = batch.arrays, batch.arrays.xp, batch.wide, groups.numbers()
+    keys = rows if batch.valid is None else xp.where(batch.valid, rows, float("-inf"))
+    best_first = arrays.stable_order(-keys)
+    order = best_first[arrays.stable_order(numbers[best_first])]  # by group, the best first
+    number, reward, end = numbers[order], rows[order], arrays.true((1,))
+    changes = number[1:] != number[:-1]
+    compared = xp.concatenate([end, changes]) & ~xp.concatenate([changes, end])
+    if batch.valid is not None:
+        compared = compared & xp.concatenate([batch.valid[order][1:], end])
+    following = xp.concatenate([reward[1:], reward[-1:]])
+    return arrays.scatter(xp.where(compared, reward - following, 0.0), order, len(batch.given))
 
 
 # -- one advantage a token ---------------------------------------------------------------------------------------------
@@ -368,37 +404,38 @@ def gae_ragged(
     preset: str | Preset = "penstock",
     gap: Gap | None = None,
     empty: Empty | None = None,
+    check: bool = False,
 ) -> tuple[Array, Array]:
-    """`gae` without padding: tokens of all rows end to end, row i from `offsets[i]` to `offsets[i + 1]`."""
+    """`gae` without padding: tokens of all rows end to end, row i from `offsets[i]` to `offsets[i + 1]`.
+
+    Offsets decide shapes, so they are read: offsets on a device are waited for. Give those in main memory.
+    """
     rules = find_preset(preset)
     gap, empty = choice("gap", gap, rules.gap), choice("empty", empty, rules.empty)
     gamma, lam = unit("gamma", gamma), unit("lam", lam)
-    arrays = arrays_of(rewards, values, mask)
+    arrays = operations_of(rewards, values, mask, check=check)
     given = [per_row(arrays, rewards, "rewards"), per_row(arrays, values, "values")]
     tokens = len(given[0])
     bounds = row_bounds(offsets, tokens)
     if len(given[1]) != tokens:
         raise DataError(f"values has {len(given[1])} tokens and rewards {tokens}; give one of each per token")
-    counted = arrays.bools(np.ones(tokens, bool) if mask is None else mask)
+    counted = arrays.true((tokens,)) if mask is None else arrays.bools(mask)
     if tuple(counted.shape) != (tokens,):
         raise DataError(f"mask has shape {tuple(counted.shape)} and rewards {tokens} tokens; give one per token")
     step = max(1, arrays.at_once // max(1, int(np.diff(bounds).max(initial=1))))
     parts: list[tuple[Array, ...]] = []
     for start in range(0, len(bounds) - 1, step):
-        block = bounds[start : start + step + 1]
-        lengths = np.diff(block)
-        front = arrays.put(np.arange(max(1, lengths.max(initial=1))) < lengths[:, None])
-        where = slice(int(block[0]), int(block[-1]))
-        padded = [arrays.place(array[where], front) for array in (*given, counted)]
+        rows = PaddedRows(arrays, bounds[start : start + step + 1])
+        padded = [rows.padded(array) for array in (*given, counted)]
         try:
-            token_mask(arrays, padded[-1], tuple(front.shape), empty)
-            found = discounted(arrays, padded, gamma, lam, gap)
+            token_mask(arrays, padded[-1], rows.shape, empty)
+            found = discounted(arrays, padded, gamma, lam, gap, empty)
         except DataError as error:
             if error.row is None:
                 raise
             row = error.row + start
             raise DataError(error.reason.replace(f"row {error.row}", f"row {row}", 1), row=row) from None
-        parts.append(tuple(arrays.select(array, front) for array in found))
+        parts.append(tuple(rows.flat(array) for array in found))
     advantages, returns = (arrays.xp.concatenate(list(part)) for part in zip(*parts))
     return arrays.give(advantages), arrays.give(returns)
 
@@ -443,6 +480,7 @@ def gae(
     preset: str | Preset = "penstock",
     gap: Gap | None = None,
     empty: Empty | None = None,
+    check: bool = False,
 ) -> tuple[Array, Array]:
     """Generalised advantages of token rewards and values (rows, tokens), and the returns: advantages + values.
 
@@ -455,12 +493,13 @@ def gae(
     - "through" (slime): each token of a gap is a step with its own reward and value.
     """
     rules = find_preset(preset)
-    gap = choice("gap", gap, rules.gap)
-    arrays = arrays_of(rewards, values, mask)
+    gap, empty = choice("gap", gap, rules.gap), choice("empty", empty, rules.empty)
+    arrays = operations_of(rewards, values, mask, check=check)
     reward = per_token(arrays, rewards, "rewards")
     value = per_token(arrays, values, "values", shape=tuple(reward.shape))
-    counted = token_mask(arrays, mask, tuple(reward.shape), choice("empty", empty, rules.empty))
-    advantages, returns = discounted(arrays, [reward, value, counted], unit("gamma", gamma), unit("lam", lam), gap)
+    counted = token_mask(arrays, mask, tuple(reward.shape), empty)
+    inputs = [reward, value, counted]
+    advantages, returns = discounted(arrays, inputs, unit("gamma", gamma), unit("lam", lam), gap, empty)
     return arrays.give(advantages), arrays.give(returns)
 
 
@@ -473,14 +512,15 @@ def reward_to_go(
     preset: str | Preset = "penstock",
     gap: Gap | None = None,
     empty: Empty | None = None,
+    check: bool = False,
 ) -> Array:
     """`G_t = r_t + gamma G_{t+1}` of token rewards (rows, tokens); masks and gaps as in `gae`."""
     rules = find_preset(preset)
-    gap = choice("gap", gap, rules.gap)
-    arrays = arrays_of(rewards, mask)
+    gap, empty = choice("gap", gap, rules.gap), choice("empty", empty, rules.empty)
+    arrays = operations_of(rewards, mask, check=check)
     reward = per_token(arrays, rewards, "rewards")
-    counted = token_mask(arrays, mask, tuple(reward.shape), choice("empty", empty, rules.empty))
-    (returns,) = discounted(arrays, [reward, counted], unit("gamma", gamma), 1.0, gap)
+    counted = token_mask(arrays, mask, tuple(reward.shape), empty)
+    (returns,) = discounted(arrays, [reward, counted], unit("gamma", gamma), 1.0, gap, empty)
     return arrays.give(returns)
 
 
@@ -492,20 +532,22 @@ def token_rewards(
     beta: float = 0.0,
     preset: str | Preset = "penstock",
     empty: Empty | None = None,
+    check: bool = False,
 ) -> Array:
     """Rewards on tokens: `-beta kl_t` on all with mask 1, and the reward of the response on the last of them.
 
     TRL's PPO puts it on the token after the last, if there is one.
     """
     rules = find_preset(preset)
-    arrays = arrays_of(rewards, mask, kl)
+    arrays = operations_of(rewards, mask, kl, check=check)
     xp = arrays.xp
     given = per_row(arrays, rewards, "rewards")
     finite(arrays, given, "the reward", "raise")
-    counted = token_mask(arrays, mask, token_shape(mask, len(given)), choice("empty", empty, rules.empty))
-    seen = xp.cumsum(counted * 1, axis=1)
+    empty = choice("empty", empty, rules.empty)
+    counted = token_mask(arrays, mask, token_shape(mask, len(given)), empty)
+    seen = arrays.running_counts(counted)
     last = counted & (seen == seen[:, -1:])
-    placed = xp.where(last, given[:, None], 0.0)
+    placed = xp.where(last, given[:, None], blank_rows(arrays, counted, empty))
     if kl is None:
         return arrays.give(placed)
     penalty = per_token(arrays, kl, "kl", shape=tuple(counted.shape)) * beta
@@ -514,26 +556,33 @@ def token_rewards(
 
 @estimator(per="token", rewards="token", needs=("baselines", "gamma"), ragged=_ragged_remax)
 def remax(
-    rewards: Any, baselines: Any, *, mask: Any = None, gamma: float = 1.0, preset: str | Preset = "penstock"
+    rewards: Any,
+    baselines: Any,
+    *,
+    mask: Any = None,
+    gamma: float = 1.0,
+    preset: str | Preset = "penstock",
+    check: bool = False,
 ) -> Array:
     """ReMax: reward to go less the reward of the greedy answer, `baselines`, one a row.
 
     `rewards` is one a row, for one advantage a row or, with a mask, a token; or (rows, tokens), with a mask.
     """
     rules = find_preset(preset)
-    arrays = arrays_of(rewards, baselines, mask)
+    arrays = operations_of(rewards, baselines, mask, check=check)
     if len(np.shape(rewards)) != 2:
         given = per_row(arrays, rewards, "rewards")
         baseline = per_row(arrays, baselines, "baselines", rows=len(given))
         if mask is None:
             finite(arrays, given - baseline, "the reward less the baseline", "raise")
             return arrays.give(given - baseline)
-        rewards = token_rewards(given, mask, preset=rules)
-    returns = arrays.floats(reward_to_go(rewards, mask=mask, gamma=gamma, preset=rules))
+        rewards = token_rewards(given, mask, preset=rules, check=check)
+    returns = arrays.floats(reward_to_go(rewards, mask=mask, gamma=gamma, preset=rules, check=check))
     baseline = per_row(arrays, baselines, "baselines", rows=returns.shape[0])
     finite(arrays, baseline, "the baseline", "raise")
     counted = token_mask(arrays, mask, tuple(returns.shape), "zero")
-    return arrays.give(arrays.like(arrays.xp.where(counted, returns - baseline[:, None], 0.0), returns))
+    advantages = arrays.xp.where(counted, returns - baseline[:, None], blank_rows(arrays, counted, rules.empty))
+    return arrays.give(arrays.like(advantages, returns))
 
 
 @estimator(per="token", rewards="token", needs=("gamma",), ragged=_ragged_reinforce_plus_plus)
@@ -547,6 +596,7 @@ def reinforce_plus_plus(
     preset: str | Preset = "penstock",
     gap: Gap | None = None,
     reduce: Reduce | None = None,
+    check: bool = False,
 ) -> Array:
     """REINFORCE++: reward to go of token rewards, whitened over the batch, of all ranks if `reduce` is given.
 
@@ -554,11 +604,14 @@ def reinforce_plus_plus(
     """
     rules = find_preset(preset)
     if len(np.shape(rewards)) != 2:
-        rewards = token_rewards(rewards, mask, kl=kl, beta=beta, preset=rules)
+        rewards = token_rewards(rewards, mask, kl=kl, beta=beta, preset=rules, check=check)
     elif kl is not None:
         raise DataError("rewards and kl are both given per token; subtract beta * kl from rewards, or give one a row")
-    returns = reward_to_go(rewards, mask=mask, gamma=gamma, preset=rules, gap=gap)
-    return whiten(returns, mask, preset=rules, reduce=reduce)
+    returns = reward_to_go(rewards, mask=mask, gamma=gamma, preset=rules, gap=gap, check=check)
+    arrays = operations_of(returns, mask, check=check)
+    given = arrays.floats(returns)
+    counted = token_mask(arrays, mask, tuple(given.shape), "zero")
+    return arrays.give(whitened(arrays, given, counted, rules, reduce, blank=blank_rows(arrays, counted, rules.empty)))
 
 
 @estimator(per="token", needs=("groups", "mask", "kl"))
@@ -573,6 +626,7 @@ def reinforce_plus_plus_baseline(
     single_member_group: SingleMemberGroup | None = None,
     nan: Nan | None = None,
     reduce: Reduce | None = None,
+    check: bool = False,
 ) -> Array:
     """REINFORCE++-baseline: R - mean of its group on all its tokens, whitened over the batch (of all ranks).
 
@@ -580,7 +634,7 @@ def reinforce_plus_plus_baseline(
     rewards summed from each token on (OpenRLHF, penstock), or on each token alone (slime).
     """
     rules = find_preset(preset)
-    arrays = arrays_of(rewards, mask, kl)
+    arrays = operations_of(rewards, mask, kl, check=check)
     xp = arrays.xp
     given = per_row(arrays, rewards, "rewards")
     counted = token_mask(arrays, mask, token_shape(mask, len(given)), rules.empty)
@@ -591,9 +645,10 @@ def reinforce_plus_plus_baseline(
         if rules.baseline_kl == "sequence":
             given = given - xp.sum(penalty, axis=1)
         elif rules.baseline_kl == "to-go":
-            penalty = reward_to_go(penalty, mask=counted, preset=rules, empty="zero")
-    centred = dr_grpo(given, groups, preset=rules, single_member_group=single_member_group, nan=nan)
+            penalty = reward_to_go(penalty, mask=counted, preset=rules, empty="zero", check=check)
+    centred = dr_grpo(given, groups, preset=rules, single_member_group=single_member_group, nan=nan, check=check)
     advantages = on_tokens(arrays, centred, counted)
     if penalty is not None and rules.baseline_kl != "sequence":
         advantages = advantages - penalty
-    return whiten(arrays.give(advantages), arrays.give(counted), preset=rules, reduce=reduce)
+    blank = blank_rows(arrays, counted, rules.empty)
+    return arrays.give(whitened(arrays, advantages, counted, rules, reduce, blank=blank))

@@ -1,4 +1,8 @@
-"""Checked inputs of estimators; errors name the row."""
+"""Checked inputs of estimators; errors name the row.
+
+Shapes are always checked. Values are checked where `arrays.check` is true: if they are in main memory, or on a device
+whose computations the caller waits for. Otherwise a wrong value becomes NaN in the result, see `blank_rows`.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.batching.backends.base import Array
+from penstock.batching.backends.operations import ArrayOperations, operations_of
 from penstock.errors import ConfigError, DataError
 from penstock.rl.advantages.presets import Empty, Nan
-from penstock.rl.arrays import Array, Arrays, arrays_of
 
 __all__ = [
+    "blank_rows",
     "finite",
     "more",
     "on_tokens",
@@ -25,7 +31,7 @@ __all__ = [
 ]
 
 
-def per_row(arrays: Arrays, values: Any, name: str, *, rows: int | None = None) -> Array:
+def per_row(arrays: ArrayOperations, values: Any, name: str, *, rows: int | None = None) -> Array:
     """Numbers, one a row."""
     array = _floats(arrays, values, name)
     if len(array.shape) != 1:
@@ -38,7 +44,7 @@ def per_row(arrays: Arrays, values: Any, name: str, *, rows: int | None = None) 
     return array
 
 
-def per_token(arrays: Arrays, values: Any, name: str, *, shape: tuple[int, ...] | None = None) -> Array:
+def per_token(arrays: ArrayOperations, values: Any, name: str, *, shape: tuple[int, ...] | None = None) -> Array:
     """Numbers, one a token: (rows, tokens)."""
     array = _floats(arrays, values, name)
     given = tuple(array.shape)
@@ -53,15 +59,15 @@ def per_token(arrays: Arrays, values: Any, name: str, *, shape: tuple[int, ...] 
     return array
 
 
-def token_mask(arrays: Arrays, mask: Any, shape: tuple[int, ...], empty: Empty) -> Array:
+def token_mask(arrays: ArrayOperations, mask: Any, shape: tuple[int, ...], empty: Empty) -> Array:
     """Mask of the tokens that count; `empty` is the rule for rows without one."""
     if mask is None:
-        return arrays.bools(np.ones(shape, bool))
+        return arrays.true(shape)
     array = arrays.bools(_rectangular(mask, "mask"))
     if tuple(array.shape) != tuple(shape):
         given = tuple(array.shape)
         raise DataError(f"mask has shape {given}, expected {shape}{_first_without(given[0] if given else 0, shape[0])}")
-    if empty == "raise":
+    if empty == "raise" and arrays.check:
         counted = arrays.host(arrays.xp.any(array, axis=1))
         if not counted.all():
             row = int(np.argmin(counted))
@@ -71,6 +77,14 @@ def token_mask(arrays: Arrays, mask: Any, shape: tuple[int, ...], empty: Empty) 
                 row=row,
             )
     return array
+
+
+def blank_rows(arrays: ArrayOperations, mask: Array, empty: Empty) -> Array | float:
+    """Number for tokens with mask 0, one a row: 0, but NaN for rows without a token if `empty` forbids them and
+    `token_mask` has not checked it."""
+    if empty != "raise" or arrays.check:
+        return 0.0
+    return arrays.xp.where(arrays.xp.any(mask, axis=1), 0.0, float("nan"))[:, None]
 
 
 def rows_of(mask: Array) -> tuple[int, int]:
@@ -90,7 +104,7 @@ def token_shape(mask: Any, rows: int) -> tuple[int, int]:
 
 def row_bounds(offsets: Any, tokens: int) -> Any:
     """Checked offsets of rows in flat tokens, on the host."""
-    bounds = arrays_of(offsets).host(offsets)
+    bounds = operations_of(offsets).host(offsets)
     if bounds.ndim != 1 or len(bounds) < 2 or bounds.dtype.kind not in "iu":
         raise DataError(f"offsets must be integers, one more than rows, got shape {bounds.shape} of {bounds.dtype}")
     bounds = bounds.astype(np.int64)
@@ -103,7 +117,7 @@ def row_bounds(offsets: Any, tokens: int) -> Any:
     return bounds
 
 
-def on_tokens(arrays: Arrays, advantages: Array, mask: Any) -> Array:
+def on_tokens(arrays: ArrayOperations, advantages: Array, mask: Any) -> Array:
     """Number of each row on all its tokens, 0 where the mask is 0."""
     checked = arrays.bools(mask)
     rows_of(checked)
@@ -112,21 +126,21 @@ def on_tokens(arrays: Arrays, advantages: Array, mask: Any) -> Array:
     return arrays.xp.where(checked, advantages[:, None], 0.0)
 
 
-def finite(arrays: Arrays, rewards: Array, name: str, nan: Nan) -> Array | None:
-    """Mask of the finite rewards if others are to be excluded; None if all are finite."""
+def finite(arrays: ArrayOperations, rewards: Array, name: str, nan: Nan) -> Array | None:
+    """Mask of the finite rewards if others are to be excluded; None if all count. A number that must be finite and is
+    not is an error, or stays, if values are not checked: the mean of its group is NaN then."""
     xp = arrays.xp
-    if bool(xp.isfinite(xp.sum(rewards))):
-        return None
-    host = arrays.host(rewards)
-    bad = np.isinf(host) if nan == "exclude" else ~np.isfinite(host)
-    if bad.any():
-        row = int(np.argmax(bad))
-        remedy = (
-            "give it a number" if np.isinf(host[row]) else "give it a number, or pass nan='exclude' to leave it out"
-        )
-        raise DataError(f"{name} of row {row} is {host[row]}{more(int(bad.sum()) - 1)}; {remedy}", row=row)
-    valid = np.isfinite(host)
-    return None if valid.all() else arrays.put(valid)
+    if arrays.check:
+        if bool(xp.isfinite(xp.sum(rewards))):
+            return None
+        host = arrays.host(rewards)
+        bad = np.isinf(host) if nan == "exclude" else ~np.isfinite(host)
+        if bad.any():
+            row = int(np.argmax(bad))
+            remedy = "give it a number"
+            remedy += "" if np.isinf(host[row]) else ", or pass nan='exclude' to leave it out"
+            raise DataError(f"{name} of row {row} is {host[row]}{more(int(bad.sum()) - 1)}; {remedy}", row=row)
+    return ~xp.isnan(rewards) if nan == "exclude" else None
 
 
 def unit(name: str, value: float) -> float:
@@ -141,7 +155,7 @@ def more(count: int) -> str:
     return f" (and {count} more rows)" if count else ""
 
 
-def _floats(arrays: Arrays, values: Any, name: str) -> Array:
+def _floats(arrays: ArrayOperations, values: Any, name: str) -> Array:
     try:
         return arrays.floats(_rectangular(values, name))
     except (TypeError, ValueError, RuntimeError) as error:

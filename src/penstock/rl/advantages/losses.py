@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from penstock._suggest import did_you_mean
+from penstock.batching.backends.base import Array
+from penstock.batching.backends.operations import operations_of
 from penstock.errors import ConfigError, DataError
 from penstock.rl.advantages.inputs import per_row, per_token, rows_of, token_mask
 from penstock.rl.advantages.presets import Empty, Preset, choice, find_preset
-from penstock.rl.advantages.statistics import Reduce, reduced
-from penstock.rl.arrays import Array, arrays_of
+from penstock.rl.advantages.statistics import Reduce, at_least, reduced
 
 __all__ = ["aggregate_loss", "kl_estimate", "loss_denominators", "overlong_penalty"]
 
@@ -48,9 +49,9 @@ def kl_estimate(
     """
     rules = find_preset(preset)
     choice("kind", kind)
-    arrays = arrays_of(log_probs, reference, gradients=True)
+    arrays = operations_of(log_probs, reference, gradients=True)
     xp = arrays.xp
-    ours, theirs = arrays.differentiable(log_probs), arrays.differentiable(reference)
+    ours, theirs = (arrays.floats(array, gradients=True) for array in (log_probs, reference))
     if tuple(ours.shape) != tuple(theirs.shape):
         raise DataError(
             f"log_probs have shape {tuple(ours.shape)}, and reference {tuple(theirs.shape)}; give both per token"
@@ -68,14 +69,16 @@ def kl_estimate(
     return estimate if most is None else xp.clip(estimate, -most, most)
 
 
-def overlong_penalty(lengths: Any, max_length: int, buffer: int, *, penalty: float = 1.0) -> Array:
+def overlong_penalty(lengths: Any, max_length: int, buffer: int, *, penalty: float = 1.0, check: bool = False) -> Array:
     """DAPO's soft penalty for long responses, to be added to their rewards: 0 up to `max_length - buffer` tokens, then
     linear down to `-penalty` at `max_length` and beyond."""
     if not 0 < buffer <= max_length:
         raise ConfigError(f"buffer must be between 1 and max_length ({max_length}), got {buffer!r}")
-    arrays = arrays_of(lengths)
+    arrays = operations_of(lengths, check=check)
     length = per_row(arrays, lengths, "lengths")
-    if bool(arrays.xp.any(length < 0)):
+    if not arrays.check:
+        length = arrays.xp.where(length < 0, float("nan"), length)
+    elif bool(arrays.xp.any(length < 0)):
         row = int(np.argmax(arrays.host(length) < 0))
         raise DataError(f"the length of row {row} is negative", row=row)
     return arrays.give(arrays.xp.clip((max_length - buffer - length) / buffer, -1.0, 0.0) * penalty)
@@ -90,6 +93,7 @@ def loss_denominators(
     reduce: Reduce | None = None,
     ranks: int = 1,
     empty: Empty | None = None,
+    check: bool = False,
 ) -> Array:
     """Divisors for the token losses of each row; with them the loss of a batch is a sum.
 
@@ -110,16 +114,20 @@ def loss_denominators(
         raise ConfigError(f"unknown aggregation {name!r}{did_you_mean(str(name), AGGREGATIONS)}; known are {known}")
     if ranks < 1:
         raise ConfigError(f"ranks must be positive, got {ranks!r}")
-    arrays = arrays_of(mask)
-    xp = arrays.xp
-    shape = rows_of(arrays.bools(mask))
-    counted = token_mask(arrays, mask, shape, choice("empty", empty, rules.empty))
-    lengths = arrays.wide(arrays.floats(xp.sum(counted, axis=1)))
-    ones = xp.ones_like(lengths)
-    tokens, rows = reduced(arrays, xp.stack([xp.sum(lengths), xp.sum(ones)]), reduce)
+    arrays = operations_of(mask, check=check)
+    xp, bools = arrays.xp, arrays.bools(mask)
+    rule = choice("empty", empty, rules.empty)
+    counted = token_mask(arrays, bools, rows_of(bools), rule)
+    lengths = arrays.wide(xp.sum(counted, axis=1))
+    ones, rows = xp.ones_like(lengths), float(lengths.shape[0])
     kind = AGGREGATIONS[name]
+    tokens = 0.0
+    if reduce is not None:
+        tokens, rows = reduced(arrays, [xp.sum(lengths), xp.sum(ones)], reduce)
+    elif kind == "token-mean":
+        (tokens,) = reduced(arrays, [xp.sum(lengths)], None)
     if kind == "token-mean":
-        divisors = ones * max(tokens, 1.0)
+        divisors = ones * at_least(arrays, tokens, 1.0)
     elif kind == "sequence-mean":
         divisors = xp.clip(lengths, 1.0, None) * rows
     elif kind == "sequence-sum":
@@ -128,7 +136,9 @@ def loss_denominators(
         if max_length is None or max_length < 1:
             raise ConfigError(f"{name} divides by the longest allowed response: pass max_length=, got {max_length!r}")
         divisors = ones * (max_length * (rows if rules.dr_grpo_rows else 1))
-    return arrays.give(arrays.like(divisors / ranks, arrays.floats(np.zeros(1, np.float32))))
+    if rule == "raise" and not arrays.check:
+        divisors = xp.where(lengths > 0, divisors, float("nan"))
+    return arrays.give(arrays.like(divisors if ranks == 1 else divisors / ranks, arrays.floats(counted[:1, 0])))
 
 
 def aggregate_loss(losses: Any, mask: Any, denominators: Any) -> Array:
@@ -137,9 +147,9 @@ def aggregate_loss(losses: Any, mask: Any, denominators: Any) -> Array:
     `denominators` is one a row, or one a token, as in padding-free batches, whose rollouts share a row. Micro-batches
     and ranks add up to the loss of the batch that the denominators were computed for.
     """
-    arrays = arrays_of(losses, mask, denominators, gradients=True)
+    arrays = operations_of(losses, mask, denominators, gradients=True)
     xp = arrays.xp
-    loss = arrays.differentiable(losses)
+    loss = arrays.floats(losses, gradients=True)
     rows, tokens = rows_of(loss)
     counted = token_mask(arrays, mask, (rows, tokens), "zero")
     if len(np.shape(denominators)) == 2:

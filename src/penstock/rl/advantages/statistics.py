@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
@@ -13,12 +13,26 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.batching.backends.base import Array
+from penstock.batching.backends.operations import ArrayOperations, operations_of
 from penstock.errors import ConfigError, DataError
-from penstock.rl.advantages.inputs import more, token_mask
-from penstock.rl.advantages.presets import Gap, Preset, SingleMemberGroup, find_preset
-from penstock.rl.arrays import Array, Arrays, arrays_of
+from penstock.rl.advantages.inputs import blank_rows, more, token_mask
+from penstock.rl.advantages.presets import Empty, Gap, Preset, SingleMemberGroup, find_preset
 
-__all__ = ["Deviations", "Groups", "Reduce", "deviations", "moments", "reduced", "single_member_rows", "whiten"]
+__all__ = [
+    "Deviations",
+    "Groups",
+    "PaddedRows",
+    "Reduce",
+    "at_least",
+    "deviations",
+    "discounted",
+    "moments",
+    "reduced",
+    "single_member_rows",
+    "whiten",
+    "whitened",
+]
 
 
 logger = logging.getLogger(__name__)
@@ -26,67 +40,104 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Group of each row, numbered in order of appearance."""
+    """Group of each row. Ids in main memory are numbered there; ids on a device are numbered on it, without a wait."""
 
-    arrays: Arrays
-    index: npt.NDArray[np.int64]
-    """Group number of each row, on the host."""
-    place: Array
-    """The same on the device; None if `size` is known."""
+    arrays: ArrayOperations
+    rows: int
     count: int
-    size: int | None
+    """Number of groups; for ids on a device the number of rows, so the last groups may be empty."""
+    size: int | None = None
     """Size of the groups if they are consecutive and equal: then sums need no index."""
-    names: Any
+    index: npt.NDArray[np.int64] | None = None
+    """Group number of each row, in main memory; None if `size` says it, or if it is known on the device only."""
+    place: Array = None
+    """The same on the device; None if `size` is known."""
+    first_rows: Array = None
+    """First row of each group, on the device; None if `size` is known."""
+    names: Any = None
+    """Ids of the groups, or of the rows if they are on a device."""
 
     @classmethod
-    def of(cls, arrays: Arrays, groups: Any, rows: int) -> Groups:
+    def of(cls, arrays: ArrayOperations, groups: Any, rows: int) -> Groups:
         """Groups of ids, one a row; or of a number, the size of groups of consecutive rows."""
         if isinstance(groups, (int, np.integer)) and not isinstance(groups, bool):
-            return cls._consecutive(arrays, int(groups), rows)
+            size = int(groups)
+            if size < 1 or rows % size:
+                raise ConfigError(f"groups={size} must be a positive number that divides the {rows} rows; or give ids")
+            return cls(arrays, rows, rows // size, size)
+        if _on_device(arrays, groups):
+            return cls._of_device(arrays, groups, rows)
         ids = _ids(groups)
-        if len(ids) != rows:
-            raise DataError(f"groups has {len(ids)} ids for {rows} rewards; give one for each row")
+        _check_count(len(ids), rows)
         if ids.null_count:
             row = int(np.argmax(np.asarray(ids.is_null())))
             raise DataError(f"row {row} has no group id; give one for each row", row=row)
         encoded = ids.dictionary_encode()
-        index = np.asarray(encoded.indices).astype(np.int64)
-        names = encoded.dictionary
-        size = _size(index, len(names))
-        return cls(arrays, index, None if size else arrays.put(index), len(names), size, names)
+        index, names = np.asarray(encoded.indices).astype(np.int64), encoded.dictionary
+        size_or_none = _size(index, len(names))
+        if size_or_none:
+            return cls(arrays, rows, len(names), size_or_none, index, names=names)
+        first = np.empty(len(names), np.int64)
+        first[index[::-1]] = np.arange(rows)[::-1]  # the last that is written stays
+        return cls(arrays, rows, len(names), None, index, arrays.put(index), arrays.put(first), names)
 
     @classmethod
-    def whole(cls, arrays: Arrays, rows: int) -> Groups:
-        """All rows in one group."""
-        return cls(arrays, np.zeros(rows, np.int64), None, 1, rows, ["the batch"])
-
-    @classmethod
-    def _consecutive(cls, arrays: Arrays, size: int, rows: int) -> Groups:
-        if size < 1 or rows % size:
-            raise ConfigError(f"groups={size} must be a positive number that divides the {rows} rows; or give ids")
-        index = np.arange(rows) // size
-        return cls(arrays, index, None, rows // size, size, range(rows // size))
+    def _of_device(cls, arrays: ArrayOperations, ids: Any, rows: int) -> Groups:
+        if len(ids.shape) != 1:
+            raise DataError(f"groups must be one id a row, got shape {tuple(ids.shape)}")
+        _check_count(ids.shape[0], rows)
+        order = arrays.stable_order(ids)
+        ordered = ids[order]
+        starts = arrays.xp.concatenate([arrays.true((1,)), ordered[1:] != ordered[:-1]])
+        numbers = arrays.xp.cumsum(starts * 1, 0) - 1
+        nowhere = arrays.xp.where(starts, numbers, rows)
+        return cls(
+            arrays,
+            rows,
+            rows,
+            place=arrays.scatter(numbers, order, rows),
+            first_rows=arrays.scatter(order, nowhere, rows + 1)[:rows],
+            names=ids,
+        )
 
     @property
-    def equal(self) -> bool:
-        """True if all groups have the same size."""
-        if self.size is not None:
-            return True
-        sizes = self.sizes()
-        return bool((sizes == sizes[0]).all())
+    def known(self) -> bool:
+        """True if the groups are known without the device."""
+        return self.size is not None or self.index is not None
 
-    def sizes(self) -> npt.NDArray[np.int64]:
-        """Rows of each group."""
-        return np.bincount(self.index, minlength=self.count) if self.size is None else np.full(self.count, self.size)
+    @property
+    def single_rows(self) -> npt.NDArray[np.bool_] | None:
+        """True for rows that are alone in their group; None if there is none. Of `known` groups."""
+        if self.index is None:
+            return np.ones(self.rows, bool) if self.size == 1 else None
+        single = np.bincount(self.index, minlength=self.count) == 1
+        return single[self.index] if single.any() else None
+
+    def whole_if_unequal(self) -> Groups:
+        """These groups if they have the same size, else all rows as one group."""
+        if self.size is not None:
+            return self
+        if self.index is not None:
+            sizes = np.bincount(self.index, minlength=self.count)
+            return self if bool((sizes == sizes[0]).all()) else Groups(self.arrays, self.rows, 1, self.rows)
+        xp = self.arrays.xp
+        of_rows = self.spread(self.sum(self.arrays.wide(xp.ones_like(self.place))))
+        equal = xp.all(of_rows == of_rows[0])
+        place, first = xp.where(equal, self.place, 0), xp.where(equal, self.first_rows, 0)
+        return replace(self, place=place, first_rows=first)
 
     def sum(self, values: Array) -> Array:
         """Sum of each group."""
         if self.size is not None:
-            return self.arrays.row_sums(values.reshape(self.count, self.size))
+            rows = values.reshape(self.count, self.size)
+            # einsum is much faster for short rows
+            return np.einsum("ij->i", rows) if self.arrays.on_host else self.arrays.xp.sum(rows, axis=1)
         return self.arrays.segment_sum(values, self.place, self.count)
 
-    def combine(self, operation: Callable[[Array, Array], Array], values: Array, of_groups: Array) -> Array:
-        """Operation on each row's value and the number of its group."""
+    def combine(self, operation: Callable[[Array, Array], Array], values: Array, of_groups: Array | float) -> Array:
+        """Operation on each row's value and the number of its group, or of all groups."""
+        if isinstance(of_groups, (int, float)):
+            return operation(values, of_groups)
         if self.size is not None:
             return operation(values.reshape(self.count, self.size), of_groups[:, None]).reshape(-1)
         return operation(values, of_groups[self.place])
@@ -102,12 +153,16 @@ class Groups:
         """Value of the first row of each group."""
         if self.size is not None:
             return values.reshape(self.count, self.size)[:, 0]
-        rows = np.empty(self.count, np.int64)
-        rows[self.index[::-1]] = np.arange(len(self.index))[::-1]  # the last that is written stays
-        return values[self.arrays.put(rows)]
+        return values[self.first_rows]
+
+    def numbers(self) -> Array:
+        """Group number of each row, on the device."""
+        return self.place if self.size is None else self.arrays.count_up(self.rows) // self.size
 
     def called(self, row: int) -> str:
         """Id of a row's group, for messages."""
+        if self.index is None:
+            return repr(row // self.size if self.size is not None else self.arrays.host(self.names)[row].item())
         name = self.names[int(self.index[row])]
         return repr(name.as_py() if isinstance(name, pa.Scalar) else name)
 
@@ -118,68 +173,98 @@ class Deviations:
 
     values: Array
     """One a row; 0 for rows that do not count."""
-    counts: Array
-    """Rows of each group that count."""
+    counts: Array | float
+    """Rows of each group that count; a number if all groups have the same."""
     groups: Groups
+    ddof: int
+    row_std: Array | None = None
 
-    def std(self, ddof: int) -> Array:
+    def std(self) -> Array:
         """Standard deviation of each group; 0 for a group of one."""
-        xp = self.groups.arrays.xp
-        return xp.sqrt(self.groups.sum(self.values * self.values) / xp.clip(self.counts - ddof, 1, None))
+        if self.row_std is not None:
+            return self.row_std
+        arrays = self.groups.arrays
+        squares = self.groups.sum(self.values * self.values)
+        return arrays.xp.sqrt(squares / at_least(arrays, self.counts - self.ddof, 1))
 
 
-def deviations(rewards: Array, groups: Groups, valid: Array | None, *, weights: Array | None = None) -> Deviations:
+def deviations(
+    rewards: Array, groups: Groups, valid: Array | None, *, ddof: int, weights: Array | None = None
+) -> Deviations:
     """Deviations from the group means, which `weights` weigh.
 
     All sums are relative to the first reward of the group, so equal rewards deviate by exactly 0 in any precision: a
     rounding error of 1e-8, divided by itself plus an epsilon of 1e-9, would be an advantage of 0.9.
     """
-    arrays = groups.arrays
+    arrays, size = groups.arrays, groups.size
     xp = arrays.xp
+    if valid is None and weights is None and size is not None and size > max(ddof, 1):
+        known = arrays.row_std_mean(rewards.reshape(groups.count, size), ddof)
+        if known is not None:
+            apart = groups.combine(operator.sub, rewards, known[1])
+            return Deviations(apart, float(size), groups, ddof, known[0])
     kept = rewards if valid is None else xp.where(valid, rewards, 0.0)
     apart = groups.combine(operator.sub, kept, groups.first(kept))
-    by = weights
-    counts = arrays.wide(arrays.put(groups.sizes().astype(np.float32)))
+    by, counts = weights, _counts(groups, apart)
     if valid is not None:
         ones = arrays.like(valid, apart)
         counts = groups.sum(ones)
         by = ones if weights is None else ones * weights
     total = counts if weights is None else groups.sum(by)
-    mean = groups.sum(apart if by is None else apart * by) / xp.where(total > 0, total, 1.0)
+    if valid is not None or not groups.known:  # groups may be empty
+        total = xp.where(total == 0, 1.0, total)
+    mean = groups.sum(apart if by is None else apart * by) / total
     apart = groups.combine(operator.sub, apart, mean)
-    return Deviations(apart if valid is None else xp.where(valid, apart, 0.0), counts, groups)
+    return Deviations(apart if valid is None else xp.where(valid, apart, 0.0), counts, groups, ddof)
+
+
+def _counts(groups: Groups, like: Array) -> Array | float:
+    if groups.size is not None:
+        return float(groups.size)
+    return groups.sum(groups.arrays.xp.ones_like(like))
+
+
+def at_least(arrays: ArrayOperations, value: Array | float, low: float) -> Array | float:
+    """The larger of a number, or of each element of an array, and `low`."""
+    return max(value, float(low)) if isinstance(value, float) else arrays.xp.clip(value, low, None)
 
 
 def single_member_rows(
     advantages: Array,
-    rewards: Array,
+    rewards: Callable[[], Array],
     deviations: Deviations,
     rule: SingleMemberGroup,
     *,
     valid: Array | None = None,
     of_preset: str | None = None,
 ) -> Array:
-    """Advantages with the rule for groups of one applied; `rewards` is what the rule "reward" gives to such a row.
+    """Advantages with the rule for groups of one applied; `rewards()` is what the rule "reward" gives to such rows.
 
-    `of_preset` names the preset that the rule comes from, if the caller chose none: a warning is logged when all groups
-    have one member.
+    Where the sizes of groups are known on a device only, rows that the rule "raise" forbids become NaN, unless values
+    are checked. `of_preset` names the preset that the rule comes from, if the caller chose none: a warning is logged
+    when all groups have one member.
     """
-    groups = deviations.groups
-    xp = groups.arrays.xp
-    alone_in = deviations.counts == 1
-    if not bool(xp.any(alone_in)):
+    groups, counts = deviations.groups, deviations.counts
+    arrays, decided = groups.arrays, groups.known and valid is None
+    xp = arrays.xp
+    single = groups.single_rows if decided else None
+    if decided and single is None:
         return advantages
-    alone = groups.spread(alone_in) if valid is None else groups.spread(alone_in) & valid
-    if rule == "raise":
-        rows = np.flatnonzero(groups.arrays.host(alone))
-        raise DataError(
-            f"row {rows[0]} is alone in group {groups.called(int(rows[0]))}{more(len(rows) - 1)} and cannot be "
-            "compared; leave it out, or pass single_member_group='zero', 'reward' or 'nan'",
-            row=int(rows[0]),
-        )
-    if of_preset is not None and groups.count == len(groups.index) > 1:
-        _log_all_single(of_preset, rule)
-    value = {"zero": 0.0, "reward": rewards, "nan": float("nan")}[rule]
+    alone = arrays.true((groups.rows,)) if isinstance(counts, float) else groups.spread(counts == 1)
+    alone = alone if valid is None else alone & valid
+    if decided or arrays.check:
+        rows = np.flatnonzero(arrays.host(alone) if single is None else single)
+        if not len(rows):
+            return advantages
+        if rule == "raise":
+            raise DataError(
+                f"row {rows[0]} is alone in group {groups.called(int(rows[0]))}{more(len(rows) - 1)} and cannot be "
+                "compared; leave it out, or pass single_member_group='zero', 'reward' or 'nan'",
+                row=int(rows[0]),
+            )
+        if of_preset is not None and groups.known and groups.count == groups.rows > 1:
+            _log_all_single(of_preset, rule)
+    value = rewards() if rule == "reward" else 0.0 if rule == "zero" else float("nan")
     return xp.where(alone, value, advantages)
 
 
@@ -195,9 +280,22 @@ def _log_all_single(preset: str, rule: SingleMemberGroup) -> None:
     )
 
 
+def _on_device(arrays: ArrayOperations, groups: Any) -> bool:
+    """True for ids that could not be read without waiting for a device."""
+    if arrays.on_host or isinstance(groups, (list, tuple, np.ndarray, pa.Array, pa.ChunkedArray)):
+        return False
+    own = operations_of(groups)
+    return not own.check and own.name == arrays.name
+
+
+def _check_count(ids: int, rows: int) -> None:
+    if ids != rows:
+        raise DataError(f"groups has {ids} ids for {rows} rewards; give one for each row")
+
+
 def _ids(groups: Any) -> Any:
     if not isinstance(groups, (list, tuple, np.ndarray, pa.Array, pa.ChunkedArray)):
-        groups = arrays_of(groups).host(groups)
+        groups = operations_of(groups).host(groups)
     if isinstance(groups, pa.ChunkedArray):
         return groups.combine_chunks()
     try:
@@ -232,6 +330,7 @@ def whiten(
     floor: Literal["add", "clamp"] | None = None,
     shift_mean: bool = True,
     reduce: Reduce | None = None,
+    check: bool = False,
 ) -> Array:
     """(x - mean) / sqrt(variance + epsilon) over the values with mask 1; 0 elsewhere.
 
@@ -241,59 +340,106 @@ def whiten(
     one, to be summed over ranks, as `torch.distributed.all_reduce` does. A rank without rows takes part.
     """
     rules = find_preset(preset)
-    ddof = rules.whiten_ddof if ddof is None else ddof
-    epsilon = rules.whiten_epsilon if epsilon is None else epsilon
-    floor = rules.whiten_floor if floor is None else floor
-    if floor not in ("add", "clamp"):
+    rules = replace(
+        rules,
+        whiten_ddof=rules.whiten_ddof if ddof is None else ddof,
+        whiten_epsilon=rules.whiten_epsilon if epsilon is None else epsilon,
+        whiten_floor=rules.whiten_floor if floor is None else floor,
+    )
+    if rules.whiten_floor not in ("add", "clamp"):
         raise ConfigError(f"floor must be 'add' or 'clamp', got {floor!r}")
-    arrays = arrays_of(values, mask)
-    xp = arrays.xp
+    arrays = operations_of(values, mask, check=check)
     given = arrays.floats(values)
     counted = token_mask(arrays, mask, tuple(given.shape), "zero")
+    return arrays.give(whitened(arrays, given, counted, rules, reduce, shift_mean=shift_mean))
+
+
+def whitened(
+    arrays: ArrayOperations,
+    given: Array,
+    counted: Array,
+    rules: Preset,
+    reduce: Reduce | None,
+    *,
+    shift_mean: bool = True,
+    blank: Array | float = 0.0,
+) -> Array:
+    """Values with mask 1 whitened; `blank` elsewhere. Without two values, or with one that is not finite: an error, or
+    NaN if values are not checked."""
+    xp, ddof = arrays.xp, rules.whiten_ddof
     wide = arrays.wide(xp.where(counted, given, 0.0))
-    count, mean, variance = moments(arrays, wide, arrays.like(counted, wide), reduce)
-    if count <= ddof:
-        raise DataError(f"whitening with ddof={ddof} needs more than {ddof} values with mask 1, got {count:g}")
-    if not variance < float("inf"):
-        raise DataError("values with mask 1 must be finite to be whitened; at least one is NaN or infinite")
-    variance *= count / (count - ddof)
-    deviation = (max(variance, epsilon) if floor == "clamp" else variance + epsilon) ** 0.5
-    whitened = (wide - mean) * (1 / deviation) + (0.0 if shift_mean else mean)
-    return arrays.give(arrays.like(xp.where(counted, whitened, 0.0), given))
+    count, mean, apart, squares = moments(arrays, wide, counted, reduce)
+    if arrays.check:
+        seen = float(count)
+        if seen <= ddof:
+            raise DataError(f"whitening with ddof={ddof} needs more than {ddof} values with mask 1, got {seen:g}")
+        if not float(squares) < float("inf"):
+            raise DataError("values with mask 1 must be finite to be whitened; at least one is NaN or infinite")
+    free = count - ddof
+    if not isinstance(free, float):
+        free = xp.where(free > 0, free, float("nan"))
+    variance, floor = squares / free, rules.whiten_epsilon
+    variance = at_least(arrays, variance, floor) if rules.whiten_floor == "clamp" else variance + floor
+    found = arrays.like(apart * variance**-0.5 if shift_mean else apart * variance**-0.5 + mean, given)
+    return xp.where(counted, found, blank)
 
 
-def moments(arrays: Arrays, values: Array, weights: Array, reduce: Reduce | None) -> tuple[float, float, float]:
-    """Count, mean and biased variance of values with weight 1; the other weights are 0.
+Number: TypeAlias = Array | float
+"""Python number, or an array without dimensions on a device."""
+
+
+def moments(
+    arrays: ArrayOperations, values: Array, counted: Array, reduce: Reduce | None
+) -> tuple[Number, Number, Array, Number]:
+    """Count and mean of the values with mask 1, deviations from it, and the sum of their squares; the others are 0.
 
     The mean of all ranks comes first and deviations are squared then: squares of the values themselves would cancel.
     """
     xp = arrays.xp
-    values = xp.where(weights > 0, values, 0.0)
-    count, total = reduced(arrays, xp.stack([xp.sum(weights), xp.sum(values)]), reduce)
-    mean = total / max(count, 1.0)
-    apart = (values - mean) * weights
-    (squares,) = reduced(arrays, xp.stack([xp.sum(apart * apart)]), reduce)
-    return count, mean, squares / max(count, 1.0)
+    count, total = reduced(arrays, [xp.sum(arrays.like(counted, values)), xp.sum(values)], reduce)
+    mean = total / at_least(arrays, count, 1.0)
+    apart = xp.where(counted, values - mean, 0.0)
+    (squares,) = reduced(arrays, [xp.sum(apart * apart)], reduce)
+    return count, mean, apart, squares
 
 
-def reduced(arrays: Arrays, sums: Array, reduce: Reduce | None) -> list[float]:
-    """Sums as Python numbers, over all ranks."""
+def reduced(arrays: ArrayOperations, sums: list[Array], reduce: Reduce | None) -> list[Number]:
+    """Sums over all ranks: Python numbers, or arrays without dimensions on a device, which is not waited for."""
     if reduce is not None:
-        ours = arrays.give(sums)
+        ours = arrays.give(arrays.xp.stack(sums))
         result = reduce(ours)
-        sums = ours if result is None else result  # torch.distributed.all_reduce works in place
-    return [float(value) for value in arrays.host(sums)]
+        found = ours if result is None else result  # torch.distributed.all_reduce works in place
+        sums = [*(arrays.host(found) if arrays.on_host else found)]
+    return [float(value) for value in sums] if arrays.on_host else sums
 
 
 # -- discounted sums ---------------------------------------------------------------------------------------------------
 
 
-def discounted(arrays: Arrays, inputs: list[Array], gamma: float, lam: float, gap: Gap) -> tuple[Array, ...]:
-    """Discounted sums of [rewards, mask], or GAE and returns of [rewards, values, mask], in blocks of rows."""
+BLOCK = 32
+"""Steps of a block: longer blocks cost more inside, shorter ones more between blocks."""
+
+
+def discounted(
+    arrays: ArrayOperations, inputs: list[Array], gamma: float, lam: float, gap: Gap, empty: Empty
+) -> tuple[Array, ...]:
+    """Discounted sums of [rewards, mask], or GAE and returns of [rewards, values, mask], in blocks of rows.
+
+    `A_t = r_t + gamma V_{t+1} - V_t + gamma lam A_{t+1}`, and `A + V` if there are values; 0 where the mask is 0. A
+    number that is not finite is an error; if values are not checked, its row has NaN, and so has a row without tokens
+    where `empty` forbids it.
+    """
 
     def block(reward: Array, *rest: Array) -> tuple[Array, ...]:
-        value = rest[0] if len(rest) == 2 else None
-        return _advance(arrays, reward, value, rest[-1], gamma, gamma * lam, gap)
+        value, mask = rest[0] if len(rest) == 2 else None, rest[-1]
+        if arrays.on_host:
+            return _sums_on_host(arrays, reward, value, mask, gamma, gamma * lam, gap)
+        blank = blank_rows(arrays, mask, empty)
+        found = _sums_on_device(arrays, reward, value, mask, gamma, gamma * lam, gap)
+        found = tuple(arrays.xp.where(mask, arrays.like(array, reward), blank) for array in found)
+        if arrays.check and not bool(arrays.xp.isfinite(arrays.xp.sum(found[0]))):
+            raise FloatingPointError
+        return found
 
     try:
         return arrays.by_rows(block, inputs, inputs[0].shape[1])
@@ -301,7 +447,7 @@ def discounted(arrays: Arrays, inputs: list[Array], gamma: float, lam: float, ga
         raise _not_finite(arrays, inputs, gap) from None
 
 
-def _not_finite(arrays: Arrays, inputs: list[Array], gap: Gap) -> DataError:
+def _not_finite(arrays: ArrayOperations, inputs: list[Array], gap: Gap) -> DataError:
     counted = arrays.host(inputs[-1]) | (gap == "through")
     for name, array in zip(("reward", "value"), inputs[:-1]):
         host = arrays.host(array)
@@ -312,70 +458,135 @@ def _not_finite(arrays: Arrays, inputs: list[Array], gap: Gap) -> DataError:
     return DataError("rewards and values are too large: their sum is not finite")
 
 
-BLOCK = 32
-"""Steps of a block: longer blocks cost more inside, shorter ones more between blocks."""
-
-
-def _advance(
-    arrays: Arrays, rewards: Array, values: Array | None, mask: Array, gamma: float, decay: float, gap: Gap
+def _sums_on_host(
+    arrays: ArrayOperations,
+    rewards: npt.NDArray[Any],
+    values: npt.NDArray[Any] | None,
+    mask: npt.NDArray[np.bool_],
+    gamma: float,
+    decay: float,
+    gap: Gap,
 ) -> tuple[Array, ...]:
-    """`A_t = r_t + gamma V_{t+1} - V_t + decay A_{t+1}` of a few rows, and `A + V` if there are values; 0 where the
-    mask is 0. Raises FloatingPointError if a number is not finite."""
-    xp = arrays.xp
-    rows, steps = mask.shape
-    lengths = xp.sum(mask, axis=1)
-    columns = arrays.put(np.arange(-(-steps // BLOCK) * BLOCK, dtype=np.int32))
-    front = columns[None, :] < lengths[:, None]
-    has_gaps = bool(xp.any(front[:, :steps] != mask))
+    """Sums of a few rows of NumPy arrays. Masks without gaps, which are known by looking, take a shorter way. Raises
+    FloatingPointError if a number is not finite."""
+    steps = mask.shape[1]
+    lengths = np.sum(mask, axis=1)
+    front = np.arange(-(-steps // BLOCK) * BLOCK, dtype=np.int32)[None, :] < lengths[:, None]
+    has_gaps = bool(np.any(front[:, :steps] != mask))
     squeezed = has_gaps and gap == "skip"
     counted = _through_gaps(arrays, mask) if has_gaps and gap == "through" else mask
-    whole = bool(xp.all(counted))
-    padding = np.zeros((rows, columns.shape[0] - steps), np.float32)
+    whole = bool(np.all(counted))
 
-    def laid_out(array: Array) -> Array:
+    def laid_out(array: npt.NDArray[Any]) -> Array:
         if squeezed:  # tokens that count, side by side
-            return arrays.place(arrays.wide(arrays.select(array, mask)), front)
-        kept = arrays.wide(array if whole else xp.where(counted, array, 0.0))
-        return xp.concatenate([kept, arrays.like(arrays.put(padding), kept)], axis=1) if padding.size else kept
+            return _placed(array[mask].astype(np.float64), front)
+        return _padded(arrays, arrays.wide(array if whole else np.where(counted, array, 0.0)))
 
-    def back(array: Array) -> Array:
+    def back(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         if squeezed:
-            return arrays.place(arrays.select(array, front), mask)
-        return xp.where(mask, array[:, :steps], 0.0) if has_gaps else array[:, :steps]
+            return _placed(array[front], mask)
+        return np.where(mask, array[:, :steps], 0.0) if has_gaps else array[:, :steps]
 
-    terms = laid_out(rewards)
     value = None if values is None else laid_out(values)
-    if value is None:
-        terms = terms + 0.0  # a copy: the sums may overwrite it, and it may be the caller's array
-    else:
-        terms = arrays.add_at(terms - value, (slice(None), slice(None, -1)), value[:, 1:] * gamma)
-    sums = _suffix_sums(arrays, terms, decay)
-    if not bool(xp.isfinite(xp.sum(sums[:, 0]))):  # the first sum of a row has everything in it
+    sums = _decayed_sums(arrays, laid_out(rewards), value, gamma, decay)
+    if not bool(np.isfinite(np.sum(sums[:, 0]))):  # the first sum of a row has everything in it
         raise FloatingPointError
     return (back(sums),) if value is None else (back(sums), back(sums + value))
 
 
-def _suffix_sums(arrays: Arrays, steps: Array, decay: float) -> Array:
-    """`S_t = x_t + decay S_{t+1}` for rows whose length is a multiple of `BLOCK`; may overwrite `steps`."""
-    rows, length = steps.shape
+def _sums_on_device(
+    arrays: ArrayOperations,
+    rewards: Array,
+    values: Array | None,
+    mask: Array,
+    gamma: float,
+    decay: float,
+    gap: Gap,
+) -> tuple[Array, ...]:
+    """The same for arrays that cannot be looked at: every mask may have gaps. Numbers at mask 0 are of no use."""
+    xp, (rows, steps) = arrays.xp, mask.shape
+    counted = _through_gaps(arrays, mask) if gap == "through" else mask
+    if decay == 1:  # values cancel between a token and the next, whatever is between them
+        to_go = arrays.suffix_sums(arrays.wide(xp.where(counted, rewards, 0.0)))
+        return (to_go,) if values is None else (to_go - values, to_go)
+    inputs = [rewards] if values is None else [rewards, values]
+    if gap != "skip":
+        wide = [_padded(arrays, arrays.wide(xp.where(counted, array, 0.0))) for array in inputs]
+    else:  # tokens that count, side by side; the others are put in a place of no row
+        width = -(-steps // BLOCK) * BLOCK
+        before = arrays.running_counts(mask) + (arrays.count_up(rows) * width - 1)[:, None]
+        place = xp.where(mask, before, rows * width).reshape(-1)
+        wide = [arrays.scatter(arrays.wide(array).reshape(-1), place, rows * width + 1) for array in inputs]
+        wide = [array[:-1].reshape(rows, width) for array in wide]
+    value = None if values is None else wide[1]
+    sums = _decayed_sums(arrays, wide[0], value, gamma, decay)
+    if gap == "skip":
+        sums = sums.reshape(-1)[xp.clip(place, None, rows * width - 1)].reshape(rows, steps)
+    else:
+        sums = sums[:, :steps]
+    return (sums,) if values is None else (sums, sums + values)
+
+
+def _decayed_sums(arrays: ArrayOperations, rewards: Array, values: Array | None, gamma: float, decay: float) -> Array:
+    """`A_t = r_t + gamma V_{t+1} - V_t + decay A_{t+1}` of rows whose length is a multiple of `BLOCK`."""
+    if values is None:
+        terms = rewards + 0.0  # a copy: it is overwritten, and it may be the caller's array
+    else:
+        terms = arrays.add_at(rewards - values, (slice(None), slice(None, -1)), values[:, 1:], gamma)
+    rows, length = terms.shape
     count = length // BLOCK
-    inner = arrays.like(arrays.put(_powers(decay, BLOCK)), steps)
-    blocks = steps.reshape(rows, count, BLOCK)
+    inner = arrays.powers(decay, BLOCK, terms)
+    blocks = terms.reshape(rows, count, BLOCK)
     if count > 1:
-        between = arrays.like(arrays.put(_powers(decay**BLOCK, count)), steps)
+        between = arrays.powers(decay**BLOCK, count, terms)
         sums = arrays.product(arrays.product(blocks, inner[:, 0]), between)
-        blocks = arrays.add_at(blocks, (slice(None), slice(None, -1), -1), sums[:, 1:] * decay)
+        blocks = arrays.add_at(blocks, (slice(None), slice(None, -1), -1), sums[:, 1:], decay)
     return arrays.product(blocks, inner).reshape(rows, length)
 
 
-def _through_gaps(arrays: Arrays, mask: Array) -> Array:
+def _padded(arrays: ArrayOperations, array: Array) -> Array:
+    """Rows with zeros after them, up to a multiple of `BLOCK`."""
+    rows, steps = array.shape
+    missing = -steps % BLOCK
+    if not missing:
+        return array
+    return arrays.xp.concatenate([array, arrays.zeros(rows * missing, array).reshape(rows, missing)], axis=1)
+
+
+class PaddedRows:
+    """Rows of flat tokens, from `bounds[i]` to `bounds[i + 1]`, as padded rows and back."""
+
+    def __init__(self, arrays: ArrayOperations, bounds: npt.NDArray[np.int64]) -> None:
+        lengths = np.diff(bounds)
+        self.arrays, self.shape = arrays, (len(lengths), max(1, int(lengths.max(initial=1))))
+        self._part, self._tokens = slice(int(bounds[0]), int(bounds[-1])), int(bounds[-1] - bounds[0])
+        columns, sizes = arrays.count_up(self.shape[1]), arrays.put(lengths)
+        self._front = columns < sizes[:, None]
+        if not arrays.on_host:
+            places = columns + arrays.put(bounds[:-1] - bounds[0])[:, None]
+            self._places = arrays.xp.where(self._front, places, self._tokens)
+
+    def padded(self, flat: Array) -> Array:
+        """Flat tokens as padded rows, with zeros after them."""
+        part, xp = flat[self._part], self.arrays.xp
+        if self.arrays.on_host:
+            return _placed(part, self._front)
+        return xp.concatenate([part, self.arrays.zeros(1, part)])[self._places]
+
+    def flat(self, padded: Array) -> Array:
+        """Tokens of padded rows end to end."""
+        if self.arrays.on_host:
+            return padded[self._front]
+        return self.arrays.scatter(padded.reshape(-1), self._places.reshape(-1), self._tokens + 1)[:-1]
+
+
+def _placed(flat: npt.NDArray[Any], mask: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
+    whole = np.zeros(mask.shape, flat.dtype)
+    whole[mask] = flat
+    return whole
+
+
+def _through_gaps(arrays: ArrayOperations, mask: Array) -> Array:
     """Mask with its gaps filled: all tokens up to the last that counts."""
-    ones = mask * 1
-    return arrays.xp.sum(ones, axis=1)[:, None] - arrays.xp.cumsum(ones, axis=1) + ones > 0
-
-
-@lru_cache(maxsize=64)
-def _powers(base: float, size: int) -> npt.NDArray[np.float64]:
-    """`base ** (k - j)` where k >= j: a row times this is its discounted sums from each element on."""
-    exponents = np.subtract.outer(np.arange(size), np.arange(size))
-    return np.where(exponents >= 0, np.float64(base) ** np.maximum(exponents, 0), 0.0)
+    seen = arrays.running_counts(mask)
+    return mask | (seen < seen[:, -1:])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.rl import arrays as _arrays
+from penstock.batching.backends import torch as torch_backend
 
 MODULES = {"numpy": "numpy", "torch": "torch", "torch-native": "torch", "jax": "jax.numpy", "mlx": "mlx.core"}
 
@@ -20,7 +20,12 @@ def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Mak
     """float32 arrays of one framework. `torch-native` computes on the CPU as on any other device of torch."""
     module: Any = pytest.importorskip(MODULES[request.param])
     if request.param == "torch-native":
-        monkeypatch.setattr(_arrays, "HostTorchArrays", lambda torch: _arrays.TorchArrays(torch, torch.device("cpu")))
+        backend = torch_backend.TorchBackend()
+        monkeypatch.setattr(
+            torch_backend,
+            "HostTorchOperations",
+            lambda torch: torch_backend.TorchOperations(backend, torch, torch.device("cpu"), check=True),
+        )
 
     def array(values: Any, dtype: str = "float32") -> Any:
         host = np.asarray(values, dtype)

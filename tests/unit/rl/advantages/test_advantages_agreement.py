@@ -99,7 +99,7 @@ def test_ragged_rows_in_many_blocks_are_one_result(monkeypatch: pytest.MonkeyPat
     rewards, values, _ = batch(5, 1, 1000)
     offsets = np.concatenate([[0], np.sort(np.random.default_rng(6).integers(0, 1001, 99)), [1000]])
     whole = gae_ragged(rewards[0], values[0], offsets, gamma=0.9, lam=0.9, empty="zero")
-    monkeypatch.setattr("penstock.rl.arrays.NumpyArrays.at_once", 100)
+    monkeypatch.setattr("penstock.batching.backends.numpy.NumpyOperations.at_once", 100)
     cut = gae_ragged(rewards[0], values[0], offsets, gamma=0.9, lam=0.9, empty="zero")
     np.testing.assert_allclose(np.stack(cut), np.stack(whole), rtol=1e-12, atol=1e-12)
 

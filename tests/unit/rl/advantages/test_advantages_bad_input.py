@@ -247,7 +247,7 @@ def test_ragged_arrays_must_be_of_one_length() -> None:
 
 
 def test_rows_of_later_blocks_keep_their_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.rl.arrays.NumpyArrays.at_once", 4)
+    monkeypatch.setattr("penstock.batching.backends.numpy.NumpyOperations.at_once", 4)
     with pytest.raises(DataError, match=r"row 5\b") as caught:
         gae_ragged(np.ones(6), np.ones(6), [0, 1, 2, 3, 4, 5, 5, 6])
     assert caught.value.row == 5

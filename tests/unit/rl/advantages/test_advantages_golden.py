@@ -295,3 +295,13 @@ def test_losses_can_be_traced_by_jax() -> None:
         return aggregate_loss(kl_estimate(log_probs, jnp.full((1, 2), -1.0), "k2"), mask, denominators)
 
     np.testing.assert_allclose(jax.jit(jax.grad(loss))(jnp.array([[-0.5, -1.0]])), [[0.25, 0.0]], atol=1e-7)
+
+
+def test_estimators_can_be_traced_by_jax() -> None:
+    jax: Any = pytest.importorskip("jax")
+    rewards, mask = jax.numpy.asarray(REWARDS, "float32"), jax.numpy.asarray(MASK)
+    compiled = jax.jit(lambda r, v, m: gae(r, v, mask=m, gamma=0.99, lam=0.95)[0])
+    found = compiled(rewards, jax.numpy.asarray(VALUES, "float32"), mask)
+    np.testing.assert_allclose(found, [[0.773290, 0.718012, 0.6603, 0.6], [0.2752, 0.4, 0, 0]], atol=1e-6)
+    grouped = jax.jit(lambda r, g: grpo(r, g, preset="verl"))(jax.numpy.asarray(MIXED), jax.numpy.asarray([7, 7, 7, 7]))
+    np.testing.assert_allclose(grouped, [0.061085, 0.427593, 0.916270, -1.404947], atol=1e-6)
