@@ -14,17 +14,40 @@ from typing import BinaryIO
 import numpy as np
 import pyarrow as pa
 
-from penstock.pipeline.array_worker import REQUEST, Answer, ArrayService, describe_error, dumped, table_of, views_of
+from penstock.pipeline.array_worker import SUPERSEDING, Answer, ArrayService, describe_error, dumped, table_of, views_of
 from penstock.pipeline.processes import ERROR, RESULT, SETUP, SharedBytes, read_frame, write_frame
 
-Frames = queue.SimpleQueue[tuple[int, bytes]]
+
+class Frames:
+    """Messages of the parent, read while others are answered."""
+
+    def __init__(self, inward: BinaryIO) -> None:
+        self._inward = inward
+        self._queue: queue.SimpleQueue[tuple[int, int, bytes]] = queue.SimpleQueue()
+        self._superseded = 0
+
+    def fill(self) -> None:
+        """Read until the parent closes the pipe or is gone; that ends this process at once, whatever it does."""
+        number = 0
+        with contextlib.suppress(BaseException):
+            while (frame := read_frame(self._inward)) is not None:
+                number += 1
+                if frame[0] == SUPERSEDING:
+                    self._superseded = number
+                self._queue.put((number, *frame))
+        os._exit(0)
+
+    def take(self) -> tuple[int, bytes, bool]:
+        """The next message, and whether a later one makes its answer useless."""
+        number, kind, payload = self._queue.get()
+        return kind, payload, number < self._superseded
 
 
 def serve(frames: Frames, outward: BinaryIO, slots: list[SharedBytes]) -> None:
     """Answer every request with arrays or an error."""
     service: ArrayService | None = None
     while True:
-        kind, payload = frames.get()
+        kind, payload, useless = frames.take()
         if kind == SETUP:
             # Written by the parent process over a private pipe: its own functions, never data.
             import cloudpickle
@@ -35,10 +58,10 @@ def serve(frames: Frames, outward: BinaryIO, slots: list[SharedBytes]) -> None:
                 write_frame(outward, ERROR, f"{type(error).__name__}: {error}".encode(errors="replace"))
                 continue
             write_frame(outward, RESULT, b"ready")
-        elif kind == REQUEST and service is not None:
+        elif service is not None:
             slot = int.from_bytes(payload[:4], "little")
             try:
-                answer = service.answer(payload[4:])
+                answer = Answer() if useless else service.answer(payload[4:])
             except BaseException as error:  # noqa: BLE001 - it is raised in the parent
                 told = dumped(describe_error(error, "".join(traceback.format_exception(error))))
                 write_frame(outward, ERROR, len(told).to_bytes(4, "little") + told)
@@ -59,14 +82,6 @@ def _reply(outward: BinaryIO, slot: int, answer: Answer, slots: list[SharedBytes
     write_frame(outward, RESULT, head if slots else head + memory.tobytes())
 
 
-def _take_in(inward: BinaryIO, frames: Frames) -> None:
-    """Read requests while others are answered. A parent that is gone ends this process at once, whatever it does."""
-    with contextlib.suppress(BaseException):
-        while (frame := read_frame(inward)) is not None:
-            frames.put(frame)
-    os._exit(0)
-
-
 def main() -> None:
     # Ctrl-C reaches the whole process group; the parent decides what happens and closes the pipe.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -75,8 +90,8 @@ def main() -> None:
     os.dup2(2, 1)
     sys.stdout = sys.stderr
     pa.set_cpu_count(1)
-    frames: Frames = queue.SimpleQueue()
-    threading.Thread(target=_take_in, args=(sys.stdin.buffer, frames), name="penstock-requests", daemon=True).start()
+    frames = Frames(sys.stdin.buffer)
+    threading.Thread(target=frames.fill, name="penstock-requests", daemon=True).start()
     with contextlib.suppress(BrokenPipeError):
         serve(frames, outward, [SharedBytes(int(descriptor)) for descriptor in sys.argv[1:]])
 

@@ -23,7 +23,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from math import prod
+from functools import lru_cache
 from typing import Any, BinaryIO, Protocol, TypeVar, cast
 
 import numpy as np
@@ -46,7 +46,7 @@ __all__ = ["Answer", "ArrayService", "ArrayWorker", "ArrayWorkers", "WorkerDiedE
 
 Arrays = dict[str, npt.NDArray[Any]]
 Result = TypeVar("Result")
-REQUEST = 16
+REQUEST, SUPERSEDING = 16, 17
 MAX_DEATHS = 3
 _ALIGNMENT = 128
 _READ_BYTES = 1 << 16
@@ -120,15 +120,18 @@ class ArrayWorker:
         with contextlib.suppress(OSError):  # a child that is gone already is noticed when its answer is read
             write_frame(cast(BinaryIO, child.stdin), SETUP, self._setup)
 
-    def send(self, requests: Iterable[tuple[int, bytes]]) -> None:
-        """Send requests, each with the slot that its answer may take, in one go."""
+    def send(self, requests: Iterable[tuple[int, bytes]], *, supersede: bool = False) -> None:
+        """Send requests, each with the slot that its answer may take, in one go.
+
+        With `supersede`, earlier requests that nobody works on yet get answers without content.
+        """
         self.start()
         assert self._child is not None
         pipe = cast(BinaryIO, self._child.stdin)
         with contextlib.suppress(OSError):  # noticed when the answer is read
             for slot, request in requests:
                 payload = slot.to_bytes(4, "little") + request
-                pipe.write(_HEADER.pack(len(payload), REQUEST) + payload)
+                pipe.write(_HEADER.pack(len(payload), SUPERSEDING if supersede else REQUEST) + payload)
             pipe.flush()
 
     def receive(self) -> Answer:
@@ -283,12 +286,10 @@ def on_release(arrays: Arrays, call: Callable[[int], Any], slot: int) -> None:
 
 def views_of(memory: npt.NDArray[np.uint8], table: list[list[Any]]) -> Arrays:
     """Arrays that lie in memory, by a table of name, dtype, shape and offset."""
-    found = {}
-    for name, dtype, shape, offset in table:
-        kind = np.dtype(dtype)
-        nbytes = kind.itemsize * prod(shape)
-        found[name] = memory[offset : offset + nbytes].view(kind).reshape(shape)
-    return found
+    return {name: np.ndarray(shape, _dtype(kind), memory, offset) for name, kind, shape, offset in table}
+
+
+_dtype = lru_cache(np.dtype)
 
 
 def table_of(arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[list[list[Any]], int]:

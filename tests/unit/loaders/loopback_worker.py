@@ -33,7 +33,7 @@ class LoopbackWorker:
         if self._service is None:
             self._service = cloudpickle.loads(self._setup)
 
-    def send(self, requests: Iterable[tuple[int, bytes]]) -> None:
+    def send(self, requests: Iterable[tuple[int, bytes]], *, supersede: bool = False) -> None:
         self.start()
         for slot, request in requests:
             try:

@@ -286,7 +286,7 @@ def test_windows_end_where_their_bytes_are_enough(tmp_path: Path) -> None:
     reader = reader_of(paths, shuffle_window=10_000, window_bytes=2000, streams=1, global_batch=1, budget=budget)
     steps = steps_from(reader, reader.start())
     assert texts_in(steps) == Counter("x" * 500 + f"{i}" for i in range(100))
-    assert budget.peak < 30_000  # of 50,000 bytes; batches in slots count too
+    assert budget.peak < (20_000 if KIND[-1] == "thread" else 40_000)  # batches in shared memory count too
     reader.close()
 
 

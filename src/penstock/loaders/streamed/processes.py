@@ -41,6 +41,8 @@ __all__ = ["ProcessSteps", "ProcessWindows", "StepService", "WindowService"]
 
 log = logging.getLogger(__name__)
 _SLOTS = 10
+_METADATA = "@"
+"""Beginning of the names of arrays that are metadata."""
 _LEAST_IN_ROTATION = 3
 """Slots that a consumer which keeps batches leaves to the process."""
 _LEAST_AHEAD, _SHARE = 2, 8
@@ -161,11 +163,12 @@ class StepService:
     def _answer(made: MadeStep, used: int) -> Answer:
         arrays: dict[str, npt.NDArray[Any]] = {"cursors": PackedCursors.pack(made.following.cursors)}
         notes: dict[str, Any] = {"arrays": {}, "metadata": {}}
-        for kind, values in (("metadata", made.metadata), ("arrays", made.arrays)):
+        for kind, prefix, values in (("metadata", _METADATA, made.metadata), ("arrays", "", made.arrays)):
             for name, value in values.items():  # the names of all of them keep their order in the notes
-                if isinstance(value, np.ndarray):
-                    arrays[f"{kind}.{name}"], value = value, None
-                notes[kind][name] = value
+                array = isinstance(value, np.ndarray)
+                if array:
+                    arrays[prefix + name] = value
+                notes[kind][name] = None if array else value
         notes |= {
             "tokens": made.tokens,
             "has_data": made.has_data,
@@ -220,8 +223,11 @@ class ProcessSteps:
     def expect(self, position: StreamPosition) -> None:
         """Let the process go to a position, unless it is there, and make steps from there on."""
         if not self._at(position):
-            self._drain()
-            self._worker.send([(0, pickle.dumps(position))])
+            request = [(0, pickle.dumps(position))]
+            # Sent before the answers to earlier requests are taken, so that the process does not work on them.
+            self._worker.send(request, supersede=True)
+            if not self._drain():
+                self._worker.send(request)
             self._asked.append(None)
             self._position = position
         self._ask_more()
@@ -282,7 +288,7 @@ class ProcessSteps:
             answer = self._worker.receive()
         except WorkerDiedError:
             raise
-        except Exception:  # of the service: its answer
+        except Exception:  # of the service: it is an answer
             slot = self._asked.popleft()
             if slot is not None:
                 self._free.append(slot)
@@ -294,17 +300,19 @@ class ProcessSteps:
         if slot is not None:
             self._received.append((slot, answer))
 
-    def _drain(self) -> None:
-        """Take the answers to earlier requests, for nothing."""
+    def _drain(self) -> bool:
+        """Take the answers to earlier requests, for nothing; False if the process died meanwhile."""
         while self._asked:
             try:
                 self._receive_next()
             except WorkerDiedError:
                 self._restart()
+                return False
             except Exception:  # noqa: BLE001 - of a step that nobody asks for any more
                 continue
         self._free.extend(slot for slot, _ in self._received)
         self._received.clear()
+        return True
 
     def _restart(self) -> int | None:
         self._position = None
@@ -318,17 +326,17 @@ class ProcessSteps:
         notes, found = answer.notes, answer.arrays
         if "over" in notes:
             raise AssertionError("the process is at no position")
-        self._sizes[slot] = sum(array.nbytes for array in found.values())
+        packed = found.pop("cursors")
+        self._sizes[slot] = packed.base.nbytes  # type: ignore[union-attr]  # the whole slot
         self._hold(notes["used"] + sum(self._sizes))
-        cursors = PackedCursors(found.pop("cursors").tobytes())
+        cursors = PackedCursors(packed.tobytes())
         epoch, step, epoch_step = notes["step"]
         following = StreamPosition(epoch, step, epoch_step, cursors)
         # Small, and often kept: copies do not keep the slot.
-        metadata = {
-            name.partition(".")[2]: found.pop(name).copy() for name in list(found) if name.startswith("metadata.")
-        }
-        metadata = {name: metadata.get(name, value) for name, value in notes["metadata"].items()}
-        arrays: dict[str, Any] = {name.partition(".")[2]: array for name, array in found.items()}
+        metadata = notes["metadata"]
+        for name in [name for name in found if name[0] == _METADATA]:
+            metadata[name[1:]] = found.pop(name).copy()
+        arrays: dict[str, Any] = dict(found)
         if not arrays:
             self._free.append(slot)
         elif len(self._free) + len(self._asked) + len(self._received) < _LEAST_IN_ROTATION:
@@ -336,7 +344,7 @@ class ProcessSteps:
             self._free.append(slot)
         else:
             on_release(found, self._free.append, slot)
-        arrays = {name: arrays.get(name, value) for name, value in notes["arrays"].items()}
+        arrays = notes["arrays"] | arrays
         counts = [counts_from(values) for values in notes["counts"]]
         self._position = following if notes["has_data"] or self.spec.rank.world_size > 1 else None
         return MadeStep(arrays, metadata, notes["tokens"], notes["has_data"], following, counts)

@@ -21,9 +21,9 @@ class StreamPosition:
 
     epoch: int = 0
     step: int = 0
-    """StreamSteps since the start of the run."""
+    """Steps since the start of the run."""
     epoch_step: int = 0
-    """StreamSteps since the start of the epoch."""
+    """Steps since the start of the epoch."""
     cursors: Mapping[int, StreamCursor] = field(default_factory=dict)
 
 
@@ -57,7 +57,7 @@ class StreamSteps(Protocol):
 
 
 class StepMaker:
-    """StreamSteps made in this process. Not thread-safe."""
+    """Steps made in this process. Not thread-safe."""
 
     def __init__(self, spec: StreamSpec, makers: WindowMakers, budget: MemoryBudget) -> None:
         self.spec, self._makers, self.budget = spec, makers, budget
