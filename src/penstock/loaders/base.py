@@ -292,7 +292,9 @@ class DataLoader:
         name = type(self).__name__
         if self._engine is None:
             return f"{name}()"
-        return f"{name}({self._engine.names}; {self.batch_size} a batch, {self.rank}, step {self.step})"
+        facts = [f"{self.batch_size} a batch", str(self.rank), f"step {self.step}"]
+        facts += [workers] if (workers := getattr(self._engine, "workers", None)) else []  # of a stream
+        return f"{name}({self._engine.names}; {', '.join(facts)})"
 
     def _iterate(self, loop: int) -> Generator[TrainingBatch, None, None]:
         """Rest of an epoch; continues at the new position whenever the loader is moved or its plan is edited."""

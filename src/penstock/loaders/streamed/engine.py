@@ -70,6 +70,11 @@ class StreamEngine:
         )
 
     @property
+    def workers(self) -> str:
+        """Workers that make the batches, and the reason for them."""
+        return str(self.reader.workers)
+
+    @property
     def names(self) -> str:
         return ", ".join(str(path) for path in self.reader.paths)
 
