@@ -12,22 +12,26 @@ import runpy
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ForkedProgram"]
+__all__ = ["ForkedProgram", "run_script"]
 
 PRELOADED = [
     *("penstock.loaders", "penstock.fsqueue", "penstock.sources", "penstock.sinks", "penstock.transforms"),
     *("penstock.store", "penstock.pipeline.pipeline", "penstock.corpus.prepare", "penstock.cli.main"),
-    *("penstock.transforms.functions", "pandas", "pyarrow.pandas_compat", "torch"),
+    *("penstock.transforms.functions", "pandas", "pyarrow.pandas_compat", "torch", "torch._dynamo"),
 ]
 
 
 class ForkedProgram:
-    """A running script, with the part of `subprocess.Popen` that tests use; what it prints goes to a file."""
+    """A running script, with the part of `subprocess.Popen` that tests use; what it prints goes to a file.
+
+    In a strict one, warnings are errors.
+    """
 
     def __init__(
         self,
@@ -36,12 +40,13 @@ class ForkedProgram:
         said: Path,
         environment: Mapping[str, str] = os.environ,
         directory: Path | None = None,
+        strict: bool = False,
     ) -> None:
         context: Any = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
         words, self._words = context.Pipe(duplex=False)
         place = os.fspath(directory or Path.cwd())
-        facts = (words, os.fspath(script), arguments, os.fspath(said), dict(environment), place)
+        facts = (words, os.fspath(script), arguments, os.fspath(said), dict(environment), place, strict)
         self._process = context.Process(target=_run, args=facts, daemon=True)
         said.write_bytes(b"")
         self._process.start()
@@ -82,8 +87,32 @@ class ForkedProgram:
         self._words.close()
 
 
+def run_script(
+    script: Path, *arguments: str, said: Path, directory: Path, timeout: float, **environment: str
+) -> tuple[int, str]:
+    """The exit code of a script in which warnings are errors, and what it printed."""
+    program = ForkedProgram(
+        script,
+        *arguments,
+        said=said,
+        environment={**os.environ, "COLUMNS": "200", "NO_COLOR": "1", **environment},
+        directory=directory,
+        strict=True,
+    )
+    try:
+        return program.wait(timeout), said.read_text(encoding="utf-8")
+    finally:
+        program.close()
+
+
 def _run(
-    words: Connection, script: str, arguments: tuple[str, ...], said: str, environment: dict[str, str], directory: str
+    words: Connection,
+    script: str,
+    arguments: tuple[str, ...],
+    said: str,
+    environment: dict[str, str],
+    directory: str,
+    strict: bool,
 ) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.dup2(words.fileno(), 0)
@@ -95,6 +124,8 @@ def _run(
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(directory)
+    if strict:
+        warnings.simplefilter("error")
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)  # many run at once, and sums depend on it
     sys.path.insert(0, os.path.dirname(script))  # noqa: PTH120
