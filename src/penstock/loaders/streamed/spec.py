@@ -9,7 +9,7 @@ from typing import Any, Literal
 from penstock.batching.collate import BatchLayout
 from penstock.corpus.recipe import Recipe
 from penstock.distributed.ranks import Rank
-from penstock.distributed.rendezvous import Rendezvous
+from penstock.distributed.synchronization import Rendezvous
 from penstock.errors import ConfigError
 from penstock.files.listing import PathLike
 from penstock.loaders.streamed.catalog import Catalog, OpenedInput, open_input_rows

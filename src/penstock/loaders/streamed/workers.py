@@ -15,7 +15,7 @@ from penstock.loaders.streamed.sampled import ThreadWindows
 from penstock.loaders.streamed.spec import StreamOptions, StreamSpec
 from penstock.loaders.streamed.steps import MadeStep, StepMaker, StreamPosition, StreamSteps
 from penstock.memory import MemoryBudget
-from penstock.pipeline.config import available_cores
+from penstock.pipeline.cores import available_cores
 
 __all__ = ["WorkerChoice", "choose_workers", "open_steps"]
 
