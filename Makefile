@@ -7,13 +7,18 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 comma  := ,
 TORCH  := $(shell $(PYTHON) -c 'import sys; print("torch==2.13.0" if sys.version_info[:2] == (3, 11) else "")')
 
-.PHONY: demo test lint format bench clean
+.PHONY: demo test quick lint format bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.dev $(VENV)/.corpus
-	$(BIN)/python -m pytest -n auto --dist worksteal
+	$(BIN)/python -m pytest -n auto --dist worksteal --durations=20 --durations-min=2
+
+# The tests to run while editing: guards, contracts, the promised names, the plan and its batches.
+quick: $(VENV)/.dev
+	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not slow' tests/contract tests/doors tests/unit/test_*.py \
+	  tests/unit/arrays tests/unit/order tests/unit/batching
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .

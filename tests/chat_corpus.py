@@ -73,11 +73,13 @@ def rendered_by_transformers(
     return texts[0], spans[0] if blocks else []
 
 
-def loaded(source: str, tokenizer: Any, **options: Any) -> tuple[FormatChat | None, dict[str, Any]]:
+def loaded(tokenizer: Any, **options: Any) -> tuple[FormatChat | None, dict[str, Any]]:
     """The template in use, with what it needs, found by trying: what the refusal names first."""
-    ways: list[dict[str, Any]] = [{}]
-    first = _refusal(source, tokenizer, {}, options)
-    named = re.search(r"pass end_of_turn='(.*?)'", first)
+    made = _made(tokenizer, {}, options)
+    if isinstance(made, FormatChat):
+        return made, {}
+    ways: list[dict[str, Any]] = []
+    named = re.search(r"pass end_of_turn='(.*?)'", made)
     if named:
         ways += [{"end_of_turn": named[1]}, {"end_of_turn": named[1], "gate": {"prompt": False}}]
         ways += [{"end_of_turn": named[1], "variables": {"enable_thinking": True}}]
@@ -85,14 +87,15 @@ def loaded(source: str, tokenizer: Any, **options: Any) -> tuple[FormatChat | No
     ways += [{"variables": {"functions": "[]", "datetime": "today"}}, {"gate": {"prompt": False}}]
     ways += [{"gate": {"bos": False}}, {"end_of_turn": "\n\n", "gate": {"prompt": False}}]
     for way in ways:
-        if not _refusal(source, tokenizer, way, options):
-            return FormatChat(tokenizer, now=NOW, **way, **options), way
+        made = _made(tokenizer, way, options)
+        if isinstance(made, FormatChat):
+            return made, way
     return None, {}
 
 
-def _refusal(source: str, tokenizer: Any, way: dict[str, Any], options: dict[str, Any]) -> str:
+def _made(tokenizer: Any, way: dict[str, Any], options: dict[str, Any]) -> FormatChat | str:
+    """The transform, or why it was refused."""
     try:
-        FormatChat(tokenizer, now=NOW, **way, **options)
+        return FormatChat(tokenizer, now=NOW, **way, **options)
     except ConfigError as error:
-        return str(error) or "refused"
-    return ""
+        return str(error)

@@ -23,7 +23,7 @@ __all__ = ["ForkedProgram", "run_script"]
 PRELOADED = [
     *("penstock.loaders", "penstock.fsqueue", "penstock.sources", "penstock.sinks", "penstock.transforms"),
     *("penstock.store", "penstock.pipeline.pipeline", "penstock.corpus.prepare", "penstock.cli.main"),
-    *("penstock.transforms.functions", "pandas", "pyarrow.pandas_compat", "torch", "torch._dynamo"),
+    *("penstock.transforms.functions", "pandas", "pyarrow.pandas_compat", "numba", "torch", "torch._dynamo"),
 ]
 
 

@@ -409,11 +409,14 @@ Pipeline(IteratorSource(numbers), [], JsonlSink(sys.argv[1]), config).run(checkp
 
 def interrupted(target: Path, checkpoint: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", ENDLESS, str(target), checkpoint, "-1"]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert child.stdout is not None
-    assert child.stdout.readline() == "running\n"
-    child.send_signal(signal.SIGINT)
-    output, errors = child.communicate(timeout=30)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "running\n"
+            child.send_signal(signal.SIGINT)
+            output, errors = child.communicate(timeout=170)
+        finally:
+            child.kill()  # it never ends by itself
     return subprocess.CompletedProcess(command, child.returncode, output, errors)
 
 

@@ -44,13 +44,13 @@ _STEPS = "_steps_left"
 class Program:
     """A compiled template. Rendering is thread-safe."""
 
-    def __init__(self, template: jinja2.Template, tree: nodes.Template) -> None:
-        self._template = template
-        self._globals = dict(template.globals)
+    def __init__(self, environment: Sandbox, tree: nodes.Template) -> None:
         capturing = (nodes.AssignBlock, nodes.FilterBlock, nodes.Macro, nodes.CallBlock)
         self.has_generation = _marks(tree)
-        self.captures = any(_marks(node) for kind in capturing for node in tree.find_all(kind))
+        self.captures = self.has_generation and any(map(_marks, tree.find_all(capturing)))
         """True if text with marks passes through filters or functions, which the marks could change."""
+        self._template = environment.from_string(tree)
+        self._globals = dict(self._template.globals)
 
     def render(self, **variables: Any) -> str:
         """The text, with marks around generation blocks. Raises what the template raises."""
@@ -71,7 +71,7 @@ class Program:
 def compiled(source: str, *, marks: bool = True) -> Program:
     """The template, compiled once per process; without `marks`, generation blocks leave no marks."""
     environment = sandboxed(Sandbox, marks=marks)
-    return Program(environment.from_string(source), environment.parse(source))
+    return Program(environment, environment.parse(source))
 
 
 def sandboxed(kind: type[Sandbox], *, marks: bool) -> Sandbox:

@@ -52,7 +52,7 @@ def _corpus(caplog: pytest.LogCaptureFixture) -> None:
 @cache
 def in_use(name: str) -> tuple[FormatChat | None, dict[str, Any]]:
     source = SOURCES[name]
-    return loaded(source, tokenizer_for(source))
+    return loaded(tokenizer_for(source))
 
 
 # -- conversations whose every part has words of its own ------------------------------------------------------------
@@ -260,7 +260,7 @@ def test_masks_are_those_of_the_training_templates_that_trl_writes(family: str) 
     if stock is None or training is None:
         pytest.skip(f"this version of TRL has no training template for {family}")
     tokenizer = tokenizer_for(stock)
-    format_chat, way = loaded(stock, tokenizer)
+    format_chat, way = loaded(tokenizer)
     if format_chat is None:
         pytest.skip(f"{family} is refused when loaded")
     messages = [{"role": role, "content": f"{role} says {n}"} for n, role in enumerate(("user", "assistant"))]

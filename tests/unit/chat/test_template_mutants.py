@@ -102,7 +102,7 @@ def in_use(part: int) -> Iterator[tuple[str, str, Renderer, list[Conversation]]]
     """Templates, each with the probes that it takes as it is; short ones first, which compile fast."""
     collected = [(len(source), name, source) for name, source in templates().items() if name.startswith("llama.cpp/")]
     for _, name, source in sorted(collected)[part::PARTS]:
-        format_chat, _ = loaded(source, tokenizer_for(source))
+        format_chat, _ = loaded(tokenizer_for(source))
         if format_chat is None or format_chat.template.program.captures:
             continue
         renderer = format_chat._renderer
@@ -127,14 +127,15 @@ def test_every_mutant_that_spoils_a_row_is_refused(part: int, caplog: pytest.Log
     for name, source, renderer, probes in in_use(part):
         if sum(killed.values()) > MOST:
             break
+        told = [words_of(renderer, probe) for probe in probes]
         for kind, changed in mutants(source):
             try:
                 mutant = replace(renderer, template=TemplateSource("a mutant", changed))
                 assert mutant.template.program
             except jinja2.TemplateError:
                 continue
-            for probe in probes:
-                before, after = words_of(renderer, probe), words_of(mutant, probe)
+            for probe, before in zip(probes, told, strict=True):
+                after = words_of(mutant, probe)
                 if before is None or after is None or not spoils(before, after):
                     continue
                 if _taken(mutant, probe):

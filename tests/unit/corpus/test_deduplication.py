@@ -19,6 +19,7 @@ import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.forked_programs import ForkedProgram
 
 from penstock import MemoryBudget, Pipeline, PipelineConfig
 from penstock.corpus.dedup.stages import Dedup, ExactDedup, MinHashDedup, dedup_stages, fingerprints
@@ -258,12 +259,10 @@ def test_killed_and_run_again_every_row_that_stays_is_written_once(tmp_path: Pat
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "in.parquet", row_group_size=16)
     (tmp_path / "job.py").write_text(SCRIPT)
     for kill_at in (wanted[70], wanted[110], -1):
-        arguments = [str(tmp_path / name) for name in ("job.py", "in.parquet", "out.parquet", "kept")]
-        done = subprocess.run(
-            [sys.executable, *arguments, str(kill_at)], capture_output=True, text=True, timeout=120, check=False
-        )
-        assert done.returncode == (0 if kill_at < 0 else -signal.SIGKILL), done.stderr
-    assert done.stdout.split() == ["True", str(len(wanted))]
+        arguments = [str(tmp_path / name) for name in ("in.parquet", "out.parquet", "kept")]
+        job = ForkedProgram(tmp_path / "job.py", *arguments, str(kill_at), said=tmp_path / "said")
+        assert job.wait(170) == (0 if kill_at < 0 else -signal.SIGKILL), job.said.read_text()
+    assert job.said.read_text().split() == ["True", str(len(wanted))]
     assert pq.read_table(tmp_path / "out.parquet").column("n").to_pylist() == wanted
 
 

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.forked_programs import ForkedProgram
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
-DEADLINE_SECONDS = 60
+DEADLINE_SECONDS = 150
 
 PROGRAM = """
 import datetime, json, os, sys
@@ -105,21 +106,18 @@ def run_ranks(world: int, directory: Path) -> list[Any]:
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world)}
     quiet = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
     errors = [directory / f"{rank}.err" for rank in range(world)]
-    processes = []
+    processes: list[ForkedProgram] = []
     deadline = time.monotonic() + DEADLINE_SECONDS
     try:
         for rank, error in enumerate(errors):
             environment = {**os.environ, **shared, **quiet, "RANK": str(rank), "OMP_NUM_THREADS": "1"}
-            with error.open("w") as stderr:
-                processes.append(
-                    subprocess.Popen([sys.executable, str(script), str(directory)], env=environment, stderr=stderr)
-                )
+            processes.append(ForkedProgram(script, str(directory), said=error, environment=environment))
         while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
             time.sleep(0.02)
     finally:
         for process in processes:
             process.kill()
-            process.wait()
+            process.wait(DEADLINE_SECONDS)
     assert [process.returncode for process in processes] == [0] * world, [error.read_text() for error in errors]
     return [json.loads((directory / f"{rank}.json").read_text()) for rank in range(world)]
 
