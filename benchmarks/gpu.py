@@ -118,11 +118,13 @@ def chats(rows: int) -> Iterator[Pair]:
 
 def stream(rows: int, **options: Any) -> Iterator[Pair]:
     files = sorted((DATA / "text").glob("*.jsonl"))
-    return penstock(rows, path=files, tokenizer=DATA / "tokenizer.json", streaming=True, **options)
+    return penstock(rows, path=files, tokenizer=DATA / "tokenizer.json", **{"streaming": True, **options})
 
 
 def stream_threads(rows: int) -> Iterator[Pair]:
-    return stream(rows, workers="thread")
+    from penstock.loaders import StreamOptions
+
+    return stream(rows, streaming=StreamOptions(workers="thread"))
 
 
 def memory_map(rows: int) -> Any:
