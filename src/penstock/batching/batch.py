@@ -185,6 +185,16 @@ class TrainingBatch(_BatchFacts):
         self.__dict__.pop("_deferred", None)
         return self
 
+    def _defer_to(self, device: Device) -> bool:
+        """Have the fields made on a device, if none was made yet and the framework can; returns whether it is so."""
+        mine = vars(self)
+        if self._deferred is None or any(name in mine for name in NO_FIELDS):
+            return False
+        moved = self._deferred.to(device)
+        if moved is not None:
+            mine["_deferred"] = moved
+        return moved is not None
+
     def to_numpy(self) -> dict[str, Any]:
         """Fields without metadata, as `from_numpy` takes them; equal for all frameworks."""
         numpy, own = get_backend("numpy"), self.backend

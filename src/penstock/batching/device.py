@@ -40,8 +40,8 @@ class DeviceTransfer:
         """Batch on the device; its copy may still be in progress. Without a device, in pinned memory if asked for."""
         if self._device is None:
             return batch.pin_memory() if self._pinned else batch
-        if batch._deferred is not None and not batch._made():
-            return batch.to(self._device)  # its fields wait for the copy when they are made
+        if batch._defer_to(self._device):
+            return batch  # its fields wait for the copy when they are made
         with self._backend.copy_stream(self._device):
             sent = batch.to(self._device, non_blocking=True)
             sent._pending_copy = self._backend.pending_copy(sent.all_arrays())
