@@ -15,6 +15,7 @@ import pytest
 from tests.chat_corpus import tokenizer_for
 
 import penstock
+from penstock.batching.masked_lm import WordBorders
 from penstock.chat.format_chat import FormatChat
 from penstock.chat.templates import load_template
 from penstock.loaders import ConversationDataLoader, Recipe
@@ -163,6 +164,7 @@ def test_a_known_tokenizer_is_parsed_when_it_encodes_and_pickles_as_itself(docum
     assert isinstance(known, LoadedTokenizer)
     assert (known.fingerprint, known.special, known.vocab_size) == (first.fingerprint, first.special, first.vocab_size)
     assert not documents
+    assert WordBorders.of(known).fingerprint() == WordBorders.of(first).fingerprint()
     copy = pickle.loads(pickle.dumps(known))  # noqa: S301 - made here
     assert copy.encode(texts, parse_special=True) == expected
     assert known.encode(texts, parse_special=True) == expected
