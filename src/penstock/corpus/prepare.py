@@ -34,8 +34,8 @@ LOSSES_NAME = "losses.json"
 _log = logging.getLogger(__name__)
 _OWN = re.compile(r"\w+-(create|append|overwrite)|seen")
 """Names of the files in the directory of an unfinished run."""
-_NOTES = ".requests"
-"""Directory beside cached stores: the key of the store of each request."""
+_NOTES = "requests"
+"""Directory beside that of the cached stores: the key of the store of each request."""
 _LONGEST_WAIT = 24 * 3600.0
 """Seconds to wait for another process that makes the same store."""
 
@@ -144,7 +144,7 @@ def prepare_cached(
     opened = OpenedRecipe.of(recipe, inputs)
     files = _Inputs(opened.files)
     request = opened.request(files.fingerprints, chosen.on_error)
-    note = None if request is None else home / _NOTES / request
+    note = None if request is None else home.with_name(_NOTES) / request
     if note is not None and (found := _noted(note, home)) is not None:
         files.check_stamps()
         return found
@@ -154,7 +154,7 @@ def prepare_cached(
     job = _Job(opened=opened, out=home / key, mode="create", config=chosen, budget=budget, inputs=files)
     prepared = _make(job, wait_seconds, None)
     if note is not None:
-        note.parent.mkdir(exist_ok=True)
+        note.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(note, key.encode())
     if prepared.dropped_tokens:
         losses = ", ".join(f"{tokens:,} ({reason})" for reason, tokens in prepared.dropped_tokens.items())

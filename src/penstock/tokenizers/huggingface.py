@@ -416,7 +416,7 @@ class DeferredReference:
             return self._made
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _same, (self.loaded(),)
+        return self.loaded().__reduce__()  # type: ignore[return-value]  # the same bytes, so the same identity
 
     def fingerprint(self) -> str:
         return self._fingerprint
@@ -444,7 +444,3 @@ class DeferredReference:
 
     def probes(self) -> list[str]:
         return self.loaded().probes()
-
-
-def _same(reference: Reference) -> Reference:
-    return reference

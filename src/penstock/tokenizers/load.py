@@ -35,7 +35,7 @@ from penstock.tokenizers.base import (
     reference_ids,
 )
 from penstock.tokenizers.fast import FastPath, Refused
-from penstock.tokenizers.huggingface import HuggingFaceReference, as_named, deferred
+from penstock.tokenizers.huggingface import DeferredReference, HuggingFaceReference, as_named, deferred
 from penstock.tokenizers.sentencepiece import SentencePieceReference
 from penstock.tokenizers.simple import ByteTokenizer, CharTokenizer
 from penstock.tokenizers.tiktoken import SCHEMES, TiktokenReference, named_encoding
@@ -70,7 +70,7 @@ class LoadedTokenizer:
         fast: bool | None = True,
         alone: bool = True,
     ) -> None:
-        self._reference, self._wanted, self._alone = reference, fast, alone
+        self._given, self._wanted, self._alone = reference, fast, alone
         self._special = reference.special if special is None else special
         self._chat_template = chat_template
         self._dtype = narrowest(reference.vocab_size)
@@ -78,7 +78,7 @@ class LoadedTokenizer:
 
     def _start(self) -> None:
         self._fast = {
-            mode: FastPath(self._reference, parse_special=mode, wanted=self._wanted, alone=self._alone)
+            mode: FastPath(self._given, parse_special=mode, wanted=self._wanted, alone=self._alone)
             for mode in (False, True)
         }
         self._table: VocabularyTable | None = None
@@ -86,19 +86,24 @@ class LoadedTokenizer:
         self._fingerprint: str | None = None
 
     @property
+    def _reference(self) -> Reference:
+        """The library behind it, which parses the vocabulary now if it was deferred."""
+        return self._given.loaded() if isinstance(self._given, DeferredReference) else self._given
+
+    @property
     def name(self) -> str:
-        return self._reference.name
+        return self._given.name
 
     @property
     def fingerprint(self) -> str:
         if self._fingerprint is None:
             special = self._special
-            self._fingerprint = f"{self._reference.fingerprint()}-bos={special.bos}-eos={special.eos}-pad={special.pad}"
+            self._fingerprint = f"{self._given.fingerprint()}-bos={special.bos}-eos={special.eos}-pad={special.pad}"
         return self._fingerprint
 
     @property
     def vocab_size(self) -> int:
-        return self._reference.vocab_size
+        return self._given.vocab_size
 
     @property
     def dtype(self) -> pa.DataType:
@@ -183,7 +188,7 @@ class LoadedTokenizer:
 
     def _arguments(self) -> dict[str, Any]:
         return {
-            "reference": self._reference,
+            "reference": self._given,
             "special": self._special,
             "chat_template": self._chat_template,
             "fast": self._wanted,
