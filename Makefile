@@ -29,6 +29,7 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/tokens.py
 	$(BIN)/python benchmarks/dedup.py
 	$(BIN)/python benchmarks/filters.py
+	$(BIN)/python benchmarks/cores.py
 	$(BIN)/python benchmarks/feed.py
 	$(BIN)/python benchmarks/queue.py
 	$(BIN)/python benchmarks/rl.py

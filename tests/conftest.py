@@ -7,13 +7,22 @@ a change may be merged. Without it every run draws new examples and may find new
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
+from pathlib import Path
 
 from hypothesis import settings
 
 settings.register_profile("fixed", derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
+# Compiled modules are kept, also where the environment says otherwise: hundreds of tests start an interpreter, and each
+# would compile the package again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 _CACHE = tempfile.TemporaryDirectory(prefix="penstock-tests-")
 os.environ["XDG_CACHE_HOME"] = _CACHE.name
+# Machine code stays from run to run: compiling all kernels takes half a minute.
+os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "kernels"))
 os.environ["XDG_DATA_HOME"] = f"{_CACHE.name}/data"

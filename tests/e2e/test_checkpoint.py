@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import random
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from _scripts.processes import DEADLINE_SECONDS, killed_after_change
+from tests.forked_programs import ForkedProgram
 
 from penstock import ConfigError, Pipeline, PipelineConfig, ResumeError
 from penstock.errors import StoppedError
@@ -47,19 +46,6 @@ print(report.rows_in, report.rows_out, sum(report.quarantined.values()), sum(rep
 """
 
 
-def killed_after_progress(process: subprocess.Popen[str], checkpoint: Path, delay: float) -> bool:
-    """Whether the process was killed; it may also have come to its end before."""
-    before = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
-    while process.poll() is None:
-        if checkpoint.exists() and checkpoint.stat().st_mtime_ns != before:
-            time.sleep(delay)
-            process.send_signal(signal.SIGKILL)
-            process.communicate()
-            return process.returncode == -signal.SIGKILL
-        time.sleep(0.002)
-    return False
-
-
 def read_back(path: Path) -> list[int]:
     if path.is_dir():
         files = sorted(path.glob("part-*"))
@@ -82,32 +68,36 @@ def test_killed_again_and_again_the_output_has_every_row_once(tmp_path: Path, na
     script = tmp_path / "job.py"
     script.write_text(SCRIPT)
     out, kept = tmp_path / name, tmp_path / "kept"
-    command = [sys.executable, str(script), str(source), str(out), str(kept)]
+    said = tmp_path / "said"
+
+    def start() -> ForkedProgram:
+        return ForkedProgram(script, str(source), str(out), str(kept), said=said)
+
     rng = random.Random(name)
     kills = 0
     while True:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process = start()
         # Every attempt but the last is killed at a random moment after it has made some progress of its own.
-        if kills < KILLS and killed_after_progress(process, kept / "checkpoint.json", rng.random() * 0.15):
+        if kills < KILLS and killed_after_change(process, kept / "checkpoint.json", rng.random() * 0.15):
             kills += 1
             if name != "parts":
                 assert not out.exists(), "a partial file was visible"
             continue
-        stdout, stderr = process.communicate(timeout=120)
-        assert process.returncode == 0, stderr
+        assert process.wait(DEADLINE_SECONDS) == 0, said.read_text()
         break
+    printed = said.read_text()
     expected = [i for i in range(ROWS) if i % 32 != 7 and i % 500 != 499]
     refused = [i for i in range(ROWS) if i % 32 != 7 and i % 500 == 499]
     dropped = sum(i % 32 == 7 for i in range(ROWS))
     assert read_back(out) == expected
     assert kills >= 2, "the job was hardly ever killed: make it slower"
-    assert stdout.split() == [str(ROWS), str(len(expected)), str(len(refused)), str(dropped)]
+    assert printed.split() == [str(ROWS), str(len(expected)), str(len(refused)), str(dropped)]
     bad = [json.loads(line)["data"]["n"] for line in (kept / "bad.jsonl").read_text().splitlines()]
     assert bad == refused
     leftovers = [p.name for p in tmp_path.iterdir() if p.name.startswith(".")]
     assert not [n for n in leftovers if "penstock-parts" in n]
-    again = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert again.stdout == stdout, "a finished checkpoint gives its report again"
+    assert start().wait(DEADLINE_SECONDS) == 0
+    assert said.read_text() == printed, "a finished checkpoint gives its report again"
 
 
 def numbers(path: Path, count: int = 1000) -> Path:
@@ -116,11 +106,11 @@ def numbers(path: Path, count: int = 1000) -> Path:
 
 
 def test_a_failure_keeps_the_progress_and_a_mended_run_goes_on(tmp_path: Path) -> None:
-    source = numbers(tmp_path / "in.jsonl")
+    source = numbers(tmp_path / "in.jsonl", 200)
     broken = {"value": True}
 
     def work(row: dict[str, int]) -> dict[str, int]:
-        if row["n"] == 700 and broken["value"]:
+        if row["n"] == 140 and broken["value"]:
             raise ValueError("broken")
         return row
 
@@ -131,16 +121,16 @@ def test_a_failure_keeps_the_progress_and_a_mended_run_goes_on(tmp_path: Path) -
     with pytest.raises(Exception, match="broken"):
         make().run(checkpoint=tmp_path / "kept")
     saved = json.loads((tmp_path / "kept" / "checkpoint.json").read_text())
-    assert 0 < saved["rows_out"] <= 700
+    assert 0 < saved["rows_out"] <= 140
     broken["value"] = False
     report = make().run(checkpoint=tmp_path / "kept")
     assert report.resumed
-    assert (report.rows_in, report.rows_out) == (1000, 1000)
-    assert read_back(tmp_path / "out.jsonl") == list(range(1000))
+    assert (report.rows_in, report.rows_out) == (200, 200)
+    assert read_back(tmp_path / "out.jsonl") == list(range(200))
 
 
 def test_stopping_keeps_the_progress(tmp_path: Path) -> None:
-    source = numbers(tmp_path / "in.jsonl")
+    source = numbers(tmp_path / "in.jsonl", 400)
 
     def slow(row: dict[str, int]) -> dict[str, int]:
         time.sleep(0.001)
@@ -157,8 +147,8 @@ def test_stopping_keeps_the_progress(tmp_path: Path) -> None:
     with pytest.raises(StoppedError):
         pipeline.wait()
     assert json.loads((tmp_path / "kept" / "checkpoint.json").read_text())["rows_out"] >= 100
-    assert make().run(checkpoint=tmp_path / "kept").rows_out == 1000
-    assert pq.read_table(tmp_path / "o.parquet").column("n").to_pylist() == list(range(1000))
+    assert make().run(checkpoint=tmp_path / "kept").rows_out == 400
+    assert pq.read_table(tmp_path / "o.parquet").column("n").to_pylist() == list(range(400))
 
 
 def test_what_cannot_be_checkpointed_is_refused_with_a_reason(tmp_path: Path) -> None:

@@ -15,11 +15,9 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +25,7 @@ from types import ModuleType
 
 import pytest
 import yaml
+from tests.forked_programs import run_script
 from typer.testing import CliRunner
 
 from penstock import PipelineConfig, sinks, sources, transforms
@@ -66,19 +65,12 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-def run(*command: str, where: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1"}
-    return subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, cwd=where, env=environment, check=False, timeout=120
-    )
-
-
 def copy_sample(where: Path) -> None:
     shutil.copytree(ROOT / SAMPLE, where / SAMPLE)
 
 
-def run_python(page: Path, where: Path) -> subprocess.CompletedProcess[str]:
-    """The Python blocks as one script whose line numbers are those of the page."""
+def run_python(page: Path, where: Path) -> str:
+    """What the Python blocks print, as one script whose line numbers are those of the page."""
     copy_sample(where)
     lines = [""] * len(page.read_text(encoding="utf-8").splitlines())
     for block in blocks(page):
@@ -91,17 +83,20 @@ def run_python(page: Path, where: Path) -> subprocess.CompletedProcess[str]:
             lines[block.line - 1 : block.line - 1 + len(code)] = code
     script = where / f"{page.stem}_page.py"
     script.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return run("-W", "error", script.name, where=where)
+    if not any(lines):
+        return ""
+    code, printed = run_script(script, said=where / "said", directory=where, timeout=300)
+    assert code == 0, printed
+    return printed
 
 
 @pytest.mark.parametrize("page", pages_with("python"), ids=name_of)
 def test_the_python_of_a_page_runs_and_prints_what_it_says(page: Path, tmp_path: Path) -> None:
-    done = run_python(page, tmp_path)
-    assert done.returncode == 0, done.stderr
-    printed = iter(done.stdout.splitlines())
+    said = run_python(page, tmp_path)
+    printed = iter(said.splitlines())
     for block in blocks(page):
         for promised in re.findall(r"^\s*# prints: (.*)$", block.code, re.MULTILINE):
-            assert any(line.startswith(promised) for line in printed), f"{promised!r} not in:\n{done.stdout}"
+            assert any(line.startswith(promised) for line in printed), f"{promised!r} not in:\n{said}"
 
 
 @pytest.mark.parametrize("page", pages_with("python"), ids=name_of)
@@ -113,8 +108,10 @@ def test_python_that_is_only_shown_can_be_compiled(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", pages_with("yaml"), ids=name_of)
-def test_the_yaml_of_a_page_describes_pipelines(page: Path, tmp_path: Path) -> None:
+def test_the_yaml_of_a_page_describes_pipelines(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_python(page, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "modules", sys.modules.copy())  # what a page calls its modules is its own affair
     for number, block in enumerate(blocks(page)):
         if block.language != "yaml":
             continue
@@ -123,8 +120,8 @@ def test_the_yaml_of_a_page_describes_pipelines(page: Path, tmp_path: Path) -> N
             continue
         file = tmp_path / f"pipeline-{number}.yaml"
         file.write_text(block.code, encoding="utf-8")
-        done = run("-m", "penstock", "run", file.name, "--dry-run", where=tmp_path)
-        assert done.returncode == 0, f"{page}:{block.line}: {done.stderr}"
+        done = CliRunner().invoke(app, ["run", file.name, "--dry-run"], catch_exceptions=False)
+        assert done.exit_code == 0, f"{page}:{block.line}: {done.stderr}"
 
 
 def sessions(page: Path) -> list[tuple[str, list[str], int]]:

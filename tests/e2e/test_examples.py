@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.forked_programs import run_script
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -93,17 +91,13 @@ def test_an_example_runs_and_prints_what_it_promises(name: str, tmp_path: Path) 
     if name in NEED_TORCH:
         pytest.importorskip("torch")
     arguments, promised = PRINTS[name]
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(EXAMPLES / name), *arguments],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"},
-        check=False,
-        timeout=600,
+    empty, said = tmp_path / "empty", tmp_path / "said"
+    empty.mkdir()
+    code, printed = run_script(
+        EXAMPLES / name, *arguments, said=said, directory=empty, timeout=600, TMPDIR=str(empty), OMP_NUM_THREADS="1"
     )
-    assert done.returncode == 0, done.stderr
+    assert code == 0, printed
     patterns = [re.compile(re.escape(each)) if isinstance(each, str) else each for each in promised]
-    assert not [pattern.pattern for pattern in patterns if not pattern.search(done.stdout)], done.stdout
-    left = [path.name for path in tmp_path.iterdir() if not path.name.startswith("torchinductor_")]  # torch's own
+    assert not [pattern.pattern for pattern in patterns if not pattern.search(printed)], printed
+    left = [path.name for path in empty.iterdir() if not path.name.startswith("torchinductor_")]  # torch's own
     assert not left, "it left something behind"

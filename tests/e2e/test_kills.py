@@ -69,9 +69,9 @@ def test_a_training_run_killed_ten_times_ends_with_the_weights_of_one_that_was_n
                 facts = {"home": home, "out": killed, "number": ahead, "steps": STEPS, "most": most}
                 ready.append((started.start("train_small", **facts), lines))
             if number == 0:
-                alone.say("go")
+                alone.process.say("go")
             program, lines = ready.popleft()
-            program.say("go")
+            program.process.say("go")
             if number < KILLS:
                 written = killed / f"{number}.jsonl"
                 wait_until(partial(has_lines, written, lines), [program], "should be training")

@@ -20,7 +20,7 @@ from _scripts.processes import DEADLINE_SECONDS, Program, Programs, programs, wa
 from _scripts.queue_batches import LEASE_SECONDS, PER_FILE, Judge, make_provider
 
 from penstock.fsqueue import DatasetConsumer, Queue
-from penstock.fsqueue.lanes import Lanes
+from penstock.fsqueue.layout import Lanes
 
 pytestmark = [
     pytest.mark.skipif(os.name == "nt", reason="there is no SIGKILL"),

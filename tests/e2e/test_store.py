@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import random
-import signal
 import subprocess
 import sys
-import time
+import tempfile
 from pathlib import Path
 
 import pytest
+from _scripts.processes import DEADLINE_SECONDS, killed_after_change
+from tests.forked_programs import ForkedProgram
 
 from penstock.store import StoreWriter, open_store, versions
 
@@ -50,15 +51,14 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
-def start(source: Path, out: Path, mode: str = "create", kept: Path | str = "") -> subprocess.Popen[str]:
-    command = [sys.executable, str(source.with_name("job.py")), str(source), str(out), mode, str(kept)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def start(source: Path, out: Path, mode: str = "create", kept: Path | str = "") -> ForkedProgram:
+    said = Path(tempfile.mkdtemp(dir=source.parent), "said")
+    return ForkedProgram(source.with_name("job.py"), str(source), str(out), mode, str(kept), said=said)
 
 
-def finish(process: subprocess.Popen[str]) -> str:
-    stdout, stderr = process.communicate(timeout=120)
-    assert process.returncode == 0, stderr
-    return stdout
+def finish(process: ForkedProgram) -> str:
+    assert process.wait(DEADLINE_SECONDS) == 0, process.said.read_text()
+    return process.said.read_text()
 
 
 def numbers(path: Path) -> list[int]:
@@ -74,19 +74,6 @@ def shards(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in (path / "shards").iterdir()}
 
 
-def kill_when(process: subprocess.Popen[str], sign: Path, delay: float) -> bool:
-    """Kill it some time after a file changed; whether it was still alive."""
-    before = sign.stat().st_mtime_ns if sign.exists() else 0
-    while process.poll() is None:
-        if sign.exists() and sign.stat().st_mtime_ns != before:
-            time.sleep(delay)
-            process.send_signal(signal.SIGKILL)
-            process.communicate()
-            return process.returncode == -signal.SIGKILL
-        time.sleep(0.002)
-    return False
-
-
 @pytest.mark.parametrize("mode", ["create", "append"])
 def test_killed_again_and_again_a_store_has_every_row_once(source: Path, mode: str) -> None:
     out, whole, kept = source.with_name("a.store"), source.with_name("whole.store"), source.with_name("kept")
@@ -97,7 +84,7 @@ def test_killed_again_and_again_a_store_has_every_row_once(source: Path, mode: s
     rng, kills = random.Random(mode), 0
     while True:
         process = start(source, out, mode, kept)
-        if kills < KILLS and kill_when(process, kept / "checkpoint.json", rng.random() * 0.15):
+        if kills < KILLS and killed_after_change(process, kept / "checkpoint.json", rng.random() * 0.15):
             kills += 1
             assert mode == "append" or not out.exists(), "half a store was visible"
             assert mode == "create" or len(open_store(out)) == 0
@@ -115,7 +102,7 @@ def test_killed_again_and_again_a_store_has_every_row_once(source: Path, mode: s
 
 def test_a_run_without_a_checkpoint_that_is_killed_leaves_nothing_that_is_in_the_way(source: Path) -> None:
     out = source.with_name("a.store")
-    assert kill_when(start(source, out), source.with_name(".a.store.penstock-store"), 0.05)
+    assert killed_after_change(start(source, out), source.with_name(".a.store.penstock-store"), 0.05)
     assert not out.exists()
     finish(start(source, out))
     assert numbers(out) == list(range(ROWS))
@@ -125,9 +112,8 @@ def test_a_run_without_a_checkpoint_that_is_killed_leaves_nothing_that_is_in_the
 def test_of_two_processes_that_make_a_store_at_once_one_does_and_the_other_says_why_not(source: Path) -> None:
     out = source.with_name("a.store")
     both = [start(source, out), start(source, out)]
-    said = [process.communicate(timeout=60)[1] for process in both]
-    assert sorted(process.returncode for process in both) == [0, 1]
-    refused = next(text for process, text in zip(both, said) if process.returncode)
+    assert sorted(process.wait(DEADLINE_SECONDS) for process in both) == [0, 1]
+    refused = next(process.said.read_text() for process in both if process.returncode)
     assert "is being written by process" in refused or "holds a store already" in refused
     assert numbers(out) == list(range(ROWS))
     assert not [path.name for path in source.parent.iterdir() if path.name.startswith(".")]

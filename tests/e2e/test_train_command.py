@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from _scripts.processes import Program, free_port, wait_for_end, wait_until
+from tests.forked_programs import ForkedProgram
 
 from penstock.fsqueue import DataProviderBase
 from penstock.fsqueue.prepare_command import main as prepare
@@ -71,6 +72,12 @@ class Counting(DataProviderBase):
 VALUES = {"dataset": "counting", "batch_size": ROWS, "block_size": LENGTH, "seed": 3, "backlog_files": 1000}
 
 
+def known() -> dict[str, str]:
+    """The environment without a rank, on one thread."""
+    kept = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    return kept | {"OMP_NUM_THREADS": "1"} | ({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {})
+
+
 class Place:
     """A directory to train in, with a queue of its own, and the programs that were started there."""
 
@@ -78,28 +85,37 @@ class Place:
         self.path = path
         self.started: list[Program] = []
 
-    def start(self, *command: str, **environment: str) -> Program:
-        complaints = self.path / f"{len(self.started)}.err"
-        known = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-        known |= {"OMP_NUM_THREADS": "1"} | ({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {})
-        with complaints.open("w") as said:
-            process = subprocess.Popen(
-                [sys.executable, *command], cwd=self.path, env=known | environment, stdout=said, stderr=said, text=True
-            )
-        self.started.append(Program(process, complaints))
+    def start(self, script: Path, **environment: str) -> Program:
+        process = ForkedProgram(
+            script, "config.py", said=self.complaints(), environment=known() | environment, directory=self.path
+        )
+        self.started.append(Program(process, process.said))
         return self.started[-1]
 
-    def train(self, *arguments: str) -> Program:
-        return self.start(str(ROOT / "train.py"), "config.py", *arguments)
+    def launch(self) -> Program:
+        """Two ranks of torchrun."""
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+        command = [*launcher, str(ROOT / "train.py"), "config.py"]
+        with self.complaints().open("w") as said:
+            process = subprocess.Popen(command, cwd=self.path, env=known(), stdout=said, stderr=said, text=True)
+        self.started.append(Program(process, self.complaints()))
+        return self.started[-1]
+
+    def complaints(self) -> Path:
+        return self.path / f"{len(self.started)}.err"
+
+    def train(self) -> Program:
+        return self.start(ROOT / "train.py")
 
     def ranks(self, world: int = 2) -> list[Program]:
+        script = self.path / "rank.py"
+        script.write_text(RANK)
         facts = {
-            "PYTHONPATH": os.pathsep.join(sys.path),
             "WORLD_SIZE": str(world),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_port()),
         }
-        return [self.start("-c", RANK, "config.py", RANK=str(r), LOCAL_RANK=str(r), **facts) for r in range(world)]
+        return [self.start(script, RANK=str(r), LOCAL_RANK=str(r), **facts) for r in range(world)]
 
     def train_here(self, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
         """In this process, which has torch already; on one thread as the others, since sums depend on it."""
@@ -216,8 +232,7 @@ def test_two_ranks_stay_in_step_and_resume_exactly(places: list[Place]) -> None:
     import torch
 
     whole, broken = places
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    unbroken = whole.start(*launcher, str(ROOT / "train.py"), "config.py")
+    unbroken = whole.launch()
     ranks = broken.ranks()
     wait_until(partial(broken.has_steps, 16), ranks, "should be training")
     for rank in ranks[::-1]:

@@ -19,13 +19,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.lazy_modules import LazyModule
 
 from penstock import ConversationDataLoader, DataLoader, MixedDataLoader, Pipeline, PretrainDataLoader
 from penstock.loaders.adapters import RepeatLoader
 from penstock.sinks import StoreSink
 from penstock.sources import MemorySource
 
-torch = pytest.importorskip("torch")
+torch = LazyModule("torch")
 # Workers that are forked from a process in which another test has started JAX, or a thread.
 pytestmark = [
     pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning"),

@@ -11,8 +11,6 @@ import xxhash
 
 from penstock.arrays.text import flags, plain, utf8
 
-__all__ = ["Words", "as_seed", "hash64", "mix64"]
-
 Words: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
 
 

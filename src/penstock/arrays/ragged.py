@@ -13,8 +13,6 @@ import pyarrow as pa
 from penstock.arrays.text import flags
 from penstock.errors import DataError
 
-__all__ = ["Flags", "Ints", "Ragged", "list_array", "offsets_of", "row_offsets", "spliced"]
-
 Ints: TypeAlias = npt.NDArray[np.integer[Any]]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 

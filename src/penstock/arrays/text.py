@@ -10,8 +10,6 @@ import pyarrow as pa
 
 from penstock.errors import DataError
 
-__all__ = ["VIEWS", "Utf8", "checked_text", "flags", "from_utf8", "is_text", "pieces", "plain", "utf8"]
-
 Integers = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
 
 VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}

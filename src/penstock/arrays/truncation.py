@@ -16,8 +16,6 @@ import numpy.typing as npt
 from penstock._suggest import did_you_mean
 from penstock.errors import ConfigError, DataError
 
-__all__ = ["Policy", "TruncatedParts", "Truncation"]
-
 Ints = npt.NDArray[np.int64]
 Policy = Literal["error", "drop", "left", "right", "split"]
 POLICIES: tuple[str, ...] = get_args(Policy)
@@ -75,8 +73,8 @@ class Truncation:
             )
         row = int(rows[first := int(np.argmax(long))])
         raise DataError(
-            f"row {row} has {int(lengths[first])} tokens, more than the limit of {limit}; raise the limit, or pass "
-            "truncation='right' (keep the beginning), 'left' (keep the end), 'split' or 'drop'",
+            f"row {row} has {int(lengths[first])} tokens, more than max_length={limit}; pass a larger max_length, or "
+            "truncation='right' (keep the beginning) or 'left' (keep the end)",
             row=row,
         )
 

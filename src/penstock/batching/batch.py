@@ -1,11 +1,11 @@
-"""Training batch: the arrays of one step, as fields and as the keywords of a model; and its copy to a device."""
+"""Training batch: the arrays of one step, as fields and as the keywords of a model."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +13,11 @@ import numpy.typing as npt
 from penstock._suggest import did_you_mean
 from penstock.batching.backends import Backend, backend_of, batch_dtype, block_diagonal_mask, get_backend
 from penstock.batching.backends.base import Array, Device, PendingCopy, exactly
-from penstock.batching.options import Output
+from penstock.batching.collate import CompactBatch
+from penstock.batching.fields import DeferredFields, HostFields
 from penstock.errors import ConfigError, SchemaError
 
-__all__ = ["DeviceTransfer", "TrainingBatch"]
+__all__ = ["TrainingBatch"]
 
 
 _TOKENWISE = ("input_ids", "attention_mask", "labels", "loss_mask", "position_ids", "document_ids")
@@ -51,6 +52,8 @@ class _BatchFacts(MutableMapping[str, Any]):
     """True if a mask may have been removed, so that its absence does not prove that there is no padding."""
     _pending_copy: PendingCopy | None = None
     """Copies to a device that are not received yet."""
+    _deferred: DeferredFields | None = None
+    """Fields that are made when they are first read."""
 
 
 @dataclass(eq=False, repr=False)
@@ -72,6 +75,8 @@ class TrainingBatch(_BatchFacts):
     As a mapping it holds the keywords of a model, as `as_dict()` does, and `len` is their number; the number of rows is
     `batch_size`. Every field can be looked up by its name. Other keys can be assigned and are given to the model too.
     `type(batch)(mapping)` makes a batch of such keywords, which is how trainers rebuild one.
+
+    Fields of a loader's batch are made when they are first read: those that nobody reads cost nothing.
 
     Two batches are equal if they are the same object.
     """
@@ -150,6 +155,36 @@ class TrainingBatch(_BatchFacts):
             made["max_seqlen"] = _longest(arrays["cu_seqlens"])  # now, while no device has to be waited for
         return batch
 
+    @classmethod
+    def of_compact(cls, compact: CompactBatch, metadata: dict[str, Any], backend: Backend, tokens: int) -> Self:
+        """Batch whose fields are made when they are first read, with `tokens` that are not padding."""
+        return cls._of_deferred(HostFields(compact, backend), metadata, tokens, packed=compact.layout.joined)
+
+    @classmethod
+    def _of_deferred(cls, made: DeferredFields, metadata: dict[str, Any], tokens: int | None, *, packed: bool) -> Self:
+        batch = cls.__new__(cls)
+        facts = vars(batch)
+        facts.update(metadata=metadata, _others={}, _hidden=set(), _num_tokens=tokens, _packed=packed, _deferred=made)
+        return batch
+
+    if not TYPE_CHECKING:  # a type checker would believe in any attribute
+
+        def __getattr__(self, name: str) -> Any:
+            """A field that is read for the first time."""
+            if name not in NO_FIELDS:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            deferred = self._deferred
+            value = None if deferred is None or name not in deferred.names else deferred.make(name)
+            self.__dict__[name] = value
+            return value
+
+    def make_fields(self) -> Self:
+        """This batch, with all its fields made."""
+        for name in NO_FIELDS:
+            getattr(self, name)
+        self.__dict__.pop("_deferred", None)
+        return self
+
     def to_numpy(self) -> dict[str, Any]:
         """Fields without metadata, as `from_numpy` takes them; equal for all frameworks."""
         numpy, own = get_backend("numpy"), self.backend
@@ -160,6 +195,8 @@ class TrainingBatch(_BatchFacts):
     @property
     def backend(self) -> Backend:
         """Backend of the arrays."""
+        if self._deferred is not None:
+            return self._deferred.backend
         first = next(iter(self._arrays().values()), None)
         return get_backend("numpy") if first is None else backend_of(first)
 
@@ -189,9 +226,10 @@ class TrainingBatch(_BatchFacts):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays, including those in the metadata."""
-        values = [*self._arrays().values(), *self.metadata.values()]
-        return sum(int(value.nbytes) for value in values if _is_array(value))
+        """Bytes of the arrays, including those in the metadata. Fields that were never read count by their source."""
+        values = [*self._made().values(), *self.metadata.values()]
+        waiting = 0 if self._deferred is None else self._deferred.nbytes
+        return waiting + sum(int(value.nbytes) for value in values if _is_array(value))
 
     def all_arrays(self) -> list[Array]:
         """Arrays that `to` moves; for example for `array.record_stream(stream)`."""
@@ -203,11 +241,18 @@ class TrainingBatch(_BatchFacts):
         torch: any device. JAX: a device, a sharding, or a name such as "gpu:0". MLX arrays are on every device, and
         NumPy's on "cpu" only: another device is an error.
 
-        torch copies on the current stream of the calling thread. With `non_blocking`, a copy from pinned memory is
-        asynchronous, and the pinned memory is kept until it is done. A copy to the CPU always blocks.
+        torch copies to a GPU on the current stream of the calling thread, through pinned memory, and does not wait.
+        Fields that were not read yet are made on the GPU. A copy to the CPU always blocks.
         """
-        backend = self.backend
-        return self._with(lambda array: backend.to(array, device, non_blocking=non_blocking))
+        backend, deferred = self.backend, self._deferred
+        moved = None if deferred is None else deferred.to(device)
+        if moved is None:
+            return self._with(lambda array: backend.to(array, device, non_blocking=non_blocking))
+        made = {key: backend.to(value, device, non_blocking=non_blocking) for key, value in self._made().items()}
+        batch = self._of_deferred(moved, dict(self.metadata), self._num_tokens, packed=self._packed)
+        # A field that was set to None, or to a number, stays so.
+        vars(batch).update({key: vars(self)[key] for key in NO_FIELDS if key in vars(self)})
+        return self._copy_facts(batch, made)
 
     def pin_memory(self) -> Self:
         """Batch in page-locked memory, so that `to(device, non_blocking=True)` overlaps with computation.
@@ -317,9 +362,19 @@ class TrainingBatch(_BatchFacts):
         parts += [f"{key}={value}" for key in _NUMBERS if (value := getattr(self, key)) is not None]
         return f"TrainingBatch({', '.join([self.backend.name, *parts])}, metadata={sorted(self.metadata)})"
 
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self.make_fields())
+
     def _arrays(self) -> dict[str, Array]:
-        """Fields and other keys with array values."""
-        own = {key: value for key in _ARRAYS if (value := getattr(self, key)) is not None}
+        """Fields and other keys with array values; makes those that were not read yet."""
+        if self._deferred is not None:
+            self.make_fields()
+        return self._made()
+
+    def _made(self) -> dict[str, Array]:
+        """Fields and other keys with array values, as far as they are made."""
+        mine = vars(self)
+        own = {key: mine[key] for key in _ARRAYS if mine.get(key) is not None}
         return own | {key: value for key, value in self._others.items() if _is_array(value)}
 
     def _before_change(self, key: str, value: Any) -> None:
@@ -336,18 +391,25 @@ class TrainingBatch(_BatchFacts):
         """Copy with every array changed by a function."""
         changed = {key: change(value) for key, value in self._arrays().items()}
         batch = type(self)(metadata=dict(self.metadata), max_seqlen=self.max_seqlen)
-        batch.num_items_in_batch, batch._num_tokens = self.num_items_in_batch, self._num_tokens
-        batch._packed, batch._mask_lost = self._packed, self._mask_lost
-        batch._hidden, batch._others = (
-            set(self._hidden),
-            self._others | {key: changed.pop(key) for key in self._others if key in changed},
+        batch.num_items_in_batch, batch._num_tokens, batch._packed = (
+            self.num_items_in_batch,
+            self._num_tokens,
+            self._packed,
         )
-        for key, value in changed.items():
+        return self._copy_facts(batch, changed)
+
+    def _copy_facts(self, batch: Self, arrays: dict[str, Array]) -> Self:
+        """Another batch with these arrays and the other facts of this one."""
+        batch._mask_lost, batch._hidden = self._mask_lost, set(self._hidden)
+        batch._others = self._others | {key: arrays.pop(key) for key in self._others if key in arrays}
+        for key, value in arrays.items():
             setattr(batch, key, value)
         return batch
 
 
 _FIELDS = frozenset(part.name for part in fields(TrainingBatch) if not part.name.startswith("_"))
+for _name in NO_FIELDS:
+    delattr(TrainingBatch, _name)  # the default of a dataclass, which would hide that a field is not made yet
 
 
 def _check(given: Mapping[str, Any]) -> None:
@@ -390,64 +452,3 @@ def _is_array(value: Any) -> bool:
 def _describe(array: Array) -> str:
     """`int64[8, 2048]`"""
     return f"{str(array.dtype).rpartition('.')[2]}{list(array.shape)}"
-
-
-Position = TypeVar("Position")
-Batch = TypeVar("Batch", bound=TrainingBatch)
-
-
-class DeviceTransfer:
-    """Copy of batches to the device of a loader, ordered with the stream of the thread that receives them.
-
-    Make one in the receiving thread: "cuda" without a number is that thread's current device. Any thread may call
-    `send`; the receiving thread calls `receive` while the stream that will use the batch is current.
-
-    A CUDA batch can be used at once on the stream that was current when it was received, and its memory is not reused
-    before that stream is done with it. For another stream the rules of torch hold: `other.wait_stream(stream)` first,
-    and `record_stream(other)` for every array of `batch.all_arrays()`. The CPU does not wait.
-    """
-
-    def __init__(self, output: Output) -> None:
-        self._backend = get_backend(output.backend)
-        self._device = self._backend.resolve_device(output.device)
-        # Without pinned memory, the copy is complete when `to` returns.
-        self._non_blocking = output.pin_memory
-
-    def send(self, batch: Batch) -> Batch:
-        """Batch on the device; its copy may still be in progress."""
-        if self._device is None:
-            return batch
-        sent = batch.to(self._device, non_blocking=self._non_blocking)
-        sent._pending_copy = self._backend.pending_copy(sent.all_arrays())
-        return sent
-
-    def send_all(
-        self, made: Generator[tuple[Batch, Position], None, None]
-    ) -> Generator[tuple[Batch, Position], None, None]:
-        """Batches on the device, sent by the thread that iterates."""
-        return made if self._device is None else self._sent(made)
-
-    def receive(self, batch: TrainingBatch) -> None:
-        """Order the current stream after the copies of a batch that was sent."""
-        pending = batch._pending_copy
-        if pending is not None:
-            batch._pending_copy = None
-            pending.wait()
-
-    def move(self, batch: Batch) -> Batch:
-        """Send and receive."""
-        sent = self.send(batch)
-        self.receive(sent)
-        return sent
-
-    def _sent(
-        self, made: Generator[tuple[Batch, Position], None, None]
-    ) -> Generator[tuple[Batch, Position], None, None]:
-        try:
-            for batch, position in made:
-                sent = self.send(batch)
-                del batch
-                yield sent, position
-                del sent
-        finally:
-            made.close()

@@ -1,4 +1,4 @@
-"""Collation: the arrays of a batch from samples.
+"""Collation: a batch in its smallest form, and its fields, each made when it is wanted.
 
 All encodings of document boundaries that kernels take (`position_ids`, `document_ids`, `cu_seqlens`) are made from one
 grid, so that they cannot disagree.
@@ -6,31 +6,29 @@ grid, so that they cannot disagree.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
+from itertools import pairwise
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock._suggest import did_you_mean
-from penstock.arrays.ragged import offsets_of
 from penstock.batching.backends.base import aligned_empty
 from penstock.errors import ConfigError
 from penstock.order.samples import Samples
-from penstock.store.gather import TokenTable
 
 __all__ = [
     "FIELDS",
     "IGNORE",
     "BatchLayout",
+    "CompactBatch",
     "RowTokens",
-    "Supervision",
     "Tokens",
     "collate",
-    "split_rows",
-    "supervised_tokens",
+    "collate_compact",
     "width",
 ]
 
@@ -50,12 +48,13 @@ FIELDS = (
     "num_items_in_batch",
 )
 
-_BY_ROW = frozenset({"input_ids", "attention_mask", "labels", "loss_mask", "position_ids", "document_ids"})
+_LEARNED = frozenset({"labels", "loss_mask", "num_items_in_batch"})
+_BOUNDARIES = frozenset({"document_ids", "cu_seqlens", "max_seqlen"})
 _ROWWISE: dict[type, bool] = {}
 
 
 class Tokens(Protocol):
-    """Table that tokens are copied from."""
+    """Table that tokens are copied from. A `dtype`, if it has one, is that of its ids."""
 
     @property
     def masked(self) -> bool:
@@ -73,10 +72,10 @@ class Tokens(Protocol):
 
 @runtime_checkable
 class RowTokens(Tokens, Protocol):
-    """Table that can also fill rows of one length at once."""
+    """Table that can also take rows of one length at once."""
 
-    def copy_rows(self, rows: Ints, starts: Ints, *outs: npt.NDArray[Any]) -> None:
-        """Fill row j of every `out` with the tokens of row `rows[j]` from `starts[j]` on."""
+    def take_rows(self, rows: Ints, starts: Ints, length: int) -> npt.NDArray[Any]:
+        """Array whose row j has the tokens of row `rows[j]` from `starts[j]` on, in the type of the table."""
         ...
 
 
@@ -111,26 +110,249 @@ class BatchLayout:
                     f"unknown batch field {name!r}{did_you_mean(name, FIELDS)}; fields are {list(FIELDS)}"
                 )
 
+    @property
+    def joined(self) -> bool:
+        """True if a row may hold several documents."""
+        return self.packed or self.padding_free
 
-@dataclass(frozen=True, slots=True)
-class _Grid:
-    """Grid of rows and tokens, and the place of each part in it."""
+    @property
+    def present(self) -> frozenset[str]:
+        """Fields that batches of this layout have."""
+        found = self.fields - {"attention_mask"} if self.padding_free else self.fields
+        if not self.joined:
+            return found - _BOUNDARIES
+        return found | {"max_seqlen"} if "cu_seqlens" in found else found  # kernels want both
 
-    rows: int
-    tokens: int
-    at: Ints
-    """Start of each part in the flattened grid."""
-    lengths: Ints
-    row_of: Ints
-    full: bool
-    """True without padding."""
-    alike: bool = False
-    """True if every row is one part."""
+
+class Grid:
+    """Grid of rows and tokens, and the place of each part in it. The parts of a row are next to each other."""
+
+    __slots__ = ("_part_of", "_runs", "alike", "at", "full", "left", "lengths", "row_of", "rows", "tokens")
+
+    def __init__(
+        self,
+        rows: int,
+        tokens: int,
+        at: Ints,
+        lengths: Ints,
+        row_of: Ints,
+        *,
+        left: bool = False,
+        alike: bool = False,
+        full: bool = False,
+    ) -> None:
+        self.rows, self.tokens, self.left = rows, tokens, left
+        self.at = at
+        """Start of each part in the flattened grid."""
+        self.lengths, self.row_of = lengths, row_of
+        self.alike = alike
+        """True if every row is one part."""
+        self.full = alike or full or int(lengths.sum()) == rows * tokens
+        """True without padding."""
+        self._runs: tuple[Ints, npt.NDArray[np.int32]] | None = None
+        self._part_of: tuple[Grid, int] | None = None
+        """Larger grid that this one is a part of, and its first row in that."""
+
+    def split(self, count: int) -> Iterator[Grid]:
+        """`count` grids of equally many rows."""
+        rows = self.rows // count
+        cuts = np.searchsorted(self.row_of, np.arange(count + 1) * rows).tolist()
+        for number, (low, high) in enumerate(pairwise(cuts)):
+            first = number * rows
+            if self.alike:
+                yield _alike_grid(rows, self.tokens)
+                continue
+            at, row_of = self.at[low:high] - first * self.tokens, self.row_of[low:high] - first
+            part = Grid(rows, self.tokens, at, self.lengths[low:high], row_of, left=self.left, full=self.full)
+            part._part_of = self, first
+            yield part
 
     def empty(self, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         if np.dtype(dtype).itemsize == 8:
             return np.empty((self.rows, self.tokens), dtype)
         return aligned_empty((self.rows, self.tokens), dtype)  # backends with narrow ids share aligned memory only
+
+    def sizes(self) -> Ints:
+        """Tokens of each row without padding."""
+        return np.bincount(self.row_of, self.lengths, self.rows).astype(np.int64)
+
+    def real(self, *, least: int = 0) -> npt.NDArray[np.bool_]:
+        """True for tokens, False for padding. Rows count as having at least `least` tokens."""
+        sizes = np.maximum(self.sizes(), least)[:, None]
+        places = np.arange(self.tokens)
+        found: npt.NDArray[np.bool_] = places >= self.tokens - sizes if self.left else places < sizes
+        return found
+
+    def runs(self) -> tuple[Ints, npt.NDArray[np.int32]]:
+        """Starts of all documents and runs of padding, with the end of the grid; and the number of each in its row.
+
+        A run of padding counts as a document, with number 0.
+        """
+        if self._runs is None and self._part_of is not None:
+            whole, first = self._part_of
+            ends, numbers = whole.runs()
+            low, high = whole.runs_between(first, first + self.rows)
+            self._runs, self._part_of = (ends[low : high + 1] - first * self.tokens, numbers[low:high]), None
+        if self._runs is None:
+            numbers = np.arange(1, len(self.at) + 1) - np.searchsorted(self.row_of, self.row_of)
+            begins = self.at
+            if not self.full:
+                sizes = self.sizes()
+                padded = np.flatnonzero(sizes < self.tokens)
+                padding = padded * self.tokens + (0 if self.left else sizes[padded])
+                begins = np.concatenate([begins, padding])
+                order = np.argsort(begins, kind="stable")
+                begins, numbers = begins[order], np.concatenate([numbers, np.zeros_like(padding)])[order]
+            self._runs = np.append(begins, self.rows * self.tokens), numbers.astype(np.int32)
+        return self._runs
+
+    def runs_between(self, first: int, last: int) -> tuple[int, int]:
+        """First and last run of some rows."""
+        low, high = np.searchsorted(self.runs()[0], (first * self.tokens, last * self.tokens)).tolist()
+        return low, high
+
+
+class CompactBatch:
+    """Batch in its smallest form: ids in the type of the store, the supervised tokens, and the grid of documents.
+
+    Fields are made from it, never from each other: changing one changes no other.
+    """
+
+    __slots__ = ("first_row", "grid", "ids", "items", "layout", "sent", "supervised", "whole")
+
+    def __init__(
+        self,
+        ids: npt.NDArray[Any],
+        supervised: npt.NDArray[np.bool_] | None,
+        grid: Grid,
+        layout: BatchLayout,
+        items: int | None = None,
+    ) -> None:
+        self.whole, self.first_row = self, 0
+        """Batches that were collated as one, and the place of this one in them: they cross to a device together."""
+        self.sent: dict[Any, Any] = {}
+        """Copies on devices."""
+        self.ids, self.grid, self.layout = ids, grid, layout
+        self.supervised = supervised
+        """Supervised tokens; None: all but the first of each document."""
+        self.items = items
+        """Supervised tokens of the global batch, if they are not those of this one."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.ids.nbytes + (0 if self.supervised is None else self.supervised.nbytes)
+
+    def make(self, name: str) -> Any:
+        """A field, as an array that nothing else refers to, or as a number."""
+        return _MAKERS[name](self)
+
+    def arrays(self) -> dict[str, Any]:
+        """All fields of the layout."""
+        return {name: self.make(name) for name in FIELDS if name in self.layout.present & self.layout.fields}
+
+    def wire(self) -> dict[str, npt.NDArray[Any]]:
+        """Arrays that a device needs to make the fields: ids, and if necessary supervised, sizes, ends and numbers."""
+        found: dict[str, npt.NDArray[Any]] = {"ids": self.ids}
+        wanted, grid = self.layout.present, self.grid
+        if self.supervised is not None and wanted & _LEARNED:
+            found["supervised"] = self.supervised
+        if not grid.full:
+            found["sizes"] = grid.sizes().astype(np.int32)
+        learned_by_runs = self.supervised is None and wanted & _LEARNED
+        if not grid.alike and (learned_by_runs or wanted & (_BOUNDARIES | {"position_ids"})):
+            found["ends"], found["numbers"] = grid.runs()
+        return found
+
+    def split(self, count: int) -> Iterator[CompactBatch]:
+        """`count` batches of equally many rows that were collated as one."""
+        rows = len(self.ids) // count
+        for number, grid in enumerate(self.grid.split(count)):
+            part = slice(number * rows, (number + 1) * rows)
+            mask = None if self.supervised is None else self.supervised[part]
+            batch = CompactBatch(self.ids[part], mask, grid, self.layout)
+            batch.whole, batch.first_row = self, number * rows
+            yield batch
+
+    def _input_ids(self) -> npt.NDArray[Any]:
+        wide = self.grid.empty(self.layout.integer)
+        wide[...] = self.ids
+        return wide
+
+    def _labels(self) -> npt.NDArray[Any]:
+        labels, grid = self._input_ids(), self.grid
+        if self.supervised is not None:
+            labels[~self.supervised] = IGNORE
+            return labels
+        if not grid.full:
+            labels[~grid.real()] = IGNORE
+        self._mark_first(labels, IGNORE)
+        return labels
+
+    def _loss_mask(self) -> npt.NDArray[Any]:
+        if self.supervised is not None:
+            return self.supervised.copy()
+        grid = self.grid
+        mask = np.ones((grid.rows, grid.tokens), np.bool_) if grid.full else grid.real()
+        self._mark_first(mask, False)
+        return mask
+
+    def _mark_first(self, array: npt.NDArray[Any], value: Any) -> None:
+        """Set the first token of every document, which nothing predicts."""
+        if self.grid.alike:
+            array[:, 0] = value
+        else:
+            array.reshape(-1)[self.grid.at] = value
+
+    def _items(self) -> int:
+        if self.items is not None:
+            return self.items
+        if self.supervised is not None:
+            return int(np.count_nonzero(self.supervised))
+        return int(self.grid.lengths.sum()) - len(self.grid.lengths)
+
+    def _attention_mask(self) -> npt.NDArray[Any]:
+        mask = self.grid.empty(self.layout.integer)
+        # A row of padding attends to one token: a softmax over nothing is NaN.
+        mask[...] = 1 if self.grid.full else self.grid.real(least=1)
+        return mask
+
+    def _position_ids(self) -> npt.NDArray[Any]:
+        positions, grid = self.grid.empty(self.layout.integer), self.grid
+        if grid.alike:
+            positions[:] = np.arange(grid.tokens)
+            return positions
+        ends, _ = grid.runs()
+        flat = positions.reshape(-1)
+        np.subtract(np.arange(flat.size), np.repeat(ends[:-1], np.diff(ends)), out=flat, casting="unsafe")
+        return positions
+
+    def _document_ids(self) -> npt.NDArray[Any]:
+        shape = (self.grid.rows, self.grid.tokens)
+        if self.grid.alike:
+            return np.ones(shape, np.int32)
+        ends, numbers = self.grid.runs()
+        return np.repeat(numbers, np.diff(ends)).reshape(shape)
+
+    def _cu_seqlens(self) -> npt.NDArray[Any]:
+        if self.grid.alike:
+            return np.arange(self.grid.rows + 1, dtype=np.int32) * np.int32(self.grid.tokens)
+        return self.grid.runs()[0].astype(np.int32)
+
+    def _max_seqlen(self) -> int:
+        return self.grid.tokens if self.grid.alike else int(np.diff(self.grid.runs()[0]).max())
+
+
+_MAKERS: dict[str, Callable[[CompactBatch], Any]] = {
+    "input_ids": CompactBatch._input_ids,
+    "attention_mask": CompactBatch._attention_mask,
+    "labels": CompactBatch._labels,
+    "loss_mask": CompactBatch._loss_mask,
+    "position_ids": CompactBatch._position_ids,
+    "cu_seqlens": CompactBatch._cu_seqlens,
+    "max_seqlen": CompactBatch._max_seqlen,
+    "document_ids": CompactBatch._document_ids,
+    "num_items_in_batch": CompactBatch._items,
+}
 
 
 def width(samples: Samples, layout: BatchLayout) -> int:
@@ -146,10 +368,17 @@ def width(samples: Samples, layout: BatchLayout) -> int:
 def collate(
     samples: Samples, sources: Ints, tables: Sequence[Tokens], layout: BatchLayout, tokens_in_row: int
 ) -> dict[str, Any]:
-    """Arrays of a batch. `sources` has the number of the table of each part.
+    """Arrays of a batch, all fields of the layout; see `collate_compact`."""
+    return collate_compact(samples, sources, tables, layout, tokens_in_row).arrays()
 
-    A sample without parts, or a batch without samples, is a row of padding. Its first token is attended to, since a
-    softmax over a row without attention is NaN; it has no labels.
+
+def collate_compact(
+    samples: Samples, sources: Ints, tables: Sequence[Tokens], layout: BatchLayout, tokens_in_row: int
+) -> CompactBatch:
+    """Batch whose fields are still to be made. `sources` has the number of the table of each part.
+
+    A sample without parts, or a batch without samples, is a row of padding. Its first token is attended to; it has no
+    labels.
     """
     if len(samples.lengths) and samples.lengths.min() == 0:
         sources = sources[samples.lengths > 0]
@@ -157,129 +386,89 @@ def collate(
     if layout.split:
         samples = Samples(np.arange(len(samples.rows) + 1), samples.rows, samples.starts, samples.lengths, single=True)
     grid = _flat_grid(samples, layout) if layout.padding_free else _padded_grid(samples, layout, tokens_in_row)
-    ids = grid.empty(layout.integer)
-    learned = bool(layout.fields & {"labels", "loss_mask", "num_items_in_batch"})
-    labels = grid.empty(layout.integer) if learned else None
-    both = [ids] if labels is None else [ids, labels]
-    if not _copy_alike(both, samples, tables, grid):
-        _copy_ids(ids, samples, sources, tables, grid, layout)
-        if labels is not None:
-            np.copyto(labels, ids)
-    found: dict[str, Any] = {"input_ids": ids}
-    if labels is not None:
-        _mask_labels(labels, samples, sources, tables, grid)
-        found["labels"] = labels
-        if layout.fields & {"loss_mask", "num_items_in_batch"}:
-            found["loss_mask"] = labels != IGNORE
-            found["num_items_in_batch"] = int(np.count_nonzero(found["loss_mask"]))
-    if "attention_mask" in layout.fields and not layout.padding_free:
-        found["attention_mask"] = _attention(grid, layout)
-    if layout.fields & {"position_ids", "document_ids", "cu_seqlens", "max_seqlen"}:
-        found |= _documents(grid, layout)
-    return {name: value for name, value in found.items() if name in layout.fields}
+    ids = _take_alike(samples, tables, grid)
+    if ids is None:
+        ids = _copy_ids(samples, sources, tables, grid, layout)
+    learned = layout.fields & _LEARNED and any(table.masked for table in tables)
+    return CompactBatch(ids, _supervised(samples, sources, tables, grid) if learned else None, grid, layout)
 
 
-def split_rows(arrays: Mapping[str, Any], count: int) -> Iterator[dict[str, Any]]:
-    """Arrays of `count` batches of equally many unpadded rows that were collated as one."""
-    rows = len(arrays["input_ids"]) // count
-    ends = arrays["cu_seqlens"][: rows + 1] if "cu_seqlens" in arrays else None
-    for low in range(0, rows * count, rows):
-        part = {name: value[low : low + rows] for name, value in arrays.items() if name in _BY_ROW}
-        if ends is not None:
-            part["cu_seqlens"] = ends.copy()
-        if "max_seqlen" in arrays:
-            part["max_seqlen"] = arrays["max_seqlen"]
-        if "num_items_in_batch" in arrays:
-            learned = part["loss_mask"] if "loss_mask" in part else part["labels"] != IGNORE
-            part["num_items_in_batch"] = int(np.count_nonzero(learned))
-        yield part
-
-
-def supervised_tokens(samples: Samples, sources: Ints, tables: Sequence[Tokens]) -> int:
-    """Number of labels that a batch would have, without building it."""
-    total = 0
-    for number, table in enumerate(tables):
-        which = sources == number
-        lengths = samples.lengths[which]
-        if not table.masked:
-            total += int(np.maximum(lengths - 1, 0).sum())
-            continue
-        at = np.cumsum(lengths) - lengths
-        mask = np.zeros(int(lengths.sum()) + 1, np.bool_)
-        table.copy_mask(samples.rows[which], samples.starts[which], lengths, mask, at)
-        mask[at[lengths > 0]] = False
-        total += int(np.count_nonzero(mask))
-    return total
-
-
-def _padded_grid(samples: Samples, layout: BatchLayout, tokens: int) -> _Grid:
+def _padded_grid(samples: Samples, layout: BatchLayout, tokens: int) -> Grid:
     count, lengths = len(samples), samples.lengths
     if samples.single and count and int(lengths.min()) == tokens:
-        numbers = np.arange(count)
-        return _Grid(count, tokens, numbers * tokens, lengths, numbers, full=True, alike=True)
+        return _alike_grid(count, tokens)
     row_of = samples.numbers()
     before = np.cumsum(lengths) - lengths
     first = np.zeros(count, np.int64)
     filled = samples.offsets[1:] > samples.offsets[:-1]
     first[filled] = before[samples.offsets[:-1][filled]]
     at = before - first[row_of] + row_of * tokens
-    if layout.side == "left":
+    left = layout.side == "left"
+    if left:
         at += (tokens - samples.sizes())[row_of]
-    full = int(lengths.sum()) == max(count, 1) * tokens
-    return _Grid(max(count, 1), tokens, at, lengths, row_of, full=full)
+    return Grid(max(count, 1), tokens, at, lengths, row_of, left=left)
 
 
-def _flat_grid(samples: Samples, layout: BatchLayout) -> _Grid:
+@lru_cache(maxsize=64)
+def _alike_grid(rows: int, tokens: int) -> Grid:
+    numbers = np.arange(rows)
+    return Grid(rows, tokens, numbers * tokens, np.full(rows, tokens), numbers, alike=True)
+
+
+def _flat_grid(samples: Samples, layout: BatchLayout) -> Grid:
     total = int(samples.lengths.sum())
     tokens = -(-max(total, 1) // layout.multiple) * layout.multiple
     at = np.cumsum(samples.lengths) - samples.lengths
-    return _Grid(1, tokens, at, samples.lengths, np.zeros(len(samples.rows), np.int64), full=total == tokens)
+    return Grid(1, tokens, at, samples.lengths, np.zeros(len(samples.rows), np.int64))
 
 
-def _copy_alike(outs: Sequence[npt.NDArray[Any]], samples: Samples, tables: Sequence[Tokens], grid: _Grid) -> bool:
-    """Fill arrays row by row if every row is one part and the table supports it; returns whether it was done."""
+def _ids_dtype(tables: Sequence[Tokens], layout: BatchLayout) -> np.dtype[Any]:
+    """Dtype of all tables if they have one, it is narrower than that of the fields, and padding fits."""
+    wide = np.dtype(layout.integer)
+    kinds = {getattr(table, "dtype", wide) for table in tables}
+    kind: np.dtype[Any] = kinds.pop()
+    fits = not kinds and kind.itemsize < wide.itemsize and layout.pad_id <= np.iinfo(kind).max
+    return kind if fits else wide
+
+
+def _take_alike(samples: Samples, tables: Sequence[Tokens], grid: Grid) -> npt.NDArray[Any] | None:
+    """Ids taken row by row, if every row is one part and the table supports it."""
     if not grid.alike or len(tables) > 1:
-        return False
+        return None
     table = tables[0]
     if type(table) not in _ROWWISE:
         _ROWWISE[type(table)] = isinstance(table, RowTokens)  # slow for protocols, so once for each class
-    if _ROWWISE[type(table)]:
-        cast(RowTokens, table).copy_rows(samples.rows, samples.starts, *outs)
-    return _ROWWISE[type(table)]
+    if not _ROWWISE[type(table)]:
+        return None
+    return cast(RowTokens, table).take_rows(samples.rows, samples.starts, grid.tokens)
 
 
 def _copy_ids(
-    ids: npt.NDArray[Any],
-    samples: Samples,
-    sources: Ints,
-    tables: Sequence[Tokens],
-    grid: _Grid,
-    layout: BatchLayout,
-) -> None:
+    samples: Samples, sources: Ints, tables: Sequence[Tokens], grid: Grid, layout: BatchLayout
+) -> npt.NDArray[Any]:
+    ids = grid.empty(_ids_dtype(tables, layout))
     if not grid.full:
         ids.fill(layout.pad_id)
     out = ids.reshape(-1)
     for number, table in enumerate(tables):
         which = _of(number, sources, tables)
         table.copy(samples.rows[which], samples.starts[which], samples.lengths[which], out, grid.at[which])
+    return ids
 
 
-def _mask_labels(
-    labels: npt.NDArray[Any], samples: Samples, sources: Ints, tables: Sequence[Tokens], grid: _Grid
-) -> None:
-    """Keep ids as labels where tokens are supervised; never the first of a document, which nothing predicts."""
-    flat = labels.reshape(-1)
-    if not grid.full or any(table.masked for table in tables):
-        learned = np.zeros(flat.shape, np.bool_)
-        for number, table in enumerate(tables):
-            which = _of(number, sources, tables)
-            at, lengths = grid.at[which], grid.lengths[which]
-            if table.masked:
-                table.copy_mask(samples.rows[which], samples.starts[which], lengths, learned, at)
-            else:
-                learned[_spread(at, lengths)] = True
-        flat[~learned] = IGNORE
-    flat[grid.at] = IGNORE
+def _supervised(samples: Samples, sources: Ints, tables: Sequence[Tokens], grid: Grid) -> npt.NDArray[np.bool_]:
+    """Supervised tokens by the masks of the tables; never the first of a document, which nothing predicts."""
+    mask = np.zeros((grid.rows, grid.tokens), np.bool_)
+    flat = mask.reshape(-1)
+    for number, table in enumerate(tables):
+        which = _of(number, sources, tables)
+        at, lengths = grid.at[which], grid.lengths[which]
+        if table.masked:
+            table.copy_mask(samples.rows[which], samples.starts[which], lengths, flat, at)
+        else:
+            flat[_spread(at, lengths)] = True
+    flat[grid.at] = False
+    return mask
 
 
 def _of(number: int, sources: Ints, tables: Sequence[Tokens]) -> Any:
@@ -287,111 +476,7 @@ def _of(number: int, sources: Ints, tables: Sequence[Tokens]) -> Any:
     return slice(None) if len(tables) == 1 else np.flatnonzero(sources == number)
 
 
-def _attention(grid: _Grid, layout: BatchLayout) -> npt.NDArray[Any]:
-    mask = grid.empty(layout.integer)
-    mask.fill(1 if grid.full else 0)
-    if not grid.full:
-        mask.reshape(-1)[_spread(grid.at, grid.lengths)] = 1
-        blank = np.setdiff1d(np.arange(grid.rows), grid.row_of)
-        mask[blank, -1 if layout.side == "left" else 0] = 1
-    return mask
-
-
-def _documents(grid: _Grid, layout: BatchLayout) -> dict[str, Any]:
-    """Document boundaries in four encodings. A run of padding counts as a document, with number 0."""
-    found: dict[str, Any] = {}
-    shape = (grid.rows, grid.tokens)
-    if grid.alike:
-        if "position_ids" in layout.fields:
-            found["position_ids"] = positions = grid.empty(layout.integer)
-            positions[:] = np.arange(grid.tokens)
-        if not (layout.packed or layout.padding_free):
-            return found
-        ends = np.arange(grid.rows + 1, dtype=np.int32) * np.int32(grid.tokens)
-        documents = np.ones(shape, np.int32)
-        return found | {"document_ids": documents, "cu_seqlens": ends, "max_seqlen": grid.tokens}
-    begins, lengths, padding = _runs(grid)
-    if "position_ids" in layout.fields:
-        found["position_ids"] = positions = grid.empty(layout.integer)
-        flat = positions.reshape(-1)
-        np.subtract(np.arange(flat.size), np.repeat(begins, lengths), out=flat, casting="unsafe")
-    if not (layout.packed or layout.padding_free):
-        return found
-    if "document_ids" in layout.fields:
-        row = begins // grid.tokens
-        real = np.cumsum(~padding)
-        before = np.concatenate([[0], real])[np.searchsorted(row, row)]  # documents in earlier rows
-        number = np.where(padding, 0, real - before)
-        found["document_ids"] = np.repeat(number, lengths).astype(np.int32).reshape(shape)
-    found["cu_seqlens"] = np.append(begins, grid.rows * grid.tokens).astype(np.int32)
-    found["max_seqlen"] = int(lengths.max())
-    return found
-
-
-def _runs(grid: _Grid) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
-    """(start, length, is padding) of all documents and runs of padding, in order."""
-    size = grid.rows * grid.tokens
-    edges = np.arange(grid.rows, dtype=np.int64) * grid.tokens
-    begins = np.unique(np.concatenate([grid.at, grid.at + grid.lengths, edges]))
-    begins = begins[begins < size]
-    padding = ~np.isin(begins, grid.at, assume_unique=True)
-    return begins, np.diff(np.append(begins, size)), padding
-
-
 def _spread(at: Ints, lengths: Ints) -> Ints:
     """Place of every token of some parts."""
     total = int(lengths.sum())
     return np.arange(total) - np.repeat(np.cumsum(lengths) - lengths, lengths) + np.repeat(at, lengths)
-
-
-_WORD = 64
-
-
-class Supervision:
-    """Counts of supervised tokens in parts of rows: all but the first without a mask, otherwise by the mask.
-
-    The first token of a part has no label, since nothing predicts it. A mask is read once (about a nanosecond a token)
-    and kept as bits with a count for every 64 of them: a quarter of a byte a token.
-    """
-
-    def __init__(self, table: TokenTable) -> None:
-        self._table = table
-
-    def count(self, samples: Samples) -> Ints:
-        """Supervised tokens of each part."""
-        lengths = samples.lengths
-        if not self._table.masked:
-            return np.maximum(lengths - 1, 0)
-        begins = self._bits[2][samples.rows] + samples.starts
-        return np.where(lengths > 0, self._supervised_before(begins + lengths) - self._supervised_before(begins + 1), 0)
-
-    def _supervised_before(self, places: Ints) -> Ints:
-        """Supervised tokens before each place in the table, all rows end to end."""
-        words, before, _ = self._bits
-        word, bit = places // _WORD, (places % _WORD).astype(np.uint64)
-        below = words[word] & ((np.uint64(1) << bit) - np.uint64(1))
-        return before[word] + np.bitwise_count(below)
-
-    @cached_property
-    def _bits(self) -> tuple[npt.NDArray[np.uint64], Ints, Ints]:
-        """Mask as 64-bit words, the bits set before each word, and the start of each row."""
-        table = self._table
-        assert table.mask_column is not None
-        lengths: list[npt.NDArray[np.int64]] = [np.zeros(0, np.int64)]
-        packed: list[npt.NDArray[np.uint8]] = []
-        left = np.zeros(0, np.uint8)
-        for store in table.stores:
-            for batch in store.batches(columns=[table.mask_column]):
-                column = batch.column(0)
-                lengths.append(column.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64))
-                values = column.flatten().to_numpy(zero_copy_only=False)
-                bits = np.concatenate([left, values != 0])
-                whole = len(bits) - len(bits) % 8
-                packed.append(np.packbits(bits[:whole], bitorder="little"))
-                left = bits[whole:]
-        packed.append(np.packbits(left, bitorder="little"))
-        flat = np.concatenate(packed)
-        words = np.zeros(len(flat) // 8 + 2, "<u8")
-        words.view(np.uint8)[: len(flat)] = flat
-        native = words.astype(np.uint64, copy=False)
-        return native, offsets_of(np.bitwise_count(native))[:-1], offsets_of(np.concatenate(lengths))[:-1]

@@ -185,9 +185,10 @@ def option_names(kind: type[Any]) -> list[str]:
 
 
 def configured(kind: type[Config], config: Config | None, overrides: Mapping[str, Any]) -> Config:
-    """`config`, or the default one, with the options that were passed by name."""
+    """`config`, or the default one, with the options that were passed by name, flat or in groups."""
     if config is not None and not isinstance(config, kind):
         raise ConfigError(f"config must be {kind.__name__}(...), got {config!r}; options can be passed by name too")
+    overrides = flat_options(overrides)
     check_options(overrides, [each.name for each in fields(kind)])  # type: ignore[arg-type]
     # The default one alone may need a framework that is not installed.
     return kind(**overrides) if config is None else replace(config, **overrides)  # type: ignore[type-var]

@@ -11,8 +11,7 @@ A row takes these steps, one module each:
 5. `masks`: the supervised turns in the text, tool calls included. Turns become byte spans, spans become supervised
    tokens, and these the loss mask.
 6. `gate`: the checks of every row; `problems` has an error class for each.
-7. `truncation`: rows longer than `max_length`.
 
-`format_chat` puts the steps together as a transform, `format_preference` does it for pairs and labelled answers, and
-`to_messages` stops after step 2.
+`format_chat` puts the steps together as a transform and truncates rows longer than `max_length`. `format_preference`
+does it for pairs and labelled answers, and `to_messages` stops after step 2.
 """

@@ -28,7 +28,7 @@ from penstock.chat.messages import (
     without_nulls,
 )
 from penstock.chat.problems import MalformedChatError, RowProblem
-from penstock.errors import SchemaError
+from penstock.errors import ConfigError, SchemaError
 from penstock.files.json_values import loads
 from penstock.store.preferences import label_column, rejected_column
 
@@ -41,8 +41,10 @@ __all__ = [
     "Row",
     "answered",
     "as_side",
+    "checked_format",
     "conversations",
     "detect_format",
+    "good_rows",
     "is_json_text",
     "json_columns",
     "python_values",
@@ -481,3 +483,27 @@ def refuse_labels(schema: pa.Schema, kept: Collection[str]) -> None:
             "supervised; use PreferenceDataLoader, or FormatPreference in a pipeline; pass preference=False "
             f"to a loader, or keep={name!r} to FormatChat, to train on all of them; or drop or rename the column"
         )
+
+
+def checked_format(name: str, columns: Mapping[str, str] | None) -> str:
+    """The name of a format, or `columns`; an unknown one is refused."""
+    if columns is not None:
+        unknown = [role for role in columns if role not in ROLES]
+        if unknown or not columns or name not in ("auto", "columns"):
+            raise ConfigError(f"columns must map roles ({', '.join(ROLES)}) to column names, got {dict(columns)}")
+        return "columns"
+    if name != "auto" and name not in FORMATS:
+        raise ConfigError(f"format must be 'auto' or one of {', '.join(FORMATS)}, got {name!r}")
+    if name == "columns":
+        raise ConfigError("format='columns' needs columns={'user': ..., 'assistant': ...}")
+    return name
+
+
+def good_rows(rows: list[tuple[Conversation, ...] | RowProblem]) -> list[tuple[Conversation, ...]]:
+    """The rows; raises the problem of the first bad row."""
+    good = []
+    for row in rows:
+        if isinstance(row, RowProblem):
+            raise row
+        good.append(row)
+    return good

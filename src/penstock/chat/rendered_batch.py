@@ -17,12 +17,11 @@ import pyarrow.compute as pc
 from penstock.arrays.ragged import offsets_of
 from penstock.chat.compile.layouts import Flat, flat_conversations, flat_messages
 from penstock.chat.compile.prover import Layouts
-from penstock.chat.formats import conversations, sides_of
+from penstock.chat.formats import conversations, good_rows, sides_of
 from penstock.chat.masks import NO_PROMPT, Flags, Ints, Spans, as_texts
 from penstock.chat.messages import ROLES, Conversation
 from penstock.chat.problems import RowProblem
 from penstock.chat.render import Renderer, Rendering, foreign_text
-from penstock.chat.to_messages import good_rows
 
 __all__ = ["RenderedBatch", "render_batch"]
 

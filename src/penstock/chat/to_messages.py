@@ -7,14 +7,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.chat.formats import FORMATS, USED, conversations, detect_format
-from penstock.chat.messages import ROLES, Conversation, thoughts_of
-from penstock.chat.problems import RowProblem, alone
-from penstock.errors import ConfigError
+from penstock.chat.formats import USED, checked_format, conversations, detect_format, good_rows
+from penstock.chat.messages import Conversation, thoughts_of
+from penstock.chat.problems import alone
 from penstock.files.json_values import dumps
 from penstock.pipeline.stages import Transform
 
-__all__ = ["MESSAGES", "ToMessages", "checked_format", "good_rows"]
+__all__ = ["MESSAGES", "ToMessages"]
 
 MESSAGES = pa.list_(
     pa.struct(
@@ -61,29 +60,6 @@ class ToMessages(Transform):
 
     def __repr__(self) -> str:
         return f"ToMessages({self.format!r})" if self.columns is None else f"ToMessages(columns={self.columns})"
-
-
-def checked_format(name: str, columns: Mapping[str, str] | None) -> str:
-    if columns is not None:
-        unknown = [role for role in columns if role not in ROLES]
-        if unknown or not columns or name not in ("auto", "columns"):
-            raise ConfigError(f"columns must map roles ({', '.join(ROLES)}) to column names, got {dict(columns)}")
-        return "columns"
-    if name != "auto" and name not in FORMATS:
-        raise ConfigError(f"format must be 'auto' or one of {', '.join(FORMATS)}, got {name!r}")
-    if name == "columns":
-        raise ConfigError("format='columns' needs columns={'user': ..., 'assistant': ...}")
-    return name
-
-
-def good_rows(rows: list[tuple[Conversation, ...] | RowProblem]) -> list[tuple[Conversation, ...]]:
-    """The rows; raises the problem of the first bad row."""
-    good = []
-    for row in rows:
-        if isinstance(row, RowProblem):
-            raise row
-        good.append(row)
-    return good
 
 
 def _as_struct(conversation: Conversation) -> list[dict[str, Any]]:

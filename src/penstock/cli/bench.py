@@ -19,8 +19,6 @@ from penstock.loaders.base import DataLoader
 from penstock.loaders.loader_file import LoaderConfig
 from penstock.memory.budget import format_bytes
 
-__all__ = ["Speed", "bench", "measure"]
-
 
 @dataclass(frozen=True, slots=True)
 class Speed:

@@ -28,8 +28,6 @@ if TYPE_CHECKING:  # imported when a command runs: `penstock --version` needs no
     from penstock.datasets.registry import Competition, DatasetRegistry
     from penstock.files.remote import RemotePath
 
-__all__ = ["competitions"]
-
 competitions = typer.Typer(
     name="competitions",
     no_args_is_help=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import select
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -16,20 +17,6 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.errors import PenstockError
-
-__all__ = [
-    "count",
-    "emit",
-    "fact_table",
-    "log_lines",
-    "output",
-    "print_json",
-    "print_table",
-    "report_errors",
-    "say",
-    "table",
-    "warn",
-]
 
 
 def emit(facts: Any, show: Callable[[], object], *, as_json: bool) -> None:
@@ -136,6 +123,8 @@ def report_errors(*, debug: bool, stopped: str = "stopped") -> Iterator[None]:
         warn(stopped)
         raise typer.Exit(130) from None
     except (PenstockError, OSError) as error:
+        if isinstance(error, BrokenPipeError) and _reader_is_gone():
+            raise  # as in `penstock plugins | head`: the command ends without a message
         if debug:
             typer.echo("".join(traceback.format_exception(error)), err=True)
         if isinstance(error, OSError) and error.strerror and error.filename:
@@ -143,3 +132,13 @@ def report_errors(*, debug: bool, stopped: str = "stopped") -> Iterator[None]:
         else:
             warn(str(error) or type(error).__name__)
         raise typer.Exit(1) from None
+
+
+def _reader_is_gone() -> bool:
+    """True if nobody reads standard output any more; also where the system cannot tell."""
+    try:
+        watched = select.poll()
+        watched.register(sys.stdout.fileno(), 0)
+        return bool(watched.poll(0))
+    except (AttributeError, OSError, ValueError):
+        return True

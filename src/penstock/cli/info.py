@@ -12,8 +12,6 @@ from penstock.cli.options import JsonOption, StoreArgument, command
 from penstock.cli.prepare import store_table
 from penstock.store import describe, open_store, versions
 
-__all__ = ["info"]
-
 _MOST_FILES = 10
 
 

@@ -19,8 +19,6 @@ from penstock.cli.options import command
 from penstock.errors import ConfigError, DataError
 from penstock.loaders import Recipe
 
-__all__ = ["lint"]
-
 _BATCH_ROWS = 1024
 _STYLES = {"prompt": "dim", "supervised": "green", "lost": "red", "changed": "red", "repeated": "red"}
 

@@ -1,40 +1,66 @@
-"""The `penstock` command: its commands, and `--version`."""
+"""The `penstock` command: its commands, each imported when it is used, and `--version`."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command, get_group
 
 from penstock import __version__
-from penstock.cli.bench import bench
-from penstock.cli.competitions import competitions
-from penstock.cli.info import info
-from penstock.cli.lint import lint
-from penstock.cli.plan import plan
-from penstock.cli.plugins import plugins
-from penstock.cli.prepare import prepare
-from penstock.cli.probe_isolation import probe_isolation
-from penstock.cli.queue import queue
-from penstock.cli.run import run
-from penstock.cli.show import show
-from penstock.cli.trace import trace
-from penstock.cli.verify_resume import verify_resume
-from penstock.cli.versions import versions
 
-__all__ = ["app"]
+COMMANDS = {
+    "run": "Run the pipeline that a YAML file describes.",
+    "prepare": "Tokenize files into a store that training reads at random.",
+    "show": "Print the tokens of a row, supervised ones in green.",
+    "lint": "Check every row of a chat data set.",
+    "info": "Show rows, tokens, lengths and columns of a store.",
+    "versions": "List the versions of a store, compare or check them out.",
+    "plan": "Count steps, tokens, padding and packing of a loader.",
+    "trace": "Show which rows make up a step, or which steps use a row.",
+    "verify-resume": "Stop and resume a loader, and compare its batches.",
+    "probe-isolation": "Check that documents of a packed batch are isolated.",
+    "bench": "Measure batches and tokens per second of a loader.",
+    "plugins": "List the built-in stages and those of installed plugins.",
+    "queue": "Show, purge or examine a filesystem queue.",
+    "competitions": "Register the data of competitions, and list them.",
+}
+"""Summaries of the commands; `verify-resume` is `verify_resume` in the module `verify_resume`."""
+
+
+class _Commands(TyperGroup):
+    """Group that knows its commands by name: `--help` imports none of them."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands = dict.fromkeys(COMMANDS)  # type: ignore[assignment]  # names, for suggestions
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        name = cmd_name.replace("-", "_")
+        found = getattr(import_module(f"penstock.cli.{name}"), name)
+        if isinstance(found, typer.Typer):
+            return get_group(found)
+        alone = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+        alone.command(cmd_name)(found)
+        return get_command(alone)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
 
 app = typer.Typer(
     name="penstock",
+    cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,  # the help shows YAML, whose brackets are no markup
     pretty_exceptions_enable=False,
 )
-for each in (run, prepare, show, lint, info, versions, plan, trace, verify_resume, probe_isolation, bench, plugins):
-    app.command()(each)
-for group in (queue, competitions):
-    app.add_typer(group)
 
 
 def _show_version(wanted: bool) -> None:

@@ -23,22 +23,6 @@ from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
 from penstock.loaders.loader_file import LoaderConfig, load_config
 
-__all__ = [
-    "RECIPE_OPTIONS",
-    "ConfigArgument",
-    "DebugOption",
-    "JsonOption",
-    "QuietOption",
-    "SetOption",
-    "StoreArgument",
-    "check_assignments",
-    "command",
-    "open_rank",
-    "opened",
-    "read_config",
-    "read_planned",
-]
-
 ConfigArgument = Annotated[
     Path, typer.Argument(metavar="CONFIG", help="A YAML or JSON file that describes a loader, or a token store.")
 ]

@@ -50,8 +50,6 @@ from penstock.transforms import parse_expression
 from penstock.types import Schema
 from penstock.types.conversion import Problems, convert, members
 
-__all__ = ["KEYS", "PipelineFile", "read_pipeline", "spelled_out"]
-
 KEYS = ("source", "transforms", "sink", "config", "budget", "checkpoint")
 
 

@@ -15,8 +15,6 @@ from penstock.loaders.loader_file import LoaderConfig
 from penstock.loaders.plan_summary import PlanSummary, summarize_plan
 from penstock.memory.budget import format_bytes
 
-__all__ = ["plan"]
-
 _BYTES = ("batch_bytes", "prefetch_bytes")
 _SHARES = ("padding_share", "packing_efficiency", "supervised_share", "share")
 

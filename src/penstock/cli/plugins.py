@@ -24,8 +24,6 @@ from penstock.cli.options import command
 from penstock.errors import ConfigError, PluginError
 from penstock.fsqueue import QueueSink, QueueSource
 
-__all__ = ["StageEntry", "built_in", "entries", "plugins", "resolve"]
-
 Maker = Callable[..., Any]
 
 _PACKAGES = {"sources": sources, "transforms": transforms, "sinks": sinks}

@@ -23,8 +23,6 @@ from penstock.observe import Extent, closing_table, progress_on
 from penstock.pipeline import Pipeline, PipelineConfig
 from penstock.store import describe
 
-__all__ = ["prepare", "store_table"]
-
 
 @command([field.name for field in fields(Recipe) if field.init], stopped="stopped; the same command resumes")
 def prepare(

@@ -22,8 +22,6 @@ from penstock.cli.options import ConfigArgument, JsonOption, SetOption, command,
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
 
-__all__ = ["probe_isolation"]
-
 _MOST_BATCHES = 20
 
 

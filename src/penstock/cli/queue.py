@@ -20,12 +20,11 @@ from penstock.errors import ConfigError, PenstockError, QueueNotFoundError
 from penstock.fsqueue import queue as queues
 from penstock.fsqueue.doctor import Diagnosis, Finding, examine
 from penstock.fsqueue.layout import list_members
+from penstock.fsqueue.leases import heartbeat_seconds
 from penstock.fsqueue.queue import Queue, schema_of
 from penstock.fsqueue.status import MemberStatus, SplitStatus, Status, find_queue, look
 from penstock.memory.budget import format_bytes
-from penstock.observe.live import format_seconds
-
-__all__ = ["queue"]
+from penstock.pipeline.report import format_seconds
 
 queue = typer.Typer(
     name="queue",
@@ -38,7 +37,6 @@ PlaceArgument = Annotated[
     Path, typer.Argument(metavar="DIR", help="A queue, the directory of a dataset (data/NAME), or a config file.")
 ]
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
-_BEATS_PER_LEASE = 5
 
 
 # -- status ----------------------------------------------------------------------------------------------------------
@@ -224,8 +222,8 @@ def _refuse_while_alive(path: Path) -> None:
     first = list_members(directory) if directory.is_dir() else {}
     if not first:
         return
-    # A living member beats five times per lease; half a beat more for a busy machine.
-    seconds = 1.5 * max(member.lease_seconds for member in first.values()) / _BEATS_PER_LEASE
+    # Half a heartbeat more, for a busy machine.
+    seconds = 1.5 * heartbeat_seconds(max(member.lease_seconds for member in first.values()))
     warn(f"watching {count(len(first), 'member')} for {seconds:.1f} s")
     until = time.monotonic() + seconds
     while time.monotonic() < until:

@@ -29,8 +29,6 @@ from penstock.pipeline.checkpoint import CHECKPOINT_NAME
 from penstock.pipeline.functions import FunctionStage
 from penstock.types.conversion import Problems
 
-__all__ = ["ColumnCheck", "check_columns", "fit_transforms", "run"]
-
 _PROGRESS_SECONDS = 0.25
 
 

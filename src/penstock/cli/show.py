@@ -19,13 +19,11 @@ from penstock.cli.options import SetOption, command, open_rank, read_planned
 from penstock.errors import ConfigError, DataError
 from penstock.loaders import Recipe
 from penstock.loaders.base import DataLoader
-from penstock.loaders.inputs import Inputs
 from penstock.loaders.loader_file import LoaderConfig
+from penstock.loaders.source import Inputs
 from penstock.store import open_store
 from penstock.store.manifest import is_store
 from penstock.transforms.tokenization import Tokenizer, load_tokenizer
-
-__all__ = ["TokenSequence", "sequences_of_step", "show"]
 
 Pieces = list[tuple[str, str]]
 """Kind and text of each token."""

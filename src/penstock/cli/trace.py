@@ -11,8 +11,6 @@ from penstock.cli.options import ConfigArgument, JsonOption, SetOption, command,
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
 
-__all__ = ["trace"]
-
 
 @command()
 def trace(

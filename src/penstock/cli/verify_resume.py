@@ -13,8 +13,6 @@ from penstock.cli.options import ConfigArgument, JsonOption, SetOption, command,
 from penstock.loaders.verification import ResumeReport
 from penstock.loaders.verification import verify_resume as verify
 
-__all__ = ["verify_resume"]
-
 
 @command()
 def verify_resume(

@@ -18,8 +18,6 @@ from penstock.store import Difference, Manifest, checkout, diff
 from penstock.store import versions as all_versions
 from penstock.store.manifest import read_manifest, store_path
 
-__all__ = ["versions"]
-
 _LONG = 40
 
 

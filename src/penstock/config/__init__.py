@@ -6,7 +6,6 @@
 shared       SharedConfig, the frozen settings, and load_shared_config with its overrides
 validator    validate: defaults, checks, and all problems in one error
 settings     Setting, the settings of both commands, frozen values
-python_file  execution of a Python file in its own namespace
 """
 
 from penstock.config.settings import REQUIRED, Setting

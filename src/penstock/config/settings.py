@@ -15,21 +15,6 @@ from penstock.errors import ConfigError
 from penstock.memory.budget import parse_bytes
 from penstock.types.conversion import convert, in_words, is_convertible
 
-__all__ = [
-    "KNOWN",
-    "PREPARE",
-    "REQUIRED",
-    "SHARED",
-    "TRAIN",
-    "ByteSize",
-    "FrozenDict",
-    "Setting",
-    "check_settings",
-    "conflicts",
-    "freeze",
-    "thaw",
-]
-
 
 class FrozenDict(dict[Any, Any]):
     """Read-only dict."""

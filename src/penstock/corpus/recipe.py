@@ -7,8 +7,8 @@ and key, each opened once and shared by `prepare`, the loaders and the streams.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field, fields, replace
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ from penstock._suggest import did_you_mean
 from penstock.chat.format_chat import FormatChat, detect_format, json_columns
 from penstock.chat.format_preference import FormatPreference, preference_kind
 from penstock.chat.formats import refuse_labels
+from penstock.chat.templates import load_template
 from penstock.corpus.dedup.stages import Dedup, ExactDedup, MinHashDedup, dedup_stages
 from penstock.corpus.quality.filters import quality_filters
 from penstock.errors import ConfigError, DataError, SchemaError
@@ -27,6 +28,7 @@ from penstock.files.checksums import FileFingerprint
 from penstock.files.listing import PathLike
 from penstock.pipeline import Source, Transform
 from penstock.sources import CsvSource, JsonlSource, ParquetSource, open_source
+from penstock.sources.by_suffix import SourceFiles, find_source
 from penstock.store import Lineage
 from penstock.store.preferences import LABELS, label_column, rejected_column
 from penstock.tokenizers.load import TokenizerSpec
@@ -259,30 +261,70 @@ class OpenedRecipe:
     """A recipe and its input: source, schema, tokenizer and steps, each opened once, when it is first needed."""
 
     recipe: Recipe
-    source: Any
-    names: Sequence[str] | None = None
-    """Columns of JSON rows, as the first rows show them; None for a format that has a schema."""
+    given: Any
+    """A source, or `SourceFiles`, which are opened when `source` is needed."""
 
     @classmethod
     def of(cls, recipe: Recipe, inputs: PathLike | Iterable[PathLike]) -> OpenedRecipe:
-        """The recipe with the source of these files, which reads only the columns that the recipe needs."""
-        source: Any = open_source(inputs)
+        """The recipe with these files."""
+        found = find_source(inputs)
+        return cls(recipe, found if isinstance(found, SourceFiles) else open_source(found))
+
+    @property
+    def source(self) -> Any:
+        """The source, which reads only the columns that the recipe needs."""
+        return self._needed[0]
+
+    @property
+    def names(self) -> Sequence[str] | None:
+        """Columns of JSON rows, as the first rows show them; None for a format that has a schema."""
+        return self._needed[1]
+
+    @cached_property
+    def _needed(self) -> tuple[Any, Sequence[str] | None]:
+        recipe, source = self.recipe, self.given
+        if isinstance(source, SourceFiles):
+            source = source.open()
         if isinstance(source, ParquetSource) and not recipe.is_chat(source.schema.names):
-            source = ParquetSource(source.files, columns=recipe.wanted_columns(source.schema.names))
+            return ParquetSource(source.files, columns=recipe.wanted_columns(source.schema.names)), None
         if not isinstance(source, JsonlSource):
-            return cls(recipe, source)
+            return source, None
         names, text = source.first_columns(), recipe.text_column
         if not recipe.keep and text in names and not recipe.is_chat(names):
             # Only text is needed, so no types have to be inferred from all rows.
-            schema = pa.schema([(text, pa.string())])
-            return cls(recipe, type(source)(source.files, schema=schema, columns=[text]), [text])
+            source.close()
+            return type(source)(source.files, schema=pa.schema([(text, pa.string())]), columns=[text]), [text]
         # In chats, content is text or a list of parts, and arguments of tools have any type: they stay JSON.
         source.keep_json(json_columns((recipe.chat.get("columns") or {}).values()))
-        return cls(recipe, source, names)
+        return source, names
 
     @property
     def files(self) -> Sequence[Path]:
-        return cast(Sequence[Path], getattr(self.source, "files", ()))
+        return cast(Sequence[Path], getattr(self.given, "files", ()))
+
+    def request(self, inputs: Iterable[FileFingerprint], on_error: str) -> str | None:
+        """Hash of everything that decides the key of the store; None if the input or some option has no text.
+
+        It needs neither the rows nor the vocabulary, so a store that exists is found without them.
+        """
+        if not isinstance(self.given, SourceFiles):
+            return None
+        recipe, tokenizer = self.recipe, self.tokenizer
+        own: str | None = getattr(tokenizer, "chat_template", None)
+        options = {item.name: getattr(recipe, item.name) for item in fields(recipe)}
+        template = load_template(recipe.template, own).source if recipe.template else None
+        asked = options | {
+            "code": _code_stamp(),
+            "source": self.given.name,
+            "inputs": list(inputs),
+            "tokenizer": [tokenizer.fingerprint, tokenizer.special, own],
+            "template": template,
+            "on_error": on_error,
+        }
+        try:
+            return xxhash.xxh3_128_hexdigest(orjson.dumps(asked, option=orjson.OPT_SORT_KEYS))
+        except TypeError:
+            return None
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -307,6 +349,7 @@ class OpenedRecipe:
     def for_streams(self, row_column: str) -> tuple[Any, Steps]:
         """A source that knows its columns without reading all rows, and steps that keep the column of row numbers."""
         source, recipe = self.source, self.recipe
+        source.close()  # rows are read by others, from any place
         text = recipe.text_column
         if isinstance(source, CsvSource) and recipe.template is None and text in source.layout_of(0).names:  # type: ignore[attr-defined]
             source = CsvSource(source.files, schema=pa.schema([(text, pa.string())]), columns=[text])
@@ -318,6 +361,14 @@ class OpenedRecipe:
             schema = pa.schema([(name, pa.null()) for name in self.names])
         with_rows = replace(recipe, keep=[row_column], tokenizer=self.tokenizer)
         return source, with_rows.steps(schema.append(pa.field(row_column, pa.int64())))
+
+
+@cache
+def _code_stamp() -> str:
+    """Hash of the sizes and times of penstock's modules: other code may give other rows."""
+    root = Path(__file__).parents[1]
+    stats = [(str(file.relative_to(root)), file.stat()) for file in sorted(root.rglob("*.py"))]
+    return xxhash.xxh3_64_hexdigest(repr([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]).encode())
 
 
 def _described(step: Any) -> str:

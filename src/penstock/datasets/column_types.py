@@ -17,8 +17,6 @@ from penstock.datasets.dates import date_remedy, find_dates, one_array, read_dat
 from penstock.datasets.spec import ColumnKind
 from penstock.errors import DataError
 
-__all__ = ["as_kinds", "check_followed", "first_code", "typed_columns"]
-
 log = logging.getLogger(__name__)
 
 Kinds = Mapping[str, ColumnKind | None]

@@ -24,9 +24,6 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     from penstock.datasets.guesses import Facts
 
-__all__ = ["date_remedy", "find_dates", "read_dates", "with_dates"]
-
-
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _MONTH = (
     "jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?|"

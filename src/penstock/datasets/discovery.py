@@ -32,8 +32,6 @@ from penstock.errors import ConfigError, PenstockError, PluginError
 from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
 
-__all__ = ["Discovery", "discover", "load_class"]
-
 log = logging.getLogger(__name__)
 
 _PRIVATE = "_penstock_discovered_"

@@ -31,9 +31,6 @@ from penstock.datasets.spec import DatasetSpec, plain
 from penstock.errors import ConfigError, DataError
 from penstock.order.permutation import Permutation, derive_key
 
-__all__ = ["Fold", "FoldKind", "Folds"]
-
-
 Rows = npt.NDArray[np.int64]
 
 _WHOLE = 1 << 20

@@ -13,9 +13,6 @@ import pyarrow.compute as pc
 from penstock.datasets.spec import ColumnKind, CompetitionType
 from penstock.errors import ConfigError, DataError
 
-__all__ = ["Facts", "facts_of", "guess_kind", "guess_metric", "is_called_id"]
-
-
 _MOST_CATEGORIES = 50
 _BOOLEAN_WORDS = [{"yes", "no"}, {"y", "n"}, {"true", "false"}, {"t", "f"}]
 

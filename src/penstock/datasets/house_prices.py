@@ -9,9 +9,7 @@ from penstock.datasets.base import ColumnSpec, CompetitionType, DatasetSpec
 from penstock.datasets.metadata import CompetitionMetadata
 from penstock.datasets.tabular import TabularDataset
 from penstock.templates.base_template import BaseTemplate
-from penstock.templates.styles import KeyValueTemplate
-
-__all__ = ["HousePricesDataset", "house_prices_metadata", "house_prices_spec", "house_prices_template"]
+from penstock.templates.converters import KeyValueTemplate
 
 _GRADES = {"Ex": "excellent", "Gd": "good", "TA": "typical", "Fa": "fair", "Po": "poor"}
 _FINISHES = {

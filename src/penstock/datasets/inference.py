@@ -37,8 +37,6 @@ from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.files.listing import PathLike
 from penstock.files.remote import RemotePath, path_of, shown
 
-__all__ = ["Inference", "infer"]
-
 log = logging.getLogger(__name__)
 
 _TARGET_NAMES = ("target", "label", "labels", "y", "class", "outcome", "response")

@@ -28,8 +28,6 @@ from penstock.datasets.spec import CompetitionType, DatasetSpec
 from penstock.datasets.tables import read_names, read_table, split_file
 from penstock.errors import ConfigError, DataError, SchemaError
 
-__all__ = ["Labels", "score_rows"]
-
 _MAX_CLASSES = 100_000
 
 

@@ -12,8 +12,6 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     from penstock.datasets.metrics import Metric
 
-__all__ = ["CompetitionMetadata"]
-
 
 @dataclass(frozen=True)
 class CompetitionMetadata:

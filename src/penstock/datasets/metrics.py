@@ -41,9 +41,6 @@ from penstock.datasets.predictions import is_missing
 from penstock.datasets.spec import CompetitionType
 from penstock.errors import ConfigError, DataError, SchemaError
 
-__all__ = ["METRICS", "Metric", "get_metric"]
-
-
 Needs = Literal["labels", "scores", "probabilities", "values", "rankings"]
 Score = Callable[[Any, Any, Sequence[Any] | None], float]
 Shape = Literal["one", "many", "any"]

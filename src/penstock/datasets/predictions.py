@@ -23,8 +23,6 @@ import pyarrow as pa
 from penstock.batching.backends import backend_of
 from penstock.errors import ConfigError, DataError, SchemaError
 
-__all__ = ["ClassNames", "Predictions", "PredictionsAre"]
-
 Array = npt.NDArray[Any]
 Meaning = Literal["numbers", "names", "probabilities", "scores"]
 PredictionsAre = Literal["numbers", "names"]

@@ -22,8 +22,6 @@ from penstock.errors import ConfigError, DataError
 from penstock.files.filesystems import require_local
 from penstock.files.remote import has_password, shown
 
-__all__ = ["Competition", "DataVersion", "default_registry_directory"]
-
 log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1

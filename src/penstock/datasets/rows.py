@@ -17,8 +17,6 @@ from penstock.datasets.guesses import is_called_id
 from penstock.datasets.spec import DatasetSpec
 from penstock.errors import DataError, SchemaError
 
-__all__ = ["check_data", "column_names", "column_of", "content_of", "digest_of", "take_rows"]
-
 _NO_IDS = ("numeric", "categorical", "boolean", "date")
 
 

@@ -21,8 +21,6 @@ from penstock.errors import ConfigError
 from penstock.files.atomic import write_atomic
 from penstock.files.filesystems import require_local
 
-__all__ = ["make_titanic", "titanic_table"]
-
 Numbers = npt.NDArray[Any]
 
 

@@ -19,8 +19,6 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     from penstock.templates.columns import ColumnFormat
 
-__all__ = ["SPLITS", "ColumnKind", "ColumnSpec", "CompetitionType", "DataFiles", "DatasetSpec"]
-
 ColumnKind = Literal["numeric", "categorical", "text", "boolean", "date", "id", "ignore"]
 
 SPLITS = ("train", "val", "test")

@@ -31,8 +31,6 @@ from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
 from penstock.files.remote import is_remote
 
-__all__ = ["SPEC_FILE", "check_files", "read_spec", "spec_text", "write_spec"]
-
 SPEC_FILE = "competition.yaml"
 
 _HEADER = """\

@@ -40,8 +40,6 @@ from penstock.files.filesystems import require_local
 if TYPE_CHECKING:
     from penstock.datasets.base import KaggleDataset
 
-__all__ = ["write_submission"]
-
 log = logging.getLogger(__name__)
 
 

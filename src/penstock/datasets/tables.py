@@ -36,8 +36,6 @@ from penstock.files.compression import DamagedStreamError, open_input
 from penstock.files.listing import split_suffix
 from penstock.files.remote import RemotePath, fetch, is_remote
 
-__all__ = ["MISSING", "FileContent", "read_names", "read_table"]
-
 MISSING = (
     *("", "NA", "N/A", "n/a", "NaN", "nan", "-nan", "-NaN", "null", "NULL", "<NA>"),
     *("#N/A", "#N/A N/A", "#NA", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"),

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from penstock.templates.base_template import BaseTemplate
     from penstock.templates.converters import TabularTextConverter
 
-__all__ = ["TabularDataset", "Unseen"]
-
 Unseen = Literal["error", "keep"]
 
 _CUT = b"penstock.cut"

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 import orjson
@@ -17,10 +15,9 @@ import xxhash
 
 from penstock.arrays.ragged import Ragged, list_array
 from penstock.datasets.spec import ColumnSpec, DatasetSpec
-from penstock.errors import ConfigError, DataError, StalledError
-from penstock.files.atomic import AtomicFile
+from penstock.errors import ConfigError, DataError
+from penstock.files.cache import get_or_make_file
 from penstock.files.checksums import ARROW_TAIL, HashedFile, check_file
-from penstock.files.locks import FileLock
 from penstock.templates.base_template import BaseTemplate, names_of
 from penstock.templates.converters import TabularTextConverter, make_style
 from penstock.templates.few_shot import FewShot
@@ -29,8 +26,6 @@ from penstock.tokenizers.base import Tokenizer
 from penstock.tokenizers.load import load_tokenizer
 from penstock.tokenizers.token_rows import TokenTruncation
 from penstock.transforms.counts import Counts
-
-__all__ = ["TextEncoder", "few_shot_template", "kept_table", "template_for"]
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +37,6 @@ _MAX_LOADED = 4
 _loaded: dict[tuple[str, Any], Tokenizer] = {}
 """Last tokenizers, shared by the datasets of a competition, so that each is loaded and verified once."""
 _ROWS, _TOKENS = "rows cut to max_length", "tokens cut off"
-_STRAY_SECONDS = 24 * 3600
 
 
 # -- texts to ids ----------------------------------------------------------------------------------------------------
@@ -230,35 +224,28 @@ def kept_table(
     A file that is damaged, or has not `rows` rows, is made again.
     """
     name = xxhash.xxh3_128_hexdigest(orjson.dumps({"version": TABLE_VERSION, **key}, option=orjson.OPT_SORT_KEYS))
-    file = directory / f"encoded-{name}.arrow"
-    if (found := _read(file, rows)) is not None:
-        return found
-    directory.mkdir(parents=True, exist_ok=True)
-    with FileLock(directory / f".encoded-{name}.lock") as lock:
-        if not lock.acquire(wait_seconds):
-            raise StalledError(f"{lock.owner()} has been making {file} for more than {wait_seconds:g} s")
+    found: pa.Table | None = None
+
+    def is_valid(file: Path) -> bool:
+        nonlocal found
         found = _read(file, rows)
-        if found is None:
-            _remove_strays(directory, file)
-            table = make()
-            with AtomicFile(file) as target:
-                hashed = HashedFile(target.file)
-                with pa.ipc.new_file(hashed, table.schema) as writer:
-                    writer.write_table(table)
-                    hashed.cut()
-                    hashed.hold()
-                hashed.finish(ARROW_TAIL)
-            found = _read(file, rows)
-            assert found is not None
+        return found is not None
+
+    def write(file: BinaryIO) -> None:
+        table = make()
+        hashed = HashedFile(file)
+        with pa.ipc.new_file(hashed, table.schema) as writer:
+            writer.write_table(table)
+            hashed.cut()
+            hashed.hold()
+        hashed.finish(ARROW_TAIL)
+
+    file = directory / f"encoded-{name}.arrow"
+    get_or_make_file(file, write, is_valid=is_valid, wait_seconds=wait_seconds)
+    if found is None:
+        found = _read(file, rows)
+    assert found is not None
     return found
-
-
-def _remove_strays(directory: Path, file: Path) -> None:
-    """Remove unfinished files of killed writers: all of this file, whose lock is held; others after a day."""
-    for stray in directory.glob(".encoded-*.tmp"):
-        with contextlib.suppress(OSError):
-            if stray.name.startswith(f".{file.name}.") or time.time() - stray.stat().st_mtime > _STRAY_SECONDS:
-                stray.unlink()
 
 
 def _read(file: Path, rows: int) -> pa.Table | None:

@@ -11,8 +11,6 @@ from penstock.datasets.tabular import TabularDataset
 from penstock.templates.base_template import BaseTemplate
 from penstock.templates.sentences import SentenceTemplate
 
-__all__ = ["TitanicDataset", "titanic_metadata", "titanic_spec", "titanic_template"]
-
 _COLUMNS = {
     "Survived": ColumnSpec(kind="categorical", name="survived", categories={0: "no", 1: "yes"}),
     "Pclass": ColumnSpec(

@@ -5,9 +5,6 @@ from penstock.distributed.balancing import micro_batches as micro_batches
 from penstock.distributed.ranks import Rank as Rank
 from penstock.distributed.ranks import find_rank as find_rank
 from penstock.distributed.ranks import worker_rank as worker_rank
-from penstock.distributed.rendezvous import DirectoryRendezvous as DirectoryRendezvous
-from penstock.distributed.rendezvous import Rendezvous as Rendezvous
-from penstock.distributed.rendezvous import find_rendezvous as find_rendezvous
 from penstock.distributed.sharding import Balanced as Balanced
 from penstock.distributed.sharding import CanonicalStreams as CanonicalStreams
 from penstock.distributed.sharding import Contiguous as Contiguous
@@ -15,7 +12,10 @@ from penstock.distributed.sharding import Sharding as Sharding
 from penstock.distributed.sharding import Strided as Strided
 from penstock.distributed.sharding import canonical_streams as canonical_streams
 from penstock.distributed.sharding import shares_of as shares_of
+from penstock.distributed.synchronization import DirectoryRendezvous as DirectoryRendezvous
 from penstock.distributed.synchronization import EndOfEpoch as EndOfEpoch
+from penstock.distributed.synchronization import Rendezvous as Rendezvous
 from penstock.distributed.synchronization import barrier as barrier
+from penstock.distributed.synchronization import find_rendezvous as find_rendezvous
 from penstock.distributed.synchronization import gather_states as gather_states
 from penstock.distributed.synchronization import merge_states as merge_states

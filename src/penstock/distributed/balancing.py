@@ -14,8 +14,6 @@ import numpy.typing as npt
 
 from penstock.errors import ConfigError
 
-__all__ = ["attention_cost", "greedy", "karmarkar_karp", "micro_batches"]
-
 Numbers = npt.NDArray[np.int64]
 _SWAPS, _PARTNERS = 8, 8  # most swaps for each part, and number of cheapest parts to swap with
 

@@ -15,8 +15,6 @@ from typing import Any
 
 from penstock.errors import ConfigError
 
-__all__ = ["Rank", "find_rank", "worker_rank"]
-
 _LAUNCHERS = (("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
 # Without SLURM_PROCID and SLURM_NTASKS: an interactive shell or a batch script has them too, so a single process would
 # silently read the first of N shares.

@@ -17,8 +17,6 @@ from penstock.distributed.balancing import attention_cost, karmarkar_karp
 from penstock.distributed.ranks import Rank
 from penstock.errors import ConfigError
 
-__all__ = ["Balanced", "CanonicalStreams", "Contiguous", "Sharding", "Strided", "canonical_streams", "shares_of"]
-
 Numbers = npt.NDArray[np.int64]
 
 

@@ -18,19 +18,6 @@ from typing import Any, Self
 from penstock.errors import ConfigError
 from penstock.files.listing import PathLike
 
-__all__ = [
-    "AtomicFile",
-    "check_own_directory",
-    "naming",
-    "open_own",
-    "refuse_link",
-    "remove_own_directory",
-    "strangers",
-    "sync_directory",
-    "write_atomic",
-]
-
-
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)
 
 

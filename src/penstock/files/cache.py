@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import glob
 import logging
 import os
 import re
@@ -24,12 +23,12 @@ from penstock.files.listing import PathLike
 from penstock.files.locks import FileLock
 from penstock.memory.budget import parse_bytes
 
-__all__ = ["CacheBackend", "CacheEntry", "DiskCache", "default_cache_directory", "get_or_make_file", "lock_of"]
-
 log = logging.getLogger(__name__)
 
 _KEY = re.compile(r"[0-9a-z][0-9a-z._-]{0,127}")
 _STRAY_SECONDS = 3600.0
+_OLD_SECONDS = 24 * 3600.0
+_UNFINISHED = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")
 _LOCKS = "locks"
 _FOLDER = re.compile(r"[0-9a-f]{2}")
 _FILE = re.compile(r"_[0-9a-z][0-9a-z._-]{0,127}~[0-9a-f]{32}")
@@ -105,11 +104,20 @@ def get_or_make_file(
     path.parent.mkdir(parents=True, exist_ok=True)
     with _made_once(lock_of(path), name or str(path), wait_seconds):
         if not is_valid(path):
-            for stray in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-                _unlink(stray)  # its writer held this lock and was killed
+            _remove_strays(path)
             with AtomicFile(path) as target:
                 make(target.file)
     return path
+
+
+def _remove_strays(path: Path) -> None:
+    """Remove unfinished files of killed writers: all of this file, whose lock is held; others after a day."""
+    for stray in path.parent.glob(".*.tmp"):
+        with contextlib.suppress(FileNotFoundError):
+            if stray.name.startswith(f".{path.name}.") or (
+                _UNFINISHED.fullmatch(stray.name) and time.time() - stray.stat().st_mtime > _OLD_SECONDS
+            ):
+                _unlink(stray)
 
 
 class DiskCache:

@@ -31,25 +31,6 @@ from penstock.errors import ChangedFileError, DataError
 from penstock.files.atomic import write_atomic
 from penstock.files.listing import PathLike, names_of
 
-__all__ = [
-    "ARROW_TAIL",
-    "PARQUET_TAIL",
-    "Checksums",
-    "FileFingerprint",
-    "FileStamp",
-    "FileStamps",
-    "HashedFile",
-    "Segment",
-    "add_checksums",
-    "check_file",
-    "fingerprint_files",
-    "hash_file",
-    "hash_segments",
-    "is_settled",
-    "read_checksums",
-]
-
-
 PARQUET_TAIL, ARROW_TAIL = b"PAR1", b"ARROW1"
 _MARK = b"penstock"
 _SEGMENT, _END, _LENGTH = struct.Struct("<QQ"), struct.Struct("<QQ8s"), struct.Struct("<I")

@@ -17,8 +17,6 @@ import xxhash
 from penstock.errors import ConfigError, ResumeError
 from penstock.files.listing import PathLike, split_suffix
 
-__all__ = ["ByteReader", "DamagedStreamError", "open_input", "open_output"]
-
 # Arrow does not know xz, and fails on a bz2 file of several streams if one of them is empty.
 _PYTHON_CODECS = {".xz": lzma.LZMAFile, ".bz2": bz2.BZ2File}
 _ARROW_CODECS = {".gz": "gzip", ".zst": "zstd", ".lz4": "lz4"}

@@ -11,8 +11,6 @@ import yaml
 from penstock._suggest import check_options
 from penstock.errors import ConfigError
 
-__all__ = ["read_document", "set_value"]
-
 
 def read_document(path: Path, *, such_as: str) -> dict[str, Any]:
     """The mapping that the file holds; `such_as` is a line that it could have, for the error if it has none."""

@@ -6,7 +6,6 @@ import contextlib
 import fnmatch
 import os
 import re
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,24 +15,6 @@ from penstock.files.listing import PathLike
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
-
-__all__ = [
-    "cut",
-    "files_below",
-    "files_matching",
-    "has_password",
-    "is_remote",
-    "kind_of",
-    "local_or_none",
-    "local_path",
-    "naming_url",
-    "open_filesystem",
-    "require_local",
-    "scheme_of",
-    "select",
-    "shown",
-]
-
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(?=://)")  # at least two letters: one is a drive on Windows
 _PASSWORD = re.compile(
@@ -175,7 +156,9 @@ def local_path(url: str) -> Path | None:
     host, path = url.partition("://")[2].partition("/")[::2]
     if host not in ("", "localhost"):
         raise ConfigError(f"{url!r} is on the host {host!r}; expected file:///path, with three slashes")
-    return Path(urllib.request.url2pathname("/" + path))
+    from urllib.request import url2pathname  # here: it imports half of the network modules
+
+    return Path(url2pathname("/" + path))
 
 
 def cut(url: str) -> tuple[str, str]:

@@ -13,8 +13,6 @@ from typing import Any, Protocol
 
 import orjson
 
-__all__ = ["FloatText", "IntText", "NumberText", "dumps", "loads", "spelled"]
-
 # orjson is several times faster, but rounds long integers and forgets spellings: text without such numbers is its.
 _UNUSUAL = re.compile(r"\d[.eE]|\d{16}|-0|NaN|Infinity|\\u[dD][89a-fA-F]")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")

@@ -9,8 +9,6 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NoReturn
 
-__all__ = ["FoundFiles", "PathLike", "list_files", "names_of", "split_suffix"]
-
 PathLike = str | os.PathLike[str]
 
 COMPRESSED = (".gz", ".zst", ".bz2", ".lz4", ".xz")

@@ -24,8 +24,6 @@ from penstock.errors import ConfigError
 from penstock.files.atomic import open_own
 from penstock.files.listing import PathLike
 
-__all__ = ["FileLock"]
-
 log = logging.getLogger(__name__)
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)

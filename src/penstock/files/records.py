@@ -11,8 +11,6 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["CsvRecords", "Cutter", "JsonItems", "JsonLines", "Lines", "WholeFile", "first_newline"]
-
 Bytes = npt.NDArray[np.uint8]
 Positions = npt.NDArray[np.int64]
 

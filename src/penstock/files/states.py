@@ -12,17 +12,6 @@ import xxhash
 
 from penstock.errors import ResumeError
 
-__all__ = [
-    "CHECKSUM",
-    "StateFormat",
-    "check_state",
-    "is_state",
-    "parse_json",
-    "state_checksum",
-    "to_json",
-    "with_checksum",
-]
-
 CHECKSUM = "checksum"
 _PLAIN = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
 _WHAT_TO_DO = "load another copy of it, or an earlier state, or start without one"

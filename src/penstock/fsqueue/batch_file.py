@@ -26,9 +26,6 @@ from penstock.fsqueue.layout import QueueFile
 from penstock.fsqueue.queue import Queue, how_to_purge
 from penstock.types import Field, Schema, from_numpy, to_numpy
 
-__all__ = ["COMPRESSIONS", "Arrays", "BatchColumns", "BatchFile", "EncodedBatch", "Encoder", "read", "write"]
-
-
 Arrays = dict[str, npt.NDArray[Any]]
 
 

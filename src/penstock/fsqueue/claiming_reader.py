@@ -21,8 +21,6 @@ from penstock.fsqueue.leases import Acknowledger
 from penstock.fsqueue.queue import how_to_purge
 from penstock.fsqueue.split_reader import Delivered, SplitFiles
 
-__all__ = ["ClaimingReader"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -31,8 +31,6 @@ from penstock.fsqueue.ordered_reader import OrderedReader
 from penstock.fsqueue.queue import Queue
 from penstock.fsqueue.split_reader import QueueReader, ReadCounts, SplitFiles, check_queue_state
 
-__all__ = ["DatasetConsumer", "check_reading", "open_reader"]
-
 _STATE = StateFormat("queue splits", "a DatasetConsumer")
 
 

@@ -26,13 +26,11 @@ from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
 from penstock.fsqueue.batch_file import read
 from penstock.fsqueue.layout import Member, QueueFile, SplitDirectory, list_cursors, list_members, rename
-from penstock.fsqueue.leases import LeaseReaper, MemberWatch
+from penstock.fsqueue.leases import LeaseReaper, MemberWatch, is_expired
 from penstock.fsqueue.members import QueueOptions
 from penstock.fsqueue.ordered_reader import is_cursor_name
 from penstock.fsqueue.queue import QUEUE_FILE, Queue, how_to_purge
 from penstock.memory.budget import format_bytes
-
-__all__ = ["Diagnosis", "Finding", "check_file_system", "examine"]
 
 _SEVERITIES = ("error", "warning", "note")
 _NEEDS = (
@@ -160,14 +158,16 @@ class _Checkup:
             return
         listed = watch.members(fresh=True)
         first = {owner: listed[owner].beat if owner in listed else None for owner in owners}
-        seconds = max(watch.lease_of(owner) for owner in owners)
-        seconds = seconds if wait_seconds is None else min(wait_seconds, seconds)
+        lease = max(watch.lease_of(owner) for owner in owners)
+        seconds = lease if wait_seconds is None else min(wait_seconds, lease)
         if on_wait is not None:
             on_wait(seconds, len(owners))
         for owner in owners:
             watch.is_dead(owner)  # notes when it was first seen
         began, silent = watch.clock(), set(owners)
-        while silent and watch.clock() - began <= seconds:
+        while silent and not is_expired(watched := watch.clock() - began, lease):
+            if wait_seconds is not None and watched > wait_seconds:
+                break
             time.sleep(min(0.1, watch.lease_seconds / 10))
             now = watch.members(fresh=True)
             silent -= {owner for owner in silent if owner in now and now[owner].beat != first[owner]}

@@ -19,16 +19,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.errors import DataError
-from penstock.fsqueue.lanes import Lanes
-from penstock.fsqueue.layout import Member, QueueFile, SplitDirectory, list_members, temporary_name
+from penstock.fsqueue.layout import Lanes, Member, QueueFile, SplitDirectory, list_members, temporary_name
 from penstock.fsqueue.queue import Queue
-
-__all__ = ["HEARTBEATS_PER_LEASE", "Acknowledger", "LeaseReaper", "MemberWatch", "Reaped", "settle"]
 
 logger = logging.getLogger(__name__)
 
-HEARTBEATS_PER_LEASE = 5
+SHORTEST_LEASE = 0.05
 _TRIES = 1000
+
+
+def is_expired(silent_seconds: float, lease_seconds: float) -> bool:
+    """The lease rule: True if a member without a heartbeat for so long counts as dead, to itself and to others."""
+    return silent_seconds > lease_seconds
+
+
+def heartbeat_seconds(lease_seconds: float) -> float:
+    """Time between two heartbeats: five in a lease."""
+    return lease_seconds / 5
 
 
 class MemberWatch:
@@ -44,7 +51,7 @@ class MemberWatch:
         """Listed members. The listing is repeated twice per heartbeat, or now if `fresh`."""
         now = self.clock()
         age = None if self._listed_at is None else now - self._listed_at
-        if fresh or age is None or age > self.lease_seconds / (2 * HEARTBEATS_PER_LEASE):
+        if fresh or age is None or age > heartbeat_seconds(self.lease_seconds) / 2:
             self._listed, self._listed_at = list_members(self.directory), now
             for owner, member in self._listed.items():
                 self._first_seen(owner, member.beat)
@@ -77,7 +84,7 @@ class MemberWatch:
     def _overdue(self, owner: str) -> bool:
         member = self._listed.get(owner)
         since = self._first_seen(owner, None if member is None else member.beat)
-        return self.clock() - since > self.lease_of(owner)
+        return is_expired(self.clock() - since, self.lease_of(owner))
 
     def _first_seen(self, owner: str, beat: int | None) -> float:
         seen = self._seen.get(owner)

@@ -1,6 +1,6 @@
 """Members of a queue: options, waiting, and `QueueMember`, which joins, renews its lease, reaps and leaves.
 
-Every provider and consumer keeps one file in `members/` and renames it to the next heartbeat five times per lease. A
+Every provider and consumer keeps one file in `members/` and renames it to the next heartbeat several times per lease. A
 rename needs no disk space, so a member lives on a full disk, too.
 """
 
@@ -25,15 +25,12 @@ from penstock.distributed.ranks import Rank
 from penstock.errors import ConfigError, StalledError
 from penstock.files.atomic import naming
 from penstock.fsqueue.layout import Member, rename
-from penstock.fsqueue.leases import HEARTBEATS_PER_LEASE, LeaseReaper, MemberWatch
+from penstock.fsqueue.leases import SHORTEST_LEASE, LeaseReaper, MemberWatch, heartbeat_seconds, is_expired
 from penstock.fsqueue.queue import Queue
 from penstock.pipeline.control import PeriodicThread
 
-__all__ = ["Backoff", "QueueKeywords", "QueueMember", "QueueOptions", "check_choice", "facts_of", "is_running"]
-
 logger = logging.getLogger(__name__)
 
-_SHORTEST_LEASE = 0.05
 _SHORTEST_PAUSE, _PAUSE, _LONG_PAUSE = 0.0005, 0.004, 0.025
 _LONG_WAIT, _WARN_AFTER = 30.0, 15.0
 
@@ -61,8 +58,8 @@ class QueueOptions:
     """Flush published files to disk, so that they survive a power failure; some milliseconds each."""
 
     def __post_init__(self) -> None:
-        if not _SHORTEST_LEASE <= self.lease_seconds < math.inf:
-            raise ConfigError(f"lease_seconds must be finite and at least {_SHORTEST_LEASE}, got {self.lease_seconds}")
+        if not SHORTEST_LEASE <= self.lease_seconds < math.inf:
+            raise ConfigError(f"lease_seconds must be finite and at least {SHORTEST_LEASE}, got {self.lease_seconds}")
         for name in ("timeout_seconds", "poll_seconds"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
@@ -171,9 +168,7 @@ class QueueMember:
         self._name: str | None = None
         self._renewed_at = clock()
         self._process = os.getpid()
-        self._heartbeat = PeriodicThread(
-            self.lease_seconds / HEARTBEATS_PER_LEASE, self.beat, name=f"penstock-{self.id}"
-        )
+        self._heartbeat = PeriodicThread(heartbeat_seconds(self.lease_seconds), self.beat, name=f"penstock-{self.id}")
 
     @classmethod
     def consumer(cls, queue: Queue, order: str, rank: Rank, options: QueueOptions) -> Self:
@@ -201,7 +196,7 @@ class QueueMember:
 
     @property
     def _overdue(self) -> bool:
-        return self.clock() - self._renewed_at > self.lease_seconds
+        return is_expired(self.clock() - self._renewed_at, self.lease_seconds)
 
     def join(self) -> Self:
         """Become visible to the other members; a second call does nothing.

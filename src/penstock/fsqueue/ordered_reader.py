@@ -27,8 +27,6 @@ from penstock.fsqueue.members import Backoff, facts_of, is_running
 from penstock.fsqueue.queue import how_to_purge
 from penstock.fsqueue.split_reader import Delivered, SplitFiles
 
-__all__ = ["OrderedReader", "RankClaim", "is_cursor_name"]
-
 _CLAIM = re.compile(r"r(\d+)of(\d+)\.by-([\w-]+)")
 # Pause between two checks of what else may have happened, while waiting for a file.
 _CHECK_SECONDS = 0.1

@@ -24,9 +24,8 @@ from rich.live import Live
 from rich.text import Text
 
 from penstock._suggest import did_you_mean
-from penstock.config.python_file import broken
 from penstock.config.settings import PREPARE, SHARED, ByteSize, Setting
-from penstock.config.shared import SharedConfig, load_shared_config, split_overrides
+from penstock.config.shared import SharedConfig, broken, load_shared_config, split_overrides
 from penstock.config.validator import validate
 from penstock.errors import ConfigError, PenstockError
 from penstock.files.filesystems import require_local
@@ -34,17 +33,6 @@ from penstock.files.listing import PathLike
 from penstock.fsqueue.provider import DataProviderBase, ProviderProgress
 from penstock.memory.budget import format_bytes
 from penstock.types.conversion import in_words
-
-__all__ = [
-    "DatasetNotFoundError",
-    "ProgressLines",
-    "find_provider",
-    "load_provider",
-    "main",
-    "make_provider",
-    "read_config",
-    "summary",
-]
 
 _PROVIDER_FILE, _PROVIDER_NAME = "prepare_streaming.py", "Provider"
 _LOCATION = ("dataset", "data_root")

@@ -35,14 +35,12 @@ from penstock.errors import ConfigError, SchemaError
 from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
 from penstock.fsqueue.batch_file import BatchColumns
-from penstock.fsqueue.lanes import LANES
+from penstock.fsqueue.layout import LANES
 from penstock.fsqueue.members import Backoff, QueueKeywords, QueueMember, QueueOptions
 from penstock.fsqueue.provider_code import code_of
 from penstock.fsqueue.publisher import Limits, Publisher
 from penstock.fsqueue.queue import Description, Queue, schema_of
 from penstock.types import Field, Schema
-
-__all__ = ["DataProviderBase", "ProviderProgress"]
 
 _PROGRESS_SECONDS = 0.5
 # Longest pause while the backlog is full: it lasts the trainer for longer.

@@ -20,8 +20,6 @@ from typing import Any, Generic
 
 import xxhash
 
-__all__ = ["code_of"]
-
 logger = logging.getLogger(__name__)
 
 # Fields of the syntax tree without meaning, or not present in every version of Python.

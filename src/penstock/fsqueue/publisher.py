@@ -15,14 +15,11 @@ import pyarrow as pa
 
 from penstock.errors import ConfigError
 from penstock.fsqueue.batch_file import Encoder, write
-from penstock.fsqueue.lanes import Lane
-from penstock.fsqueue.layout import QueueFile, list_cursors, rename, temporary_name
+from penstock.fsqueue.layout import Lane, QueueFile, list_cursors, rename, temporary_name
 from penstock.fsqueue.leases import settle
 from penstock.fsqueue.members import QueueMember
 from penstock.fsqueue.queue import how_to_purge
 from penstock.memory.budget import parse_bytes
-
-__all__ = ["Limits", "Publisher", "check_positive"]
 
 
 @dataclass(frozen=True, slots=True)

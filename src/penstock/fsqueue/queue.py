@@ -24,11 +24,8 @@ from penstock.errors import ConfigError, QueueNotFoundError, StaleQueueError
 from penstock.files.atomic import write_atomic
 from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
-from penstock.fsqueue.lanes import Lanes
-from penstock.fsqueue.layout import SplitDirectory
+from penstock.fsqueue.layout import Lanes, SplitDirectory
 from penstock.types import Field, Schema
-
-__all__ = ["QUEUE_FILE", "Description", "Queue", "differences", "how_to_purge", "purge", "schema_of"]
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from penstock._suggest import check_options
 from penstock.errors import ConfigError, SchemaError
 from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
-from penstock.fsqueue.lanes import LANES
+from penstock.fsqueue.layout import LANES
 from penstock.fsqueue.members import Backoff, QueueKeywords, QueueMember, QueueOptions
 from penstock.fsqueue.publisher import Limits, Publisher, check_positive
 from penstock.fsqueue.queue import Description, Queue, schema_of
@@ -22,8 +22,6 @@ from penstock.pipeline.chain import describe_difference
 from penstock.pipeline.functions import arrow_schema
 from penstock.pipeline.stages import Sink
 from penstock.types import Field, Schema
-
-__all__ = ["QueueSink", "description_for", "nullable"]
 
 logger = logging.getLogger(__name__)
 

@@ -30,8 +30,6 @@ from penstock.fsqueue.sink import nullable
 from penstock.fsqueue.split_reader import Delivered, ReadCounts, SplitFiles, check_queue_state
 from penstock.pipeline.stages import Origin, Source, State
 
-__all__ = ["QueueSource"]
-
 logger = logging.getLogger(__name__)
 
 _STATE = StateFormat("queue", "a QueueSource")

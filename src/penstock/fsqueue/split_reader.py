@@ -9,12 +9,9 @@ from typing import Any, Protocol
 
 from penstock.errors import DataError, ResumeError, StaleQueueError
 from penstock.fsqueue.batch_file import BatchFile, read
-from penstock.fsqueue.lanes import Lanes
-from penstock.fsqueue.layout import QueueFile, SplitDirectory
+from penstock.fsqueue.layout import Lanes, QueueFile, SplitDirectory
 from penstock.fsqueue.members import Backoff, QueueMember
 from penstock.fsqueue.queue import Queue
-
-__all__ = ["Delivered", "QueueReader", "ReadCounts", "SplitFiles", "check_queue_state"]
 
 logger = logging.getLogger(__name__)
 

@@ -17,10 +17,9 @@ from penstock.errors import QueueNotFoundError
 from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
 from penstock.fsqueue.layout import QueueFile, RankCursor, list_cursors, list_members
+from penstock.fsqueue.leases import is_expired
 from penstock.fsqueue.members import facts_of
 from penstock.fsqueue.queue import QUEUE_FILE, Queue
-
-__all__ = ["MemberStatus", "SplitStatus", "Status", "find_queue", "look"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ class MemberStatus:
         """Estimate for display; the lease rule uses no clock of the disk."""
         if self.alive is not None:
             return self.alive
-        return self.silent_seconds is None or self.silent_seconds <= self.lease_seconds
+        return self.silent_seconds is None or not is_expired(self.silent_seconds, self.lease_seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +231,7 @@ def _rated(split: SplitStatus, before: SplitStatus | None, seconds: float) -> Sp
 def _judged(member: MemberStatus, before: MemberStatus | None, seconds: float) -> MemberStatus:
     if before is None or before.beat != member.beat:
         return replace(member, alive=True)
-    return replace(member, alive=False) if seconds > member.lease_seconds else member
+    return replace(member, alive=False) if is_expired(seconds, member.lease_seconds) else member
 
 
 def _stat(path: Path) -> os.stat_result | None:

@@ -10,7 +10,8 @@ from typing import Any, NoReturn, Protocol, Self
 
 import numpy as np
 
-from penstock.batching.batch import DeviceTransfer, TrainingBatch
+from penstock.batching.batch import TrainingBatch
+from penstock.batching.device import DeviceTransfer
 from penstock.batching.options import Options, show_options
 from penstock.distributed.ranks import Rank
 from penstock.errors import ConfigError
@@ -291,7 +292,9 @@ class DataLoader:
         name = type(self).__name__
         if self._engine is None:
             return f"{name}()"
-        return f"{name}({self._engine.names}; {self.batch_size} a batch, {self.rank}, step {self.step})"
+        facts = [f"{self.batch_size} a batch", str(self.rank), f"step {self.step}"]
+        facts += [workers] if (workers := getattr(self._engine, "workers", None)) else []  # of a stream
+        return f"{name}({self._engine.names}; {', '.join(facts)})"
 
     def _iterate(self, loop: int) -> Generator[TrainingBatch, None, None]:
         """Rest of an epoch; continues at the new position whenever the loader is moved or its plan is edited."""
@@ -412,7 +415,18 @@ class _Prefetcher:
             self._made.close()
 
     def _begin(self, most: int) -> None:
-        self._ahead = ReadAhead(self._made, most, budget=self._options.memory, size=lambda item: item[0].nbytes)
+        made = self._made if self._options.device is not None else _with_fields(self._made)
+        self._ahead = ReadAhead(made, most, budget=self._options.memory, size=lambda item: item[0].nbytes)
+
+
+def _with_fields(made: Generator[Made, None, None]) -> Generator[Made, None, None]:
+    """Batches with all their fields, made by the thread that iterates. On a device they are made by their reader."""
+    try:
+        for batch, following in made:
+            yield batch.make_fields(), following
+            del batch
+    finally:
+        made.close()
 
 
 def _integer(value: int, least: int = 1) -> int:

@@ -46,10 +46,10 @@ from penstock.files.documents import read_document, set_value
 from penstock.files.listing import PathLike
 from penstock.loaders.base import DataLoader
 from penstock.loaders.conversation import ConversationDataLoader
-from penstock.loaders.inputs import stored_kind
 from penstock.loaders.mixed import MixedDataLoader
 from penstock.loaders.preference import PreferenceDataLoader
 from penstock.loaders.pretrain import PretrainDataLoader
+from penstock.loaders.source import stored_kind
 from penstock.memory import MemoryBudget
 from penstock.order.plan import Plan
 from penstock.order.schedules import Schedule

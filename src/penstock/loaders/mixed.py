@@ -14,10 +14,9 @@ from penstock.batching.options import LoaderOptions, Options, read_options
 from penstock.errors import ConfigError, ResumeError
 from penstock.files.states import StateFormat
 from penstock.loaders.base import DataLoader
-from penstock.loaders.inputs import Paths, open_inputs
 from penstock.loaders.plan_engine import PlanEngine
 from penstock.loaders.preference import PreferenceDataLoader
-from penstock.loaders.source import LoaderSource, Packing, Sampling, build_source
+from penstock.loaders.source import LoaderSource, Packing, Paths, Sampling, build_source, open_inputs
 from penstock.order.mixing import Drawn, Mixture
 from penstock.order.schedules import Schedule, temperature_weights
 from penstock.order.steps import STOPPING

@@ -24,13 +24,12 @@ from penstock.batching.backends import get_backend
 from penstock.batching.options import Options, configured, option
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
-from penstock.loaders.inputs import pad_id_of
 from penstock.loaders.profile import Profile
 from penstock.loaders.samples.datasets import ColumnarDataset, ListDataset, SampleDataset, as_sample_dataset
 from penstock.loaders.samples.engine import SampleEngine
 from penstock.loaders.samples.layout import Corruption, SampleLayout
 from penstock.loaders.samples.schema import Objective
-from penstock.loaders.source import LoaderSource
+from penstock.loaders.source import LoaderSource, pad_id_of
 from penstock.loaders.tuner import LoaderTuner, LoaderTuning, TunerSetting
 from penstock.memory import MemoryBudget
 from penstock.order.plan import Plan, PlanSource
@@ -305,7 +304,7 @@ class _RowLengths(_RowCount):
 
 def _plan(dataset: SampleDataset, config: MLXLoaderConfig, options: Options, layout: SampleLayout) -> Plan:
     size = config.batch_size * options.find_rank().world_size
-    fit = Truncation(config.truncation, config.max_length)
+    fit = layout.truncation
     order: Order
     if config.bucket_by_length:
         order = BucketOrder(_RowLengths(dataset), fit, size=size, shuffle=config.shuffle, seed=config.seed)
@@ -332,8 +331,7 @@ def _layout(dataset: Any, config: MLXLoaderConfig) -> SampleLayout:
         integer=get_backend(config.backend).integer,
         pad_id=_pad_id(tokenizer) if config.pad_id is None else config.pad_id,
         multiple=config.pad_to_multiple_of or 1,
-        max_length=config.max_length,
-        truncation=config.truncation,
+        truncation=Truncation(config.truncation, config.max_length),
         to_max_length=config.padding == "max_length",
         objective=config.objective,
         corruption=corruption,

@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from penstock.batching.backends import get_backend
 from penstock.batching.batch import TrainingBatch
-from penstock.batching.collate import BatchLayout, collate, split_rows, supervised_tokens, width
+from penstock.batching.collate import BatchLayout, CompactBatch, collate_compact, width
 from penstock.batching.options import Options
+from penstock.batching.supervision import supervised_tokens
 from penstock.distributed.sharding import Contiguous, share_cuts, shares_of
 from penstock.errors import ConfigError, PenstockError
 from penstock.loaders.source import LoaderSource
@@ -30,8 +31,8 @@ __all__ = ["PlanEngine", "Share"]
 
 
 _STEPS_AT_ONCE = 64
-_BYTES_AT_ONCE = 2 << 20
-"""Ids of batches that are collated together; they share one array, which lives as long as any of them."""
+_TOKENS_AT_ONCE = 1 << 19
+"""Tokens of batches that are collated together; they share one array, which lives as long as any of them."""
 _FILE_CHECK_SECONDS = 1.0
 """Least time between two checks that the files are unchanged."""
 _KEPT_BYTES = 24 << 20
@@ -50,8 +51,6 @@ class Share:
 
 class PlanEngine:
     """Batches of one rank of a plan, from any position on."""
-
-    batch_class: type[TrainingBatch] = TrainingBatch
 
     def __init__(
         self,
@@ -181,7 +180,7 @@ class PlanEngine:
             low = high
 
     def _built(self, shares: list[Share]) -> Iterator[TrainingBatch]:
-        """Batches of shares. Small batches of equally long rows are collated together, which saves time for each."""
+        """Batches of shares. Batches of the same shape are collated several at once, which saves time for each."""
         at_once = self._batches_at_once(shares)
         for start in range(0, len(shares), at_once):
             self._check_files()
@@ -189,54 +188,43 @@ class PlanEngine:
             if len(group) == 1:
                 yield self._build(group[0])
                 continue
-            first, rows = group[0], sum(len(share.samples) for share in group)
-            together = Samples(
-                np.arange(rows + 1),
-                np.arange(first.first, first.first + rows),
-                np.zeros(rows, np.int64),
-                np.full(rows, first.samples.lengths[0]),
-                single=True,
+            samples = Samples.concat([share.samples for share in group])
+            sources = np.concatenate([share.sources for share in group])
+            tokens_in_row = width(group[0].step.samples, self._layout)
+            whole = collate_compact(
+                _numbered(samples, group[0].first), sources, group[0].tables, self._layout, tokens_in_row
             )
-            arrays = collate(together, first.sources, first.tables, self._layout, int(together.lengths[0]))
-            ids = arrays["input_ids"]
-            tokens = ids.size // len(group)
-            for share, part in zip(group, split_rows(arrays, len(group))):
-                yield self._finish(share, part, tokens)
+            for share, part in zip(group, whole.split(len(group))):
+                yield self._finish(share, part, share.samples.tokens)
 
     def _batches_at_once(self, shares: list[Share]) -> int:
-        layout = self._layout
-        if len(shares) < 2 or len(self._tables) > 1 or layout.padding_free or layout.split:
+        layout, rows = self._layout, len(shares[0].samples) if shares else 0
+        if not rows or layout.padding_free or layout.split or any(len(share.samples) != rows for share in shares):
             return 1
-        if "num_items_in_batch" in layout.fields and not layout.fields & {"labels", "loss_mask"}:
-            return 1  # nothing to count it from
-        if not all(share.step.samples.single and len(share.samples) == len(shares[0].samples) for share in shares):
+        tokens = width(shares[0].step.samples, layout)
+        if layout.length is None and any(width(share.step.samples, layout) != tokens for share in shares):
             return 1
-        lengths = np.concatenate([share.step.samples.lengths for share in shares])
-        length = int(lengths[0]) if len(lengths) and lengths.min() == lengths.max() else 0
-        if not length or width(shares[0].step.samples, layout) != length:
-            return 1
-        return max(_BYTES_AT_ONCE // (8 * length * max(len(shares[0].samples), 1)), 1)
+        return max(_TOKENS_AT_ONCE // (rows * tokens), 1)
 
     def _build(self, share: Share) -> TrainingBatch:
         step, samples = share.step, share.samples
-        numbered = Samples(
-            samples.offsets,
-            np.arange(share.first, share.first + len(samples.rows)),
-            np.zeros(len(samples.rows), np.int64),
-            samples.lengths,
-            samples.single,
-        )
         # A batch by tokens has a width of its own on each rank; others have the width of the global batch.
         tokens_in_row = width(samples if self._layout.split else step.samples, self._layout)
-        arrays = collate(numbered, share.sources, share.tables, self._layout, tokens_in_row)
-        return self._finish(share, arrays, samples.tokens)
+        numbered = _numbered(samples, share.first)
+        compact = collate_compact(numbered, share.sources, share.tables, self._layout, tokens_in_row)
+        return self._finish(share, compact, samples.tokens)
 
-    def _finish(self, share: Share, arrays: dict[str, Any], tokens: int) -> TrainingBatch:
-        """Batch of the arrays of a share."""
+    def _finish(self, share: Share, compact: CompactBatch, tokens: int) -> TrainingBatch:
+        """Batch of a share; its fields are made when they are read."""
+        if "num_items_in_batch" in self._layout.fields and self.rank.world_size > 1:
+            compact.items = supervised_tokens(share.step.samples, share.step.sources, self._tables)
+        backend = get_backend(self.options.backend)
+        return TrainingBatch.of_compact(compact, self._metadata(share), backend, tokens)
+
+    def _metadata(self, share: Share) -> dict[str, Any]:
+        """Origin of the rows of a share."""
         step, samples = share.step, share.samples
-        if "num_items_in_batch" in arrays and self.rank.world_size > 1:
-            arrays["num_items_in_batch"] = supervised_tokens(step.samples, step.sources, self._tables)
-        metadata = {
+        return {
             "step": step.number,
             "epoch": step.epoch,
             "sources": step.names,
@@ -244,10 +232,6 @@ class PlanEngine:
             "row": samples.rows,
             "sample": samples.numbers(),
         }
-        options = self.options
-        packed = self._layout.packed or self._layout.padding_free
-        batch = self.batch_class.of_collated(arrays, metadata, get_backend(options.backend), tokens, packed=packed)
-        return batch.pin_memory() if options.pin_memory else batch
 
     def _share(self, step: Step) -> Share:
         """Share of this rank in a global batch."""
@@ -301,6 +285,13 @@ class PlanEngine:
         if not samples:
             return ConfigError("truncation='drop' drops every row; pass a larger length")
         return nothing_to_deliver(samples, count or self.plan.global_batch)
+
+
+def _numbered(samples: Samples, first: int) -> Samples:
+    """Samples whose parts are numbered as in the tables of a share."""
+    parts = len(samples.rows)
+    rows, starts = np.arange(first, first + parts), np.zeros(parts, np.int64)
+    return Samples(samples.offsets, rows, starts, samples.lengths, samples.single)
 
 
 def _common_layout(layouts: Sequence[BatchLayout]) -> BatchLayout:

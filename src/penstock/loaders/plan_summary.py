@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from penstock.arrays.ragged import offsets_of
 from penstock.batching.backends import BACKENDS
-from penstock.batching.collate import BatchLayout, Supervision
+from penstock.batching.collate import BatchLayout
+from penstock.batching.supervision import Supervision
 from penstock.corpus.prepare import losses_of
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader

@@ -13,10 +13,9 @@ from penstock.batching.options import LoaderOptions, Options, read_options
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
 from penstock.loaders.conversation import check_chat_options, check_template
-from penstock.loaders.inputs import Inputs, Paths, check_preferences, open_inputs
 from penstock.loaders.preferences.batch import EXTRA
 from penstock.loaders.preferences.engine import PreferenceEngine
-from penstock.loaders.source import Packing, Sampling, build_source
+from penstock.loaders.source import Inputs, Packing, Paths, Sampling, build_source, check_preferences, open_inputs
 from penstock.store.preferences import PairTable
 
 if TYPE_CHECKING:

@@ -9,9 +9,8 @@ from penstock.arrays.truncation import Policy
 from penstock.batching.options import LoaderOptions, Options, read_options
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
-from penstock.loaders.inputs import Paths, open_inputs
 from penstock.loaders.plan_engine import PlanEngine
-from penstock.loaders.source import Packing, Sampling, build_source
+from penstock.loaders.source import Packing, Paths, Sampling, build_source, open_inputs
 
 if TYPE_CHECKING:
     from penstock.loaders.streamed.reader import StreamOptions

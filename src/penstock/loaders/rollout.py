@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from penstock.batching.backends import get_backend
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
-from penstock.loaders.inputs import pad_id_of
+from penstock.loaders.source import pad_id_of
 from penstock.order.plan import Plan
 from penstock.rl.advantages.estimators import EstimatorFunction
 from penstock.rl.advantages.presets import Preset

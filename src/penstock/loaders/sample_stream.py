@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 
 from penstock.batching.backends.lookup import evaluate
 from penstock.errors import ConfigError, DataError, PenstockError, ResumeError, StageError, StalledError, StoppedError
 from penstock.loaders.rate_limit import RateLimit
+from penstock.loaders.samples.datasets import own_arrays
 from penstock.memory import MemoryBudget, format_bytes, object_nbytes
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.pipeline import Pipeline
@@ -192,7 +192,7 @@ class SampleFeed:
 
     def _sample(self, row: int, get: Callable[[int], Any]) -> Any:
         try:
-            sample = _own(get(row))
+            sample = own_arrays(get(row))
         except PenstockError:
             raise
         except Exception as error:
@@ -527,18 +527,3 @@ def _read(chunks: Generator[SampleChunk], signals: Signals, budget: MemoryBudget
 def _end(signals: Signals, budget: MemoryBudget) -> None:
     signals.stop.set()
     budget.hold("samples", 0, by=signals)
-
-
-def _own(value: Any) -> Any:
-    """The sample with arrays of its own: a dataset may reuse its buffers, and a loop may change what it gets."""
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    if type(value) is dict:
-        return {name: _own(each) for name, each in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(map(_own, value))
-    if isinstance(value, tuple) and hasattr(value, "_fields"):  # a named tuple
-        return type(value)(*map(_own, value))
-    if type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "clone"):
-        return value.clone()
-    return value

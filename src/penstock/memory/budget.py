@@ -12,8 +12,6 @@ from typing import Self
 
 from penstock.errors import ConfigError, StalledError
 
-__all__ = ["MemoryBudget", "Reservation", "format_bytes", "parse_bytes"]
-
 _UNITS = {"": 1, "b": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
 _UNITS |= {"kb": 1000, "mb": 1000**2, "gb": 1000**3, "tb": 1000**4}
 _UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}

@@ -12,8 +12,6 @@ from typing import Any, Generic, Self, TypeVar
 from penstock.errors import ConfigError
 from penstock.memory.budget import MemoryBudget, format_bytes, parse_bytes
 
-__all__ = ["CacheStats", "LRUCache"]
-
 V = TypeVar("V")
 
 

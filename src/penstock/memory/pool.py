@@ -18,9 +18,6 @@ import pyarrow as pa
 
 from penstock.memory.budget import MemoryBudget, format_bytes, parse_bytes
 
-__all__ = ["BufferPool", "Ledger", "PoolStats", "PooledBuffer", "size_class"]
-
-
 _SMALLEST = 4096
 
 

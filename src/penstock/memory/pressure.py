@@ -10,22 +10,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pyarrow as pa
 
 from penstock.memory.budget import MemoryBudget, format_bytes
+from penstock.memory.cgroups import CGROUP, PROC, groups_v1, groups_v2, lines
 from penstock.memory.pool import BufferPool
-
-__all__ = [
-    "MemoryPressureHandler",
-    "MemoryReading",
-    "PressureEvent",
-    "ResidentWatch",
-    "read_memory",
-    "resident_bytes",
-    "suggest_limit",
-]
-
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +22,6 @@ _SHRINK = 0.7
 _RESTORE = 0.1
 _STALLED_PERCENT = 10.0
 _CALM_PERCENT = 2.0
-
-_PROC = Path("/proc")
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +162,7 @@ class MemoryPressureHandler:
             log.info("memory is free again (%s): budget back from %s towards %s", state, format_bytes(before), capacity)
 
 
-def read_memory(*, proc: Path = _PROC, cgroup: Path = _CGROUP) -> MemoryReading:
+def read_memory(*, proc: Path = PROC, cgroup: Path = CGROUP) -> MemoryReading:
     """Current reading of the machine and the control groups of this process.
 
     Looks at the system, at every cgroup from our own up to the root (v2 and v1), and at pressure stall information.
@@ -185,7 +171,7 @@ def read_memory(*, proc: Path = _PROC, cgroup: Path = _CGROUP) -> MemoryReading:
     levels = list(_levels(proc, cgroup))
     tightest = max(levels, key=lambda level: level.used_fraction, default=None)
     stalls = [_stalls(proc / "pressure" / "memory")]
-    stalls += [_stalls(group / "memory.pressure") for group in _groups_v2(proc, cgroup)[:1]]
+    stalls += [_stalls(group / "memory.pressure") for group in groups_v2(proc, cgroup)[:1]]
     return MemoryReading(
         used_fraction=tightest.used_fraction if tightest else None,
         psi_some=max((stall["some"] for stall in stalls if "some" in stall), default=None),
@@ -195,7 +181,7 @@ def read_memory(*, proc: Path = _PROC, cgroup: Path = _CGROUP) -> MemoryReading:
     )
 
 
-def suggest_limit(*, proc: Path = _PROC, cgroup: Path = _CGROUP) -> int:
+def suggest_limit(*, proc: Path = PROC, cgroup: Path = CGROUP) -> int:
     """Default budget for this machine: a quarter of the available memory, between 64 MiB and 4 GiB."""
     available = min((level.limit - level.used for level in _levels(proc, cgroup)), default=0)
     return min(4 << 30, max(64 << 20, available // 4 >> 20 << 20))
@@ -215,13 +201,17 @@ class _Level:
 
 
 def _levels(proc: Path, cgroup: Path) -> Iterator[_Level]:
+    import psutil  # here and below: it takes longer to import than all of this package
+
     try:
         memory = psutil.virtual_memory()
         yield _Level("system", memory.total - memory.available, memory.total)
     except (OSError, ValueError, RuntimeError, psutil.Error):
         log.debug("psutil cannot tell the memory of this system", exc_info=True)
-    yield from _group_levels(_groups_v2(proc, cgroup), "memory.current", ("memory.max", "memory.high"), "")
-    yield from _group_levels(_groups_v1(proc, cgroup), "memory.usage_in_bytes", ("memory.limit_in_bytes",), "total_")
+    yield from _group_levels(groups_v2(proc, cgroup), "memory.current", ("memory.max", "memory.high"), "")
+    yield from _group_levels(
+        groups_v1("memory", proc, cgroup), "memory.usage_in_bytes", ("memory.limit_in_bytes",), "total_"
+    )
 
 
 def _group_levels(groups: Iterable[Path], usage: str, limits: tuple[str, ...], prefix: str) -> Iterator[_Level]:
@@ -238,55 +228,20 @@ def _group_levels(groups: Iterable[Path], usage: str, limits: tuple[str, ...], p
         yield _Level(str(group), max(0, used - cached), min(in_force))
 
 
-def _groups_v2(proc: Path, cgroup: Path) -> list[Path]:
-    """Our cgroup v2 and its parents, innermost first."""
-    for line in _lines(proc / "self" / "cgroup"):
-        if line.startswith("0::"):
-            # Next to v1 controllers, the unified hierarchy is mounted one level down.
-            root = cgroup / "unified" if (cgroup / "unified").is_dir() else cgroup
-            return _ancestry(root, line[3:])
-    return []
-
-
-def _groups_v1(proc: Path, cgroup: Path) -> list[Path]:
-    """Our cgroup v1 of the memory controller and its parents, innermost first."""
-    for line in _lines(proc / "self" / "cgroup"):
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if "memory" in controllers.split(","):
-            return _ancestry(cgroup / "memory", path)
-    return []
-
-
-def _ancestry(root: Path, path: str) -> list[Path]:
-    parts = [part for part in path.split("/") if part]
-    # `..` means: outside of what this namespace can see. A container often sees its own group as the root.
-    if ".." in parts:
-        parts = []
-    return [root.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="ascii", errors="replace").splitlines()
-    except OSError:
-        return []
-
-
 def _number(path: Path) -> int | None:
-    text = "\n".join(_lines(path))
+    text = "\n".join(lines(path))
     return int(text) if text.isascii() and text.isdigit() else None
 
 
 def _stat(path: Path) -> dict[str, int]:
-    pairs = (line.split() for line in _lines(path))
+    pairs = (line.split() for line in lines(path))
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isascii() and pair[1].isdigit()}
 
 
 def _stalls(path: Path) -> dict[str, float]:
     """`some avg10=0.12 avg60=...` as {"some": 0.12}, and `full` the same."""
     found = {}
-    for line in _lines(path):
+    for line in lines(path):
         kind, _, rest = line.partition(" ")
         for item in rest.split():
             name, _, value = item.partition("=")
@@ -363,4 +318,6 @@ def resident_bytes() -> int:
     try:
         return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
+        import psutil
+
         return int(psutil.Process().memory_info().rss)

@@ -14,21 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = [
-    "LONGEST_STRETCH",
-    "MappedFile",
-    "batch_nbytes",
-    "compact",
-    "keep_freed",
-    "memory_as",
-    "object_nbytes",
-    "owned_nbytes",
-    "place_of",
-    "slice_batch",
-    "split_batch",
-    "stretches_of",
-]
-
 _DEPTH = 5
 """Deeper values are not examined: a value may contain itself."""
 _EXAMINED = 4

@@ -13,8 +13,6 @@ import xxhash
 
 from penstock.errors import ConfigError, ResumeError
 
-__all__ = ["Ban", "Edit", "Reweight", "Skip", "edit_from_json", "edits_digest"]
-
 
 @dataclass(frozen=True, slots=True)
 class Skip:

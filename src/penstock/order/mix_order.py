@@ -25,8 +25,6 @@ import numpy.typing as npt
 
 from penstock.order.schedules import ScheduleSegment
 
-__all__ = ["MixOrder", "WeightSegment", "weight_segments"]
-
 _NEVER = 1 << 80
 # Longest table of draws: four decimals of weight make a period of 10,000.
 _MOST_TABLED = 20_000

@@ -32,8 +32,6 @@ from penstock.errors import ConfigError, ResumeError
 from penstock.order.mix_order import MixOrder, weight_segments
 from penstock.order.schedules import Schedule, ScheduleSegment
 
-__all__ = ["Drawn", "Mixture"]
-
 Limits = Sequence[int | None]
 
 _FINEST_DEBT = 1 << 64

@@ -18,9 +18,6 @@ import numpy.typing as npt
 from penstock.arrays.ragged import offsets_of
 from penstock.errors import ConfigError
 
-__all__ = ["STRATEGIES", "Bins", "count_bins", "pack"]
-
-
 STRATEGIES = ("best_fit", "first_fit")
 
 

@@ -19,8 +19,6 @@ import xxhash
 
 from penstock.errors import ConfigError
 
-__all__ = ["Permutation", "derive_key"]
-
 _MAX_SIZE = 1 << 62
 _ROUNDS = 8
 # Halves of a few bits mix badly: at size 8 not all pairs of values are equally likely. Such sizes use a sorted table.

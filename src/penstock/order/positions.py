@@ -14,19 +14,6 @@ from penstock.order.mixing import Drawn
 from penstock.order.sample_orders import Order, OrderPosition
 from penstock.order.samples import Samples
 
-__all__ = [
-    "PlanSource",
-    "Position",
-    "RowUse",
-    "Step",
-    "advance",
-    "exhausted",
-    "moved",
-    "nothing_to_deliver",
-    "samples_left",
-    "take",
-]
-
 Ints = npt.NDArray[np.int64]
 
 

@@ -20,21 +20,6 @@ from penstock.order.packing import pack
 from penstock.order.permutation import Permutation, derive_key
 from penstock.order.samples import Samples
 
-__all__ = [
-    "ROW_WINDOW",
-    "ArithmeticOrder",
-    "BucketOrder",
-    "BudgetOrder",
-    "ChopOrder",
-    "FittedOrder",
-    "Order",
-    "OrderPosition",
-    "PackedOrder",
-    "RowOrder",
-    "RowWindowOrder",
-    "Table",
-]
-
 Ints = npt.NDArray[np.int64]
 ROW_WINDOW = 4096
 _PACK_WINDOW = 1 << 16

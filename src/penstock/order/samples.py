@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 from penstock.arrays.ragged import offsets_of
 
-__all__ = ["Samples"]
-
 Ints = npt.NDArray[np.int64]
 
 
@@ -93,4 +91,5 @@ class Samples:
             np.concatenate([np.zeros(0, np.int64), *(part.rows for part in parts)]),
             np.concatenate([np.zeros(0, np.int64), *(part.starts for part in parts)]),
             np.concatenate([np.zeros(0, np.int64), *(part.lengths for part in parts)]),
+            single=all(part.single for part in parts),
         )

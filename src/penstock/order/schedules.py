@@ -19,8 +19,6 @@ from typing import Any, Literal
 from penstock._suggest import did_you_mean
 from penstock.errors import ConfigError
 
-__all__ = ["Schedule", "ScheduleSegment", "temperature_weights"]
-
 _FINEST = 1 << 40
 
 Interpolation = Literal["constant", "linear"]

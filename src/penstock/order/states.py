@@ -16,8 +16,6 @@ from penstock.order.plan import Plan
 from penstock.order.positions import Position
 from penstock.order.sample_orders import OrderPosition
 
-__all__ = ["check_state", "from_state", "to_state"]
-
 STATE = StateFormat("plan", "a loader of prepared data")
 _MOST_EDIT_BYTES = 2048
 """Edits that take more are left out of the state; they have to be made again before it is loaded."""

@@ -20,8 +20,6 @@ from penstock.order.sample_orders import Order, OrderPosition
 from penstock.order.samples import Samples
 from penstock.order.steps import interleaved, next_epoch
 
-__all__ = ["StepChunk", "passes_of", "step_chunks"]
-
 Ints = npt.NDArray[np.int64]
 _STEPS_AT_ONCE = 256
 _SAMPLES_AT_ONCE = 1 << 16

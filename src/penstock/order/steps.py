@@ -24,8 +24,6 @@ from penstock.order.positions import (
 from penstock.order.sample_orders import OrderPosition
 from penstock.order.samples import Samples
 
-__all__ = ["STOPPING", "MixedSteps", "SingleSourceSteps", "StepSequence", "interleaved", "next_epoch"]
-
 Ints = npt.NDArray[np.int64]
 STOPPING = ("first_exhausted", "all_exhausted", "all_exhausted_without_replacement", "never")
 _CHECKPOINT_STEPS = 64

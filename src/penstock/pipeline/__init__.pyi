@@ -1,7 +1,7 @@
 from penstock.pipeline.config import PipelineConfig as PipelineConfig
 from penstock.pipeline.functions import Map as Map
-from penstock.pipeline.metrics import Report as Report
 from penstock.pipeline.pipeline import Pipeline as Pipeline
+from penstock.pipeline.report import Report as Report
 from penstock.pipeline.stages import Acknowledged as Acknowledged
 from penstock.pipeline.stages import Block as Block
 from penstock.pipeline.stages import BlockSource as BlockSource

@@ -19,7 +19,7 @@ from penstock.files.locks import FileLock
 from penstock.files.states import StateFormat, parse_json, to_json
 from penstock.pipeline.chain import stage_name
 from penstock.pipeline.delivery import Delivery
-from penstock.pipeline.metrics import Report
+from penstock.pipeline.report import Report
 from penstock.pipeline.stages import Durable, Remembering, Sink, Source, State, Stateful, Transform
 
 __all__ = ["CHECKPOINT_NAME", "STATE", "Checkpoint", "check_state", "fingerprint", "load_checkpoint", "save_checkpoint"]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from penstock.errors import ConfigError
 from penstock.files.filesystems import require_local
+from penstock.pipeline.cores import available_cores
 
-__all__ = ["PipelineConfig", "available_cores"]
+__all__ = ["PipelineConfig"]
 
 OnError = Literal["raise", "skip", "quarantine"]
 
@@ -77,14 +77,6 @@ class PipelineConfig:
         if isinstance(self.workers, int):
             return self.workers
         return self.max_workers or available_cores()
-
-
-def available_cores() -> int:
-    """Cores this process may use, which in a container is often fewer than the machine has."""
-    try:
-        return max(1, len(os.sched_getaffinity(0)))
-    except AttributeError:  # macOS and Windows have no affinity mask to ask
-        return max(1, os.cpu_count() or 1)
 
 
 def _positive(value: object) -> bool:

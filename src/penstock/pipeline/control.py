@@ -27,8 +27,6 @@ class Control:
     def __init__(self, context: Context, workers: Workers) -> None:
         self._context, self._workers = context, workers
         self._pressure = MemoryPressureHandler(context.budget)
-        self._looked_at = 0.0
-        self._waited = 0.0
 
     def run(self) -> None:
         """Until the run stops; a stage that hangs raises `StalledError`."""
@@ -68,16 +66,8 @@ class Control:
 
     def _tune(self) -> None:
         context, buffers = self._context, self._workers.buffers
-        if context.config.batch_rows == "auto":
-            batches = max(1, context.sinking.batches or context.reading.batches)
-            context.tuner.adjust_batch(max(stage.busy for stage in context.stages) / batches)
-        waited, now = sum(self._workers.waited), time.monotonic()
-        span = (now - self._looked_at) * buffers.active
-        idle = (waited - self._waited) / span if self._looked_at and span else 0.0
-        workers = context.tuner.adjust_workers(context.rows_in, buffers.backlog(), buffers.waiting_consumer, idle)
-        if workers != buffers.active or not self._looked_at or now - self._looked_at > 1.0:
-            self._looked_at, self._waited = now, waited
-        if workers != buffers.active:
+        context.tuner.look(context.totals(buffers.backlog(), starving=buffers.waiting_consumer))
+        if context.tuner.workers != buffers.active:
             self._workers.set_active()
 
     def _charge_stages(self) -> None:

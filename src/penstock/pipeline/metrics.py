@@ -6,12 +6,11 @@ import math
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from penstock.pipeline.stages import Origin
 
-__all__ = ["TOKENS", "Report", "StageMetrics", "bottleneck", "percentile", "tokens_in"]
+__all__ = ["TOKENS", "StageMetrics", "bottleneck", "percentile", "tokens_in"]
 
 TOKENS = "tokens left out: "
 """Prefix of reasons that count tokens and not rows."""
@@ -25,37 +24,43 @@ class StageMetrics:
     def __init__(self, name: str, kind: str) -> None:
         self.name, self.kind = name, kind
         self.rows_in = self.rows_out = self.bytes_in = self.bytes_out = self.batches = 0
-        self.busy = self.wait_input = self.wait_room = 0.0
+        self.busy = self.cpu = self.wait_input = self.wait_room = 0.0
         self.memory = 0
         self.threads = 1
         self.histogram = [0] * _BUCKETS
         self.working: dict[int, tuple[float, Origin | None]] = {}
         """Thread id -> since when, on what: the watchdog reads it."""
+        self._thread = threading.local()
         self._lock = threading.Lock()
 
     def begin(self, origin: Origin | None = None) -> float:
         """This thread enters the stage's own code; give the result to `done`, or call `leave` if it raises."""
         now = time.monotonic()
         self.working[threading.get_ident()] = (now, origin)
+        self._thread.cpu = time.thread_time()
         return now
 
     def leave(self, since: float | None = None) -> None:
         """This thread has left the stage's code without finishing a batch."""
         self.working.pop(threading.get_ident(), None)
         if since is not None:
+            cpu = time.thread_time() - self._thread.cpu
             with self._lock:
                 self.busy += time.monotonic() - since
+                self.cpu += cpu
 
     def done(self, since: float, *, rows: tuple[int, int], nbytes: tuple[int, int]) -> None:
         """One batch went through: rows and bytes, in and out."""
         self.leave()
-        self.add(time.monotonic() - since, rows[0], rows[1], nbytes[0], nbytes[1])
+        cpu = time.thread_time() - self._thread.cpu
+        self.add(time.monotonic() - since, rows[0], rows[1], nbytes[0], nbytes[1], cpu)
 
-    def add(self, seconds: float, rows_in: int, rows_out: int, bytes_in: int, bytes_out: int) -> None:
+    def add(self, seconds: float, rows_in: int, rows_out: int, bytes_in: int, bytes_out: int, cpu: float = 0.0) -> None:
         """The figures of one batch, measured here or in another process."""
         with self._lock:
             self.batches += 1
             self.busy += seconds
+            self.cpu += cpu
             self.rows_in += rows_in
             self.rows_out += rows_out
             self.bytes_in += bytes_in
@@ -84,6 +89,7 @@ class StageMetrics:
                 "bytes_in": self.bytes_in,
                 "bytes_out": self.bytes_out,
                 "busy_seconds": round(self.busy, 6),
+                "cpu_seconds": round(self.cpu, 6),
                 "wait_input_seconds": round(self.wait_input, 6),
                 "wait_room_seconds": round(self.wait_room, 6),
                 "utilisation": round(self.utilisation(seconds), 4),
@@ -93,38 +99,6 @@ class StageMetrics:
                 "bytes_per_second": round(self.bytes_in / seconds, 1) if seconds > 0 else 0.0,
                 "latency_ms": {f"p{p}": round(percentile(histogram, p / 100) * 1e3, 3) for p in (50, 95, 99)},
             }
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """Report of a run."""
-
-    rows_in: int
-    rows_out: int
-    dropped: dict[str, int]
-    """Rows left out on purpose, by reason."""
-    changed: dict[str, int]
-    """Rows kept with something in them changed for cause (set to null, unknown category), by reason. A reason that
-    begins with `tokens left out: ` counts tokens."""
-    quarantined: dict[str, int]
-    """Bad rows written to the quarantine file, by reason."""
-    skipped: dict[str, int]
-    """Bad rows dropped with `on_error="skip"`, by reason."""
-    seconds: float
-    peak_bytes: int
-    """The most that was charged to the memory budget at once."""
-    bottleneck: str
-    stages: list[dict[str, Any]] = field(default_factory=list)
-    resumed: bool = False
-    """True if the run was resumed from a checkpoint; the row counts include what was done before it."""
-
-    @property
-    def dropped_tokens(self) -> dict[str, int]:
-        """Tokens that are in no row that came out, by reason."""
-        return tokens_in(self.changed)
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def tokens_in(changed: Mapping[str, int]) -> dict[str, int]:

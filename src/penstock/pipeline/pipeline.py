@@ -21,8 +21,8 @@ from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.context import Context
 from penstock.pipeline.delivery import DeliveryPosition
 from penstock.pipeline.functions import as_transform
-from penstock.pipeline.metrics import Report
 from penstock.pipeline.quarantine import BadRows
+from penstock.pipeline.report import Report
 from penstock.pipeline.runner import Runner, SinkThread
 from penstock.pipeline.stages import Finishing, Fitting, Sink, Source, State, Stateful, Transform, TwoPart
 
@@ -121,7 +121,7 @@ class Pipeline:
             self.budget,
             keeper,
             state=lambda: self._wrap(runner.delivery.position),
-            report=lambda: self._report(runner, resumed=resumed),
+            report=lambda: Report.of(self, runner, resumed=resumed),
         )
         runner.threads.append(self._drain.thread)
         runner.start()
@@ -290,23 +290,6 @@ class Pipeline:
         if target is None:
             raise ConfigError("on_error='quarantine' needs PipelineConfig(quarantine='bad-rows.jsonl') with this sink")
         return Path(f"{target}.quarantine.jsonl")
-
-    def _report(self, runner: Runner, *, resumed: bool) -> Report:
-        delivery, snapshot = runner.delivery, runner.snapshot()
-        bad = dict(delivery.bad_rows.counts)
-        return Report(
-            rows_in=delivery.rows_read,
-            rows_out=delivery.rows_out,
-            dropped=dict(delivery.dropped),
-            changed=dict(delivery.changed),
-            quarantined=bad if self.config.on_error == "quarantine" else {},
-            skipped=bad if self.config.on_error == "skip" else {},
-            seconds=snapshot["seconds"],
-            peak_bytes=self.budget.peak,
-            bottleneck=snapshot["bottleneck"],
-            stages=snapshot["stages"],
-            resumed=resumed,
-        )
 
 
 def _in_parts(transforms: list[Transform]) -> list[Transform]:

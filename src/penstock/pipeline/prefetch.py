@@ -13,7 +13,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from penstock.errors import StalledError
 from penstock.memory import MemoryBudget, Reservation
-from penstock.pipeline.config import available_cores
+from penstock.pipeline.cores import available_cores
 
 __all__ = ["Background", "ReadAhead", "WorkAhead", "map_ahead"]
 

@@ -20,10 +20,10 @@ from penstock.pipeline.processes import BATCH, ERROR, RESULT, SETUP, SHARED, Sha
 class _Recorder(StageMetrics):
     """Keeps the figures of the batch in hand, for the parent."""
 
-    figures: tuple[float, int, int, int, int] | None = None
+    figures: tuple[float, int, int, int, int, float] | None = None
 
-    def add(self, seconds: float, rows_in: int, rows_out: int, bytes_in: int, bytes_out: int) -> None:
-        self.figures = (seconds, rows_in, rows_out, bytes_in, bytes_out)
+    def add(self, seconds: float, rows_in: int, rows_out: int, bytes_in: int, bytes_out: int, cpu: float = 0.0) -> None:
+        self.figures = (seconds, rows_in, rows_out, bytes_in, bytes_out, cpu)
 
 
 class _WorkerChain(Chain):
@@ -99,6 +99,7 @@ def _told(error: BaseException) -> str:
 def main() -> None:
     # Ctrl-C reaches the whole process group; the parent decides what happens and closes the pipe.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    pa.set_cpu_count(1)  # one of several processes: more threads of Arrow's would compete with them
     # What the functions print must not end up between the answers: stdout becomes stderr, the pipe a private handle.
     outward = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

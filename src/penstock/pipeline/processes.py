@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from penstock.errors import ConfigError, PenstockError
 from penstock.pipeline.chain import BrokenStageError, Chain, Counting, Ran, StepError, stage_name
+from penstock.pipeline.cores import single_thread_environment
 from penstock.pipeline.stages import Origin, Transform
 
 __all__ = ["ProcessChain", "RemoteError", "SharedBytes", "batch_bytes", "read_frame", "write_frame"]
@@ -277,9 +278,9 @@ def read_frame(pipe: BinaryIO) -> tuple[int, bytes] | None:
 
 
 def _environment() -> dict[str, str]:
-    """This process's, with its import path; and no threads of NumPy's own, which compete with the workers."""
+    """This process's, with its import path; and no threads of libraries, which compete with the workers."""
     path = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
-    return {"OPENBLAS_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path}
+    return {**single_thread_environment(), "PYTHONPATH": path}
 
 
 def _widen(pipe: BinaryIO) -> None:

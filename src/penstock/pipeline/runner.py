@@ -20,8 +20,8 @@ from penstock.pipeline.checkpoint import Checkpoint
 from penstock.pipeline.context import Context
 from penstock.pipeline.control import Control
 from penstock.pipeline.delivery import Delivery, DeliveryPosition
-from penstock.pipeline.metrics import Report
 from penstock.pipeline.quarantine import BadRows
+from penstock.pipeline.report import Report
 from penstock.pipeline.stages import Block, Origin, Publishing, Rejected, Sink, State
 from penstock.pipeline.workers import Workers
 
@@ -353,8 +353,7 @@ class SinkThread:
         metrics = self._runner.context.sinking
         since = metrics.begin()
         self._guarded(action)
-        metrics.leave()
-        metrics.busy += time.monotonic() - since
+        metrics.leave(since)
         self._charge()
 
     def _guarded(self, action: Callable[[], None]) -> None:

@@ -33,8 +33,6 @@ class Workers:
         self._parallel = Chain(transforms[:split], metrics[:split])
         self._serial = Chain(transforms[split:], metrics[split:])
         self._processes: list[ProcessChain | None] = [None] * context.config.worker_limit
-        self.waited = [0.0] * context.config.worker_limit
-        """Seconds each worker has waited for work."""
         self.buffers = Buffers(
             lambda: context.budget.limit, context.config.worker_limit, self._in_order, context.resident.give_back
         )
@@ -45,8 +43,7 @@ class Workers:
     def work(self, index: int) -> None:
         """One worker, until there is no more."""
         while True:
-            parcel, waited = self.buffers.take_work(index)
-            self.waited[index] += waited
+            parcel, _ = self.buffers.take_work(index)
             if parcel is None:
                 return
             if parcel.payload is not None:

@@ -40,8 +40,6 @@ from penstock.pipeline.chain import describe_difference
 from penstock.pipeline.checkpoint import schema_from_text, schema_to_text
 from penstock.pipeline.stages import Sink, State
 
-__all__ = ["FileSink", "Writer"]
-
 _RUN = ".penstock-run"
 """In the hidden directory: which run its files are from."""
 _OWN = re.compile(r"part-\d{6,}[\w.]*|\.(part-\d{6,}[\w.]*|\.penstock-run)\.\d+-[0-9a-f]{8}\.tmp|\.penstock-run")

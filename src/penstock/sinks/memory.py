@@ -12,8 +12,6 @@ import pyarrow as pa
 from penstock.errors import StalledError, StoppedError
 from penstock.pipeline.stages import Sink
 
-__all__ = ["IteratorSink", "MemorySink"]
-
 
 class MemorySink(Sink):
     """Keeps everything: `sink.table()`, `sink.rows()`, `sink.batches`. What it holds is charged to the budget."""

@@ -12,8 +12,6 @@ from penstock.files.listing import PathLike
 from penstock.pipeline.stages import Sink, State
 from penstock.store import Lineage, Manifest, StoreWriter
 
-__all__ = ["StoreSink"]
-
 
 class StoreSink(Sink):
     """A version of a token store: memory-mapped shards under a manifest, which appear in one step at the end.

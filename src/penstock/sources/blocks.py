@@ -21,9 +21,6 @@ from penstock.memory.budget import format_bytes
 from penstock.memory.pool import BufferPool, PooledBuffer
 from penstock.pipeline.stages import Block, Decoded, Origin
 
-__all__ = ["BlockPosition", "BlockReader", "FileLayout", "Pending", "RawBlock", "RecordSpans"]
-
-
 Bytes = npt.NDArray[np.uint8]
 _NOTHING: Bytes = np.empty(0, np.uint8)
 _BOM = b"\xef\xbb\xbf"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,34 @@ from penstock.sources.store import StoreSource
 from penstock.sources.text import TextSource
 from penstock.store.manifest import VERSIONS, is_store, refuse_remote_store
 
-__all__ = ["open_source"]
-
 _log = logging.getLogger(__name__)
 
 _BUILT_IN = (JsonlSource, JsonSource, CsvSource, ParquetSource, ArrowSource, TextSource)
 _MAKERS: dict[str, Any] = {suffix: kind for kind in _BUILT_IN for suffix in kind.suffixes}
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFiles:
+    """Files of one format and the class of their source: nothing is opened yet."""
+
+    kind: Any
+    files: Sequence[Path]
+
+    @property
+    def name(self) -> str:
+        """Full name of the class, or of the function of a plugin."""
+        return f"{self.kind.__module__}.{self.kind.__qualname__}"
+
+    def open(self, **options: Any) -> Source:
+        source: Source = self.kind(self.files, **options)
+        left_out = next(filter(None, getattr(self.files, "partitions", ())), ())
+        if left_out and not isinstance(source, FileSource | RecordSource):
+            _log.warning(
+                "%r takes no columns from the names of directories, so those of %s are left out",
+                source,
+                "/".join(left_out),
+            )
+        return source
 
 
 def open_source(path: PathLike | Iterable[PathLike], **options: Any) -> Source:
@@ -35,6 +58,12 @@ def open_source(path: PathLike | Iterable[PathLike], **options: Any) -> Source:
 
     The directory of a token store is a `StoreSource`; it is opened by itself.
     """
+    found = find_source(path)
+    return found.open(**options) if isinstance(found, SourceFiles) else StoreSource(found, **options)
+
+
+def find_source(path: PathLike | Iterable[PathLike]) -> SourceFiles | PathLike:
+    """The files for `open_source` and the class that reads them, or the path of a store."""
     paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
     for each in paths:
         refuse_remote_store(each)
@@ -42,7 +71,7 @@ def open_source(path: PathLike | Iterable[PathLike], **options: Any) -> Source:
     if stores:
         if len(paths) > 1:
             raise ConfigError(f"{os.fspath(stores[0])!r} is a token store, and a store is opened alone; got {paths!r}")
-        return StoreSource(stores[0], **options)
+        return stores[0]
     files = list_files(paths)
     kinds = {split_suffix(file)[0]: file for file in files}
     makers = _MAKERS if kinds.keys() <= _MAKERS.keys() else _with_plugins()
@@ -55,13 +84,7 @@ def open_source(path: PathLike | Iterable[PathLike], **options: Any) -> Source:
     chosen = {makers[suffix] for suffix in kinds}
     if len(chosen) > 1:
         raise ConfigError(f"{path!r} holds files of several formats ({', '.join(sorted(kinds))}); open them one by one")
-    source: Source = chosen.pop()(files, **options)
-    left_out = next(filter(None, files.partitions), ())
-    if left_out and not isinstance(source, FileSource | RecordSource):
-        _log.warning(
-            "%r takes no columns from the names of directories, so those of %s are left out", source, "/".join(left_out)
-        )
-    return source
+    return SourceFiles(chosen.pop(), files)
 
 
 def _is_token_store(path: Path) -> bool:

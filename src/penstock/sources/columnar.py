@@ -18,9 +18,6 @@ from penstock.memory.views import MappedFile
 from penstock.pipeline.stages import Block, Decoded, Origin, Rejected
 from penstock.sources.file_source import _DAMAGED, FileSource, OpenedFile, check_columns, project
 
-__all__ = ["ArrowSource", "ParquetSource"]
-
-
 _READ_AHEAD_BYTES = 1 << 18
 _PIECE_BYTES, _WHOLE_BYTES = 1 << 21, 1 << 24
 _MOST_WHOLE_BYTES = 1 << 26

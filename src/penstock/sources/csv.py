@@ -23,8 +23,6 @@ from penstock.sources.blocks import BlockPosition, BlockReader, FileLayout
 from penstock.sources.file_source import project
 from penstock.sources.record_source import RecordSource, Scan, check_utf8
 
-__all__ = ["CsvSource"]
-
 
 class _RowCountError(ValueError):
     """Other number of rows than records: a line end inside a record."""

@@ -22,19 +22,6 @@ from penstock.files.listing import FoundFiles, PathLike, list_files, names_of
 from penstock.files.states import StateFormat
 from penstock.pipeline.stages import Origin, Source, State
 
-__all__ = [
-    "FileList",
-    "FileSource",
-    "OpenedFile",
-    "Partitions",
-    "check_columns",
-    "is_schema",
-    "project",
-    "schema_mark",
-    "schema_of",
-]
-
-
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
 

@@ -11,26 +11,6 @@ import pyarrow as pa
 
 from penstock.files.json_values import dumps
 
-__all__ = [
-    "JSON_MARK",
-    "JSON_TEXT",
-    "TypeConflictError",
-    "conform",
-    "has_json_text",
-    "infer",
-    "json_texts",
-    "marked_json",
-    "merge",
-    "parseable",
-    "parsed",
-    "skeleton",
-    "storage",
-    "verbatim",
-    "with_json",
-    "without_timestamps",
-]
-
-
 JSON_MARK = {"penstock.json": "text"}
 JSON_TEXT = pa.json_(pa.string())
 """Marks a place whose values have types that do not go together: they are kept as JSON text."""

@@ -38,8 +38,6 @@ from penstock.sources.json_types import (
 from penstock.sources.record_source import RecordSource, Scan, check_utf8
 from penstock.types import Schema, from_rows
 
-__all__ = ["JsonSource", "JsonlSource"]
-
 _SCAN_CHUNK_BYTES = 1 << 20
 _ESCAPE = re.compile(rb"\\(?:u([0-9a-fA-F]{4})|.)", re.DOTALL)
 
@@ -188,8 +186,7 @@ class JsonlSource(RecordSource):
 
     def first_columns(self) -> list[str]:
         """The names of the fields in the first few megabytes: a look, where `schema` reads everything."""
-        with contextlib.closing(self._all_blocks()) as blocks:
-            block = next(blocks, None)
+        block = self._first_block()
         if block is None:
             return []
         kind = self._try_to_infer(block)[1]

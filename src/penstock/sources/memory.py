@@ -18,9 +18,6 @@ from penstock.sources.file_source import is_schema, schema_mark, schema_of
 from penstock.sources.json_types import json_texts, marked_json, with_json
 from penstock.types import Schema, from_numpy, from_rows
 
-__all__ = ["IteratorSource", "MemorySource"]
-
-
 _MEMORY_STATE = StateFormat("rows in memory", "a MemorySource")
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,8 +28,6 @@ from penstock.memory.pool import BufferPool
 from penstock.pipeline.stages import Block, Decoded, Origin, Rejected, Source, State
 from penstock.sources.blocks import BlockPosition, BlockReader, FileLayout, Pending, RawBlock, RecordSpans
 from penstock.sources.file_source import FileList, check_columns, is_schema, project, schema_mark, schema_of
-
-__all__ = ["RecordSource", "Scan", "check_utf8"]
 
 _STATE = StateFormat("records of files", "a source of text files")
 _SCAN_BYTES = 4 << 20
@@ -73,6 +72,7 @@ class RecordSource(Source):
         """The schema the scan found, as the state keeps it."""
         self._scanned: Generator[Block, None, None] | None = None
         self._scanning: Scan | None = None
+        self._head: Block | None = None
         self._reader: BlockReader | None = None
         self._start = BlockPosition()
         self._pending: Pending | None = None
@@ -217,7 +217,7 @@ class RecordSource(Source):
             self._reader.close()
         if self._scanned is not None:
             self._scanned.close()
-        self._reader = self._pending = self._scanning = self._scanned = None
+        self._reader = self._pending = self._scanning = self._scanned = self._head = None
 
     def state_dict(self) -> State:
         place = self._place()
@@ -239,8 +239,10 @@ class RecordSource(Source):
     def _scan_on(self) -> bool:
         """Look at some more of the input; whether that was the end of it, and the schema is known now."""
         if self._scanning is None:
-            self._scanned = self._all_blocks()
-            self._scanning = self._scan(self._scanned)
+            head = self._first_block()
+            assert self._scanned is not None
+            self._head = None
+            self._scanning = self._scan(chain([] if head is None else [head], self._scanned))
         try:
             for _ in range(_SCAN_BLOCKS):
                 next(self._scanning)
@@ -286,6 +288,13 @@ class RecordSource(Source):
         if number not in self._layouts:
             self._layouts[number] = self._lay_out(number)
         return self._layouts[number]
+
+    def _first_block(self) -> Block | None:
+        """The first block; the file stays open for the scan of the schema, which continues after it."""
+        if self._scanned is None:
+            self._scanned = self._all_blocks()
+            self._head = next(self._scanned, None)
+        return self._head
 
     def _all_blocks(self) -> Generator[Block, None, None]:
         reader = self._new_reader(BlockPosition())

@@ -38,8 +38,6 @@ from penstock.sources.record_source import RecordSource
 from penstock.sources.store import StoreSource
 from penstock.store.shards import ShardReader, check_touched
 
-__all__ = ["InputSplit", "RecordRun", "SplitReader", "SplitRows", "input_files", "open_split", "split_input"]
-
 _READ_BYTES = 1 << 20
 _LOOK_BYTES = 1 << 16
 _DAMAGED = (pa.ArrowException, OSError, EOFError)

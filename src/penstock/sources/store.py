@@ -17,8 +17,6 @@ from penstock.sources.file_source import check_columns, project
 from penstock.store.manifest import Manifest, read_manifest, store_path
 from penstock.store.shards import ShardReader, Verify, check_content, check_touched, check_verify
 
-__all__ = ["StoreSource"]
-
 _STATE = StateFormat("rows of a store", "a StoreSource")
 
 

@@ -15,8 +15,6 @@ from penstock.pipeline.stages import Block
 from penstock.sources.blocks import FileLayout
 from penstock.sources.record_source import RecordSource, Scan, check_utf8
 
-__all__ = ["TextSource"]
-
 
 class TextSource(RecordSource):
     """UTF-8 text as one string column. `per="line"` gives a row a line (empty lines too, without their line ends),

@@ -4,11 +4,11 @@ from penstock.store.history import checkout as checkout
 from penstock.store.history import diff as diff
 from penstock.store.history import prune as prune
 from penstock.store.history import versions as versions
-from penstock.store.lineage import Lineage as Lineage
-from penstock.store.lineage import content_key as content_key
 from penstock.store.manifest import FORMAT_VERSION as FORMAT_VERSION
+from penstock.store.manifest import Lineage as Lineage
 from penstock.store.manifest import Manifest as Manifest
 from penstock.store.manifest import ShardEntry as ShardEntry
+from penstock.store.manifest import content_key as content_key
 from penstock.store.reader import Store as Store
 from penstock.store.reader import describe as describe
 from penstock.store.reader import find_store as find_store

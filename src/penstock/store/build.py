@@ -22,8 +22,6 @@ from penstock.files.atomic import check_own_directory, remove_own_directory, str
 from penstock.files.states import StateFormat, parse_json, to_json
 from penstock.store.manifest import BUILD, MANIFEST_NAME, SHARDS, VERSIONS, ShardEntry
 
-__all__ = ["Build", "Staged"]
-
 _JOURNAL, _COMPLETE, _OWNER = "journal.jsonl", "complete", "run"
 _SHARD = StateFormat("shard", "a line of the journal")
 _PLAIN = b" without a checkpoint"

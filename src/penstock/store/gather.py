@@ -19,16 +19,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.arrays.ragged import offsets_of
 from penstock.errors import DataError, SchemaError
 from penstock.memory.views import LONGEST_STRETCH, memory_as, place_of, stretches_of
 from penstock.store.reader import Store
 from penstock.store.shards import ShardReader, damaged
 
-__all__ = ["Placed", "TokenTable"]
-
 Ints = npt.NDArray[np.int64]
-_GROUP_ROWS = 64
+_GROUP_ROWS = 8
 """Rows whose tokens are summed up together, so that a token is found without knowing where every row begins."""
+_MANY_ROWS, _MANY_GROUP_ROWS = 50_000_000, 64
+"""From so many rows on, groups are larger: their sums take 8 bytes for each group."""
 _SHORT_TOKENS = 48
 """Parts of fewer tokens on average are copied token by token, longer ones slice by slice."""
 
@@ -46,8 +47,8 @@ class TokenTable:
         self.column, self.mask_column = self._columns()
         self._entries = [(store, number) for store in stores for number in range(len(store.manifest.shards))]
         entries = [store.manifest.shards[number] for store, number in self._entries]
-        self._row_starts = np.concatenate([[0], np.cumsum([entry.rows for entry in entries], dtype=np.int64)])
-        self._token_starts = np.concatenate([[0], np.cumsum([entry.tokens or 0 for entry in entries], dtype=np.int64)])
+        self._row_starts = offsets_of([entry.rows for entry in entries])
+        self._token_starts = offsets_of([entry.tokens or 0 for entry in entries])
         self._shards: dict[int, _Shard] = {}
         self.dtype = self._dtype_of(self.column)
         self._memory = memory_as(self.dtype)
@@ -136,19 +137,19 @@ class TokenTable:
             moves = np.arange(total) - np.repeat(np.cumsum(lengths) - lengths, lengths)
             out[np.repeat(at, lengths) + moves] = numbers[np.repeat(places, lengths) + moves]
             return
+        if len(lengths) > 1:
+            places, lengths, at = _joined(places, lengths, at)
         for place, length, target in zip(places.tolist(), lengths.tolist(), at.tolist()):
             out[target : target + length] = numbers[place : place + length]
 
-    def copy_rows_from(self, places: Ints, *outs: npt.NDArray[Any]) -> None:
-        """Fill each row of every `out` with the tokens from its place on: one operation for all of them."""
-        length = outs[0].shape[1]
-        if length > LONGEST_STRETCH:
-            for out in outs:
-                self.copy_from(places, np.full(len(places), length), out.reshape(-1), np.arange(len(places)) * length)
-            return
-        narrow = stretches_of(self.dtype, length)[places]  # small enough to be near when it is widened
-        for out in outs:
-            out[:] = narrow
+    def rows_from(self, places: Ints, length: int) -> npt.NDArray[Any]:
+        """Rows of `length` tokens, each from its place on, in the type of the store: one operation for all of them."""
+        if length <= LONGEST_STRETCH:
+            found: npt.NDArray[Any] = stretches_of(self.dtype, length)[places]
+            return found
+        out = np.empty((len(places), length), self.dtype)
+        self.copy_from(places, np.full(len(places), length), out.reshape(-1), np.arange(len(places)) * length)
+        return out
 
     def copy_mask_from(self, places: Ints, lengths: Ints, out: npt.NDArray[np.bool_], at: Ints) -> None:
         """As `copy_from`, with places of `locate_mask`: true where a token is supervised."""
@@ -157,11 +158,15 @@ class TokenTable:
             for place, length, target in zip(places.tolist(), lengths.tolist(), at.tolist()):
                 out[target : target + length] = numbers[place : place + length] != 0
             return
-        memory = memory_as(np.dtype(np.uint8))
-        for place, length, target in zip(places.tolist(), lengths.tolist(), at.tolist()):
-            low, shift = divmod(place, 8)
-            bits = np.unpackbits(memory[low : (place + length + 7) // 8], bitorder="little")
-            out[target : target + length] = bits[shift : shift + length]
+        # The bytes of all parts at once, unpacked at once; then each part without the bits before and after it.
+        first = places >> 3
+        counts = ((places + lengths + 7) >> 3) - first
+        starts = np.cumsum(counts) - counts
+        wanted = np.arange(int(counts.sum())) + np.repeat(first - starts, counts)
+        bits = np.unpackbits(memory_as(np.dtype(np.uint8))[wanted], bitorder="little").view(np.bool_)
+        begins = starts * 8 + (places & 7)
+        for begin, length, target in zip(begins.tolist(), lengths.tolist(), at.tolist()):
+            out[target : target + length] = bits[begin : begin + length]
 
     def row(self, row: int) -> dict[str, Any]:
         """One row as its store has it, with all its columns."""
@@ -188,6 +193,8 @@ class TokenTable:
         if len(starts) == 2:
             return [(0, slice(None), numbers)]
         owner = np.searchsorted(starts, numbers, side="right") - 1
+        if len(starts) <= 1 << 16:
+            owner = owner.astype(np.uint16)  # which is sorted by radix
         if (owner == owner[0]).all():
             return [(int(owner[0]), slice(None), numbers - starts[owner[0]])]
         order = np.argsort(owner, kind="stable")
@@ -198,7 +205,8 @@ class TokenTable:
     def _shard(self, number: int) -> _Shard:
         shard = self._shards.get(number)
         if shard is None:
-            shard = _Shard(*self._entries[number], self.column, self.mask_column)
+            group = _GROUP_ROWS if self.rows < _MANY_ROWS else _MANY_GROUP_ROWS
+            shard = _Shard(*self._entries[number], self.column, self.mask_column, group)
             self._shards[number] = shard
         return shard
 
@@ -263,6 +271,7 @@ class Placed:
     def __init__(self, table: TokenTable, places: Ints, mask_places: Ints | None) -> None:
         self._table, self._places, self._mask_places = table, places, mask_places
         self._held = table.held()  # places are addresses: what lies there has to stay, even if the table is closed
+        self.dtype = table.dtype
 
     @property
     def masked(self) -> bool:
@@ -271,9 +280,9 @@ class Placed:
     def copy(self, rows: Ints, starts: Ints, lengths: Ints, out: npt.NDArray[Any], at: Ints) -> None:
         self._table.copy_from(self._places[rows] + starts, lengths, out, at)
 
-    def copy_rows(self, rows: Ints, starts: Ints, *outs: npt.NDArray[Any]) -> None:
-        """Fill each row of every `out` with tokens of one part."""
-        self._table.copy_rows_from(self._places[rows] + starts, *outs)
+    def take_rows(self, rows: Ints, starts: Ints, length: int) -> npt.NDArray[Any]:
+        """Rows of `length` tokens, each of one part, in the type of the store."""
+        return self._table.rows_from(self._places[rows] + starts, length)
 
     def copy_mask(self, rows: Ints, starts: Ints, lengths: Ints, out: npt.NDArray[np.bool_], at: Ints) -> None:
         if self._mask_places is None:
@@ -284,8 +293,8 @@ class Placed:
 class _Shard:
     """One shard: the length of each row, and its columns of tokens and of the mask as flat arrays."""
 
-    def __init__(self, store: Store, number: int, column: str, mask: str | None) -> None:
-        self._store, self._number = store, number
+    def __init__(self, store: Store, number: int, column: str, mask: str | None, group_rows: int = _GROUP_ROWS) -> None:
+        self._store, self._number, self._group_rows = store, number, group_rows
         self._column, self._mask_column = column, mask
         entry = store.manifest.shards[number]
         self.lengths: npt.NDArray[np.int32] = store.map_lengths(entry)
@@ -324,20 +333,32 @@ class _Shard:
 
     def find_tokens(self, positions: Ints) -> tuple[Ints, Ints]:
         """The row of each token, and which of its tokens that is."""
+        size = self._group_rows
         if self._groups is None:
-            sums = np.add.reduceat(self.lengths, np.arange(0, len(self.lengths), _GROUP_ROWS), dtype=np.int64)
-            self._groups = np.concatenate([[0], np.cumsum(sums)])
+            sums = np.add.reduceat(self.lengths, np.arange(0, len(self.lengths), size), dtype=np.int64)
+            self._groups = offsets_of(sums)
         group = np.searchsorted(self._groups, positions, side="right") - 1
         left = positions - self._groups[group]
-        rows = group[:, None] * _GROUP_ROWS + np.arange(_GROUP_ROWS)
-        inside = rows < len(self.lengths)
-        lengths = np.where(inside, self.lengths[np.minimum(rows, len(self.lengths) - 1)], 0)
-        ends = np.cumsum(lengths, axis=1, dtype=np.int64)
-        which = (ends <= left[:, None]).sum(axis=1)
-        if (which >= _GROUP_ROWS).any():
+        ends = np.cumsum(self._lengths_of_groups(group), axis=1, dtype=np.int64)
+        which = np.count_nonzero(ends <= left[:, None], axis=1)
+        if (which >= size).any():
             raise damaged(self._path, "its index does not add up to the tokens that the manifest counts")
         before = np.where(which > 0, ends[np.arange(len(which)), which - 1], 0)
-        return group * _GROUP_ROWS + which, left - before
+        return group * size + which, left - before
+
+    def _lengths_of_groups(self, groups: Ints) -> npt.NDArray[np.int32]:
+        """Lengths of the rows of some groups, one line a group; behind the last row they are 0."""
+        size = self._group_rows
+        whole = len(self.lengths) // size
+        lines = self.lengths[: whole * size].reshape(whole, size)
+        if groups.max(initial=0) < whole:
+            return lines[groups]
+        found = np.zeros((len(groups), size), np.int32)
+        inside = groups < whole
+        found[inside] = lines[groups[inside]]
+        rest = self.lengths[whole * size :]
+        found[~inside, : len(rest)] = rest
+        return found
 
 
 class _Flat:
@@ -394,6 +415,16 @@ class _Flat:
             raise ValueError("the offsets of rows lie outside the values")
         if self._lengths is not None and (self._lengths[first : first + len(sizes)] != sizes).any():
             raise ValueError("rows do not have the lengths of the index")
+
+
+def _joined(places: Ints, lengths: Ints, at: Ints) -> tuple[Ints, Ints, Ints]:
+    """Parts with those joined that are next to each other in memory and in the batch, as rows of a shard often are."""
+    ends = lengths[:-1]
+    apart = (places[1:] != places[:-1] + ends) | (at[1:] != at[:-1] + ends)
+    heads = np.concatenate([[0], np.flatnonzero(apart) + 1])
+    if len(heads) == len(places):
+        return places, lengths, at
+    return places[heads], np.add.reduceat(lengths, heads), at[heads]
 
 
 def _mark(path: Path) -> tuple[int, int, int]:

@@ -29,8 +29,6 @@ from penstock.store.manifest import (
     write_manifest,
 )
 
-__all__ = ["Difference", "Pruned", "checkout", "diff", "prune", "versions"]
-
 _OWN = re.compile(r"[0-9a-f]{32}(\.arrow|-[0-9a-f]{16}\.index)")
 """The names of all that is ever put among the shards."""
 

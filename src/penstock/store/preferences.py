@@ -13,9 +13,6 @@ from penstock.errors import SchemaError
 from penstock.store.gather import TokenTable, _Shard
 from penstock.store.reader import Store
 
-__all__ = ["LABELS", "PairTable", "SideTable", "label_column", "read_column", "rejected_column"]
-
-
 Ints = npt.NDArray[np.int64]
 
 

@@ -15,11 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+from penstock.arrays.ragged import offsets_of
 from penstock.errors import SchemaError
 from penstock.memory.views import compact
 from penstock.store.manifest import ShardEntry
-
-__all__ = ["Pieces", "ShardWriter", "plain_batch", "plain_schema", "row_bytes", "token_counts", "without_hidden"]
 
 
 class ShardWriter:
@@ -272,7 +271,7 @@ class Pieces:
 
     def add(self, batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, int]]:
         """The pieces that this batch completes, each with its size by the measure that cuts are made by."""
-        reach = np.concatenate([[0], np.cumsum(row_bytes(batch))])
+        reach = offsets_of(row_bytes(batch))
         start = 0
         while start < batch.num_rows:
             room = self._limit - self._filled

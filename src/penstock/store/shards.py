@@ -16,17 +16,6 @@ from penstock.errors import ConfigError, DataError
 from penstock.files.checksums import hash_file, is_settled
 from penstock.store.manifest import Manifest, ShardEntry
 
-__all__ = [
-    "ShardPiece",
-    "ShardReader",
-    "Verify",
-    "check_content",
-    "check_size",
-    "check_touched",
-    "check_verify",
-    "damaged",
-]
-
 Verify = Literal["fast", "touch", "full"]
 """Extent of the check: sizes; also the checksum of a shard when it is first read; all checksums at once."""
 

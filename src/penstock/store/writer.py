@@ -23,9 +23,10 @@ from penstock.pipeline.checkpoint import schema_from_text, schema_to_text
 from penstock.pipeline.stages import State
 from penstock.store.build import Build, Staged
 from penstock.store.history import half_written, lock_of
-from penstock.store.lineage import Lineage, combined_key
 from penstock.store.manifest import (
+    Lineage,
     Manifest,
+    combined_key,
     is_store,
     read_manifest,
     store_path,
@@ -33,8 +34,6 @@ from penstock.store.manifest import (
     write_manifest,
 )
 from penstock.store.shard_writer import Pieces, ShardWriter, plain_batch, plain_schema
-
-__all__ = ["StoreWriter", "append"]
 
 _PIECE_BYTES = 1 << 20
 _MODES = ("create", "append", "overwrite")

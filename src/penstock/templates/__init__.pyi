@@ -1,5 +1,10 @@
 from penstock.templates.base_template import BaseTemplate as BaseTemplate
 from penstock.templates.columns import ColumnFormat as ColumnFormat
+from penstock.templates.converters import JsonTemplate as JsonTemplate
+from penstock.templates.converters import KeyValueTemplate as KeyValueTemplate
+from penstock.templates.converters import ListTemplate as ListTemplate
+from penstock.templates.converters import MarkdownTemplate as MarkdownTemplate
+from penstock.templates.converters import NaturalTemplate as NaturalTemplate
 from penstock.templates.converters import TabularTextConverter as TabularTextConverter
 from penstock.templates.engine import TextTemplateEngine as TextTemplateEngine
 from penstock.templates.few_shot import FewShot as FewShot
@@ -7,8 +12,3 @@ from penstock.templates.frames import as_row as as_row
 from penstock.templates.frames import as_table as as_table
 from penstock.templates.sentences import JinjaTemplate as JinjaTemplate
 from penstock.templates.sentences import SentenceTemplate as SentenceTemplate
-from penstock.templates.styles import JsonTemplate as JsonTemplate
-from penstock.templates.styles import KeyValueTemplate as KeyValueTemplate
-from penstock.templates.styles import ListTemplate as ListTemplate
-from penstock.templates.styles import MarkdownTemplate as MarkdownTemplate
-from penstock.templates.styles import NaturalTemplate as NaturalTemplate

@@ -19,9 +19,6 @@ from penstock._suggest import did_you_mean
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.templates.frames import MixedTypes, as_row, as_table
 
-__all__ = ["BaseTemplate", "identity", "version_text"]
-
-
 _PLAIN = (str, bytes, int, float, bool, type(None))
 
 

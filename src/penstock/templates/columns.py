@@ -38,9 +38,6 @@ from penstock.templates.values import (
     whole,
 )
 
-__all__ = ["ColumnFormat", "ColumnFormatter", "JsonColumnFormatter", "Missing"]
-
-
 Missing = Literal["omit", "say", "error"]
 """Treatment of a missing value: omit its part of the text, write `missing_text`, or raise."""
 

@@ -28,12 +28,9 @@ from penstock.files.atomic import write_atomic
 from penstock.files.documents import read_document
 from penstock.files.filesystems import require_local
 from penstock.templates.base_template import BaseTemplate, version_text
+from penstock.templates.converters import STYLES, StyleTemplate
 from penstock.templates.frames import MixedTypes, as_table
 from penstock.templates.sentences import JinjaTemplate, SentenceTemplate
-from penstock.templates.styles import STYLES, StyleTemplate
-
-__all__ = ["TextTemplateEngine", "make_template", "read_templates", "write_templates"]
-
 
 KINDS: Mapping[str, Callable[..., BaseTemplate]] = {"sentence": SentenceTemplate, "jinja": JinjaTemplate, **STYLES}
 

@@ -22,8 +22,6 @@ from penstock.templates.converters import TabularTextConverter, targets_in
 from penstock.templates.frames import as_row, as_table
 from penstock.templates.values import TEXT, join
 
-__all__ = ["FewShot"]
-
 _STEP = 0x9E3779B97F4A7C15
 _TRIES_PER_EXAMPLE = 16
 

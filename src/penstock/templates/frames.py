@@ -15,8 +15,6 @@ import pyarrow as pa
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.templates.values import FineDuration, FineMoment, NoText, as_value, is_text, plain_text
 
-__all__ = ["MixedTypes", "as_row", "as_table"]
-
 MixedTypes = Literal["error", "text"]
 """Treatment of a column with values of several types: raise, or convert each value to text."""
 

@@ -16,8 +16,6 @@ from penstock.templates.columns import ColumnFormat, ColumnFormatter, as_formats
 from penstock.templates.frames import as_row
 from penstock.templates.values import TEXT, NoText, clean, join, python_values, whole
 
-__all__ = ["JinjaTemplate", "SentenceTemplate"]
-
 
 @dataclass(frozen=True, slots=True)
 class Slot:

@@ -14,9 +14,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["TEXT", "FineDuration", "FineMoment", "as_value", "json_text", "plain_text"]
-
-
 _EXACT = 2**53
 """Integral floats up to here are written as integers: pandas makes floats of integers with missing values."""
 

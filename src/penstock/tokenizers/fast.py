@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import itertools
 import logging
+import multiprocessing
+import os
 import threading
 from collections.abc import Iterator
 from typing import Any, NoReturn
@@ -21,7 +23,7 @@ from penstock.arrays.ragged import Flags, Ints, Ragged, spliced
 from penstock.arrays.text import Utf8, flags, utf8
 from penstock.memory.pressure import resident_bytes
 from penstock.pipeline.chain import BrokenStageError
-from penstock.pipeline.config import available_cores
+from penstock.pipeline.cores import available_cores
 from penstock.tokenizers.base import FastModel, Reference, reference_ids
 from penstock.tokenizers.verification import (
     CharacterComparison,
@@ -36,9 +38,22 @@ __all__ = ["FastPath", "Refused"]
 
 log = logging.getLogger("penstock.transforms.tokenization")
 
+_forked = False
+"""True in a process that was forked from one that had this module."""
+
+
+def _note_fork() -> None:
+    global _forked
+    _forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_fork)
+
 FIRST_ROWS, FIRST_BYTES, FIRST_LONG_ROWS = 64, 1 << 16, 2
 FEW_ROWS, FEW_BYTES = 2000, 2 << 20
 CACHE_BYTES, CACHE_LEAST_TEXT = 512 << 20, 8 << 20
+PIECE_BYTES = 2 << 20
 
 PROBES = (
     "",
@@ -76,7 +91,7 @@ class FastPath:
     ) -> None:
         self._reference, self._parse_special, self._wanted = reference, parse_special, wanted
         self._setup, self._verdict = threading.Lock(), threading.Lock()
-        self._backends: Backends | None = None
+        self._backend: FastBackend | None = None
         self._traps: str | None = None
         self._characters: Characters | None = None
         self._reference_rows = 0
@@ -98,8 +113,8 @@ class FastPath:
     def fit(self, nbytes: int) -> None:
         """Limit the growth of the cache to `nbytes`, and load what the first call needs."""
         self._cache_bytes = nbytes
-        if self._backends is not None:
-            self._backends.allowed = nbytes
+        if self._backend is not None:
+            self._backend.allowed = nbytes
         try:
             self._ready()
         except Refused:
@@ -107,13 +122,13 @@ class FastPath:
 
     def encode(self, texts: pa.Array) -> Ragged:
         """The ids of a text column without nulls. Call `deliver` before using them."""
-        backends = self._ready()
+        backend = self._ready()
         data = utf8(texts)
         other = self._for_reference(texts, data)
         if other is not None and other.any():
             marked = reference_ids(self._reference, texts.filter(pa.array(other)), parse_special=self._parse_special)
-            return spliced(other, marked, self._checked(backends, texts.filter(pa.array(~other))))
-        return self._checked(backends, texts, data)
+            return spliced(other, marked, self._checked(backend, texts.filter(pa.array(~other))))
+        return self._checked(backend, texts, data)
 
     def deliver(self) -> None:
         """Confirm the ids that `encode` returned; raises if another thread has found a difference meanwhile."""
@@ -121,12 +136,12 @@ class FastPath:
             self._stop_if_over()
             self._delivered = True
 
-    def _checked(self, backends: Backends, texts: pa.Array, data: Utf8 | None = None) -> Ragged:
+    def _checked(self, backend: FastBackend, texts: pa.Array, data: Utf8 | None = None) -> Ragged:
         data = utf8(texts) if data is None else data
         chosen = compared_rows(data)
         if self._unseen_rows > 0 or self._unseen_long > 0:
             chosen = chosen | self._first_rows(data)
-        rows, difference = self._compared(backends, texts, data, np.flatnonzero(chosen))
+        rows, difference = self._compared(backend, texts, data, np.flatnonzero(chosen))
         if difference is not None:
             self._found(difference)
         return rows
@@ -139,10 +154,10 @@ class FastPath:
             self._stop_if_over()
             self._refuse(difference)  # before any other thread delivers
 
-    def _compared(self, backends: Backends, texts: pa.Array, data: Utf8, chosen: Ints) -> tuple[Ragged, str | None]:
+    def _compared(self, backend: FastBackend, texts: pa.Array, data: Utf8, chosen: Ints) -> tuple[Ragged, str | None]:
         """The rows, and the first difference to the reference."""
         try:
-            rows = backends.encode(data)
+            rows = backend.encode(data)
         except BaseException as error:  # noqa: BLE001 - a panic in Rust is not an Exception
             self._refuse(f"it failed: {_first_line(error)}")
         if len(rows.offsets) != len(texts) + 1:
@@ -163,12 +178,12 @@ class FastPath:
         self._unseen_long -= int((early & long).sum())
         return early
 
-    def _ready(self) -> Backends:
+    def _ready(self) -> FastBackend:
         self._stop_if_over()
-        if self._backends is not None:
-            return self._backends
+        if self._backend is not None:
+            return self._backend
         with self._setup:
-            if self._backends is None and self._refusal is None:
+            if self._backend is None and self._refusal is None:
                 self._load()
         return self._ready()
 
@@ -180,25 +195,25 @@ class FastPath:
             self._refuse(model)
         self._traps = model.traps
         try:
-            backends = Backends(model, self._cache_bytes, self._reference.vocab_size)
+            backend = FastBackend(model, self._cache_bytes, self._reference.vocab_size)
         except BaseException as error:  # noqa: BLE001 - a model that it cannot load is for the reference
             self._refuse(f"it does not support this model: {_first_line(error)}")
         probes = pa.array([*PROBES, *ascii_pairs(), *self._reference.probes()], pa.string())
         other = self._trapped(probes)
         if other is not None:
             probes = probes.filter(pa.array(~other))
-        _, difference = self._compared(backends, probes, utf8(probes), np.arange(len(probes)))
+        _, difference = self._compared(backend, probes, utf8(probes), np.arange(len(probes)))
         if difference is not None:
             self._refuse(difference)
         characters = CharacterComparison(
             self._reference,
-            encode=backends.encode,
-            load=lambda small, size: Backends(small, self._cache_bytes, size).encode,
+            encode=backend.encode,
+            load=lambda small, size: FastBackend(small, self._cache_bytes, size).encode,
             traps=model.traps,
             parse_special=self._parse_special,
         )
         self._characters = Characters(characters.different, characters.key, characters.contexts)
-        self._backends = backends
+        self._backend = backend
         log.info("%s: tokenizing with gigatoken, checked against the reference", self._reference.name)
 
     def _refuse(self, reason: str, level: int = logging.WARNING) -> NoReturn:
@@ -251,10 +266,12 @@ class FastPath:
         return None if self._traps is None else flags(pc.match_substring_regex(texts, pattern=self._traps))
 
 
-class Backends:
-    """Copies of one backend, because threads that share one wait for each other.
+class FastBackend:
+    """A gigatoken backend for all threads.
 
-    Threads share the first copy until enough text has come to make up for loading another.
+    Each call takes one of its encoders, which have word caches of their own, so threads never wait for a lock; there
+    are as many encoders as cores. A thread beyond that, or beyond what the caches may take, waits for its turn. A piece
+    below `PIECE_BYTES` is encoded by the calling thread, a longer row by the threads of gigatoken.
     """
 
     def __init__(self, model: FastModel, allowed: int, vocab_size: int) -> None:
@@ -263,19 +280,23 @@ class Backends:
         self.allowed = allowed
         self._awkward = awkward
         self._load = model.load
-        copy_bytes = 700 * vocab_size  # as measured with 8 and 128 thousand
-        self._count = max(1, min(available_cores(), 8, allowed // 2 // copy_bytes))
-        self._copies: list[Any] = [self._load(), *[None] * (self._count - 1)]
-        self._turns: Iterator[int] = itertools.count()
-        self._own = threading.local()
+        cache_bytes = 700 * vocab_size  # of one encoder, as measured with 8 and 128 thousand
+        self._turns = threading.BoundedSemaphore(max(1, min(available_cores(), allowed // 2 // cache_bytes)))
+        self._loading = threading.Lock()
+        self._backend: Any = self._load()
         # Loading time grows with the vocabulary, and with it the text between two loads.
         self._least_text = max(CACHE_LEAST_TEXT, 500 * vocab_size)
         self._text_bytes = 0
         self._resident = resident_bytes()
 
     def encode(self, data: Utf8) -> Ragged:
-        made = self._mine().encode_batch(self._given(data), parallel=False).layout
+        with self._turns:
+            rows = Ragged.joined([self._encode(piece) for piece in _pieces(data)])
         self._look_at_memory(len(data.data))
+        return rows
+
+    def _encode(self, data: Utf8) -> Ragged:
+        made = self._loaded().encode_batch(self._given(data), parallel=_parallel()).layout
         bounds = np.asarray(made.offsets.data, np.int64)
         return Ragged(np.asarray(made.content.data)[bounds[0] : bounds[-1]], bounds - bounds[0])
 
@@ -293,26 +314,43 @@ class Backends:
             )
         )
 
-    def _mine(self) -> Any:
-        turn: int = getattr(self._own, "turn", -1)
-        if turn < 0:
-            turn = self._own.turn = next(self._turns) % self._count
-        if self._text_bytes < self._least_text:
-            turn = 0
-        backend = self._copies[turn]
+    def _loaded(self) -> Any:
+        backend = self._backend
         if backend is None:
-            backend = self._copies[turn] = self._load()
+            with self._loading:
+                backend = self._backend
+                if backend is None:
+                    backend = self._backend = self._load()
         return backend
 
     def _look_at_memory(self, text_bytes: int) -> None:
-        """Drop the copies if the process has grown; the next thread that needs one loads it again."""
+        """Drop the backend if the process has grown; the next thread that needs it loads it again."""
         self._text_bytes += text_bytes
         now = resident_bytes()
-        # Compared with the minimum: a copy that another thread still uses is freed later.
+        # Compared with the minimum: what another thread still uses is freed later.
         self._resident = min(self._resident, now)
         if now - self._resident > self.allowed and self._text_bytes > self._least_text:
-            self._copies = [None] * self._count
+            self._backend = None
             self._text_bytes, self._resident = 0, resident_bytes()
+
+
+def _pieces(data: Utf8) -> Iterator[Utf8]:
+    """Rows in pieces below `PIECE_BYTES`; a longer row is a piece of its own."""
+    if len(data.data) < PIECE_BYTES:
+        yield data
+        return
+    offsets, start = data.offsets, 0
+    while start < len(offsets) - 1:
+        stop = max(start + 1, int(np.searchsorted(offsets, offsets[start] + PIECE_BYTES, "left")) - 1)
+        yield Utf8(data.data[offsets[start] : offsets[stop]], offsets[start : stop + 1] - offsets[start])
+        start = stop
+
+
+def _parallel() -> bool:
+    """False in a forked process, which has none of the threads of gigatoken: there one lock serves all threads."""
+    if multiprocessing.parent_process() is None:
+        return not _forked
+    return multiprocessing.get_start_method(allow_none=True) == "spawn"
 
 
 def _first_line(error: BaseException) -> str:

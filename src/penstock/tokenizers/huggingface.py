@@ -1,12 +1,18 @@
-"""Reference for Hugging Face `tokenizers`: one JSON document with everything that decides the ids."""
+"""Reference for Hugging Face `tokenizers`: one JSON document with everything that decides the ids.
+
+Parsing a vocabulary of 150,000 tokens takes about a second. A loader whose store exists needs only the fingerprint and
+the special tokens, so these facts are kept on disk, by the content of the document (`deferred`).
+"""
 
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import itertools
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +21,7 @@ import xxhash
 
 from penstock.arrays.ragged import Ints
 from penstock.errors import ConfigError
+from penstock.files.cache import DiskCache, default_cache_directory
 from penstock.tokenizers.base import (
     FastModel,
     Offsets,
@@ -29,7 +36,8 @@ from penstock.tokenizers.verification import BYTE_PAIRS
 if TYPE_CHECKING:
     import tokenizers
 
-__all__ = ["HuggingFaceReference", "as_named"]
+__all__ = ["DeferredReference", "HuggingFaceReference", "as_named", "deferred"]
+
 
 log = logging.getLogger("penstock.transforms.tokenization")
 
@@ -46,7 +54,8 @@ FORMS = {"NFC", "NFD", "NFKC", "NFKD"}
 class HuggingFaceReference:
     """Ids as `tokenizers` gives them, without post-processing, padding and truncation.
 
-    The library returns ids as Python lists, document by document; that is one reason why it is not the fast path.
+    The library returns ids as Python lists, document by document; that is one reason why it is not the fast path. The
+    vocabulary is parsed once; the two modes, with special tokens and without, share it.
     """
 
     def __init__(self, document: str, name: str, *, named: Mapping[str, str] | None = None) -> None:
@@ -106,7 +115,7 @@ class HuggingFaceReference:
         if token in self._added_ids:
             return text.encode()
         if self._byte_level:
-            return b"".join(_BYTE_OF.get(character, character.encode()) for character in text)
+            return _bytes_of(text)
         if self._byte_fallback and len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
             return bytes.fromhex(text[3:5])
         prefix = self._model.get("continuing_subword_prefix")
@@ -179,6 +188,21 @@ class HuggingFaceReference:
         except Exception as error:  # the library raises no other class
             raise ConfigError(f"{self.name} is not a tokenizer.json that `tokenizers` can load: {error}") from error
 
+    def _copy(self) -> tokenizers.Tokenizer:
+        """Another tokenizer over the same vocabulary, which is not parsed again."""
+        import tokenizers
+
+        first = next(iter(self._modes.values()))
+        made = tokenizers.Tokenizer(first.model)
+        for part in ("normalizer", "pre_tokenizer", "decoder"):
+            if (step := getattr(first, part)) is not None:
+                setattr(made, part, step)
+        tokens = first.get_added_tokens_decoder()
+        listed = (tokens[token["id"]] for token in self._added if token["id"] in tokens)
+        for special, group in itertools.groupby(listed, lambda token: bool(token.special)):
+            (made.add_special_tokens if special else made.add_tokens)(list(group))
+        return made if made.get_added_tokens_decoder() == tokens else self._load()
+
     def _mode(self, parse_special: bool) -> tokenizers.Tokenizer:
         """The tokenizer of one of the two modes: switching the mode of one object would not be thread-safe."""
         if not any(token["special"] for token in self._added):
@@ -186,7 +210,7 @@ class HuggingFaceReference:
         if parse_special not in self._modes:
             with self._loading:
                 if parse_special not in self._modes:
-                    made, self._unused = self._unused or self._load(), None
+                    made, self._unused = self._unused or self._copy(), None
                     made.encode_special_tokens = not parse_special
                     self._modes[parse_special] = made
         return self._modes[parse_special]
@@ -308,6 +332,16 @@ def _byte_characters() -> dict[str, bytes]:
 
 
 _BYTE_OF = _byte_characters()
+_LATIN = dict.fromkeys(range(256), "\uffff") | {ord(letter): chr(byte[0]) for letter, byte in _BYTE_OF.items()}
+"""Letters of the byte alphabet to characters of Latin-1; others that Latin-1 has to one that it does not have."""
+
+
+def _bytes_of(text: str) -> bytes:
+    """Bytes of a text in the byte alphabet; a character outside of it stands for itself."""
+    try:
+        return text.translate(_LATIN).encode("latin-1")
+    except UnicodeEncodeError:
+        return b"".join(_BYTE_OF.get(character, character.encode()) for character in text)
 
 
 def as_named(tokens: Mapping[str, Any]) -> dict[str, str]:
@@ -319,3 +353,98 @@ def as_named(tokens: Mapping[str, Any]) -> dict[str, str]:
         if token is not None:
             named[kind] = str(token)
     return named
+
+
+FACTS_VERSION = 1
+"""Goes up when the same files would give other facts."""
+_CACHE_BYTES = 16 << 20
+
+
+def deferred(
+    load: Callable[[], Reference], name: str, content: bytes, named: Mapping[str, str], package: str
+) -> Reference:
+    """The reference that `load` makes of these bytes: loaded now, or deferred if its facts are known.
+
+    `named` are the special tokens that the configuration names, `package` is the library that parses the content.
+    """
+    options = {"version": FACTS_VERSION, "named": dict(named), package: importlib.metadata.version(package)}
+    digest = xxhash.xxh3_128(orjson.dumps(options, option=orjson.OPT_SORT_KEYS))
+    digest.update(content)
+    key = digest.hexdigest()
+    cache = DiskCache(default_cache_directory() / "tokenizers", _CACHE_BYTES)
+    try:
+        facts = cache.get(key)
+    except OSError as error:
+        log.info("facts of %s cannot be read from the cache: %s", name, error)
+        facts = None
+    if facts is not None:
+        return DeferredReference(load, name, orjson.loads(facts))
+    made = load()
+    kept = {
+        "fingerprint": made.fingerprint(),
+        "vocab_size": made.vocab_size,
+        "normalises": made.normalises,
+        "special": asdict(made.special),
+    }
+    try:
+        cache.put(key, orjson.dumps(kept))
+    except OSError as error:
+        log.info("facts of %s cannot be written to the cache: %s", name, error)
+    return made
+
+
+class DeferredReference:
+    """A reference whose facts are known and whose library loads it when something is encoded."""
+
+    def __init__(self, load: Callable[[], Reference], name: str, facts: Mapping[str, Any]) -> None:
+        self.name, self._loading = name, threading.Lock()
+        self._load: Callable[[], Reference] | None = load
+        self._fingerprint: str = facts["fingerprint"]
+        self.vocab_size: int = facts["vocab_size"]
+        self.normalises: bool = facts["normalises"]
+        self.special = SpecialTokens(**facts["special"])
+
+        self._made: Reference | None = None
+
+    def loaded(self) -> Reference:
+        """The reference itself; the first call loads it, and other threads wait."""
+        with self._loading:
+            if self._made is None:
+                assert self._load is not None
+                self._made = self._load()
+                self._load = None  # it holds the content of the file
+            return self._made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _same, (self.loaded(),)
+
+    def fingerprint(self) -> str:
+        return self._fingerprint
+
+    def ids(self, texts: list[str], *, parse_special: bool) -> Sequence[Ints]:
+        return self.loaded().ids(texts, parse_special=parse_special)
+
+    def offsets(self, texts: list[str], *, parse_special: bool) -> Sequence[Offsets]:
+        return self.loaded().offsets(texts, parse_special=parse_special)
+
+    def decode(self, ids: Ints) -> str:
+        return self.loaded().decode(ids)
+
+    def token_bytes(self, token: int) -> bytes:
+        return self.loaded().token_bytes(token)
+
+    def table(self) -> VocabularyTable | None:
+        return self.loaded().table()
+
+    def fast(self, *, parse_special: bool) -> FastModel | str:
+        return self.loaded().fast(parse_special=parse_special)
+
+    def splitter(self) -> Reference:
+        return self.loaded().splitter()
+
+    def probes(self) -> list[str]:
+        return self.loaded().probes()
+
+
+def _same(reference: Reference) -> Reference:
+    return reference

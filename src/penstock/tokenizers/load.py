@@ -35,7 +35,7 @@ from penstock.tokenizers.base import (
     reference_ids,
 )
 from penstock.tokenizers.fast import FastPath, Refused
-from penstock.tokenizers.huggingface import HuggingFaceReference, as_named
+from penstock.tokenizers.huggingface import HuggingFaceReference, as_named, deferred
 from penstock.tokenizers.sentencepiece import SentencePieceReference
 from penstock.tokenizers.simple import ByteTokenizer, CharTokenizer
 from penstock.tokenizers.tiktoken import SCHEMES, TiktokenReference, named_encoding
@@ -404,7 +404,7 @@ def _from_file(path: Path) -> Tokenizer:
         return CharTokenizer.load(path)
     if path.name == "tokenizer.json":
         return _from_directory(path.parent)
-    return LoadedTokenizer(HuggingFaceReference(document, path.name))
+    return LoadedTokenizer(_parsed_on_use(document.encode(), path, path.name, {}))
 
 
 def _from_directory(folder: Path) -> Tokenizer:
@@ -413,7 +413,7 @@ def _from_directory(folder: Path) -> Tokenizer:
     named = as_named(_json(folder / "special_tokens_map.json")) | as_named(config)
     template = _template(config.get("chat_template"), folder)
     if (file := folder / "tokenizer.json").is_file():
-        return LoadedTokenizer(HuggingFaceReference(_read_text(file), name, named=named), chat_template=template)
+        return LoadedTokenizer(_parsed_on_use(file.read_bytes(), file, name, named), chat_template=template)
     models = sorted(folder.glob("*.model"))
     ranks = sorted(folder.glob("*.tiktoken"))
     if len(models) + len(ranks) != 1:
@@ -423,6 +423,13 @@ def _from_directory(folder: Path) -> Tokenizer:
         )
     reference: Reference = _sentencepiece(models[0]) if models else _ranks(ranks[0])
     return LoadedTokenizer(reference, chat_template=template)
+
+
+def _parsed_on_use(document: bytes, path: Path, name: str, named: Mapping[str, str]) -> Reference:
+    def load() -> Reference:
+        return HuggingFaceReference(_text(document, path), name, named=named)
+
+    return deferred(load, name, document, named, "tokenizers")
 
 
 def _is_backend(spec: Any) -> bool:
@@ -502,7 +509,11 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _read_text(path: Path) -> str:
+    return _text(path.read_bytes(), path)
+
+
+def _text(content: bytes, path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return content.decode()
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not UTF-8 text; expected a tokenizer.json") from None

@@ -13,6 +13,7 @@ import importlib.metadata
 import itertools
 import logging
 import threading
+import time
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -190,6 +191,8 @@ AT_ONCE, BYTES_EACH = 8, 1 << 14
 """Blocks to compare in one call: a fixed number, and one per this many bytes, which cost the reference as much."""
 FIRST_LEAD, SPARSE, PIECE = 0xC2, 32, 1 << 20
 CACHE_BYTES = 16 << 20
+KEEP_SECONDS = 1.0
+"""Interval at which new proofs are written to disk; sooner if a quarter more is known."""
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Different: TypeAlias = Callable[[list[str]], list[str]]
@@ -207,6 +210,7 @@ class Characters:
         self._tested = np.zeros(POINTS // BLOCK, np.bool_)
         self._cache: DiskCache | None = None
         self._kept = self._looked_at = 0
+        self._kept_at = float("-inf")
         self._tabulate()
 
     def outside(self, data: Utf8) -> Flags | None:
@@ -262,7 +266,7 @@ class Characters:
                 if not self._tested[block]:
                     self._compare(block)
             self._tabulate()
-            if self._tested.sum() > self._kept * 5 // 4:
+            if self._tested.sum() > self._kept * 5 // 4 or time.monotonic() - self._kept_at > KEEP_SECONDS:
                 self._keep()
 
     def _rest_of_a_page(self) -> list[int]:
@@ -321,8 +325,9 @@ class Characters:
         self._kept = len(blocks)
 
     def _keep(self) -> None:
-        """Write to disk, each time a quarter more is known; a lost proof is only made again."""
+        """Write to disk what is known now; a lost proof is only made again."""
         assert self._cache is not None
+        self._kept_at = time.monotonic()
         blocks = np.flatnonzero(self._tested)
         bits = np.packbits(self._proven.reshape(-1, BLOCK)[blocks], axis=1)
         rows = np.hstack([blocks.astype("<u2").view(np.uint8).reshape(-1, 2), bits])

@@ -14,13 +14,12 @@ import pyarrow as pa
 import xxhash
 
 from penstock.arrays.hashes import as_seed, hash64, mix64
+from penstock.arrays.ragged import offsets_of
 from penstock.arrays.text import Utf8, flags, from_utf8, utf8
 from penstock.errors import SchemaError
 from penstock.pipeline.stages import Transform
 from penstock.transforms.columns import as_names, column, one_or_list, replace, take_rows
 from penstock.transforms.text import rewrite, row_sums, word_bytes, word_starts
-
-__all__ = ["Augment", "DropWords", "Jitter", "SwapChars"]
 
 Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 Words: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
@@ -205,7 +204,7 @@ def _without_words(text: pa.Array, probability: float, draws: Draws) -> pa.Array
     edges[at[drop]] += 1
     edges[until[drop]] -= 1
     keep = np.cumsum(edges[:-1], dtype=np.int8) == 0
-    return from_utf8(Utf8(np.compress(keep, data), _bounds(row_sums(keep, bounds))), text)
+    return from_utf8(Utf8(np.compress(keep, data), offsets_of(row_sums(keep, bounds))), text)
 
 
 def _with_swaps(text: pa.Array, probability: float, draws: Draws) -> pa.Array:
@@ -234,10 +233,6 @@ def _spelled_out(counts: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np
     """For things of which row r has counts[r]: the row of each, and its place in the row."""
     row = np.repeat(np.arange(counts.size), counts)
     return row, np.arange(row.size) - np.repeat(np.cumsum(counts) - counts, counts)
-
-
-def _bounds(sizes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return np.concatenate(([0], np.cumsum(sizes)))
 
 
 def _as_probability(probability: float) -> float:

@@ -17,8 +17,6 @@ from penstock.transforms.columns import as_names, brief, column, keep_rows, like
 from penstock.transforms.counts import CountingTransform
 from penstock.transforms.text import rewrite
 
-__all__ = ["Clip", "DropNulls", "FillNulls", "ReplaceRegex"]
-
 Range = tuple[Any, Any]
 """The lowest and the highest value allowed; None leaves that side open."""
 

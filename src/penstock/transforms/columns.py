@@ -15,8 +15,6 @@ from penstock.arrays.text import VIEWS, plain
 from penstock.errors import ConfigError, SchemaError
 from penstock.pipeline.stages import Transform
 
-__all__ = ["Cast", "Drop", "Rename", "Select", "column"]
-
 
 class Select(Transform):
     """Keep these columns, in this order."""

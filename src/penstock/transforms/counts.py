@@ -9,8 +9,6 @@ from types import MappingProxyType
 
 from penstock.pipeline.stages import Transform
 
-__all__ = ["CountingTransform", "Counts"]
-
 
 class Counts:
     """Counts by reason.

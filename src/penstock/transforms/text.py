@@ -17,8 +17,6 @@ from penstock.errors import SchemaError
 from penstock.pipeline.stages import Transform
 from penstock.transforms.columns import append, as_names, column, like, one_or_list, replace
 
-__all__ = ["CountChars", "CountWords", "Lower", "NormalizeUnicode", "NormalizeWhitespace", "Strip"]
-
 Flags: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
 Integers: TypeAlias = np.ndarray[Any, np.dtype[np.integer[Any]]]
 

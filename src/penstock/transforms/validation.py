@@ -17,8 +17,6 @@ from penstock.transforms.columns import as_names, brief, column, keep_rows, like
 from penstock.transforms.counts import CountingTransform
 from penstock.transforms.text import as_text
 
-__all__ = ["Validate"]
-
 Flags: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
 OnInvalid: TypeAlias = Literal["raise", "skip", "null"]
 

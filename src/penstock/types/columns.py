@@ -29,20 +29,6 @@ from penstock.types.dtypes import (
     tensor_parts,
 )
 
-__all__ = [
-    "NumpyArray",
-    "as_numpy",
-    "content_problems",
-    "from_array",
-    "one_chunk",
-    "ragged_parts",
-    "refuse",
-    "to_array",
-    "to_cells",
-    "to_column",
-    "to_dense",
-]
-
 NumpyArray = npt.NDArray[Any]
 
 

@@ -23,8 +23,6 @@ import pyarrow.compute as pc
 from penstock._suggest import did_you_mean
 from penstock.errors import ConfigError, PenstockError
 
-__all__ = ["PlainType", "Problems", "convert", "from_text", "in_words", "is_convertible", "kind_of", "members"]
-
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 _SETS, _MAPPINGS = (set, frozenset), (dict, collections.abc.Mapping)
 _SEQUENCES = (list, tuple, collections.abc.Iterable, collections.abc.Sequence, collections.abc.Collection)

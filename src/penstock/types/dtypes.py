@@ -29,17 +29,6 @@ import pyarrow as pa
 from penstock._suggest import did_you_mean
 from penstock.errors import SchemaError
 
-__all__ = [
-    "Shape",
-    "is_tensor_storage",
-    "parse",
-    "shape_text",
-    "sparse_size",
-    "spell",
-    "spelling_of",
-    "tensor_parts",
-]
-
 Shape = tuple[int | None, ...]
 
 _SHAPE_KEY = b"penstock.shape"

@@ -49,19 +49,6 @@ from penstock.types.columns import (
 )
 from penstock.types.dtypes import parse, shape_text, sparse_size, spell, spelling_of, tensor_parts
 
-__all__ = [
-    "Field",
-    "Schema",
-    "from_numpy",
-    "from_rows",
-    "ragged",
-    "sparse_from_dense",
-    "sparse_from_pairs",
-    "sparse_to_dense",
-    "to_numpy",
-    "to_rows",
-]
-
 _VERSION = 1
 _ROLE_KEY = b"penstock.role"
 

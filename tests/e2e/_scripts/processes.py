@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.forked_programs import ForkedProgram
+
 HERE = Path(__file__).parent
 DEADLINE_SECONDS = 300.0
 KILLED = -9  # SIGKILL, which not every system has a name for
@@ -22,18 +24,12 @@ KILLED = -9  # SIGKILL, which not every system has a name for
 class Program(NamedTuple):
     """A running program, and where it writes what it has to complain about."""
 
-    process: subprocess.Popen[str]
+    process: ForkedProgram | subprocess.Popen[str]
     complaints: Path
 
     @property
     def returncode(self) -> int | None:
         return self.process.poll()
-
-    def say(self, word: str) -> None:
-        """A line for a program that waits for one."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{word}\n")
-        self.process.stdin.flush()
 
     def kill(self) -> None:
         """SIGKILL, and gone when this returns."""
@@ -42,8 +38,8 @@ class Program(NamedTuple):
 
     def close(self) -> None:
         self.kill()
-        if self.process.stdin is not None:
-            self.process.stdin.close()
+        if isinstance(self.process, ForkedProgram):
+            self.process.close()
 
 
 class Programs:
@@ -57,12 +53,11 @@ class Programs:
     def start(self, name: str, /, **facts: Any) -> Program:
         """`name`.py beside this file, with the facts as JSON."""
         complaints = self._folder / f"{name}-{len(self._started)}.err"
-        command = [sys.executable, str(HERE / f"{name}.py"), json.dumps(facts, default=str)]
-        # One thread each, since many run at once; and no rank but the one they are told.
+        # No rank but the one they are told.
         known = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
-        known |= {"OMP_NUM_THREADS": "1"} | ({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {})
-        with complaints.open("w") as stderr:
-            process = subprocess.Popen(command, env=known, stdin=subprocess.PIPE, stderr=stderr, text=True)
+        known |= {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
+        words = json.dumps(facts, default=str)
+        process = ForkedProgram(HERE / f"{name}.py", words, said=complaints, environment=known)
         program = Program(process, complaints)
         self._started.append(program)
         return program
@@ -70,6 +65,18 @@ class Programs:
     def close(self) -> None:
         for program in self._started:
             program.close()
+
+
+def killed_after_change(process: ForkedProgram, sign: Path, delay: float) -> bool:
+    """Kill it `delay` seconds after a file has changed. False if it came to its end before."""
+    before = sign.stat().st_mtime_ns if sign.exists() else 0
+    while process.poll() is None:
+        if sign.exists() and sign.stat().st_mtime_ns != before:
+            time.sleep(delay)
+            process.kill()
+            return process.wait(DEADLINE_SECONDS) == KILLED
+        time.sleep(0.002)
+    return False
 
 
 @contextmanager

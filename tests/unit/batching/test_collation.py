@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.batching.collate import FIELDS, IGNORE, BatchLayout, collate, supervised_tokens, width
+from penstock.batching.collate import FIELDS, IGNORE, BatchLayout, collate, width
+from penstock.batching.supervision import supervised_tokens
 from penstock.errors import ConfigError
 from penstock.order.samples import Samples
 

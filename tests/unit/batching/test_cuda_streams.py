@@ -111,3 +111,57 @@ def test_a_loop_that_changes_its_stream_reads_what_the_host_has(store: Path) -> 
                 del batch
     torch.cuda.synchronize()
     assert [int(got) for got in found] == expected
+
+
+@pytest.mark.parametrize("options", [{}, {"prefetch": 2}, {"pin_memory": True}], ids=str)
+@pytest.mark.parametrize("kind", ["indexed", "streaming", "rollouts"])
+def test_a_whole_epoch_needs_no_synchronization(kind: str, options: dict[str, Any], store: Path) -> None:
+    with make(kind, store, device="cuda", **options) as loader:
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            total = torch.zeros((), dtype=torch.int64, device="cuda")
+            for batch in loader:
+                total += read(batch)
+                assert batch.num_tokens > 0
+                for name in ("attention_mask", "loss_mask", "position_ids", "cu_seqlens", "max_seqlen"):
+                    getattr(batch, name)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert int(total)
+
+
+def test_a_graph_is_captured_and_replayed_while_batches_are_made(store: Path) -> None:
+    expected = on_host("indexed", store)
+    with make("indexed", store, device="cuda", prefetch=2) as loader:
+        batches = iter(loader)
+        static = next(batches)
+        ids, labels, documents = static.input_ids.clone(), static.labels.clone(), static.document_ids.clone()
+        warm = torch.cuda.Stream()
+        warm.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(warm):
+            for _ in range(3):
+                found = ids.sum() + 5 * labels.sum() + 7 * documents.long().sum()
+        torch.cuda.current_stream().wait_stream(warm)
+        graph, results = torch.cuda.CUDAGraph(), [int(found)]
+        with torch.cuda.graph(graph):
+            found = ids.sum() + 5 * labels.sum() + 7 * documents.long().sum()
+        for batch in islice(batches, BATCHES - 1):
+            ids.copy_(batch.input_ids)
+            labels.copy_(batch.labels)
+            documents.copy_(batch.document_ids)
+            graph.replay()
+            results.append(int(found))
+    assert results == expected
+
+
+def test_fields_on_the_device_are_those_of_the_host(store: Path) -> None:
+    from penstock.batching.collate import FIELDS
+
+    for layout in ({"packing": "concat"}, {"packing": None}, {"packing": "best_fit", "padding_free": True}):
+        shared: dict[str, Any] = {"chunk_size": TOKENS, "batch_size": ROWS, **layout}
+        with PretrainDataLoader(store, **shared) as here, PretrainDataLoader(store, device="cuda", **shared) as there:
+            for mine, other in zip(islice(here, 10), islice(there, 10)):
+                for name in FIELDS:
+                    wanted, got = getattr(mine, name), getattr(other, name)
+                    assert torch.equal(got.cpu(), wanted) if isinstance(wanted, torch.Tensor) else got == wanted, name

@@ -1,118 +1,51 @@
-"""`device="cuda"` without a GPU: a recorder in the place of `torch.cuda` tells what was done on which stream."""
+"""`device="cuda"` without a GPU: streams that refuse unordered use and memory that could be reused (`fake_cuda`)."""
 
 from __future__ import annotations
 
+import pickle
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import warnings
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+pytest.importorskip("torch")
+
+import torch
+
+from fake_cuda import DeviceTensor, FakeCuda, Stream
 from penstock import PretrainDataLoader, RolloutDataLoader
 from penstock.batching.backends import get_backend
+from penstock.batching.backends.torch_device import PinnedMemory
+from penstock.batching.collate import FIELDS
+from penstock.errors import ConfigError
 from penstock.loaders import base
 from penstock.loaders.base import DataLoader
 from token_stores import make_rows, make_store
 
-torch = pytest.importorskip("torch")
-
-
-class Stream:
-    def __init__(self, cuda: Cuda, name: str) -> None:
-        self.cuda, self.name = cuda, name
-
-    def record_event(self) -> Event:
-        event = Event(self)
-        self.cuda.note("record", self, event)
-        return event
-
-    def wait_event(self, event: Event) -> None:
-        self.cuda.note("wait", self, event)
-
-
-class Event:
-    def __init__(self, stream: Stream) -> None:
-        self.stream = stream
-
-
-class Cuda:
-    """What `torch.cuda` keeps for each thread: a current device, and a current stream of each device."""
-
-    def __init__(self) -> None:
-        self.log: list[tuple[str, Stream, Any, int]] = []
-        """What was done, on which stream, with what, by which thread; in order."""
-        self._thread = threading.local()
-        self._defaults: dict[int, Stream] = {}
-
-    def note(self, what: str, stream: Stream, thing: Any) -> None:
-        self.log.append((what, stream, thing, threading.get_ident()))
-
-    def set_device(self, index: int) -> None:
-        self._thread.device = index
-
-    def current_device(self) -> int:
-        return getattr(self._thread, "device", 0)
-
-    def current_stream(self, device: Any) -> Stream:
-        own = getattr(self._thread, "stream", None)
-        return own or self._defaults.setdefault(device.index, Stream(self, f"default of {device}"))
-
-    @contextmanager
-    def stream(self, stream: Stream) -> Iterator[None]:
-        before, self._thread.stream = getattr(self._thread, "stream", None), stream
-        try:
-            yield
-        finally:
-            self._thread.stream = before
-
-
-def tensor_type(cuda: Cuda) -> Any:
-    class Tensor(torch.Tensor):  # type: ignore[misc,name-defined]
-        place = torch.device("cpu")
-
-        @property
-        def device(self) -> Any:
-            return self.place
-
-        def to(self, device: Any, non_blocking: bool = False) -> Any:
-            moved = self.as_subclass(torch.Tensor).clone().as_subclass(Tensor)
-            moved.place = torch.device(device)
-            if moved.place.type == "cuda":
-                assert moved.place.index is not None, "a thread of its own would take this for another device"
-                cuda.note("copy", cuda.current_stream(moved.place), moved)
-            moved.waited = not non_blocking
-            return moved
-
-        def pin_memory(self) -> Any:
-            return self.as_subclass(torch.Tensor).clone().as_subclass(Tensor)
-
-        def record_stream(self, stream: Stream) -> None:
-            cuda.note("use", stream, self)
-
-    return Tensor
-
 
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
-    cuda = Cuda()
-    kind = tensor_type(cuda)
-    accelerator = SimpleNamespace(is_available=lambda: True, current_accelerator=lambda: torch.device("cuda"))
-    fake = SimpleNamespace(
-        from_numpy=lambda array: torch.from_numpy(array).as_subclass(kind),
-        device=torch.device,
-        cuda=cuda,
-        accelerator=accelerator,
-    )
-    monkeypatch.setattr(get_backend("torch"), "_torch", fake)
-    return cuda
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    fake = FakeCuda()
+    backend, module = get_backend("torch"), fake.module()
+    monkeypatch.setattr(backend, "_torch", module)
+    monkeypatch.setattr(backend, "_pinned", PinnedMemory(module))
+    monkeypatch.setattr(backend, "_streams", {})
+    return fake
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_store(tmp_path_factory.mktemp("device") / "store", make_rows(60, 12))
+
+
+@pytest.fixture(scope="module")
+def masked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rows = make_rows(60, 12)
+    masks = [[(token + place) % 3 > 0 for place, token in enumerate(row)] for row in rows]
+    return make_store(tmp_path_factory.mktemp("device") / "masked", rows, masks)
 
 
 def rollouts(**options: Any) -> RolloutDataLoader:
@@ -129,25 +62,22 @@ def make(kind: str, store: Path, **options: Any) -> DataLoader:
     return PretrainDataLoader(store, chunk_size=8, batch_size=4, streaming=kind == "streaming", **options)
 
 
-def on_device(batch: Any) -> list[Any]:
-    """Every tensor of a batch, found without asking the batch which there are."""
-    values = [*vars(batch).values(), *batch.metadata.values(), *vars(batch)["_others"].values()]
-    return [value for value in values if isinstance(value, torch.Tensor) and value.device.type == "cuda"]
+def tensors(batch: Any) -> dict[str, Any]:
+    """Every field and array of the metadata that is on the device."""
+    values = {name: getattr(batch, name) for name in FIELDS} | batch.metadata
+    return {name: value for name, value in values.items() if isinstance(value, DeviceTensor) and value.is_cuda}
 
 
-def check_ordered(cuda: Cuda, batch: Any, stream: Stream) -> None:
-    """That `stream` may use the batch: what was done until now, in this thread, lets it."""
-    done = list(cuda.log)
-    here, tensors = threading.get_ident(), on_device(batch)
-    assert tensors
-    for tensor in tensors:
-        at, copied_on = next((i, one) for i, (what, one, it, _) in enumerate(done) if what == "copy" and it is tensor)
-        if copied_on is stream:
-            continue
-        behind = [it for what, one, it, _ in done[at:] if what == "record" and one is copied_on]
-        waited = [it for what, one, it, by in done if what == "wait" and one is stream and by == here]
-        assert set(behind) & set(waited), "the stream does not wait for the copy"
-        assert ("use", stream, here) in [(what, one, by) for what, one, it, by in done if it is tensor]
+def use(batch: Any) -> None:
+    """Read every array on the current stream, which fails if that is not ordered."""
+    found = tensors(batch)
+    assert "input_ids" in found
+    for value in found.values():
+        value.sum()
+
+
+def on_host(value: Any) -> Any:
+    return value.as_subclass(torch.Tensor).numpy() if isinstance(value, torch.Tensor) else value
 
 
 OPTIONS = [
@@ -162,35 +92,97 @@ OPTIONS = [
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("kind", ["indexed", "streaming", "rollouts"])
 def test_a_batch_is_ordered_with_the_stream_that_is_current_where_it_is_taken(
-    kind: str, options: dict[str, Any], store: Path, cuda: Cuda, monkeypatch: pytest.MonkeyPatch
+    kind: str, options: dict[str, Any], store: Path, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(base, "_SLOW_SECONDS", -1.0)  # with prefetch=None, a thread from the second batch on
     own, other = Stream(cuda, "own"), Stream(cuda, "other")
     with make(kind, store, device="cuda", **options) as loader:
         batches = iter(loader)
         for number in range(5):
-            stream = own if number < 3 else other
-            with cuda.stream(stream):
-                batch = next(batches)
-                check_ordered(cuda, batch, stream)
-        check_ordered(cuda, next(batches), cuda.current_stream(torch.device("cuda", 0)))
-    threads = {by for what, _, _, by in cuda.log if what == "copy"} - {threading.get_ident()}
-    assert bool(threads) == (options["prefetch"] != 0)
+            with cuda.stream(own if number < 3 else other):
+                use(next(batches))
+        use(next(batches))
 
 
 @pytest.mark.parametrize("kind", ["indexed", "streaming", "rollouts"])
-def test_single_batches_are_ordered_with_the_current_stream_too(kind: str, store: Path, cuda: Cuda) -> None:
-    own = Stream(cuda, "own")
-    with make(kind, store, device="cuda") as loader, cuda.stream(own):
-        check_ordered(cuda, loader.get_batch(), own)
+def test_single_batches_are_ordered_with_the_current_stream_too(kind: str, store: Path, cuda: FakeCuda) -> None:
+    with make(kind, store, device="cuda") as loader, cuda.stream(Stream(cuda, "own")):
+        use(loader.get_batch())
         if kind != "streaming":
-            check_ordered(cuda, loader[3], own)
+            use(loader[3])
+
+
+def test_fields_that_are_read_later_are_ordered_on_any_stream(store: Path, cuda: FakeCuda) -> None:
+    with make("indexed", store, device="cuda", packing="best_fit", truncation="split") as loader:
+        with cuda.stream(Stream(cuda, "first")):
+            batch = next(iter(loader))
+            batch.input_ids.sum()
+        with cuda.stream(Stream(cuda, "second")):
+            for name in ("labels", "position_ids", "document_ids", "cu_seqlens", "loss_mask"):
+                getattr(batch, name).sum()
+
+
+def test_the_streams_of_this_file_notice_a_missing_wait(store: Path, cuda: FakeCuda) -> None:
+    with make("indexed", store, device="cuda") as loader:
+        ids = next(iter(loader)).input_ids
+    with cuda.stream(Stream(cuda, "elsewhere")), pytest.raises(AssertionError, match="without waiting"):
+        ids.sum()
+    with pytest.raises(AssertionError, match="waits for the device"):
+        ids.sum().item()
+
+
+LAYOUTS: list[dict[str, Any]] = [
+    {"packing": "concat"},
+    {"packing": None},
+    {"packing": None, "padding_side": "left"},
+    {"packing": "best_fit"},
+    {"packing": "best_fit", "padding_side": "left"},
+    {"packing": "best_fit", "padding_free": True, "pad_to_multiple_of": 16},
+    {"packing": None, "pad_id": 70_000},
+    {"packing": "concat", "fields": ("input_ids", "labels")},
+    {"packing": "best_fit", "fields": ("input_ids", "attention_mask", "num_items_in_batch")},
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("which", ["store", "masked"])
+def test_fields_that_are_made_on_the_device_are_those_of_the_host(
+    which: str, layout: dict[str, Any], store: Path, masked: Path, cuda: FakeCuda
+) -> None:
+    path = {"store": store, "masked": masked}[which]
+    # The last global batch leaves this rank without rows.
+    shared = {**layout, "rank": 2, "world_size": 3, "chunk_size": 12, "batch_size": 5}
+    with PretrainDataLoader(path, backend="numpy", **shared) as here:
+        expected = [{name: getattr(batch, name) for name in FIELDS} for batch in here]
+    with PretrainDataLoader(path, device="cuda", **shared) as there:
+        found = [{name: on_host(getattr(batch, name)) for name in FIELDS} for batch in there]
+    assert len(found) == len(expected) > 2
+    for got, wanted in zip(found, expected):
+        for name in FIELDS:
+            np.testing.assert_array_equal(got[name], wanted[name], strict=isinstance(wanted[name], np.ndarray))
+
+
+def test_a_batch_of_tokens_crosses_in_one_copy_as_narrow_as_the_store(store: Path, cuda: FakeCuda) -> None:
+    import pyarrow as pa
+
+    narrow = make_store(store.parent / "narrow", make_rows(40, 8, shortest=8), dtype=pa.uint16())
+    with make("indexed", narrow, device="cuda") as loader:
+        use(next(iter(loader)))
+    assert cuda.copies == [(64, True, True)]  # 4 rows of 8 tokens, 2 bytes each
+
+
+def test_the_number_of_tokens_is_known_without_reading_the_device(store: Path, cuda: FakeCuda) -> None:
+    for kind in ("indexed", "streaming", "rollouts"):
+        with make(kind, store, device="cuda") as loader:
+            batch = next(iter(loader))
+            assert batch.num_tokens > 0
+            assert isinstance(batch.max_seqlen, int | None)
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
 @pytest.mark.parametrize("kind", ["indexed", "streaming", "rollouts"])
 def test_cuda_is_the_current_device_of_the_thread_that_begins_the_loop(
-    kind: str, prefetch: int, store: Path, cuda: Cuda
+    kind: str, prefetch: int, store: Path, cuda: FakeCuda
 ) -> None:
     with make(kind, store, device="cuda", prefetch=prefetch) as loader:
         cuda.set_device(3)
@@ -198,30 +190,82 @@ def test_cuda_is_the_current_device_of_the_thread_that_begins_the_loop(
         taken = [next(batches), next(batches)]
         cuda.set_device(1)
         taken.append(next(batches))
-        assert {str(tensor.device) for batch in taken for tensor in on_device(batch)} == {"cuda:3"}
+        assert {str(value.device) for batch in taken for value in tensors(batch).values()} == {"cuda:3"}
         assert str(loader.get_batch().input_ids.device) == "cuda:1"
 
 
-def test_a_device_with_a_number_stays_what_it_is(store: Path, cuda: Cuda) -> None:
+def test_a_device_with_a_number_stays_what_it_is(store: Path, cuda: FakeCuda) -> None:
     for given in ("cuda:2", torch.device("cuda", 2)):
         with make("indexed", store, device=given) as loader:
             assert str(loader.get_batch().input_ids.device) == "cuda:2"
 
 
-def test_a_copy_to_main_memory_is_waited_for(store: Path, cuda: Cuda) -> None:
-    with make("indexed", store, device="cuda", pin_memory=True) as loader:
-        batch = loader.get_batch()
-    assert not batch.input_ids.waited
-    assert batch.to("cpu", non_blocking=True).input_ids.waited
+def test_a_batch_that_is_moved_by_hand_keeps_what_was_changed(store: Path, cuda: FakeCuda) -> None:
+    with make("indexed", store) as loader:
+        batch = next(iter(loader))
+    batch.labels[:, 3] = -100
+    batch.position_ids = None
+    batch["other"] = get_backend("torch").from_numpy(np.arange(3))
+    moved = batch.to("cuda")
+    assert on_host(moved.labels).tolist() == batch.labels.tolist()
+    assert moved.position_ids is None
+    assert on_host(moved["other"]).tolist() == [0, 1, 2]
+    assert on_host(moved.loss_mask)[:, 3].all()  # fields are independent of each other
+    assert (moved.num_tokens, moved.metadata.keys()) == (batch.num_tokens, batch.metadata.keys())
 
 
-def test_a_batch_on_the_cpu_needs_no_streams(store: Path, cuda: Cuda) -> None:
+def test_a_batch_on_the_cpu_needs_no_streams(store: Path, cuda: FakeCuda) -> None:
     with make("indexed", store, device="cpu", prefetch=2) as loader:
         assert sum(1 for _ in loader) == len(loader)
-    assert not cuda.log
+    assert not cuda.copies
 
 
-def test_a_batch_that_was_taken_holds_nothing_that_cannot_be_pickled(store: Path, cuda: Cuda) -> None:
+def test_without_pinned_memory_batches_are_copied_from_plain_memory_and_it_is_said_once(
+    store: Path, cuda: FakeCuda
+) -> None:
+    cuda.pinned_left = 0
+    with make("indexed", store, device="cuda") as loader, warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for batch in loader:
+            use(batch)
+    assert ["page-locked" in str(each.message) for each in said] == [True]
+    assert get_backend("torch")._pinned.refused > 1  # type: ignore[attr-defined]
+    assert not any(pinned for _, pinned, _ in cuda.copies)
+
+
+@pytest.mark.parametrize("device", ["cuda:7", "cuda"])
+def test_a_device_that_is_not_there_is_named(device: str, store: Path, cuda: FakeCuda) -> None:
+    if device == "cuda":
+        cuda.current_device = broken  # type: ignore[method-assign]
+    with make("indexed", store, device=device) as loader, pytest.raises(ConfigError, match=device):
+        next(iter(loader))
+
+
+def broken() -> int:
+    raise RuntimeError("Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing ...")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_torch_without_cuda_is_named(store: Path) -> None:
+    with make("indexed", store, device="cuda") as loader, pytest.raises(ConfigError, match="device='cuda'"):
+        next(iter(loader))
+
+
+def test_a_thread_uses_the_device_of_the_loop(store: Path, cuda: FakeCuda) -> None:
+    cuda.set_device(2)
+    found: list[str] = []
     with make("indexed", store, device="cuda", prefetch=2) as loader:
-        assert not any(isinstance(value, Event) for value in vars(next(iter(loader))).values())
-        assert next(iter(loader))._pending_copy is None
+        batches = iter(loader)
+        thread = threading.Thread(target=lambda: found.append(str(next(batches).input_ids.device)))
+        first = next(batches)
+        thread.start()
+        thread.join()
+    assert [str(first.input_ids.device), *found] == ["cuda:2", "cuda:2"]
+
+
+def test_a_batch_that_was_taken_holds_nothing_that_cannot_be_pickled(store: Path) -> None:
+    with make("indexed", store, prefetch=0) as loader:
+        batch = next(iter(loader))
+        copy = pickle.loads(pickle.dumps(batch))  # noqa: S301 - our own
+    assert copy.labels.tolist() == batch.labels.tolist()
+    assert batch._pending_copy is None

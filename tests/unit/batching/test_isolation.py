@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.lazy_modules import LazyModule
 
 from penstock.batching.backends.attention import AS_IT_IS, Isolation, load_causal_model, packed_rows, probe_isolation
 from penstock.batching.batch import TrainingBatch
 from penstock.errors import ConfigError
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+torch = LazyModule("torch")
+transformers = LazyModule("transformers")
 
 LENGTHS = [[5, 7, 4], [9, 6]]
 TOKENS = 18

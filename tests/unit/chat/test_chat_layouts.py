@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import cache
 from typing import Any
 
 import cloudpickle
@@ -154,44 +155,46 @@ def batch_of(*conversations: list[tuple[str, str]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"messages": rows})
 
 
-PAIRS = {name: made(source) for name, source in (PROVABLE | LOOKING).items()}
+@cache
+def pair(name: str) -> tuple[FormatChat, FormatChat]:
+    return made((PROVABLE | LOOKING)[name])
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", PROVABLE | LOOKING)
 @given(rows=st.lists(st.lists(st.tuples(st.sampled_from(["user", "assistant"]), texts), max_size=3), min_size=1))
 @settings(max_examples=12, deadline=None)
 def test_rows_are_the_same_with_layouts_and_without(name: str, rows: Any) -> None:
-    with_layouts, without = PAIRS[name]
+    with_layouts, without = pair(name)
     batch = batch_of(*rows)
     assert outcome(with_layouts, batch) == outcome(without, batch)
 
 
 @pytest.mark.parametrize("name", PROVABLE)
 def test_layouts_are_found_for_templates_that_do_not_look_at_contents(name: str) -> None:
-    transform, _ = made(PROVABLE[name])
+    transform, _ = pair(name)
     batch = batch_of([("user", " a "), ("assistant", "b")], [("user", "b"), ("assistant", " ")], [])
     assert proven_rows(transform, batch) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("name", LOOKING)
 def test_no_layout_is_proven_of_a_template_that_looks_at_contents(name: str) -> None:
-    transform, _ = made(LOOKING[name])
+    transform, _ = pair(name)
     assert proven_rows(transform, batch_of([("user", "a"), ("assistant", "b")])) == []
 
 
-@pytest.mark.parametrize("train_on", ["last", "all", "flags", ["user", "assistant"]])
+@cache
+def pair_trained_on(train_on: str | tuple[str, ...]) -> tuple[FormatChat, FormatChat]:
+    roles = train_on if isinstance(train_on, str) else list(train_on)
+    return made(PROVABLE["trimmed"], train_on=roles, gate=Gate(bos=False))
+
+
+@pytest.mark.parametrize("train_on", ["last", "all", "flags", ("user", "assistant")])
 @given(rows=st.lists(st.lists(st.tuples(st.sampled_from(["user", "assistant"]), texts), max_size=3), min_size=1))
 @settings(max_examples=12, deadline=None)
 def test_what_is_trained_on_is_the_same_with_layouts_and_without(train_on: Any, rows: Any) -> None:
-    with_layouts, without = TRAINED[str(train_on)]
+    with_layouts, without = pair_trained_on(train_on)
     batch = batch_of(*rows)
     assert outcome(with_layouts, batch) == outcome(without, batch)
-
-
-TRAINED = {
-    str(train_on): made(PROVABLE["trimmed"], train_on=train_on, gate=Gate(bos=False))
-    for train_on in ("last", "all", "flags", ["user", "assistant"])
-}
 
 
 def test_the_gate_sees_the_one_row_whose_prompt_differs() -> None:

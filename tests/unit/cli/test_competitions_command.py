@@ -214,7 +214,7 @@ def test_a_password_is_refused_before_anything_is_read(titanic: Path, penstock: 
 
 
 def test_the_commands_import_nothing_of_datasets_before_they_run() -> None:
-    code = "import sys, penstock.cli.main; print([m for m in sys.modules if m.startswith('penstock.datasets')])"
+    code = "import sys, penstock.cli.competitions; print([m for m in sys.modules if m.startswith('penstock.datasets')])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import pickle
+import shutil
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from tests.chat_corpus import tokenizer_for
 
+import penstock
 from penstock.chat.format_chat import FormatChat
 from penstock.chat.templates import load_template
 from penstock.loaders import ConversationDataLoader, Recipe
 from penstock.sources import JsonlSource, blocks
 from penstock.tokenizers.huggingface import HuggingFaceReference
-from penstock.tokenizers.load import LoadedTokenizer
+from penstock.tokenizers.load import LoadedTokenizer, load_tokenizer
 
 
 @pytest.fixture
@@ -66,20 +71,102 @@ def model(tmp_path: Path) -> Path:
     return home
 
 
+@pytest.fixture
+def documents(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of the documents that `tokenizers` has parsed."""
+    sizes: list[int] = []
+
+    original = HuggingFaceReference._load
+
+    def load(self: HuggingFaceReference) -> Any:
+        sizes.append(len(self._document))
+        return original(self)
+
+    monkeypatch.setattr(HuggingFaceReference, "_load", load)
+    return sizes
+
+
 @pytest.mark.parametrize("template", [None, "chatml"])
-def test_a_raw_chat_file_is_opened_once_on_the_way_to_the_first_batch(
-    opened: Counter[str], chats: Path, model: Path, tmp_path: Path, template: str | None
+def test_a_raw_chat_file_is_read_once_for_its_types_and_once_for_its_rows(
+    opened: Counter[str], documents: list[int], chats: Path, model: Path, tmp_path: Path, template: str | None
 ) -> None:
     options: dict[str, Any] = {"batch_size": 4, "max_length": 64, "cache_dir": tmp_path / "cache", "backend": "numpy"}
+    _make_unknown(model)
     opened.clear()
+    documents.clear()
     loader = ConversationDataLoader(chats, str(model), chat_template=template, streaming=False, **options)
-    assert next(iter(loader))["input_ids"].shape[0] == 4
-    # The columns, the types, the rows.
-    assert opened == {"JsonlSource": 1, "FormatChat": 1, "HuggingFaceReference": 1, "file": 3}
+    first = next(iter(loader))["input_ids"]
+    assert first.shape[0] == 4
+    assert (opened["JsonlSource"], opened["FormatChat"], opened["file"]) == (1, 1, 2)
+    size = (model / "tokenizer.json").stat().st_size
+    assert len([one for one in documents if one > size // 2]) == 1, "the two modes share one vocabulary"
     opened.clear()
+    documents.clear()
     again = ConversationDataLoader(chats, str(model), chat_template=template, streaming=False, **options)
-    next(iter(again))
-    assert opened == {"JsonlSource": 1, "FormatChat": 1, "HuggingFaceReference": 1, "file": 2}, "the store is ready"
+    assert (next(iter(again))["input_ids"] == first).all()
+    assert not opened, "the store is ready: neither rows nor template nor tokenizer are looked at"
+    assert not documents
+
+
+def _make_unknown(model: Path) -> None:
+    """Give the tokenizer a vocabulary that no earlier test has loaded."""
+    document = json.loads((model / "tokenizer.json").read_text())
+    document["added_tokens"].append(document["added_tokens"][-1] | {"content": f"<|{model}|>", "id": 1 << 20})
+    (model / "tokenizer.json").write_text(json.dumps(document))
+
+
+def _row_ids(loader: ConversationDataLoader) -> list[Any]:
+    return [batch["input_ids"].tolist() for batch in loader]
+
+
+def test_a_changed_input_template_or_tokenizer_is_another_store(chats: Path, model: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"batch_size": 4, "max_length": 64, "cache_dir": tmp_path / "cache", "backend": "numpy"}
+
+    def rows(**more: Any) -> list[Any]:
+        with ConversationDataLoader(chats, str(model), **options, shuffle=False, **more) as loader:
+            return _row_ids(loader)
+
+    first = rows()
+    assert rows() == first
+    assert rows(chat={"train_on": "all"}) == first
+    assert len(list((tmp_path / "cache" / "stores").glob("[!.]*"))) == 2, "other masks, other store"
+    text = chats.read_text()
+    chats.write_text(text.replace('"q3"', '"q3 and more"'))
+    changed = rows()
+    assert changed != first
+    chats.write_text(text)
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    config["chat_template"] = "{% for m in messages %}<|im_start|>{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}"
+    config["chat_template"] += "{% if add_generation_prompt %}<|im_start|>assistant: {% endif %}"
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    assert rows() != first
+
+
+def test_a_store_that_vanished_is_made_again(chats: Path, model: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"batch_size": 4, "max_length": 64, "cache_dir": tmp_path / "cache", "backend": "numpy"}
+    with ConversationDataLoader(chats, str(model), **options) as loader:
+        first = _row_ids(loader)
+    (store,) = (tmp_path / "cache" / "stores").glob("[!.]*")
+    shutil.rmtree(store)
+    with ConversationDataLoader(chats, str(model), **options) as loader:
+        assert _row_ids(loader) == first
+    assert store.exists()
+
+
+def test_a_known_tokenizer_is_parsed_when_it_encodes_and_pickles_as_itself(documents: list[int], model: Path) -> None:
+    _make_unknown(model)
+    first = load_tokenizer(model)
+    texts = pa.array(["hello <|im_end|>", "q1"])
+    expected = first.encode(texts, parse_special=True)
+    documents.clear()
+    known = load_tokenizer(model)
+    assert isinstance(known, LoadedTokenizer)
+    assert (known.fingerprint, known.special, known.vocab_size) == (first.fingerprint, first.special, first.vocab_size)
+    assert not documents
+    copy = pickle.loads(pickle.dumps(known))  # noqa: S301 - made here
+    assert copy.encode(texts, parse_special=True) == expected
+    assert known.encode(texts, parse_special=True) == expected
+    assert known.encode(texts) == first.encode(texts) != expected
 
 
 def test_a_streamed_chat_file_is_opened_once_before_its_rows_are_read(
@@ -92,10 +179,37 @@ def test_a_streamed_chat_file_is_opened_once_before_its_rows_are_read(
     assert len(loader.state_dict()) > 0
     assert opened["file"] <= 1
     next(iter(loader))
-    assert opened["HuggingFaceReference"] == opened["FormatChat"] == 1
+    assert opened["FormatChat"] == 1
+    assert opened["HuggingFaceReference"] <= 1
 
 
 def test_a_recipe_has_its_options_in_groups_and_takes_them_as_keywords() -> None:
     recipe = Recipe(tokenizer="byte", column="body", dedup=["exact"], max_length=8)
     assert (recipe.column, recipe.dedup, recipe.max_length, recipe.template) == ("body", ["exact"], 8, None)
     assert recipe.load_tokenizer() is recipe.load_tokenizer()
+
+
+def test_fewer_than_forty_modules_run_from_a_chat_file_to_the_first_batch_once_its_store_exists(
+    chats: Path, model: Path, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"batch_size": 4, "max_length": 64, "cache_dir": tmp_path / "cache", "backend": "numpy"}
+
+    def first_batch() -> None:
+        with ConversationDataLoader(chats, str(model), chat_template="chatml", **options) as loader:
+            next(iter(loader))
+
+    first_batch()
+    home = str(Path(str(penstock.__file__)).parent)
+    ran: set[str] = set()
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(home):
+            ran.add(frame.f_code.co_filename)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        first_batch()
+    finally:
+        sys.setprofile(before)
+    assert 20 < len(ran) < 40, sorted(ran)

@@ -171,7 +171,7 @@ def test_a_file_that_is_rewritten_while_it_is_streamed_stops_the_loader(tmp_path
         tokenizer="byte",
         chunk_size=64,
         batch_size=2,
-        streaming=StreamOptions(streams=1, shuffle_window=32, threads=1),
+        streaming=StreamOptions(streams=1, shuffle_window=32, workers=1, worker_type="thread"),
         backend="numpy",
     )
     with loader:

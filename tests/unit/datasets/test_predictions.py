@@ -13,14 +13,16 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import sklearn.metrics as sk
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.lazy_modules import LazyModule
 
 from penstock.datasets import DatasetSpec, Folds, KaggleDataset, TabularDataset
 from penstock.datasets.predictions import ClassNames, Predictions
 from penstock.errors import ConfigError, DataError, SchemaError
+
+sk = LazyModule("sklearn.metrics")
+torch = LazyModule("torch")
 
 
 def dataset(

@@ -415,9 +415,8 @@ def test_what_killed_writers_left_is_removed(tmp_path: Path) -> None:
     TabularDataset(about, cache_dir=kept).encoded()
     (file,) = kept.glob("*.arrow")
     file.unlink()
-    own, old, other = (
-        kept / name for name in (f".{file.name}.1-ab.tmp", ".encoded-1.arrow.1-ab.tmp", ".encoded-2.tmp")
-    )
+    names = (f".{file.name}.1-0123abcd.tmp", ".encoded-1.arrow.1-0123abcd.tmp", ".encoded-2.arrow.1-0123abcd.tmp")
+    own, old, other = (kept / name for name in names)
     for stray in (own, old, other):
         stray.touch()
     os.utime(old, (1, 1))

@@ -159,7 +159,7 @@ def test_groups_of_different_sizes_do_not_mix_their_notes() -> None:
 
 def _forget_turns(notes: Notes) -> int:
     """As if another process used the notes, which has its own count of meetings."""
-    from penstock.distributed import rendezvous
+    from penstock.distributed import synchronization as rendezvous
 
     return len(rendezvous._turns_of_stores.pop(notes))
 

@@ -22,7 +22,7 @@ from penstock.datasets.registry import DatasetRegistry
 from penstock.datasets.sample_data import make_titanic
 from penstock.datasets.submission import write_submission
 from penstock.datasets.titanic import TitanicDataset, titanic_spec
-from penstock.distributed.rendezvous import DirectoryRendezvous
+from penstock.distributed.synchronization import DirectoryRendezvous
 from penstock.errors import ConfigError
 from penstock.files.cache import DiskCache, default_cache_directory
 from penstock.files.filesystems import require_local
@@ -30,8 +30,8 @@ from penstock.files.remote import RemotePath, clear_copies
 from penstock.fsqueue import DatasetConsumer, QueueSink, QueueSource, purge
 from penstock.fsqueue.provider import DataProviderBase
 from penstock.fsqueue.status import find_queue
-from penstock.loaders.inputs import open_inputs
 from penstock.loaders.samples.datasets import as_sample_dataset
+from penstock.loaders.source import open_inputs
 from penstock.loaders.streamed.windows import StreamCounts
 from penstock.pipeline.config import PipelineConfig
 from penstock.rl.queue import RolloutQueue

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from queues import listed
 
-from penstock.fsqueue.lanes import Lane, Lanes
+from penstock.fsqueue.layout import Lane, Lanes
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_a_lane_that_a_listing_missed_is_no_end(lanes: Lanes, monkeypatch: pytes
         missed.append(path)
         return [name for name in whole if name != Lane(0).name] if len(missed) < 3 else whole
 
-    monkeypatch.setattr("penstock.fsqueue.lanes.os.listdir", listing)
+    monkeypatch.setattr("penstock.fsqueue.layout.os.listdir", listing)
     assert [lane.number for lane in lanes.all()] == [0, 5, 6, 7]
     missed.clear()
     assert not lanes.ended(1)

@@ -8,7 +8,7 @@ from queues import PER_FILE, Clock, Maker, consumer, fill, ks, names, numbers, p
 
 from penstock.errors import ConfigError
 from penstock.fsqueue import Queue
-from penstock.fsqueue.lanes import Lanes
+from penstock.fsqueue.layout import Lanes
 from penstock.fsqueue.publisher import Limits
 
 

@@ -537,7 +537,7 @@ def filled(home: Path, budget: MemoryBudget, limit: float) -> DataLoader:
 
 
 def test_what_waits_is_charged_to_the_budget(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = make(home, "concat").get_batch().nbytes
+    one = make(home, "concat").get_batch().make_fields().nbytes
     budget, made, finish = MemoryBudget(3 * one), [], indexed.PlanEngine._finish
 
     def counted(*given: Any) -> Any:
@@ -552,7 +552,7 @@ def test_what_waits_is_charged_to_the_budget(home: Path, monkeypatch: pytest.Mon
 
 
 def test_what_was_charged_to_the_budget_is_given_back(home: Path) -> None:
-    one = make(home, "concat").get_batch().nbytes
+    one = make(home, "concat").get_batch().make_fields().nbytes
     budget = MemoryBudget(3 * one)
     filled(home, budget, 2.5 * one).close()
     assert budget.used == 0

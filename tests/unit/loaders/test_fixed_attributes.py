@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
 
-from penstock import ConfigError, DataLoader, MixedDataLoader, PretrainDataLoader, StreamingPipeline
+from penstock import ConfigError, DataLoader, MixedDataLoader, MLXDataLoader, PretrainDataLoader, StreamingPipeline
+from penstock.loaders.samples.datasets import FetchedDataset, as_sample_dataset
 from penstock.memory import LRUCache
 
 
@@ -104,3 +106,52 @@ def test_a_missing_value_is_built_by_one_thread() -> None:
         thread.join(300)
     assert len(calls) == 1
     assert cache.get_or_build("b", lambda: cache.get_or_build("b", lambda: np.ones(1))).tolist() == [1.0]
+
+
+class Reusing:
+    """A dataset that fills one buffer again and again, and gives it, a view of it, a list or a tensor."""
+
+    def __init__(self, form: str, size: int) -> None:
+        self.form, self.size = form, size
+        self.buffer, self.list = np.zeros(size, np.int64), [0] * size
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        self.buffer[:] = row + 1
+        self.list[:] = [row + 1] * self.size
+        values: Any = {
+            "buffer": lambda: self.buffer,
+            "view": lambda: self.buffer[: self.size - row % 3],
+            "list": lambda: self.list,
+            "tensor": lambda: torch.from_numpy(self.buffer),
+        }[self.form]()
+        return {"input_ids": values, "labels": row}
+
+
+@pytest.mark.parametrize("options", [{}, {"cache_mb": 8}], ids=["plain", "cached"])
+@pytest.mark.parametrize("size", [6, 4000])
+@pytest.mark.parametrize("form", ["buffer", "view", "list", "tensor"])
+def test_samples_of_a_buffer_that_is_reused_are_not_mixed_up(form: str, size: int, options: dict[str, Any]) -> None:
+    with MLXDataLoader(Reusing(form, size), batch_size=4, num_workers=1, backend="numpy", **options) as loader:
+        for _ in range(2):
+            for batch in loader:
+                assert batch["input_ids"][:, 0].tolist() == [label + 1 for label in batch["labels"].tolist()]
+                assert (batch["input_ids"] == batch["input_ids"][:, :1]).all(where=batch["attention_mask"] == 1)
+
+
+def test_rows_of_one_matrix_are_not_copied() -> None:
+    class Rows:
+        matrix = np.arange(24.0).reshape(12, 2)
+
+        def __len__(self) -> int:
+            return 12
+
+        def __getitem__(self, row: int) -> dict[str, Any]:
+            return {"x": self.matrix[row], "labels": row}
+
+    fetched = as_sample_dataset(Rows(), None)
+    fetched.fetch(np.arange(12))
+    assert isinstance(fetched, FetchedDataset)
+    assert not fetched.copies

@@ -13,7 +13,7 @@ from penstock import PretrainDataLoader, open_store
 from penstock.batching.options import Options
 from penstock.corpus import prepare as preparation
 from penstock.errors import ConfigError, PenstockError, SchemaError
-from penstock.loaders.inputs import open_inputs
+from penstock.loaders.source import open_inputs
 from penstock.transforms.tokenization import ByteTokenizer
 from token_stores import make_store
 

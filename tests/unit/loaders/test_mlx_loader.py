@@ -26,6 +26,7 @@ from penstock.batching.backends import get_backend
 from penstock.batching.masked_lm import MaskedLM
 from penstock.errors import ConfigError, DataError, ResumeError, SchemaError
 from penstock.files.states import with_checksum
+from penstock.loaders import Output, Padding, Shard
 from penstock.loaders.mlx_loader import MLXDataLoader, MLXLoaderConfig
 from penstock.loaders.samples.datasets import ListDataset
 from penstock.loaders.streaming import StreamingConfig, StreamingPipeline
@@ -1236,3 +1237,13 @@ def test_a_state_is_refused_by_other_samples_of_the_same_number() -> None:
         MLXDataLoader(form(1), batch_size=4).load_state_dict(state)
         with pytest.raises(ResumeError):
             MLXDataLoader(form(9), batch_size=4).load_state_dict(state)
+
+
+def test_options_come_in_the_groups_of_the_other_loaders_too() -> None:
+    loader = MLXDataLoader(
+        SAMPLES, batch_size=4, shard=Shard(rank=1, world_size=2), pad=Padding(pad_id=7), output=Output(backend="numpy")
+    )
+    assert (loader.config.rank, loader.config.world_size) == (1, 2)
+    assert (loader.config.pad_id, loader.config.backend) == (7, "numpy")
+    with pytest.raises(ConfigError, match="padding_side"):
+        MLXDataLoader(SAMPLES, pad=Padding(padding_side="left"))

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.batching.collate import Supervision
+from penstock.batching.supervision import Supervision
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
 from penstock.loaders.conversation import ConversationDataLoader
@@ -61,9 +61,8 @@ def sums(make: Any, world: int, epochs: int) -> dict[str, Any]:
                     found["supervised"] += int((batch.labels != -100).sum())
                     found["longest_row"] = max(found["longest_row"], batch.input_ids.shape[1])
                     found["documents"] += len(batch.metadata["row"])
-                    most = max(
-                        most, batch.nbytes - sum(v.nbytes for v in batch.metadata.values() if hasattr(v, "nbytes"))
-                    )
+                    others = sum(value.nbytes for value in batch.metadata.values() if hasattr(value, "nbytes"))
+                    most = max(most, batch.make_fields().nbytes - others)
                     for source in batch.metadata["source"].tolist():
                         name = batch.metadata["sources"][source]
                         by_source[name] = by_source.get(name, 0) + 1

@@ -8,8 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.observe import Extent, Rates
-from penstock.observe.figures import lost_rows
+from penstock.observe import Extent, Rates, lost_rows
 from penstock.sources import IteratorSource, JsonlSource, MemorySource, ParquetSource
 
 

@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from penstock.observe import Extent, LineProgress, LiveProgress, progress_on
-from penstock.observe.live import format_seconds
 from penstock.pipeline import Pipeline
+from penstock.pipeline.report import format_seconds
 from penstock.sinks import MemorySink
 from penstock.sources import MemorySource
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock import ConfigError, PipelineConfig
-from penstock.pipeline.config import available_cores
+from penstock.pipeline.cores import available_cores
 
 
 @pytest.mark.parametrize(

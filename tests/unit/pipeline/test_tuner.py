@@ -1,35 +1,179 @@
-"""Batch sizes and worker counts follow the bottleneck, inside the budget."""
+"""Batch sizes and worker counts follow CPU time and throughput, inside the budget."""
 
 from __future__ import annotations
 
-import time
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 
 from penstock import PipelineConfig
-from penstock.pipeline import context as tuning
-from penstock.pipeline.context import Tuner
+from penstock.pipeline.tuner import RunTotals, Tuner
 
 MIB = 1 << 20
+TICK = 0.05
 
 
 def tuner(limit: int = 512 * MIB, **options: object) -> Tuner:
     return Tuner(PipelineConfig(**options), lambda: limit)  # type: ignore[arg-type]
 
 
-def test_batches_grow_while_they_are_done_in_no_time_and_shrink_when_they_take_long() -> None:
-    one = tuner()
-    start = one.batch_bytes
-    one.adjust_batch(0.001)
-    assert one.batch_bytes == 2 * start
-    one.adjust_batch(0.1)
-    assert one.batch_bytes == 2 * start
-    for _ in range(20):
-        one.adjust_batch(0.001)
-    assert one.batch_bytes <= 512 * MIB // 128
-    for _ in range(20):
-        one.adjust_batch(1.0)
-    assert one.batch_bytes == 32 << 10
+@dataclass
+class Machine:
+    """Simulated machine: `cores` that share a lock for `locked` of the work, with `overhead` seconds a batch.
+
+    Each worker beyond the first costs every other `hindrance` of its time, as shared caches do. `waits` are seconds for
+    a mebibyte in which a batch waits for a service.
+    """
+
+    cores: int = 4
+    seconds_per_mib: float = 0.02
+    overhead: float = 0.001
+    locked: float = 0.0
+    hindrance: float = 0.0
+    waits: float = 0.0
+    spinning: bool = False
+    """True if a thread that waits for the lock burns CPU time."""
+    others: float = 1.0
+    """Factor by which other programs slow everything."""
+
+    def rate(self, workers: int, nbytes: int) -> float:
+        """Bytes a second."""
+        cpu = self.cpu(workers, nbytes)
+        alone = cpu + self.waits * nbytes / MIB
+        by_cores = self.cores / cpu
+        by_workers = workers / alone
+        by_lock = 1 / (self.locked * cpu) if self.locked else float("inf")
+        return nbytes * min(by_cores, by_workers, by_lock) / self.others
+
+    def cpu(self, workers: int, nbytes: int) -> float:
+        """CPU seconds of a batch, spinning left out."""
+        return (self.seconds_per_mib * nbytes / MIB + self.overhead) * (1 + self.hindrance * (workers - 1))
+
+    def seconds(self, workers: int, nbytes: int) -> float:
+        """Seconds that a worker has a batch in hand."""
+        return workers * nbytes / self.rate(workers, nbytes)
+
+    def best(self, most_workers: int) -> float:
+        sizes = [(32 << 10) * 2**i for i in range(9)]
+        return max(self.rate(workers, size) for workers in range(1, most_workers + 1) for size in sizes)
+
+
+class Simulation:
+    """Run of a tuner on a simulated machine: no threads, no clock but its own."""
+
+    def __init__(self, machine: Machine, limit: int = 1024 * MIB, **options: object) -> None:
+        self.machine, self.now = machine, 0.0
+        config = PipelineConfig(**{"max_workers": machine.cores, **options})  # type: ignore[arg-type]
+        self.tuner = Tuner(config, lambda: limit, clock=lambda: self.now)
+        self.part = self.cpu = self.busy = 0.0
+
+    def run(self, seconds: float, starving: Callable[[], bool] = lambda: True) -> Simulation:
+        for _ in range(round(seconds / TICK)):
+            self.now += TICK
+            workers, nbytes = self.tuner.workers, self.tuner.batch_bytes
+            batches = TICK * self.machine.rate(workers, nbytes) / nbytes
+            self.part += batches
+            while self.part >= 1:
+                self.tuner.saw_need(nbytes, 2 * nbytes)
+                self.part -= 1
+            spun = self.machine.seconds(workers, nbytes) if self.machine.spinning else 0.0
+            self.cpu += batches * max(self.machine.cpu(workers, nbytes), spun)
+            self.busy += batches * self.machine.seconds(workers, nbytes)
+            self.tuner.look(RunTotals(self.cpu, self.busy, self.cpu, self.busy, backlog=10, starving=starving()))
+        return self
+
+    @property
+    def rate(self) -> float:
+        return self.machine.rate(self.tuner.workers, self.tuner.batch_bytes)
+
+
+@pytest.mark.parametrize("cores", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {},
+        {"locked": 0.3},
+        {"locked": 1.0},  # the interpreter lock
+        {"locked": 0.3, "spinning": True},
+        {"hindrance": 0.05},
+        {"locked": 0.2, "hindrance": 0.1},
+        {"seconds_per_mib": 2.0},
+        {"seconds_per_mib": 2.0, "locked": 1.0, "hindrance": 0.02},
+    ],
+)
+def test_throughput_comes_near_the_best_that_the_machine_can_give(cores: int, kind: dict[str, float]) -> None:
+    machine = Machine(cores=cores, **kind)  # type: ignore[arg-type]
+    assert Simulation(machine).run(60).rate >= 0.85 * machine.best(cores)
+
+
+@pytest.mark.parametrize("workers", ["auto", 16])
+@pytest.mark.parametrize("kind", [{}, {"locked": 0.3, "spinning": True}, {"hindrance": 0.1}])
+def test_a_contended_start_leaves_no_small_batches_behind(workers: object, kind: dict[str, float]) -> None:
+    machine = Machine(cores=16, **kind)  # type: ignore[arg-type]
+    calm = machine.seconds_per_mib, machine.others
+    machine.seconds_per_mib, machine.others = 0.5, 20.0
+    run = Simulation(machine, workers=workers).run(20)
+    machine.seconds_per_mib, machine.others = calm
+    run.run(40)
+    assert run.tuner.batch_bytes >= MIB
+    best = machine.best(16) if workers == "auto" else max(machine.rate(16, size << 20) for size in (1, 2, 4, 8))
+    assert run.rate >= 0.85 * best
+
+
+@pytest.mark.parametrize("kind", [{}, {"locked": 0.3}, {"locked": 0.5, "hindrance": 0.1}, {"locked": 1.0}])
+def test_more_cores_are_never_slower(kind: dict[str, float]) -> None:
+    rates = [Simulation(Machine(cores=cores, **kind)).run(60).rate for cores in (1, 2, 4, 8, 16)]  # type: ignore[arg-type]
+    assert all(after >= 0.95 * before for before, after in itertools.pairwise(rates)), rates
+
+
+def test_wall_time_alone_does_not_shrink_batches() -> None:
+    """The collapse: threads that wait for each other took over a quarter of a second for each batch."""
+    machine = Machine(cores=2, others=50.0)
+    run = Simulation(machine, workers=16).run(20)
+    assert machine.seconds(16, MIB) > 1.0
+    assert run.tuner.batch_bytes >= MIB
+
+
+def test_batches_that_take_much_cpu_time_shrink_and_those_that_take_none_grow() -> None:
+    assert Simulation(Machine(seconds_per_mib=4.0, overhead=0.0)).run(120).tuner.batch_bytes < MIB
+    assert Simulation(Machine(seconds_per_mib=0.001)).run(5).tuner.batch_bytes == 8 * MIB
+
+
+def test_batches_of_a_stage_that_waits_for_a_service_take_seconds_and_not_minutes() -> None:
+    run = Simulation(Machine(cores=4, waits=100.0), workers=4).run(600)
+    assert run.machine.seconds(4, run.tuner.batch_bytes) <= 10.0
+
+
+def test_a_stage_that_waits_for_a_service_keeps_all_its_workers() -> None:
+    run = Simulation(Machine(cores=8, waits=0.1)).run(60)
+    assert run.tuner.workers >= 7
+
+
+def test_fewer_workers_suffice_when_the_source_sets_the_pace() -> None:
+    machine = Machine(cores=16, locked=1.0)
+    assert Simulation(machine).run(60).tuner.workers <= 4
+
+
+def test_a_step_that_failed_is_tried_again_ever_more_seldom() -> None:
+    run = Simulation(Machine(cores=8, waits=0.1))
+    tried = []
+    for _ in range(200):
+        before = run.tuner.workers
+        run.run(0.5)
+        tried.append(run.tuner.workers < before)
+    assert sum(tried[:100]) > sum(tried[100:])
+
+
+def test_no_batch_is_larger_than_what_the_budget_has_for_all_workers() -> None:
+    roomy, tight = tuner(limit=1024 * MIB, workers=16), tuner(limit=200 * MIB, workers=16)
+    for one in (roomy, tight):
+        for step in range(200):
+            one.saw_need(MIB, 4 * MIB)
+            one.look(RunTotals(stage_cpu=1e-4 * step))
+    assert roomy.batch_bytes * 6 * 40 == pytest.approx(1024 * MIB, rel=0.1)
+    assert tight.batch_bytes == MIB
 
 
 def test_a_shrunken_budget_shrinks_the_batches_at_once() -> None:
@@ -50,9 +194,9 @@ def test_rows_are_asked_for_by_their_width() -> None:
 
 
 def test_a_fixed_batch_size_is_kept() -> None:
-    one = tuner(batch_rows=77)
-    one.saw_read(77, 77 * MIB)
-    assert one.batch_rows == 77
+    run = Simulation(Machine(), batch_rows=77).run(10)
+    run.tuner.saw_read(77, 77 * MIB)
+    assert run.tuner.batch_rows == 77
 
 
 def test_what_is_reserved_follows_what_was_needed_quickly_up_and_slowly_down() -> None:
@@ -64,40 +208,8 @@ def test_what_is_reserved_follows_what_was_needed_quickly_up_and_slowly_down() -
     assert 1400 < one.to_reserve(100) < 1500
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    now = [time.monotonic()]
-    monkeypatch.setattr(tuning.time, "monotonic", lambda: now[0])
-    return now
-
-
-def test_workers_are_added_when_work_waits_and_kept_if_that_helped(clock: list[float]) -> None:
-    one = tuner(max_workers=4)
-    assert one.workers == 2, "half of them at first"
-    one.workers = 4
-    clock[0] += 1
-    assert one.adjust_workers(1000, backlog=0, starving=False, idle=0.95) == 3
-    clock[0] += 1
-    assert one.adjust_workers(2000, backlog=10, starving=True, idle=0.0) == 4
-    clock[0] += 1
-    assert one.adjust_workers(4000, backlog=0, starving=False, idle=0.0) == 4
-
-
-def test_a_worker_that_brings_nothing_is_taken_back_and_not_tried_again_for_a_while(clock: list[float]) -> None:
-    one = tuner(max_workers=4)
-    one.workers = 2
-    rows = 0
-    for step, expected in enumerate([3, 2, 2, 2]):
-        clock[0] += 1
-        rows += 1000
-        assert one.adjust_workers(rows, backlog=10, starving=True, idle=0.0) == expected, step
-
-
-def test_a_given_number_of_workers_is_left_alone(clock: list[float]) -> None:
-    one = tuner(workers=3)
-    clock[0] += 10
-    assert one.adjust_workers(10, backlog=100, starving=True, idle=0.0) == 3
-    assert one.adjust_workers(10, backlog=0, starving=False, idle=1.0) == 3
+def test_a_given_number_of_workers_is_left_alone() -> None:
+    assert Simulation(Machine(locked=1.0), workers=3).run(30).tuner.workers == 3
 
 
 def test_a_batch_that_took_a_thousand_times_its_size_reserves_no_more_than_the_budget() -> None:

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.errors import ConfigError, SchemaError
-from penstock.sinks import ArrowSink, ParquetSink
+from penstock.sinks import ArrowSink, ParquetSink, formats
 from penstock.types import from_numpy
 
 COMPRESSIONS = ["zstd", "snappy", "gzip", "lz4", "brotli", "none"]
@@ -40,16 +40,58 @@ def test_parquet_of_every_compression_is_what_pyarrow_reads(tmp_path: Path, comp
     assert used.lower() == {"none": "uncompressed"}.get(compression, compression)
 
 
-def test_row_groups_are_closed_by_size_and_that_is_what_the_sink_holds(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cores", [1, 2, 16])
+def test_row_groups_are_closed_by_size_and_a_few_are_what_the_sink_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int
+) -> None:
+    monkeypatch.setattr(formats, "available_cores", lambda: cores)
     sink = ParquetSink(tmp_path / "a.parquet", row_group_bytes="64 KiB")
+    sink.fit_budget(4 << 20)
     held = []
-    for _ in range(10):
+    for _ in range(40):
         sink.consume(pa.record_batch({"n": np.arange(4096)}))
         held.append(sink.memory_usage())
     sink.flush()
-    assert max(held) < 64 << 10
-    assert pq.read_metadata(tmp_path / "a.parquet").num_row_groups == 5
+    assert 0 < max(held) < min(cores, 8) * (64 << 10)
+    assert pq.read_metadata(tmp_path / "a.parquet").num_row_groups == 20
     assert sink.memory_usage() == 0
+
+
+def test_the_bytes_do_not_depend_on_the_number_of_row_groups_encoded_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = {}
+    for cores in (1, 3, 16):
+        monkeypatch.setattr(formats, "available_cores", lambda cores=cores: cores)
+        written[cores] = write(ParquetSink(tmp_path / f"{cores}.parquet", row_group_bytes=512), NESTED).read_bytes()
+    assert pq.read_metadata(tmp_path / "16.parquet").num_row_groups > 3
+    assert written[1] == written[3] == written[16]
+
+
+def test_a_budget_without_room_for_two_row_groups_encodes_one_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(formats, "available_cores", lambda: 16)
+    sink = ParquetSink(tmp_path / "a.parquet", row_group_bytes="64 KiB")
+    for budget, expected in ((1 << 10, 2), (1 << 20, 2), (4 << 20, 8), (1 << 30, 8)):
+        sink.fit_budget(budget)
+        assert sink._groups_at_once == expected
+    sink.fit_budget(0)
+    assert sink._groups_at_once == 1
+
+
+def test_an_encoder_that_fails_ends_the_run_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats, "available_cores", lambda: 4)
+
+    def refuse(table: pa.Table, options: Any) -> pa.Buffer:
+        raise pa.ArrowInvalid("no")
+
+    monkeypatch.setattr(formats, "_one_group", refuse)
+    sink = ParquetSink(tmp_path / "a.parquet", row_group_bytes=64)
+    with pytest.raises(SchemaError, match="no"):
+        write(sink, NESTED)
+    sink.abort()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_only_text_that_repeats_gets_a_dictionary(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from penstock.sinks import JsonlSink, MemorySink
 from penstock.sources import CsvSource, JsonlSource, MemorySource, ParquetSource, open_source
 from penstock.sources import by_suffix as opening
 from penstock.sources.splits import open_split, split_input
-from penstock.store.lineage import content_key
+from penstock.store.manifest import content_key
 
 Write = Callable[[pa.Table, Path], None]
 

@@ -79,9 +79,9 @@ def test_rows_of_one_length_are_filled_at_once(tmp_path: Path) -> None:
     rows = np.random.default_rng(0).integers(0, 60000, (100, 64))
     table = table_of(make_store(tmp_path / "s", rows.tolist(), shard_bytes=3000))
     chosen = np.random.default_rng(1).integers(0, 100, 40)
-    out = np.empty((40, 60), np.int64)
-    table.copy_rows_from(table.locate(chosen, np.full(40, 3)), out)
-    assert (out == rows[chosen, 3:63]).all()
+    found = table.rows_from(table.locate(chosen, np.full(40, 3)), 60)
+    assert found.dtype == table.dtype
+    assert (found == rows[chosen, 3:63]).all()
 
 
 def test_lists_of_a_fixed_size_and_large_lists_are_tokens_too(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ import pytest
 from penstock.errors import DataError
 from penstock.files.checksums import FileFingerprint
 from penstock.store import FORMAT_VERSION, Lineage, StoreWriter, content_key, open_store
-from penstock.store.lineage import combined_key
-from penstock.store.manifest import Manifest, read_manifest
+from penstock.store.manifest import Manifest, combined_key, read_manifest
 
 INPUTS = (FileFingerprint("a.jsonl", 10, "aa"), FileFingerprint("b.jsonl", 20, "bb"))
 LINEAGE = Lineage(

@@ -21,7 +21,7 @@ import penstock.store.shards as shards_module
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.files.checksums import FileFingerprint
 from penstock.store import Manifest, Store, StoreWriter, append, describe, find_store, is_complete, open_store, prune
-from penstock.store.lineage import Lineage, content_key
+from penstock.store.manifest import Lineage, content_key
 
 COUNT = 300
 IDS = [list(range(i % 11)) for i in range(COUNT)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import pickle
 import threading
 from collections.abc import Callable
@@ -28,7 +29,8 @@ from penstock.sinks import MemorySink
 from penstock.sources import MemorySource
 from penstock.tokenizers import fast
 from penstock.tokenizers import verification as comparing
-from penstock.tokenizers.fast import Backends
+from penstock.tokenizers.base import FastModel
+from penstock.tokenizers.fast import FastBackend
 from penstock.tokenizers.load import LoadedTokenizer
 from penstock.tokenizers.sentencepiece import SentencePieceReference
 from penstock.tokenizers.verification import compared_rows
@@ -52,9 +54,9 @@ def fresh(name: str = "gpt2") -> LoadedTokenizer:
 def spoil(monkeypatch: pytest.MonkeyPatch, wrong: bytes) -> list[int]:
     """From now on gigatoken gets rows with these bytes wrong. Returns the rows of each of its calls."""
     calls: list[int] = []
-    encode = Backends.encode
+    encode = FastBackend.encode
 
-    def spoiled(self: Backends, data: Any) -> Any:
+    def spoiled(self: FastBackend, data: Any) -> Any:
         rows = encode(self, data)
         calls.append(len(data.offsets) - 1)
         values = rows.values.copy()
@@ -63,7 +65,7 @@ def spoil(monkeypatch: pytest.MonkeyPatch, wrong: bytes) -> list[int]:
                 values[rows.offsets[row]] += 1
         return replace(rows, values=values)
 
-    monkeypatch.setattr(Backends, "encode", spoiled)
+    monkeypatch.setattr(FastBackend, "encode", spoiled)
     return calls
 
 
@@ -144,13 +146,13 @@ def test_a_difference_after_the_first_batch_ends_the_run(
 def test_a_pipeline_that_skips_bad_rows_does_not_skip_a_difference(
     monkeypatch: pytest.MonkeyPatch, on_error: Any
 ) -> None:
-    encode = Backends.encode
+    encode = FastBackend.encode
 
-    def wrong(self: Backends, data: Any) -> Any:
+    def wrong(self: FastBackend, data: Any) -> Any:
         rows = encode(self, data)
         return replace(rows, values=rows.values + (b"turbine" in data.data.tobytes()))
 
-    monkeypatch.setattr(Backends, "encode", wrong)
+    monkeypatch.setattr(FastBackend, "encode", wrong)
     values = [*["the water"] * 1000, *sampled()]
     with pytest.raises(StageError, match="fast=False"):
         Pipeline(
@@ -194,7 +196,7 @@ def test_without_the_fast_path_gigatoken_is_never_asked(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, LOGGER)
-    monkeypatch.setattr(Backends, "__init__", lambda *_: pytest.fail("gigatoken was loaded"))
+    monkeypatch.setattr(FastBackend, "__init__", lambda *_: pytest.fail("gigatoken was loaded"))
     given = load_tokenizer(HUGGING_FACE["gpt2"](), fast=False, eos="<|im_end|>")
     copied = pickle.loads(pickle.dumps(given))  # noqa: S301 - our own
     for tokenizer in (given, load_tokenizer(given), copied):
@@ -212,9 +214,9 @@ def test_without_the_fast_path_gigatoken_is_never_asked(
 def test_long_rows_are_compared_at_both_ends(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     monkeypatch.setattr(comparing, "WHOLE_BYTES", 4000)
     monkeypatch.setattr(comparing, "STRETCH_BYTES", 1000)
-    encode = Backends.encode
+    encode = FastBackend.encode
 
-    def wrong(self: Backends, data: Any) -> Any:
+    def wrong(self: FastBackend, data: Any) -> Any:
         rows = encode(self, data)
         values = rows.values.copy()
         for start, stop in zip(rows.offsets, rows.offsets[1:]):
@@ -222,7 +224,7 @@ def test_long_rows_are_compared_at_both_ends(monkeypatch: pytest.MonkeyPatch, pl
                 values[start + 20 if place == "head" else stop - 20] += 1
         return replace(rows, values=values)
 
-    monkeypatch.setattr(Backends, "encode", wrong)
+    monkeypatch.setattr(FastBackend, "encode", wrong)
     tokenizer = fresh()
     long = "the water feeds 日本語 turbine " * 300
     assert tokenizer.encode(pa.array(["short", long])).to_pylist() == ids_of("gpt2", ["short", long])
@@ -271,7 +273,7 @@ def test_a_failure_of_the_fast_path_is_answered_by_the_reference(
     def fail(*_: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(Backends, "encode", fail)
+    monkeypatch.setattr(FastBackend, "encode", fail)
     assert tokenizer.encode(pa.array(["the water"])).to_pylist() == ids_of("gpt2", ["the water"])
     assert str(error) in (tokenizer.slow_because() or "")
 
@@ -325,7 +327,7 @@ def test_an_interrupt_is_not_mistaken_for_a_failure(monkeypatch: pytest.MonkeyPa
     def interrupt(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Backends, "encode", interrupt)
+    monkeypatch.setattr(FastBackend, "encode", interrupt)
     with pytest.raises(KeyboardInterrupt):
         tokenizer.encode(pa.array(["the water"]))
     assert tokenizer.slow_because() is None
@@ -368,21 +370,76 @@ def test_sentencepiece_rules_of_ones_own_are_left_to_the_reference() -> None:
     assert "user_defined" in str(reference.fast(parse_special=False))
 
 
-def test_threads_share_a_copy_until_there_is_much_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast, "available_cores", lambda: 4)
+class _Encoder:
+    """Stands for a gigatoken backend; its first `together` calls wait for each other."""
+
+    def __init__(self, together: int = 1) -> None:
+        self.now = self.most = 0
+        self.sizes: list[int] = []
+        self.together = threading.Barrier(together)
+        self._lock = threading.Lock()
+
+    def encode_batch(self, rows: Any, *, parallel: bool) -> Any:
+        import awkward
+
+        assert parallel
+        with self._lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+            self.sizes.append(sum(map(len, rows)))
+            early = len(self.sizes) <= self.together.parties
+        if early:
+            self.together.wait(30)
+        with self._lock:
+            self.now -= 1
+        return awkward.Array([[len(row)] for row in rows])
+
+
+@pytest.mark.parametrize(("cores", "allowed", "together"), [(4, 1 << 30, 3), (2, 1 << 30, 2), (4, 2 * 700 * 1000, 1)])
+def test_threads_encode_together_as_far_as_cores_and_memory_go(
+    cores: int, allowed: int, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fast, "available_cores", lambda: cores)
+    encoder = _Encoder(together)
+    loads: list[int] = []
+    backend = FastBackend(FastModel(lambda: loads.append(1) or encoder), allowed, 1000)
+    data = utf8(pa.array(["the water feeds", "the turbine"]))
+    threads = [threading.Thread(target=backend.encode, args=(data,)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert encoder.most == together
+    assert len(loads) == 1, "one backend serves all threads"
+
+
+def test_many_rows_go_in_pieces_that_the_calling_thread_encodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fast, "PIECE_BYTES", 100)
+    encoder = _Encoder()
+    backend = FastBackend(FastModel(lambda: encoder), 1 << 30, 1000)
+    lengths = [10, 80, 30, 250, 0, 99, 1, 100, 5]
+    rows = backend.encode(utf8(pa.array(["x" * length for length in lengths])))
+    assert rows.values.tolist() == lengths
+    assert rows.offsets.tolist() == list(range(len(lengths) + 1))
+    assert encoder.sizes == [90, 30, 250, 99, 1, 100, 5]
+
+
+def test_a_forked_process_encodes_without_the_threads_it_lost() -> None:
+    if "fork" not in multiprocessing.get_all_start_methods():
+        pytest.skip("this system cannot fork")
     tokenizer = fresh()
-    tokenizer.fit_budget(1 << 30)
-    backends = tokenizer._fast[False]._backends
-    assert backends is not None
-    texts = pa.array(["the water feeds the turbine"] * 10)
-    for least, copies in ((1 << 20, 1), (1, 3)):
-        monkeypatch.setattr(backends, "_least_text", least)
-        for _ in range(3):
-            thread = threading.Thread(target=tokenizer.encode, args=(texts,))
-            thread.start()
-            thread.join()
-        assert sum(copy is not None for copy in backends._copies) >= copies
-        assert least == 1 or sum(copy is not None for copy in backends._copies) == 1
+    values = ["the water feeds the turbine"] * 3000
+    expected = tokenizer.encode(pa.array(values)).to_pylist()
+
+    def encode() -> None:
+        assert not fast._parallel()
+        assert tokenizer.encode(pa.array(values)).to_pylist() == expected
+
+    child = multiprocessing.get_context("fork").Process(target=encode)
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    assert fast._parallel()
 
 
 def test_the_sample_depends_on_the_row_alone() -> None:
@@ -418,11 +475,11 @@ def test_what_is_remembered_is_forgotten_when_the_process_has_grown(monkeypatch:
     monkeypatch.setattr(fast, "resident_bytes", lambda: resident.bytes)
     tokenizer = fresh()
     tokenizer.fit_budget(1000)
-    backends = tokenizer._fast[False]._backends
-    assert backends is not None
-    load = backends._load
-    monkeypatch.setattr(backends, "_load", lambda: loads.append(1) or load())
-    monkeypatch.setattr(backends, "_least_text", 100)
+    backend = tokenizer._fast[False]._backend
+    assert backend is not None
+    load = backend._load
+    monkeypatch.setattr(backend, "_load", lambda: loads.append(1) or load())
+    monkeypatch.setattr(backend, "_least_text", 100)
     values = ["the water feeds the turbine"] * 10
     # Allowed are 1000 bytes above the least since the last time.
     for now, expected in ((5000, 0), (6000, 0), (4000, 0), (4900, 0), (5001, 1), (5001, 1), (6000, 1), (6100, 2)):
@@ -430,7 +487,7 @@ def test_what_is_remembered_is_forgotten_when_the_process_has_grown(monkeypatch:
         for _ in range(2):
             assert tokenizer.encode(pa.array(values)).to_pylist() == ids_of("gpt2", values)
         assert len(loads) == expected
-    monkeypatch.setattr(backends, "_least_text", 1 << 20)
+    monkeypatch.setattr(backend, "_least_text", 1 << 20)
     resident.bytes = 100_000
     tokenizer.encode(pa.array(values))
     tokenizer.encode(pa.array(values))

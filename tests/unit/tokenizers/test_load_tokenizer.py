@@ -16,12 +16,14 @@ import pytest
 import sentencepiece
 import tiktoken
 import tokenizers
-import transformers
+from tests.lazy_modules import LazyModule
 from tokenizers import models, processors
 from trained_tokenizers import HUGGING_FACE, encoding, sentencepiece_model
 
 from penstock.errors import ConfigError, DataError
 from penstock.transforms.tokenization import ByteTokenizer, CharTokenizer, Tokenizer, load_tokenizer
+
+transformers = LazyModule("transformers")
 
 TEXTS = pa.array(["the water feeds 日本 🎉", "", "it's 12<|im_end|>"])
 

@@ -12,6 +12,7 @@ import sentencepiece
 from hypothesis import example, given
 from trained_tokenizers import HUGGING_FACE, columns, encoding, sentencepiece_model, some_examples
 
+from penstock.tokenizers.huggingface import _BYTE_OF, _bytes_of
 from penstock.transforms.tokenization import ByteTokenizer, CharTokenizer, Encoded, Tokenizer, load_tokenizer
 
 LOADED: dict[str, Tokenizer] = {}
@@ -142,3 +143,11 @@ def test_characters_cover_their_own_bytes(values: list[str]) -> None:
     ):
         data = text.encode()
         assert [data[start:end].decode() for _, start, end in row] == list(text)
+
+
+def test_letters_of_the_byte_alphabet_become_bytes_and_others_stand_for_themselves() -> None:
+    alphabet = {letter: byte[0] for letter, byte in _BYTE_OF.items()}
+    assert _bytes_of("".join(alphabet)) == bytes(alphabet.values())
+    for other in (" ", "\n", "\x7f", "\xa0", "\xad", "日", "\uffff", "😀"):
+        assert other not in alphabet
+        assert _bytes_of(f"Ġa{other}é") == b" a" + other.encode() + b"\xe9"

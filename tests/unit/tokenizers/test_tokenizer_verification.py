@@ -262,6 +262,17 @@ def test_what_was_proven_is_kept_for_the_next_time() -> None:
     assert second.asked, "another block"
 
 
+def test_few_new_proofs_are_kept_too() -> None:
+    many = "".join(map(chr, range(0x100, 0x800, 0x100)))
+    Compared("", key="a-key").outside([many])
+    second = Compared("", key="a-key")
+    second.outside([many, "\u13a0"])
+    assert second.asked
+    third = Compared("", key="a-key")
+    third.outside([many, "\u13a0"])
+    assert third.asked == 0
+
+
 def test_a_cache_that_cannot_be_used_costs_nothing_but_time(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from penstock.arrays.hashes import hash64, mix64
 from penstock.errors import ConfigError, DataError, SchemaError
-from penstock.transforms.encoders import HashingEncoder, OneHotEncoder, OrdinalEncoder
+from penstock.transforms.features import HashingEncoder, OneHotEncoder, OrdinalEncoder
 
 categories = st.lists(st.sampled_from(["b", "a", "ü", "", "B"]) | st.none(), max_size=20)
 cuts = st.lists(st.integers(0, 30), max_size=4)

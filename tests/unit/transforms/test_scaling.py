@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError, DataError, ResumeError, SchemaError
-from penstock.transforms.scalers import MinMaxScaler, StandardScaler
+from penstock.transforms.features import MinMaxScaler, StandardScaler
 
 numbers = st.lists(st.floats(-1e3, 1e3) | st.just(math.nan) | st.none(), min_size=1, max_size=30)
 cuts = st.lists(st.integers(0, 30), max_size=4)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -24,6 +25,8 @@ from penstock.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from penstock.batching.backends.operations import ArrayOperations
+    from penstock.batching.collate import CompactBatch
+    from penstock.batching.fields import DeferredFields
 
 __all__ = [
     "ALIGNMENT",
@@ -94,15 +97,26 @@ class Backend(Protocol):
         ...
 
     def to(self, array: Array, device: Device, *, non_blocking: bool = False) -> Array:
-        """Array on another device; itself if it is there already. A copy to main memory always blocks."""
+        """Array on another device; itself if it is there already. A copy to main memory always blocks.
+
+        `non_blocking` is for frameworks whose copies to a device would otherwise block (JAX).
+        """
         ...
 
     def resolve_device(self, device: Device) -> Device:
         """Device that a name means in this thread: torch's "cuda" is the current device, by its number."""
         ...
 
+    def copy_stream(self, device: Device) -> AbstractContextManager[object]:
+        """Context in which copies to a device do not wait for the work that is queued on it."""
+        ...
+
     def pending_copy(self, arrays: Sequence[Array]) -> PendingCopy | None:
         """Copies that this thread has just made of these arrays; None where the framework orders them by itself."""
+        ...
+
+    def compact_to(self, compact: CompactBatch, device: Device) -> DeferredFields | None:
+        """Fields of a batch, to be made on a device from one copy; None if they have to be made in main memory."""
         ...
 
     def pin_memory(self, array: Array) -> Array:
@@ -148,7 +162,13 @@ class BaseBackend:
     def resolve_device(self, device: Device) -> Device:
         return device
 
+    def copy_stream(self, device: Device) -> AbstractContextManager[object]:
+        return nullcontext()
+
     def pending_copy(self, arrays: Sequence[Array]) -> PendingCopy | None:
+        return None
+
+    def compact_to(self, compact: CompactBatch, device: Device) -> DeferredFields | None:
         return None
 
     def pin_memory(self, array: Array) -> Array:

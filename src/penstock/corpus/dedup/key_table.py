@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.arrays.hashes import Words
 from penstock.corpus.dedup.minhash import frozen
-from penstock.corpus.kernels import kernel
+from penstock.corpus.kernels import PLAIN, kernel
 
 __all__ = ["Flags", "KeyTable", "sort_keys"]
 
@@ -123,7 +123,7 @@ def _filled(slots: int) -> int:
     return slots * 3 // 4
 
 
-@kernel
+@kernel(plain=PLAIN // 4, by=2)
 def _add_rows(slots: Any, shift: Any, keys: Any, known: Any, duplicate: Any, fresh: Any) -> tuple[int, Any]:
     """Mark rows with a key that is `known`, in the table or in an earlier row; add the new keys, also to `fresh`."""
     mask = len(slots) - 1
@@ -158,7 +158,7 @@ def _add_rows(slots: Any, shift: Any, keys: Any, known: Any, duplicate: Any, fre
     return added, touched  # returned, or the compiler would remove the prefetch
 
 
-@kernel
+@kernel(plain=PLAIN // 4, by=2)
 def _insert_all(slots: Any, shift: Any, keys: Any) -> None:
     """Put keys that are not in the table into it."""
     mask = len(slots) - 1
@@ -172,7 +172,7 @@ def _insert_all(slots: Any, shift: Any, keys: Any) -> None:
             slots[at, i] = keys[row, i]
 
 
-@kernel
+@kernel(plain=PLAIN // 4, by=2)
 def _remove_all(slots: Any, shift: Any, keys: Any) -> None:
     """Take keys that are in the table out of it, moving up those that were displaced by them."""
     mask = len(slots) - 1
@@ -192,7 +192,7 @@ def _remove_all(slots: Any, shift: Any, keys: Any) -> None:
         slots[hole] = _ZERO
 
 
-@kernel
+@kernel()
 def _equal(left: Any, right: Any) -> bool:
     for i in range(len(left)):  # noqa: SIM110 - numba compiles no generators
         if left[i] != right[i]:

@@ -23,7 +23,7 @@ import numpy as np
 
 from penstock.arrays.hashes import Words, as_seed, mix64
 from penstock.arrays.text import Utf8
-from penstock.corpus.kernels import kernel
+from penstock.corpus.kernels import PLAIN, kernel
 from penstock.errors import ConfigError
 from penstock.transforms.text import Integers
 
@@ -169,7 +169,7 @@ def _character(char: str) -> int:
     return ord(lower if len(lower) == 1 else char)
 
 
-@kernel
+@kernel()
 def _mix(word: Any) -> Any:
     word = word + np.uint64(0x9E3779B97F4A7C15)
     word = (word ^ word >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
@@ -177,7 +177,7 @@ def _mix(word: Any) -> Any:
     return word ^ word >> np.uint64(31)
 
 
-@kernel
+@kernel()
 def _lower_minima(low: Any, high: Any, count: int, factors: Any, terms: Any, half: int, minimum: Any) -> None:
     """Take the gathered shingles into the minima of a row: permutations before `half` use the low words."""
     padded = (count + _PAD - 1) // _PAD * _PAD
@@ -191,7 +191,7 @@ def _lower_minima(low: Any, high: Any, count: int, factors: Any, terms: Any, hal
         minimum[j] = least
 
 
-@kernel
+@kernel()
 def _code_at(data: Any, i: int, stop: int, codes: Any) -> Any:
     """The character whose first byte, not ASCII, is at i."""
     lead = np.uint32(data[i])
@@ -211,7 +211,7 @@ def _code_at(data: Any, i: int, stop: int, codes: Any) -> Any:
     return code
 
 
-@kernel
+@kernel()
 def _sign_at(data: Any, i: int, start: int, stop: int, code: Any, codes: Any) -> Any:
     """The sign at i as part of a number, as a word, or as neither. The ends of a row are spaces."""
     before = data[i - 1] if i > start else np.uint8(0x20)
@@ -224,7 +224,7 @@ def _sign_at(data: Any, i: int, start: int, stop: int, code: Any, codes: Any) ->
     return _BREAK
 
 
-@kernel
+@kernel(plain=PLAIN // 16)
 def row_minima(data: Any, bounds: Any, codes: Any, ngram: int, factors: Any, terms: Any, half: int, out: Any) -> None:
     """The MinHash signature of every row into `out`, which holds the largest numbers there are: rows without words."""
     ring = np.zeros(ngram, np.uint64)

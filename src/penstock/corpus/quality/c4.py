@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.arrays.text import Utf8, flags, from_utf8
-from penstock.corpus.kernels import kernel
+from penstock.corpus.kernels import PLAIN, kernel
 from penstock.corpus.quality.base import Codes, TextFilter, as_limits
 from penstock.corpus.quality.characters import (
     NUMERAL,
@@ -126,7 +126,7 @@ class C4Quality(TextFilter):
         self._lines.clear()
 
 
-@kernel
+@kernel(plain=PLAIN)
 def c4_lines(
     data: Array, bounds: Array, kinds: Array, phrases: Array, phrase_bounds: Array, limits: Array, options: Array
 ) -> tuple[Array, Array, Array, Array, Array, Array]:
@@ -188,7 +188,7 @@ def c4_lines(
     return out[:n], out_bounds, lines[: k + 1], row_lines, codes, left_out
 
 
-@kernel
+@kernel(plain=PLAIN)
 def row_sentences(
     data: Array, lines: Array, row_lines: Array, starts: Array, ends: Array, firsts: Array, kinds: Array
 ) -> Array:
@@ -200,7 +200,7 @@ def row_sentences(
     return sentences
 
 
-@kernel
+@kernel()
 def count_words(data: Array, at: int, stop: int, kinds: Array) -> tuple[int, int]:
     """Words between whitespace, and the characters of the longest."""
     words, longest, length = 0, 0, 0
@@ -216,7 +216,7 @@ def count_words(data: Array, at: int, stop: int, kinds: Array) -> tuple[int, int
     return words, longest
 
 
-@kernel
+@kernel()
 def copy_line(data: Array, at: int, stop: int, out: Array, n: int, without_citations: bool, kinds: Array) -> int:
     while at < stop:
         if without_citations and data[at] == 91:
@@ -230,7 +230,7 @@ def copy_line(data: Array, at: int, stop: int, out: Array, n: int, without_citat
     return n
 
 
-@kernel
+@kernel()
 def citation_length(data: Array, at: int, stop: int, kinds: Array) -> int:
     """[], [12], [edit], [citation needed]: how many bytes, 0 if it is none. Digits of any script."""
     i = at + 1
@@ -248,7 +248,7 @@ def citation_length(data: Array, at: int, stop: int, kinds: Array) -> int:
     return 0
 
 
-@kernel
+@kernel()
 def is_word(data: Array, at: int, stop: int, word: str) -> bool:
     if stop - at < len(word):
         return False
@@ -258,7 +258,7 @@ def is_word(data: Array, at: int, stop: int, word: str) -> bool:
     return True
 
 
-@kernel
+@kernel()
 def is_finished(data: Array, start: int, stop: int) -> Any:
     """True if the line ends in . ? ! " or ', and not in an ellipsis."""
     if start == stop:
@@ -269,7 +269,7 @@ def is_finished(data: Array, start: int, stop: int) -> Any:
     return last == 63 or last == 33 or last == 34 or last == 39
 
 
-@kernel
+@kernel()
 def has_bracket(data: Array, start: int, stop: int) -> bool:
     for at in range(start, stop):
         if data[at] == 123:
@@ -277,7 +277,7 @@ def has_bracket(data: Array, start: int, stop: int) -> bool:
     return False
 
 
-@kernel
+@kernel()
 def find_phrases(data: Array, start: int, stop: int, phrases: Array, bounds: Array) -> int:
     """A bit for every phrase that occurs, in any case."""
     found = 0
@@ -291,7 +291,7 @@ def find_phrases(data: Array, start: int, stop: int, phrases: Array, bounds: Arr
     return found
 
 
-@kernel
+@kernel()
 def begins_with(data: Array, at: int, stop: int, phrases: Array, bounds: Array, phrase: int) -> bool:
     for i in range(bounds[phrase], bounds[phrase + 1]):
         if at >= stop:

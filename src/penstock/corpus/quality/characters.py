@@ -125,7 +125,7 @@ def kinds() -> Kinds:
     return table
 
 
-@kernel
+@kernel()
 def code_at(data: Array, at: int, stop: int) -> tuple[Any, int]:
     """The code point that begins here, and its width in bytes. Bytes that are no UTF-8 are U+FFFD, one by one."""
     first = np.int64(data[at])
@@ -145,7 +145,7 @@ def code_at(data: Array, at: int, stop: int) -> tuple[Any, int]:
     return 0xFFFD, 1
 
 
-@kernel
+@kernel()
 def code_before(data: Array, start: int, at: int) -> tuple[Any, int]:
     """The code point that ends before `at`, and its width. `at` must be beyond `start`."""
     first = at - 1
@@ -157,7 +157,7 @@ def code_before(data: Array, start: int, at: int) -> tuple[Any, int]:
     return code, width
 
 
-@kernel
+@kernel()
 def skip_spaces(data: Array, at: int, stop: int, kinds: Array) -> int:
     while at < stop:
         code, width = code_at(data, at, stop)
@@ -167,7 +167,7 @@ def skip_spaces(data: Array, at: int, stop: int, kinds: Array) -> int:
     return at
 
 
-@kernel
+@kernel()
 def skip_spaces_back(data: Array, start: int, at: int, kinds: Array) -> int:
     while at > start:
         code, width = code_before(data, start, at)
@@ -177,7 +177,7 @@ def skip_spaces_back(data: Array, start: int, at: int, kinds: Array) -> int:
     return at
 
 
-@kernel
+@kernel()
 def line_stop(data: Array, at: int, stop: int, kinds: Array) -> tuple[int, int]:
     """End of the line that begins here, and start of the next, as `str.splitlines` has it."""
     while at < stop:
@@ -194,7 +194,7 @@ def line_stop(data: Array, at: int, stop: int, kinds: Array) -> tuple[int, int]:
     return stop, stop
 
 
-@kernel
+@kernel()
 def count_characters(data: Array, start: int, stop: int) -> int:
     n = 0
     for at in range(start, stop):
@@ -202,7 +202,7 @@ def count_characters(data: Array, start: int, stop: int) -> int:
     return n
 
 
-@kernel
+@kernel()
 def same(left: Array, at: int, right: Array, there: int, length: int) -> bool:
     for i in range(length):
         if left[at + i] != right[there + i]:
@@ -210,13 +210,14 @@ def same(left: Array, at: int, right: Array, there: int, length: int) -> bool:
     return True
 
 
-@kernel
+@kernel()
 def grown(array: Array, n: int, room: int) -> Array:
     larger = np.empty(max(room, 2 * len(array)), array.dtype)
-    larger[:n] = array[:n]
+    for i in range(n):  # numba takes three seconds to compile the assignment of a slice
+        larger[i] = array[i]
     return larger
 
 
-@kernel
+@kernel()
 def is_digit(byte: int) -> bool:
     return 48 <= byte and byte <= 57

@@ -20,7 +20,6 @@ from penstock.corpus.quality.gopher import GopherQuality, GopherRepetition
 from penstock.errors import ConfigError
 
 __all__ = [
-    "FILTERS",
     "C4Quality",
     "FineWebQuality",
     "GopherQuality",

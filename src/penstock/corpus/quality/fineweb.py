@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 
-from penstock.corpus.kernels import kernel
+from penstock.corpus.kernels import PLAIN, kernel
 from penstock.corpus.quality.base import Codes, TextFilter, as_limits
 from penstock.corpus.quality.characters import TERMINAL, Array, code_before, count_characters, kinds, skip_spaces
 from penstock.corpus.quality.gopher import is_new, table_size
@@ -49,7 +51,7 @@ class FineWebQuality(TextFilter):
         return fineweb_quality(*as_bytes(text), first_words, kinds(), self._limits, self._accept_none)
 
 
-@kernel
+@kernel(plain=PLAIN)
 def fineweb_quality(data: Array, bounds: Array, firsts: Array, kinds: Array, limits: Array, accept_none: bool) -> Array:
     rows = len(bounds) - 1
     codes = np.zeros(rows, np.uint8)
@@ -63,7 +65,8 @@ def fineweb_quality(data: Array, bounds: Array, firsts: Array, kinds: Array, lim
     spans = np.empty((longest, 2), np.int64)
     for row in range(rows):
         begin, stop = bounds[row], bounds[row + 1]
-        lines, newlines, finished, short, again, unique = 0, 0, 0, 0, 0, 0
+        lines, newlines, finished, short, again = 0, 0, 0, 0, 0
+        unique: Any = np.int64(0)
         for at in range(begin, stop):
             newlines += data[at] == 10
         size = table_size(newlines + 1)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.corpus.kernels import kernel
+from penstock.corpus.kernels import PLAIN, kernel
 from penstock.corpus.quality.base import Codes, TextFilter, as_limits, grams
 from penstock.corpus.quality.characters import (
     LETTER,
@@ -140,7 +140,7 @@ class GopherRepetition(TextFilter):
         return gopher_repetition(*as_bytes(text), *word_spans(text, self._words), kinds(), self._limits, *limits)
 
 
-@kernel
+@kernel(plain=PLAIN)
 def gopher_quality(
     data: Array,
     bounds: Array,
@@ -156,7 +156,8 @@ def gopher_quality(
     seen = np.zeros(len(stop_bounds) - 1, np.bool_)
     for row in range(len(codes)):
         begin = bounds[row]
-        real, letters, with_letter = 0, 0, 0
+        real: Any = np.int64(0)  # not a literal, for whose type numba would compile `quality_code` once more
+        letters = with_letter = real
         seen[:] = False
         for word in range(firsts[row], firsts[row + 1]):
             start, stop = begin + starts[word], begin + ends[word]
@@ -181,7 +182,7 @@ def gopher_quality(
     return codes
 
 
-@kernel
+@kernel()
 def mark_stop_word(data: Array, start: int, stop: int, stops: Array, stop_bounds: Array, seen: Array) -> None:
     for number in range(len(seen)):
         first = stop_bounds[number]
@@ -190,7 +191,7 @@ def mark_stop_word(data: Array, start: int, stop: int, stops: Array, stop_bounds
             return
 
 
-@kernel
+@kernel()
 def quality_code(
     data: Array,
     begin: int,
@@ -229,7 +230,7 @@ def quality_code(
     return 0
 
 
-@kernel
+@kernel()
 def count_symbols(data: Array, begin: int, stop: int) -> tuple[int, int]:
     hashes, ellipses, dots = 0, 0, 0
     for at in range(begin, stop):
@@ -248,7 +249,7 @@ def count_symbols(data: Array, begin: int, stop: int) -> tuple[int, int]:
     return hashes, ellipses
 
 
-@kernel
+@kernel()
 def count_lines(data: Array, begin: int, stop: int, kinds: Array) -> tuple[int, int, int]:
     """Lines, those that begin with a bullet, and those that end in an ellipsis."""
     lines, bullets, trailing = 0, 0, 0
@@ -270,7 +271,7 @@ def count_lines(data: Array, begin: int, stop: int, kinds: Array) -> tuple[int, 
     return lines, bullets, trailing
 
 
-@kernel
+@kernel()
 def hash_bytes(data: Array, start: int, stop: int) -> Any:
     """Eight bytes at a time; the length is part of it."""
     h = np.uint64(stop - start) * np.uint64(0x9E3779B97F4A7C15)
@@ -285,7 +286,7 @@ def hash_bytes(data: Array, start: int, stop: int) -> Any:
     return h
 
 
-@kernel
+@kernel()
 def is_new(data: Array, start: int, stop: int, slots: Array, size: int, spans: Array, n: int) -> bool:
     """True if these bytes are not among the first `n` spans; they become span `n` then."""
     slot = np.int64(hash_bytes(data, start, stop) & np.uint64(size - 1))
@@ -299,7 +300,7 @@ def is_new(data: Array, start: int, stop: int, slots: Array, size: int, spans: A
     return True
 
 
-@kernel
+@kernel()
 def table_size(n: int) -> int:
     size = 16
     while size < 2 * n + 2:
@@ -307,13 +308,13 @@ def table_size(n: int) -> int:
     return size
 
 
-@kernel
+@kernel()
 def repeated_pieces(
     data: Array, begin: int, stop: int, breaks: int, slots: Array, spans: Array
 ) -> tuple[int, int, int]:
     """Pieces between runs of at least `breaks` newlines; how many of them came before, and their characters."""
-    pieces, unique, repeated, characters = 0, 0, 0, 0
-    newlines = 0
+    unique: Any = np.int64(0)
+    pieces, repeated, characters, newlines = 0, 0, 0, 0
     for at in range(begin, stop):
         newlines += data[at] == 10
     size = table_size(newlines + 1)
@@ -343,7 +344,7 @@ BASE = np.uint64(0x9E3779B97F4A7C15)
 INVERSE = np.uint64(pow(0x9E3779B97F4A7C15, -1, 2**64))
 
 
-@kernel
+@kernel(plain=PLAIN)
 def gopher_repetition(
     data: Array,
     bounds: Array,
@@ -358,6 +359,8 @@ def gopher_repetition(
     repeated_limits: Array,
 ) -> Array:
     rows = len(bounds) - 1
+    one: Any = np.int64(1)  # not literals, for each of which numba would compile `repeated_pieces`
+    two: Any = np.int64(2)
     codes = np.zeros(rows, np.uint8)
     longest, most = 0, 0
     for row in range(rows):
@@ -382,14 +385,14 @@ def gopher_repetition(
         characters = count_characters(data, begin, stop)
         first = skip_spaces(data, begin, stop, kinds)
         last = skip_spaces_back(data, first, stop, kinds)
-        pieces, again, again_characters = repeated_pieces(data, first, last, 2, slots, spans)
+        pieces, again, again_characters = repeated_pieces(data, first, last, two, slots, spans)
         if again / pieces > limits[0]:
             codes[row] = 2
             continue
         if again_characters / characters > limits[1]:
             codes[row] = 3
             continue
-        pieces, again, again_characters = repeated_pieces(data, begin, stop, 1, slots, spans)
+        pieces, again, again_characters = repeated_pieces(data, begin, stop, one, slots, spans)
         if again / pieces > limits[2]:
             codes[row] = 4
             continue
@@ -419,7 +422,7 @@ def gopher_repetition(
     return codes
 
 
-@kernel
+@kernel()
 def join_words(
     data: Array, begin: int, starts: Array, ends: Array, first: int, words: int, places: Array, lengths: Array,
     sums: Array, scales: Array,
@@ -449,7 +452,7 @@ def join_words(
     return joined
 
 
-@kernel
+@kernel()
 def hash_grams(n: int, grams: int, places: Array, sums: Array, scales: Array, hashes: Array) -> None:
     """The hash of every n-gram, as a stretch of bytes; the low bits are as good as the high ones."""
     for i in range(grams):
@@ -458,7 +461,7 @@ def hash_grams(n: int, grams: int, places: Array, sums: Array, scales: Array, ha
         hashes[i] = h ^ (h >> np.uint64(31))
 
 
-@kernel
+@kernel()
 def top_gram(
     joined: Array, n: int, grams: int, hashes: Array, places: Array, lengths: Array, slots: Array, tally: Array
 ) -> int:
@@ -485,7 +488,7 @@ def top_gram(
     return int(tally[best]) * (int(lengths[best + n]) - int(lengths[best]) + n - 1)
 
 
-@kernel
+@kernel()
 def same_words(joined: Array, places: Array, left: int, right: int, n: int) -> bool:
     for i in range(1, n + 1):
         if places[left + i] - places[left] != places[right + i] - places[right]:
@@ -493,7 +496,7 @@ def same_words(joined: Array, places: Array, left: int, right: int, n: int) -> b
     return same(joined, places[left], joined, places[right], places[left + n] - places[left])
 
 
-@kernel
+@kernel()
 def repeated_grams(
     joined: Array, n: int, grams: int, hashes: Array, places: Array, lengths: Array, slots: Array
 ) -> int:

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.arrays.text import utf8
-from penstock.corpus.kernels import kernel
+from penstock.corpus.kernels import PLAIN, kernel
 from penstock.corpus.quality.characters import (
     CURRENCY,
     CURRENCY_SIGNS,
@@ -201,7 +201,7 @@ def _fnv(data: bytes) -> int:
     return h ^ h >> 29
 
 
-@kernel
+@kernel()
 def is_address(data: Array, start: int, stop: int) -> bool:
     """A web or mail address."""
     if is_host(data, start, stop):
@@ -219,13 +219,13 @@ def is_address(data: Array, start: int, stop: int) -> bool:
     return False
 
 
-@kernel
+@kernel()
 def is_host_byte(byte: int) -> bool:
     letter = (byte | 32) >= 97 and (byte | 32) <= 122
     return letter or is_digit(byte) or byte == 46 or byte == 45 or byte == 95 or byte >= 0x80
 
 
-@kernel
+@kernel()
 def is_host(data: Array, start: int, stop: int) -> bool:
     """A host name or an IPv4 address, then perhaps a port and a path."""
     at = start
@@ -243,7 +243,7 @@ def is_host(data: Array, start: int, stop: int) -> bool:
     return at == stop or data[at] == 47 or data[at] == 63 or data[at] == 35
 
 
-@kernel
+@kernel()
 def is_name(data: Array, start: int, stop: int) -> bool:
     label, labels, characters, lower = start, 0, 0, True
     for at in range(start, stop):
@@ -258,12 +258,12 @@ def is_name(data: Array, start: int, stop: int) -> bool:
     return labels > 0 and lower and characters >= 2 and characters <= 63
 
 
-@kernel
+@kernel()
 def is_joint(byte: int) -> bool:
     return byte == 45 or byte == 95
 
 
-@kernel
+@kernel()
 def is_dotted_quad(data: Array, start: int, stop: int) -> bool:
     digits, dots = 0, 0
     for at in range(start, stop):
@@ -280,21 +280,21 @@ def is_dotted_quad(data: Array, start: int, stop: int) -> bool:
     return dots == 3 and digits > 0
 
 
-@kernel
+@kernel(plain=4 * PLAIN)  # each filter splits the rows anew
 def split_rows(data: Array, bounds: Array, english: bool, kinds: Array, exceptions: Any) -> tuple[Array, Array, Array]:
     """The words of all rows: starts, ends, and for each row the number of its first word."""
     rows = len(bounds) - 1
     starts = np.empty(len(data) // 4 + 64, np.int32)
     ends = np.empty(len(data) // 4 + 64, np.int32)
     firsts = np.zeros(rows + 1, np.int64)
-    n = 0
+    n: Any = np.int64(0)  # not a literal, for whose type numba would compile all of the below once more
     for row in range(rows):
         starts, ends, n = split_row(data, bounds[row], bounds[row + 1], english, kinds, exceptions, starts, ends, n)
         firsts[row + 1] = n
     return starts[:n], ends[:n], firsts
 
 
-@kernel
+@kernel()
 def split_row(
     data: Array,
     begin: int,
@@ -341,7 +341,7 @@ def split_row(
             n += 1
 
 
-@kernel
+@kernel()
 def split_stretch(
     data: Array, begin: int, start: int, stop: int, kinds: Array, exceptions: Any, starts: Array, ends: Array, n: int
 ) -> int:
@@ -380,7 +380,7 @@ def split_stretch(
     return n
 
 
-@kernel
+@kernel()
 def split_middle(
     data: Array, begin: int, start: int, stop: int, kinds: Array, starts: Array, ends: Array, n: int
 ) -> int:
@@ -414,7 +414,7 @@ def split_middle(
     return n
 
 
-@kernel
+@kernel()
 def reverse(starts: Array, ends: Array, first: int, stop: int) -> None:
     last = stop - 1
     while first < last:
@@ -424,7 +424,7 @@ def reverse(starts: Array, ends: Array, first: int, stop: int) -> None:
         last -= 1
 
 
-@kernel
+@kernel()
 def prefix_length(data: Array, start: int, stop: int, kinds: Array) -> int:
     code, width = code_at(data, start, stop)
     kind = kinds[code]
@@ -450,7 +450,7 @@ def prefix_length(data: Array, start: int, stop: int, kinds: Array) -> int:
     return 0
 
 
-@kernel
+@kernel()
 def suffix_length(data: Array, start: int, stop: int, kinds: Array, exceptions: Any) -> int:
     code, width = code_before(data, start, stop)
     kind = kinds[code]
@@ -484,7 +484,7 @@ def suffix_length(data: Array, start: int, stop: int, kinds: Array, exceptions: 
     return 0
 
 
-@kernel
+@kernel()
 def splits_period(data: Array, start: int, at: int, before: int, kinds: Array) -> bool:
     """True if a period is split off after the character `before`, which begins at `at`."""
     kind = kinds[before]
@@ -500,7 +500,7 @@ def splits_period(data: Array, start: int, at: int, before: int, kinds: Array) -
     return bool(kind & UPPER) and bool(kinds[earlier] & UPPER)
 
 
-@kernel
+@kernel()
 def infix_length(data: Array, start: int, at: int, stop: int, code: int, width: int, kinds: Array) -> int:
     if code == 46 and at + 1 < stop and data[at + 1] == 46:
         last = at
@@ -540,7 +540,7 @@ def infix_length(data: Array, start: int, at: int, stop: int, code: int, width: 
     return 0
 
 
-@kernel
+@kernel()
 def exception_at(data: Array, start: int, stop: int, exceptions: Any) -> int:
     """The number of the exception that is exactly these bytes, or -1."""
     slots, texts, bounds = exceptions[0], exceptions[1], exceptions[2]
@@ -557,7 +557,7 @@ def exception_at(data: Array, start: int, stop: int, exceptions: Any) -> int:
     return -1
 
 
-@kernel
+@kernel()
 def fnv(data: Array, start: int, stop: int) -> Any:
     """A cheap hash of a few bytes."""
     h = np.uint64(0xCBF29CE484222325)
@@ -566,7 +566,7 @@ def fnv(data: Array, start: int, stop: int) -> Any:
     return h ^ (h >> np.uint64(29))
 
 
-@kernel
+@kernel()
 def count_sentences(data: Array, begin: int, starts: Array, ends: Array, first: int, last: int, kinds: Array) -> int:
     """Sentences in the words from `first` to before `last`."""
     sentences, ended = min(last - first, 1), False

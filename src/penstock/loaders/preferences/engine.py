@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.batching.backends import get_backend
 from penstock.batching.batch import TrainingBatch
 from penstock.batching.collate import BatchLayout, Tokens, collate, width
 from penstock.batching.options import Options
+from penstock.batching.supervision import supervised_tokens
 from penstock.errors import ConfigError
 from penstock.loaders.plan_engine import PlanEngine, Share
 from penstock.loaders.preferences.batch import PreferenceBatch
@@ -40,8 +42,6 @@ class _Share(Share):
 
 class PreferenceEngine(PlanEngine):
     """Batches of one rank of a plan over preferences, from any position on."""
-
-    batch_class: type[TrainingBatch] = PreferenceBatch
 
     def __init__(self, source: LoaderSource, options: Options, *, whole_answers: bool, kl: bool) -> None:
         super().__init__([source], options)
@@ -120,7 +120,11 @@ class PreferenceEngine(PlanEngine):
             arrays["chosen_tokens"] = int(share.lengths[0].sum())
         if sides == 1:
             arrays |= self._labelled(share, len(arrays["input_ids"]))
-        return self._finish(share, arrays, int(sum(each.sum() for each in share.lengths)))
+        if "num_items_in_batch" in arrays and self.rank.world_size > 1:
+            arrays["num_items_in_batch"] = supervised_tokens(share.step.samples, share.step.sources, self._tables)
+        tokens = int(sum(each.sum() for each in share.lengths))
+        backend = get_backend(self.options.backend)
+        return PreferenceBatch.of_collated(arrays, self._metadata(share), backend, tokens, packed=layout.joined)
 
     def _labelled(self, share: Any, count: int) -> dict[str, Any]:
         """Label of each row (of each document in packed rows), and the arrays of the KL term."""

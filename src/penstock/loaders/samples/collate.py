@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.arrays.ragged import offsets_of
 from penstock.batching.backends import Backend, get_backend
 from penstock.batching.options import Options
 from penstock.distributed.ranks import Rank
@@ -150,17 +151,17 @@ class SampleCollator:
         rows = join_ints([micro.mine for micro in micros])
         places = rows if at is None else at
         lengths = columns.lengths[places]
-        cut = layout.cut(lengths, rows)
+        cut = layout.truncation.parts(lengths, rows)
         sizes = [micro.size for micro in micros]
         begins = [0, *accumulate(sizes)]
         longest = _largest(cut.lengths, begins)
         if self._asks_lengths:
             longest = self._longest_on_all_ranks(micros, longest, columns.lengths if at is None else None)
         widths = [layout.width(most) for most in longest]
-        reach = np.concatenate([[0], np.cumsum(cut.lengths)])[begins].tolist()
+        reach = offsets_of(cut.lengths)[begins].tolist()
         made = ("input_ids", "attention_mask", *(("labels",) if layout.corruption is not None else ()))
         by_token = frozenset((*made, *columns.by_token))
-        cuts = layout.max_length is not None and layout.truncation != "error"
+        cuts = layout.truncation.max_length is not None and layout.truncation.policy != "error"
         counting = layout.corruption is not None or "labels" in columns.by_token
         ignored = None if counting else columns.ignored
         for first, last in self._together(sizes, widths):
@@ -170,7 +171,9 @@ class SampleCollator:
             together = {}
             if high > low:
                 epoch, widest = micros[first].step.epoch, max(widths[first:last])
-                picked = PickedRows(places[low:high], rows[low:high], cut.slice(low, high), widest)
+                picked = PickedRows(
+                    places[low:high], rows[low:high], cut.starts[low:high], cut.lengths[low:high], widest
+                )
                 together = assemble(columns, picked, epoch, layout)
             if stages is not None:
                 stages.add("collate", stages.clock() - begun)
@@ -209,7 +212,7 @@ class SampleCollator:
         rows = join_ints([micro.rows for micro in micros])
         known = self.dataset.lengths() if lengths is None else lengths
         begins = [0, *accumulate(len(micro.rows) for micro in micros)]
-        given = _largest(self.layout.cut(known[rows], rows).lengths, begins)
+        given = _largest(self.layout.truncation.parts(known[rows], rows).lengths, begins)
         for micro, here, there in zip(micros, own, given):
             if here > there:
                 raise DataError(
@@ -265,8 +268,7 @@ class SampleCollator:
             metadata["blank"] = True
         if lost is not None:
             metadata["truncated_tokens"] = self._count_truncated(lost)
-        batch = SampleBatch.of_arrays(arrays, metadata, len(step.samples.rows) if items is None else items, tokens)
-        return batch.pin_memory() if self.options.pin_memory else batch
+        return SampleBatch.of_arrays(arrays, metadata, len(step.samples.rows) if items is None else items, tokens)
 
     @property
     def _asks_lengths(self) -> bool:
@@ -274,10 +276,9 @@ class SampleCollator:
         return self.rank.world_size > 1 and not self.layout.to_max_length and self.dataset.has_tokens
 
     def _check_tokens(self, columns: SampleColumns) -> None:
-        if columns.ids is None and self.layout.max_length is not None:
-            raise ConfigError(
-                f"max_length={self.layout.max_length} needs input_ids, {self.dataset.name} has none; leave it out"
-            )
+        limit = self.layout.truncation.max_length
+        if columns.ids is None and limit is not None:
+            raise ConfigError(f"max_length={limit} needs input_ids, {self.dataset.name} has none; leave it out")
 
     def _count_truncated(self, cut: Ints) -> int:
         rows, tokens = int(np.count_nonzero(cut)), int(cut.sum())
@@ -288,8 +289,8 @@ class SampleCollator:
         if first:
             logger.warning(
                 "rows longer than max_length=%s are truncated (truncation=%r); see loader.truncated",
-                self.layout.max_length,
-                self.layout.truncation,
+                self.layout.truncation.max_length,
+                self.layout.truncation.policy,
             )
         return tokens
 

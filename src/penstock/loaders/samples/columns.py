@@ -112,11 +112,9 @@ class MemoryRows:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def grid(self, rows: Ints, skips: Ints | None, width: int) -> npt.NDArray[Any]:
-        """`width` numbers of each row after the first `skips`; numbers after the end of a row are arbitrary."""
-        places, room = self._places[rows], self._room[rows]
-        if skips is not None:
-            places, room = places + skips, room - skips
+    def grid(self, rows: Ints, starts: Ints, width: int) -> npt.NDArray[Any]:
+        """`width` numbers of each row from `starts` on; numbers after the end of a row are arbitrary."""
+        places, room = self._places[rows] + starts, self._room[rows] - starts
         if len(rows) and width <= LONGEST_STRETCH and int(room.min()) >= width:
             found: npt.NDArray[Any] = self._stretches(width)[places]
             return found
@@ -529,7 +527,7 @@ def _column_numbers(name: str, column: pa.ChunkedArray, kind: FieldKind) -> npt.
             f"equally many{_if_by_token(name, kind)}",
             row=row,
         )
-    return ragged.grid(np.arange(len(ragged)), None, kind.shape[0])
+    return ragged.grid(np.arange(len(ragged)), np.zeros(len(ragged), np.int64), kind.shape[0])
 
 
 def _flat_numbers(chunks: Sequence[pa.Array]) -> npt.NDArray[Any]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, cast
 
 import numpy as np
@@ -31,6 +33,7 @@ __all__ = [
     "as_sample_dataset",
     "length_of",
     "name_of",
+    "own_arrays",
 ]
 
 
@@ -42,6 +45,8 @@ _MOST_COLUMN_BYTES = 1 << 30
 _TRIED = 64
 """Samples by which the size of a list is estimated."""
 _CHUNK = 256
+_OWNER = attrgetter("base")
+"""Array that owns the memory of a view; None if it is no view."""
 
 
 class SampleDataset:
@@ -154,6 +159,9 @@ class FetchedDataset(SampleDataset):
         self._objective, self._keep, self._cache = objective, keep, cache
         self._schema: SampleSchema | None = None
         self._lengths: Ints | None = None
+        self._share_memory = SharedMemoryCheck()
+        self.copies = False
+        """True once samples were found to share memory: their arrays are copied as they come."""
 
     @property
     def identity(self) -> str:
@@ -186,6 +194,9 @@ class FetchedDataset(SampleDataset):
     def fetch(self, rows: Ints) -> SampleColumns:
         numbers: list[int] = rows.tolist()
         samples = [self._kept(row) for row in numbers]
+        if not self.copies and self._cache is None and self._share_memory(samples, self.schema.kinds):
+            self.copies = True  # what the first samples held is lost
+            samples = [self._kept(row) for row in numbers]
         return columns_of_samples(samples, self.schema, numbers.__getitem__)
 
     def lengths(self) -> Ints:
@@ -222,8 +233,10 @@ class FetchedDataset(SampleDataset):
 
     def _kept(self, row: int) -> Any:
         if self._cache is None:
-            return self._sample(row)
-        return self._cache.get_or_build(row, lambda: _plain(self._sample(row), row, self.schema), object_nbytes)
+            return own_arrays(self._sample(row)) if self.copies else self._sample(row)
+        return self._cache.get_or_build(
+            row, lambda: own_arrays(_plain(self._sample(row), row, self.schema)), object_nbytes
+        )
 
     def _sample(self, row: int) -> Any:
         try:
@@ -318,6 +331,55 @@ def length_of(dataset: Any) -> int:
     except TypeError as error:
         raise ConfigError(f"{type(dataset).__name__} has no length: {error}") from None
     return rows
+
+
+def own_arrays(value: Any) -> Any:
+    """The sample with arrays of its own: a dataset may reuse its buffers, and a loop may change what it gets."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if type(value) is dict:
+        return {name: own_arrays(each) for name, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(own_arrays, value))
+    if isinstance(value, tuple) and hasattr(value, "_fields"):  # a named tuple
+        return type(value)(*map(own_arrays, value))
+    if type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "clone"):
+        return value.clone()
+    return value
+
+
+class SharedMemoryCheck:
+    """Finds samples that share memory: a dataset may fill one buffer, or one list, again and again."""
+
+    def __init__(self) -> None:
+        self._matrix: Callable[[], Any] = lambda: None
+        """Array whose rows were found to be samples."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SharedMemoryCheck, ()
+
+    def __call__(self, samples: list[Any], names: Iterable[str]) -> bool:
+        """True if two samples have the same list, or arrays that begin at the same place."""
+        if set(map(type, samples)) != {dict} and not all(isinstance(sample, Mapping) for sample in samples):
+            return False  # an error, which names the row, when they become columns
+        return any(self._shared([sample.get(name) for sample in samples]) for name in names)
+
+    def _shared(self, values: list[Any]) -> bool:
+        first = values[0]
+        if hasattr(first, "data_ptr"):  # of torch
+            return len({each.data_ptr() for each in values if hasattr(each, "data_ptr")}) < len(values)
+        if set(map(type, values)) != {np.ndarray}:
+            return isinstance(first, (np.ndarray, list, dict)) and len(set(map(id, values))) < len(values)
+        owners = set(map(id, map(_OWNER, values)))
+        if owners == {id(None)}:
+            owners = set(map(id, values))  # no views
+        if len(owners) == len(values) or (first.base is not None and first.base is self._matrix()):
+            return False
+        if len({each.ctypes.data for each in values}) < len(values):
+            return True
+        if isinstance(first.base, np.ndarray):
+            self._matrix = weakref.ref(first.base)
+        return False
 
 
 def _plain(sample: Any, row: int, schema: SampleSchema) -> Any:

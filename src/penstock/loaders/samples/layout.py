@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.arrays.truncation import Truncation
 from penstock.batching.backends import Backend, batch_dtype, get_backend
 from penstock.batching.backends.base import exactly
 from penstock.batching.batch import NO_FIELDS, TrainingBatch
-from penstock.errors import ConfigError, DataError
+from penstock.errors import DataError
 from penstock.loaders.samples.columns import MemoryRows, SampleColumns, mask_of
 from penstock.loaders.samples.schema import FILLS, IGNORE, Objective, keeps_type
 
@@ -21,7 +22,6 @@ __all__ = [
     "PickedRows",
     "SampleBatch",
     "SampleLayout",
-    "SampleTruncation",
     "assemble",
     "blank",
     "converter_of",
@@ -48,50 +48,17 @@ class SampleLayout:
     integer: np.dtype[Any]
     pad_id: int = 0
     multiple: int = 1
-    max_length: int | None = None
-    truncation: Literal["error", "right", "left"] = "error"
-    """Rows longer than `max_length` are an error, or lose their end (`right`) or their beginning (`left`)."""
+    truncation: Truncation
     to_max_length: bool = False
-    """Pad every row to `max_length` instead of the longest row."""
+    """Pad every row to the limit of `truncation` instead of the longest row."""
     objective: Objective = None
     corruption: Corruption | None = None
 
-    def __post_init__(self) -> None:
-        if self.to_max_length and self.max_length is None:
-            raise ConfigError("padding='max_length' needs a max_length to pad to; pass one, or padding='longest'")
-
-    def cut(self, lengths: Ints, rows: Ints) -> SampleTruncation:
-        """Truncation of rows of these lengths."""
-        limit = self.max_length
-        if limit is None or not len(lengths) or int(lengths.max()) <= limit:
-            return SampleTruncation(lengths, None)
-        if self.truncation == "error":
-            at = int(np.argmax(lengths > limit))
-            raise DataError(
-                f"row {int(rows[at])} has {int(lengths[at])} tokens, more than max_length={limit}; pass a larger "
-                "max_length, or truncation='right' (keep the beginning) or 'left' (keep the end)",
-                row=int(rows[at]),
-            )
-        kept = np.minimum(lengths, limit)
-        skips = lengths - kept if self.truncation == "left" else None
-        return SampleTruncation(kept, skips)
-
     def width(self, longest: int) -> int:
         """Width of a batch whose longest row has this many tokens."""
-        if self.to_max_length and self.max_length is not None:
-            longest = self.max_length
+        if self.to_max_length and self.truncation.max_length is not None:
+            longest = self.truncation.max_length
         return -(-max(longest, 1) // self.multiple) * self.multiple
-
-
-class SampleTruncation(NamedTuple):
-    """Truncated lengths of some rows."""
-
-    lengths: Ints
-    skips: Ints | None
-    """Tokens cut off at the beginning; None: of no row."""
-
-    def slice(self, low: int, high: int) -> SampleTruncation:
-        return SampleTruncation(self.lengths[low:high], None if self.skips is None else self.skips[low:high])
 
 
 class PickedRows(NamedTuple):
@@ -99,7 +66,9 @@ class PickedRows(NamedTuple):
 
     at: Ints
     rows: Ints
-    cut: SampleTruncation
+    starts: Ints
+    """First token of each row that is kept."""
+    lengths: Ints
     width: int
     """Width of the batch."""
 
@@ -110,7 +79,7 @@ def assemble(
     """Arrays of a batch."""
     arrays: Arrays = {}
     if columns.ids is not None:
-        mask = mask_of(picked.cut.lengths, picked.width, layout.integer)
+        mask = mask_of(picked.lengths, picked.width, layout.integer)
         ids = _grid("input_ids", columns.ids, picked, mask, layout.pad_id, layout.integer)
         arrays = {"input_ids": ids, "attention_mask": mask}
         for name, column in columns.by_token.items():
@@ -153,8 +122,8 @@ def blank(columns: SampleColumns, width: int, layout: SampleLayout) -> Arrays:
 def count_labels(columns: SampleColumns, at: Ints, rows: Ints, epoch: int, layout: SampleLayout) -> int:
     """Labelled tokens of some samples."""
     assert columns.ids is not None
-    cut = layout.cut(columns.lengths[at], rows)
-    picked = PickedRows(at, rows, cut, int(cut.lengths.max(initial=1)))
+    cut = layout.truncation.parts(columns.lengths[at], rows)
+    picked = PickedRows(at, rows, cut.starts, cut.lengths, int(cut.lengths.max(initial=1)))
     mask = mask_of(cut.lengths, picked.width, layout.integer)
     if layout.corruption is not None:
         ids = _grid("input_ids", columns.ids, picked, mask, layout.pad_id, layout.integer)
@@ -176,7 +145,7 @@ def _type_of(name: str, given: np.dtype[Any], layout: SampleLayout) -> np.dtype[
 def _grid(
     name: str, column: MemoryRows, picked: PickedRows, mask: npt.NDArray[Any], fill: int, dtype: np.dtype[Any]
 ) -> npt.NDArray[Any]:
-    found = column.grid(picked.at, picked.cut.skips, picked.width)
+    found = column.grid(picked.at, picked.starts, picked.width)
     if dtype.kind == "f":
         return np.where(mask, found, fill).astype(dtype)  # padding may hold NaN
     if found.dtype == dtype:

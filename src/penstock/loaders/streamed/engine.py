@@ -9,8 +9,7 @@ from penstock.batching.backends import get_backend
 from penstock.batching.batch import TrainingBatch
 from penstock.batching.options import Options
 from penstock.errors import ConfigError
-from penstock.loaders.inputs import Paths, check_plain, check_stores, pad_id_of, stores_at
-from penstock.loaders.source import Sampling, batch_layout
+from penstock.loaders.source import Paths, Sampling, batch_layout, check_plain, check_stores, pad_id_of, stores_at
 from penstock.loaders.streamed.reader import StreamOptions, StreamPosition, StreamReader, StreamStep
 from penstock.store import Store
 
@@ -69,6 +68,11 @@ class StreamEngine:
             options=streaming if isinstance(streaming, StreamOptions) else None,
             budget=options.memory,
         )
+
+    @property
+    def workers(self) -> str:
+        """Workers that make the batches, and the reason for them."""
+        return str(self.reader.workers)
 
     @property
     def names(self) -> str:

@@ -11,61 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.batching.collate import BatchLayout, collate, width
-from penstock.errors import DataError
 from penstock.loaders.streamed.catalog import Catalog
-from penstock.loaders.streamed.rows import TokenRows, WindowSampling
-from penstock.loaders.streamed.windows import (
-    BlockSequence,
-    OpenSplit,
-    RowWindow,
-    StreamCursor,
-    WindowBuilder,
-    WindowStart,
-)
-from penstock.memory import MemoryBudget, Reservation
-from penstock.order.permutation import derive_key
+from penstock.loaders.streamed.rows import TokenRows
+from penstock.loaders.streamed.sampled import SampledWindow, WindowMakers
+from penstock.loaders.streamed.windows import BlockSequence, OpenSplit, StreamCursor, WindowCounts
 from penstock.order.samples import Samples
-from penstock.pipeline.metrics import TOKENS
-from penstock.pipeline.prefetch import Background
 
-__all__ = ["SampledWindow", "Stream", "StreamLane", "collate_samples"]
+__all__ = ["Stream", "StreamLane", "collate_samples"]
 
 Ints = npt.NDArray[np.int64]
-OnWindow = Callable[[RowWindow], None]
-_MAKING = 3
-"""Memory of a window while it is made, in sizes of its input: bytes, text and tokens."""
-
-
-@dataclass(frozen=True, slots=True)
-class _WindowInput:
-    """Input of a window: its beginning, and the tokens that the windows before it left over."""
-
-    start: WindowStart
-    trail: tuple[tuple[WindowStart, int], ...] = ()
-    """Beginnings of the windows that hold the left-over tokens, and their numbers of tokens."""
-    carry: TokenRows | None = None
-
-    def cursor(self) -> StreamCursor:
-        if self.carry is None:
-            return StreamCursor(self.start)
-        return StreamCursor(self.trail[0][0], len(self.trail), self.carry.tokens)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SampledWindow:
-    """A window and its samples."""
-
-    rows: TokenRows
-    samples: Samples
-    cursor: StreamCursor
-    """Cursor of the first sample."""
-    following: _WindowInput | None
-    """Input of the next window; None after the last."""
-    window: RowWindow
-    charge: Reservation
-
-    def __len__(self) -> int:
-        return len(self.samples)
 
 
 class Stream:
@@ -75,17 +29,9 @@ class Stream:
     """
 
     def __init__(
-        self,
-        sequence: BlockSequence,
-        builder: WindowBuilder,
-        sampling: WindowSampling,
-        *,
-        pool: Background,
-        budget: MemoryBudget,
-        on_window: OnWindow,
+        self, sequence: BlockSequence, makers: WindowMakers, on_window: Callable[[WindowCounts], None] | None
     ) -> None:
-        self._sequence, self._builder, self._sampling = sequence, builder, sampling
-        self._pool, self._budget, self._on_window = pool, budget, on_window
+        self._sequence, self._makers, self._on_window = sequence, makers, on_window
         self._split = OpenSplit()
         self._here: SampledWindow | None = None
         self._next: Future[SampledWindow] | None = None
@@ -93,7 +39,7 @@ class Stream:
         self.nbytes = 0
         """Size of the last window."""
         self.counting = True
-        """True if windows are reported to `on_window`: not when they are read again."""
+        """True if windows are reported to `on_window`, if there is one: not when they are read again."""
 
     @property
     def left(self) -> int:
@@ -128,11 +74,9 @@ class Stream:
         if self._next is not None or self.over:
             return
         here, cursor = self._here, self.cursor
-        if here is None:
-            self._next = self._pool.submit(lambda: self._fill(self._before(cursor)))
-        elif here.following is not None:
-            following = here.following
-            self._next = self._pool.submit(lambda: self._fill(following))
+        source = cursor if here is None else here.following
+        if source is not None:
+            self._next = self._makers.submit(self._sequence, source, self._split, self)
 
     def take(self) -> tuple[SampledWindow, int] | None:
         """The next sample, as a window and an index; None at the end."""
@@ -140,8 +84,8 @@ class Stream:
             if self._here is None:
                 self._here = self._awaited()
                 self.nbytes = self._here.rows.nbytes
-                if self.counting and not self.cursor.index:
-                    self._on_window(self._here.window)
+                if self.counting and self._on_window is not None and not self.cursor.index:
+                    self._on_window(self._here.counts)
             here, index = self._here, self.cursor.index
             if index < len(here):
                 if index + 1 == len(here):
@@ -158,7 +102,7 @@ class Stream:
 
     def _step_past(self, here: SampledWindow) -> None:
         self.begin()  # while it is known what comes next
-        here.charge.release()
+        here.release()
         self._here = None
         self.cursor = StreamCursor(ended=True) if here.following is None else here.following.cursor()
 
@@ -173,62 +117,11 @@ class Stream:
             self._next.cancel()
             # It uses the open file, so the next window has to wait for it.
             if not self._next.cancelled() and self._next.exception() is None:
-                self._next.result().charge.release()
+                self._next.result().release()
         if self._here is not None:
-            self._here.charge.release()
+            self._here.release()
         self._next = self._here = None
         self._split.close()
-
-    def _before(self, cursor: StreamCursor) -> _WindowInput:
-        """Read the windows again that hold the carried tokens: usually one."""
-        if not cursor.carry:
-            return _WindowInput(cursor.start)
-        start, trail, parts = cursor.start, [], []
-        for _ in range(cursor.ahead):
-            window = self._builder.make(self._sequence, start, self._split)
-            trail.append((start, window.rows.tokens))
-            parts.append(window.rows)
-            start = window.next
-        return _WindowInput(start, tuple(trail), TokenRows.concat(parts).tail(cursor.carry))
-
-    def _fill(self, before: _WindowInput) -> SampledWindow:
-        charge = self._budget.charge(_MAKING * self._builder.limits.nbytes, "streams", by=self)
-        try:
-            window = self._filled(before, charge)
-        except BaseException:
-            charge.release()
-            raise
-        charge.resize(window.rows.nbytes)
-        return window
-
-    def _filled(self, before: _WindowInput, charge: Reservation) -> SampledWindow:
-        sequence, builder, sampling = self._sequence, self._builder, self._sampling
-        window = builder.make(sequence, before.start, self._split)
-        rows = window.rows if before.carry is None else TokenRows.concat([before.carry, window.rows])
-        last = window.next.block >= len(sequence.blocks)
-        key = derive_key(builder.seed, "samples", sequence.epoch, sequence.stream, before.start.number)
-        try:
-            samples = sampling.samples(rows, key, shuffle=builder.shuffle, last=last)
-        except DataError as error:
-            if error.row is None:
-                raise
-            file, row, offset = builder.catalog.located(int(rows.blocks[error.row]), int(rows.places[error.row]))
-            raise DataError(
-                error.reason.partition(" has ")[2] or error.reason, file=file, row=row, offset=offset
-            ) from None
-        following = None if last else self._following(before, window, rows, samples)
-        if not sampling.carries and (cut := rows.tokens - samples.tokens):
-            window.changed[f"{TOKENS}{sampling.sampling.truncation}"] += cut
-        return SampledWindow(rows, samples, before.cursor(), following, window, charge)
-
-    def _following(self, before: _WindowInput, window: RowWindow, rows: TokenRows, samples: Samples) -> _WindowInput:
-        left = rows.tokens - samples.tokens if self._sampling.carries else 0
-        if not left:
-            return _WindowInput(window.next)
-        trail = [*before.trail, (before.start, window.rows.tokens)]
-        while sum(tokens for _, tokens in trail[1:]) >= left:
-            del trail[0]
-        return _WindowInput(window.next, tuple(trail), rows.tail(left))
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ __all__ = [
     "StreamCounts",
     "StreamCursor",
     "WindowBuilder",
+    "WindowCounts",
     "WindowLimits",
     "WindowStart",
 ]
@@ -134,17 +135,24 @@ class BlockSequence:
 
 
 @dataclass(frozen=True, slots=True)
-class RowWindow:
-    """Rows that were read and shuffled together, and the beginning of the next window."""
+class WindowCounts:
+    """Counts of the rows of a window."""
 
-    rows: TokenRows
-    next: WindowStart
     read: int
     """Rows of the input."""
     dropped: Counter[str] = field(default_factory=Counter)
     """Rows that transforms dropped, by reason."""
     changed: Counter[str] = field(default_factory=Counter)
     rejected: tuple[Rejected, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RowWindow:
+    """Rows that were read and shuffled together, and the beginning of the next window."""
+
+    rows: TokenRows
+    next: WindowStart
+    counts: WindowCounts
 
 
 class WindowBuilder:
@@ -189,7 +197,7 @@ class WindowBuilder:
         if self.shuffle and made.rows > 1:
             key = derive_key(self.seed, "rows", sequence.epoch, sequence.stream, start.number)
             made = made.take(Permutation(made.rows, key)(np.arange(made.rows)))
-        return RowWindow(made, following, rows.count, dropped, changed, tuple(rejected))
+        return RowWindow(made, following, WindowCounts(rows.count, dropped, changed, tuple(rejected)))
 
     def _read(
         self, sequence: BlockSequence, start: WindowStart, split: OpenSplit
@@ -330,14 +338,11 @@ class StreamCounts:
         """Tokens that are in no sample, by reason."""
         return tokens_in(self.changed)
 
-    def add(self, window: RowWindow) -> None:
+    def add(self, window: WindowCounts) -> None:
         self.rows += window.read
         self.dropped.update(window.dropped)
         self.changed.update(window.changed)
         self._bad.add(window.rejected, self.rows)
-
-    def ignore(self, window: RowWindow) -> None:
-        """Do nothing: another rank reads and counts this window too."""
 
     def keep_quarantine(self) -> None:
         """Append to the quarantine file instead of replacing it, because its run is resumed."""

@@ -1,0 +1,283 @@
+"""Copies of torch to a GPU: pinned memory, the order of streams, and fields that are made on the GPU.
+
+A stream of a device runs its work in order; two streams know nothing of each other. A tensor that one thread copies on
+its stream may be read on another stream only after the copy, and its memory reused only after that read:
+
+    copying thread      copy ... copy, event
+    using thread        its current stream waits for the event; every tensor is recorded on that stream
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.batching.backends.base import ALIGNMENT, Array, Backend, Device
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.batching.collate import CompactBatch
+
+__all__ = ["PinnedMemory", "SentBatches", "StreamCopy", "TorchDeviceFields", "resolve_device", "stream_module"]
+
+_NO_STREAMS = frozenset({"cpu", "meta"})
+_IGNORE = -100
+
+
+class StreamCopy:
+    """Copies on the current stream of this thread, which may still be in progress."""
+
+    def __init__(self, module: Any, device: Any, tensors: Sequence[Any]) -> None:
+        self._module, self._tensors = module, tuple(tensors)
+        self._device = device.index  # quicker to look up than a device
+        own = module.current_stream(self._device)
+        self._event = own.record_event()
+        self._ready = [own]
+        """Streams that may use the tensors: work on them is in order with the copies."""
+
+    def wait(self) -> Any:
+        """Let the current stream of the calling thread use the tensors; the thread itself does not wait.
+
+        The stream waits for the copies, and the allocator reuses the tensors' memory only after the stream's work.
+        Returns the stream.
+        """
+        stream = self._module.current_stream(self._device)
+        if stream not in self._ready:
+            stream.wait_event(self._event)
+            for tensor in self._tensors:
+                tensor.record_stream(stream)
+            self._ready.append(stream)
+        return stream
+
+
+def resolve_device(torch: Any, device: Any) -> Any:
+    """Device with its number: "cuda" is the current device of the calling thread; each thread has its own."""
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"device={device!r} is not a device of torch: {_first_line(error)}") from error
+    module = stream_module(torch, found)
+    if module is None:
+        return found
+    try:
+        index = module.current_device() if found.index is None else found.index
+        count = module.device_count()
+    except (AssertionError, RuntimeError) as error:  # torch without CUDA, no driver, a fork of a process that used it
+        raise ConfigError(
+            f"device={str(device)!r} cannot be used here: {_first_line(error)}; leave out device= to get batches in "
+            "main memory"
+        ) from error
+    if index >= count:
+        raise ConfigError(f"device={str(device)!r} does not exist: this process sees {count} devices, numbered from 0")
+    return torch.device(found.type, index)
+
+
+def stream_module(torch: Any, device: Any) -> Any | None:
+    """Module with the streams of a device, such as `torch.cuda` or `torch.xpu`; None if it has none."""
+    module = None if device.type in _NO_STREAMS else getattr(torch, device.type, None)
+    return module if hasattr(module, "current_stream") and hasattr(module, "current_device") else None
+
+
+class PinnedMemory:
+    """Page-locked copies of host arrays.
+
+    The memory is that of torch's allocator, which keeps a freed block until the copies from it are done, and then
+    reuses it. Copies into it are NumPy's: those of torch use every core.
+    """
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._available: bool | None = None
+        self.refused = 0
+        """Number of times that the system had no page-locked memory left."""
+
+    @property
+    def available(self) -> bool:
+        """True if a device reads main memory by itself: torch refuses to pin without one."""
+        if self._available is None:
+            accelerator = getattr(self._torch, "accelerator", None)  # from torch 2.6
+            if accelerator is None:
+                self._available = bool(self._torch.cuda.is_available())
+            else:  # Apple's GPU reads main memory as it is.
+                usable = bool(accelerator.is_available())
+                self._available = usable and accelerator.current_accelerator().type != "mps"
+        return self._available
+
+    def empty(self, nbytes: int) -> Any | None:
+        """Page-locked bytes; None if there are none left, which is warned of once."""
+        if not self.available:
+            return None
+        try:
+            return self._torch.empty(nbytes, dtype=self._torch.uint8, pin_memory=True)
+        except RuntimeError as error:
+            self.refused += 1
+            if self.refused == 1:
+                warnings.warn(
+                    f"no page-locked memory for {nbytes} bytes ({_first_line(error)}); copies to the device wait for "
+                    "its queued work now. Raise the limit of locked memory (ulimit -l), or use smaller batches",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+            return None
+
+    def copy_of(self, tensor: Any) -> Any | None:
+        """Page-locked copy of a tensor in main memory, itself if it is page-locked; None if there is no room."""
+        if self.available and tensor.is_pinned():
+            return tensor
+        flat = tensor.detach().contiguous()
+        nbytes = flat.numel() * flat.element_size()
+        memory = self.empty(nbytes)
+        if memory is None or not nbytes:
+            return None
+        as_bytes = flat.reshape(-1).view(self._torch.uint8)
+        np.copyto(memory.numpy(), as_bytes.numpy())
+        return memory.view(tensor.dtype).view(tensor.shape)
+
+
+class TorchDeviceFields:
+    """Fields of a batch on a GPU, made there from one copy of its compact form.
+
+    The copy is on the stream that was current when it was made; a field may be read on any stream. Batches that were
+    collated as one cross as one, and what all of them need is made for all at once.
+    """
+
+    __slots__ = ("_compact", "_sent", "backend", "names")
+
+    def __init__(self, backend: Backend, compact: CompactBatch, sent: SentBatches) -> None:
+        self.backend, self.names = backend, compact.layout.present
+        self._compact, self._sent = compact, sent
+
+    @property
+    def nbytes(self) -> int:
+        return self._compact.nbytes
+
+    def make(self, name: str) -> Array | int:
+        if name in ("max_seqlen", "num_items_in_batch"):
+            return int(self._compact.make(name))
+        compact, sent = self._compact, self._sent
+        stream = sent.copy.wait()
+        first, grid = compact.first_row, compact.grid
+        if name == "cu_seqlens" and not grid.alike:
+            low, high = compact.whole.grid.runs_between(first, first + grid.rows)
+            return sent.arrays["ends"][low : high + 1].sub(first * grid.tokens).to(sent.torch.int32)
+        if name == "cu_seqlens":
+            size, kind = grid.rows * grid.tokens, sent.torch.int32
+            return sent.torch.arange(0, size + 1, grid.tokens, dtype=kind, device=sent.device)
+        if name == "input_ids":
+            return sent.arrays["ids"][first : first + grid.rows].to(sent.torch.int64, copy=True)
+        return sent.field(name, stream)[first : first + grid.rows].clone()
+
+    def to(self, device: Device) -> None:
+        return None
+
+
+class SentBatches:
+    """Batches on a device that were collated as one: the arrays of their compact form, and fields of all of them.
+
+    Fields are kept, so that each is made once for all batches.
+    """
+
+    def __init__(self, torch: Any, module: Any, compact: CompactBatch, device: Any, pinned: PinnedMemory) -> None:
+        self.torch, self.device, self._grid = torch, device, compact.grid
+        wire = compact.wire()
+        places, total = {}, 0
+        for name, array in wire.items():
+            places[name] = total
+            total += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+        memory = pinned.empty(total)
+        host = np.empty(total, np.uint8) if memory is None else memory.numpy()
+        for name, array in wire.items():
+            host[places[name] : places[name] + array.nbytes] = array.reshape(-1).view(np.uint8)
+        if memory is None:
+            buffer = torch.from_numpy(host).to(device)
+        else:
+            buffer = memory.to(device, non_blocking=True)
+        kinds = _torch_kinds(torch)
+        self.arrays = {
+            name: buffer[places[name] : places[name] + array.nbytes].view(kinds[array.dtype]).view(array.shape)
+            for name, array in wire.items()
+        }
+        self.copy = StreamCopy(module, device, [buffer])
+        self._fields: dict[tuple[str, Any], Any] = {}
+
+    def field(self, name: str, stream: Any) -> Any:
+        """A field of all batches, for the current stream. Each stream has its own, so that none waits for another."""
+        key = (name, stream)
+        if key not in self._fields:
+            self._fields[key] = _MAKERS[name](self)
+        return self._fields[key]
+
+    def labels(self) -> Any:
+        labels = self.arrays["ids"].to(self.torch.int64, copy=True)
+        if "supervised" in self.arrays:
+            return labels.masked_fill_(self.arrays["supervised"].logical_not(), _IGNORE)
+        if not self._grid.full:
+            labels.masked_fill_(self._real().logical_not_(), _IGNORE)
+        return self._with_first(labels, _IGNORE)
+
+    def loss_mask(self) -> Any:
+        if "supervised" in self.arrays:
+            return self.arrays["supervised"]
+        return self._with_first(self._ones(self.torch.bool) if self._grid.full else self._real(), False)
+
+    def attention_mask(self) -> Any:
+        integer = self.torch.int64
+        return self._ones(integer) if self._grid.full else self._real(least=1).to(integer)
+
+    def position_ids(self) -> Any:
+        torch, grid = self.torch, self._grid
+        if grid.alike:
+            return torch.arange(grid.tokens, device=self.device).repeat(grid.rows, 1)
+        places = torch.arange(grid.rows * grid.tokens, device=self.device)
+        return places.sub_(self.arrays["ends"][self._run_of_token()]).view(grid.rows, grid.tokens)
+
+    def document_ids(self) -> Any:
+        grid = self._grid
+        if grid.alike:
+            return self._ones(self.torch.int32)
+        return self.arrays["numbers"][self._run_of_token()].view(grid.rows, grid.tokens)
+
+    def _with_first(self, array: Any, value: Any) -> Any:
+        """Array with a value in the place of the first token of every document."""
+        if self._grid.alike:
+            array.select(1, 0).fill_(value)
+        else:
+            array.view(-1).index_fill_(0, self.arrays["ends"][:-1], value)
+        return array
+
+    def _ones(self, dtype: Any) -> Any:
+        return self.torch.ones((self._grid.rows, self._grid.tokens), dtype=dtype, device=self.device)
+
+    def _real(self, *, least: int = 0) -> Any:
+        """True for tokens, False for padding; see `Grid.real`."""
+        grid = self._grid
+        sizes = self.arrays["sizes"].clamp(min=least)[:, None]
+        places = self.torch.arange(grid.tokens, device=self.device)
+        return places >= grid.tokens - sizes if grid.left else places < sizes
+
+    def _run_of_token(self) -> Any:
+        """Number of the document or run of padding of every token, in the whole grid."""
+        begins = self.torch.zeros(self._grid.rows * self._grid.tokens, dtype=self.torch.int64, device=self.device)
+        return begins.index_fill_(0, self.arrays["ends"][:-1], 1).cumsum_(0).sub_(1)
+
+
+_MAKERS: dict[str, Callable[[SentBatches], Any]] = {
+    "attention_mask": SentBatches.attention_mask,
+    "labels": SentBatches.labels,
+    "loss_mask": SentBatches.loss_mask,
+    "position_ids": SentBatches.position_ids,
+    "document_ids": SentBatches.document_ids,
+}
+
+
+def _torch_kinds(torch: Any) -> dict[np.dtype[Any], Any]:
+    """torch's dtypes of what a store holds and a grid needs."""
+    names = ("bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64")
+    return {np.dtype(name): getattr(torch, name) for name in names}
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

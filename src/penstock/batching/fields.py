@@ -1,0 +1,48 @@
+"""Deferred fields: the fields of a batch that are made when they are first read."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from penstock.batching.backends.base import Array, Backend, Device
+from penstock.batching.collate import CompactBatch
+
+__all__ = ["DeferredFields", "HostFields"]
+
+
+class DeferredFields(Protocol):
+    """Fields that can be made, each as an array that nothing else refers to."""
+
+    names: frozenset[str]
+    backend: Backend
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the fields are made from."""
+        ...
+
+    def make(self, name: str) -> Array | int: ...
+
+    def to(self, device: Device) -> DeferredFields | None:
+        """The same fields, to be made on another device; None if they have to be made first."""
+        ...
+
+
+class HostFields:
+    """Fields made in main memory from the compact form of a batch."""
+
+    __slots__ = ("_compact", "backend", "names")
+
+    def __init__(self, compact: CompactBatch, backend: Backend) -> None:
+        self._compact, self.backend, self.names = compact, backend, compact.layout.present
+
+    @property
+    def nbytes(self) -> int:
+        return self._compact.nbytes
+
+    def make(self, name: str) -> Array | int:
+        made: Any = self._compact.make(name)
+        return made if isinstance(made, int) else self.backend.from_numpy(made)
+
+    def to(self, device: Device) -> DeferredFields | None:
+        return self.backend.compact_to(self._compact, device)

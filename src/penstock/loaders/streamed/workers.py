@@ -1,0 +1,147 @@
+"""Choice of the workers of a stream: threads of the training process, or processes beside it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from penstock.errors import PenstockError
+from penstock.loaders.streamed.processes import ProcessSteps
+from penstock.loaders.streamed.sampled import ThreadWindows
+from penstock.loaders.streamed.spec import StreamOptions, StreamSpec
+from penstock.loaders.streamed.steps import MadeStep, StepMaker, StreamPosition, StreamSteps
+from penstock.memory import MemoryBudget
+from penstock.pipeline.cores import available_cores
+
+__all__ = ["WorkerChoice", "choose_workers", "open_steps"]
+
+log = logging.getLogger(__name__)
+_MOST_PROCESSES = 4
+_FEW_CORES = 2
+_THREAD_SECONDS = 2.0
+"""A stream that is read for longer than this is worth processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerChoice:
+    """Workers of a stream, and the reason for them."""
+
+    worker_type: Literal["thread", "process", "auto"]
+    """"auto": threads first, then processes."""
+    count: int | None
+    """None: a thread for each core, up to eight."""
+    reason: str
+
+    def __str__(self) -> str:
+        number = "" if self.count is None else f"{self.count} "
+        kind = "thread" if self.worker_type == "thread" else "process"
+        plural = kind if self.count == 1 else {"thread": "threads", "process": "processes"}[kind]
+        first = "threads at first, then " if self.worker_type == "auto" else ""
+        return f"{first}{number}{plural} ({self.reason})"
+
+
+def choose_workers(options: StreamOptions, cores: int | None = None, ranks: int | None = None) -> WorkerChoice:
+    """Workers for these options on a machine with so many cores for so many ranks; by default this one."""
+    given = options.workers if isinstance(options.workers, int) else None
+    ranks = ranks or max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
+    cores = max(1, (cores or available_cores()) // ranks)
+    processes = given or max(1, min(_MOST_PROCESSES, cores - _FEW_CORES))
+    if options.worker_type == "thread":
+        return WorkerChoice("thread", given, "worker_type='thread'")
+    if options.worker_type == "process":
+        return WorkerChoice("process", processes, "worker_type='process'")
+    if cores <= _FEW_CORES:
+        return WorkerChoice(
+            "thread", given, f"there are {cores} cores for each rank, and processes pay off with more than {_FEW_CORES}"
+        )
+    if os.name != "posix":
+        return WorkerChoice("thread", given, "memory cannot be shared with processes on this system")
+    return WorkerChoice(
+        "auto", processes, f"there are {cores} cores for each rank, so tokenizing need not slow the trainer down"
+    )
+
+
+def open_steps(spec: StreamSpec, budget: MemoryBudget, choice: WorkerChoice) -> StreamSteps:
+    """Maker of the steps of a stream."""
+    if choice.worker_type == "process":
+        return ProcessSteps(spec, budget, choice.count or 1)
+    count = choice.count if choice.worker_type == "thread" else None
+    local = StepMaker(spec, ThreadWindows(spec.filler, budget, count), budget)
+    if choice.worker_type == "thread":
+        return local
+    processes = choice.count or 1
+    return GrowingSteps(local, lambda: ProcessSteps(spec, budget, processes), after_seconds=_THREAD_SECONDS)
+
+
+class GrowingSteps:
+    """Steps made by threads at first, so that the first comes soon, and by processes as soon as these are ready."""
+
+    def __init__(
+        self,
+        local: StepMaker,
+        start: Callable[[], ProcessSteps],
+        *,
+        after_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._local, self._start, self._after, self._clock = local, start, after_seconds, clock
+        self._began: float | None = None
+        self._remote: ProcessSteps | None = None
+        self._moved = self._refused = False
+
+    @property
+    def moved(self) -> bool:
+        """True if processes make the steps."""
+        return self._moved
+
+    def make(self, position: StreamPosition) -> MadeStep:
+        if self._moved or self._moves(position):
+            assert self._remote is not None
+            return self._remote.make(position)
+        return self._local.make(position)
+
+    def expect(self, position: StreamPosition) -> None:
+        if self._moved and self._remote is not None:
+            self._remote.expect(position)
+
+    def forget(self) -> None:
+        self._local.forget()
+        if self._remote is not None:
+            self._remote.forget()
+
+    def close(self) -> None:
+        self._local.close()
+        if self._remote is not None:
+            self._remote.close()
+
+    def _moves(self, position: StreamPosition) -> bool:
+        """True from the step on that processes make."""
+        now = self._clock()
+        if self._began is None:
+            self._began = now
+        if self._refused or now - self._began < self._after:
+            return False
+        try:
+            if self._remote is None:
+                self._remote = self._start()
+                self._remote.expect(position)
+            if not self._remote.ready():
+                return False
+            self._remote.skip_to(position)
+        except (PenstockError, OSError) as error:
+            self._stay(error)
+            return False
+        self._local.close()
+        self._moved = True
+        return True
+
+    def _stay(self, error: Exception) -> None:
+        """Go on with threads: nothing is lost, but the trainer should know."""
+        self._refused = True
+        log.warning("streaming goes on with threads, which slow the trainer down: %s", error)
+        if self._remote is not None:
+            self._remote.close()

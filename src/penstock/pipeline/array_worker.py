@@ -1,0 +1,356 @@
+"""Processes that answer requests with arrays, which lie in memory that both processes map.
+
+    worker = ArrayWorker(service, slots=4)          # service.answer(request) -> Answer, in the other process
+    worker.send([(0, request)])                     # answers come in the order of the requests
+    answer = worker.receive()                       # its arrays are views of the slot
+
+The child is a fresh interpreter (never a fork), started without the caller's `__main__`; the service travels with
+cloudpickle. Nothing that comes back is unpickled: arrays are bytes, everything else is JSON. The memory has no name, so
+nothing stays behind however the processes end; a child ends when its input closes.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import io
+import json
+import os
+import select
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, BinaryIO, Protocol, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from penstock import errors
+from penstock.errors import ConfigError
+from penstock.pipeline.processes import (
+    _HEADER,
+    ERROR,
+    SETUP,
+    RemoteError,
+    SharedBytes,
+    _environment,
+    write_frame,
+)
+
+__all__ = ["Answer", "ArrayService", "ArrayWorker", "ArrayWorkers", "WorkerDiedError", "describe_error", "raise_error"]
+
+Arrays = dict[str, npt.NDArray[Any]]
+Result = TypeVar("Result")
+REQUEST, SUPERSEDING = 16, 17
+MAX_DEATHS = 3
+_ALIGNMENT = 128
+_READ_BYTES = 1 << 16
+_CAN_SHARE = os.name == "posix"
+# One thread a library: the processes are the parallelism, and threads of theirs would compete with the trainer.
+_ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "NUMBA_NUM_THREADS": "1",
+    "RAYON_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+@dataclass(slots=True)
+class Answer:
+    """Answer to a request: small plain values, and arrays."""
+
+    notes: dict[str, Any] = field(default_factory=dict)
+    arrays: Arrays = field(default_factory=dict)
+
+
+class ArrayService(Protocol):
+    """Service in the other process. One thread calls it, once for each request, in order."""
+
+    def answer(self, request: bytes) -> Answer: ...
+
+
+class WorkerDiedError(RemoteError):
+    """A worker process that ended by itself, or was killed."""
+
+
+class ArrayWorker:
+    """A process with a service. Used by one thread at a time.
+
+    An answer is written to the slot that its request names; the arrays in it are good until the next request for that
+    slot. A service that cannot be sent, or cannot be loaded there, raises `ConfigError`.
+    """
+
+    def __init__(self, service: ArrayService, slots: int = 1) -> None:
+        self._setup = _pickled(service)
+        self._slots = [SharedBytes() for _ in range(slots)] if _CAN_SHARE else []
+        self._child: subprocess.Popen[bytes] | None = None
+        self._end: weakref.finalize[Any, Any] | None = None
+        self._greeted = self._closed = False
+        self._unread = bytearray()
+
+    @property
+    def pid(self) -> int | None:
+        """The process, if one runs."""
+        return self._child.pid if self._child else None
+
+    def start(self) -> None:
+        """Start the process, if none runs, without waiting until it is ready."""
+        if self._closed:
+            raise RemoteError("the worker process was stopped")
+        if self._child is not None:
+            return
+        descriptors = [part.descriptor for part in self._slots]
+        # Popen neither forks with Python running nor touches CUDA: the child is exec'ed at once.
+        child = subprocess.Popen(
+            [sys.executable, "-m", "penstock.pipeline.array_server", *map(str, descriptors)],
+            pass_fds=descriptors,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=_environment() | _ONE_THREAD,
+        )
+        self._child, self._greeted, self._unread = child, False, bytearray()
+        self._end = weakref.finalize(self, _end_child, child)
+        with contextlib.suppress(OSError):  # a child that is gone already is noticed when its answer is read
+            write_frame(cast(BinaryIO, child.stdin), SETUP, self._setup)
+
+    def send(self, requests: Iterable[tuple[int, bytes]], *, supersede: bool = False) -> None:
+        """Send requests, each with the slot that its answer may take, in one go.
+
+        With `supersede`, earlier requests that nobody works on yet get answers without content.
+        """
+        self.start()
+        assert self._child is not None
+        pipe = cast(BinaryIO, self._child.stdin)
+        with contextlib.suppress(OSError):  # noticed when the answer is read
+            for slot, request in requests:
+                payload = slot.to_bytes(4, "little") + request
+                pipe.write(_HEADER.pack(len(payload), SUPERSEDING if supersede else REQUEST) + payload)
+            pipe.flush()
+
+    def receive(self) -> Answer:
+        """The next answer. Waits without the interpreter lock; raises the error of the service."""
+        if not self._greeted:
+            self._greet()
+        kind, payload = self._read()
+        size = int.from_bytes(payload[:4], "little")
+        notes = orjson.loads(memoryview(payload)[4 : 4 + size])
+        if kind == ERROR:
+            raise_error(notes)
+        return Answer(notes["notes"], self._arrays(notes, payload, 4 + size))
+
+    @property
+    def answered(self) -> bool:
+        """True if something has come that was not received; `receive` may still have to wait for its rest."""
+        pipe = None if self._child is None else self._child.stdout
+        return bool(self._unread) or (pipe is not None and bool(select.select([pipe], [], [], 0)[0]))
+
+    def restart(self) -> int | None:
+        """End the process; the next request starts another one. Returns its exit code."""
+        child, self._child = self._child, None
+        if child is None or self._end is None:
+            return None
+        self._end()
+        return child.returncode
+
+    def close(self) -> None:
+        """End the process; a second call does nothing. Arrays stay as they are."""
+        self._closed = True
+        child, self._child = self._child, None
+        if child is not None and self._end is not None:
+            self._end()
+        for slot in self._slots:
+            slot.close()
+
+    def _greet(self) -> None:
+        kind, payload = self._read()
+        if kind == ERROR:
+            raise ConfigError(f"a worker process could not load the functions: {payload.decode()}")
+        self._greeted = True
+
+    def _read(self) -> tuple[int, bytearray]:
+        child = self._child
+        if child is not None:
+            with contextlib.suppress(OSError, ValueError):  # closed by another thread
+                size, kind = _HEADER.unpack(self._bytes(child, _HEADER.size))
+                return kind, self._bytes(child, size)
+        if self._closed or child is None:
+            raise RemoteError("the worker process was stopped")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(1.0)  # its pipe is closed a moment before it has an exit code
+        raise WorkerDiedError("the worker process is gone")
+
+    def _bytes(self, child: subprocess.Popen[bytes], size: int) -> bytearray:
+        """The next bytes of the child. A small message takes one call of the system."""
+        pipe = cast(io.BufferedReader, child.stdout).raw
+        while len(self._unread) < size:
+            data = pipe.read(max(_READ_BYTES, size - len(self._unread)))
+            if not data:
+                raise BrokenPipeError("the worker process is gone")
+            self._unread += data
+        found = self._unread[:size]
+        del self._unread[:size]
+        return found
+
+    def _arrays(self, notes: Mapping[str, Any], payload: bytearray, begin: int) -> Arrays:
+        nbytes = notes["nbytes"]
+        if not nbytes:
+            memory = np.empty(0, np.uint8)
+        elif self._slots:
+            # One array for all, which every view keeps alive: see `on_release`.
+            memory = np.frombuffer(self._slots[notes["slot"]].content(nbytes), np.uint8)
+        else:
+            memory = np.frombuffer(payload, np.uint8, nbytes, begin)
+        return views_of(memory, notes["arrays"])
+
+
+class ArrayWorkers:
+    """Several processes with the same service, each with a thread that talks to it.
+
+    Work with the same key goes to the same process, one after the other.
+    """
+
+    def __init__(self, service: ArrayService, count: int) -> None:
+        self._workers = [ArrayWorker(service) for _ in range(count)]
+        self._threads = [ThreadPoolExecutor(1, thread_name_prefix="penstock-worker") for _ in range(count)]
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes that run."""
+        return [worker.pid for worker in self._workers if worker.pid is not None]
+
+    def start(self) -> None:
+        """Start all processes, without waiting until they are ready."""
+        for worker in self._workers:
+            worker.start()
+
+    def submit(
+        self,
+        key: int,
+        request: bytes,
+        use: Callable[[Answer], Result],
+        explain: Callable[[str], Exception] = WorkerDiedError,
+    ) -> Future[Result]:
+        """Have a request answered. `use` gets the answer in another thread, before its memory is used again.
+
+        A process that dies is replaced, and gets the same request; one that kills three raises what `explain` makes of
+        the reason.
+        """
+        number = key % len(self._workers)
+        return self._threads[number].submit(_ask, self._workers[number], request, use, explain)
+
+    def close(self) -> None:
+        """End the processes; what has begun fails."""
+        for worker in self._workers:
+            worker.close()
+        for thread in self._threads:
+            thread.shutdown(wait=True, cancel_futures=True)
+
+
+def _ask(
+    worker: ArrayWorker, request: bytes, use: Callable[[Answer], Result], explain: Callable[[str], Exception]
+) -> Result:
+    code: int | None = None
+    for _ in range(MAX_DEATHS):
+        worker.send([(0, request)])
+        try:
+            return use(worker.receive())
+        except WorkerDiedError:
+            code = worker.restart()
+    raise explain(died(code))
+
+
+def died(code: int | None) -> str:
+    """Reason of an error after several deaths."""
+    return (
+        f"{MAX_DEATHS} worker processes in a row died at this place (last exit code {code}; -9 is often the system "
+        "running out of memory)"
+    )
+
+
+def on_release(arrays: Arrays, call: Callable[[int], Any], slot: int) -> None:
+    """Call `call(slot)` when no view of the arrays of an answer is left."""
+    first = next(iter(arrays.values()))
+    ending = weakref.finalize(first.base, call, slot)
+    ending.atexit = False
+
+
+def views_of(memory: npt.NDArray[np.uint8], table: list[list[Any]]) -> Arrays:
+    """Arrays that lie in memory, by a table of name, dtype, shape and offset."""
+    return {name: np.ndarray(shape, _dtype(kind), memory, offset) for name, kind, shape, offset in table}
+
+
+_dtype = lru_cache(np.dtype)
+
+
+def table_of(arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[list[list[Any]], int]:
+    """The table that `views_of` reads, and the bytes of all arrays."""
+    table, size = [], 0
+    for name, array in arrays.items():
+        table.append([name, array.dtype.str, array.shape, size])
+        size += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+    return table, size
+
+
+def dumped(notes: Mapping[str, Any]) -> bytes:
+    """Notes as JSON. Text may hold anything, lone surrogates too: those become question marks."""
+    try:
+        return orjson.dumps(notes, default=str, option=orjson.OPT_NON_STR_KEYS)
+    except TypeError:
+        return json.dumps(notes, default=str, ensure_ascii=False).encode(errors="replace")
+
+
+def describe_error(error: BaseException, trace: str) -> dict[str, Any]:
+    """An error as plain values."""
+    kept = {name: value for name, value in vars(error).items() if isinstance(value, (str, int, type(None)))}
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001 - an error that cannot be printed is still an error
+        message = "(its message cannot be shown)"
+    kind = type(error)
+    return {"module": kind.__module__, "kind": kind.__name__, "message": message, "facts": kept, "traceback": trace}
+
+
+def raise_error(notes: Mapping[str, Any]) -> None:
+    """Raise a described error again: as its class if it is penstock's or Python's, else as a `RemoteError`."""
+    module: Any = {"penstock.errors": errors, "builtins": builtins}.get(notes["module"])
+    kind = getattr(module, notes["kind"], None) if module else None
+    if isinstance(kind, type) and issubclass(kind, Exception):
+        error: Exception = kind.__new__(kind)
+        error.args = (notes["message"],)
+        vars(error).update(notes["facts"])
+    else:
+        error = RemoteError(f"{notes['kind']}: {notes['message']}", notes["kind"])
+    error.add_note("in a worker process:\n" + notes["traceback"])
+    raise error
+
+
+def _end_child(child: subprocess.Popen[bytes]) -> None:
+    child.kill()
+    child.wait()
+    for pipe in (child.stdin, child.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+
+def _pickled(service: ArrayService) -> bytes:
+    import cloudpickle
+
+    try:
+        return cast(bytes, cloudpickle.dumps(service))
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(
+            f"worker_type='process' cannot send the functions to another process ({reason}); open files, locks and "
+            "connections inside the function, or use threads"
+        ) from error

@@ -1,0 +1,59 @@
+"""Cores that this process may use, and the threads that libraries may start beside ours.
+
+penstock decides how many threads work at once; a thread pool of a library beside each of them would only compete.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from penstock.memory.cgroups import CGROUP, PROC, groups_v1, groups_v2, lines
+
+__all__ = ["available_cores", "single_thread_environment"]
+
+SINGLE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "NUMEXPR_NUM_THREADS": "1",
+    "NUMBA_NUM_THREADS": "1",
+    "RAYON_NUM_THREADS": "1",
+    "POLARS_MAX_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+"""Variables that NumPy, numba, Rust and tokenizer libraries read when they are loaded."""
+
+
+def available_cores(*, proc: Path = PROC, cgroup: Path = CGROUP) -> int:
+    """Cores this process may use: those it is bound to, or fewer if a container limits its CPU time."""
+    try:
+        bound = len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS and Windows have no affinity mask to ask
+        bound = os.cpu_count() or 1
+    return max(1, min([bound, *(math.ceil(quota) for quota in _quotas(proc, cgroup))]))
+
+
+def single_thread_environment() -> dict[str, str]:
+    """Environment for one of several worker processes: this one's, with one thread for each library.
+
+    A variable that is set already stays as it is.
+    """
+    return {**SINGLE_THREAD, **os.environ}
+
+
+def _quotas(proc: Path, cgroup: Path) -> Iterator[float]:
+    """Limits of CPU time, in cores."""
+    for group in groups_v2(proc, cgroup):
+        yield from _cores(" ".join(lines(group / "cpu.max")[:1]))
+    for group in groups_v1("cpu", proc, cgroup):
+        yield from _cores(" ".join([*lines(group / "cpu.cfs_quota_us")[:1], *lines(group / "cpu.cfs_period_us")[:1]]))
+
+
+def _cores(text: str) -> Iterator[float]:
+    """`200000 100000` is two cores; without a limit v2 says `max` and v1 -1."""
+    quota, _, period = text.partition(" ")
+    if quota.isascii() and quota.isdigit() and period.isascii() and period.isdigit() and int(period):
+        yield int(quota) / int(period)

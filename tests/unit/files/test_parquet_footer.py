@@ -1,0 +1,72 @@
+"""Row groups that were encoded one by one and joined are the bytes of a file that was written in one go."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from penstock.files.parquet_footer import MAGIC, join_footers, split_file
+
+WIDE = pa.table({f"column {number}": [number, None, -number] for number in range(40)})
+TABLES = {
+    "flat": pa.table({"id": range(100), "text": [f"row {number % 7}" for number in range(100)]}),
+    "nested": pa.table({"a": [[1, 2], None, []], "b": [{"x": 1.5, "y": "é"}, None, {"x": None, "y": ""}]}),
+    "types": pa.table(
+        {"d": [Decimal("1.50"), None], "t": pa.array([0, 1], pa.timestamp("ns", "UTC")), "f": [True, None]}
+    ),
+    "wide": WIDE,
+    "nulls": pa.table({"n": pa.nulls(3), "e": pa.array(["a", "b", "a"]).dictionary_encode()}),
+    "empty": pa.table({"x": pa.array([], pa.int64())}),
+}
+
+
+def whole(tables: list[pa.Table], **options: Any) -> bytes:
+    out = pa.BufferOutputStream()
+    with pq.ParquetWriter(out, tables[0].schema, **options) as writer:
+        for table in tables:
+            writer.write_table(table, row_group_size=max(1, table.num_rows))
+    return out.getvalue().to_pybytes()
+
+
+def joined(tables: list[pa.Table], **options: Any) -> bytes:
+    data, footers, shifts = bytearray(MAGIC), [], []
+    for table in tables:
+        body, footer = split_file(memoryview(whole([table], **options)))
+        shifts.append(len(data) - len(MAGIC))
+        footers.append(footer)
+        data += body
+    return bytes(data) + join_footers(footers, shifts)
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("groups", [1, 2, 20])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"compression": "zstd", "write_page_checksum": True},
+        {"compression": "none", "use_dictionary": False},
+        {"compression": "snappy", "use_dictionary": True, "data_page_size": 64},
+    ],
+)
+def test_joined_row_groups_are_the_bytes_of_one_writer(name: str, groups: int, options: dict[str, Any]) -> None:
+    tables = [TABLES[name].slice(0, max(0, TABLES[name].num_rows - number % 2)) for number in range(groups)]
+    assert joined(tables, **options) == whole(tables, **options)
+
+
+def test_what_is_joined_can_be_read() -> None:
+    tables = [TABLES["flat"], TABLES["flat"].slice(50), TABLES["flat"].slice(0, 3)]
+    read = pq.read_table(pa.BufferReader(joined(tables)), page_checksum_verification=False)
+    assert read.equals(pa.concat_tables(tables))
+
+
+def test_positions_beyond_four_gigabytes_are_written() -> None:
+    _, footer = split_file(memoryview(whole([TABLES["flat"]])))
+    made = join_footers([footer, footer], [0, 1 << 40])
+    metadata = pq.ParquetFile(pa.BufferReader(MAGIC + made)).metadata
+    first, second = (metadata.row_group(group).column(1) for group in range(2))
+    assert second.data_page_offset - first.data_page_offset == 1 << 40
+    assert metadata.num_rows == 200

@@ -1,0 +1,333 @@
+"""Streams made by processes: equal to those made by threads, whatever is killed, and nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pytest
+from loopback_worker import LoopbackWorker
+
+from penstock.batching.collate import BatchLayout
+from penstock.corpus.recipe import Recipe
+from penstock.distributed.ranks import Rank
+from penstock.errors import ConfigError, DataError, StageError
+from penstock.loaders.pretrain import PretrainDataLoader
+from penstock.loaders.source import Sampling
+from penstock.loaders.streamed import processes, workers
+from penstock.loaders.streamed.reader import StreamOptions, StreamPosition, StreamReader, StreamStep
+from penstock.loaders.streamed.workers import WorkerChoice, choose_workers
+from penstock.pipeline.array_worker import Answer, WorkerDiedError
+from penstock.transforms.tokenization import ByteTokenizer
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="memory is shared on POSIX only")
+LENGTH = 24
+
+
+class Picky(ByteTokenizer):
+    """Ends its process at a text with `dies`, and refuses a process that is not as a worker should be."""
+
+    def encode(self, *given: Any, **more: Any) -> Any:
+        if not IN_WORKER:
+            return super().encode(*given, **more)
+        assert "torch" not in sys.modules
+        assert pa.cpu_count() == 1
+        if any("dies" in str(text) for text in given[0].to_pylist()):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().encode(*given, **more)
+
+
+class Locked(ByteTokenizer):
+    """Cannot be sent to another process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+IN_WORKER = "array_server" in sys.argv[0]
+
+
+def reader_of(paths: Any, kind: str, tokenizer: Any = None, rank: Rank | None = None, **options: Any) -> StreamReader:
+    chosen = {"streams": 8, "shuffle_window": 16, "workers": 2, "worker_type": kind} | options
+    return StreamReader(
+        Recipe(tokenizer=tokenizer or ByteTokenizer()),
+        paths,
+        Sampling(packing="concat", length=LENGTH),
+        BatchLayout(length=LENGTH, packed=True),
+        global_batch=4,
+        rank=rank,
+        options=StreamOptions(**chosen),
+    )
+
+
+def steps_from(reader: StreamReader, position: StreamPosition, most: int = 10_000) -> list[StreamStep]:
+    found: list[StreamStep] = []
+    while len(found) < most and (step := reader.next(position)) is not None:
+        found.append(step)
+        position = step.position
+    return found
+
+
+def same(one: StreamStep, other: StreamStep) -> bool:
+    if list(one.arrays) != list(other.arrays) or str(one.metadata) != str(other.metadata):
+        return False
+    pairs = [(np.asarray(value), np.asarray(other.arrays[name])) for name, value in one.arrays.items()]
+    return one.tokens == other.tokens and all(a.dtype == b.dtype and np.array_equal(a, b) for a, b in pairs)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> list[Path]:
+    draw, paths = random.Random(2), []
+    for number in range(3):
+        paths.append(tmp_path / f"{number}.jsonl")
+        rows = [{"text": f"{number}-{i} " + "w" * draw.randrange(40)} for i in range(120)]
+        paths[-1].write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    return paths
+
+
+@pytest.fixture
+def whole(corpus: list[Path]) -> list[StreamStep]:
+    """Two epochs made by threads."""
+    with reader_of(corpus, "thread") as reader:
+        first = steps_from(reader, reader.start())
+        return first + steps_from(reader, reader.next_epoch(first[-1].position))
+
+
+def test_processes_make_the_batches_and_states_of_threads_and_survive_kills(
+    corpus: list[Path], whole: list[StreamStep], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    with reader_of(corpus, "thread") as threads, reader_of(corpus, "process") as reader:
+        states = [json.dumps(threads.to_state(step.position)) for step in whole]
+        position, kept, children = reader.start(), [], []
+        for number, step in enumerate(whole):
+            made = reader.next(position)
+            if made is None:
+                position = reader.next_epoch(position)
+                made = reader.next(position)
+            assert made is not None
+            assert same(made, step)
+            assert json.dumps(reader.to_state(made.position)) == states[number]
+            kept.append(made)  # all of them: slots are not written again while someone looks into them
+            position = made.position
+            assembler = psutil.Process(reader._made_by.pid)  # type: ignore[union-attr]
+            if number == 5:
+                children = assembler.children()
+                assert len(children) == 2
+                children[0].kill()
+            if number == 12:
+                assembler.kill()
+        assert all(same(a, b) for a, b in zip(kept, whole))
+        assert "exit code -9" in caplog.text
+        # Any state, in any order, also one of the past.
+        for number in (len(whole) - 2, 3, 0, len(whole) // 2):
+            found = reader.next(reader.from_state(json.loads(states[number])))
+            if found is not None:
+                assert same(found, whole[number + 1])
+        pids = [process.pid for process in (assembler, *children)]
+    assert reader._budget.used == 0
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+    assert all(same(a, b) for a, b in zip(kept, whole)), "batches outlive their reader"
+
+
+def test_a_state_of_processes_goes_on_in_threads_on_other_ranks_and_in_several_loops_at_once(
+    corpus: list[Path], whole: list[StreamStep]
+) -> None:
+    epoch = [step for step in whole if step.metadata["epoch"] == 0]
+    cut = len(epoch) // 2
+    with reader_of(corpus, "process", workers=1) as alone:
+        state = alone.to_state(steps_from(alone, alone.start(), cut)[-1].position)
+        # Two ranks, one in threads and one in processes, beside the first reader.
+        ranks = [
+            reader_of(corpus, kind, rank=Rank(rank, 2), steps_per_epoch=len(epoch), workers=1)
+            for rank, kind in enumerate(("thread", "process"))
+        ]
+        parts = [steps_from(reader, reader.from_state(state)) for reader in ranks]
+        for reader in ranks:
+            reader.close()
+        rest = steps_from(alone, alone.from_state(state))
+    assert [len(part) for part in parts] == [len(epoch) - cut] * 2
+    for step, again, *shares in zip(epoch[cut:], rest, *parts):
+        assert same(step, again)
+        filled = [share.arrays["input_ids"][np.unique(share.metadata["sample"])] for share in shares]
+        assert np.array_equal(np.concatenate(filled), step.arrays["input_ids"][np.unique(step.metadata["sample"])])
+
+
+def test_rows_that_kill_processes_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("fine", "dies", "fine")), "utf-8")
+    with reader_of(path, "process", Picky()) as reader, pytest.raises(StageError) as caught:
+        steps_from(reader, reader.start())
+    assert "3 worker processes in a row died at this place (last exit code -9" in str(caught.value)
+    assert (caught.value.file, caught.value.offset) == (str(path), path.read_text("utf-8").index('{"text": "dies"'))
+
+
+def test_a_step_that_kills_processes_is_named(
+    corpus: list[Path], whole: list[StreamStep], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Dead(LoopbackWorker):
+        def receive(self) -> Answer:
+            raise WorkerDiedError("the worker process is gone")
+
+    monkeypatch.setattr(processes, "ArrayWorker", Dead)
+    with reader_of(corpus, "process", workers=1) as reader, pytest.raises(StageError, match="in step 5") as caught:
+        reader.next(whole[4].position)
+    assert caught.value.file in map(str, corpus)
+
+
+def test_errors_and_bad_rows_of_processes_are_those_of_threads(tmp_path: Path) -> None:
+    path, lines = tmp_path / "rows.jsonl", {}
+    path.write_text('{"text": "fine"}\n{"text": 5}\nbroken\n{"text": "fine too"}\n', "utf-8")
+    for kind in ("thread", "process"):
+        with reader_of(path, kind, Picky(), workers=1) as reader:
+            for _ in range(2):  # asked again, it fails again
+                with pytest.raises(DataError) as caught:
+                    reader.next(reader.start())
+            lines[kind] = [str(caught.value), caught.value.file, caught.value.row, caught.value.offset]
+        bad = tmp_path / f"{kind}.jsonl"
+        with reader_of(path, kind, Picky(), workers=1, on_error="quarantine", quarantine=bad) as reader:
+            steps = steps_from(reader, reader.start())
+            lines[kind] += [reader.counts.rows, reader.counts.rejected, reader.counts.changed, len(steps)]
+        lines[kind].append(bad.read_text("utf-8"))
+    assert lines["process"] == lines["thread"]
+
+
+def test_what_cannot_be_sent_to_a_process_is_an_error_if_processes_were_asked_for(corpus: list[Path]) -> None:
+    with reader_of(corpus, "process", Locked()) as reader, pytest.raises(ConfigError, match="worker_type='process'"):
+        reader.next(reader.start())
+
+
+def test_streams_go_on_with_threads_if_processes_are_not_possible_and_say_so(
+    corpus: list[Path], whole: list[StreamStep], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(workers, "_THREAD_SECONDS", 0.0)
+    with reader_of(corpus, "thread", Locked()) as reader:
+        reader.workers = WorkerChoice("auto", 1, "a test")
+        found = steps_from(reader, reader.start())
+    assert all(same(a, b) for a, b in zip(found, whole))
+    (told,) = [record.message for record in caplog.records if record.name.startswith("penstock.loaders")]
+    assert "goes on with threads" in told
+
+
+def test_streams_that_last_move_to_processes_without_a_difference(
+    corpus: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "_THREAD_SECONDS", 0.0)
+    with reader_of(corpus, "thread") as threads, reader_of(corpus, "thread") as reader:
+        reader.workers = WorkerChoice("auto", 1, "a test")
+        one, other = threads.start(), reader.start()
+        moved_at = None
+        deadline = time.monotonic() + 60
+        while moved_at is None or one.step < moved_at + 40:
+            assert time.monotonic() < deadline
+            step, made = threads.next(one), reader.next(other)
+            if step is None or made is None:
+                assert step is made
+                one, other = threads.next_epoch(one), reader.next_epoch(other)
+                continue
+            assert same(made, step)
+            one, other = step.position, made.position
+            if moved_at is None and reader._made_by.moved:  # type: ignore[union-attr]
+                moved_at = one.step
+
+
+def test_the_choice_of_workers_says_why() -> None:
+    few, many = choose_workers(StreamOptions(), 2, 1), choose_workers(StreamOptions(), 64, 8)
+    assert (few.worker_type, few.count) == ("thread", None)
+    assert "2 cores" in str(few)
+    assert (many.worker_type, many.count) == ("auto", 4)
+    assert "8 cores" in str(many)
+    assert choose_workers(StreamOptions(), 64, 32).worker_type == "thread"
+    assert choose_workers(StreamOptions(workers="process"), 2, 1) == WorkerChoice("process", 1, "worker_type='process'")
+    assert str(choose_workers(StreamOptions(workers=3, worker_type="thread"), 64, 1)).startswith("3 threads")
+    for wrong in ({"workers": 0}, {"workers": "fork"}, {"worker_type": "fork"}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            StreamOptions(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="contradict"):
+        StreamOptions(workers="thread", worker_type="process")
+
+
+LOOP = """
+import sys
+from pathlib import Path
+import psutil
+from penstock.loaders import PretrainDataLoader, StreamOptions
+from penstock.pipeline.array_worker import Answer, WorkerDiedError
+from penstock.transforms.tokenization import ByteTokenizer
+
+loader = PretrainDataLoader(
+    sys.argv[1],
+    ByteTokenizer(),
+    24,
+    batch_size=4,
+    backend="numpy",
+    streaming=StreamOptions(workers=int(sys.argv[2]), worker_type="process"),
+)
+with loader:
+    for number, batch in enumerate(batch for _ in range(1_000_000) for batch in loader):
+        if number == 3:
+            print(*[child.pid for child in psutil.Process().children(recursive=True)], flush=True)
+            sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize(("end", "workers", "processes"), [(signal.SIGKILL, 2, 3), (signal.SIGINT, 1, 1)])
+def test_the_end_of_the_trainer_ends_its_processes_and_leaves_no_memory(
+    corpus: list[Path], end: int, workers: int, processes: int
+) -> None:
+    shared = Path("/dev/shm")
+    before = sorted(shared.iterdir()) if shared.is_dir() else []
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", LOOP, str(corpus[0]), str(workers)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert trainer.stdout is not None
+    assert trainer.stdin is not None
+    pids = [int(pid) for pid in trainer.stdout.readline().split()]
+    assert len(pids) == processes
+    if end == signal.SIGKILL:
+        trainer.kill()
+    else:
+        trainer.stdin.write("\n")  # amid the loop
+        trainer.stdin.flush()
+        os.killpg(trainer.pid, end)  # as a terminal does
+    _, complaints = trainer.communicate()
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+    if end == signal.SIGINT:
+        assert complaints.rstrip().endswith("KeyboardInterrupt")
+        assert complaints.count("Traceback") == 1
+    assert (sorted(shared.iterdir()) if before else []) == before
+
+
+def test_a_loader_shows_its_workers_and_batches_know_their_tokens(corpus: list[Path]) -> None:
+    options = StreamOptions(streams=8, workers=1, worker_type="process")
+    with PretrainDataLoader(corpus, ByteTokenizer(), LENGTH, streaming=options, batch_size=4) as loader:
+        assert "1 process (worker_type='process')" in repr(loader)
+        batch = next(iter(loader))
+        batch.attention_mask.fill_(0)  # tokens are not counted here
+        assert batch.num_tokens == 4 * LENGTH
