@@ -5,7 +5,7 @@
     live, queue      appends of inference engines, in this process and in others
     sources          rollout batches of whole groups, from a table or from appends
     selection        rollouts that are not trained on, and checks of groups
-    advantages       estimators, presets and losses as functions of arrays (frameworks: arrays)
+    advantages       estimators, presets and losses as functions of arrays
     compute          advantages of a rollout batch
     minibatches      rollout batch -> minibatches -> ranks -> micro-batches
     collate, batch   minibatch -> padded or padding-free arrays, and the batch that the trainer gets

@@ -15,7 +15,7 @@ from penstock.batching.backends.operations import ArrayOperations, operations_of
 from penstock.batching.batch import TrainingBatch
 from penstock.batching.collate import IGNORE
 from penstock.errors import ConfigError
-from penstock.rl.collate import FILLS, RolloutLayout, TokenLayout, widths
+from penstock.rl.collate import DERIVED, FILLS, RolloutLayout, TokenLayout, widths
 from penstock.rl.minibatches import micro_batches_of
 from penstock.rl.rollout import objects
 
@@ -23,12 +23,86 @@ __all__ = ["RolloutBatch"]
 
 Ints = npt.NDArray[np.int64]
 _PER_TOKEN = ("input_ids", "attention_mask", "labels", "loss_mask", "position_ids")
+_ARRAYS = (*_PER_TOKEN, "document_ids", "cu_seqlens")
+_ORDERED_DERIVED = ("attention_mask", "labels", "loss_mask", "position_ids")
 _DOCUMENTS = ("position_ids", "document_ids", "cu_seqlens")
 _GIVEN = ("old_log_probs", "ref_log_probs", "values", "token_scores")
 """Per-token metadata that does not depend on supervision."""
 
 
-class RolloutBatch(TrainingBatch):
+class _DeferredBatch(TrainingBatch):
+    """Training batch that makes some of its fields when they are first read."""
+
+    def to_numpy(self) -> dict[str, Any]:
+        self._make_all()
+        return super().to_numpy()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "input_ids" and vars(self).get(name) is not None:
+            self._make_all()  # labels are those of the ids before
+        super().__setattr__(name, value)
+
+    def _make_all(self) -> None:
+        for key in _ORDERED_DERIVED:
+            getattr(self, key)
+
+    def _arrays(self) -> dict[str, Array]:
+        """Arrays that are made already."""
+        made = vars(self)
+        own = {key: made[key] for key in _ARRAYS if made.get(key) is not None}
+        return own | {key: value for key, value in self._others.items() if hasattr(value, "shape")}
+
+    def _derived(self, name: str) -> Array | None:
+        """Field that follows from the ids, the lengths and the response mask; None if it was not asked for."""
+        layout = self.metadata.get("layout")
+        if self.input_ids is None or not isinstance(layout, RolloutLayout):
+            return None
+        if name not in layout.form.fields & DERIVED[layout.form.padding]:
+            return None
+        arrays, left = operations_of(self.input_ids, gradients=True), layout.prompt_width
+        xp, ids = arrays.xp, self.input_ids
+        if name in ("labels", "loss_mask"):
+            mask = self.metadata["response_mask"]
+            if left:
+                mask = xp.concatenate([xp.zeros_like(ids[:, :left]) > 0, mask], axis=1)
+            return mask if name == "loss_mask" else arrays.like(xp.where(mask, ids, IGNORE), ids)
+        columns = arrays.count_up(ids.shape[1])[None, :]
+        begin = left - self.metadata["prompt_length"][:, None]
+        inside = (columns >= begin) & (columns < left + self.metadata["response_length"][:, None])
+        return arrays.like(inside if name == "attention_mask" else xp.where(inside, columns - begin, 0), ids)
+
+    def _copy_removed(self, batch: _DeferredBatch) -> None:
+        """Fields that were set to None are not made again."""
+        for key in _ORDERED_DERIVED:
+            if vars(self).get(key, ...) is None:
+                setattr(batch, key, None)
+
+
+class _DerivedField:
+    """Field that is made when it is first read, unless it was set."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, batch: _DeferredBatch | None, kind: type) -> Any:
+        if batch is None:
+            return None  # the default of the field
+        made = vars(batch)
+        if self._name not in made and (found := batch._derived(self._name)) is not None:
+            made[self._name] = found
+        return made.get(self._name)
+
+    def __set__(self, batch: _DeferredBatch, value: Any) -> None:
+        made = vars(batch)
+        if value is not None or "_others" in made:  # not the default, which the constructor sets
+            made[self._name] = value
+
+
+for _name in _ORDERED_DERIVED:
+    setattr(_DeferredBatch, _name, _DerivedField(_name))
+
+
+class RolloutBatch(_DeferredBatch):
     """Arrays of one step, with RL columns in `metadata` as arrays of the same framework.
 
         rewards, prompt_length, response_length ...   (rows,)
@@ -37,7 +111,13 @@ class RolloutBatch(TrainingBatch):
 
     `to` and `pin_memory` include the arrays in metadata. Properties of missing columns are None. The critic's values
     are `metadata["values"]`, since a mapping has a method of that name.
+
+    attention_mask, labels, loss_mask and position_ids of a loader's batch are made when they are first read, on the
+    device that the batch is on. Read labels before you write into `input_ids`; assigning other ids is safe.
     """
+
+    _host_lengths: tuple[Ints, Ints] | None = None
+    """Lengths of prompts and responses in main memory."""
 
     @classmethod
     def from_numpy(
@@ -51,9 +131,12 @@ class RolloutBatch(TrainingBatch):
     ) -> Self:
         """Batch of the arrays that `assemble` made, sharing their memory if the framework can."""
         chosen, given = get_backend(backend), dict(metadata or {})
-        if num_tokens is None and "prompt_length" in given:
-            num_tokens = int(given["prompt_length"].sum() + given["response_length"].sum())
+        lengths = None
+        if "prompt_length" in given:
+            lengths = given["prompt_length"].astype(np.int64), given["response_length"].astype(np.int64)
+            num_tokens = int(sum(part.sum() for part in lengths)) if num_tokens is None else num_tokens
         batch = super().from_numpy(arrays, None, chosen, device=device, num_tokens=num_tokens)
+        batch._host_lengths = lengths
         batch.metadata = {
             key: chosen.from_numpy(value, device=device)
             if isinstance(value, np.ndarray) and value.dtype.kind in "biuf"
@@ -229,8 +312,8 @@ class RolloutBatch(TrainingBatch):
             return self.take([int(np.argmin(sum(self._lengths())))])._blanked()
         if added := [key for key in self._arrays() if key in self._others]:
             raise ConfigError(f"{added[0]!r} was assigned to this batch and has no known rows; call take() first")
-        fields, per_token, left = (self._free if layout.form.padding == "free" else self._sides)(chosen)
-        index = self.backend.from_numpy(chosen)
+        index = operations_of(self.input_ids, gradients=True).put(chosen)
+        fields, per_token, left = self._free(chosen) if layout.form.padding == "free" else self._sides(chosen, index)
         metadata = self.metadata | per_token | {"layout": replace(layout, prompt_width=left)}
         metadata.pop("micro_batches", None)  # rows of the whole batch
         for name in layout.per_row:
@@ -238,20 +321,23 @@ class RolloutBatch(TrainingBatch):
             metadata[name] = [column[row] for row in chosen.tolist()] if isinstance(column, list) else column[index]
         batch = type(self)(metadata=metadata, num_items_in_batch=self.num_items_in_batch, **fields)
         batch._others, batch._hidden = dict(self._others), set(self._hidden)
-        batch._num_tokens = int(sum(lengths[chosen].sum() for lengths in self._lengths()))
+        prompts, responses = self._lengths()
+        batch._host_lengths = prompts[chosen], responses[chosen]
+        batch._num_tokens = int(sum(lengths.sum() for lengths in batch._host_lengths))
+        self._copy_removed(batch)
         return batch
 
     def all_arrays(self) -> list[Array]:
         kind = type(self.input_ids)
         return super().all_arrays() + [value for value in self.metadata.values() if isinstance(value, kind)]
 
-    def _sides(self, rows: Ints) -> tuple[dict[str, Any], dict[str, Any], int]:
+    def _sides(self, rows: Ints, index: Array) -> tuple[dict[str, Any], dict[str, Any], int]:
         """Fields and per-token metadata of rows, with the padding they need, and the width of their prompts."""
         prompts, responses = self._lengths()
-        layout, index = self.layout, self.backend.from_numpy(rows)
+        layout, made = self.layout, self._arrays()
         left, right = widths(prompts[rows], responses[rows], layout.form)
         low, high = layout.prompt_width - left, layout.prompt_width + right
-        fields = {key: value[:, low:high][index] for key in _PER_TOKEN if (value := getattr(self, key)) is not None}
+        fields = {key: made[key][:, low:high][index] for key in _PER_TOKEN if key in made}
         return fields, {key: self.metadata[key][:, :right][index] for key in layout.per_token}, left
 
     def _free(self, rows: Ints) -> tuple[dict[str, Any], dict[str, Any], int]:
@@ -286,9 +372,10 @@ class RolloutBatch(TrainingBatch):
         for name in (*computed, *per_row):
             zeros = xp.zeros_like(metadata[name])
             metadata[name] = zeros + FILLS[name] if name in FILLS else zeros
-        if self.labels is not None:
+        made = self._arrays()  # others are made of the mask
+        if "labels" in made:
             self.labels = xp.zeros_like(self.labels) + IGNORE
-        if self.loss_mask is not None:
+        if "loss_mask" in made:
             self.loss_mask = xp.zeros_like(self.loss_mask)
         metadata["blank"] = True
         return self
@@ -303,6 +390,8 @@ class RolloutBatch(TrainingBatch):
         return self.layout.prompt_width
 
     def _lengths(self) -> tuple[Ints, Ints]:
+        if self._host_lengths is not None:
+            return self._host_lengths
         columns = (self.metadata["prompt_length"], self.metadata["response_length"])
         prompts, responses = (self.backend.to_numpy(array) for array in columns)
         return prompts.astype(np.int64), responses.astype(np.int64)
@@ -333,6 +422,8 @@ class RolloutBatch(TrainingBatch):
         batch.metadata = {
             key: change(value) if isinstance(value, kind) else value for key, value in batch.metadata.items()
         }
+        batch._host_lengths = self._host_lengths
+        self._copy_removed(batch)
         return batch
 
     def __repr__(self) -> str:

@@ -17,16 +17,32 @@ import numpy.typing as npt
 
 from penstock._suggest import did_you_mean
 from penstock.arrays.ragged import Ragged, offsets_of
+from penstock.arrays.truncation import Policy, Truncation
 from penstock.batching.backends.base import ALIGNMENT, exactly
 from penstock.batching.collate import FIELDS, IGNORE
 from penstock.errors import ConfigError, DataError
 from penstock.rl.rollout import PER_TOKEN, RolloutTable
 
-__all__ = ["FILLS", "RolloutForm", "RolloutLayout", "TokenLayout", "assemble", "round_up", "truncate", "widths"]
+__all__ = [
+    "DERIVED",
+    "FILLS",
+    "RolloutForm",
+    "RolloutLayout",
+    "TokenLayout",
+    "assemble",
+    "round_up",
+    "truncate",
+    "widths",
+]
 
 Ints = npt.NDArray[np.int64]
 IntOrInts = TypeVar("IntOrInts", int, Ints)
 
+DERIVED = {
+    "sides": frozenset({"attention_mask", "labels", "loss_mask", "position_ids"}),
+    "free": frozenset({"labels", "loss_mask"}),
+}
+"""Fields that follow from `input_ids`, the lengths and the response mask, by padding."""
 FILLS = {"denominators": 1}
 """Fill of per-token metadata outside of responses, if not 0."""
 _TOKEN_NAMES = {
@@ -135,16 +151,16 @@ class TokenLayout:
         begin = numbers * (left + right) + left
         return cls(rows, left + right, left, (rows, right), begin - prompts, begin, numbers * right, lengths)
 
-    def fields(self, form: RolloutForm) -> dict[str, Any]:
-        """Positions, and masks or document boundaries."""
+    def fields(self, form: RolloutForm, names: frozenset[str]) -> dict[str, Any]:
+        """Positions, and masks or document boundaries, as far as they are among these names."""
         if form.padding == "free":
             return self.documents(form.integer)
         found: dict[str, Any] = {}
         shape = (self.rows, self.tokens)
-        if "position_ids" in form.fields:
+        if "position_ids" in names:
             found["position_ids"] = _filled(shape, form.integer)
             _count_up(found["position_ids"], self.at, self.lengths)
-        if "attention_mask" in form.fields:
+        if "attention_mask" in names:
             found["attention_mask"] = _filled(shape, form.integer)
             _repeat(found["attention_mask"], self.at, self.lengths, np.ones(self.rows, np.int64))
         return found
@@ -187,13 +203,17 @@ def assemble(
     per_token: Mapping[str, Ragged] | None = None,
     per_row: Mapping[str, npt.ArrayLike] | None = None,
     num_items_in_batch: int | None = None,
+    deferred: bool = False,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Arrays and metadata of a batch of the rollouts `rows` (None: all) of a table, in their order.
 
     `per_token` and `per_row` are further columns, of all rollouts of the table. Per-token columns become metadata
     shaped as `response_mask`: (rows, response tokens), or as `input_ids` without padding; 0 outside of responses.
     Per-row columns become (rows, ...). Without padding "denominators" are per token, 1 outside of responses, since the
-    loss is. Floats have at most 32 bits, names are lists. "layout" lists which is which.
+    loss is. "sequence_advantages" without "advantages" make these: the number of a row, where the response mask is 1.
+    Floats have at most 32 bits, names are lists. "layout" lists which is which.
+
+    `deferred` leaves out the fields that `RolloutBatch` makes of the others when they are read (`DERIVED`).
 
     `num_items_in_batch` is the number of supervised tokens of the global batch; None: of this one.
     """
@@ -213,11 +233,12 @@ def assemble(
     parts.copy_responses(table.loss_mask, mask, layout.columns)
     _check_first_tokens(table, parts)
 
-    arrays: dict[str, Any] = {"input_ids": ids} | layout.fields(form)
-    if "labels" in form.fields:
+    made = form.fields - DERIVED[form.padding] if deferred else form.fields
+    arrays: dict[str, Any] = {"input_ids": ids} | layout.fields(form, made)
+    if "labels" in made:
         arrays["labels"] = _filled(shape, form.integer, IGNORE)
         np.copyto(arrays["labels"][:, left:], ids[:, left:], where=mask)
-    if "loss_mask" in form.fields:
+    if "loss_mask" in made:
         arrays["loss_mask"] = _filled(shape, np.bool_)
         arrays["loss_mask"][:, left:] = mask
     arrays["num_items_in_batch"] = int(np.count_nonzero(mask)) if num_items_in_batch is None else num_items_in_batch
@@ -226,13 +247,24 @@ def assemble(
     for name, column in token_columns.items():
         metadata[name] = _filled(layout.column_shape, _narrow(column.values.dtype, form))
         parts.copy_responses(column, metadata[name], layout.columns)
+    if "sequence_advantages" in row_columns and "advantages" not in token_columns:
+        of_rows = row_columns["sequence_advantages"].astype(np.float32)
+        metadata["advantages"] = _filled(layout.column_shape, np.float32)
+        if form.padding == "free":
+            _repeat(metadata["advantages"], layout.columns, parts.responses, of_rows)
+            np.copyto(metadata["advantages"], 0, where=~mask)
+        else:
+            np.copyto(metadata["advantages"], of_rows[:, None], where=mask)
+        token_names = (*token_columns, "advantages")
+    else:
+        token_names = tuple(token_columns)
     repeated = ("denominators",) if form.padding == "free" and "denominators" in row_columns else ()
     for name in repeated:
         of_rows = row_columns.pop(name)
         metadata[name] = _filled(layout.column_shape, _narrow(of_rows.dtype, form), FILLS.get(name, 0))
         _repeat(metadata[name], layout.columns, parts.responses, of_rows)
     metadata |= {name: _row_values(name, column, form) for name, column in row_columns.items()}
-    metadata["layout"] = RolloutLayout(form, left, ("response_mask", *token_columns, *repeated), tuple(row_columns))
+    metadata["layout"] = RolloutLayout(form, left, ("response_mask", *token_names, *repeated), tuple(row_columns))
     return {name: value for name, value in arrays.items() if name in form.fields}, metadata
 
 
@@ -278,11 +310,9 @@ class _Parts:
     @classmethod
     def of(cls, table: RolloutTable, rows: Ints, form: RolloutForm) -> _Parts:
         prompts, responses = _lengths(table.prompt_ids, rows), _lengths(table.response_ids, rows)
-        left = _limited(form.max_prompt_length, form.prompt_truncation, prompts, "prompt", table, rows)
-        right = _limited(form.max_response_length, form.response_truncation, responses, "response", table, rows)
-        starts = table.prompt_ids.offsets[rows]
-        if form.prompt_truncation == "left":
-            starts = starts + (prompts - left)
+        before, left = _limited(form.max_prompt_length, form.prompt_truncation, prompts, "prompt", table, rows)
+        _, right = _limited(form.max_response_length, form.response_truncation, responses, "response", table, rows)
+        starts = table.prompt_ids.offsets[rows] + before
         return cls(rows, starts, left, right, responses, prompts - left + responses - right)
 
     def copy_responses(self, column: Ragged, out: npt.NDArray[Any], at: Ints) -> None:
@@ -290,10 +320,11 @@ class _Parts:
         _copy(column.values, column.offsets[self.rows], self.responses, out, at)
 
 
-def _limited(limit: int | None, rule: str, lengths: Ints, part: str, table: RolloutTable, rows: Ints) -> Ints:
-    if limit is None:
-        return lengths
-    long = np.flatnonzero(lengths > limit)
+def _limited(
+    limit: int | None, rule: Policy, lengths: Ints, part: str, table: RolloutTable, rows: Ints
+) -> tuple[Ints, Ints]:
+    """First token and number of tokens that are kept of each prompt, or of each response."""
+    long = np.flatnonzero(lengths > limit) if limit is not None else rows[:0]
     if len(long) and rule == "error":
         row = int(rows[long[0]])
         raise DataError(
@@ -302,7 +333,8 @@ def _limited(limit: int | None, rule: str, lengths: Ints, part: str, table: Roll
             f"out, or pass {part}_truncation='right'{' or left' if part == 'prompt' else ''}",
             row=row,
         )
-    return np.minimum(lengths, limit)
+    _, starts, kept = Truncation(rule, limit).parts(lengths)
+    return starts, kept
 
 
 def _check_first_tokens(table: RolloutTable, parts: _Parts) -> None:

@@ -7,7 +7,7 @@ import logging
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -207,7 +207,7 @@ def compute_advantages(
 
     per token: `advantages`, `returns` if the estimator has them, `kl` if there is a penalty, `token_rewards` if rewards
     were put on tokens. per row: `shaped_rewards` if a penalty changed them, and `sequence_advantages` if the estimator
-    has one number a response.
+    has one number a response; then there are no `advantages` per token, unless they are whitened.
     """
     try:
         return _RolloutBatchAdvantages(table, labels, spec, lengths).columns()
@@ -230,8 +230,7 @@ class _RolloutBatchAdvantages:
         self.entry = entry
         self.offsets = table.response_ids.offsets - table.response_ids.offsets[0]
         self.lengths = table.response_ids.lengths
-        self.owners = np.repeat(np.arange(len(table)), self.lengths)
-        self.mask = table.loss_mask.flat.astype(bool)
+        self.mask = table.loss_mask.flat.astype(bool, copy=False)
         scored = ~np.isnan(table.rewards)
         if not scored.all():  # rows without a reward are excluded: no token of theirs is trained on
             self.mask = self.mask & scored[self.owners]
@@ -240,11 +239,17 @@ class _RolloutBatchAdvantages:
         self.per_sequence = entry.per == "row"
         """One advantage a response; the result of a function of your own may change it."""
 
+    @cached_property
+    def owners(self) -> Ints:
+        """Response of each token."""
+        return np.repeat(np.arange(len(self.table)), self.lengths)
+
     def columns(self) -> AdvantageColumns:
         spec, entry = self.spec, self.entry
         per_row: dict[str, Floats] = {}
         per_token: dict[str, Ragged] = {} if self.kl is None else {"kl": self._ragged(self.kl)}
-        rewards, returns = self.table.rewards + self.penalty, None
+        rewards, returns, of_rows = self.table.rewards + self.penalty, None, None
+        whiten = entry.whiten if spec.whiten is None else spec.whiten
         if entry.rewards == "token":
             on_tokens = self._token_rewards(rewards)
             per_token["token_rewards"] = self._ragged(on_tokens)
@@ -253,20 +258,28 @@ class _RolloutBatchAdvantages:
             if self.kl is not None and "kl" not in entry.needs:
                 assert spec.kl is not None
                 rewards = rewards - spec.kl.beta * self._sums(self.kl * self.mask)
-            advantages = self._from_rows(rewards)
+            found = self._from_rows(rewards)
+            if np.shape(found) == (len(self.table),) and not whiten:
+                of_rows = np.where(self._supervised, np.asarray(found, np.float64), 0.0)
+            else:
+                advantages = self._on_flat_tokens(found, len(rewards))
         if not np.array_equal(rewards, self.table.rewards, equal_nan=True):
             per_row["shaped_rewards"] = rewards
-        if entry.whiten if spec.whiten is None else spec.whiten:
-            advantages = known.whiten(advantages, self.mask, preset=spec.preset)
-        per_token["advantages"] = self._ragged(advantages)
-        if self.per_sequence:
-            per_row["sequence_advantages"] = self._of_last_tokens(np.asarray(advantages))
+        if of_rows is None:
+            if whiten:
+                advantages = known.whiten(advantages, self.mask, preset=spec.preset)
+            per_token["advantages"] = self._ragged(advantages)
+            if self.per_sequence:
+                of_rows = np.zeros(len(self.table))
+                of_rows[self.owners[self._last]] = np.asarray(advantages)[self._last]
+        if of_rows is not None:
+            per_row["sequence_advantages"] = of_rows
         if returns is not None:
             per_token["returns"] = self._ragged(returns)
         return AdvantageColumns(per_token, per_row)
 
-    def _from_rows(self, rewards: Floats) -> Floats:
-        """Advantages on tokens, of an estimator that takes one reward a response."""
+    def _from_rows(self, rewards: Floats) -> Any:
+        """Result of an estimator that takes one reward a response: one number a response, or padded tokens."""
         spec, entry = self.spec, self.entry
         given = dict(spec.options)
         if spec.entry is not None:
@@ -280,8 +293,7 @@ class _RolloutBatchAdvantages:
             given["mask"] = self._padded(self.mask)
         if "kl" in entry.needs and self.kl is not None and spec.kl is not None:
             given |= {"kl": self._padded(self.kl), "beta": spec.kl.beta}
-        found = entry.function(rewards, *([self.labels] if "groups" in entry.needs else []), **given)
-        return self._on_flat_tokens(found, len(rewards))
+        return entry.function(rewards, *([self.labels] if "groups" in entry.needs else []), **given)
 
     def _from_tokens(self, rewards: Floats) -> tuple[Floats, Floats | None]:
         """(advantages, returns) of an estimator that takes one reward a token."""
@@ -335,16 +347,22 @@ class _RolloutBatchAdvantages:
             found -= self.spec.kl.beta * np.where(self.mask, self.kl, 0.0)
         return found
 
-    @property
+    @cached_property
+    def _supervised(self) -> npt.NDArray[np.bool_]:
+        """True for responses with a supervised token."""
+        found = self.lengths > 0
+        if found.any():
+            found[found] = np.logical_or.reduceat(self.mask, self.offsets[:-1][found])
+        return found
+
+    @cached_property
     def _last(self) -> Ints:
         """Last supervised token of each response that has one."""
-        tokens = np.flatnonzero(self.mask)
-        owners = self.owners[tokens]
-        return tokens[np.append(np.flatnonzero(np.diff(owners)), len(owners) - 1)] if len(tokens) else tokens
-
-    def _of_last_tokens(self, tokens: Floats) -> Floats:
-        found = np.zeros(len(self.table))
-        found[self.owners[self._last]] = tokens[self._last]
+        starts: Ints = self.offsets[:-1][self._supervised]
+        if not len(starts):
+            return starts
+        places = np.where(self.mask, np.arange(len(self.mask)), -1)
+        found: Ints = np.maximum.reduceat(places, starts)  # responses between two of them have no supervised token
         return found
 
     def _on_supervised(self, rewards: Floats) -> Floats:

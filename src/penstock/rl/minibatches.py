@@ -134,7 +134,13 @@ class Minibatch:
             table, per_token, per_row = _blanked(table, per_token, per_row, mine)
             mine = np.arange(len(mine))
         arrays, metadata = assemble(
-            table, self.form, rows=mine, per_token=per_token, per_row=per_row, num_items_in_batch=int(supervised.sum())
+            table,
+            self.form,
+            rows=mine,
+            per_token=per_token,
+            per_row=per_row,
+            num_items_in_batch=int(supervised.sum()),
+            deferred=True,
         )
         # Truncated before the estimator, so `assemble` saw nothing to cut.
         metadata["truncated_tokens"] = truncated.astype(metadata["truncated_tokens"].dtype)
@@ -146,6 +152,8 @@ class Minibatch:
     def _shards(self, lengths: Ints) -> list[Ints]:
         """Rows of each rank, balanced by length. With fewer rows than ranks, the rest get the shortest, blanked."""
         world = self.rank.world_size
+        if world == 1:
+            return [np.arange(len(lengths))]
         if len(lengths) >= world:
             return Balanced().shares(lengths, world)
         shortest = np.array([int(np.argmin(lengths))])

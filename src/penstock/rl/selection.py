@@ -147,9 +147,10 @@ def staleness(table: RolloutTable, version: int | None) -> Ints:
 
 def supervised_counts(table: RolloutTable) -> Ints:
     """(N,) supervised tokens of each response."""
-    offsets = table.loss_mask.offsets
-    counted = np.concatenate([[0], np.cumsum(table.loss_mask.values, dtype=np.int64)])
-    found: Ints = counted[offsets[1:]] - counted[offsets[:-1]]
+    mask, found = table.loss_mask, np.zeros(len(table), np.int64)
+    some = np.flatnonzero(mask.lengths)
+    if len(some):
+        found[some] = np.add.reduceat(mask.flat, (mask.offsets[:-1] - mask.offsets[0])[some], dtype=np.int64)
     return found
 
 

@@ -28,7 +28,7 @@ INSTALLED = [name for name in BACKENDS if importlib.util.find_spec(HOMES[name].p
 LENGTHS = [(2, 4), (5, 1), (1, 6), (3, 3)]
 
 
-def make_batch(table: RolloutTable, backend: str = "numpy", **options: Any) -> RolloutBatch:
+def make_batch(table: RolloutTable, backend: str = "numpy", *, deferred: bool = False, **options: Any) -> RolloutBatch:
     """A batch of all rollouts, with everything that a loader computes."""
     chosen = get_backend(backend)
     form = RolloutForm(integer=chosen.integer, **options)
@@ -38,7 +38,9 @@ def make_batch(table: RolloutTable, backend: str = "numpy", **options: Any) -> R
         for name in ("advantages", "returns")
     }
     denominators = {"denominators": np.arange(1, len(table) + 1, dtype=np.float64)}
-    arrays, metadata = assemble(table, form, per_token=columns, per_row=denominators, num_items_in_batch=77)
+    arrays, metadata = assemble(
+        table, form, per_token=columns, per_row=denominators, num_items_in_batch=77, deferred=deferred
+    )
     return RolloutBatch.from_numpy(arrays, metadata, chosen)
 
 
@@ -329,7 +331,7 @@ def test_views_that_cannot_be_say_why() -> None:
     arrays, metadata = assemble(make_table(LENGTHS), RolloutForm())
     with pytest.raises(ConfigError, match="compute_advantages=True"):
         RolloutBatch.from_numpy(arrays, metadata, "numpy").as_trl()
-    arrays.pop("attention_mask")
+    arrays, metadata = assemble(make_table(LENGTHS), RolloutForm(fields=frozenset({"input_ids"})))
     with pytest.raises(ConfigError, match="attention_mask"):
         RolloutBatch.from_numpy(arrays, metadata, "numpy").as_verl()
     with pytest.raises(ConfigError, match=r"metadata\['layout'\]"):
@@ -392,3 +394,73 @@ def test_trls_own_loss_of_a_batch_is_that_of_its_rollouts_one_by_one(tmp_path: P
     assert losses[0] == pytest.approx(expected, rel=1e-4)
     assert len(losses) > 2
     assert sum(losses[1:]) == pytest.approx(expected, rel=1e-4)
+
+
+DEFERRED = ("attention_mask", "labels", "loss_mask", "position_ids")
+
+
+def made(batch: RolloutBatch) -> set[str]:
+    return {name for name in DEFERRED if vars(batch).get(name) is not None}
+
+
+@pytest.mark.parametrize("padding", ["sides", "free"])
+@pytest.mark.parametrize("multiple", [1, 8])
+def test_fields_made_when_they_are_read_are_those_of_the_assembly(backend: str, padding: Any, multiple: int) -> None:
+    options: Any = {"padding": padding, "pad_to_multiple_of": multiple}
+    whole, late = (make_batch(make_table(LENGTHS), backend, deferred=each, **options) for each in (False, True))
+    assert not made(late) & {"labels", "loss_mask"}
+    for part, other in ((late.take([2, 0]), whole.take([2, 0])), (late.take([]), whole.take([])), (late, whole)):
+        mine, theirs = host(part), host(other)
+        assert list(mine) == list(theirs)
+        for name, value in theirs.items():
+            assert name == "layout" or same(value, mine[name]), name
+            assert name == "layout" or getattr(mine[name], "dtype", None) == getattr(value, "dtype", None), name
+
+
+def test_moving_a_batch_and_taking_rows_makes_no_field() -> None:
+    batch = make_batch(make_table(LENGTHS), "numpy", deferred=True)
+    assert made(batch) == made(batch.to("cpu")) == made(batch.take([1])) == made(copy.copy(batch)) == set()
+    assert batch.num_tokens == 25
+    assert batch.labels is batch.labels
+    assert made(batch) == {"labels"}
+    assert set(batch) == {"input_ids", "attention_mask", "labels", "position_ids"}
+
+
+def test_a_field_that_was_removed_or_set_is_not_made_again() -> None:
+    batch = make_batch(make_table(LENGTHS), "numpy", deferred=True)
+    batch.labels = None
+    del batch["position_ids"]
+    batch["attention_mask"] = np.zeros(batch.input_ids.shape, np.int64)
+    for each in (batch, batch.to("cpu"), batch.take([0, 1, 2, 3]), pickle.loads(pickle.dumps(batch))):  # noqa: S301
+        assert each.labels is None
+        assert each.position_ids is None
+        assert not each.attention_mask.any()
+        assert each.loss_mask is not None
+
+
+def test_labels_stay_those_of_the_ids_that_were_replaced() -> None:
+    batch = make_batch(make_table(LENGTHS), "numpy", deferred=True)
+    expected = make_batch(make_table(LENGTHS), "numpy").labels
+    batch["input_ids"] = np.zeros_like(batch.input_ids)
+    np.testing.assert_array_equal(batch.labels, expected)
+
+
+def test_fields_that_were_not_asked_for_are_none() -> None:
+    batch = make_batch(make_table(LENGTHS), "numpy", deferred=True, fields=frozenset({"input_ids", "labels"}))
+    assert batch.attention_mask is None
+    assert batch.position_ids is None
+    assert batch.labels is not None
+
+
+@pytest.mark.parametrize("padding", ["sides", "free"])
+def test_counts_of_a_batch_on_a_device_are_known_without_it(padding: Any) -> None:
+    """Nothing can be read from torch's device "meta"."""
+    pytest.importorskip("torch")
+    batch = make_batch(make_table(LENGTHS), "torch", deferred=True, padding=padding).to("meta")
+    assert (batch.num_tokens, batch.num_rollouts) == (25, 4)
+    parts = batch.micro_batches(13)
+    assert sum(part.num_tokens for part in parts) == 25
+    assert all(part.labels.device.type == part.position_ids.device.type == "meta" for part in parts)
+    if padding == "sides":
+        assert batch.as_trl()["completion_mask"].shape == (4, 6)
+        assert batch.as_verl()["token_level_scores"].shape == (4, 6)

@@ -84,7 +84,7 @@ def blank_rows(arrays: ArrayOperations, mask: Array, empty: Empty) -> Array | fl
     `token_mask` has not checked it."""
     if empty != "raise" or arrays.check:
         return 0.0
-    return arrays.xp.where(arrays.xp.any(mask, axis=1), 0.0, float("nan"))[:, None]
+    return (0.0 / arrays.xp.any(mask, axis=1))[:, None]  # 0 / False is NaN
 
 
 def rows_of(mask: Array) -> tuple[int, int]:

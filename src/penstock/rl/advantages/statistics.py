@@ -435,7 +435,7 @@ def discounted(
         if arrays.on_host:
             return _sums_on_host(arrays, reward, value, mask, gamma, gamma * lam, gap)
         blank = blank_rows(arrays, mask, empty)
-        found = _sums_on_device(arrays, reward, value, mask, gamma, gamma * lam, gap)
+        found = _sums_on_device(arrays, reward, value, mask, blank, gamma, gamma * lam, gap)
         found = tuple(arrays.xp.where(mask, arrays.like(array, reward), blank) for array in found)
         if arrays.check and not bool(arrays.xp.isfinite(arrays.xp.sum(found[0]))):
             raise FloatingPointError
@@ -499,19 +499,23 @@ def _sums_on_device(
     rewards: Array,
     values: Array | None,
     mask: Array,
+    blank: Array | float,
     gamma: float,
     decay: float,
     gap: Gap,
 ) -> tuple[Array, ...]:
-    """The same for arrays that cannot be looked at: every mask may have gaps. Numbers at mask 0 are of no use."""
+    """The same for arrays that cannot be looked at: every mask may have gaps. Numbers at mask 0 are of no use.
+
+    `blank` is 0 in every row with a token.
+    """
     xp, (rows, steps) = arrays.xp, mask.shape
     counted = _through_gaps(arrays, mask) if gap == "through" else mask
     if decay == 1:  # values cancel between a token and the next, whatever is between them
-        to_go = arrays.suffix_sums(arrays.wide(xp.where(counted, rewards, 0.0)))
+        to_go = arrays.suffix_sums(arrays.wide(xp.where(counted, rewards, blank)))
         return (to_go,) if values is None else (to_go - values, to_go)
     inputs = [rewards] if values is None else [rewards, values]
     if gap != "skip":
-        wide = [_padded(arrays, arrays.wide(xp.where(counted, array, 0.0))) for array in inputs]
+        wide = [_padded(arrays, arrays.wide(xp.where(counted, array, blank))) for array in inputs]
     else:  # tokens that count, side by side; the others are put in a place of no row
         width = -(-steps // BLOCK) * BLOCK
         before = arrays.running_counts(mask) + (arrays.count_up(rows) * width - 1)[:, None]
