@@ -86,6 +86,8 @@ class Tuner:
         """Number of workers that take work now."""
         self._bytes = self._clamp(_USUAL_BYTES)
         self._trial: _Trial | None = None
+        self._rate: float | None = None
+        """Throughput of the window before, if it had the same setting."""
         self._resting: dict[Step, int] = {}
         self._failed: dict[Step, int] = {}
         self._looked: _Mark | None = None
@@ -164,6 +166,7 @@ class Tuner:
             self._looked = now
         self._resting = {step: left - 1 for step, left in self._resting.items() if left > 1}
         rate = (now.done - before.done) / max(now.done_at - before.done_at, 1e-9)
+        earlier, self._rate = self._rate, None
         if rate <= 0 or (self._trial is not None and not self._keeps(self._trial, rate)):
             return
         seconds, cpu = now.totals.seconds - before.totals.seconds, now.totals.cpu - before.totals.cpu
@@ -172,10 +175,17 @@ class Tuner:
         patient = (now.totals.stage_seconds - before.totals.stage_seconds) < max(1, batches) * _PATIENCE / 2.5
         working = min(1 - idle, cpu / seconds if seconds else 1.0)
         for step in self._steps(now.totals, idle, batch_cpu, hindered=cpu < _HINDERED * seconds):
-            if step not in self._resting and (patient or step != "larger batches"):
-                self._trial = _Trial(step, self.workers, self._bytes, rate)
-                self._take(step, working)
-                return
+            if step in self._resting or (step == "larger batches" and not patient):
+                continue
+            if step in ("fewer workers", "smaller batches"):
+                if earlier is None:
+                    break
+                # The better of two windows: on a machine that is busy otherwise, chance must not take workers away.
+                rate = max(rate, earlier)
+            self._trial = _Trial(step, self.workers, self._bytes, rate)
+            self._take(step, working)
+            return
+        self._rate = rate
 
     def _keeps(self, trial: _Trial, rate: float) -> bool:
         """End a trial; False if its step is taken back."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -218,3 +219,14 @@ def test_a_batch_that_took_a_thousand_times_its_size_reserves_no_more_than_the_b
     one = tuner(limit=32 * MIB)
     one.saw_need(100, 100 * MIB)
     assert one.to_reserve(one.batch_bytes) == 32 * MIB
+
+
+def test_chance_seldom_takes_workers_away_on_a_machine_that_is_busy_otherwise() -> None:
+    chance, ended = random.Random(5), []
+    for _ in range(30):
+        run = Simulation(Machine(cores=2))
+        for _ in range(60):
+            run.machine.others = chance.uniform(1.0, 6.0)
+            run.run(0.5)
+        ended.append(run.tuner.workers)
+    assert ended.count(2) > ended.count(1), ended
