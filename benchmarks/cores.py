@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import sys
 
-if len(sys.argv) > 3 and sys.argv[1] == "case":
+if len(sys.argv) > 3 and sys.argv[1] == "case" and hasattr(os, "sched_setaffinity"):
     # Before any import: thread pools of libraries are sized when they are loaded.
     os.sched_setaffinity(0, set(map(int, sys.argv[3].split(","))))
 
@@ -175,9 +175,12 @@ CASES: dict[str, tuple[Callable[[Path, Path], Work], str, str, float]] = {
 def main() -> None:
     arguments = _arguments()
     began = time.monotonic()
-    usable = sorted(os.sched_getaffinity(0))
+    usable = _usable()
     wanted = [int(n) for n in arguments.cores.split(",")] if arguments.cores else COUNTS
     counts = [n for n in wanted if n <= len(usable)]
+    if not hasattr(os, "sched_setaffinity"):
+        counts = [len(usable)]
+        print("this system cannot bind a process to cores: only the full count is measured")
     names = [name for name in CASES if not arguments.only or name in arguments.only.split(",")]
     print("python", *sys.argv)
     print(_machine(usable), flush=True)
@@ -297,6 +300,13 @@ def _repeated(path: Path, megabytes: float) -> Path:
     return long
 
 
+def _usable() -> list[int]:
+    """Numbers of the cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
 def _machine(usable: list[int]) -> str:
     model = platform.processor() or platform.machine()
     if Path("/proc/cpuinfo").exists():
@@ -312,7 +322,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--cores", help="core counts, such as 1,4,16 (1,2,4,8,16,32,64, as far as they exist)")
     parser.add_argument("--only", help=f"cases, of {','.join(CASES)}")
     parser.add_argument("--limit", type=float, default=60, help="seconds that one run may take (60)")
-    parser.add_argument("--seconds", type=float, default=480, help="no run starts later than this (480)")
+    parser.add_argument("--seconds", type=float, default=360, help="no run starts later than this (360)")
     parser.add_argument("--no-warm-up", action="store_true", help="compiled functions are cached already")
     parser.add_argument("--json", type=Path, help="also write every figure to this file")
     return parser.parse_args()

@@ -24,6 +24,7 @@ _FEWEST_BYTES, _USUAL_BYTES, _MOST_BYTES = 32 << 10, 1 << 20, 8 << 20
 _QUICK, _SLOW = 0.1, 0.25  # CPU seconds of a batch in its busiest stage: between these its size is left alone
 _PATIENCE = 5.0  # seconds of any kind that a batch may take: stages that wait for a service get smaller ones
 _WINDOW, _LONGEST_WINDOW = 0.4, 5.0  # seconds over which throughput is measured, if enough batches end in them
+_FEWEST_BATCHES = 8
 _GAIN, _LOSS = 1.03, 0.985  # throughput that more of something must bring, and that less of it may cost
 _RESTS = (4, 64)  # windows between two trials of the same step: after the first failure, and at most
 _IDLE, _HINDERED = 0.5, 0.8  # share of its time that a worker waits for work; share of its work that is CPU time
@@ -62,6 +63,8 @@ class _Trial:
 class _Mark:
     at: float
     done: int
+    done_at: float
+    """Time at which the last of the batches was done: a rate from batch to batch does not depend on when one looks."""
     batches: int
     totals: RunTotals
 
@@ -78,10 +81,13 @@ class Tuner:
         self._need = 4.0
         self._done = self._batches = 0
         """Bytes and batches that are through the workers."""
+        self._done_at = clock()
         self.workers = config.worker_limit
         """Number of workers that take work now."""
         self._bytes = self._clamp(_USUAL_BYTES)
         self._trial: _Trial | None = None
+        self._rate: float | None = None
+        """Throughput of the window before, if it had the same setting."""
         self._resting: dict[Step, int] = {}
         self._failed: dict[Step, int] = {}
         self._looked: _Mark | None = None
@@ -126,10 +132,12 @@ class Tuner:
             self._need = max(need, 0.98 * self._need + 0.02 * need)
             self._done += raw
             self._batches += 1
+            self._done_at = self._clock()
 
     def look(self, totals: RunTotals) -> None:
         """Adapt the batch size and the worker count; called many times a second."""
-        now = _Mark(self._clock(), self._done, self._batches, totals)
+        with self._adding:
+            now = _Mark(self._clock(), self._done, self._done_at, self._batches, totals)
         if self._looked is None or self._window is None:
             self._looked = self._window = now
             return
@@ -151,21 +159,33 @@ class Tuner:
     def _try_steps(self, now: _Mark, before: _Mark) -> None:
         """At the end of a window, judge the step on trial and begin another."""
         elapsed, batches = now.at - before.at, now.batches - before.batches
-        if elapsed < _WINDOW or (batches < 2 * self.workers and elapsed < _LONGEST_WINDOW):
+        if elapsed < _WINDOW or (batches < max(_FEWEST_BATCHES, 2 * self.workers) and elapsed < _LONGEST_WINDOW):
             return
-        self._window = self._looked = now
+        self._window = now
+        if batches:
+            self._looked = now
         self._resting = {step: left - 1 for step, left in self._resting.items() if left > 1}
-        rate = (now.done - before.done) / elapsed
+        rate = (now.done - before.done) / max(now.done_at - before.done_at, 1e-9)
+        earlier, self._rate = self._rate, None
         if rate <= 0 or (self._trial is not None and not self._keeps(self._trial, rate)):
             return
         seconds, cpu = now.totals.seconds - before.totals.seconds, now.totals.cpu - before.totals.cpu
         idle = max(0.0, 1 - seconds / (elapsed * self.workers))
         batch_cpu = (now.totals.stage_cpu - before.totals.stage_cpu) / max(1, batches)
+        patient = (now.totals.stage_seconds - before.totals.stage_seconds) < max(1, batches) * _PATIENCE / 2.5
+        working = min(1 - idle, cpu / seconds if seconds else 1.0)
         for step in self._steps(now.totals, idle, batch_cpu, hindered=cpu < _HINDERED * seconds):
-            if step not in self._resting:
-                self._trial = _Trial(step, self.workers, self._bytes, rate)
-                self._take(step, idle)
-                return
+            if step in self._resting or (step == "larger batches" and not patient):
+                continue
+            if step in ("fewer workers", "smaller batches"):
+                if earlier is None:
+                    break
+                # The better of two windows: on a machine that is busy otherwise, chance must not take workers away.
+                rate = max(rate, earlier)
+            self._trial = _Trial(step, self.workers, self._bytes, rate)
+            self._take(step, working)
+            return
+        self._rate = rate
 
     def _keeps(self, trial: _Trial, rate: float) -> bool:
         """End a trial; False if its step is taken back."""
@@ -192,7 +212,8 @@ class Tuner:
             if self.workers < self._config.worker_limit and now.backlog and now.starving:
                 yield "more workers"
 
-    def _take(self, step: Step, idle: float) -> None:
+    def _take(self, step: Step, working: float) -> None:
+        """Change the setting; `working` is the share of their time in which the workers used a core."""
         if step == "smaller batches":
             self._bytes = self._clamp(self._bytes // 2)
         elif step == "larger batches":
@@ -200,8 +221,9 @@ class Tuner:
         elif step == "more workers":
             self.workers = min(self._config.worker_limit, self.workers + max(1, self.workers // 2))
         else:
-            busy = self.workers * (1 - idle) * 1.25 if idle > _IDLE else self.workers * 0.7
-            self.workers = max(1, min(self.workers - 1, round(busy)))
+            # As many as there is work for, but no more than three quarters fewer: they may wait for a service.
+            fewer = max(self.workers // 4, round(self.workers * working * 1.25))
+            self.workers = max(1, min(self.workers - 1, fewer))
 
     def _least(self) -> int:
         return min(_FEWEST_BYTES, max(1, self._limit() // 64))
