@@ -94,6 +94,7 @@ def main() -> None:
     threading.Thread(target=frames.fill, name="penstock-requests", daemon=True).start()
     with contextlib.suppress(BrokenPipeError):
         serve(frames, outward, [SharedBytes(int(descriptor)) for descriptor in sys.argv[1:]])
+    os._exit(0)  # at an orderly end Python would wait for the thread that reads
 
 
 if __name__ == "__main__":

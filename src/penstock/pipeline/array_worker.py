@@ -90,6 +90,7 @@ class ArrayWorker:
     def __init__(self, service: ArrayService, slots: int = 1) -> None:
         self._setup = _pickled(service)
         self._slots = [SharedBytes() for _ in range(slots)] if _CAN_SHARE else []
+        self._close_slots = weakref.finalize(self, _close_all, self._slots)
         self._child: subprocess.Popen[bytes] | None = None
         self._end: weakref.finalize[Any, Any] | None = None
         self._greeted = self._closed = False
@@ -165,8 +166,7 @@ class ArrayWorker:
         child, self._child = self._child, None
         if child is not None and self._end is not None:
             self._end()
-        for slot in self._slots:
-            slot.close()
+        self._close_slots()
 
     def _greet(self) -> None:
         kind, payload = self._read()
@@ -332,6 +332,11 @@ def raise_error(notes: Mapping[str, Any]) -> None:
         error = RemoteError(f"{notes['kind']}: {notes['message']}", notes["kind"])
     error.add_note("in a worker process:\n" + notes["traceback"])
     raise error
+
+
+def _close_all(slots: list[SharedBytes]) -> None:
+    for slot in slots:
+        slot.close()
 
 
 def _end_child(child: subprocess.Popen[bytes]) -> None:

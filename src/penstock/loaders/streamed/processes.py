@@ -77,7 +77,8 @@ class ProcessWindows:
 
     def __init__(self, spec: StreamSpec, budget: MemoryBudget, count: int) -> None:
         self._spec, self._budget = spec, budget
-        self._workers = ArrayWorkers(WindowService(spec), count)
+        # Each process has caches of its own, which share the budget.
+        self._workers = ArrayWorkers(WindowService(replace(spec, memory=max(1, spec.memory // count))), count)
         self._workers.start()
 
     @property

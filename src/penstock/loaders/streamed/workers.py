@@ -137,6 +137,7 @@ class GrowingSteps:
             return False
         self._local.close()
         self._moved = True
+        log.info("processes make the batches of the stream from step %d on", position.step)
         return True
 
     def _stay(self, error: Exception) -> None:

@@ -1,0 +1,140 @@
+"""Processes that answer with arrays: in order, in shared memory or through the pipe, and quiet at their end."""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import subprocess
+import sys
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+
+from penstock.errors import ConfigError, DataError
+from penstock.pipeline import array_worker
+from penstock.pipeline.array_server import Frames
+from penstock.pipeline.array_worker import (
+    REQUEST,
+    SUPERSEDING,
+    Answer,
+    ArrayWorker,
+    describe_error,
+    on_release,
+    raise_error,
+    table_of,
+    views_of,
+)
+from penstock.pipeline.processes import SETUP, RemoteError, write_frame
+
+
+class Doubled:
+    """Answers a number with that many numbers, once and twice each."""
+
+    def answer(self, request: bytes) -> Answer:
+        count = int(request)
+        if count < 0:
+            raise DataError("cannot be negative", file="numbers", row=count)
+        return Answer({"count": count}, {"once": np.arange(count), "twice": np.arange(count, dtype=np.int32) * 2})
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_answers_come_in_order_and_errors_in_their_place(shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(array_worker, "_CAN_SHARE", shared and array_worker._CAN_SHARE)
+    worker = ArrayWorker(Doubled(), slots=3)
+    try:
+        worker.send([(0, b"3"), (1, b"-1"), (2, b"100000")])
+        first = worker.receive()
+        with pytest.raises(DataError, match="numbers, row -1: cannot be negative") as caught:
+            worker.receive()
+        assert (caught.value.file, caught.value.row) == ("numbers", -1)
+        third = worker.receive()
+    finally:
+        worker.close()
+    for answer, count in ((first, 3), (third, 100_000)):  # the arrays outlive the worker
+        assert answer.notes == {"count": count}
+        assert np.array_equal(answer.arrays["once"], np.arange(count))
+        assert np.array_equal(answer.arrays["twice"], np.arange(count, dtype=np.int32) * 2)
+        assert answer.arrays["twice"].flags.writeable
+    with pytest.raises(RemoteError, match="stopped"):
+        worker.send([(0, b"1")])
+
+
+def test_requests_that_a_later_one_supersedes_are_useless(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    pipe = io.BytesIO()
+    for kind in (SETUP, REQUEST, SUPERSEDING, REQUEST):
+        write_frame(pipe, kind, bytes([kind]))
+    pipe.seek(0)
+    frames = Frames(pipe)
+    frames.fill()
+    assert ended == [0]
+    taken = [frames.take() for _ in range(4)]
+    assert [(kind, useless) for kind, _, useless in taken[1:]] == [
+        (REQUEST, True),
+        (SUPERSEDING, False),
+        (REQUEST, False),
+    ]
+
+
+def test_a_slot_is_free_when_its_last_view_has_gone() -> None:
+    arrays = {"one": np.arange(5), "two": np.arange(3.0)}
+    table, nbytes = table_of(arrays)
+    views: dict[str, Any] = views_of(np.frombuffer(bytearray(nbytes), np.uint8), table)
+    freed: list[int] = []
+    on_release(views, freed.append, 7)
+    part = views.pop("two")[1:].reshape(2, 1)
+    del views
+    gc.collect()
+    assert not freed
+    del part
+    assert freed == [7]
+
+
+def test_errors_of_other_packages_keep_their_name_and_message() -> None:
+    class OddError(Exception):
+        pass
+
+    with pytest.raises(RemoteError, match="OddError: too odd") as caught:
+        raise_error(describe_error(OddError("too odd"), "where it was"))
+    assert caught.value.kind == "OddError"
+    assert "where it was" in caught.value.__notes__[0]
+    with pytest.raises(KeyError):
+        raise_error(describe_error(KeyError("name"), ""))
+
+
+def test_a_service_that_cannot_be_loaded_is_an_error() -> None:
+    class Unloadable:
+        def __reduce__(self) -> Any:
+            return int, ("no number",)
+
+        def answer(self, request: bytes) -> Answer:
+            return Answer()
+
+    worker = ArrayWorker(Unloadable())
+    worker.send([(0, b"")])
+    with pytest.raises(ConfigError, match="could not load the functions: ValueError"):
+        worker.receive()
+    worker.close()
+
+
+def test_a_process_whose_reader_is_gone_ends_quietly() -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-m", "penstock.pipeline.array_server"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    assert child.stderr is not None
+    child.stdout.close()
+    write_frame(child.stdin, SETUP, cloudpickle.dumps(3))
+    write_frame(child.stdin, REQUEST, b"0000")
+    assert child.stderr.read() == b""
+    assert child.wait() == 0
+    child.stdin.close()
+    child.stderr.close()
