@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.arrays.ragged import offsets_of
 from penstock.batching.backends import get_backend
 from penstock.batching.batch import TrainingBatch
 from penstock.batching.collate import BatchLayout, CompactBatch, collate_compact, width
@@ -188,12 +189,11 @@ class PlanEngine:
             if len(group) == 1:
                 yield self._build(group[0])
                 continue
-            samples = Samples.concat([share.samples for share in group])
-            sources = np.concatenate([share.sources for share in group])
-            tokens_in_row = width(group[0].step.samples, self._layout)
-            whole = collate_compact(
-                _numbered(samples, group[0].first), sources, group[0].tables, self._layout, tokens_in_row
-            )
+            first, several = group[0], len(self._tables) > 1
+            sources = np.concatenate([share.sources for share in group]) if several else first.sources
+            tokens_in_row = width(first.step.samples, self._layout)
+            numbered = _numbered([share.samples for share in group], first.first)
+            whole = collate_compact(numbered, sources, first.tables, self._layout, tokens_in_row)
             for share, part in zip(group, whole.split(len(group))):
                 yield self._finish(share, part, share.samples.tokens)
 
@@ -210,7 +210,7 @@ class PlanEngine:
         step, samples = share.step, share.samples
         # A batch by tokens has a width of its own on each rank; others have the width of the global batch.
         tokens_in_row = width(samples if self._layout.split else step.samples, self._layout)
-        numbered = _numbered(samples, share.first)
+        numbered = _numbered([samples], share.first)
         compact = collate_compact(numbered, share.sources, share.tables, self._layout, tokens_in_row)
         return self._finish(share, compact, samples.tokens)
 
@@ -287,11 +287,15 @@ class PlanEngine:
         return nothing_to_deliver(samples, count or self.plan.global_batch)
 
 
-def _numbered(samples: Samples, first: int) -> Samples:
-    """Samples whose parts are numbered as in the tables of a share."""
-    parts = len(samples.rows)
-    rows, starts = np.arange(first, first + parts), np.zeros(parts, np.int64)
-    return Samples(samples.offsets, rows, starts, samples.lengths, samples.single)
+def _numbered(several: Sequence[Samples], first: int) -> Samples:
+    """Samples in order, whose parts are numbered as in the tables of the first share."""
+    single = all(samples.single for samples in several)
+    lengths = several[0].lengths if len(several) == 1 else np.concatenate([samples.lengths for samples in several])
+    if single:
+        offsets = np.arange(len(lengths) + 1)
+    else:
+        offsets = offsets_of(np.concatenate([np.diff(samples.offsets) for samples in several]))
+    return Samples(offsets, np.arange(first, first + len(lengths)), np.zeros(len(lengths), np.int64), lengths, single)
 
 
 def _common_layout(layouts: Sequence[BatchLayout]) -> BatchLayout:
