@@ -6,7 +6,7 @@ grid, so that they cannot disagree.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -218,7 +218,7 @@ class CompactBatch:
     Fields are made from it, never from each other: changing one changes no other.
     """
 
-    __slots__ = ("first_row", "grid", "ids", "items", "layout", "sent", "supervised", "whole")
+    __slots__ = ("_part_of", "first_row", "grid", "ids", "items", "layout", "sent", "supervised")
 
     def __init__(
         self,
@@ -228,8 +228,9 @@ class CompactBatch:
         layout: BatchLayout,
         items: int | None = None,
     ) -> None:
-        self.whole, self.first_row = self, 0
-        """Batches that were collated as one, and the place of this one in them: they cross to a device together."""
+        self._part_of: CompactBatch | None = None
+        self.first_row = 0
+        """Place of this batch in those that were collated as one."""
         self.sent: dict[Any, Any] = {}
         """Copies on devices."""
         self.ids, self.grid, self.layout = ids, grid, layout
@@ -237,6 +238,30 @@ class CompactBatch:
         """Supervised tokens; None: all but the first of each document."""
         self.items = items
         """Supervised tokens of the global batch, if they are not those of this one."""
+
+    @classmethod
+    def from_parts(cls, parts: Mapping[str, npt.NDArray[Any]], layout: BatchLayout) -> CompactBatch:
+        """Batch of the arrays of `parts`."""
+        ids = parts["ids"]
+        rows, tokens = ids.shape
+        if "at" in parts:
+            left = layout.side == "left" and not layout.padding_free
+            grid = Grid(rows, tokens, parts["at"], parts["lengths"], parts["row_of"], left=left)
+        else:
+            grid = _alike_grid(rows, tokens)
+        return cls(ids, parts.get("supervised"), grid, layout)
+
+    def parts(self) -> dict[str, npt.NDArray[Any]]:
+        """Arrays that describe the batch, together with its layout: for other processes."""
+        grid, found = self.grid, {"ids": self.ids}
+        if self.supervised is not None:
+            found["supervised"] = self.supervised
+        return found if grid.alike else found | {"at": grid.at, "lengths": grid.lengths, "row_of": grid.row_of}
+
+    @property
+    def whole(self) -> CompactBatch:
+        """Batches that were collated as one, which cross to a device together; this one if it was collated alone."""
+        return self if self._part_of is None else self._part_of
 
     @property
     def nbytes(self) -> int:
@@ -270,7 +295,7 @@ class CompactBatch:
             part = slice(number * rows, (number + 1) * rows)
             mask = None if self.supervised is None else self.supervised[part]
             batch = CompactBatch(self.ids[part], mask, grid, self.layout)
-            batch.whole, batch.first_row = self, number * rows
+            batch._part_of, batch.first_row = self, number * rows
             yield batch
 
     def _input_ids(self) -> npt.NDArray[Any]:

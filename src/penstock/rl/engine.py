@@ -386,7 +386,7 @@ class RolloutEngine:
         if (warning := step.minibatch.rollouts.group_warning) is not None and not self._logged_groups:
             self._logged_groups = True
             logger.warning("%s: %s", self.source.name, warning)
-        position, options = step.position, self.options
+        position = step.position
         metadata |= {
             "step": position.step,
             "epoch": position.epoch,
@@ -395,8 +395,7 @@ class RolloutEngine:
             "ppo_epoch": position.ppo_epoch,
             "minibatch": position.minibatch,
         }
-        batch = RolloutBatch.from_numpy(arrays, metadata, options.backend)
-        return batch.pin_memory() if options.pin_memory else batch
+        return RolloutBatch.from_numpy(arrays, metadata, self.options.backend)
 
     def _no_batches(self) -> Exception:
         rollouts = self._rollouts(RolloutPosition())

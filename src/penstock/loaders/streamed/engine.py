@@ -136,13 +136,4 @@ class StreamEngine:
         self.reader.close()
 
     def _batch(self, step: StreamStep) -> TrainingBatch:
-        options = self.options
-        form = self.reader.form
-        batch = TrainingBatch.of_collated(
-            step.arrays,
-            step.metadata,
-            get_backend(options.backend),
-            step.tokens,
-            packed=form.packed or form.padding_free,
-        )
-        return batch.pin_memory() if options.pin_memory else batch
+        return TrainingBatch.of_compact(step.compact, step.metadata, get_backend(self.options.backend), step.tokens)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.batching.backends.base import aligned_empty
+from penstock.batching.collate import CompactBatch
 from penstock.errors import StageError
 from penstock.loaders.streamed.messages import PackedCursors, counts_from, counts_to, window_from, window_to
 from penstock.loaders.streamed.sampled import SampledWindow, ThreadWindows, WindowInput, WindowMakers, reserve
@@ -163,13 +163,15 @@ class StepService:
     @staticmethod
     def _answer(made: MadeStep, used: int) -> Answer:
         arrays: dict[str, npt.NDArray[Any]] = {"cursors": PackedCursors.pack(made.following.cursors)}
-        notes: dict[str, Any] = {"arrays": {}, "metadata": {}}
-        for kind, prefix, values in (("metadata", _METADATA, made.metadata), ("arrays", "", made.arrays)):
-            for name, value in values.items():  # the names of all of them keep their order in the notes
-                array = isinstance(value, np.ndarray)
-                if array:
-                    arrays[prefix + name] = value
-                notes[kind][name] = None if array else value
+        if made.compact is not None:
+            arrays |= made.compact.parts()
+        metadata: dict[str, Any] = {}
+        for name, value in made.metadata.items():  # the names of all of them keep their order in the notes
+            array = isinstance(value, np.ndarray)
+            if array:
+                arrays[_METADATA + name] = value
+            metadata[name] = None if array else value
+        notes: dict[str, Any] = {"metadata": metadata}
         notes |= {
             "tokens": made.tokens,
             "has_data": made.has_data,
@@ -337,18 +339,18 @@ class ProcessSteps:
         metadata = notes["metadata"]
         for name in [name for name in found if name[0] == _METADATA]:
             metadata[name[1:]] = found.pop(name).copy()
-        arrays: dict[str, Any] = dict(found)
-        if not arrays:
+        parts: dict[str, Any] = dict(found)
+        if not parts:
             self._free.append(slot)
         elif len(self._free) + len(self._asked) + len(self._received) < _LEAST_IN_ROTATION:
-            arrays = {name: _aligned_copy(array) for name, array in arrays.items()}
+            parts = {name: array.copy() for name, array in parts.items()}
             self._free.append(slot)
         else:
             on_release(found, self._free.append, slot)
-        arrays = notes["arrays"] | arrays
+        compact = CompactBatch.from_parts(parts, self.spec.form) if parts else None
         counts = [counts_from(values) for values in notes["counts"]]
         self._position = following if notes["has_data"] or self.spec.rank.world_size > 1 else None
-        return MadeStep(arrays, metadata, notes["tokens"], notes["has_data"], following, counts)
+        return MadeStep(compact, metadata, notes["tokens"], notes["has_data"], following, counts)
 
     def _hold(self, nbytes: int) -> None:
         if nbytes != self._held:
@@ -371,9 +373,3 @@ class ProcessSteps:
                     offset=offset,
                 )
         return StageError(f"{reason}, in step {position.step}", stage=stage)
-
-
-def _aligned_copy(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    copy = aligned_empty(array.shape, array.dtype)
-    np.copyto(copy, array)
-    return copy

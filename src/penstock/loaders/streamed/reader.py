@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, Self
 import orjson
 import xxhash
 
-from penstock.batching.collate import BatchLayout
+from penstock.batching.collate import BatchLayout, CompactBatch
 from penstock.corpus.recipe import Recipe
 from penstock.distributed.ranks import Rank
 from penstock.distributed.synchronization import DirectoryRendezvous, EndOfEpoch, Rendezvous, find_rendezvous
@@ -50,13 +50,18 @@ _STATE = StateFormat("streams", "a loader with streaming=True")
 
 
 class StreamStep(NamedTuple):
-    """One step of this rank: the arrays of a batch, their origin, and the next position."""
+    """One step of this rank: a batch, its origin, and the next position."""
 
-    arrays: dict[str, Any]
+    compact: CompactBatch
     metadata: dict[str, Any]
     position: StreamPosition
     tokens: int
     """Tokens without padding."""
+
+    @property
+    def arrays(self) -> dict[str, Any]:
+        """Fields of the batch."""
+        return self.compact.arrays()
 
 
 class StreamReader:
@@ -143,7 +148,8 @@ class StreamReader:
         if not self._epoch_end.more(position.epoch, position.epoch_step, made.has_data):
             self._made_by.expect(self.next_epoch(position))
             return None
-        return StreamStep(made.arrays, made.metadata, made.following, made.tokens)
+        assert made.compact is not None
+        return StreamStep(made.compact, made.metadata, made.following, made.tokens)
 
     def next_epoch(self, position: StreamPosition) -> StreamPosition:
         """Beginning of the epoch after the one that ended at a position."""

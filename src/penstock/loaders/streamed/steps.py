@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from penstock.batching.collate import CompactBatch
 from penstock.loaders.streamed.sampled import SampledWindow, WindowMakers
 from penstock.loaders.streamed.spec import StreamSpec
 from penstock.loaders.streamed.stream import Stream, StreamLane, collate_samples
@@ -30,8 +31,8 @@ class StreamPosition:
 class MadeStep(NamedTuple):
     """One step of this rank."""
 
-    arrays: dict[str, Any]
-    """Empty at the end of an epoch of a single rank; several ranks get padding."""
+    compact: CompactBatch | None
+    """None at the end of an epoch of a single rank; several ranks get padding."""
     metadata: dict[str, Any]
     tokens: int
     """Tokens without padding."""
@@ -75,15 +76,15 @@ class StepMaker:
         taken = [sample for lane in spec.lanes for sample in self._own(lane, lane.read(step, streams))]
         cursors = {number: stream.cursor for number, stream in streams.items()}
         self._look_ahead(streams, step + 1)
-        arrays: dict[str, Any] = {}
+        compact = None
         metadata: dict[str, Any] = {"step": position.step, "epoch": epoch}
         tokens = 0
         if taken or spec.rank.world_size > 1:
-            arrays, found, tokens = collate_samples(taken, spec.catalog, spec.form, masked=spec.input.mask is not None)
+            compact, found, tokens = collate_samples(taken, spec.catalog, spec.form, masked=spec.input.mask is not None)
             metadata = found | metadata
         self._last_position = StreamPosition(epoch, position.step + 1, step + 1, cursors)
         counts, self._counts = self._counts, []
-        return MadeStep(arrays, metadata, tokens, bool(taken), self._last_position, counts)
+        return MadeStep(compact, metadata, tokens, bool(taken), self._last_position, counts)
 
     def expect(self, position: StreamPosition) -> None:
         """Nothing: windows are begun when a position is asked for."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.batching.collate import BatchLayout, collate, width
+from penstock.batching.collate import BatchLayout, CompactBatch, collate_compact, width
 from penstock.loaders.streamed.catalog import Catalog
 from penstock.loaders.streamed.rows import TokenRows
 from penstock.loaders.streamed.sampled import SampledWindow, WindowMakers
@@ -157,6 +157,8 @@ class MemoryTokens:
 
     def __init__(self, windows: Sequence[TokenRows], owners: Ints, begins: Ints, *, masked: bool) -> None:
         self._windows, self._owners, self._begins, self._masked = windows, owners, begins, masked
+        kinds = {window.ids.values.dtype for window in windows}
+        self.dtype = kinds.pop() if len(kinds) == 1 else np.dtype(np.int64)
 
     @property
     def masked(self) -> bool:
@@ -185,8 +187,8 @@ class MemoryTokens:
 
 def collate_samples(
     taken: Sequence[tuple[SampledWindow, int]], catalog: Catalog, form: BatchLayout, *, masked: bool
-) -> tuple[dict[str, Any], dict[str, Any], int]:
-    """Arrays of a batch, the origin of each of its parts, and its tokens without padding."""
+) -> tuple[CompactBatch, dict[str, Any], int]:
+    """A batch, the origin of each of its parts, and its tokens without padding."""
     runs = _runs(taken)
     parts = [window.samples.slice(low, high) for window, low, high in runs]
     samples = Samples.concat(parts)
@@ -199,8 +201,8 @@ def collate_samples(
     places = np.concatenate([none, *(window.places[part.rows] for window, part in zip(windows, parts))])
     # For the collator the rows are the numbers of the parts.
     numbered = Samples(samples.offsets, np.arange(len(owners)), np.zeros(len(owners), np.int64), samples.lengths)
-    arrays = collate(numbered, np.zeros(len(owners), np.int64), [tokens], form, width(numbered, form))
-    return arrays, _provenance(numbered, catalog, form, blocks, places), samples.tokens
+    compact = collate_compact(numbered, np.zeros(len(owners), np.int64), [tokens], form, width(numbered, form))
+    return compact, _provenance(numbered, catalog, form, blocks, places), samples.tokens
 
 
 def _runs(taken: Sequence[tuple[SampledWindow, int]]) -> list[tuple[SampledWindow, int, int]]:

@@ -21,6 +21,7 @@ __all__ = ["WorkerChoice", "choose_workers", "open_steps"]
 
 log = logging.getLogger(__name__)
 _MOST_PROCESSES = 4
+_MOST_THREADS = 2
 _FEW_CORES = 2
 _THREAD_SECONDS = 2.0
 """A stream that is read for longer than this is worth processes."""
@@ -33,7 +34,7 @@ class WorkerChoice:
     worker_type: Literal["thread", "process", "auto"]
     """"auto": threads first, then processes."""
     count: int | None
-    """None: a thread for each core, up to eight."""
+    """None: up to two threads; more would wait for each other's turn in the interpreter."""
     reason: str
 
     def __str__(self) -> str:
@@ -70,6 +71,7 @@ def open_steps(spec: StreamSpec, budget: MemoryBudget, choice: WorkerChoice) -> 
     if choice.worker_type == "process":
         return ProcessSteps(spec, budget, choice.count or 1)
     count = choice.count if choice.worker_type == "thread" else None
+    count = count or min(available_cores(), _MOST_THREADS)
     local = StepMaker(spec, ThreadWindows(spec.filler, budget, count), budget)
     if choice.worker_type == "thread":
         return local
