@@ -19,6 +19,7 @@ from penstock.errors import ConfigError, DataError
 Ints = npt.NDArray[np.int64]
 Policy = Literal["error", "drop", "left", "right", "split"]
 POLICIES: tuple[str, ...] = get_args(Policy)
+_MEANINGS = {"right": " (keep the beginning)", "left": " (keep the end)"}
 
 
 class TruncatedParts(NamedTuple):
@@ -39,6 +40,8 @@ class Truncation:
 
     policy: Policy = "error"
     max_length: int | None = None
+    choices: tuple[str, ...] = ("right", "left", "split", "drop")
+    """Policies that the user may choose instead of "error"."""
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
@@ -73,8 +76,8 @@ class Truncation:
             )
         row = int(rows[first := int(np.argmax(long))])
         raise DataError(
-            f"row {row} has {int(lengths[first])} tokens, more than max_length={limit}; pass a larger max_length, or "
-            "truncation='right' (keep the beginning) or 'left' (keep the end)",
+            f"row {row} has {int(lengths[first])} tokens, more than the limit of {limit}; raise the limit, or pass "
+            f"truncation={', '.join(repr(each) + _MEANINGS.get(each, '') for each in self.choices)}",
             row=row,
         )
 

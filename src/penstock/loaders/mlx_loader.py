@@ -331,7 +331,7 @@ def _layout(dataset: Any, config: MLXLoaderConfig) -> SampleLayout:
         integer=get_backend(config.backend).integer,
         pad_id=_pad_id(tokenizer) if config.pad_id is None else config.pad_id,
         multiple=config.pad_to_multiple_of or 1,
-        truncation=Truncation(config.truncation, config.max_length),
+        truncation=Truncation(config.truncation, config.max_length, ("right", "left")),
         to_max_length=config.padding == "max_length",
         objective=config.objective,
         corruption=corruption,
