@@ -177,7 +177,8 @@ def test_of_ranks_that_start_at_once_one_prepares_and_all_get_the_same_store(
         ranks = opened(folder)
         assert [rank["plans"] for rank in ranks] == [alone[1]] * attempt.world
         makers = [made for rank in ranks for made in rank["made"]]
-        assert sorted(makers) == [False] * (attempt.world - (number < 2)) + [True] * (number < 2)
+        # The first attempts find no store: one rank makes it. The others know it without opening the input.
+        assert sorted(makers) == ([False] * (attempt.world - 1) + [True] if number < 2 else [])
         assert len({rank["store"] for rank in ranks}) == 1
         stores = home / attempt.cache / "stores"
         assert [str(path) for path in stores.iterdir()] == [ranks[0]["store"]], "something was left beside the store"

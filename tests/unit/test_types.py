@@ -1121,8 +1121,3 @@ def test_a_column_of_python_values_refuses_what_pyarrow_would_lose_in_silence() 
     assert message(to_column, ["a", 1], None).startswith("row 1: 1 ")
     assert to_column([1, None, 2.0], whole).equals(pa.array([1, None, 2]))
     assert to_column([1, None, 0.5], None).equals(pa.array([1.0, None, 0.5]))
-
-
-def test_the_public_names_are_sorted_and_there() -> None:
-    assert types.__all__ == sorted(types.__all__)
-    assert all(hasattr(types, name) for name in types.__all__)

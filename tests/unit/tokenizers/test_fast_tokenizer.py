@@ -424,6 +424,7 @@ def test_many_rows_go_in_pieces_that_the_calling_thread_encodes(monkeypatch: pyt
     assert encoder.sizes == [90, 30, 250, 99, 1, 100, 5]
 
 
+@pytest.mark.filterwarnings("ignore:os.fork.. was called")  # by JAX, if another test has imported it
 def test_a_forked_process_encodes_without_the_threads_it_lost() -> None:
     if "fork" not in multiprocessing.get_all_start_methods():
         pytest.skip("this system cannot fork")
