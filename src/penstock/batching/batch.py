@@ -17,9 +17,6 @@ from penstock.batching.collate import CompactBatch
 from penstock.batching.fields import DeferredFields, HostFields
 from penstock.errors import ConfigError, SchemaError
 
-__all__ = ["TrainingBatch"]
-
-
 _TOKENWISE = ("input_ids", "attention_mask", "labels", "loss_mask", "position_ids", "document_ids")
 _ARRAYS = (*_TOKENWISE, "cu_seqlens")
 _NUMBERS = ("max_seqlen", "num_items_in_batch")

@@ -20,19 +20,6 @@ from penstock.batching.backends.base import aligned_empty
 from penstock.errors import ConfigError
 from penstock.order.samples import Samples
 
-__all__ = [
-    "FIELDS",
-    "IGNORE",
-    "BatchLayout",
-    "CompactBatch",
-    "RowTokens",
-    "Tokens",
-    "collate",
-    "collate_compact",
-    "width",
-]
-
-
 Ints = npt.NDArray[np.int64]
 IGNORE = -100
 """Label of a token without supervision."""

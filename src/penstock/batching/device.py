@@ -9,8 +9,6 @@ from penstock.batching.backends import get_backend
 from penstock.batching.batch import TrainingBatch
 from penstock.batching.options import Output
 
-__all__ = ["DeviceTransfer"]
-
 Position = TypeVar("Position")
 Batch = TypeVar("Batch", bound=TrainingBatch)
 

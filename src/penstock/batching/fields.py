@@ -7,8 +7,6 @@ from typing import Any, Protocol
 from penstock.batching.backends.base import Array, Backend, Device
 from penstock.batching.collate import CompactBatch
 
-__all__ = ["DeferredFields", "HostFields"]
-
 
 class DeferredFields(Protocol):
     """Fields that can be made, each as an array that nothing else refers to."""

@@ -29,9 +29,6 @@ from penstock.transforms.tokenization import Tokenizer, load_tokenizer
 if TYPE_CHECKING:
     from penstock.tokenizers.load import TokenizerSpec
 
-__all__ = ["Flags", "Ids", "MaskedLM", "WordBorders"]
-
-
 Ids: TypeAlias = npt.NDArray[Any]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 Splitter: TypeAlias = Callable[[str], Iterable[tuple[int, int]]]

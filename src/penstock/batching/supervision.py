@@ -13,8 +13,6 @@ from penstock.batching.collate import Tokens
 from penstock.order.samples import Samples
 from penstock.store.gather import TokenTable
 
-__all__ = ["Supervision", "supervised_tokens"]
-
 Ints = npt.NDArray[np.int64]
 _WORD = 64
 

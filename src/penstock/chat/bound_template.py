@@ -26,8 +26,6 @@ from penstock.errors import ConfigError, DataError
 from penstock.tokenizers.base import Tokenizer
 from penstock.tokenizers.load import LoadedTokenizer
 
-__all__ = ["ChatOptions", "SampleEnds", "bind_template", "check_vocabulary", "special_tokens_in_turns", "turn_ends_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class SampleEnds:

@@ -32,32 +32,6 @@ from penstock.errors import ConfigError, SchemaError
 from penstock.files.json_values import loads
 from penstock.store.preferences import label_column, rejected_column
 
-__all__ = [
-    "FORMATS",
-    "KEY",
-    "TEXT",
-    "FlaggedMessages",
-    "JsonDecoder",
-    "Row",
-    "answered",
-    "as_side",
-    "checked_format",
-    "conversations",
-    "detect_format",
-    "good_rows",
-    "is_json_text",
-    "json_columns",
-    "python_values",
-    "reader",
-    "refuse_flags",
-    "refuse_label_values",
-    "refuse_labels",
-    "shared_messages",
-    "sides_of",
-    "typed_json",
-]
-
-
 SYSTEM = ("system", "developer")
 WAITING = ("user", "tool")
 """Roles after which it is the assistant's turn."""

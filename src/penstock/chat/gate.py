@@ -27,8 +27,6 @@ from penstock.chat.rendered_batch import RenderedBatch
 from penstock.errors import ConfigError
 from penstock.tokenizers.base import Tokenizer
 
-__all__ = ["Checker", "Gate"]
-
 _MAX_TAILS = 4096
 _MAX_WHITE_SPACE = 64
 _WHITE_SPACE = np.isin(np.arange(256), list(b" \t\n\r"))

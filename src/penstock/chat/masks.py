@@ -32,20 +32,6 @@ from penstock.tokenizers.base import Encoded
 if TYPE_CHECKING:
     from penstock.chat.render import Renderer
 
-__all__ = [
-    "EVERYTHING",
-    "NO_PROMPT",
-    "Flags",
-    "Ints",
-    "SpanTokens",
-    "Spans",
-    "Turn",
-    "as_texts",
-    "common_length",
-    "shown",
-    "supervised_turns",
-]
-
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 

@@ -15,23 +15,6 @@ from penstock.chat.problems import (
 )
 from penstock.files.json_values import loads
 
-__all__ = [
-    "FLAGS",
-    "ROLES",
-    "SAID",
-    "SPEAKER",
-    "THOUGHTS",
-    "Conversation",
-    "Message",
-    "as_messages",
-    "as_tools",
-    "from_json",
-    "function_calls",
-    "role_of",
-    "thoughts_of",
-    "without_nulls",
-]
-
 Message = dict[str, Any]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")

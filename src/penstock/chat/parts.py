@@ -27,9 +27,6 @@ from penstock.chat.problems import (
 from penstock.chat.templates import END, START
 from penstock.files.json_values import FloatText, IntText
 
-__all__ = ["KINDS", "Chain", "ConversationParts", "Loss", "Part", "Place", "Placement", "parts_of", "place_parts"]
-
-
 KINDS = {
     # Kinds of parts, as `allow_lost` names them.
     "system": "system messages",

@@ -11,33 +11,6 @@ import pyarrow as pa
 
 from penstock.errors import DataError
 
-__all__ = [
-    "BosCountError",
-    "EmptyContentError",
-    "HeaderSupervisedError",
-    "MalformedChatError",
-    "NoAssistantTurnError",
-    "NothingSupervisedError",
-    "NullContentError",
-    "PartChangedError",
-    "PartLostError",
-    "PartMovedError",
-    "PartRepeatedError",
-    "PromptDiffersError",
-    "RenderError",
-    "RowProblem",
-    "SpansNotFoundError",
-    "SpecialTokenInContentError",
-    "TerminatorInsideError",
-    "TerminatorNotSupervisedError",
-    "ThoughtsLeftOutError",
-    "TooLongError",
-    "ToolCallsError",
-    "UnknownRoleError",
-    "Violation",
-    "alone",
-]
-
 
 class RowProblem(DataError):  # noqa: N818 - the root of many errors
     """A row of chat that cannot be used."""

@@ -23,8 +23,6 @@ from penstock.chat.messages import ROLES, Conversation
 from penstock.chat.problems import RowProblem
 from penstock.chat.render import Renderer, Rendering, foreign_text
 
-__all__ = ["RenderedBatch", "render_batch"]
-
 
 @dataclass(frozen=True, slots=True)
 class RenderedBatch:

@@ -24,8 +24,6 @@ from jinja2.visitor import NodeTransformer
 from penstock.chat.templates import END, START
 from penstock.files.json_values import dumps
 
-__all__ = ["Program", "Sandbox", "added", "allowance", "compiled", "joined", "sandboxed"]
-
 MAX_STEPS = 200_000
 """Iterations of loops and calls in one rendering."""
 MAX_CHARS = 1 << 26

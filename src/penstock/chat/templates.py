@@ -28,28 +28,6 @@ from penstock.files.json_values import dumps, loads
 if TYPE_CHECKING:
     from penstock.chat.sandbox import Program
 
-__all__ = [
-    "ANSWERED",
-    "ASKED",
-    "BUILT_IN",
-    "END",
-    "START",
-    "THOUGHT",
-    "ChatTemplate",
-    "Markers",
-    "TemplateSettings",
-    "TemplateSource",
-    "Traits",
-    "call_sample",
-    "clock",
-    "load_template",
-    "sample",
-    "specials",
-    "thought_sample",
-    "traits_of",
-    "unmarked",
-]
-
 Markers = tuple[str, str]
 """Text that opens a turn of the assistant, and text that ends it."""
 

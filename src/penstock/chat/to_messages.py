@@ -13,8 +13,6 @@ from penstock.chat.problems import alone
 from penstock.files.json_values import dumps
 from penstock.pipeline.stages import Transform
 
-__all__ = ["MESSAGES", "ToMessages"]
-
 MESSAGES = pa.list_(
     pa.struct(
         [

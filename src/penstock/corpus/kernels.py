@@ -26,8 +26,6 @@ import xxhash
 from penstock._optional import require
 from penstock.files.cache import default_cache_directory
 
-__all__ = ["PLAIN", "cache_directory", "kernel", "plain_function"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -28,8 +28,6 @@ from penstock.sinks import StoreSink
 from penstock.store import Manifest, Store, is_complete, open_store
 from penstock.store.manifest import is_store
 
-__all__ = ["Prepared", "losses_of", "prepare", "prepare_cached"]
-
 LOSSES_NAME = "losses.json"
 _log = logging.getLogger(__name__)
 _OWN = re.compile(r"\w+-(create|append|overwrite)|seen")

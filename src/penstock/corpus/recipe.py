@@ -35,8 +35,6 @@ from penstock.tokenizers.load import TokenizerSpec
 from penstock.transforms import Select
 from penstock.transforms.tokenization import Tokenize, Tokenizer, load_tokenizer
 
-__all__ = ["ChatRecipe", "DocumentRecipe", "OpenedRecipe", "Recipe", "Steps"]
-
 _DEDUPS: dict[str, type[ExactDedup] | type[MinHashDedup]] = {"exact": ExactDedup, "minhash": MinHashDedup}
 
 

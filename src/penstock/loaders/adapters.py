@@ -20,8 +20,6 @@ from penstock.order.plan import Plan
 if TYPE_CHECKING:
     from penstock.loaders.base import DataLoader
 
-__all__ = ["BatchKey", "EpochIterator", "EpochSampler", "RepeatLoader", "batch_of", "called_by_torch", "refuse"]
-
 _VERSION = 1
 
 

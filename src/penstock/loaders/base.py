@@ -22,8 +22,6 @@ from penstock.loaders.source import LoaderSource
 from penstock.order.plan import Plan
 from penstock.pipeline.prefetch import ReadAhead
 
-__all__ = ["DataLoader", "Engine"]
-
 _SLOW_SECONDS = 0.002
 """Batches that take longer than this are prefetched, unless `prefetch` is set."""
 _PREFETCH = 2

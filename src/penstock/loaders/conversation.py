@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from penstock.loaders.streamed.reader import StreamOptions
     from penstock.tokenizers.load import TokenizerSpec
 
-__all__ = ["ConversationDataLoader", "check_chat_options", "check_template"]
-
 
 class ConversationDataLoader(DataLoader, options=(Options,)):
     """Conversations in a chat template, at most `max_length` tokens each.

@@ -57,8 +57,6 @@ from penstock.store import open_store
 from penstock.store.manifest import is_store
 from penstock.types.conversion import Problems, convert
 
-__all__ = ["LOADERS", "LoaderConfig", "keys_of", "load_config"]
-
 LOADERS: dict[str, type[DataLoader]] = {
     "pretrain": PretrainDataLoader,
     "conversation": ConversationDataLoader,

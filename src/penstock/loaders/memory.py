@@ -28,8 +28,6 @@ from penstock.memory.budget import MemoryBudget, format_bytes
 from penstock.memory.cache import LRUCache
 from penstock.memory.pool import BufferPool, Ledger, size_class
 
-__all__ = ["MemoryConfig", "UnifiedMemoryManager"]
-
 _MIB = 1 << 20
 _numbers = itertools.count(1)
 

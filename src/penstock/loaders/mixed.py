@@ -24,8 +24,6 @@ from penstock.order.steps import STOPPING
 if TYPE_CHECKING:
     from penstock.tokenizers.load import TokenizerSpec
 
-__all__ = ["MixedDataLoader"]
-
 Weights = Mapping[str, float] | Sequence[float] | Schedule | None
 _STATE = StateFormat("mixed loaders", "a mixture of loaders")
 

@@ -35,8 +35,6 @@ from penstock.memory import MemoryBudget
 from penstock.order.plan import Plan, PlanSource
 from penstock.order.sample_orders import BucketOrder, Order, RowOrder
 
-__all__ = ["MLXDataLoader", "MLXLoaderConfig", "SampleDataLoader"]
-
 Ints = npt.NDArray[np.int64]
 _BATCHES_AT_ONCE = 64
 """Batches of columns that are collated together."""

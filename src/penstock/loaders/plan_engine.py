@@ -28,9 +28,6 @@ from penstock.order.states import from_state, to_state
 from penstock.order.steps import next_epoch
 from penstock.store.gather import Placed
 
-__all__ = ["PlanEngine", "Share"]
-
-
 _STEPS_AT_ONCE = 64
 _TOKENS_AT_ONCE = 1 << 19
 """Tokens of batches that are collated together; they share one array, which lives as long as any of them."""

@@ -22,8 +22,6 @@ from penstock.order.samples import Samples
 from penstock.order.statistics import StepChunk, passes_of, step_chunks
 from penstock.store.preferences import PairTable
 
-__all__ = ["EpochSummary", "PlanSummary", "SourceSummary", "summarize_plan"]
-
 Ints = npt.NDArray[np.int64]
 _ROWS_AT_ONCE = 1 << 18
 _PREFETCH = 2

@@ -21,8 +21,6 @@ from penstock.store.preferences import PairTable
 if TYPE_CHECKING:
     from penstock.tokenizers.load import TokenizerSpec
 
-__all__ = ["PreferenceDataLoader"]
-
 _ROWS_AT_ONCE = 1 << 20
 
 

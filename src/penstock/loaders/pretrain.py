@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from penstock.loaders.streamed.reader import StreamOptions
     from penstock.tokenizers.load import TokenizerSpec
 
-__all__ = ["PretrainDataLoader"]
-
 
 class PretrainDataLoader(DataLoader, options=(Options,)):
     """Documents end to end, cut into samples of `chunk_size` tokens.

@@ -17,8 +17,6 @@ from typing import Any, TypeVar
 from penstock.batching.batch import TrainingBatch
 from penstock.errors import ConfigError
 
-__all__ = ["Profile", "Stages"]
-
 Item = TypeVar("Item")
 Clock = Callable[[], float]
 _SHORT_WAIT = 0.05

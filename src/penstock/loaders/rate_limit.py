@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-__all__ = ["RateLimit"]
-
 
 class RateLimit:
     """Clock of a loop: delays samples that are faster than `target` a second, and measures the throughput.

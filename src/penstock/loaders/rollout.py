@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from penstock.rl.batch import RolloutBatch
     from penstock.tokenizers.load import TokenizerSpec
 
-__all__ = ["RolloutDataLoader"]
-
 
 class RolloutDataLoader(DataLoader, options=OPTION_KINDS, without=NOT_FOR_ROLLOUTS):
     """Batches of rollouts, with rewards and advantages in their metadata.

@@ -33,8 +33,6 @@ from penstock.types import to_rows
 if TYPE_CHECKING:
     from penstock.loaders.streaming import StreamingConfig
 
-__all__ = ["PipelineFeed", "SampleFeed", "SampleRun", "open_feed"]
-
 log = logging.getLogger("penstock.loaders.streaming")
 
 Position = tuple[Any, int]

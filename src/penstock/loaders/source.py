@@ -36,24 +36,6 @@ if TYPE_CHECKING:
     from penstock.corpus.recipe import Recipe
     from penstock.transforms.tokenization import Tokenizer
 
-__all__ = [
-    "Inputs",
-    "LoaderSource",
-    "Packing",
-    "Paths",
-    "Sampling",
-    "batch_layout",
-    "build_source",
-    "check_plain",
-    "check_preferences",
-    "check_stores",
-    "open_inputs",
-    "pad_id_of",
-    "stored_kind",
-    "stores_at",
-]
-
-
 Paths = PathLike | Iterable[PathLike] | Store
 
 

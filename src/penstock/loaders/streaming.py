@@ -23,8 +23,6 @@ from penstock.memory import MemoryBudget, format_bytes, suggest_limit
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.stages import State
 
-__all__ = ["StreamingConfig", "StreamingPipeline"]
-
 _STATE = StateFormat("stream of samples", "a StreamingPipeline")
 
 

@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-__all__ = ["LoaderTuner", "LoaderTuning", "Trial", "TunerSetting"]
-
 _FEWEST_BATCHES = 8
 _LEAST_SECONDS = 0.15
 _MOST_SECONDS = 1.5

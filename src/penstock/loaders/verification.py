@@ -19,8 +19,6 @@ from penstock.distributed.sharding import Contiguous
 from penstock.errors import ConfigError, ResumeError
 from penstock.loaders.base import DataLoader
 
-__all__ = ["ResumeReport", "ResumeRun", "verify_resume"]
-
 MakeLoader = Callable[..., DataLoader]
 Digests = dict[str, str]
 _MOST_STATE_BYTES = 4096

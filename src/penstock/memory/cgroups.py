@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["CGROUP", "PROC", "groups_v1", "groups_v2", "lines"]
-
 PROC = Path("/proc")
 CGROUP = Path("/sys/fs/cgroup")
 

@@ -42,8 +42,6 @@ from penstock.pipeline.processes import (
     write_frame,
 )
 
-__all__ = ["Answer", "ArrayService", "ArrayWorker", "ArrayWorkers", "WorkerDiedError", "describe_error", "raise_error"]
-
 Arrays = dict[str, npt.NDArray[Any]]
 Result = TypeVar("Result")
 REQUEST, SUPERSEDING = 16, 17

@@ -27,8 +27,6 @@ import pyarrow as pa
 from penstock.memory.budget import Reservation
 from penstock.pipeline.stages import Block, Origin, Rejected, State
 
-__all__ = ["Buffers", "Parcel"]
-
 _SHARE = 4  # each of the four buffers may hold a quarter of the budget
 _WAIT = 0.1  # waits are woken by notification; the slices are for `idle`
 

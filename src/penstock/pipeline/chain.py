@@ -13,18 +13,6 @@ from penstock.errors import SchemaError
 from penstock.pipeline.metrics import StageMetrics
 from penstock.pipeline.stages import Origin, Stateful, Transform
 
-__all__ = [
-    "BrokenStageError",
-    "Chain",
-    "Counting",
-    "Failure",
-    "Inferring",
-    "Ran",
-    "StepError",
-    "describe_difference",
-    "stage_name",
-]
-
 Counts = tuple[dict[str, int], dict[str, int]]
 """Rows left out, and rows changed but kept, each by reason."""
 

@@ -22,9 +22,6 @@ from penstock.pipeline.delivery import Delivery
 from penstock.pipeline.report import Report
 from penstock.pipeline.stages import Durable, Remembering, Sink, Source, State, Stateful, Transform
 
-__all__ = ["CHECKPOINT_NAME", "STATE", "Checkpoint", "check_state", "fingerprint", "load_checkpoint", "save_checkpoint"]
-
-
 STATE = StateFormat("pipeline", "a pipeline")
 _CHECKPOINT = StateFormat("checkpoint", "run(checkpoint=...)")
 CHECKPOINT_NAME = "checkpoint.json"

@@ -10,8 +10,6 @@ from penstock.errors import ConfigError
 from penstock.files.filesystems import require_local
 from penstock.pipeline.cores import available_cores
 
-__all__ = ["PipelineConfig"]
-
 OnError = Literal["raise", "skip", "quarantine"]
 
 

@@ -13,8 +13,6 @@ from penstock.pipeline.metrics import StageMetrics, bottleneck
 from penstock.pipeline.stages import Acknowledged, BlockSource, Finishing, Located, Source, State, Stateful, Transform
 from penstock.pipeline.tuner import RunTotals, Tuner
 
-__all__ = ["Context"]
-
 
 class Context:
     """The stages, the config, the budget and the figures of a run."""

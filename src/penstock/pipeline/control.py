@@ -14,9 +14,6 @@ from penstock.memory.pressure import MemoryPressureHandler
 from penstock.pipeline.context import Context
 from penstock.pipeline.workers import Workers
 
-__all__ = ["Control", "PeriodicThread"]
-
-
 _TICK = 0.05
 _PRESSURE_TICKS = 20
 

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from penstock.memory.cgroups import CGROUP, PROC, groups_v1, groups_v2, lines
 
-__all__ = ["available_cores", "single_thread_environment"]
-
 SINGLE_THREAD = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",

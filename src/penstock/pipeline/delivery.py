@@ -22,8 +22,6 @@ from penstock.pipeline.metrics import StageMetrics
 from penstock.pipeline.quarantine import BadRows
 from penstock.pipeline.stages import State
 
-__all__ = ["Delivery", "DeliveryPosition"]
-
 
 @dataclass(frozen=True, slots=True)
 class DeliveryPosition:

@@ -18,23 +18,6 @@ from penstock.pipeline.chain import BrokenStageError
 from penstock.pipeline.stages import Transform
 from penstock.types.columns import to_column
 
-__all__ = [
-    "FunctionStage",
-    "Kind",
-    "Map",
-    "RowSchema",
-    "arrow_schema",
-    "as_transform",
-    "evaluate",
-    "function_name",
-    "kind_of",
-    "parse_expression",
-    "project",
-    "rows_of",
-    "values_of",
-]
-
-
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,

@@ -10,8 +10,6 @@ from typing import Any
 
 from penstock.pipeline.stages import Origin
 
-__all__ = ["TOKENS", "StageMetrics", "bottleneck", "percentile", "tokens_in"]
-
 TOKENS = "tokens left out: "
 """Prefix of reasons that count tokens and not rows."""
 

@@ -26,8 +26,6 @@ from penstock.pipeline.report import Report
 from penstock.pipeline.runner import Runner, SinkThread
 from penstock.pipeline.stages import Finishing, Fitting, Sink, Source, State, Stateful, Transform, TwoPart
 
-__all__ = ["Pipeline"]
-
 log = logging.getLogger("penstock.pipeline")
 
 Progress = Callable[[dict[str, Any]], None]

@@ -15,9 +15,6 @@ from penstock.errors import StalledError
 from penstock.memory import MemoryBudget, Reservation
 from penstock.pipeline.cores import available_cores
 
-__all__ = ["Background", "ReadAhead", "WorkAhead", "map_ahead"]
-
-
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 _MOST_THREADS = 4

@@ -29,9 +29,6 @@ from penstock.pipeline.chain import BrokenStageError, Chain, Counting, Ran, Step
 from penstock.pipeline.cores import single_thread_environment
 from penstock.pipeline.stages import Origin, Transform
 
-__all__ = ["ProcessChain", "RemoteError", "SharedBytes", "batch_bytes", "read_frame", "write_frame"]
-
-
 _PAGE = 1 << 16
 _KEEP = 8 << 20
 """Bytes kept mapped after a larger batch has passed."""

@@ -16,8 +16,6 @@ from penstock.files.locks import FileLock
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.stages import Rejected, State
 
-__all__ = ["BadRows"]
-
 _RATIO_FROM_ROW = 1000
 
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from penstock.pipeline.pipeline import Pipeline
     from penstock.pipeline.runner import Runner
 
-__all__ = ["Report", "format_seconds"]
-
 
 @dataclass(frozen=True, slots=True)
 class Report:

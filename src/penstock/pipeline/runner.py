@@ -25,8 +25,6 @@ from penstock.pipeline.report import Report
 from penstock.pipeline.stages import Block, Origin, Publishing, Rejected, Sink, State
 from penstock.pipeline.workers import Workers
 
-__all__ = ["Runner", "SinkThread", "SourceThread"]
-
 
 class SourceThread:
     """Reads ahead as far as the budget and the buffers allow.

@@ -8,28 +8,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 
-__all__ = [
-    "Acknowledged",
-    "Block",
-    "BlockSource",
-    "DataProcessor",
-    "Decoded",
-    "Durable",
-    "Finishing",
-    "Fitting",
-    "Located",
-    "Origin",
-    "Publishing",
-    "Rejected",
-    "Remembering",
-    "Sink",
-    "Source",
-    "State",
-    "Stateful",
-    "Transform",
-    "TwoPart",
-]
-
 State = dict[str, Any]
 """Plain, JSON-able values from which a stage resumes."""
 

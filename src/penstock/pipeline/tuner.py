@@ -16,8 +16,6 @@ from typing import Literal
 
 from penstock.pipeline.config import PipelineConfig
 
-__all__ = ["RunTotals", "Tuner"]
-
 _FIRST_ROWS = 256
 _MOST_ROWS = 1 << 17
 _FEWEST_BYTES, _USUAL_BYTES, _MOST_BYTES = 32 << 10, 1 << 20, 8 << 20

@@ -15,8 +15,6 @@ from penstock.pipeline.metrics import StageMetrics
 from penstock.pipeline.processes import ProcessChain, RemoteError
 from penstock.pipeline.stages import Block, Decoded, Finishing, Rejected, State, Stateful
 
-__all__ = ["Workers"]
-
 
 class Workers:
     """Applies the transforms.

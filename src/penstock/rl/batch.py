@@ -19,8 +19,6 @@ from penstock.rl.collate import DERIVED, FILLS, RolloutLayout, TokenLayout, widt
 from penstock.rl.minibatches import micro_batches_of
 from penstock.rl.rollout import objects
 
-__all__ = ["RolloutBatch"]
-
 Ints = npt.NDArray[np.int64]
 _PER_TOKEN = ("input_ids", "attention_mask", "labels", "loss_mask", "position_ids")
 _ARRAYS = (*_PER_TOKEN, "document_ids", "cu_seqlens")

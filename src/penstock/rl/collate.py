@@ -23,18 +23,6 @@ from penstock.batching.collate import FIELDS, IGNORE
 from penstock.errors import ConfigError, DataError
 from penstock.rl.rollout import PER_TOKEN, RolloutTable
 
-__all__ = [
-    "DERIVED",
-    "FILLS",
-    "RolloutForm",
-    "RolloutLayout",
-    "TokenLayout",
-    "assemble",
-    "round_up",
-    "truncate",
-    "widths",
-]
-
 Ints = npt.NDArray[np.int64]
 IntOrInts = TypeVar("IntOrInts", int, Ints)
 

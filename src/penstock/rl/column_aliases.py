@@ -15,8 +15,6 @@ from penstock._suggest import did_you_mean
 from penstock.errors import ConfigError, SchemaError
 from penstock.rl.rollout import PER_TOKEN
 
-__all__ = ["DIALECTS", "OPENRLHF", "ColumnFields", "Dialect", "resolve_columns", "similar_names"]
-
 LISTED = (
     *("prompt_ids", "response_ids", "loss_mask", "prompt_mask", "completion_mask", "tool_mask", "attention_mask"),
     *("sequences", "action_mask", "tokens", *PER_TOKEN),

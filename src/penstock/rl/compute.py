@@ -21,18 +21,6 @@ from penstock.rl.advantages.estimators import ESTIMATORS, EstimatorEntry, Estima
 from penstock.rl.advantages.presets import PRESETS, Preset
 from penstock.rl.rollout import RolloutTable
 
-__all__ = [
-    "AdvantageColumns",
-    "AdvantageSpec",
-    "KLPenalty",
-    "OverlongPenalty",
-    "check_rewards",
-    "compute_advantages",
-    "denominators",
-    "row_sums",
-    "with_final_rewards",
-]
-
 logger = logging.getLogger(__name__)
 
 Floats = npt.NDArray[np.float64]

@@ -28,8 +28,6 @@ from penstock.rl.options import RolloutOptions
 from penstock.rl.selection import SelectionRules
 from penstock.rl.sources import Cursor, RolloutSource
 
-__all__ = ["RolloutEngine", "RolloutPosition", "RolloutState", "read_state"]
-
 logger = logging.getLogger(__name__)
 
 _STATE = StateFormat("rollouts", "a RolloutDataLoader")

@@ -28,8 +28,6 @@ from penstock.rl.sources import Appends
 if TYPE_CHECKING:
     from penstock.transforms.tokenization import Tokenizer
 
-__all__ = ["AppendReader", "LiveBuffer", "check_same_columns"]
-
 GroupPrompts = Literal["equal", "any"]
 
 

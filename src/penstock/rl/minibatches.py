@@ -34,8 +34,6 @@ from penstock.rl.selection import (
 )
 from penstock.rl.sources import SelectedRollouts
 
-__all__ = ["Minibatch", "RolloutMinibatches", "micro_batches_of"]
-
 Ints = npt.NDArray[np.int64]
 
 

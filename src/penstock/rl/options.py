@@ -20,17 +20,6 @@ from penstock.errors import ConfigError
 from penstock.rl.advantages.presets import Preset
 from penstock.rl.collate import RolloutForm
 
-__all__ = [
-    "NOT_FOR_ROLLOUTS",
-    "OPTION_KINDS",
-    "LengthLimits",
-    "RolloutBatching",
-    "RolloutOptions",
-    "RolloutSelection",
-    "Staleness",
-    "read_rollout_options",
-]
-
 OnStale: TypeAlias = Literal["drop", "keep", "flag"]
 MissingRewards: TypeAlias = Literal["error", "zero", "exclude", "drop"]
 AllMasked: TypeAlias = Literal["error", "drop", "keep"]

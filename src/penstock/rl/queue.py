@@ -30,8 +30,6 @@ from penstock.rl.sources import Appends
 if TYPE_CHECKING:
     from penstock.transforms.tokenization import Tokenizer
 
-__all__ = ["RolloutQueue"]
-
 _SPLIT = "rollouts"
 _COLUMNS = "columns.json"
 

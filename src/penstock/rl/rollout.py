@@ -15,19 +15,6 @@ from penstock.arrays.ragged import Ragged
 from penstock.errors import DataError, SchemaError
 from penstock.types import Field, Schema
 
-__all__ = [
-    "JSON_ROLE",
-    "PER_TOKEN",
-    "ROLLOUT_SCHEMA",
-    "Rollout",
-    "RolloutTable",
-    "from_json",
-    "from_record_batch",
-    "narrow_ids",
-    "objects",
-    "to_record_batch",
-]
-
 Ids = Sequence[int] | npt.NDArray[Any]
 Numbers = Sequence[float] | npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]

@@ -21,20 +21,6 @@ from penstock.rl.options import RolloutSelection, Staleness
 from penstock.rl.read.columns import RolloutProblems
 from penstock.rl.rollout import RolloutTable
 
-__all__ = [
-    "SelectionRules",
-    "check_group_prompts",
-    "check_single_members",
-    "check_unique_ids",
-    "describe_group_sizes",
-    "group_by_prompt",
-    "group_labels",
-    "is_unnamed",
-    "log_prompt_groups",
-    "staleness",
-    "supervised_counts",
-]
-
 logger = logging.getLogger(__name__)
 
 Ints = npt.NDArray[np.int64]

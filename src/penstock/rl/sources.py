@@ -24,16 +24,6 @@ from penstock.rl.options import RolloutBatching
 from penstock.rl.rollout import RolloutTable
 from penstock.rl.selection import SelectionRules, check_group_prompts, group_by_prompt, is_unnamed, log_prompt_groups
 
-__all__ = [
-    "Appends",
-    "LiveRollouts",
-    "RolloutSource",
-    "SelectedRollouts",
-    "TableRollouts",
-    "from_text",
-    "to_text",
-]
-
 logger = logging.getLogger(__name__)
 
 _MANY_APPENDS = 1024

@@ -19,23 +19,6 @@ from penstock.arrays.ragged import Ints, Ragged
 from penstock.arrays.text import pieces
 from penstock.errors import ConfigError
 
-__all__ = [
-    "Encoded",
-    "FastModel",
-    "Offsets",
-    "Reference",
-    "SpecialTokens",
-    "Tokenizer",
-    "VocabularyTable",
-    "as_token_table",
-    "check_largest_id",
-    "encode_segments",
-    "literal",
-    "narrowest",
-    "reference_ids",
-]
-
-
 MOST_UNUSED = 1 << 24
 """Unused ids that a vocabulary may have: tables by id have an entry for each."""
 

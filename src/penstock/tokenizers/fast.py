@@ -34,8 +34,6 @@ from penstock.tokenizers.verification import (
     is_long,
 )
 
-__all__ = ["FastPath", "Refused"]
-
 log = logging.getLogger("penstock.transforms.tokenization")
 
 _forked = False

@@ -36,9 +36,6 @@ from penstock.tokenizers.verification import BYTE_PAIRS
 if TYPE_CHECKING:
     import tokenizers
 
-__all__ = ["DeferredReference", "HuggingFaceReference", "as_named", "deferred"]
-
-
 log = logging.getLogger("penstock.transforms.tokenization")
 
 # Well-known names, used when there is no configuration that names these tokens.

@@ -40,9 +40,6 @@ from penstock.tokenizers.sentencepiece import SentencePieceReference
 from penstock.tokenizers.simple import ByteTokenizer, CharTokenizer
 from penstock.tokenizers.tiktoken import SCHEMES, TiktokenReference, named_encoding
 
-__all__ = ["LoadedTokenizer", "TokenizerSpec", "load_tokenizer"]
-
-
 FAST_BYTES = 4 << 20
 
 Made = TypeVar("Made")

@@ -22,20 +22,6 @@ from penstock.tokenizers.base import (
     literal,
 )
 
-__all__ = [
-    "BYTE",
-    "CONTROL",
-    "NORMAL",
-    "UNKNOWN",
-    "UNUSED",
-    "USER_DEFINED",
-    "ModelFacts",
-    "SentencePieceReference",
-    "model_facts",
-    "trap_pattern",
-]
-
-
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 
 

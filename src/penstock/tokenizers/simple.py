@@ -20,8 +20,6 @@ from penstock.errors import ConfigError, DataError
 from penstock.files.filesystems import require_local
 from penstock.tokenizers.base import Encoded, SpecialTokens, narrowest
 
-__all__ = ["ByteTokenizer", "CharTokenizer"]
-
 SPECIAL = ("<bos>", "<eos>", "<pad>")
 ROLES = {"<bos>": "bos", "<eos>": "eos", "<pad>": "pad", "<unk>": "unk"}
 

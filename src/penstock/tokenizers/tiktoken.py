@@ -24,8 +24,6 @@ from penstock.tokenizers.base import (
 )
 from penstock.tokenizers.verification import BYTE_PAIRS
 
-__all__ = ["TiktokenReference", "named_encoding"]
-
 # Patterns of the published encodings, by the name of the scheme in gigatoken.
 SCHEMES = {
     "gpt2": (

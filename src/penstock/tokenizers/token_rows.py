@@ -13,8 +13,6 @@ from penstock.arrays.ragged import Flags, Ints, Ragged, offsets_of
 from penstock.arrays.truncation import Policy, Truncation
 from penstock.errors import ConfigError, DataError
 
-__all__ = ["TokenTruncation", "TruncatedTokens", "token_slices"]
-
 Positions: TypeAlias = npt.NDArray[np.int64]
 
 

@@ -31,19 +31,6 @@ from penstock.arrays.text import Utf8, flags, utf8
 from penstock.files.cache import DiskCache, default_cache_directory
 from penstock.tokenizers.base import FastModel, Reference
 
-__all__ = [
-    "BYTE_PAIRS",
-    "VERSION",
-    "CharacterComparison",
-    "Characters",
-    "Contexts",
-    "ascii_pairs",
-    "compared_rows",
-    "first_difference",
-    "is_long",
-]
-
-
 VERSION = 1
 """Goes up when the texts change: characters are then compared again."""
 

@@ -24,16 +24,6 @@ from penstock.batching.backends.base import Array
 from penstock.batching.backends.lookup import backend_of
 from penstock.errors import ConfigError
 
-__all__ = [
-    "AS_IT_IS",
-    "Isolation",
-    "PackedBatch",
-    "block_diagonal_mask",
-    "load_causal_model",
-    "packed_rows",
-    "probe_isolation",
-]
-
 
 def block_diagonal_mask(
     document_ids: Array, causal: bool = True, *, padding: int | None = 0, dtype: str = "bool"

@@ -28,20 +28,6 @@ if TYPE_CHECKING:
     from penstock.batching.collate import CompactBatch
     from penstock.batching.fields import DeferredFields
 
-__all__ = [
-    "ALIGNMENT",
-    "NUMERIC_KINDS",
-    "Array",
-    "Backend",
-    "BaseBackend",
-    "Device",
-    "PendingCopy",
-    "aligned_empty",
-    "batch_dtype",
-    "dtype_name",
-    "exactly",
-]
-
 # Arrays and devices of a framework: their types cannot be named without importing it.
 Array = Any
 Device = Any

@@ -12,8 +12,6 @@ from penstock.batching.backends.base import BaseBackend, Device, exactly
 from penstock.batching.backends.operations import FunctionalOperations
 from penstock.errors import ConfigError
 
-__all__ = ["JaxBackend", "JaxOperations", "make"]
-
 
 class JaxBackend(BaseBackend):
     """JAX: `device` is a `jax.Device`, a sharding, or a name such as "cpu", "gpu" or "tpu:1".

@@ -14,8 +14,6 @@ from penstock._suggest import did_you_mean
 from penstock.batching.backends.base import Backend
 from penstock.errors import ConfigError
 
-__all__ = ["BACKENDS", "backend_name", "backend_of", "evaluate", "framework_of", "get_backend", "is_array"]
-
 
 class RegisteredBackend(NamedTuple):
     """Facts of a backend that are known without importing its framework."""

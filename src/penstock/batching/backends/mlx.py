@@ -15,8 +15,6 @@ from penstock.batching.backends.base import BaseBackend, Device, dtype_name, exa
 from penstock.batching.backends.operations import FunctionalOperations
 from penstock.errors import ConfigError
 
-__all__ = ["MlxBackend", "MlxOperations", "MlxPool", "make"]
-
 _TAKEN = frozenset({np.dtype(np.int32), np.dtype(np.float32)})
 
 

@@ -12,8 +12,6 @@ from penstock.batching.backends.base import NUMERIC_KINDS, Array, BaseBackend, D
 from penstock.batching.backends.operations import CACHED, ArrayOperations
 from penstock.errors import ConfigError
 
-__all__ = ["NumpyBackend", "NumpyOperations", "make"]
-
 
 class NumpyBackend(BaseBackend):
     """NumPy: arrays in main memory."""

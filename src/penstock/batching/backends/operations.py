@@ -24,8 +24,6 @@ from penstock.batching.backends.base import Array, Backend
 from penstock.batching.backends.lookup import backend_name, get_backend
 from penstock.errors import ConfigError
 
-__all__ = ["ArrayOperations", "FunctionalOperations", "operations_of"]
-
 BlockFunction: TypeAlias = Callable[..., tuple[Array, ...]]
 
 CACHED = 1 << 16

@@ -26,8 +26,6 @@ from penstock.batching.backends.torch_device import (
 if TYPE_CHECKING:
     from penstock.batching.collate import CompactBatch
 
-__all__ = ["TorchBackend", "TorchOperations", "make"]
-
 
 class TorchBackend(BaseBackend):
     """torch: tensors that share the memory of arrays; `device` is anything `torch.Tensor.to` takes."""

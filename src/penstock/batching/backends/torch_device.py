@@ -21,8 +21,6 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     from penstock.batching.collate import CompactBatch
 
-__all__ = ["PinnedMemory", "SentBatches", "StreamCopy", "TorchDeviceFields", "resolve_device", "stream_module"]
-
 _NO_STREAMS = frozenset({"cpu", "meta"})
 _IGNORE = -100
 

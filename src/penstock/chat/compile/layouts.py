@@ -21,25 +21,6 @@ from penstock.chat.formats import is_json_text
 from penstock.chat.masks import NO_PROMPT, Ints, Spans, as_texts
 from penstock.chat.messages import FLAGS, ROLES, SAID, SPEAKER, Conversation, role_of
 
-__all__ = [
-    "FLAGGED",
-    "FLAG_CODES",
-    "QUESTIONS",
-    "SAYS",
-    "Flat",
-    "Hole",
-    "Layout",
-    "Place",
-    "Strip",
-    "Text",
-    "filled",
-    "flat_conversations",
-    "flat_messages",
-    "says",
-    "stripped",
-]
-
-
 Strip = tuple[str, str | None]
 """Side, "left" or "right", and characters; None for white space."""
 Place = tuple[int, int]

@@ -23,9 +23,6 @@ from penstock.chat.templates import END, START, unmarked
 if TYPE_CHECKING:
     from penstock.chat.compile.tracer import Tracer
 
-__all__ = ["MAX_PARTS", "Layouts", "LeakError", "Symbol", "SymbolWatch", "reject"]
-
-
 MAX_PARTS = 4096
 
 

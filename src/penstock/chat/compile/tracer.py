@@ -22,8 +22,6 @@ from penstock.chat.compile.layouts import Hole
 from penstock.chat.compile.prover import MAX_PARTS, LeakError, Symbol, reject
 from penstock.chat.sandbox import Sandbox, added, allowance, joined, sandboxed
 
-__all__ = ["Tracer", "tracer"]
-
 UNTRACED = (
     nodes.CallBlock,
     nodes.FilterBlock,

@@ -16,8 +16,6 @@ from penstock.arrays.hashes import Words
 from penstock.corpus.dedup.minhash import frozen
 from penstock.corpus.kernels import PLAIN, kernel
 
-__all__ = ["Flags", "KeyTable", "sort_keys"]
-
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 _FEWEST_SLOTS = 1 << 10

@@ -27,8 +27,6 @@ from penstock.corpus.kernels import PLAIN, kernel
 from penstock.errors import ConfigError
 from penstock.transforms.text import Integers
 
-__all__ = ["MinHash", "characters", "frozen"]
-
 A = TypeVar("A", bound=np.ndarray[Any, Any])
 Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 Numbers: TypeAlias = np.ndarray[Any, np.dtype[np.uint32]]

@@ -22,9 +22,6 @@ from penstock.files.states import StateFormat
 from penstock.pipeline.chain import BrokenStageError
 from penstock.pipeline.stages import State
 
-__all__ = ["DEFAULT_BYTES", "KeyRuns", "SeenKeys"]
-
-
 _BLOCK = 256  # keys between two entries of a run's index; a probe reads this many
 _READ = 256  # blocks that are read before the keys are looked for in them
 _ASK = 1 << 14  # keys that are looked for at a time

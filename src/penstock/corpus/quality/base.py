@@ -15,8 +15,6 @@ from penstock.transforms.columns import as_names, brief, column, keep_rows
 from penstock.transforms.counts import CountingTransform
 from penstock.transforms.text import as_text
 
-__all__ = ["Codes", "Limits", "TextFilter", "as_limit", "as_limits", "grams"]
-
 Codes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 Limits: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 

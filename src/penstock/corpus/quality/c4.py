@@ -28,8 +28,6 @@ from penstock.transforms.columns import column, like, replace
 from penstock.transforms.counts import Counts
 from penstock.transforms.text import as_text
 
-__all__ = ["C4Quality", "c4_lines"]
-
 PHRASES = (
     "lorem ipsum",
     "javascript",

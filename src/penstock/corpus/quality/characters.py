@@ -11,37 +11,6 @@ import numpy as np
 
 from penstock.corpus.kernels import kernel
 
-__all__ = [
-    "COMBINING",
-    "CURRENCY",
-    "CURRENCY_SIGNS",
-    "DIGIT",
-    "ICON",
-    "LETTER",
-    "LINE_BREAK",
-    "LOWER",
-    "MARK",
-    "NUMERAL",
-    "PUNCTUATION",
-    "QUOTE",
-    "SENTENCE_END",
-    "SPACE",
-    "SYMBOL",
-    "TERMINAL",
-    "UPPER",
-    "Array",
-    "code_at",
-    "code_before",
-    "count_characters",
-    "grown",
-    "is_digit",
-    "kinds",
-    "line_stop",
-    "same",
-    "skip_spaces",
-    "skip_spaces_back",
-]
-
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Kinds: TypeAlias = np.ndarray[Any, np.dtype[np.uint16]]
 

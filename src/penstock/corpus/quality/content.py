@@ -17,8 +17,6 @@ from penstock.corpus.quality.words import as_words, word_spans
 from penstock.transforms.columns import brief, column, like, replace
 from penstock.transforms.text import as_text, row_sums, word_bytes, word_starts
 
-__all__ = ["SCRIPTS", "LanguageCharacters", "LengthFilter", "RegexFilter", "WordListFilter", "code_points"]
-
 Integers: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 SCRIPTS = {

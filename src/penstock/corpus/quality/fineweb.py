@@ -13,8 +13,6 @@ from penstock.corpus.quality.characters import TERMINAL, Array, code_before, cou
 from penstock.corpus.quality.gopher import is_new, table_size
 from penstock.corpus.quality.words import as_bytes, as_words, word_spans
 
-__all__ = ["FineWebQuality", "fineweb_quality"]
-
 
 class FineWebQuality(TextFilter):
     """FineWeb's rules on lines (Penedo et al. 2024): unfinished, short or repeated ones, and too many of them."""

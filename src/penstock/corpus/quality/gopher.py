@@ -25,8 +25,6 @@ from penstock.corpus.quality.characters import (
 )
 from penstock.corpus.quality.words import as_bytes, as_words, packed, word_spans
 
-__all__ = ["GopherQuality", "GopherRepetition", "gopher_quality", "gopher_repetition", "is_new", "table_size"]
-
 STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
 
 

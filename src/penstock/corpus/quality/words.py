@@ -42,18 +42,6 @@ from penstock.corpus.quality.characters import (
     skip_spaces,
 )
 
-__all__ = [
-    "WordRule",
-    "as_bytes",
-    "as_words",
-    "count_sentences",
-    "exception_table",
-    "exceptions",
-    "packed",
-    "split_rows",
-    "word_spans",
-]
-
 WordRule: TypeAlias = Literal["english", "whitespace"]
 
 UNITS = (

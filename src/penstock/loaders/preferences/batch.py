@@ -10,8 +10,6 @@ from penstock.batching.backends.base import Array, Device
 from penstock.batching.batch import TrainingBatch
 from penstock.errors import ConfigError
 
-__all__ = ["EXTRA", "PreferenceBatch"]
-
 _KL = ("KL_input_ids", "KL_attention_mask", "KL_completion_mask")
 EXTRA = ("completion_mask", "label", *_KL)
 """Fields besides those of every batch."""

@@ -23,8 +23,6 @@ from penstock.order.samples import Samples
 from penstock.store.gather import Placed, TokenTable
 from penstock.store.preferences import PairTable, read_column
 
-__all__ = ["PreferenceEngine"]
-
 Ints = npt.NDArray[np.int64]
 
 

@@ -32,9 +32,6 @@ from penstock.loaders.samples.layout import (
 from penstock.loaders.samples.schema import IGNORE
 from penstock.order.plan import Step
 
-__all__ = ["LabelCounts", "MicroBatch", "SampleCollator"]
-
-
 Ints = npt.NDArray[np.int64]
 
 

@@ -27,21 +27,6 @@ from penstock.loaders.samples.schema import (
 )
 from penstock.memory.views import LONGEST_STRETCH, memory_as, place_of, stretches_of
 
-__all__ = [
-    "EXAMINED_ROWS",
-    "ArrowCells",
-    "ListCells",
-    "MemoryRows",
-    "SampleColumns",
-    "columns_of_samples",
-    "columns_of_table",
-    "join_ints",
-    "mask_of",
-    "numbers_of",
-    "some_of",
-]
-
-
 Ints = npt.NDArray[np.int64]
 _STEPS: dict[str, tuple[int, npt.NDArray[Any], dict[int, npt.NDArray[Any]]]] = {}
 """By dtype: a run of ones followed by zeros, and its sliding windows by width."""

@@ -25,18 +25,6 @@ from penstock.pipeline.prefetch import map_ahead
 from penstock.store import Store, open_store
 from penstock.store.manifest import is_store, refuse_remote_store
 
-__all__ = [
-    "ColumnarDataset",
-    "FetchedDataset",
-    "ListDataset",
-    "SampleDataset",
-    "as_sample_dataset",
-    "length_of",
-    "name_of",
-    "own_arrays",
-]
-
-
 logger = logging.getLogger(__name__)
 
 Ints = npt.NDArray[np.int64]

@@ -28,9 +28,6 @@ from penstock.order.states import STATE, from_state, to_state
 from penstock.order.steps import next_epoch
 from penstock.pipeline.prefetch import WorkAhead
 
-__all__ = ["BatchProducer", "ReadyBatch", "SampleEngine", "SamplePosition"]
-
-
 _QUICK_SECONDS = 0.002
 """Batches of fetched samples are made several at a time as long as that takes no longer."""
 ReadyBatch = tuple[TrainingBatch, Any]

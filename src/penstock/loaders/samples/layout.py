@@ -17,18 +17,6 @@ from penstock.errors import DataError
 from penstock.loaders.samples.columns import MemoryRows, SampleColumns, mask_of
 from penstock.loaders.samples.schema import FILLS, IGNORE, Objective, keeps_type
 
-__all__ = [
-    "Corruption",
-    "PickedRows",
-    "SampleBatch",
-    "SampleLayout",
-    "assemble",
-    "blank",
-    "converter_of",
-    "count_labels",
-]
-
-
 Ints = npt.NDArray[np.int64]
 Arrays = dict[str, npt.NDArray[Any]]
 

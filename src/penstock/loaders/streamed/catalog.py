@@ -21,9 +21,6 @@ from penstock.sources import StoreSource, open_source
 from penstock.sources.record_source import RecordSource
 from penstock.sources.splits import InputSplit, input_files, split_input
 
-__all__ = ["Catalog", "OpenedInput", "open_input_rows"]
-
-
 Ints = npt.NDArray[np.int64]
 _LEAST_BYTES, _MOST_BYTES = 1 << 10, 1 << 19
 _BLOCKS_PER_STREAM, _LEAST_BLOCKS_PER_STREAM = 32, 4

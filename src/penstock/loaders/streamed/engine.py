@@ -16,8 +16,6 @@ from penstock.store import Store
 if TYPE_CHECKING:
     from penstock.corpus.recipe import Recipe
 
-__all__ = ["StreamEngine"]
-
 _ONE_BY_ONE = (
     "a stream has no random access; prepare the data (streaming=False) to get batches by number, or to use worker "
     "processes of torch"

@@ -19,8 +19,6 @@ from penstock.order.samples import Samples
 from penstock.pipeline.array_worker import Answer
 from penstock.pipeline.stages import Rejected
 
-__all__ = ["PackedCursors", "counts_from", "counts_to", "window_from", "window_to"]
-
 
 class PackedCursors(Mapping[int, StreamCursor]):
     """Cursors of streams by number, unpacked when they are looked at: most positions are never saved."""

@@ -37,8 +37,6 @@ from penstock.pipeline.array_worker import (
     on_release,
 )
 
-__all__ = ["ProcessSteps", "ProcessWindows", "StepService", "WindowService"]
-
 log = logging.getLogger(__name__)
 _SLOTS = 10
 _METADATA = "@"

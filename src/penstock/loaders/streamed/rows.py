@@ -16,8 +16,6 @@ from penstock.loaders.source import Sampling
 from penstock.order.sample_orders import BudgetOrder, ChopOrder, FittedOrder, Order, PackedOrder, RowOrder
 from penstock.order.samples import Samples
 
-__all__ = ["TokenRows", "WindowSampling"]
-
 Ints = npt.NDArray[np.int64]
 
 

@@ -23,8 +23,6 @@ from penstock.order.samples import Samples
 from penstock.pipeline.metrics import TOKENS
 from penstock.pipeline.prefetch import Background
 
-__all__ = ["SampledWindow", "ThreadWindows", "WindowFiller", "WindowInput", "WindowMakers", "reserve"]
-
 _MAKING = 3
 """Memory of a window while it is made, in sizes of its input: bytes, text and tokens."""
 

@@ -20,8 +20,6 @@ from penstock.loaders.streamed.windows import BlockSequence, WindowBuilder, Wind
 from penstock.memory.budget import parse_bytes
 from penstock.pipeline.stages import Fitting
 
-__all__ = ["StreamOptions", "StreamSpec"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class StreamOptions:

@@ -13,8 +13,6 @@ from penstock.loaders.streamed.stream import Stream, StreamLane, collate_samples
 from penstock.loaders.streamed.windows import StreamCursor, WindowCounts
 from penstock.memory import MemoryBudget
 
-__all__ = ["MadeStep", "StepMaker", "StreamPosition", "StreamSteps"]
-
 
 @dataclass(frozen=True, slots=True)
 class StreamPosition:

@@ -17,8 +17,6 @@ from penstock.loaders.streamed.sampled import SampledWindow, WindowMakers
 from penstock.loaders.streamed.windows import BlockSequence, OpenSplit, StreamCursor, WindowCounts
 from penstock.order.samples import Samples
 
-__all__ = ["Stream", "StreamLane", "collate_samples"]
-
 Ints = npt.NDArray[np.int64]
 
 

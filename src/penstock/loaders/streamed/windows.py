@@ -26,18 +26,6 @@ from penstock.pipeline.quarantine import BadRows
 from penstock.pipeline.stages import Finishing, Rejected, Stateful, Transform, TwoPart
 from penstock.sources.splits import SplitReader, SplitRows, open_split
 
-__all__ = [
-    "BlockSequence",
-    "OpenSplit",
-    "RowWindow",
-    "StreamCounts",
-    "StreamCursor",
-    "WindowBuilder",
-    "WindowCounts",
-    "WindowLimits",
-    "WindowStart",
-]
-
 _FIRST_SHARE = 64
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-_"
 _VALUES = {digit: value for value, digit in enumerate(_DIGITS)}

@@ -17,8 +17,6 @@ from penstock.loaders.streamed.steps import MadeStep, StepMaker, StreamPosition,
 from penstock.memory import MemoryBudget
 from penstock.pipeline.cores import available_cores
 
-__all__ = ["WorkerChoice", "choose_workers", "open_steps"]
-
 log = logging.getLogger(__name__)
 _MOST_PROCESSES = 4
 _MOST_THREADS = 2

@@ -42,29 +42,6 @@ from penstock.rl.advantages.statistics import (
     whitened,
 )
 
-__all__ = [
-    "ESTIMATORS",
-    "EstimatorEntry",
-    "EstimatorFunction",
-    "TokenInputs",
-    "dr_grpo",
-    "dynamic_sampling",
-    "estimator",
-    "gae",
-    "gae_ragged",
-    "gpg",
-    "grpo",
-    "opo",
-    "pass_at_k",
-    "reinforce_plus_plus",
-    "reinforce_plus_plus_baseline",
-    "remax",
-    "reward_to_go",
-    "rloo",
-    "token_rewards",
-    "zero_variance_groups",
-]
-
 EstimatorFunction: TypeAlias = Callable[..., Any]
 F = TypeVar("F", bound=EstimatorFunction)
 Need: TypeAlias = Literal["groups", "lengths", "mask", "kl", "values", "baselines", "gamma", "lam"]

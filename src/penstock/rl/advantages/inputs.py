@@ -16,20 +16,6 @@ from penstock.batching.backends.operations import ArrayOperations, operations_of
 from penstock.errors import ConfigError, DataError
 from penstock.rl.advantages.presets import Empty, Nan
 
-__all__ = [
-    "blank_rows",
-    "finite",
-    "more",
-    "on_tokens",
-    "per_row",
-    "per_token",
-    "row_bounds",
-    "rows_of",
-    "token_mask",
-    "token_shape",
-    "unit",
-]
-
 
 def per_row(arrays: ArrayOperations, values: Any, name: str, *, rows: int | None = None) -> Array:
     """Numbers, one a row."""

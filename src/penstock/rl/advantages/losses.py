@@ -14,8 +14,6 @@ from penstock.rl.advantages.inputs import per_row, per_token, rows_of, token_mas
 from penstock.rl.advantages.presets import Empty, Preset, choice, find_preset
 from penstock.rl.advantages.statistics import Reduce, at_least, reduced
 
-__all__ = ["aggregate_loss", "kl_estimate", "loss_denominators", "overlong_penalty"]
-
 AGGREGATIONS = {
     "token-mean": "token-mean",
     "sequence-mean": "sequence-mean",

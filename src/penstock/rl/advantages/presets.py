@@ -10,8 +10,6 @@ from typing import Any, Literal, TypeAlias
 from penstock._suggest import did_you_mean
 from penstock.errors import ConfigError
 
-__all__ = ["PRESETS", "Aggregation", "Empty", "Gap", "Nan", "Preset", "SingleMemberGroup", "choice", "find_preset"]
-
 SingleMemberGroup: TypeAlias = Literal["raise", "reward", "zero", "nan"]
 Nan: TypeAlias = Literal["raise", "exclude"]
 Gap: TypeAlias = Literal["skip", "plain", "through"]

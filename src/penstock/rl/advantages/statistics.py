@@ -19,22 +19,6 @@ from penstock.errors import ConfigError, DataError
 from penstock.rl.advantages.inputs import blank_rows, more, token_mask
 from penstock.rl.advantages.presets import Empty, Gap, Preset, SingleMemberGroup, find_preset
 
-__all__ = [
-    "Deviations",
-    "Groups",
-    "PaddedRows",
-    "Reduce",
-    "at_least",
-    "deviations",
-    "discounted",
-    "moments",
-    "reduced",
-    "single_member_rows",
-    "whiten",
-    "whitened",
-]
-
-
 logger = logging.getLogger(__name__)
 
 

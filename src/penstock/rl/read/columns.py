@@ -29,20 +29,6 @@ from penstock.sources.by_suffix import open_source
 from penstock.sources.jsonl import JsonlSource, JsonSource
 from penstock.types.columns import as_numpy
 
-__all__ = [
-    "Column",
-    "GivenColumns",
-    "ListColumn",
-    "NumberColumn",
-    "RolloutProblems",
-    "RowNames",
-    "as_lists",
-    "as_numbers",
-    "as_objects",
-    "has_lists",
-    "read_columns",
-]
-
 Column: TypeAlias = "pa.ChunkedArray | npt.NDArray[Any] | list[Any]"
 """One entry per row: an Arrow column, an array whose first dimension is the row, or Python objects."""
 Ints = npt.NDArray[np.int64]

@@ -21,8 +21,6 @@ from penstock.rl.read.tokens import TokenColumns, first_true, last_true, windows
 if TYPE_CHECKING:
     from penstock.transforms.tokenization import Tokenizer
 
-__all__ = ["TextRule", "Texts", "fill_from_text"]
-
 Flags = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 

@@ -33,20 +33,6 @@ from penstock.rl.rollout import PER_TOKEN
 if TYPE_CHECKING:
     from penstock.transforms.tokenization import Tokenizer
 
-__all__ = [
-    "LOGPROB_ROUNDING",
-    "TokenColumns",
-    "check_ids",
-    "check_logprobs",
-    "checked_mask",
-    "checked_numbers",
-    "first_true",
-    "last_true",
-    "read_token_columns",
-    "read_turns",
-    "windows",
-]
-
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
