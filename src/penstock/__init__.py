@@ -1,4 +1,4 @@
-"""Any source in, ready training batches out, through one memory-budgeted engine.
+"""Any source in, ready training batches out, in a memory budget.
 
 from penstock import MemoryBudget, Pipeline
 from penstock.sinks import ParquetSink

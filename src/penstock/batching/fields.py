@@ -9,7 +9,7 @@ from penstock.batching.collate import CompactBatch
 
 
 class DeferredFields(Protocol):
-    """Fields that can be made, each as an array that nothing else refers to."""
+    """Lazy fields of a batch. Each is computed when it is first read, and shares no memory with the others."""
 
     names: frozenset[str]
     backend: Backend

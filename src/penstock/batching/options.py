@@ -79,7 +79,7 @@ class Padding:
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """Arrays of a batch, and their way to the trainer."""
+    """Backend, device, fields and prefetching of batches."""
 
     backend: str = option("torch", "framework of the arrays: numpy, torch, mlx or jax")
     device: Any = option(None, "device of the arrays when a batch is delivered")

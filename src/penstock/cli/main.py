@@ -75,7 +75,7 @@ def main(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Any source in, ready training batches out, through one memory-budgeted engine."""
+    """Any source in, ready training batches out, in a memory budget."""
 
 
 if __name__ == "__main__":

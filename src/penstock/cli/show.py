@@ -66,6 +66,8 @@ def show(
     """
     if step is not None:
         sequences = list(sequences_of_step(read_planned(data, assignments), step, rank=rank, tokenizer=tokenizer))
+    elif not data.exists():
+        raise ConfigError(f"{data} does not exist")
     elif is_store(data):
         sequences = _from_store(data, row, tokenizer)
     elif data.suffix in (".yaml", ".yml"):

@@ -85,6 +85,8 @@ class Recipe(DocumentRecipe, ChatRecipe):
     def __post_init__(self) -> None:
         if self.truncation != "error" and self.max_length is None:
             raise ConfigError(f"truncation={self.truncation!r} needs a max_length")
+        if isinstance(self.dedup, str):
+            object.__setattr__(self, "dedup", tuple(name.strip() for name in self.dedup.split(",") if name.strip()))
         twice = [name for name in self.dedup if list(self.dedup).count(name) > 1]
         if twice:
             raise ConfigError(f"dedup names {twice[0]!r} more than once: {list(self.dedup)}")

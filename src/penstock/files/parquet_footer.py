@@ -37,8 +37,10 @@ def split_file(data: memoryview) -> tuple[memoryview, memoryview]:
 
 
 def join_footers(footers: Sequence[bytes | memoryview], shifts: Sequence[int]) -> bytes:
-    """Footer of a file with the row groups of several, and what follows it. The row groups of a file stand `shift`
-    bytes later than in the file that its footer is of."""
+    """Footer of a file that consists of the row groups of several files, with its length and the magic bytes.
+
+    `shifts` has, for each file, the bytes by which its row groups moved.
+    """
     rows, first = 0, None
     groups: list[list[Field]] = []
     for footer, shift in zip(footers, shifts, strict=True):

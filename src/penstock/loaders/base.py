@@ -161,6 +161,8 @@ class DataLoader:
             return DeviceTransfer(self.options).move(batch_of(self, number))
         if called_by_torch():
             refuse(f"requested item {number!r} without an epoch, so that every epoch would repeat the first")
+        if not isinstance(number, (int, np.integer)):
+            raise TypeError(f"loader[i] takes the number of a batch, got {number!r}; use itertools.islice for several")
         count = len(self)
         if not -count <= number < count:
             raise IndexError(f"batch {number} does not exist; the epoch has {count} batches")

@@ -9,7 +9,7 @@ import xxhash
 
 from penstock._suggest import check_options
 from penstock.arrays.truncation import Policy
-from penstock.batching.options import LoaderOptions, Options, read_options
+from penstock.batching.options import GROUPS, LoaderOptions, Options, read_options
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
 from penstock.loaders.plan_engine import PlanEngine
@@ -52,6 +52,7 @@ class ConversationDataLoader(DataLoader, options=(Options,)):
             raise ConfigError(
                 f"preference must be False or None, got {preference!r}; for preferences use PreferenceDataLoader"
             )
+        _refuse_chat_options(options)
         chosen = read_options(options, type(self))
         sampling = Sampling(packing=packing, length=max_length, truncation=truncation)
         recipe = None
@@ -69,7 +70,7 @@ class ConversationDataLoader(DataLoader, options=(Options,)):
                 truncation=truncation,
                 preference=preference,
             )
-        if streaming:
+        if streaming is not False:
             from penstock.loaders.streamed.engine import StreamEngine
 
             super().__init__(StreamEngine(path, recipe, sampling, chosen, streaming, preference=preference))
@@ -84,6 +85,19 @@ class ConversationDataLoader(DataLoader, options=(Options,)):
         if recipe is not None and chat_template is not None:
             check_template(inputs, chat_template)
         super().__init__(PlanEngine([build_source(inputs, sampling, chosen, name)], chosen))
+
+
+def _refuse_chat_options(options: Mapping[str, Any]) -> None:
+    """Say where an option of `FormatChat` belongs."""
+    if not (options.keys() - {*Options.__dataclass_fields__, *GROUPS}):
+        return
+    from penstock.chat.format_chat import CHAT_OPTIONS
+
+    for name in options:
+        if name == "template":
+            raise ConfigError("unknown option 'template'; pass chat_template=")
+        if name in CHAT_OPTIONS and name not in Options.__dataclass_fields__:
+            raise ConfigError(f"{name!r} is an option of the chat format; pass chat={{{name!r}: ...}}")
 
 
 def check_chat_options(chat: Mapping[str, Any]) -> None:

@@ -51,7 +51,7 @@ class PretrainDataLoader(DataLoader, options=(Options,)):
             from penstock.corpus.recipe import Recipe
 
             recipe = Recipe(tokenizer=tokenizer, column=text_column or "text", filters=filters, dedup=dedup)
-        if streaming:
+        if streaming is not False:
             from penstock.loaders.streamed.engine import StreamEngine
 
             super().__init__(StreamEngine(path, recipe, sampling, chosen, streaming))

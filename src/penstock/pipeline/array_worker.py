@@ -268,7 +268,7 @@ def _ask(
 
 
 def died(code: int | None) -> str:
-    """Reason of an error after several deaths."""
+    """Message for a worker that died repeatedly."""
     return (
         f"{MAX_DEATHS} worker processes in a row died at this place (last exit code {code}; -9 is often the system "
         "running out of memory)"

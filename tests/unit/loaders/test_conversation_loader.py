@@ -189,3 +189,9 @@ def test_documents_are_no_conversations(tmp_path: Path) -> None:
     (tmp_path / "text.jsonl").write_text('{"text": "hello"}\n')
     with pytest.raises(PenstockError, match=r"\bcache\b"):
         ConversationDataLoader(tmp_path / "text.jsonl", TOKENIZER, backend="numpy", cache_dir=tmp_path / "cache")
+
+
+@pytest.mark.parametrize(("option", "remedy"), [("template", "chat_template="), ("columns", "chat="), ("tools", "")])
+def test_an_option_of_the_chat_format_says_where_it_belongs(option: str, remedy: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"{option}.*{remedy}"):
+        ConversationDataLoader(tmp_path, "tokenizer", **{option: "x"})  # type: ignore[arg-type]

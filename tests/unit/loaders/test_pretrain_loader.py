@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from penstock import PretrainDataLoader
 from penstock.batching.collate import IGNORE
 from penstock.errors import ConfigError, DataError
+from penstock.loaders import StreamOptions
 from penstock.transforms.tokenization import ByteTokenizer
 from token_stores import make_rows, make_store
 
@@ -187,3 +188,16 @@ def test_what_cannot_work_is_refused(store: Path, more: dict[str, Any], message:
 def test_a_misspelt_truncation_is_refused_whatever_the_packing(store: Path) -> None:
     with pytest.raises(ConfigError, match="'right'"):
         make(store, packing="concat", truncation="rigth")
+
+
+@pytest.mark.parametrize("streaming", ["process", {"workers": "process"}, {}, 1, None, StreamOptions])
+def test_streaming_is_true_false_or_options(streaming: Any, tmp_path: Path) -> None:
+    store = make_store(tmp_path / "s", make_rows(10, 8))
+    with pytest.raises(ConfigError, match="StreamOptions"):
+        PretrainDataLoader(store, chunk_size=8, streaming=streaming)
+
+
+def test_a_slice_of_batches_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "s", make_rows(10, 8))
+    with PretrainDataLoader(store, chunk_size=8, backend="numpy") as loader, pytest.raises(TypeError, match="islice"):
+        loader[0:2]  # type: ignore[index]

@@ -59,18 +59,34 @@ def resolve_device(torch: Any, device: Any) -> Any:
         raise ConfigError(f"device={device!r} is not a device of torch: {_first_line(error)}") from error
     module = stream_module(torch, found)
     if module is None:
+        if found.type not in _NO_STREAMS:
+            _check_usable(torch, found)
         return found
     try:
         index = module.current_device() if found.index is None else found.index
         count = module.device_count()
     except (AssertionError, RuntimeError) as error:  # torch without CUDA, no driver, a fork of a process that used it
-        raise ConfigError(
-            f"device={str(device)!r} cannot be used here: {_first_line(error)}; leave out device= to get batches in "
-            "main memory"
-        ) from error
+        raise _unusable(device, error) from error
     if index >= count:
-        raise ConfigError(f"device={str(device)!r} does not exist: this process sees {count} devices, numbered from 0")
+        raise ConfigError(
+            f"device={str(device)!r} does not exist: this process sees {count} devices, numbered from 0; choose one of "
+            "them, or leave out device="
+        )
     return torch.device(found.type, index)
+
+
+def _check_usable(torch: Any, device: Any) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (AssertionError, NotImplementedError, RuntimeError) as error:
+        raise _unusable(device, error) from error
+
+
+def _unusable(device: Any, error: BaseException) -> ConfigError:
+    return ConfigError(
+        f"device={str(device)!r} cannot be used here: {_first_line(error)}; leave out device= to get batches in main "
+        "memory"
+    )
 
 
 def stream_module(torch: Any, device: Any) -> Any | None:
@@ -272,7 +288,7 @@ _MAKERS: dict[str, Callable[[SentBatches], Any]] = {
 
 
 def _torch_kinds(torch: Any) -> dict[np.dtype[Any], Any]:
-    """torch's dtypes of what a store holds and a grid needs."""
+    """dtypes of torch for those of NumPy that a compact batch may have."""
     names = ("bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64")
     return {np.dtype(name): getattr(torch, name) for name in names}
 

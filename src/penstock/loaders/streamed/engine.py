@@ -39,6 +39,8 @@ class StreamEngine:
         *,
         preference: bool | None = None,
     ) -> None:
+        if not isinstance(streaming, (bool, StreamOptions)):
+            raise ConfigError(f"streaming must be True, False or StreamOptions(...), got {streaming!r}")
         if isinstance(paths, Store):
             paths = paths.path
         if options.sharding is not None:

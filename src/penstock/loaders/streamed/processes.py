@@ -118,7 +118,7 @@ class ProcessWindows:
 
 
 class StepService:
-    """Assembles batches in a process of its own, from windows that it has others make."""
+    """Process that assembles batches; other processes make their windows."""
 
     def __init__(self, spec: StreamSpec, workers: int) -> None:
         self._spec, self._workers = spec, workers

@@ -139,7 +139,7 @@ class StreamSpec:
 
 
 def _lanes(streams: int, global_batch: int, slots: range) -> list[StreamLane]:
-    """Lanes that overlap some slots."""
+    """Lanes (groups of streams that fill the same places of a global batch) of some of its places."""
     if streams >= global_batch:
         each = streams // global_batch
         return [StreamLane(range(slot, slot + 1), range(slot * each, (slot + 1) * each)) for slot in slots]
