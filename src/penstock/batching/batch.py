@@ -169,11 +169,18 @@ class TrainingBatch(_BatchFacts):
         def __getattr__(self, name: str) -> Any:
             """A field that is read for the first time."""
             if name not in NO_FIELDS:
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+                return object.__getattribute__(self, name)  # the error of the class, or of its property
             deferred = self._deferred
-            value = None if deferred is None or name not in deferred.names else deferred.make(name)
-            self.__dict__[name] = value
-            return value
+            if deferred is None:  # made by another thread meanwhile, or deleted
+                return self.__dict__.get(name)
+            value = deferred.make(name) if name in deferred.names else None
+            return self.__dict__.setdefault(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if name in NO_FIELDS:
+            self.__dict__[name] = None
+        else:
+            super().__delattr__(name)
 
     def make_fields(self) -> Self:
         """This batch, with all its fields made."""
@@ -255,6 +262,7 @@ class TrainingBatch(_BatchFacts):
         moved = None if deferred is None else deferred.to(device)
         if moved is None:
             return self._with(lambda array: backend.to(array, device, non_blocking=non_blocking))
+        moved.receive()
         made = {key: backend.to(value, device, non_blocking=non_blocking) for key, value in self._made().items()}
         batch = self._of_deferred(moved, dict(self.metadata), self._num_tokens, packed=self._packed)
         # A field that was set to None, or to a number, stays so.

@@ -179,7 +179,7 @@ class Grid:
             whole, first = self._part_of
             ends, numbers = whole.runs()
             low, high = whole.runs_between(first, first + self.rows)
-            self._runs, self._part_of = (ends[low : high + 1] - first * self.tokens, numbers[low:high]), None
+            self._runs = ends[low : high + 1] - first * self.tokens, numbers[low:high]
         if self._runs is None:
             numbers = np.arange(1, len(self.at) + 1) - np.searchsorted(self.row_of, self.row_of)
             begins = self.at
@@ -393,7 +393,8 @@ def collate_compact(
     labels.
     """
     if len(samples.lengths) and samples.lengths.min() == 0:
-        sources = sources[samples.lengths > 0]
+        if len(tables) > 1:  # otherwise nobody reads them, and they may be those of the first batch alone
+            sources = sources[samples.lengths > 0]
         samples = samples.where(samples.lengths > 0)
     if layout.split:
         samples = Samples(np.arange(len(samples.rows) + 1), samples.rows, samples.starts, samples.lengths, single=True)

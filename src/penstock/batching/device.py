@@ -53,6 +53,8 @@ class DeviceTransfer:
 
     def receive(self, batch: TrainingBatch) -> None:
         """Order the current stream after the copies of a batch that was sent."""
+        if batch._deferred is not None:
+            batch._deferred.receive()
         pending = batch._pending_copy
         if pending is not None:
             batch._pending_copy = None

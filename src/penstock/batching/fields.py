@@ -21,6 +21,10 @@ class DeferredFields(Protocol):
 
     def make(self, name: str) -> Array | int: ...
 
+    def receive(self) -> None:
+        """The current stream of this thread is the one that will use the fields."""
+        ...
+
     def to(self, device: Device) -> DeferredFields | None:
         """The same fields, to be made on another device; None if they have to be made first."""
         ...
@@ -41,6 +45,9 @@ class HostFields:
     def make(self, name: str) -> Array | int:
         made: Any = self._compact.make(name)
         return made if isinstance(made, int) else self.backend.from_numpy(made)
+
+    def receive(self) -> None:
+        """Nothing: there are no streams in main memory."""
 
     def to(self, device: Device) -> DeferredFields | None:
         return self.backend.compact_to(self._compact, device)

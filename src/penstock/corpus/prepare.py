@@ -33,6 +33,7 @@ _log = logging.getLogger(__name__)
 _OWN = re.compile(r"\w+-(create|append|overwrite)|seen")
 """Names of the files in the directory of an unfinished run."""
 _NOTES = "requests"
+_KEY = re.compile("[0-9a-f]{32}")
 """Directory beside that of the cached stores: the key of the store of each request."""
 _LONGEST_WAIT = 24 * 3600.0
 """Seconds to wait for another process that makes the same store."""
@@ -152,8 +153,11 @@ def prepare_cached(
     job = _Job(opened=opened, out=home / key, mode="create", config=chosen, budget=budget, inputs=files)
     prepared = _make(job, wait_seconds, None)
     if note is not None:
-        note.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(note, key.encode())
+        try:
+            note.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(note, key.encode())
+        except OSError as error:
+            _log.warning("%s: the store is complete, but its key could not be noted (%s)", note, error)
     if prepared.dropped_tokens:
         losses = ", ".join(f"{tokens:,} ({reason})" for reason, tokens in prepared.dropped_tokens.items())
         _log.warning("%s: dropped tokens while preparing: %s", ", ".join(map(str, inputs)), losses)
@@ -163,11 +167,11 @@ def prepare_cached(
 def _noted(note: Path, home: Path) -> Prepared | None:
     """The store whose key was noted; None if it is missing, incomplete or being changed."""
     try:
-        key = note.read_text()
-    except FileNotFoundError:
+        key = note.read_bytes()[:64].decode("ascii", "replace")
+    except OSError:
         return None
     out = home / key
-    if not key or not is_store(out) or not is_complete(out) or _work_directory(out).exists():
+    if not _KEY.fullmatch(key) or not is_store(out) or not is_complete(out) or _work_directory(out).exists():
         return None
     manifest = open_store(out).manifest
     return Prepared(out, manifest, None) if manifest.key == key else None

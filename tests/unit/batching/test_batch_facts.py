@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -151,3 +154,34 @@ def test_the_longest_document_is_known_without_looking_at_the_arrays(streaming: 
     with PretrainDataLoader(store, fields=["input_ids", "cu_seqlens"], **options) as loader:
         batch = loader.get_batch()
     assert batch.max_seqlen == np.diff(batch.cu_seqlens).max()
+
+
+def test_a_deleted_field_stays_away_and_errors_of_properties_are_their_own(store: Path) -> None:
+    with PretrainDataLoader(store, chunk_size=12, packing="best_fit", backend="numpy") as loader:
+        unread, read = loader.get_batch(), loader.get_batch()
+    assert read.labels is not None
+    for batch in (unread, read):
+        del batch.labels
+        assert batch.labels is None
+        assert "labels" not in batch
+    with pytest.raises(AttributeError, match="shape"):
+        TrainingBatch().batch_size  # noqa: B018 - a property
+    with pytest.raises(AttributeError, match="label_ids"):
+        read.label_ids  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_threads_that_read_fields_at_once_get_the_same_arrays(store: Path) -> None:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with PretrainDataLoader(store, chunk_size=12, packing="best_fit", backend="numpy") as loader:
+            for _ in range(300):
+                batch = loader.get_batch()
+                with ThreadPoolExecutor(3) as pool:
+                    reads = [pool.submit(attrgetter("labels", "position_ids"), batch) for _ in range(2)]
+                    pool.submit(batch.make_fields)
+                for read in reads:
+                    assert read.result()[0] is batch.labels
+                    assert read.result()[1] is batch.position_ids
+    finally:
+        sys.setswitchinterval(before)

@@ -122,6 +122,20 @@ def test_fields_that_are_read_later_are_ordered_on_any_stream(store: Path, cuda:
                 getattr(batch, name).sum()
 
 
+def test_a_field_that_another_stream_reads_first_is_there_for_the_stream_that_received_the_batch(
+    store: Path, cuda: FakeCuda
+) -> None:
+    main, side = Stream(cuda, "main"), Stream(cuda, "side")
+    with make("indexed", store, device="cuda") as loader:
+        with cuda.stream(main):
+            taken = [next(iter(loader)), loader.get_batch(), loader[1]]
+        for batch in taken:
+            with cuda.stream(side):
+                batch.labels.sum()
+            with cuda.stream(main):
+                batch.labels.sum()
+
+
 def test_the_streams_of_this_file_notice_a_missing_wait(store: Path, cuda: FakeCuda) -> None:
     with make("indexed", store, device="cuda") as loader:
         ids = next(iter(loader)).input_ids

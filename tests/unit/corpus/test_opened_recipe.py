@@ -19,10 +19,11 @@ import penstock
 from penstock.batching.masked_lm import WordBorders
 from penstock.chat.format_chat import FormatChat
 from penstock.chat.templates import load_template
-from penstock.loaders import ConversationDataLoader, Recipe
+from penstock.loaders import ConversationDataLoader, PretrainDataLoader, Recipe
 from penstock.sources import JsonlSource, blocks
 from penstock.tokenizers.huggingface import HuggingFaceReference
 from penstock.tokenizers.load import LoadedTokenizer, load_tokenizer
+from penstock.transforms.tokenization import ByteTokenizer
 
 
 @pytest.fixture
@@ -221,3 +222,24 @@ def test_fewer_than_forty_modules_run_from_a_chat_file_to_the_first_batch_once_i
     accounting = {str(file) for file in (Path(home) / "memory").glob("*.py")}
     ran -= {str(Path(home) / name) for name in ("_suggest.py", "errors.py")} | accounting
     assert 20 < len(ran) < 40, sorted(ran)
+
+
+@pytest.mark.parametrize("damage", [b"\xff\xfe", b"a" * 5000, b"", b"../..", None])
+def test_a_damaged_note_is_made_again(damage: bytes | None, tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"text": "a b c"}\n' * 20)
+    cache = tmp_path / "cache"
+
+    def ids() -> list[list[int]]:
+        tokenizer = ByteTokenizer()
+        with PretrainDataLoader(source, tokenizer, 8, cache_dir=cache, shuffle=False, backend="numpy") as loader:
+            return [row.tolist() for batch in loader for row in batch.input_ids]
+
+    before = ids()
+    for note in (cache / "requests").iterdir() if (cache / "requests").exists() else ():
+        note.unlink()
+        if damage is None:
+            note.mkdir()
+        else:
+            note.write_bytes(damage)
+    assert ids() == before

@@ -1247,3 +1247,21 @@ def test_options_come_in_the_groups_of_the_other_loaders_too() -> None:
     assert (loader.config.pad_id, loader.config.backend) == (7, "numpy")
     with pytest.raises(ConfigError, match="padding_side"):
         MLXDataLoader(SAMPLES, pad=Padding(padding_side="left"))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_dataset_that_reuses_a_few_rows_of_a_buffer_repeats_none(seed: int) -> None:
+    class Ring:
+        def __init__(self) -> None:
+            self.buffer = np.zeros((8, 6), np.int64)
+
+        def __len__(self) -> int:
+            return 100
+
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            self.buffer[index % 8] = index
+            return {"input_ids": self.buffer[index % 8]}
+
+    with MLXDataLoader(Ring(), batch_size=2, backend="numpy", seed=seed) as loader:
+        seen = [int(row[0]) for batch in loader for row in batch["input_ids"]]
+    assert sorted(seen) == list(range(100))

@@ -201,3 +201,15 @@ def test_a_slice_of_batches_is_refused_with_what_to_do(tmp_path: Path) -> None:
     store = make_store(tmp_path / "s", make_rows(10, 8))
     with PretrainDataLoader(store, chunk_size=8, backend="numpy") as loader, pytest.raises(TypeError, match="islice"):
         loader[0:2]  # type: ignore[index]
+
+
+def test_empty_rows_are_left_out_of_batches_that_are_collated_together(tmp_path: Path) -> None:
+    rows = [[] if number % 5 == 2 else row for number, row in enumerate(make_rows(64, 8))]
+    store = make_store(tmp_path / "s", rows)
+    options: dict[str, Any] = {"chunk_size": 8, "packing": None, "shuffle": False, "backend": "numpy"}
+    with PretrainDataLoader(store, batch_size=4, pad_to_multiple_of=8, **options) as loader:
+        alone = [loader[number].to_numpy() for number in range(len(loader))]
+        together = [batch.to_numpy() for batch in loader]
+    for one, other in zip(alone, together, strict=True):
+        assert one.keys() == other.keys()
+        assert all(np.array_equal(one[name], other[name]) for name in one)

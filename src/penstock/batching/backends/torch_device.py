@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,13 +43,27 @@ class StreamCopy:
         The stream waits for the copies, and the allocator reuses the tensors' memory only after the stream's work.
         Returns the stream.
         """
-        stream = self._module.current_stream(self._device)
+        stream = self.current_stream()
         if stream not in self._ready:
             stream.wait_event(self._event)
             for tensor in self._tensors:
                 tensor.record_stream(stream)
             self._ready.append(stream)
         return stream
+
+    def current_stream(self) -> Any:
+        """Current stream of the calling thread."""
+        return self._module.current_stream(self._device)
+
+    def on(self, stream: Any) -> AbstractContextManager[object]:
+        """Context in which another stream is current."""
+        entered: AbstractContextManager[object] = self._module.stream(stream)
+        return entered
+
+    def capturing(self) -> bool:
+        """True while the current stream records a graph instead of working."""
+        found = getattr(self._module, "is_current_stream_capturing", None)
+        return bool(found is not None and found())
 
 
 def resolve_device(torch: Any, device: Any) -> Any:
@@ -125,7 +140,7 @@ class PinnedMemory:
         if not self.available:
             return None
         try:
-            return self._torch.empty(nbytes, dtype=self._torch.uint8, pin_memory=True)
+            return self._torch.empty(nbytes, dtype=self._torch.uint8, device="cpu", pin_memory=True)
         except RuntimeError as error:
             self.refused += 1
             if self.refused == 1:
@@ -158,11 +173,13 @@ class TorchDeviceFields:
     collated as one cross as one, and what all of them need is made for all at once.
     """
 
-    __slots__ = ("_compact", "_sent", "backend", "names")
+    __slots__ = ("_compact", "_home", "_sent", "backend", "names")
 
     def __init__(self, backend: Backend, compact: CompactBatch, sent: SentBatches) -> None:
         self.backend, self.names = backend, compact.layout.present
         self._compact, self._sent = compact, sent
+        self._home: Any = None
+        """Stream that received the batch: fields are made on it, whichever stream reads them first."""
 
     @property
     def nbytes(self) -> int:
@@ -171,6 +188,19 @@ class TorchDeviceFields:
     def make(self, name: str) -> Array | int:
         if name in ("max_seqlen", "num_items_in_batch"):
             return int(self._compact.make(name))
+        stream = self._sent.copy.current_stream()
+        if self._home is None or stream == self._home:
+            return self._made(name)
+        with self._sent.copy.on(self._home):
+            made = self._made(name)
+        stream.wait_event(self._home.record_event())
+        made.record_stream(stream)
+        return made
+
+    def receive(self) -> None:
+        self._home = self._sent.copy.current_stream()
+
+    def _made(self, name: str) -> Array:
         compact, sent = self._compact, self._sent
         stream = sent.copy.wait()
         first, grid = compact.first_row, compact.grid
@@ -221,7 +251,10 @@ class SentBatches:
         """A field of all batches, for the current stream. Each stream has its own, so that none waits for another."""
         key = (name, stream)
         if key not in self._fields:
-            self._fields[key] = _MAKERS[name](self)
+            made = _MAKERS[name](self)
+            if self.copy.capturing():  # memory of the graph
+                return made
+            self._fields[key] = made
         return self._fields[key]
 
     def labels(self) -> Any:

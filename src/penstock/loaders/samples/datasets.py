@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from operator import attrgetter
@@ -339,13 +338,6 @@ def own_arrays(value: Any) -> Any:
 class SharedMemoryCheck:
     """Finds samples that share memory: a dataset may fill one buffer, or one list, again and again."""
 
-    def __init__(self) -> None:
-        self._matrix: Callable[[], Any] = lambda: None
-        """Array whose rows were found to be samples."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return SharedMemoryCheck, ()
-
     def __call__(self, samples: list[Any], names: Iterable[str]) -> bool:
         """True if two samples have the same list, or arrays that begin at the same place."""
         if set(map(type, samples)) != {dict} and not all(isinstance(sample, Mapping) for sample in samples):
@@ -361,13 +353,9 @@ class SharedMemoryCheck:
         owners = set(map(id, map(_OWNER, values)))
         if owners == {id(None)}:
             owners = set(map(id, values))  # no views
-        if len(owners) == len(values) or (first.base is not None and first.base is self._matrix()):
+        if len(owners) == len(values):
             return False
-        if len({each.ctypes.data for each in values}) < len(values):
-            return True
-        if isinstance(first.base, np.ndarray):
-            self._matrix = weakref.ref(first.base)
-        return False
+        return len({each.__array_interface__["data"][0] for each in values}) < len(values)
 
 
 def _plain(sample: Any, row: int, schema: SampleSchema) -> Any:
