@@ -46,7 +46,9 @@ def show(
         ),
     ],
     recipe: Any,
-    row: Annotated[int, typer.Option("--row", metavar="N", help="Row, from 0; negative ones count from the end.")] = 0,
+    row: Annotated[
+        int | None, typer.Option("--row", metavar="N", help="Row, from 0 (the default); negative ones from the end.")
+    ] = None,
     step: Annotated[
         int | None, typer.Option("--step", metavar="N", min=0, help="All rows of this step of the loader.")
     ] = None,
@@ -64,6 +66,9 @@ def show(
     --step, every document of the batch is printed with its source and row, and supervised tokens are those with a
     label: never the first token of a document.
     """
+    if step is not None and row is not None:
+        raise ConfigError("--row and --step exclude each other: a step has rows of its own")
+    row = row or 0
     if step is not None:
         sequences = list(sequences_of_step(read_planned(data, assignments), step, rank=rank, tokenizer=tokenizer))
     elif not data.exists():
