@@ -24,7 +24,7 @@ from loopback_worker import LoopbackWorker
 from penstock.batching.collate import BatchLayout
 from penstock.corpus.recipe import Recipe
 from penstock.distributed.ranks import Rank
-from penstock.errors import ConfigError, DataError, StageError
+from penstock.errors import ChangedFileError, ConfigError, DataError, StageError
 from penstock.loaders.pretrain import PretrainDataLoader
 from penstock.loaders.source import Sampling
 from penstock.loaders.streamed import processes, workers
@@ -211,6 +211,65 @@ def test_errors_and_bad_rows_of_processes_are_those_of_threads(tmp_path: Path) -
             lines[kind] += [reader.counts.rows, reader.counts.rejected, reader.counts.changed, len(steps)]
         lines[kind].append(bad.read_text("utf-8"))
     assert lines["process"] == lines["thread"]
+
+
+def appended(path: Path) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write('{"text": "more"}\n' * 40)
+
+
+def replaced(path: Path) -> None:
+    other = path.with_name("other")
+    other.write_bytes(path.read_bytes().replace(b"w", b"v"))
+    other.replace(path)
+
+
+def removed(path: Path) -> None:
+    path.unlink()
+
+
+def joined(path: Path) -> None:
+    path.with_name("9.jsonl").write_text('{"text": "of a new file"}\n', "utf-8")
+
+
+@pytest.mark.parametrize(
+    ("change", "workers", "named"),
+    [(appended, 1, "1.jsonl"), (replaced, 2, "1.jsonl"), (removed, 1, "1.jsonl"), (joined, 1, "9.jsonl")],
+)
+def test_a_process_that_starts_after_a_file_changed_reads_nothing(
+    corpus: list[Path], monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None], workers: int, named: str
+) -> None:
+    if workers == 1:
+        monkeypatch.setattr(processes, "ArrayWorker", LoopbackWorker)
+    with reader_of(corpus[0].parent, "process", workers=workers) as reader:
+        position = steps_from(reader, reader.start(), 3)[-1].position
+        change(corpus[1])
+        reader._made_by._restart()  # type: ignore[union-attr]
+        for _ in range(2):  # asked again, it fails again
+            with pytest.raises(ChangedFileError, match=r"changed while it was read") as caught:
+                reader.next(position)
+            assert caught.value.file == str(corpus[1].with_name(named))
+
+
+def test_a_process_that_starts_after_the_chat_template_changed_reads_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "ArrayWorker", LoopbackWorker)
+    path, template = tmp_path / "chats.jsonl", tmp_path / "chat.jinja"
+    row = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    path.write_text((json.dumps(row) + "\n") * 200, "utf-8")
+    text = "{{ bos_token }}{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+    template.write_text(text, "utf-8")
+    recipe = Recipe(tokenizer=ByteTokenizer(), template=str(template), chat={"include_eot": False})
+    sampling, layout = Sampling(packing="concat", length=LENGTH), BatchLayout(length=LENGTH, packed=True)
+    options = StreamOptions(streams=8, shuffle_window=16, workers=1, worker_type="process")
+    with StreamReader(recipe, path, sampling, layout, global_batch=4, options=options) as reader:
+        position = steps_from(reader, reader.start(), 3)[-1].position
+        template.write_text(text.replace(": ", "> "), "utf-8")
+        reader._made_by._restart()  # type: ignore[union-attr]
+        with pytest.raises(ChangedFileError, match="another chat template") as caught:
+            reader.next(position)
+    assert caught.value.file == str(template)
 
 
 def test_what_cannot_be_sent_to_a_process_is_an_error_if_processes_were_asked_for(corpus: list[Path]) -> None:
