@@ -29,6 +29,8 @@ from penstock.loaders.pretrain import PretrainDataLoader
 from penstock.loaders.source import Sampling
 from penstock.loaders.streamed import processes, workers
 from penstock.loaders.streamed.reader import StreamOptions, StreamPosition, StreamReader, StreamStep
+from penstock.loaders.streamed.sampled import ThreadWindows
+from penstock.loaders.streamed.steps import StepMaker
 from penstock.loaders.streamed.workers import WorkerChoice, choose_workers
 from penstock.pipeline.array_worker import Answer, WorkerDiedError
 from penstock.transforms.tokenization import ByteTokenizer
@@ -309,6 +311,43 @@ def test_streams_that_last_move_to_processes_without_a_difference(
             one, other = step.position, made.position
             if moved_at is None and reader._made_by.moved:  # type: ignore[union-attr]
                 moved_at = one.step
+
+
+@pytest.mark.parametrize("jump", ["other epoch", "far ahead", "same epoch again", "loaded state"])
+def test_a_jump_while_processes_start_makes_no_steps_between(
+    corpus: list[Path], whole: list[StreamStep], monkeypatch: pytest.MonkeyPatch, jump: str
+) -> None:
+    monkeypatch.setattr(processes, "ArrayWorker", LoopbackWorker)
+    with reader_of(corpus, "thread") as threads, reader_of(corpus, "thread") as reader:
+        steps = processes.ProcessSteps(reader.spec, reader._budget, 1)
+        grows = workers.GrowingSteps(
+            StepMaker(threads.spec, ThreadWindows(threads.spec.filler, threads._budget, 1), threads._budget),
+            lambda: steps,
+            after_seconds=1.0,
+            clock=iter([0.0, *[2.0] * 10]).__next__,
+        )
+        reader._made_by = grows
+        position = steps_from(reader, reader.start(), 1)[-1].position
+        steps.expect(position)  # ten steps are made, and nobody takes them
+        grows._remote = steps
+        last = whole[-1].metadata["epoch"]
+        far = next(step for step in whole if step.metadata["step"] == 40)
+        target = {
+            "other epoch": lambda: reader.start(last, position.step),
+            "far ahead": lambda: far.position,
+            "same epoch again": lambda: reader.start(0, position.step + 2),
+            "loaded state": lambda: reader.from_state(threads.to_state(whole[2].position)),
+        }[jump]()
+        received: list[Any] = []
+        receive = steps._receive
+        monkeypatch.setattr(steps, "_receive", lambda: received.append(None) or receive())
+        made = reader.next(target)
+        assert grows.moved
+        assert len(received) == 1
+        expected = threads.next(target)
+        assert made is not None
+        assert expected is not None
+        assert same(made, expected)
 
 
 def test_the_choice_of_workers_says_why() -> None:
