@@ -24,11 +24,13 @@ from loopback_worker import LoopbackWorker
 from penstock.batching.collate import BatchLayout
 from penstock.corpus.recipe import Recipe
 from penstock.distributed.ranks import Rank
-from penstock.errors import ConfigError, DataError, StageError
+from penstock.errors import ChangedFileError, ConfigError, DataError, StageError
 from penstock.loaders.pretrain import PretrainDataLoader
 from penstock.loaders.source import Sampling
 from penstock.loaders.streamed import processes, workers
 from penstock.loaders.streamed.reader import StreamOptions, StreamPosition, StreamReader, StreamStep
+from penstock.loaders.streamed.sampled import ThreadWindows
+from penstock.loaders.streamed.steps import StepMaker
 from penstock.loaders.streamed.workers import WorkerChoice, choose_workers
 from penstock.pipeline.array_worker import Answer, WorkerDiedError
 from penstock.transforms.tokenization import ByteTokenizer
@@ -213,6 +215,65 @@ def test_errors_and_bad_rows_of_processes_are_those_of_threads(tmp_path: Path) -
     assert lines["process"] == lines["thread"]
 
 
+def appended(path: Path) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write('{"text": "more"}\n' * 40)
+
+
+def replaced(path: Path) -> None:
+    other = path.with_name("other")
+    other.write_bytes(path.read_bytes().replace(b"w", b"v"))
+    other.replace(path)
+
+
+def removed(path: Path) -> None:
+    path.unlink()
+
+
+def joined(path: Path) -> None:
+    path.with_name("9.jsonl").write_text('{"text": "of a new file"}\n', "utf-8")
+
+
+@pytest.mark.parametrize(
+    ("change", "workers", "named"),
+    [(appended, 1, "1.jsonl"), (replaced, 2, "1.jsonl"), (removed, 1, "1.jsonl"), (joined, 1, "9.jsonl")],
+)
+def test_a_process_that_starts_after_a_file_changed_reads_nothing(
+    corpus: list[Path], monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None], workers: int, named: str
+) -> None:
+    if workers == 1:
+        monkeypatch.setattr(processes, "ArrayWorker", LoopbackWorker)
+    with reader_of(corpus[0].parent, "process", workers=workers) as reader:
+        position = steps_from(reader, reader.start(), 3)[-1].position
+        change(corpus[1])
+        reader._made_by._restart()  # type: ignore[union-attr]
+        for _ in range(2):  # asked again, it fails again
+            with pytest.raises(ChangedFileError, match=r"changed while it was read") as caught:
+                reader.next(position)
+            assert caught.value.file == str(corpus[1].with_name(named))
+
+
+def test_a_process_that_starts_after_the_chat_template_changed_reads_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "ArrayWorker", LoopbackWorker)
+    path, template = tmp_path / "chats.jsonl", tmp_path / "chat.jinja"
+    row = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    path.write_text((json.dumps(row) + "\n") * 200, "utf-8")
+    text = "{{ bos_token }}{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+    template.write_text(text, "utf-8")
+    recipe = Recipe(tokenizer=ByteTokenizer(), template=str(template), chat={"include_eot": False})
+    sampling, layout = Sampling(packing="concat", length=LENGTH), BatchLayout(length=LENGTH, packed=True)
+    options = StreamOptions(streams=8, shuffle_window=16, workers=1, worker_type="process")
+    with StreamReader(recipe, path, sampling, layout, global_batch=4, options=options) as reader:
+        position = steps_from(reader, reader.start(), 3)[-1].position
+        template.write_text(text.replace(": ", "> "), "utf-8")
+        reader._made_by._restart()  # type: ignore[union-attr]
+        with pytest.raises(ChangedFileError, match="another chat template") as caught:
+            reader.next(position)
+    assert caught.value.file == str(template)
+
+
 def test_what_cannot_be_sent_to_a_process_is_an_error_if_processes_were_asked_for(corpus: list[Path]) -> None:
     with reader_of(corpus, "process", Locked()) as reader, pytest.raises(ConfigError, match="worker_type='process'"):
         reader.next(reader.start())
@@ -250,6 +311,43 @@ def test_streams_that_last_move_to_processes_without_a_difference(
             one, other = step.position, made.position
             if moved_at is None and reader._made_by.moved:  # type: ignore[union-attr]
                 moved_at = one.step
+
+
+@pytest.mark.parametrize("jump", ["other epoch", "far ahead", "same epoch again", "loaded state"])
+def test_a_jump_while_processes_start_makes_no_steps_between(
+    corpus: list[Path], whole: list[StreamStep], monkeypatch: pytest.MonkeyPatch, jump: str
+) -> None:
+    monkeypatch.setattr(processes, "ArrayWorker", LoopbackWorker)
+    with reader_of(corpus, "thread") as threads, reader_of(corpus, "thread") as reader:
+        steps = processes.ProcessSteps(reader.spec, reader._budget, 1)
+        grows = workers.GrowingSteps(
+            StepMaker(threads.spec, ThreadWindows(threads.spec.filler, threads._budget, 1), threads._budget),
+            lambda: steps,
+            after_seconds=1.0,
+            clock=iter([0.0, *[2.0] * 10]).__next__,
+        )
+        reader._made_by = grows
+        position = steps_from(reader, reader.start(), 1)[-1].position
+        steps.expect(position)  # ten steps are made, and nobody takes them
+        grows._remote = steps
+        last = whole[-1].metadata["epoch"]
+        far = next(step for step in whole if step.metadata["step"] == 40)
+        target = {
+            "other epoch": lambda: reader.start(last, position.step),
+            "far ahead": lambda: far.position,
+            "same epoch again": lambda: reader.start(0, position.step + 2),
+            "loaded state": lambda: reader.from_state(threads.to_state(whole[2].position)),
+        }[jump]()
+        received: list[Any] = []
+        receive = steps._receive
+        monkeypatch.setattr(steps, "_receive", lambda: received.append(None) or receive())
+        made = reader.next(target)
+        assert grows.moved
+        assert len(received) == 1
+        expected = threads.next(target)
+        assert made is not None
+        assert expected is not None
+        assert same(made, expected)
 
 
 def test_the_choice_of_workers_says_why() -> None:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from penstock.corpus.recipe import OpenedRecipe, Recipe
 from penstock.distributed.sharding import CanonicalStreams, canonical_streams
-from penstock.errors import ConfigError
+from penstock.errors import ChangedFileError, ConfigError
 from penstock.files.checksums import FileStamps
 from penstock.files.listing import PathLike, names_of
 from penstock.order.permutation import Permutation, derive_key
@@ -30,6 +30,41 @@ ROW = "penstock.row"
 """Column with the number of the input row in its window, which transforms keep."""
 
 
+@dataclass(frozen=True, slots=True)
+class InputFacts:
+    """Files of an input, and what its rows are made with, as the process that opened it first found them."""
+
+    files: list[tuple[str, int]]
+    """Name and bytes of every file."""
+    stamps: FileStamps
+    """Stamps of the files at the time they were listed."""
+    described: list[str | None]
+
+    def open(self, recipe: Recipe | None, paths: list[PathLike]) -> OpenedInput:
+        """Open the input once more, if it is still the same."""
+        self.stamps.check_all()
+        opened = open_input_rows(recipe, paths)
+        names, known = ({name: None for name, _ in files} for files in (input_files(opened.source), self.files))
+        for name in [*names, *known]:
+            if name not in known or name not in names:
+                happened = "added" if name in names else "removed"
+                raise ChangedFileError(f"it was {happened} after the stream was opened", file=name)
+        if opened.described != self.described:
+            kind, name = self._differing(opened, recipe, paths)
+            reason = f"a worker process that was started later found another {kind} there than the stream began with"
+            raise ChangedFileError(reason, file=name)
+        return opened
+
+    def _differing(self, opened: OpenedInput, recipe: Recipe | None, paths: list[PathLike]) -> tuple[str, str]:
+        """What the rows are made with that is another now: kind and name."""
+        if recipe is None or isinstance(opened.source, StoreSource):
+            return "store", ", ".join(map(str, paths))
+        if opened.described[1] != self.described[1] and recipe.template is not None:
+            return "chat template", str(recipe.template)
+        given = recipe.tokenizer
+        return "tokenizer", str(given) if isinstance(given, (str, Path)) else recipe.load_tokenizer().name
+
+
 @dataclass(frozen=True)
 class Catalog:
     """Blocks of an input, and the streams that share them.
@@ -43,10 +78,14 @@ class Catalog:
     global_batch: int
     wanted: int
     """Number of streams to aim at."""
+    facts: InputFacts | None = None
+    """Files as another process found them, which decide; None: as they are now."""
 
     @cached_property
     def files(self) -> list[tuple[str, int]]:
         """Name and bytes of every file."""
+        if self.facts is not None:
+            return self.facts.files
         found = input_files(self.source)
         for name, _ in found:
             if Path(name).exists():  # or it is reported when it is opened
@@ -56,13 +95,16 @@ class Catalog:
     @cached_property
     def stamps(self) -> FileStamps:
         """Stamps of the files at the time they were split."""
-        return FileStamps()
+        return FileStamps() if self.facts is None else self.facts.stamps
 
     @cached_property
     def blocks(self) -> list[InputSplit]:
         total = sum(size for _, size in self.files)
         target = total // (_BLOCKS_PER_STREAM * self.wanted)
-        return split_input(self.source, max(_LEAST_BYTES, min(target, _MOST_BYTES), total // _MOST_BLOCKS))
+        found = split_input(self.source, max(_LEAST_BYTES, min(target, _MOST_BYTES), total // _MOST_BLOCKS))
+        if self.facts is not None:
+            self.stamps.check_all()  # the files that were split are those of the other process
+        return found
 
     @cached_property
     def sharding(self) -> CanonicalStreams:

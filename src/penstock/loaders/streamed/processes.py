@@ -240,7 +240,13 @@ class ProcessSteps:
         return bool(self._received)
 
     def skip_to(self, position: StreamPosition) -> None:
-        """Go to a position of the same epoch, without the steps before it."""
+        """Go to a position: without the steps before it if they are made already, or else directly."""
+        here = self._position
+        ahead = -1 if here is None or here.epoch != position.epoch else position.step - here.step
+        if here is None or not 0 <= ahead <= _SLOTS or position.epoch_step - here.epoch_step != ahead:
+            self._position = None
+            self.expect(position)
+            return
         while self._received or self._asked:
             slot, answer = self._receive()
             if answer.notes.get("step") == [position.epoch, position.step + 1, position.epoch_step + 1]:
@@ -254,6 +260,7 @@ class ProcessSteps:
         self._position = None
 
     def forget(self) -> None:
+        """Have the process go to the next position that is asked for, wherever it is."""
         self._position = None
 
     def close(self) -> None:

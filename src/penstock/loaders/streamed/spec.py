@@ -12,7 +12,7 @@ from penstock.distributed.ranks import Rank
 from penstock.distributed.synchronization import Rendezvous
 from penstock.errors import ConfigError
 from penstock.files.listing import PathLike
-from penstock.loaders.streamed.catalog import Catalog, OpenedInput, open_input_rows
+from penstock.loaders.streamed.catalog import Catalog, InputFacts, OpenedInput, open_input_rows
 from penstock.loaders.streamed.rows import WindowSampling
 from penstock.loaders.streamed.sampled import WindowFiller
 from penstock.loaders.streamed.stream import StreamLane
@@ -91,19 +91,24 @@ class StreamSpec:
     options: StreamOptions
     memory: int = field(default=1 << 30)
     """Bytes that caches of transforms may take a part of."""
+    sent: InputFacts | None = None
+    """Input of the training process, in a process beside it: both read the same, or there is an error."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """The description alone; the ranks meet in the training process."""
+        """The description, and the input as it is known here; the ranks meet in the training process."""
         kept = {name: vars(self)[name] for name in self.__dataclass_fields__}
-        return kept | {"options": replace(self.options, rendezvous=None)}
+        facts = self.sent or InputFacts(self.catalog.files, self.catalog.stamps, self.input.described)
+        return kept | {"options": replace(self.options, rendezvous=None), "sent": facts}
 
     @cached_property
     def input(self) -> OpenedInput:
+        if self.sent is not None:
+            return self.sent.open(self.recipe, self.paths)
         return open_input_rows(self.recipe, self.paths)
 
     @cached_property
     def catalog(self) -> Catalog:
-        return Catalog(self.input.source, self.global_batch, self.options.streams)
+        return Catalog(self.input.source, self.global_batch, self.options.streams, self.sent)
 
     @cached_property
     def lanes(self) -> list[StreamLane]:
