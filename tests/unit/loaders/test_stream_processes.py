@@ -29,7 +29,7 @@ from penstock.loaders.pretrain import PretrainDataLoader
 from penstock.loaders.source import Sampling
 from penstock.loaders.streamed import processes, workers
 from penstock.loaders.streamed.reader import StreamOptions, StreamPosition, StreamReader, StreamStep
-from penstock.loaders.streamed.sampled import ThreadWindows
+from penstock.loaders.streamed.sampled_windows import ThreadWindows
 from penstock.loaders.streamed.steps import StepMaker
 from penstock.loaders.streamed.workers import WorkerChoice, choose_workers
 from penstock.pipeline.array_worker import Answer, WorkerDiedError
@@ -320,7 +320,7 @@ def test_a_jump_while_processes_start_makes_no_steps_between(
     monkeypatch.setattr(processes, "ArrayWorker", LoopbackWorker)
     with reader_of(corpus, "thread") as threads, reader_of(corpus, "thread") as reader:
         steps = processes.ProcessSteps(reader.spec, reader._budget, 1)
-        grows = workers.GrowingSteps(
+        grows = workers.ThreadsThenProcesses(
             StepMaker(threads.spec, ThreadWindows(threads.spec.filler, threads._budget, 1), threads._budget),
             lambda: steps,
             after_seconds=1.0,

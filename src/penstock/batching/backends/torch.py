@@ -15,8 +15,8 @@ from penstock.batching.backends.base import BaseBackend, Device
 from penstock.batching.backends.numpy import NumpyOperations
 from penstock.batching.backends.operations import AT_ONCE, CACHED, ArrayOperations
 from penstock.batching.backends.torch_device import (
+    DeviceBatchGroup,
     PinnedMemory,
-    SentBatches,
     StreamCopy,
     TorchDeviceFields,
     resolve_device,
@@ -87,7 +87,7 @@ class TorchBackend(BaseBackend):
             return None
         if target not in whole.sent:
             with self.copy_stream(target):
-                whole.sent[target] = SentBatches(self._torch, module, whole, target, self._pinned)
+                whole.sent[target] = DeviceBatchGroup(self._torch, module, whole, target, self._pinned)
         return TorchDeviceFields(self, compact, whole.sent[target])
 
     def pin_memory(self, array: Any) -> Any:

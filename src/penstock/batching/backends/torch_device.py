@@ -175,7 +175,7 @@ class TorchDeviceFields:
 
     __slots__ = ("_compact", "_home", "_sent", "backend", "names")
 
-    def __init__(self, backend: Backend, compact: CompactBatch, sent: SentBatches) -> None:
+    def __init__(self, backend: Backend, compact: CompactBatch, sent: DeviceBatchGroup) -> None:
         self.backend, self.names = backend, compact.layout.present
         self._compact, self._sent = compact, sent
         self._home: Any = None
@@ -218,7 +218,7 @@ class TorchDeviceFields:
         return None
 
 
-class SentBatches:
+class DeviceBatchGroup:
     """Batches on a device that were collated as one: the arrays of their compact form, and fields of all of them.
 
     Fields are kept, so that each is made once for all batches.
@@ -311,12 +311,12 @@ class SentBatches:
         return begins.index_fill_(0, self.arrays["ends"][:-1], 1).cumsum_(0).sub_(1)
 
 
-_MAKERS: dict[str, Callable[[SentBatches], Any]] = {
-    "attention_mask": SentBatches.attention_mask,
-    "labels": SentBatches.labels,
-    "loss_mask": SentBatches.loss_mask,
-    "position_ids": SentBatches.position_ids,
-    "document_ids": SentBatches.document_ids,
+_MAKERS: dict[str, Callable[[DeviceBatchGroup], Any]] = {
+    "attention_mask": DeviceBatchGroup.attention_mask,
+    "labels": DeviceBatchGroup.labels,
+    "loss_mask": DeviceBatchGroup.loss_mask,
+    "position_ids": DeviceBatchGroup.position_ids,
+    "document_ids": DeviceBatchGroup.document_ids,
 }
 
 

@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from penstock.batching.collate import CompactBatch
 from penstock.errors import StageError
-from penstock.loaders.streamed.messages import PackedCursors, counts_from, counts_to, window_from, window_to
-from penstock.loaders.streamed.sampled import SampledWindow, ThreadWindows, WindowInput, WindowMakers, reserve
+from penstock.loaders.streamed.sampled_windows import SampledWindow, ThreadWindows, WindowInput, WindowMakers, reserve
+from penstock.loaders.streamed.serialization import PackedCursors, counts_from, counts_to, window_from, window_to
 from penstock.loaders.streamed.spec import StreamSpec
 from penstock.loaders.streamed.steps import MadeStep, StepMaker, StreamPosition
 from penstock.loaders.streamed.windows import BlockSequence, OpenSplit, StreamCursor

@@ -14,7 +14,7 @@ from penstock.errors import ConfigError
 from penstock.files.listing import PathLike
 from penstock.loaders.streamed.catalog import Catalog, InputFacts, OpenedInput, open_input_rows
 from penstock.loaders.streamed.rows import WindowSampling
-from penstock.loaders.streamed.sampled import WindowFiller
+from penstock.loaders.streamed.sampled_windows import WindowFiller
 from penstock.loaders.streamed.stream import StreamLane
 from penstock.loaders.streamed.windows import BlockSequence, WindowBuilder, WindowLimits
 from penstock.memory.budget import parse_bytes

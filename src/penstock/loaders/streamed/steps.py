@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from penstock.batching.collate import CompactBatch
-from penstock.loaders.streamed.sampled import SampledWindow, WindowMakers
+from penstock.loaders.streamed.sampled_windows import SampledWindow, WindowMakers
 from penstock.loaders.streamed.spec import StreamSpec
 from penstock.loaders.streamed.stream import Stream, StreamLane, collate_samples
 from penstock.loaders.streamed.windows import StreamCursor, WindowCounts

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from penstock.batching.collate import BatchLayout, CompactBatch, collate_compact, width
 from penstock.loaders.streamed.catalog import Catalog
 from penstock.loaders.streamed.rows import TokenRows
-from penstock.loaders.streamed.sampled import SampledWindow, WindowMakers
+from penstock.loaders.streamed.sampled_windows import SampledWindow, WindowMakers
 from penstock.loaders.streamed.windows import BlockSequence, OpenSplit, StreamCursor, WindowCounts
 from penstock.order.samples import Samples
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 from penstock.errors import PenstockError
 from penstock.loaders.streamed.processes import ProcessSteps
-from penstock.loaders.streamed.sampled import ThreadWindows
+from penstock.loaders.streamed.sampled_windows import ThreadWindows
 from penstock.loaders.streamed.spec import StreamOptions, StreamSpec
 from penstock.loaders.streamed.steps import MadeStep, StepMaker, StreamPosition, StreamSteps
 from penstock.memory import MemoryBudget
@@ -74,10 +74,10 @@ def open_steps(spec: StreamSpec, budget: MemoryBudget, choice: WorkerChoice) -> 
     if choice.worker_type == "thread":
         return local
     processes = choice.count or 1
-    return GrowingSteps(local, lambda: ProcessSteps(spec, budget, processes), after_seconds=_THREAD_SECONDS)
+    return ThreadsThenProcesses(local, lambda: ProcessSteps(spec, budget, processes), after_seconds=_THREAD_SECONDS)
 
 
-class GrowingSteps:
+class ThreadsThenProcesses:
     """Steps made by threads at first, so that the first comes soon, and by processes as soon as these are ready."""
 
     def __init__(

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from penstock.arrays.ragged import Ragged
 from penstock.loaders.streamed.rows import TokenRows
-from penstock.loaders.streamed.sampled import SampledWindow, WindowInput
+from penstock.loaders.streamed.sampled_windows import SampledWindow, WindowInput
 from penstock.loaders.streamed.windows import StreamCursor, WindowCounts, WindowStart
 from penstock.order.samples import Samples
 from penstock.pipeline.array_worker import Answer
