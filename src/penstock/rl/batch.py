@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -15,21 +15,76 @@ from penstock.batching.backends.operations import ArrayOperations, operations_of
 from penstock.batching.batch import TrainingBatch
 from penstock.batching.collate import IGNORE
 from penstock.errors import ConfigError
-from penstock.rl.collate import DERIVED, FILLS, RolloutLayout, TokenLayout, widths
+from penstock.rl.collate import FILLS, LENGTH_FIELDS, RolloutLayout, TokenLayout, widths
 from penstock.rl.minibatches import micro_batches_of
 from penstock.rl.rollout import objects
 
 Ints = npt.NDArray[np.int64]
 _PER_TOKEN = ("input_ids", "attention_mask", "labels", "loss_mask", "position_ids")
 _ARRAYS = (*_PER_TOKEN, "document_ids", "cu_seqlens")
-_ORDERED_DERIVED = ("attention_mask", "labels", "loss_mask", "position_ids")
+_LENGTHS = ("prompt_length", "response_length")
 _DOCUMENTS = ("position_ids", "document_ids", "cu_seqlens")
 _GIVEN = ("old_log_probs", "ref_log_probs", "values", "token_scores")
 """Per-token metadata that does not depend on supervision."""
 
 
+@dataclass(frozen=True, slots=True)
+class _LengthFields:
+    """Source of the fields that follow from lengths alone, which nothing writes into."""
+
+    names: frozenset[str]
+    left: int
+    """Columns before the responses."""
+    width: int
+    prompts: Ints
+    responses: Ints
+
+    def make(self, name: str, ids: Array) -> Array:
+        """Field in the type of the ids, on their device."""
+        arrays = operations_of(ids, gradients=True)
+        columns = arrays.count_up(self.width)[None, :]
+        begin, end = (arrays.put(at[:, None]) for at in (self.left - self.prompts, self.left + self.responses))
+        inside = (columns >= begin) & (columns < end)
+        return arrays.like(inside if name == "attention_mask" else arrays.xp.where(inside, columns - begin, 0), ids)
+
+    def take(self, rows: Ints, left: int, width: int) -> _LengthFields:
+        return _LengthFields(self.names, left, width, self.prompts[rows], self.responses[rows])
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownLengths:
+    """Lengths of prompts and responses in main memory, with the arrays on a device that they were read from."""
+
+    lengths: tuple[Ints, Ints]
+    columns: tuple[Array, ...]
+    versions: tuple[int, ...]
+
+    @classmethod
+    def of(cls, lengths: tuple[Ints, Ints], metadata: Mapping[str, Any]) -> _KnownLengths | None:
+        """None if the arrays have no version: writes into them would not be noticed."""
+        columns = tuple(metadata.get(name) for name in _LENGTHS)
+        versions = _versions(columns)
+        return None if versions is None else cls(lengths, columns, versions)
+
+    def describe(self, metadata: Mapping[str, Any]) -> bool:
+        """True if metadata still has these arrays, unchanged."""
+        same = all(metadata.get(name) is column for name, column in zip(_LENGTHS, self.columns))
+        return same and _versions(self.columns) == self.versions
+
+
+def _versions(columns: tuple[Array, ...]) -> tuple[int, ...] | None:
+    """Number of writes into each array: torch counts them, except in inference mode; other arrays on a device cannot be
+    written into."""
+    try:
+        return tuple(int(getattr(column, "_version", 0)) for column in columns)
+    except RuntimeError:
+        return None
+
+
 class _DeferredBatch(TrainingBatch):
-    """Training batch that makes some of its fields when they are first read."""
+    """Training batch that makes attention_mask and position_ids of padded rows when they are first read."""
+
+    _length_fields: _LengthFields | None = None
 
     def to_numpy(self) -> dict[str, Any]:
         self._make_all()
@@ -37,11 +92,11 @@ class _DeferredBatch(TrainingBatch):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "input_ids" and vars(self).get(name) is not None:
-            self._make_all()  # labels are those of the ids before
+            self._make_all()  # in the type of the ids before
         super().__setattr__(name, value)
 
     def _make_all(self) -> None:
-        for key in _ORDERED_DERIVED:
+        for key in LENGTH_FIELDS:
             getattr(self, key)
 
     def _arrays(self) -> dict[str, Array]:
@@ -51,27 +106,15 @@ class _DeferredBatch(TrainingBatch):
         return own | {key: value for key, value in self._others.items() if hasattr(value, "shape")}
 
     def _derived(self, name: str) -> Array | None:
-        """Field that follows from the ids, the lengths and the response mask; None if it was not asked for."""
-        layout = self.metadata.get("layout")
-        if self.input_ids is None or not isinstance(layout, RolloutLayout):
+        """Field that follows from the lengths; None if it was not asked for."""
+        source = self._length_fields
+        if source is None or self.input_ids is None or name not in source.names:
             return None
-        if name not in layout.form.fields & DERIVED[layout.form.padding]:
-            return None
-        arrays, left = operations_of(self.input_ids, gradients=True), layout.prompt_width
-        xp, ids = arrays.xp, self.input_ids
-        if name in ("labels", "loss_mask"):
-            mask = self.metadata["response_mask"]
-            if left:
-                mask = xp.concatenate([xp.zeros_like(ids[:, :left]) > 0, mask], axis=1)
-            return mask if name == "loss_mask" else arrays.like(xp.where(mask, ids, IGNORE), ids)
-        columns = arrays.count_up(ids.shape[1])[None, :]
-        begin = left - self.metadata["prompt_length"][:, None]
-        inside = (columns >= begin) & (columns < left + self.metadata["response_length"][:, None])
-        return arrays.like(inside if name == "attention_mask" else xp.where(inside, columns - begin, 0), ids)
+        return source.make(name, self.input_ids)
 
     def _copy_removed(self, batch: _DeferredBatch) -> None:
         """Fields that were set to None are not made again."""
-        for key in _ORDERED_DERIVED:
+        for key in LENGTH_FIELDS:
             if vars(self).get(key, ...) is None:
                 setattr(batch, key, None)
 
@@ -96,7 +139,7 @@ class _DerivedField:
             made[self._name] = value
 
 
-for _name in _ORDERED_DERIVED:
+for _name in LENGTH_FIELDS:
     setattr(_DeferredBatch, _name, _DerivedField(_name))
 
 
@@ -110,12 +153,12 @@ class RolloutBatch(_DeferredBatch):
     `to` and `pin_memory` include the arrays in metadata. Properties of missing columns are None. The critic's values
     are `metadata["values"]`, since a mapping has a method of that name.
 
-    attention_mask, labels, loss_mask and position_ids of a loader's batch are made when they are first read, on the
-    device that the batch is on. Read labels before you write into `input_ids`; assigning other ids is safe.
+    attention_mask and position_ids of a loader's padded batch are made when they are first read, on the device that the
+    batch is on, from lengths of their own: a changed field or column changes no other.
     """
 
-    _host_lengths: tuple[Ints, Ints] | None = None
-    """Lengths of prompts and responses in main memory."""
+    _known_lengths: _KnownLengths | None = None
+    """Lengths of a batch on a device."""
 
     @classmethod
     def from_numpy(
@@ -134,13 +177,19 @@ class RolloutBatch(_DeferredBatch):
             lengths = given["prompt_length"].astype(np.int64), given["response_length"].astype(np.int64)
             num_tokens = int(sum(part.sum() for part in lengths)) if num_tokens is None else num_tokens
         batch = super().from_numpy(arrays, None, chosen, device=device, num_tokens=num_tokens)
-        batch._host_lengths = lengths
         batch.metadata = {
             key: chosen.from_numpy(value, device=device)
             if isinstance(value, np.ndarray) and value.dtype.kind in "biuf"
             else value
             for key, value in given.items()
         }
+        if lengths is not None:
+            batch._known_lengths = _KnownLengths.of(lengths, batch.metadata)
+            layout = given.get("layout")
+            if isinstance(layout, RolloutLayout) and layout.form.padding == "sides":
+                names = layout.form.fields.intersection(LENGTH_FIELDS)
+                left, width = layout.prompt_width, batch.input_ids.shape[1]
+                batch._length_fields = _LengthFields(names, left, width, *lengths)
         return batch
 
     @property
@@ -320,8 +369,11 @@ class RolloutBatch(_DeferredBatch):
         batch = type(self)(metadata=metadata, num_items_in_batch=self.num_items_in_batch, **fields)
         batch._others, batch._hidden = dict(self._others), set(self._hidden)
         prompts, responses = self._lengths()
-        batch._host_lengths = prompts[chosen], responses[chosen]
-        batch._num_tokens = int(sum(lengths.sum() for lengths in batch._host_lengths))
+        lengths = prompts[chosen], responses[chosen]
+        batch._known_lengths = _KnownLengths.of(lengths, metadata)
+        batch._num_tokens = int(sum(part.sum() for part in lengths))
+        if self._length_fields is not None:
+            batch._length_fields = self._length_fields.take(chosen, left, batch.input_ids.shape[1])
         self._copy_removed(batch)
         return batch
 
@@ -370,10 +422,9 @@ class RolloutBatch(_DeferredBatch):
         for name in (*computed, *per_row):
             zeros = xp.zeros_like(metadata[name])
             metadata[name] = zeros + FILLS[name] if name in FILLS else zeros
-        made = self._arrays()  # others are made of the mask
-        if "labels" in made:
+        if self.labels is not None:
             self.labels = xp.zeros_like(self.labels) + IGNORE
-        if "loss_mask" in made:
+        if self.loss_mask is not None:
             self.loss_mask = xp.zeros_like(self.loss_mask)
         metadata["blank"] = True
         return self
@@ -388,10 +439,21 @@ class RolloutBatch(_DeferredBatch):
         return self.layout.prompt_width
 
     def _lengths(self) -> tuple[Ints, Ints]:
-        if self._host_lengths is not None:
-            return self._host_lengths
-        columns = (self.metadata["prompt_length"], self.metadata["response_length"])
-        prompts, responses = (self.backend.to_numpy(array) for array in columns)
+        found = self._lengths_at_hand()
+        return self._read_lengths() if found is None else found
+
+    def _lengths_at_hand(self) -> tuple[Ints, Ints] | None:
+        """Lengths as metadata has them; None if a device would have to be waited for."""
+        columns = [self.metadata.get(name) for name in _LENGTHS]
+        if any(column is None for column in columns):
+            return None
+        if all(operations_of(column, gradients=True).check for column in columns):
+            return self._read_lengths()
+        known = self._known_lengths
+        return known.lengths if known is not None and known.describe(self.metadata) else None
+
+    def _read_lengths(self) -> tuple[Ints, Ints]:
+        prompts, responses = (self.backend.to_numpy(self.metadata[name]) for name in _LENGTHS)
         return prompts.astype(np.int64), responses.astype(np.int64)
 
     def _attention(self, view: str) -> Array:
@@ -416,11 +478,12 @@ class RolloutBatch(_DeferredBatch):
         return arrays.xp.where(self.response_mask, column[:, None], 0.0)
 
     def _with(self, change: Any) -> Self:
-        batch, kind = super()._with(change), type(self.input_ids)
+        batch, kind, lengths = super()._with(change), type(self.input_ids), self._lengths_at_hand()
         batch.metadata = {
             key: change(value) if isinstance(value, kind) else value for key, value in batch.metadata.items()
         }
-        batch._host_lengths = self._host_lengths
+        batch._known_lengths = None if lengths is None else _KnownLengths.of(lengths, batch.metadata)
+        batch._length_fields = self._length_fields
         self._copy_removed(batch)
         return batch
 

@@ -26,11 +26,8 @@ from penstock.rl.rollout import PER_TOKEN, RolloutTable
 Ints = npt.NDArray[np.int64]
 IntOrInts = TypeVar("IntOrInts", int, Ints)
 
-DERIVED = {
-    "sides": frozenset({"attention_mask", "labels", "loss_mask", "position_ids"}),
-    "free": frozenset({"labels", "loss_mask"}),
-}
-"""Fields that follow from `input_ids`, the lengths and the response mask, by padding."""
+LENGTH_FIELDS = ("attention_mask", "position_ids")
+"""Fields of padded rows that follow from the lengths alone."""
 FILLS = {"denominators": 1}
 """Fill of per-token metadata outside of responses, if not 0."""
 _TOKEN_NAMES = {
@@ -201,7 +198,7 @@ def assemble(
     loss is. "sequence_advantages" without "advantages" make these: the number of a row, where the response mask is 1.
     Floats have at most 32 bits, names are lists. "layout" lists which is which.
 
-    `deferred` leaves out the fields that `RolloutBatch` makes of the others when they are read (`DERIVED`).
+    `deferred` leaves out the fields that `RolloutBatch` makes of the lengths when they are read (`LENGTH_FIELDS`).
 
     `num_items_in_batch` is the number of supervised tokens of the global batch; None: of this one.
     """
@@ -221,12 +218,12 @@ def assemble(
     parts.copy_responses(table.loss_mask, mask, layout.columns)
     _check_first_tokens(table, parts)
 
-    made = form.fields - DERIVED[form.padding] if deferred else form.fields
+    made = form.fields.difference(LENGTH_FIELDS) if deferred else form.fields
     arrays: dict[str, Any] = {"input_ids": ids} | layout.fields(form, made)
-    if "labels" in made:
+    if "labels" in form.fields:
         arrays["labels"] = _filled(shape, form.integer, IGNORE)
         np.copyto(arrays["labels"][:, left:], ids[:, left:], where=mask)
-    if "loss_mask" in made:
+    if "loss_mask" in form.fields:
         arrays["loss_mask"] = _filled(shape, np.bool_)
         arrays["loss_mask"][:, left:] = mask
     arrays["num_items_in_batch"] = int(np.count_nonzero(mask)) if num_items_in_batch is None else num_items_in_batch

@@ -9,6 +9,7 @@ watched, since those of a CUDA device must not block. On a machine with CUDA:
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -194,13 +195,36 @@ def nan_rows(array: Any) -> list[int]:
 
 
 def test_a_reward_that_is_no_number_makes_its_group_nan(deferred: None) -> None:
-    for wrong in (torch.nan, torch.inf):
-        rewards = torch.tensor([1.0, 0.0, wrong, 2.0])
-        for groups in (2, [0, 0, 1, 1], torch.tensor([4, 4, 9, 9])):
-            for function in (rl.grpo, rl.rloo, rl.dr_grpo, rl.gpg):
-                assert nan_rows(function(rewards, groups)) == [2, 3]
+    functions = (rl.grpo, rl.rloo, rl.dr_grpo, rl.gpg, rl.pass_at_k, partial(rl.pass_at_k, scale="none"))
+    for wrong in (torch.nan, torch.inf, -torch.inf):
+        for place in (3, 4, 5):
+            rewards = torch.tensor([1.0, 0.0, 0.5, 1.0, 0.0, 2.0])
+            rewards[place] = wrong
+            for groups in (3, [0, 0, 1, 2, 2, 2], torch.tensor([4, 4, 4, 9, 9, 9])):
+                for function in (*functions, partial(rl.opo, lengths=torch.arange(1, 7))):
+                    found = function(rewards, groups, single_member_group="zero")
+                    assert nan_rows(found) == [3, 4, 5], (function, found)
     with pytest.raises(DataError, match=r"row 2\b"):
         rl.grpo(torch.tensor([1.0, 0.0, torch.nan, 2.0]), 2, check=True)
+
+
+def test_a_group_of_one_without_a_number_is_nan(deferred: None) -> None:
+    rewards = torch.tensor([1.0, torch.inf, 0.0, torch.nan])
+    for groups in ([0, 1, 0, 2], torch.tensor([3, 8, 3, 9])):
+        for rule in ("zero", "reward"):
+            assert nan_rows(rl.dr_grpo(rewards, groups, single_member_group=rule)) == [1, 3]
+
+
+def test_dynamic_sampling_drops_groups_with_a_reward_that_is_no_number(deferred: None) -> None:
+    for wrong in (torch.nan, torch.inf):
+        rewards = torch.tensor([1.0, 0.0, 1.0, wrong, 1.0, 1.0, wrong, 3.0])
+        for groups in ([0, 0, 1, 1, 2, 2, 3, 4], torch.tensor([0, 0, 1, 1, 2, 2, 3, 4])):
+            for preset, single in (("penstock", False), ("verl", True)):
+                kept = [True, True, False, False, False, False, False, single]
+                assert rl.dynamic_sampling(rewards, groups, preset=preset).tolist() == kept
+                equal = rl.zero_variance_groups(rewards, groups, preset=preset)
+                assert equal.tolist() == [not each for each in kept]
+        assert rl.dynamic_sampling(rewards[:6], 2).tolist() == [True, True, False, False, False, False]
 
 
 def test_an_infinite_reward_is_not_excluded(deferred: None) -> None:

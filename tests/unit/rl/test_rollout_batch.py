@@ -396,7 +396,7 @@ def test_trls_own_loss_of_a_batch_is_that_of_its_rollouts_one_by_one(tmp_path: P
     assert sum(losses[1:]) == pytest.approx(expected, rel=1e-4)
 
 
-DEFERRED = ("attention_mask", "labels", "loss_mask", "position_ids")
+DEFERRED = ("attention_mask", "position_ids")
 
 
 def made(batch: RolloutBatch) -> set[str]:
@@ -408,7 +408,7 @@ def made(batch: RolloutBatch) -> set[str]:
 def test_fields_made_when_they_are_read_are_those_of_the_assembly(backend: str, padding: Any, multiple: int) -> None:
     options: Any = {"padding": padding, "pad_to_multiple_of": multiple}
     whole, late = (make_batch(make_table(LENGTHS), backend, deferred=each, **options) for each in (False, True))
-    assert not made(late) & {"labels", "loss_mask"}
+    assert bool(made(late)) is (padding == "free")
     for part, other in ((late.take([2, 0]), whole.take([2, 0])), (late.take([]), whole.take([])), (late, whole)):
         mine, theirs = host(part), host(other)
         assert list(mine) == list(theirs)
@@ -421,8 +421,8 @@ def test_moving_a_batch_and_taking_rows_makes_no_field() -> None:
     batch = make_batch(make_table(LENGTHS), "numpy", deferred=True)
     assert made(batch) == made(batch.to("cpu")) == made(batch.take([1])) == made(copy.copy(batch)) == set()
     assert batch.num_tokens == 25
-    assert batch.labels is batch.labels
-    assert made(batch) == {"labels"}
+    assert batch.position_ids is batch.position_ids
+    assert made(batch) == {"position_ids"}
     assert set(batch) == {"input_ids", "attention_mask", "labels", "position_ids"}
 
 
@@ -438,11 +438,88 @@ def test_a_field_that_was_removed_or_set_is_not_made_again() -> None:
         assert each.loss_mask is not None
 
 
-def test_labels_stay_those_of_the_ids_that_were_replaced() -> None:
+def test_fields_stay_those_of_the_ids_that_were_replaced() -> None:
     batch = make_batch(make_table(LENGTHS), "numpy", deferred=True)
-    expected = make_batch(make_table(LENGTHS), "numpy").labels
-    batch["input_ids"] = np.zeros_like(batch.input_ids)
-    np.testing.assert_array_equal(batch.labels, expected)
+    expected = host(make_batch(make_table(LENGTHS), "numpy"))
+    batch["input_ids"] = np.zeros((1, 2), np.int32)
+    for name in ("labels", "loss_mask", *DEFERRED):
+        assert same(expected[name], batch[name])
+        assert batch[name].dtype == expected[name].dtype
+
+
+@pytest.mark.parametrize("padding", ["sides", "free"])
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+def test_writes_into_a_field_or_a_column_change_no_other_field(name: str, padding: Any) -> None:
+    pytest.importorskip(name)
+    expected = host(make_batch(make_table(LENGTHS), name, padding=padding))
+    for view in (lambda batch: batch, copy.copy, lambda batch: batch.to("cpu")):
+        batch = make_batch(make_table(LENGTHS), name, padding=padding, deferred=True)
+        written = view(batch)
+        written.input_ids[:] = 9
+        for column in ("response_mask", "prompt_length", "response_length"):
+            written.metadata[column][0] = 0
+        del written.metadata["layout"]
+        for each in (batch, written):
+            found = host(each)
+            for field in {"labels", "loss_mask", *DEFERRED} & expected.keys():
+                assert same(expected[field], found[field]), field
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+def test_fields_of_taken_rows_are_those_of_the_rows_before_the_lengths_changed(name: str) -> None:
+    pytest.importorskip(name)
+    whole, late = (make_batch(make_table(LENGTHS), name, deferred=each) for each in (False, True))
+    for batch in (whole, late):
+        batch.metadata["prompt_length"] = batch.metadata["prompt_length"].clip(0, 1)
+        batch.metadata["response_length"] = batch.metadata["response_length"].clip(0, 2)
+    expected, found = host(whole.take([2, 0])), host(late.take([2, 0]))
+    assert found["input_ids"].shape == (2, 3)
+    assert all(same(expected[field], found[field]) for field in ("labels", "loss_mask", *DEFERRED))
+
+
+def test_rows_are_taken_by_the_lengths_that_metadata_has_now(backend: str) -> None:
+    def shortened(batch: RolloutBatch) -> RolloutBatch:
+        short = np.full(4, 2, batch.backend.integer)
+        batch.metadata["response_length"] = batch.backend.from_numpy(short)
+        return batch
+
+    def written(batch: RolloutBatch) -> RolloutBatch:
+        batch.metadata["response_length"][:] = 2
+        return batch
+
+    changes: list[Any] = [lambda: shortened(batch), lambda: shortened(batch.to("cpu")), lambda: copy.copy(batch)]
+    changes += [lambda: written(batch), lambda: written(copy.copy(batch))] if backend in ("numpy", "torch") else []
+    for number, change in enumerate(changes):
+        batch = make_batch(make_table(LENGTHS), backend)
+        taken = change().take([0, 2])
+        assert (tuple(taken.input_ids.shape), taken.num_tokens) == (((2, 8), 13) if number == 2 else ((2, 4), 7))
+        assert taken.take([1]).num_tokens == (7 if number == 2 else 3)
+
+
+def test_lengths_kept_for_a_device_are_not_those_of_changed_columns() -> None:
+    torch = pytest.importorskip("torch")
+    views: list[Any] = [copy.copy, lambda batch: batch.take([0, 1]), lambda batch: batch.to("meta")]
+    with torch.inference_mode():
+        unwatched = make_batch(make_table(LENGTHS), "torch").to("meta")
+
+    def write(part: RolloutBatch) -> None:
+        part.metadata["response_length"].clamp_(max=2)
+
+    def assign(part: RolloutBatch) -> None:
+        part.metadata["prompt_length"] = part.metadata["prompt_length"].clone()
+
+    for change in (write, assign):
+        for view in views:
+            batch = make_batch(make_table(LENGTHS), "torch").to("meta")
+            part = view(batch)
+            assert part.take([0]).take([0]).num_tokens == 6
+            change(part)
+            with pytest.raises(NotImplementedError):  # nothing can be read from that device
+                part.take([0])
+            with pytest.raises(NotImplementedError):
+                copy.copy(part).take([0])
+    with pytest.raises(NotImplementedError):
+        unwatched.take([0])
 
 
 def test_fields_that_were_not_asked_for_are_none() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
@@ -284,13 +285,16 @@ def zero_variance_groups(
 ) -> Array:
     """True for rows of groups whose rewards are all equal: nothing can be learned from them.
 
-    Equal means a standard deviation of at most `above`: 0, or 1e-6 with slime.
+    Equal means a standard deviation of at most `above`: 0, or 1e-6 with slime. Groups whose standard deviation is not
+    finite count as equal: on a device these are groups with a reward that is NaN or infinite.
     """
     batch = _RowRewards(rewards, None, find_preset(preset), None, nan, check)
     rules, apart = batch.rules, batch.deviations(groups)
-    equal = apart.std() <= (rules.varied_above if above is None else above)
-    kept = equal & (apart.counts != 1) if rules.keep_single_member_groups else equal
-    return batch.arrays.give(apart.groups.spread(kept))
+    std = apart.std()
+    equal = std <= (rules.varied_above if above is None else above)
+    if rules.keep_single_member_groups:
+        equal = equal & (apart.counts != 1)
+    return batch.arrays.give(apart.groups.spread(equal | ~batch.arrays.xp.isfinite(std)))
 
 
 def dynamic_sampling(
@@ -341,11 +345,14 @@ class _RowRewards:
     def single_members(
         self, advantages: Array, apart: Deviations, divisor: Array | float = 1.0, *, scaled: bool = False
     ) -> Array:
-        """Advantages with the rule for groups of one applied; "reward" gives such a row its reward over `divisor`."""
+        """Advantages with the rule for groups of one applied; "reward" gives such a row its reward over `divisor`. If
+        values are not checked, all rows of a group with a reward that is not finite become NaN."""
         rules, given = self.rules, self._single
         rule = choice("single_member_group", given, rules.single_member_rule(scaled))
         own = rules.name if given is None else None
-        return single_member_rows(advantages, lambda: self.wide / divisor, apart, rule, valid=self.valid, of_preset=own)
+        rewards = partial(operator.truediv, self.wide, divisor)
+        found = single_member_rows(advantages, rewards, apart, rule, valid=self.valid, of_preset=own)
+        return found if self.arrays.check else apart.groups.combine(operator.add, found, apart.nan_if_not_finite())
 
     def finish(self, advantages: Array) -> Array:
         advantages = self.arrays.like(advantages, self.given)

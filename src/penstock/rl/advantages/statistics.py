@@ -171,6 +171,10 @@ class Deviations:
         squares = self.groups.sum(self.values * self.values)
         return arrays.xp.sqrt(squares / at_least(arrays, self.counts - self.ddof, 1))
 
+    def nan_if_not_finite(self) -> Array:
+        """NaN for groups with a reward that is not finite, 0 for others."""
+        return self.groups.sum(self.values) * 0.0
+
 
 def deviations(
     rewards: Array, groups: Groups, valid: Array | None, *, ddof: int, weights: Array | None = None
