@@ -95,7 +95,12 @@ ESTIMATORS: dict[str, EstimatorEntry] = {}
 
 
 def estimator(**traits: Any) -> Callable[[F], F]:
-    """Register the decorated function under its name; `traits` are the fields of `EstimatorEntry`."""
+    """Register the decorated function under its name; `traits` are the fields of `EstimatorEntry`.
+
+    Loaders call it as `function(rewards, groups, preset=..., **given)`, without `groups` if it is not among `needs`.
+    `given` has the other `needs` by name, `nan="exclude"` if a reward is missing, and the options of the user. A
+    function that uses none of them takes `**options`.
+    """
 
     def register(function: F) -> F:
         ESTIMATORS[function.__name__] = EstimatorEntry(name=function.__name__, function=function, **traits)
