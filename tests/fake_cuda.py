@@ -131,6 +131,16 @@ def _storage(tensor: torch.Tensor) -> int:
     return tensor.as_subclass(torch.Tensor).untyped_storage().data_ptr()
 
 
+class _Module:
+    """torch with some of its attributes replaced."""
+
+    def __init__(self, replaced: dict[str, Any]) -> None:
+        vars(self).update(replaced)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
 class FakeCuda:
     """`torch.cuda` for one test: a current device and a current stream for each thread."""
 
@@ -182,14 +192,14 @@ class FakeCuda:
         accelerator = SimpleNamespace(is_available=lambda: True, current_accelerator=lambda: torch.device("cuda"))
         kinds = {name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
         made = {name: self._maker(getattr(torch, name)) for name in ("empty", "zeros", "ones", "arange")}
-        return SimpleNamespace(
+        given = {
             **kinds,
             **made,
-            device=torch.device,
-            cuda=self,
-            accelerator=accelerator,
-            from_numpy=lambda array: self.wrap(torch.from_numpy(array), torch.device("cpu")),
-        )
+            "cuda": self,
+            "accelerator": accelerator,
+            "from_numpy": lambda array: self.wrap(torch.from_numpy(array), torch.device("cpu")),
+        }
+        return _Module(given)
 
     def _maker(self, function: Any) -> Any:
         def make(*args: Any, device: Any = "cpu", pin_memory: bool = False, **options: Any) -> Any:
