@@ -30,7 +30,8 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.1
 _LOCKED_BYTE = 1 << 30  # far after the text: on Windows a locked byte cannot be read by others
 
-_registry_guard = threading.Lock()
+# Reentrant: a garbage collection inside of it may release another lock.
+_registry_guard = threading.RLock()
 _registry: dict[str, FileLock] = {}
 """The locks that this process holds, by path."""
 
@@ -116,9 +117,12 @@ class FileLock:
     def _take_over(self) -> bool:
         with _registry_guard:
             holder = _registry.get(str(self.path))
-            if holder is None or holder._handle is None:
+            if holder is None:
                 return False
-            self._handle, holder._handle = holder._handle, None
+            handle, holder._handle = holder._handle, None
+            if handle is None:
+                return False
+            self._handle = handle
             _registry[str(self.path)] = self
             return True
 

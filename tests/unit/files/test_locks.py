@@ -150,3 +150,17 @@ def test_an_error_while_locking_leaves_the_lock_free(
 def test_an_owner_that_cannot_be_read_is_another_process(tmp_path: Path) -> None:
     (tmp_path / "l").write_text("?")
     assert FileLock(tmp_path / "l").owner() == "another process"
+
+
+def test_a_lock_that_a_garbage_collection_releases_inside_of_another_call_does_not_block(tmp_path: Path) -> None:
+    lock = FileLock(tmp_path / "l")
+    assert lock.acquire()
+    assert module._registry_guard.acquire(timeout=1)
+    try:
+        released = module._registry_guard.acquire(blocking=False)
+        assert released, "the thread that holds the guard has to get it again"
+        module._registry_guard.release()
+        lock.release()
+    finally:
+        module._registry_guard.release()
+    assert not lock.held
