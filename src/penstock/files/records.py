@@ -239,7 +239,8 @@ def _without_empty_lines(data: Bytes) -> Bytes:
     """Lines, as a copy without those that are nothing but their newline."""
     kept = data != _NEWLINE
     kept[1:] |= kept[:-1].copy()
-    return data[kept]
+    lines: Bytes = data[kept]
+    return lines
 
 
 def _between(ends: Positions, size: int) -> tuple[Positions, Positions]:
