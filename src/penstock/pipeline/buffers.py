@@ -54,12 +54,40 @@ class Parcel:
     """Rows of the batch when it became due."""
     bad_rows: State | None = None
     """Size of the quarantine when this parcel became due, its own bad rows included."""
+    rows_ahead: int = 0
+    """Rows that count as read and not delivered."""
     taken: int = 0
     """Number of those rows that have reached the consumer, in this run or an earlier one."""
 
     @property
     def nbytes(self) -> int:
         return self.reservation.nbytes
+
+
+class RowsAhead:
+    """Rows between the source and the consumer, and the limit that reading waits for, if there is one."""
+
+    def __init__(self, most: int | None) -> None:
+        self.most = most
+        self._rows = 0
+        self._fewer = threading.Condition()
+
+    def count(self, parcel: Parcel, rows: int) -> None:
+        """The parcel has so many rows now: as it was read, after the transforms, or none once it is delivered."""
+        if self.most is None:
+            return
+        with self._fewer:
+            self._rows += rows - parcel.rows_ahead
+            parcel.rows_ahead = rows
+            self._fewer.notify_all()
+
+    def wait(self, timeout_seconds: float) -> bool:
+        """True if there is room for more rows."""
+        if self.most is None:
+            return True
+        most = self.most
+        with self._fewer:
+            return self._fewer.wait_for(lambda: self._rows < most, timeout_seconds)
 
 
 class Buffers:

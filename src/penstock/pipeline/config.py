@@ -26,6 +26,9 @@ class PipelineConfig:
     """Threads, or spawned processes for transforms in pure Python."""
     batch_rows: int | Literal["auto"] = "auto"
     """Rows in every batch an iteration yields (the last may be shorter); "auto" lets sizes follow the bottleneck."""
+    rows_ahead: int | None = None
+    """Most rows between the source and the consumer, besides the batch that the consumer has; None: the budget alone
+    limits them. Of files that are read in larger parts, one part may be more."""
     on_error: OnError = "raise"
     """A bad row stops the run, is dropped and counted, or is dropped, counted and written to the quarantine file."""
     quarantine: str | Path | None = None
@@ -51,6 +54,13 @@ class PipelineConfig:
             raise ConfigError(f"max_workers must be a positive number, got {self.max_workers!r}")
         if self.batch_rows != "auto" and not _positive(self.batch_rows):
             raise ConfigError(f"batch_rows must be a positive number or 'auto', got {self.batch_rows!r}")
+        if self.rows_ahead is not None:
+            if not _positive(self.rows_ahead):
+                raise ConfigError(f"rows_ahead must be a positive number or None, got {self.rows_ahead!r}")
+            if isinstance(self.batch_rows, int) and self.rows_ahead < self.batch_rows:
+                raise ConfigError(
+                    f"rows_ahead={self.rows_ahead} is less than the batch_rows={self.batch_rows} of one batch; raise it"
+                )
         if self.on_error not in ("raise", "skip", "quarantine"):
             raise ConfigError(f"on_error must be 'raise', 'skip' or 'quarantine', got {self.on_error!r}")
         if self.max_failures is not None and self.max_failures < 0:

@@ -41,7 +41,7 @@ class Delivery:
         self, context: Context, buffers: Buffers, start: DeliveryPosition, bad_rows: BadRows, check: Callable[[], None]
     ) -> None:
         self._budget, self._sinking = context.budget, context.sinking
-        self._buffers, self._check = buffers, check
+        self._buffers, self._check, self._rows_ahead = buffers, check, context.rows_ahead
         self._acknowledged, self._holds_rows = context.acknowledged, context.holds_rows
         self._unpublished: deque[tuple[int, State]] = deque()
         """States to acknowledge once that many rows are published."""
@@ -85,6 +85,7 @@ class Delivery:
         before that, a resume makes the parcel again and skips what was taken of it."""
         parcel.taken += rows
         self.rows_out += rows
+        self._rows_ahead.count(parcel, parcel.rows_made - parcel.taken)
         if parcel.taken < parcel.rows_made:
             self.position = replace(self.position, skip_rows=parcel.taken)
             return

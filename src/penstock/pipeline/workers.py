@@ -53,6 +53,7 @@ class Workers:
                     parcel.reservation.release()
                     raise
             parcel.payload = None
+            self._count_rows(parcel)
             if parcel.batch is not None:
                 parcel.reservation.resize(parcel.size)
             self._context.resident.give_back()
@@ -156,10 +157,14 @@ class Workers:
             if parcel.batch is not None:
                 _fill(parcel, self._run(parcel, self._serial, Decoded(parcel.batch), parcel.size))
                 parcel.reservation.resize(parcel.size)
+                self._count_rows(parcel)
             parcel.transform_states = self._serial_states()
         except Exception as error:  # noqa: BLE001 - it surfaces in the caller, in its turn
             parcel.error = error
         return parcel
+
+    def _count_rows(self, parcel: Parcel) -> None:
+        self._context.rows_ahead.count(parcel, parcel.batch.num_rows if parcel.batch is not None else 0)
 
     def _run(self, parcel: Parcel, chain: Chain, decoded: Decoded, size: int) -> Ran:
         """The batch through a chain; if a row fails, its good rows. Bad ones stop the run, or go into the parcel."""
