@@ -56,6 +56,8 @@ class Parcel:
     """Size of the quarantine when this parcel became due, its own bad rows included."""
     rows_ahead: int = 0
     """Rows that count as read and not delivered."""
+    is_part: bool = False
+    """True if more rows of the same parcel follow, in another one."""
     taken: int = 0
     """Number of those rows that have reached the consumer, in this run or an earlier one."""
 
@@ -180,6 +182,23 @@ class Buffers:
             self._bytes["settled"] += parcel.nbytes
         return waited + self._advance()
 
+    def settle_part(self, parcel: Parcel) -> float:
+        """Rows of a parcel of which more follow: passed on once all parcels before it are; returns the seconds waited.
+
+        The last part is settled as any parcel.
+        """
+        with self._lock:
+            waited = self._wait(self._room_to_settle, lambda: parcel.number == self._next and not self._baton)
+            if self._cancelled:
+                parcel.reservation.release()
+                return waited
+            self._baton = True
+        try:
+            return waited + self._put_ready(parcel)
+        finally:
+            with self._lock:
+                self._baton = False
+
     # -- 4: the sink thread --------------------------------------------------------------------------------------
 
     def take_ready(self) -> tuple[list[Parcel] | None, float]:
@@ -256,6 +275,7 @@ class Buffers:
                         if closing is None:
                             # Released inside the lock, or a parcel settled in between would wait forever.
                             self._baton = False
+                            self._room_to_settle.notify_all()
                             return waited
                     else:
                         self._bytes["settled"] -= parcel.nbytes

@@ -49,6 +49,8 @@ class Delivery:
         """The last state that was acknowledged during iteration."""
         self.position, self.bad_rows = start, bad_rows
         self._skip = start.skip_rows
+        self._parts_rows = 0
+        """Rows of the parts of the current parcel that were delivered."""
         self.rows_read = self.rows_out = 0
         self.dropped: Counter[str] = Counter()
         self.changed: Counter[str] = Counter()
@@ -86,9 +88,13 @@ class Delivery:
         parcel.taken += rows
         self.rows_out += rows
         self._rows_ahead.count(parcel, parcel.rows_made - parcel.taken)
-        if parcel.taken < parcel.rows_made:
-            self.position = replace(self.position, skip_rows=parcel.taken)
+        if parcel.is_part or parcel.taken < parcel.rows_made:
+            self.position = replace(self.position, skip_rows=self._parts_rows + parcel.taken)
+            if parcel.taken == parcel.rows_made:
+                self._parts_rows += parcel.taken
+                parcel.reservation.release()
             return
+        self._parts_rows = 0
         self.position = DeliveryPosition(
             parcel.source_state, parcel.transform_states or {}, self._skip, parcel.bad_rows
         )
