@@ -47,7 +47,7 @@ class DatasetOptions(TypedDict, total=False):
     """Options that every dataset takes."""
 
     folds: Folds | None
-    fold: int
+    fold: int | None
     tokenizer: Any
     max_length: int | None
     add_special_tokens: bool
