@@ -14,7 +14,7 @@ import pyarrow.json as pj
 
 from penstock.errors import ConfigError, SchemaError
 from penstock.files.compression import DamagedStreamError, open_input
-from penstock.files.json_values import loads
+from penstock.files.json_values import DepthError, is_too_deep, loads
 from penstock.files.listing import PathLike
 from penstock.files.records import JsonItems, JsonLines
 from penstock.pipeline.functions import arrow_schema
@@ -150,6 +150,8 @@ class JsonlSource(RecordSource):
     def _explain(self, record: bytes, layout: FileLayout, error: Exception) -> tuple[str, str]:
         try:
             row = _loads(record)
+        except DepthError as problem:
+            return "nested too deeply", f"{problem}; leave the row out with on_error='skip': {record[:80]!r}"
         except ValueError as problem:
             half = _lone_surrogate(record)
             if half is not None:
@@ -355,7 +357,7 @@ def _loads(record: bytes) -> Any:
 
 def _loads_halves(record: bytes) -> Any:
     """As `_loads`, with halves of surrogate pairs: such a row is refused when it is read, but its fields are known."""
-    return _loads(record) if _lone_surrogate(record) is None else json.loads(record)
+    return _loads(record) if _lone_surrogate(record) is None or is_too_deep(record) else json.loads(record)
 
 
 def _lone_surrogate(record: bytes) -> str | None:
