@@ -87,6 +87,12 @@ def _expand(path: PathLike, suffixes: Sequence[str]) -> FoundFiles:
     if here.is_dir():
         return _found(_inside(here, suffixes), here)
     if here.exists():
+        if here.is_fifo() or here.is_socket():
+            kind = "named pipe" if here.is_fifo() else "socket"
+            raise FileNotFoundError(
+                f"{text!r} is a {kind}, which can be read only once; write what comes out of it to a file, or read it "
+                "with IteratorSource"
+            )
         return _found([here], here.parent)
     if glob.has_magic(text):
         names = glob.glob(str(here), recursive=True)  # noqa: PTH207 - Path.glob takes no absolute patterns

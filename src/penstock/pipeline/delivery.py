@@ -6,6 +6,7 @@ it. The position of a run is that of the last *delivered* parcel, regardless of 
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator
@@ -15,6 +16,7 @@ from typing import Literal
 
 import pyarrow as pa
 
+from penstock._forks import check_process
 from penstock.errors import StoppedError
 from penstock.pipeline.buffers import Buffers, Parcel
 from penstock.pipeline.context import Context
@@ -42,6 +44,7 @@ class Delivery:
     ) -> None:
         self._budget, self._sinking = context.budget, context.sinking
         self._buffers, self._check = buffers, check
+        self._process = os.getpid()
         self._acknowledged, self._holds_rows = context.acknowledged, context.holds_rows
         self._unpublished: deque[tuple[int, State]] = deque()
         """States to acknowledge once that many rows are published."""
@@ -61,6 +64,7 @@ class Delivery:
         stops early: what was not delivered gives its memory back then.
         """
         while True:
+            check_process(self._process, "this run of a pipeline")
             taken, waited = self._buffers.take_ready()
             self._sinking.waited(for_input=waited)
             self._check()
@@ -112,6 +116,7 @@ class Delivery:
                         held -= size
                         self._stand(pending)
                         yield batch
+                        check_process(self._process, "this run of a pipeline")
                         self.asked_on()
             if held:
                 yield self._cut(pending, held)

@@ -11,6 +11,7 @@ from typing import Any, Self, cast
 
 import pyarrow as pa
 
+from penstock._forks import check_process
 from penstock.errors import ConfigError, ResumeError
 from penstock.files.filesystems import require_local
 from penstock.memory.budget import MemoryBudget, format_bytes
@@ -134,6 +135,7 @@ class Pipeline:
             raise ConfigError("this pipeline has not been started")
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         while not drain.done.wait(_PROGRESS_SECONDS):
+            check_process(runner.process, "this run of a pipeline")
             if progress is not None:
                 progress(runner.snapshot())
             if runner.failure is not None and not drain.done.wait(_GRACE):

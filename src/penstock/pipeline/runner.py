@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -150,6 +151,7 @@ class Runner:
         self._control = Control(context, self.workers)
         self._reader = SourceThread(context, self.workers.buffers)
         self.failure: BaseException | None = None
+        self.process = os.getpid()
         self._failing = threading.Lock()
         self._started = time.monotonic()
         self._ended: float | None = None
@@ -160,18 +162,24 @@ class Runner:
     def start(self) -> None:
         self.context.budget.restart_peak()
         self.context.resident.begin()
+        self.context.watch()
         for thread in self.threads:
             thread.start()
 
     def halt(self) -> None:
         """Tell every thread to stop, without waiting for them. Idempotent."""
         self.context.stop.set()
+        self.context.unwatch()
         self.workers.buffers.cancel()
         if self._ended is None:
             self._ended = time.monotonic()
 
     def close(self) -> None:
         """Stop every thread and wait for them. Idempotent; a hung stage is abandoned, and named in the log."""
+        if os.getpid() != self.process:  # a fork has none of the threads, and maybe the locks that they held
+            self.context.stop = threading.Event()
+            self.context.stop.set()
+            return
         self.halt()
         self.workers.close()
         grace = 0.2 if isinstance(self.failure, StalledError) else _GRACE
