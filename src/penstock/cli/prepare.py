@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Iterator
 from dataclasses import fields
@@ -20,7 +19,7 @@ from penstock.loaders import prepare as prepare_store
 from penstock.memory import MemoryBudget
 from penstock.memory.budget import format_bytes
 from penstock.observe import Extent, closing_table, progress_on
-from penstock.pipeline import Pipeline, PipelineConfig
+from penstock.pipeline import PipelineConfig
 from penstock.store import describe
 
 
@@ -62,7 +61,7 @@ def prepare(
             config=PipelineConfig(workers=workers or "auto", on_error=on_error, quarantine=quarantine),  # type: ignore[arg-type]
             budget=memory,
             wait_seconds=wait_seconds,
-            progress=None if quiet else _progress(console),
+            progress=None if quiet else lambda made: progress_on(console, Extent.of(made.source), str(made)),
         )
     if as_json:
         print_json(_facts(prepared), indent=False)
@@ -72,15 +71,6 @@ def prepare(
         else:
             print_table(closing_table(prepared.report, budget_bytes=memory.capacity))
         print_table(store_table(_facts(prepared)["store"], prepared.tokens_per_second))
-
-
-def _progress(console: Console) -> Any:
-    @contextlib.contextmanager
-    def shown(pipeline: Pipeline) -> Iterator[Any]:
-        with progress_on(console, Extent.of(pipeline.source), str(pipeline)) as progress:
-            yield progress
-
-    return shown
 
 
 def _facts(prepared: Prepared) -> dict[str, Any]:
