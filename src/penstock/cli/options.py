@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 
 from penstock.chat.templates import BUILT_IN
+from penstock.cli.advice import command_wording
 from penstock.cli.console import log_lines, report_errors
 from penstock.corpus.quality.filters import FILTERS
 from penstock.corpus.recipe import Recipe
@@ -109,13 +110,15 @@ def command(recipe: Sequence[str] = (), *, stopped: str = "stopped") -> Callable
         if not takes_debug:
             parameters.append(_parameter("debug", DebugOption, default=False))
 
+        wording = command_wording(parameters)
+
         @functools.wraps(function)
         def reporting(*, debug: bool = False, **given: Any) -> None:
             if takes_recipe:
                 given["recipe"] = _recipe_keywords(recipe, given)
             if takes_debug:
                 given["debug"] = debug
-            with report_errors(debug=debug, stopped=stopped):
+            with report_errors(debug=debug, stopped=stopped, wording=wording):
                 function(**given)
 
         ordered = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
