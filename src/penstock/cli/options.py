@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import orjson
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 from penstock.chat.templates import BUILT_IN
 from penstock.cli.advice import command_wording
@@ -90,6 +91,17 @@ _CHAT_OPTIONS: dict[str, tuple[Any, Any]] = {
 _TEXTS = ("now", "end_of_turn")
 _LISTS = ("allow_lost", "special_tokens")
 _MAPPINGS = ("variables", "gate")
+_WHOLE = 10_000
+"""Characters of a summary."""
+
+
+class CommandGroup(TyperGroup):
+    """Group of commands whose help has their summaries in full."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, found.get_short_help_str(_WHOLE)) for name, found in commands if found])
 
 
 def command(recipe: Sequence[str] = (), *, stopped: str = "stopped") -> Callable[..., Callable[..., None]]:

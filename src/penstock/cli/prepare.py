@@ -25,7 +25,7 @@ from penstock.store import describe
 
 @command([field.name for field in fields(Recipe) if field.init], stopped="stopped; the same command resumes")
 def prepare(
-    inputs: Annotated[list[str], typer.Argument(metavar="IN...", help="Files, directories or globs.")],
+    inputs: Annotated[list[str], typer.Argument(metavar="IN", help="Files, directories or globs.")],
     out: Annotated[Path, typer.Option(metavar="STORE", help="Directory of the store.")],
     recipe: Any,
     mode: Annotated[
