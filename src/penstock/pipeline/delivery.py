@@ -53,6 +53,8 @@ class Delivery:
         self.position, self.bad_rows = start, bad_rows
         self._skip = start.skip_rows
         self.rows_read = self.rows_out = 0
+        self.file_bytes: int | None = None
+        """Bytes of the input files before the next parcel."""
         self.dropped: Counter[str] = Counter()
         self.changed: Counter[str] = Counter()
         self.latency = StageMetrics("end to end", "latency")
@@ -162,6 +164,7 @@ class Delivery:
         if parcel.error is not None:
             raise parcel.error
         self.rows_read += parcel.rows_in
+        self.file_bytes = parcel.file_bytes
         for dropped, changed in parcel.counts:
             self.dropped.update(dropped)
             self.changed.update(changed)
