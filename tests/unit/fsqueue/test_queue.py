@@ -165,7 +165,7 @@ def test_a_queue_that_somebody_waits_for_keeps_its_description(tmp_path: Path) -
     path = tmp_path / "q"
     Queue.create(path, described(vocab_size=1))
     with consumer(path, timeout_seconds=0.01) as reader:
-        with pytest.raises(PenstockError, match="0.01"):
+        with pytest.raises(PenstockError, match=r"0\.01"):
             reader.get_batch()
         with pytest.raises(StaleQueueError, match="vocab_size"):
             Queue.create(path, described(vocab_size=2))
