@@ -23,7 +23,7 @@ from penstock.pipeline.control import Control
 from penstock.pipeline.delivery import Delivery, DeliveryPosition
 from penstock.pipeline.quarantine import BadRows
 from penstock.pipeline.report import Report
-from penstock.pipeline.stages import Block, Origin, Publishing, Rejected, Sink, State
+from penstock.pipeline.stages import Block, Live, Origin, Publishing, Rejected, Sink, State
 from penstock.pipeline.workers import Workers
 
 
@@ -172,6 +172,8 @@ class Runner:
         self.context.stop.set()
         self.context.unwatch()
         self.workers.buffers.cancel()
+        if isinstance(self.context.source, Live):
+            self.context.source.interrupt()
         if self._ended is None:
             self._ended = time.monotonic()
 
