@@ -81,7 +81,8 @@ class StreamSpec:
     """Description of the streams of one rank. What is opened by it is opened once in each process."""
 
     recipe: Recipe | None
-    paths: list[PathLike]
+    paths: Any
+    """A list of paths, or a source."""
     sampling: WindowSampling
     form: BatchLayout
     global_batch: int
