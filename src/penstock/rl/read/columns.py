@@ -27,7 +27,9 @@ from penstock.files.listing import list_files, split_suffix
 from penstock.rl.read.engines import engine_rollouts, has_engine_columns, with_chosen_logprobs
 from penstock.rl.rollout import JSON_ROLE, from_json
 from penstock.sources.by_suffix import open_source
+from penstock.sources.inputs import as_input
 from penstock.sources.jsonl import JsonlSource, JsonSource
+from penstock.sources.tables import kind_of, readable
 from penstock.types.columns import as_numpy
 
 Column: TypeAlias = "pa.ChunkedArray | npt.NDArray[Any] | list[Any]"
@@ -452,6 +454,8 @@ def read_columns(data: Any, first_row: int = 0, *, engines: bool = True) -> Give
 def _read_columns(data: Any, rows: RowNames) -> GivenColumns:
     if isinstance(data, str | os.PathLike):
         return _from_files(data)
+    if kind_of(data) is not None or hasattr(data, "next_batch"):
+        return _from_source(as_input(data), rows)
     if isinstance(data, pa.RecordBatch | pa.Table):
         return _from_table(pa.Table.from_batches([data]) if isinstance(data, pa.RecordBatch) else data, rows)
     if hasattr(data, "batch") and hasattr(data, "non_tensor_batch"):  # verl's DataProto
@@ -460,7 +464,7 @@ def _read_columns(data: Any, rows: RowNames) -> GivenColumns:
     if isinstance(data, Mapping):
         return _from_columns(data, rows)
     if hasattr(data, "__arrow_c_stream__"):
-        return _from_table(pa.table(data), rows)
+        return _from_table(readable(pa.table(data)).slice(), rows)
     if is_dataclass(data) or not isinstance(data, Iterable):
         raise ConfigError(
             "expected a list of Rollout, dicts or dataclasses, paths, an Arrow table, a dict of columns, or a "
@@ -498,6 +502,13 @@ def _from_files(paths: Any) -> GivenColumns:
         if hasattr(source, "close"):
             source.close()
     return _from_table(pa.Table.from_batches(batches, batches[0].schema if batches else pa.schema([])), names)
+
+
+def _from_source(source: Any, rows: RowNames) -> GivenColumns:
+    batches = []
+    while (batch := source.next_batch(BATCH_ROWS)) is not None:
+        batches.append(batch)
+    return _from_table(pa.Table.from_batches(batches, batches[0].schema if batches else pa.schema([])), rows)
 
 
 def _from_table(table: pa.Table, rows: RowNames) -> GivenColumns:
