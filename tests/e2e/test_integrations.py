@@ -7,7 +7,9 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -225,6 +227,47 @@ def test_lightning_validates_on_the_whole_of_a_loader_and_refuses_epochs_that_it
         trainer = pl.Trainer(max_epochs=3, enable_checkpointing=False, **quiet)
         with pytest.raises(ConfigError, match=f"max_steps={sum(counts)}"):
             trainer.fit(model(), datamodule=LoaderDataModule(loader))
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def test_a_loader_is_saved_and_restored_by_a_distributed_checkpoint_of_torch(chopped: Make, tmp_path: Path) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    with chopped() as loader:
+        loader.edit(loader.plan.skip(4, 6))
+        seen = [flat(loader.get_batch().input_ids) for _ in range(3)]
+        dcp.save({"loader": loader}, checkpoint_id=tmp_path / "saved")
+        following = flat(loader.get_batch().input_ids)
+    with chopped() as loader:
+        dcp.load({"loader": loader}, checkpoint_id=tmp_path / "saved")
+        assert (loader.step, len(loader.plan.edits)) == (len(seen), 1)
+        assert flat(loader.get_batch().input_ids) == following
+
+
+def test_a_worker_of_ray_has_its_rank_and_restores_the_loader_from_a_checkpoint(
+    chopped: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With stand-ins for the two functions of Ray that are called, and its checkpoint, which gives a folder."""
+    from penstock.integrations.ray_train import LoaderCheckpoint, find_ray_rank
+
+    checkpoint: Any = SimpleNamespace(as_directory=lambda: nullcontext(str(tmp_path)))
+    where = SimpleNamespace(get_world_rank=lambda: 1, get_world_size=lambda: 4)
+    train = SimpleNamespace(get_context=lambda: where, get_checkpoint=lambda: None)
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(train=train))
+    monkeypatch.setitem(sys.modules, "ray.train", train)
+    assert find_ray_rank() == {"rank": 1, "world_size": 4}
+    with chopped() as loader:
+        saved = LoaderCheckpoint(loader)
+        assert not saved.restore()
+        with pytest.raises(ResumeError, match="penstock_loader"):
+            saved.restore(checkpoint)
+        loader.get_batch()
+        saved.save(tmp_path)
+        following = flat(loader.get_batch().input_ids)
+    train.get_checkpoint = lambda: checkpoint
+    with chopped() as loader:
+        assert LoaderCheckpoint(loader).restore()
+        assert flat(loader.get_batch().input_ids) == following
 
 
 MISSING = """
