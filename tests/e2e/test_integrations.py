@@ -160,8 +160,11 @@ def rollouts() -> DataLoader:
 
 @pytest.mark.parametrize(("kind", "make"), [("dpo", preferences), ("grpo", rollouts)])
 def test_trls_other_trainers_learn_from_the_batches_of_the_loader_and_resume_exactly(
-    kind: str, make: Make, tmp_path: Path
+    kind: str, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    committed: list[int] = []
+    monkeypatch.setattr(RolloutDataLoader, "commit", lambda loader: committed.append(loader.step))
+
     def run(folder: Path, checkpoint: str | None = None) -> tuple[list[Any], dict[str, Any]]:
         trainer, args, given = trl_parts(kind, folder)
         seen: list[Any] = []
@@ -178,6 +181,7 @@ def test_trls_other_trainers_learn_from_the_batches_of_the_loader_and_resume_exa
     whole, weights = run(tmp_path)
     expected = batches(make, 4)
     assert whole == [flat(batch.input_ids if kind == "dpo" else batch.responses) for batch in expected]
+    assert committed == ([1, 2, 3, 4] if kind == "grpo" else [])
     resumed, again = run(tmp_path / "again", str(tmp_path / "run" / "checkpoint-2"))
     assert resumed == whole[2:]
     assert equal(weights, again)

@@ -24,8 +24,8 @@ _callbacks: Any = require("transformers.trainer_callback", "trainers")
 class LoaderState(transformers.TrainerCallback, _callbacks.ExportableState):  # type: ignore[misc]
     """Callback that saves the state of the loader in the `trainer_state.json` of every checkpoint, and restores it.
 
-    It also makes the strategies "epoch" (`save_strategy`, `eval_strategy`, `logging_strategy`) act at the end of every
-    epoch of the loader, which the trainer does not see, and reports that epoch.
+    A loader over a `RolloutQueue` is committed after each. The strategies "epoch" (`save_strategy`, `eval_strategy`,
+    `logging_strategy`) act at the end of every epoch of the loader, which the trainer does not see, and logs have it.
     """
 
     loader: RepeatLoader | None = None
@@ -57,6 +57,12 @@ class LoaderState(transformers.TrainerCallback, _callbacks.ExportableState):  # 
                 )
             self.loader.load_state_dict(saved)
         self._epoch = self._current_epoch()
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Let a `RolloutQueue` delete what was used before the checkpoint, which is on disk now."""
+        commit = getattr(getattr(self.loader, "loader", None), "commit", None)
+        if commit is not None:
+            commit()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Act on the end of an epoch of the loader. The trainer itself does so after the last step."""
