@@ -34,7 +34,8 @@ class LoaderDataModule(_lightning().LightningDataModule):  # type: ignore[misc]
 
     Lightning restores a bare loader only in the middle of an epoch. `val_loader` is read from its beginning in every
     validation. Lightning takes all epochs to be as long as the first; where they are not, that is an error, unless
-    `max_steps` ends the run or `reload_dataloaders_every_n_epochs=1` makes it ask again.
+    `max_steps` ends the run. `reload_dataloaders_every_n_epochs` does not help: a resume at the end of an epoch then
+    loses the next one.
     """
 
     def __init__(self, train_loader: Any, val_loader: Any = None) -> None:
@@ -67,9 +68,7 @@ class LoaderDataModule(_lightning().LightningDataModule):  # type: ignore[misc]
     def _check_epochs(self, trainer: Any) -> None:
         """Refuse epochs of different lengths, of which Lightning would cut the longer ones."""
         loader, epochs = self.train_loader, trainer.max_epochs
-        if trainer.max_steps != -1 or epochs in (None, -1) or trainer.reload_dataloaders_every_n_epochs == 1:
-            return
-        if not isinstance(loader, DataLoader):
+        if trainer.max_steps != -1 or epochs in (None, -1) or not isinstance(loader, DataLoader):
             return
         try:
             counts = [loader.get_num_batches(epoch) for epoch in range(epochs)]
