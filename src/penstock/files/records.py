@@ -11,11 +11,14 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from penstock.files.json_values import MAX_DEPTH, DepthError, is_too_deep
+
 Bytes = npt.NDArray[np.uint8]
 Positions = npt.NDArray[np.int64]
 
 _NEWLINE, _RETURN, _QUOTE, _BACKSLASH, _COMMA = b'\n\r"\\,'
 _OPEN, _CLOSE, _ARRAY_END = b"{}]"
+_PIECE = 1 << 17
 _IS_SEPARATOR = np.zeros(256, bool)
 _IS_SEPARATOR[list(b" \t\r\n,")] = True
 _IS_SPACE, _IS_LINE_END = np.zeros(256, bool), np.zeros(256, bool)
@@ -108,7 +111,10 @@ class JsonLines(Lines):
         for i in np.flatnonzero(unusual & ~empty).tolist():
             if data[starts[i] : stops[i]].tobytes().lstrip()[0] != _OPEN:
                 raise ValueError("a row is not a JSON object")
-        return data, len(starts) - int(np.count_nonzero(empty))
+        rows = len(starts) - int(np.count_nonzero(empty))
+        if _openings(data) >= rows + MAX_DEPTH:  # every row has one: otherwise none has more than `MAX_DEPTH`
+            _check_depth(data, starts, stops)
+        return data, rows
 
 
 class CsvRecords(Lines):
@@ -215,7 +221,10 @@ class JsonItems:
 
     def prepare(self, data: Bytes) -> tuple[Bytes, int]:
         """Parsers of separate objects take no commas between them, nor the array's end."""
-        starts, stops = _top_level(data)
+        brackets, opening, depth = _brackets(data)
+        if depth.max(initial=0) > MAX_DEPTH:
+            raise DepthError
+        starts, stops = _outermost(brackets, opening, depth)
         gap, _ = _gaps(starts, stops)
         after = np.arange(stops[-1] if len(stops) else 0, len(data))
         if not _IS_SEPARATOR[data[gap]].all() or not (_IS_SEPARATOR[data[after]] | (data[after] == _ARRAY_END)).all():
@@ -272,8 +281,35 @@ def _last_newline(data: Bytes) -> int:
     return 0
 
 
+def _openings(data: Bytes) -> int:
+    """Number of opening brackets. Counted in pieces, which stay in the processor's cache."""
+    pieces = (data[start : start + _PIECE] for start in range(0, len(data), _PIECE))
+    return sum(int(np.count_nonzero((piece | 0x20) == _OPEN)) for piece in pieces)
+
+
+def _check_depth(data: Bytes, starts: Positions, stops: Positions) -> None:
+    """Raise DepthError if a record has too many levels; only those with many brackets are looked at."""
+    brackets = np.flatnonzero((data | 0x20) == _OPEN)
+    counts = np.searchsorted(brackets, stops) - np.searchsorted(brackets, starts)
+    for number in np.flatnonzero(counts > MAX_DEPTH).tolist():
+        if is_too_deep(data[starts[number] : stops[number]].tobytes()):
+            raise DepthError
+
+
 def _top_level(data: Bytes) -> tuple[Positions, Positions]:
     """Starts and stops of the outermost bracketed values, up to a closing bracket that none of them opened."""
+    return _outermost(*_brackets(data))
+
+
+def _outermost(
+    brackets: Positions, opening: npt.NDArray[np.bool_], depth: npt.NDArray[np.int32]
+) -> tuple[Positions, Positions]:
+    stops = brackets[(depth == 0) & ~opening] + 1
+    return brackets[(depth == 1) & opening][: len(stops)], stops
+
+
+def _brackets(data: Bytes) -> tuple[Positions, npt.NDArray[np.bool_], npt.NDArray[np.int32]]:
+    """The brackets outside strings, which of them open, and the depth after each."""
     folded = data | 0x20  # makes [ and { the same byte, and ] and }
     marks = (folded == _OPEN) | (folded == _CLOSE) | (data == _QUOTE)
     marks[_escaped_quotes(data)] = False
@@ -286,8 +322,7 @@ def _top_level(data: Bytes) -> tuple[Positions, Positions]:
     below = np.flatnonzero(depth < 0)
     if len(below):
         brackets, opening, depth = brackets[: below[0]], opening[: below[0]], depth[: below[0]]
-    stops = brackets[(depth == 0) & ~opening] + 1
-    return brackets[(depth == 1) & opening][: len(stops)], stops
+    return brackets, opening, depth
 
 
 def _escaped_quotes(data: Bytes) -> Positions:

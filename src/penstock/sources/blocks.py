@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from penstock.errors import DataError
 from penstock.files.checksums import FileStamps
-from penstock.files.compression import ByteReader, DamagedStreamError, open_input
+from penstock.files.compression import ByteReader, DamagedStreamError, disk_position, open_input
 from penstock.files.records import Cutter, first_newline
 from penstock.memory.budget import format_bytes
 from penstock.memory.pool import BufferPool, PooledBuffer
@@ -111,6 +111,11 @@ class BlockReader:
     @property
     def held_bytes(self) -> int:
         return self._tail.nbytes
+
+    @property
+    def file_position(self) -> int:
+        """Bytes of the current file, as it is on disk, that were read."""
+        return disk_position(self._reader) if self._reader is not None else 0
 
     # -- one file ----------------------------------------------------------------------------------------------------
 

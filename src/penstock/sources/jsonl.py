@@ -14,7 +14,7 @@ import pyarrow.json as pj
 
 from penstock.errors import ConfigError, SchemaError
 from penstock.files.compression import DamagedStreamError, open_input
-from penstock.files.json_values import loads
+from penstock.files.json_values import DepthError, is_too_deep, loads
 from penstock.files.listing import PathLike
 from penstock.files.records import JsonItems, JsonLines
 from penstock.pipeline.functions import arrow_schema
@@ -158,6 +158,8 @@ class JsonlSource(RecordSource):
     def _explain(self, record: bytes, layout: FileLayout, error: Exception) -> tuple[str, str]:
         try:
             row = _loads(record)
+        except DepthError as problem:
+            return "nested too deeply", f"{problem}; leave the row out with on_error='skip': {record[:80]!r}"
         except ValueError as problem:
             half = _lone_surrogate(record)
             if half is not None:
@@ -212,12 +214,23 @@ class JsonlSource(RecordSource):
         alone = type(self)(
             self.files, columns=self._columns, mixed="json" if self._mixed else "error", verbatim=self._verbatim
         )
+        alone._learn_from(block, None)
+        return alone.decode(block)
+
+    def learn_first(self) -> None:
+        """Take the types of the first few megabytes for all rows, of which nothing else is read; others do not fit."""
+        if not self.has_schema and (block := self._first_block()) is not None:
+            self._learn_from(block, self._columns)
+
+    def _learn_from(self, block: Block, columns: list[str] | None) -> None:
         kind = self._try_to_infer(block)[1]
         if kind is None:
-            kind = alone._scan_rows(block, pa.struct([]))
+            kind = self._scan_rows(block, pa.struct([]))
         merged = verbatim(merge(pa.struct([]), kind, "", mixed=self._mixed), self._verbatim)
-        alone._learn(self._list.partitions.completed(pa.schema(list(merged)), None))
-        return alone.decode(block)
+        schema = pa.schema(list(merged))
+        if columns is not None:
+            schema = project(schema, self._list.partitions.stored(columns, schema.names), str(self._list))
+        self._learn(self._list.partitions.completed(schema, columns))
 
     # -- the schema --------------------------------------------------------------------------------------------------
 
@@ -363,7 +376,7 @@ def _loads(record: bytes) -> Any:
 
 def _loads_halves(record: bytes) -> Any:
     """As `_loads`, with halves of surrogate pairs: such a row is refused when it is read, but its fields are known."""
-    return _loads(record) if _lone_surrogate(record) is None else json.loads(record)
+    return _loads(record) if _lone_surrogate(record) is None or is_too_deep(record) else json.loads(record)
 
 
 def _lone_surrogate(record: bytes) -> str | None:

@@ -190,6 +190,12 @@ class RecordSource(Source):
     def origin(self) -> Origin | None:
         return self._origin
 
+    def file_bytes_read(self) -> int:
+        reader = self._reader
+        if reader is None:
+            return self._list.bytes_before(self._start.file)
+        return self._list.bytes_before(reader.place.file) + reader.file_position
+
     def offset_of(self, block: Block, row: int) -> int | None:
         starts = RecordSpans(block).starts
         return (block.origin.offset or 0) + int(starts[row]) if row < len(starts) else None

@@ -43,6 +43,7 @@ from penstock.pipeline.array_worker import (
     died,
     on_release,
 )
+from penstock.sources.inputs import shown_input
 
 log = logging.getLogger(__name__)
 _SLOTS = 10
@@ -217,7 +218,7 @@ class ProcessSteps:
                 code = self._restart()
                 log.warning(
                     "the process that makes the batches of %s ended at step %d, exit code %s; another one goes on",
-                    ", ".join(map(str, self.spec.paths)),
+                    shown_input(self.spec.paths),
                     position.step,
                     code,
                 )

@@ -43,9 +43,18 @@ class WorkerChoice:
         return f"{first}{number}{plural} ({self.reason})"
 
 
-def choose_workers(options: StreamOptions, cores: int | None = None, ranks: int | None = None) -> WorkerChoice:
-    """Workers for these options on a machine with so many cores for so many ranks; by default this one."""
+def choose_workers(
+    options: StreamOptions, cores: int | None = None, ranks: int | None = None, *, stays: str | None = None
+) -> WorkerChoice:
+    """Workers for these options on a machine with so many cores for so many ranks; by default this one.
+
+    `stays` is the reason why no other process can read the input.
+    """
     given = options.workers if isinstance(options.workers, int) else None
+    if stays is not None and options.worker_type != "thread":
+        if options.worker_type == "process":
+            log.warning("streaming with threads, not processes, which slows the trainer down: %s", stays)
+        return WorkerChoice("thread", given, stays)
     ranks = ranks or max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
     cores = max(1, (cores or available_cores()) // ranks)
     processes = given or max(1, min(_MOST_PROCESSES, cores - _FEW_CORES))
