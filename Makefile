@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 comma  := ,
 TORCH  := $(shell $(PYTHON) -c 'import sys; print("torch==2.13.0" if sys.version_info[:2] == (3, 11) else "")')
 
-.PHONY: demo test quick lint format bench clean
+.PHONY: demo test quick lint format bench fuzz clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -40,6 +40,10 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/rl.py
 	$(BIN)/python benchmarks/tabular.py
 
+# Coverage-guided: FUZZ_SECONDS for each target, or `make fuzz FUZZ_TARGETS="jsonl yaml"`. Findings are in .fuzz/.
+fuzz: $(VENV)/.fuzz
+	FUZZ_SECONDS=$${FUZZ_SECONDS:-600} $(BIN)/python -m fuzz $(FUZZ_TARGETS)
+
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
@@ -63,6 +67,10 @@ $(VENV)/.dev: $(VENV)/.demo examples/plugin/pyproject.toml
 # next run tries again.
 $(VENV)/.corpus: $(VENV)/.dev tests/corpus/fetch.py
 	$(BIN)/python tests/corpus/fetch.py $(VENV)/corpus --stamp $@
+
+$(VENV)/.fuzz: $(VENV)/.dev
+	$(PIP) --editable '.[fuzz]'
+	touch $@
 
 $(VENV)/.bench: $(VENV)/.dev
 	$(PIP) --editable '.[bench]'

@@ -8,6 +8,7 @@ import gzip
 import io
 import lzma
 import os
+import zlib
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
@@ -155,6 +156,18 @@ class _Decompressed(io.RawIOBase):
         if left:
             self._damage = error  # the file was truncated meanwhile
         self._piece_bytes = 1
+
+
+def inflate(data: bytes, most: int = 1 << 24) -> bytes:
+    """Bytes that `zlib.compress` made small; ValueError if they are damaged, or would be more than `most`."""
+    stream = zlib.decompressobj()
+    try:
+        found = stream.decompress(data, most)
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+    if not stream.eof:
+        raise ValueError(f"it ends too early, or has more than {most} bytes")
+    return found
 
 
 def _skip(reader: ByteReader, count: int) -> int:

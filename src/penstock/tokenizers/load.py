@@ -486,7 +486,9 @@ def _ranks(path: Path) -> TiktokenReference:
 def _template(given: Any, folder: Path | None) -> str | None:
     """A template, the one called "default" of several, or the file next to the tokenizer."""
     if isinstance(given, list):
-        given = {entry["name"]: entry["template"] for entry in given}
+        if not all(isinstance(entry, dict) and isinstance(entry.get("name"), str) for entry in given):
+            raise ConfigError(f"chat_template must be text, or a list of names and templates, got {given!r:.80}")
+        given = {entry["name"]: entry.get("template") for entry in given}
     if isinstance(given, Mapping):
         if "default" not in given:
             log.warning("none of the chat templates %s is called 'default'; none is used", sorted(given))
@@ -495,7 +497,9 @@ def _template(given: Any, folder: Path | None) -> str | None:
         given = given.get("default")
     if folder is not None and (file := folder / "chat_template.jinja").is_file():
         return _read_text(file)
-    return given if given is None else str(given)
+    if given is not None and not isinstance(given, str):
+        raise ConfigError(f"chat_template must be text, or a list of names and templates, got {given!r:.80}")
+    return given
 
 
 def _json(path: Path) -> dict[str, Any]:

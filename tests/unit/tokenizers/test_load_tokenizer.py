@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import pickle
 import subprocess
 import sys
@@ -67,6 +68,35 @@ def test_the_configuration_beside_it_names_special_tokens_and_template(tmp_path:
     assert load_tokenizer(write_model(tmp_path / "b", config=several)).chat_template == "d"
     assert load_tokenizer(write_model(tmp_path / "c", config=several, template="file")).chat_template == "file"
     assert load_tokenizer(write_model(tmp_path / "d")).chat_template is None
+
+
+@pytest.mark.parametrize(
+    "junk", [[1], ["a"], [None], [{}], [{"name": 1}], [{"template": "x"}], 7, {"default": 7}, [[]], True]
+)
+def test_a_template_that_is_no_text_is_refused(tmp_path: Path, junk: Any) -> None:
+    with pytest.raises(ConfigError, match="chat_template"):
+        load_tokenizer(write_model(tmp_path / "a", config={"chat_template": junk}))
+
+
+@pytest.mark.parametrize("part", ["normalizer", "decoder"])
+def test_replacements_that_multiply_a_text_are_refused(tmp_path: Path, part: str) -> None:
+    folder = write_model(tmp_path / "a")
+    config = json.loads((folder / "tokenizer.json").read_text())
+    steps = [{"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1000} for _ in range(3)]
+    config[part] = {"type": "Sequence", f"{part}s": steps}
+    (folder / "tokenizer.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=rf"{part}.*1,000,000,000 times"):
+        load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("number", [2**32 - 1, 2**31, 10**8])
+def test_an_id_far_outside_the_vocabulary_is_refused(tmp_path: Path, number: int) -> None:
+    folder = write_model(tmp_path / "a")
+    config = json.loads((folder / "tokenizer.json").read_text())
+    config["model"]["vocab"]["far"] = number
+    (folder / "tokenizer.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="far"):
+        load_tokenizer(folder)
 
 
 def test_without_a_configuration_the_post_processor_or_well_known_names_tell() -> None:
