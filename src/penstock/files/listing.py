@@ -88,6 +88,10 @@ def _expand(path: PathLike, suffixes: Sequence[str]) -> FoundFiles:
     if "://" in text:
         from penstock.files.remote import RemotePath, fetch_files, path_of  # it imports this module
 
+        if text.startswith("hf://"):
+            from penstock.files.hub import fetch_url
+
+            return _expand(fetch_url(text), suffixes)
         place = path_of(text)
         if isinstance(place, RemotePath):
             return fetch_files(place, suffixes)
