@@ -135,6 +135,7 @@ def prepare_cached(
     config: PipelineConfig | None = None,
     budget: MemoryBudget | int | str | None = None,
     wait_seconds: float = _LONGEST_WAIT,
+    progress: Progress | None = None,
 ) -> Prepared:
     """The store of some files or data below `home`, named by its key; made if it does not exist.
 
@@ -158,7 +159,7 @@ def prepare_cached(
     if key is None:
         raise ConfigError("the recipe has no key, so its store cannot be cached; use prepare(...)")
     job = _Job(opened=opened, out=home / key, mode="create", config=chosen, budget=budget, inputs=files)
-    prepared = _make(job, wait_seconds, None)
+    prepared = _make(job, wait_seconds, progress)
     if note is not None:
         try:
             note.parent.mkdir(parents=True, exist_ok=True)
@@ -193,6 +194,8 @@ def _work_directory(out: Path) -> Path:
 def _make(job: _Job, wait_seconds: float, progress: Progress | None) -> Prepared:
     job.out.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(job.work.with_name(f"{job.work.name}.lock")) as lock:
+        if not lock.acquire() and wait_seconds > 0:
+            _log.info("%s prepares %s; waiting for it", lock.owner(), job.out)
         if not lock.acquire(wait_seconds):
             raise ConfigError(f"{job.out} is being prepared by {lock.owner()}; wait for it, or choose another path")
         return _prepare(job, progress)

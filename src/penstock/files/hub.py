@@ -43,7 +43,7 @@ def fetch_url(url: str) -> str:
     if found is None:
         raise ConfigError(f"{url!r} names no repository; expected hf://datasets/owner/name/path")
     path = (found["path"] or "").strip("/")
-    patterns = [path, f"{path}/*"] if path else None
+    patterns = [path, f"{path}/*", path.replace("**/", "")] if path else None
     folder = fetch_repository(
         found["name"], patterns, revision=found["revision"], kind=(found["kind"] or "models").removesuffix("s")
     )

@@ -91,7 +91,11 @@ def _expand(path: PathLike, suffixes: Sequence[str]) -> FoundFiles:
         if text.startswith("hf://"):
             from penstock.files.hub import fetch_url
 
-            return _expand(fetch_url(text), suffixes)
+            local = fetch_url(text)
+            try:
+                return _expand(local, suffixes)
+            except FileNotFoundError as error:
+                raise FileNotFoundError(str(error).replace(local, text)) from error
         place = path_of(text)
         if isinstance(place, RemotePath):
             return fetch_files(place, suffixes)
@@ -100,6 +104,12 @@ def _expand(path: PathLike, suffixes: Sequence[str]) -> FoundFiles:
     if here.is_dir():
         return _found(_inside(here, suffixes), here)
     if here.exists():
+        if here.is_fifo() or here.is_socket():
+            kind = "named pipe" if here.is_fifo() else "socket"
+            raise FileNotFoundError(
+                f"{text!r} is a {kind}, which can be read only once; write what comes out of it to a file, or read it "
+                "with IteratorSource"
+            )
         return _found([here], here.parent)
     if glob.has_magic(text):
         names = glob.glob(str(here), recursive=True)  # noqa: PTH207 - Path.glob takes no absolute patterns

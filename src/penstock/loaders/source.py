@@ -96,9 +96,11 @@ def open_inputs(
             list_files(paths)  # reports a missing path
             raise ConfigError(f"{shown_input(paths)} are raw files, which need a tokenizer; pass tokenizer=")
         from penstock.corpus.prepare import prepare_cached  # imported only to make a store
+        from penstock.observe import pipeline_progress
 
         home = (options.cache or default_cache_directory()) / "stores"
-        made = prepare_cached(paths, home, recipe, budget=options.memory)
+        progress = pipeline_progress if options.progress else None
+        made = prepare_cached(paths, home, recipe, budget=options.memory, progress=progress)
         stores = [open_store(made.path, verify=options.verify)]
     tokenizer = None if recipe is None else recipe.load_tokenizer()
     for store in stores if preference is None else ():

@@ -11,6 +11,7 @@ from typing import Any, Self, cast
 
 import pyarrow as pa
 
+from penstock._forks import check_process
 from penstock.errors import ConfigError, ResumeError
 from penstock.files.filesystems import require_local
 from penstock.memory.budget import MemoryBudget, format_bytes
@@ -24,7 +25,7 @@ from penstock.pipeline.functions import as_transform
 from penstock.pipeline.quarantine import BadRows
 from penstock.pipeline.report import Report
 from penstock.pipeline.runner import Runner, SinkThread
-from penstock.pipeline.stages import Finishing, Fitting, Sink, Source, State, Stateful, Transform, TwoPart
+from penstock.pipeline.stages import Finishing, Fitting, Live, Sink, Source, State, Stateful, Transform, TwoPart
 
 log = logging.getLogger("penstock.pipeline")
 
@@ -135,6 +136,7 @@ class Pipeline:
             raise ConfigError("this pipeline has not been started")
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         while not drain.done.wait(_PROGRESS_SECONDS):
+            check_process(runner.process, "this run of a pipeline")
             if progress is not None:
                 progress(runner.snapshot())
             if runner.failure is not None and not drain.done.wait(_GRACE):
@@ -173,7 +175,7 @@ class Pipeline:
         delivery = runner.delivery
         try:
             runner.start()
-            yield from delivery.batches(self.config.batch_rows)
+            yield from delivery.batches(self.config.batch_rows, self.config.max_wait_seconds)
             delivery.bad_rows.finish(delivery.rows_read)
             delivery.asked_on(at_the_end=True)
         finally:
@@ -225,6 +227,8 @@ class Pipeline:
         for stage in (self.source, *self.transforms, self.sink):
             if isinstance(stage, Fitting):
                 stage.fit_budget(self.budget.capacity)
+        if isinstance(self.source, Live) and self.config.max_wait_seconds is not None:
+            self.source.max_wait_seconds = self.config.max_wait_seconds
         sink_name = stage_name(self.sink) if self.sink is not None else "the consumer"
         bad_rows = BadRows(self.config, self._quarantine_path())
         if state is None and self._start_from is not None and self._start_from["bad_rows"] is not None:

@@ -472,8 +472,9 @@ class _Shard:
     def __init__(self, source: StoreSource, number: int) -> None:
         manifest = source.manifest
         check_touched(source.path, manifest.shards[number])
-        self._reader = ShardReader(source.path, manifest.shards[number], manifest)
+        self._reader = ShardReader(source.path, manifest.shards[number], manifest, mapped=False)
         self._row = 0
+        self._piece: tuple[int, pa.RecordBatch] | None = None
 
     def skip(self, rows: int) -> int:
         self._row = min(rows, self._reader.rows)
@@ -482,13 +483,15 @@ class _Shard:
     def next(self, max_rows: int) -> pa.RecordBatch | None:
         if self._row >= self._reader.rows:
             return None
-        piece = self._reader.find(self._row)
-        batch = self._reader.batch(piece).slice(self._row - self._reader.starts[piece], max_rows)
+        number = self._reader.find(self._row)
+        if self._piece is None or self._piece[0] != number:
+            self._piece = number, self._reader.batch(number)
+        batch = self._piece[1].slice(self._row - self._reader.starts[number], max_rows)
         self._row += batch.num_rows
         return batch
 
     def held_bytes(self) -> int:
-        return 0
+        return self._piece[1].nbytes if self._piece is not None else 0
 
     def close(self) -> None:
-        return
+        self._piece = None

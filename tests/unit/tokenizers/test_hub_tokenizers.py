@@ -132,7 +132,7 @@ def corpus(hub: FakeHub, tmp_path: Path) -> str:
     return "hf://datasets/acme/corpus"
 
 
-@pytest.mark.parametrize("path", ["data", "data/*.parquet", "data/train-*", "**/train-*.parquet"])
+@pytest.mark.parametrize("path", ["data", "data/*.parquet", "data/train-*", "**/train-*.parquet", "**/*.parquet"])
 def test_data_of_the_hub_is_read_by_its_url(corpus: str, path: str, hub: FakeHub, tmp_path: Path) -> None:
     assert [row for batch in Pipeline(f"{corpus}/{path}") for row in batch.to_pylist()] == ROWS
     assert not [url for url in hub.requests if "resolve" in url and ("other" in url or "README" in url)]
@@ -156,7 +156,7 @@ def test_data_in_the_cache_is_read_offline_and_a_part_of_it_is_not_taken_for_all
 
 def test_what_the_hub_does_not_have_is_named(corpus: str, hub: FakeHub) -> None:
     for url, error, words in (
-        (f"{corpus}/nothing/*.parquet", FileNotFoundError, "no file matches"),
+        (f"{corpus}/nothing/*.parquet", FileNotFoundError, "no file matches 'hf://datasets/acme/corpus/nothing"),
         (f"{corpus}/nothing", FileNotFoundError, "hf://datasets/acme/corpus/nothing"),
         ("hf://datasets/acme/no/data", ConfigError, "no repository 'acme/no'"),
         ("hf://datasets/corpus", ConfigError, "owner/name"),

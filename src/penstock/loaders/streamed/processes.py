@@ -21,7 +21,14 @@ import numpy.typing as npt
 
 from penstock.batching.collate import CompactBatch
 from penstock.errors import StageError
-from penstock.loaders.streamed.sampled_windows import SampledWindow, ThreadWindows, WindowInput, WindowMakers, reserve
+from penstock.loaders.streamed.sampled_windows import (
+    SampledWindow,
+    ThreadWindows,
+    WindowInput,
+    WindowMakers,
+    keep,
+    reserve,
+)
 from penstock.loaders.streamed.serialization import PackedCursors, counts_from, counts_to, window_from, window_to
 from penstock.loaders.streamed.spec import StreamSpec
 from penstock.loaders.streamed.steps import MadeStep, StepMaker, StreamPosition
@@ -91,9 +98,7 @@ class ProcessWindows:
         charge = reserve(self._budget, self._spec.options.window().nbytes, by)
 
         def use(answer: Answer) -> SampledWindow:
-            window = window_from(answer)
-            charge.resize(window.rows.nbytes)
-            return replace(window, charge=charge)
+            return keep(window_from(answer), charge, self._budget)
 
         def end(done: Future[SampledWindow]) -> None:
             if done.cancelled() or done.exception() is not None:

@@ -124,6 +124,7 @@ class StreamReader:
         self.workers = choose_workers(self.options, stays=stays)
         """Workers that make the batches, and the reason for them."""
         self._made_by: StreamSteps | None = None
+        self._process = os.getpid()
         self._epoch: int | None = None
         self._epoch_end = EpochEnd(
             self.rank, self.options.steps_per_epoch, self.options.rendezvous, self.options.timeout_seconds
@@ -139,6 +140,8 @@ class StreamReader:
     def next(self, position: StreamPosition) -> StreamStep | None:
         """The step at a position; None at the end of its epoch (see `next_epoch`)."""
         self._epoch_end.check()
+        if self._process != os.getpid():  # a fork has no threads, and must not talk to the processes of its parent
+            self._process, self._made_by = os.getpid(), None
         if position.epoch != self._epoch:
             self._epoch_end.forget()
             self._epoch = position.epoch
@@ -169,7 +172,7 @@ class StreamReader:
     def close(self) -> None:
         """Release workers, files and memory. Reading can continue from any position."""
         made_by, self._made_by = self._made_by, None
-        if made_by is not None:
+        if made_by is not None and self._process == os.getpid():
             made_by.close()
         self._epoch_end.forget()
         self.counts.close()

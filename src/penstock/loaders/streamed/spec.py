@@ -120,6 +120,10 @@ class StreamSpec:
     def slots(self) -> range:
         return self.catalog.sharding.slots_of(self.rank, self.global_batch)
 
+    @property
+    def window_bytes(self) -> int:
+        return self.options.window().nbytes
+
     @cached_property
     def filler(self) -> WindowFiller:
         ready = self.input

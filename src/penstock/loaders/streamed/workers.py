@@ -11,7 +11,7 @@ from typing import Literal
 
 from penstock.errors import PenstockError
 from penstock.loaders.streamed.processes import ProcessSteps
-from penstock.loaders.streamed.sampled_windows import ThreadWindows
+from penstock.loaders.streamed.sampled_windows import ThreadWindows, making
 from penstock.loaders.streamed.spec import StreamOptions, StreamSpec
 from penstock.loaders.streamed.steps import MadeStep, StepMaker, StreamPosition, StreamSteps
 from penstock.memory import MemoryBudget
@@ -78,7 +78,8 @@ def open_steps(spec: StreamSpec, budget: MemoryBudget, choice: WorkerChoice) -> 
     if choice.worker_type == "process":
         return ProcessSteps(spec, budget, choice.count or 1)
     count = choice.count if choice.worker_type == "thread" else None
-    count = count or min(available_cores(), _MOST_THREADS)
+    # Several windows at once only if they take no more than half of the memory.
+    count = count or max(1, min(available_cores(), _MOST_THREADS, budget.limit // (2 * making(spec.window_bytes))))
     local = StepMaker(spec, ThreadWindows(spec.filler, budget, count), budget)
     if choice.worker_type == "thread":
         return local
