@@ -358,7 +358,7 @@ class OpenedRecipe:
     def for_streams(self, row_column: str) -> tuple[Any, Steps]:
         """A source that knows its columns without reading all rows, and steps that keep the column of row numbers."""
         source, recipe = self.source, self.recipe
-        if hasattr(source, "close"):
+        if hasattr(source, "close") and not isinstance(source, IteratorSource):
             source.close()  # rows are read by others, from any place
         text = recipe.text_column
         if isinstance(source, CsvSource) and recipe.template is None and text in source.layout_of(0).names:  # type: ignore[attr-defined]

@@ -337,12 +337,17 @@ class IteratorSource(Source):
         self._learn_rows = state.get("learned", _LEARN_ROWS)
         if mark is not None and is_schema(mark):
             self._mark, self._schema = mark, schema_of(mark)
-        self._pass_over(rows)
+        self.pass_over(rows)
         if self._mark != mark:
             raise ResumeError("the columns of the iterator are not those it had when the state was saved")
 
-    def _pass_over(self, rows: int) -> None:
-        """To where the state was saved, bad rows included."""
+    @property
+    def row(self) -> int:
+        """Number of the next row, bad rows included."""
+        return self._row
+
+    def pass_over(self, rows: int) -> None:
+        """From the beginning to a row, bad rows included."""
         if rows and (self._schema is None or self._pending is not None):
             if self._pending is None:
                 self._pending = self._make(self._learn_rows, None)  # too wide for the state: it is learned again

@@ -199,6 +199,27 @@ def test_an_iterator_runs_for_one_epoch_and_a_function_for_more() -> None:
         epoch_of(iter(ROWS), 2)
 
 
+def test_bad_rows_of_an_iterator_are_skipped_one_by_one_also_after_a_resume() -> None:
+    rows: list[Any] = [dict(row) for row in ROWS * 20]
+    rows[300]["text"] = rows[500]["text"] = 7
+
+    def loader() -> PretrainDataLoader:
+        options: dict[str, Any] = {"packing": None, "shuffle": False, "batch_size": 4, "backend": "numpy"}
+        streaming = StreamOptions(workers="thread", on_error="skip")
+        return PretrainDataLoader(lambda: iter(rows), "byte", 256, streaming=streaming, **options)
+
+    with loader() as whole:
+        batches = iter(whole)
+        found = [next(batches).input_ids.tolist() for _ in range(150)]
+        state = whole.state_dict()
+        rest = [batch.input_ids.tolist() for batch in batches]
+        assert sum(whole._engine.reader.counts.rejected.values()) == 2
+    assert sum(map(len, found + rest)) == len(rows) - 2
+    with loader() as second:
+        second.load_state_dict(state)
+        assert [batch.input_ids.tolist() for batch in second] == rest
+
+
 def test_processes_read_what_can_travel_and_threads_the_rest(caplog: pytest.LogCaptureFixture) -> None:
     options = StreamOptions(workers=1, worker_type="process")
     found = []
