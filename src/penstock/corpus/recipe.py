@@ -292,7 +292,10 @@ class OpenedRecipe:
         if isinstance(source, ParquetSource) and not recipe.is_chat(source.schema.names):
             return ParquetSource(source.files, columns=recipe.wanted_columns(source.schema.names)), None
         if isinstance(source, MemorySource | IteratorSource):
-            if recipe.is_chat(source.column_names()):
+            there = source.column_names()
+            if not there or source.size_hint() == 0:
+                raise DataError("there are no rows in the input", file=repr(source))
+            if recipe.is_chat(there):
                 source.keep_json(json_columns((recipe.chat.get("columns") or {}).values()))
             return source, None
         if not isinstance(source, JsonlSource):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pyarrow.dataset as pds
 import pyarrow.parquet as pq
 import pytest
 
+import penstock.sources.memory
 from penstock import (
     ConversationDataLoader,
     MixedDataLoader,
@@ -315,6 +317,27 @@ def test_the_index_mapping_of_an_old_saved_dataset_is_followed(saved: Path, tmp_
     assert ids(saved, tmp_path / "cache") == ids([ROWS[n] for n in order], tmp_path / "cache")
 
 
+def test_a_dataset_on_disk_is_hashed_once_until_its_files_change(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = sorted(saved.glob("*.arrow"))
+    for file in files:
+        os.utime(file, (1, 1))  # long ago: a file that has just changed is not remembered
+
+    def found() -> str:
+        return fingerprints_of(open_source(datasets.load_from_disk(saved)), memo=tmp_path / "memo.json")[0].xxh3
+
+    first = found()
+    assert first == fingerprints_of(open_source(ROWS))[0].xxh3
+    monkeypatch.setattr(penstock.sources.memory, "content_hash", lambda _: "hashed again")
+    assert found() == first
+    assert (
+        fingerprints_of(open_source(datasets.load_from_disk(saved).select([0])), memo=tmp_path / "memo.json") != first
+    )
+    os.utime(files[0], (2, 2))
+    assert found() == "hashed again"
+
+
 def test_of_a_saved_dict_a_split_is_chosen(tmp_path: Path) -> None:
     whole = datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS), test=datasets.Dataset.from_list(ROWS[:3]))
     whole.save_to_disk(tmp_path / "dict")
@@ -337,6 +360,9 @@ def test_inputs_that_cannot_be_meant_are_refused_in_words(tmp_path: Path) -> Non
     refused({"train": dataset}, "splits")
     refused(dataset.with_transform(lambda rows: rows), r"dataset\.map")
     refused(pl.DataFrame(ROWS).lazy(), r"frame\.collect\(\)")
+    for series in (pd.Series(["some text"]), pl.Series("a", ["some text"])):
+        refused(series, r"series\.to_frame\('text'\)")
+        assert len(PretrainDataLoader(series.to_frame("text"), "byte", 64, cache_dir=tmp_path)) == 1
     refused([], "empty list")
     refused(["a.jsonl", {"text": "x"}], "one kind")
     refused([1, 2], "list of int")
@@ -345,6 +371,23 @@ def test_inputs_that_cannot_be_meant_are_refused_in_words(tmp_path: Path) -> Non
         open_source(ROWS, columns=["text"])
     with pytest.raises(ConfigError, match="need a tokenizer"):
         PretrainDataLoader(ROWS)
+
+
+@pytest.mark.parametrize("empty", [pd.DataFrame({"text": []}), TABLE.slice(0, 0), {"text": []}])
+def test_no_rows_are_an_error_before_a_store_is_made(empty: Any, tmp_path: Path) -> None:
+    for options in ({"streaming": True}, {"cache_dir": tmp_path}):
+        with pytest.raises(DataError, match="no rows"):
+            list(PretrainDataLoader(empty, "byte", 64, **options))
+    with pytest.raises(DataError, match="no rows"):
+        list(PretrainDataLoader(iter([]), "byte", 64, streaming=True))
+
+
+def test_arrays_in_a_frame_are_lists_of_messages(tmp_path: Path) -> None:
+    frame = datasets.Dataset.from_list(CHATS).to_pandas()
+    assert isinstance(frame["messages"][0], np.ndarray)
+    options: dict[str, Any] = {"cache_dir": tmp_path, "backend": "numpy", "shuffle": False}
+    found = [ConversationDataLoader(data, TOKENIZER, 64, "chatml", **options).get_batch() for data in (frame, CHATS)]
+    assert found[0].labels.tolist() == found[1].labels.tolist()
 
 
 def test_pipelines_take_data_as_it_is(parquet: Path) -> None:
