@@ -90,10 +90,11 @@ class MemorySource(Source):
         return [FileFingerprint("<rows>", self._table.num_rows, self._content(memo))]
 
     def _content(self, memo: PathLike | None) -> str:
-        files = [Path(file["filename"]) for file in self._dataset.cache_files] if self._dataset is not None else []
+        dataset: Any = self._dataset
+        files = [] if dataset is None else [Path(file["filename"]) for file in dataset.cache_files]
         if memo is None or not files:
             return content_hash(self._table)
-        name = f"dataset {self._dataset._fingerprint} {files[0]}"
+        name = f"dataset {dataset._fingerprint} {files[0]}"
         return remembered_hash(name, files, memo, lambda: content_hash(self._table))
 
     def sampled_identity(self) -> list[Any]:
@@ -289,6 +290,11 @@ class IteratorSource(Source):
         if self._schema is None and self._pending is None:
             self._pending = self._make(_LEARN_ROWS, self.max_wait_seconds)
         return pa.schema([]) if self._schema is None else self._schema
+
+    def first_rows(self) -> pa.RecordBatch | None:
+        """The rows that the columns were learned from, which are delivered in their place too."""
+        self.learned_schema()
+        return self._pending
 
     def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
         batch = self._pending if self._pending is not None else self._make(max_rows, self.max_wait_seconds)
