@@ -379,7 +379,7 @@ class OpenedRecipe:
             if recipe.transforms or recipe.is_chat(recipe.names or there):
                 source.keep_json(json_columns((recipe.chat.get("columns") or {}).values()))
             return source, None
-        if getattr(source, "schema", None) is None:
+        if "schema" not in dir(source):  # a look at it could read all rows
             source = PeekedSource(source)
         if recipe.transforms or recipe.columns is not None:
             source = _without_conflicts(source, recipe)
