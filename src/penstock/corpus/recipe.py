@@ -373,10 +373,13 @@ class OpenedRecipe:
         if isinstance(source, SourceFiles):
             source = open_rows(source, recipe.names, allow_empty=recipe.allow_empty)
         if isinstance(source, MemorySource | IteratorSource):
-            if recipe.transforms or recipe.is_chat(recipe.names or source.column_names()):
+            there = source.column_names()
+            if not there or source.size_hint() == 0:
+                raise DataError("there are no rows in the input", file=repr(source))
+            if recipe.transforms or recipe.is_chat(recipe.names or there):
                 source.keep_json(json_columns((recipe.chat.get("columns") or {}).values()))
             return source, None
-        if getattr(source, "schema", None) is None:
+        if "schema" not in dir(source):  # a look at it could read all rows
             source = PeekedSource(source)
         if recipe.transforms or recipe.columns is not None:
             source = _without_conflicts(source, recipe)
@@ -488,7 +491,7 @@ class OpenedRecipe:
     def for_streams(self, row_column: str) -> tuple[Any, Steps]:
         """A source that knows its columns without reading all rows, and steps that keep the column of row numbers."""
         source, recipe = self.source, self.recipe
-        if hasattr(source, "close"):
+        if hasattr(source, "close") and not isinstance(source, IteratorSource):
             source.close()  # rows are read by others, from any place
         text = recipe.text_column
         if isinstance(source, JsonlSource) and self.names is None:

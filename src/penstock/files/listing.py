@@ -93,6 +93,14 @@ def _expand(path: PathLike, suffixes: Sequence[str]) -> FoundFiles:
     if "://" in text:
         from penstock.files.remote import RemotePath, fetch_files, path_of  # it imports this module
 
+        if text.startswith("hf://"):
+            from penstock.files.hub import fetch_url
+
+            local = fetch_url(text)
+            try:
+                return _expand(local, suffixes)
+            except FileNotFoundError as error:
+                raise FileNotFoundError(str(error).replace(local, text)) from error
         place = path_of(text)
         if isinstance(place, RemotePath):
             return fetch_files(place, suffixes)

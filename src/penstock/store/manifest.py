@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 import re
 import time
 import zlib
@@ -345,8 +346,8 @@ def _nothing_there(path: Path, version: int | None) -> Exception:
 
 def refuse_remote_store(path: PathLike) -> None:
     """Raise a ConfigError if a URL leads to a store: it would be taken for raw files."""
-    if not is_remote(path):
-        return
+    if not is_remote(path) or os.fspath(path).startswith("hf://"):
+        return  # what the Hub has is fetched whole, and then it is local
     from penstock.files.remote import RemotePath, path_of  # for those who have URLs
 
     place = path_of(path)

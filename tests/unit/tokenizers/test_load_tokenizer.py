@@ -140,15 +140,6 @@ def test_a_fast_transformers_tokenizer_brings_its_names_and_template() -> None:
     assert tokenizer.chat_template == "{{ messages }}"
 
 
-def test_a_transformers_tokenizer_in_python_is_refused_with_the_remedy() -> None:
-    class Slow:
-        def convert_tokens_to_ids(self, token: str) -> int:
-            return 0
-
-    with pytest.raises(ConfigError, match="use_fast=True"):
-        load_tokenizer(Slow())
-
-
 def test_padding_truncation_and_dropout_of_the_file_are_switched_off_and_said(caplog: pytest.LogCaptureFixture) -> None:
     made = tokenizers.Tokenizer.from_str(HUGGING_FACE["gpt2"]().to_str())
     made.enable_truncation(4)
