@@ -68,13 +68,17 @@ def open_steps(spec: StreamSpec, budget: MemoryBudget, choice: WorkerChoice) -> 
     """Maker of the steps of a stream."""
     if choice.worker_type == "process":
         return ProcessSteps(spec, budget, choice.count or 1)
-    count = choice.count if choice.worker_type == "thread" else None
-    count = count or min(available_cores(), _MOST_THREADS)
-    local = StepMaker(spec, ThreadWindows(spec.filler, budget, count), budget)
+    local = open_step_maker(spec, budget, choice.count if choice.worker_type == "thread" else None)
     if choice.worker_type == "thread":
         return local
     processes = choice.count or 1
     return ThreadsThenProcesses(local, lambda: ProcessSteps(spec, budget, processes), after_seconds=_THREAD_SECONDS)
+
+
+def open_step_maker(spec: StreamSpec, budget: MemoryBudget, threads: int | None = None) -> StepMaker:
+    """Maker of the steps of a stream by threads of this process."""
+    threads = threads or min(available_cores(), _MOST_THREADS)
+    return StepMaker(spec, ThreadWindows(spec.filler, budget, threads), budget)
 
 
 class ThreadsThenProcesses:
