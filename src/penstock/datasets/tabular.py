@@ -15,6 +15,7 @@ import orjson
 import pyarrow as pa
 import xxhash
 
+from penstock._forks import renewed
 from penstock._suggest import did_you_mean
 from penstock.arrays.text import is_text
 from penstock.datasets.base import DatasetSpec, KaggleDataset
@@ -47,7 +48,7 @@ class DatasetOptions(TypedDict, total=False):
     """Options that every dataset takes."""
 
     folds: Folds | None
-    fold: int
+    fold: int | None
     tokenizer: Any
     max_length: int | None
     add_special_tokens: bool
@@ -102,7 +103,7 @@ class TabularDataset(KaggleDataset):
         self._template: BaseTemplate | None = None
         self._texts: pa.Array | None = None
         self._encoded: pa.Table | None = None
-        self._lock = threading.RLock()
+        self._lock = renewed(threading.RLock())
         self._ids_of_training: pa.Table | None = None
         super().__init__(spec, split, transform, cache_dir, **options)
         self._ids_of_training = None
@@ -302,7 +303,7 @@ class TabularDataset(KaggleDataset):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._lock = threading.RLock()
+        self._lock = renewed(threading.RLock())
 
 
 def _followed(training: pa.Table, given: dict[str, Any], id_column: str | None) -> dict[str, Any]:

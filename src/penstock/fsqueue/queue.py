@@ -21,7 +21,7 @@ import xxhash
 
 from penstock._suggest import check_options, did_you_mean
 from penstock.errors import ConfigError, QueueNotFoundError, StaleQueueError, StalledError
-from penstock.files.atomic import write_atomic
+from penstock.files.atomic import read_regular, write_atomic
 from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
 from penstock.files.locks import FileLock
@@ -100,7 +100,7 @@ class Queue:
                 "it with a QueueSink"
             )
         try:
-            facts = orjson.loads((path / QUEUE_FILE).read_bytes())
+            facts = orjson.loads(read_regular(path / QUEUE_FILE))
         except FileNotFoundError:
             raise QueueNotFoundError(
                 f"{path} has no metadata ({QUEUE_FILE}), so it is not a queue; run `python prepare.py <config>` with a "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import suppress
@@ -11,6 +12,7 @@ from typing import Any, NoReturn, Protocol, Self
 
 import numpy as np
 
+from penstock._forks import check_process
 from penstock.batching.batch import TrainingBatch
 from penstock.batching.device import DeviceTransfer
 from penstock.batching.options import Options, show_options
@@ -303,6 +305,7 @@ class DataLoader:
 
     def _iterate(self, loop: int) -> Generator[TrainingBatch, None, None]:
         """Rest of an epoch; continues at the new position whenever the loader is moved or its plan is edited."""
+        process = os.getpid()
         while True:
             moves, edits = self._moves, self._edits
             profile = self._profile
@@ -323,6 +326,7 @@ class DataLoader:
                         self._profile.deliver(batch)
                     yield batch
                     del batch
+                    check_process(process, "this loop over a loader")
                     if self._profile is not None:
                         self._profile.wait()
                     if self._loops != loop:

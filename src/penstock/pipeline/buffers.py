@@ -54,6 +54,8 @@ class Parcel:
     """Rows of the batch when it became due."""
     bad_rows: State | None = None
     """Size of the quarantine when this parcel became due, its own bad rows included."""
+    file_bytes: int | None = None
+    """Bytes of the input files before the next parcel, if the source is `Measured`."""
     taken: int = 0
     """Number of those rows that have reached the consumer, in this run or an earlier one."""
 

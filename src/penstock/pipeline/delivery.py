@@ -6,6 +6,7 @@ it. The position of a run is that of the last *delivered* parcel, regardless of 
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator
@@ -15,6 +16,7 @@ from typing import Literal
 
 import pyarrow as pa
 
+from penstock._forks import check_process
 from penstock.errors import StoppedError
 from penstock.pipeline.buffers import Buffers, Parcel
 from penstock.pipeline.context import Context
@@ -42,6 +44,7 @@ class Delivery:
     ) -> None:
         self._budget, self._sinking = context.budget, context.sinking
         self._buffers, self._check = buffers, check
+        self._process = os.getpid()
         self._acknowledged, self._holds_rows = context.acknowledged, context.holds_rows
         self._unpublished: deque[tuple[int, State]] = deque()
         """States to acknowledge once that many rows are published."""
@@ -52,6 +55,8 @@ class Delivery:
         self.position, self.bad_rows = start, bad_rows
         self._skip = start.skip_rows
         self.rows_read = self.rows_out = 0
+        self.file_bytes: int | None = None
+        """Bytes of the input files before the next parcel."""
         self.dropped: Counter[str] = Counter()
         self.changed: Counter[str] = Counter()
         self.latency = StageMetrics("end to end", "latency")
@@ -70,6 +75,7 @@ class Delivery:
     def _parcels(self) -> Generator[Parcel | None]:
         """Parcels in order; None whenever the deadline has passed without one."""
         while True:
+            check_process(self._process, "this run of a pipeline")
             taken, waited = self._buffers.take_ready(self._deadline)
             self._sinking.waited(for_input=waited)
             self._check()
@@ -132,6 +138,7 @@ class Delivery:
                         self._deadline = None
                         self._stand(pending)
                         yield batch
+                        check_process(self._process, "this run of a pipeline")
                         self.asked_on()
                     if not held:
                         self._deadline = None
@@ -181,6 +188,7 @@ class Delivery:
         if parcel.error is not None:
             raise parcel.error
         self.rows_read += parcel.rows_in
+        self.file_bytes = parcel.file_bytes
         for dropped, changed in parcel.counts:
             self.dropped.update(dropped)
             self.changed.update(changed)

@@ -185,6 +185,15 @@ class Located(Protocol):
     def origin(self) -> Origin | None: ...
 
 
+@runtime_checkable
+class Measured(Protocol):
+    """A source of files that knows how many of their bytes it has read: the progress of a run."""
+
+    def file_bytes_read(self) -> int:
+        """Bytes of all files, as they are on disk, before the next row."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Rejected:
     """A rejected row, with everything needed to find it again."""

@@ -10,14 +10,17 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.errors import ConfigError, DataError, ResumeError, SchemaError
+from penstock.files.checksums import FileFingerprint
 from penstock.files.states import StateFormat
 from penstock.pipeline.chain import describe_difference
 from penstock.pipeline.config import check_max_wait
 from penstock.pipeline.functions import arrow_schema
 from penstock.pipeline.iterator_thread import IteratorThread
 from penstock.pipeline.stages import Origin, Source, State
+from penstock.sources.content import content_hash, sample_hash
 from penstock.sources.file_source import is_schema, schema_mark, schema_of
 from penstock.sources.json_types import json_texts, marked_json, with_json
+from penstock.sources.tables import Rows, dataset_rows, kind_of, readable, refuse_splits
 from penstock.types import Schema, from_numpy, from_rows
 
 _MEMORY_STATE = StateFormat("rows in memory", "a MemorySource")
@@ -25,18 +28,21 @@ _MEMORY_STATE = StateFormat("rows in memory", "a MemorySource")
 
 class MemorySource(Source):
     """Rows that are in memory: a list of dicts or of plain values (one column `value`), a dict of columns, an Arrow
-    table or batch, a pandas DataFrame, a NumPy array (structured, or plain as one column `value`), or a dict of NumPy
-    arrays. Arrow data and NumPy numbers are not copied. A DataFrame's index is a column if it has a name.
+    table or batch, a pandas or Polars DataFrame, a Hugging Face dataset, a NumPy array (structured, or plain as one
+    column `value`), or a dict of NumPy arrays. Arrow data and NumPy numbers are not copied. The index of a pandas
+    DataFrame is a column if it has a name.
     """
 
     def __init__(self, data: Any, *, schema: pa.Schema | Any | None = None) -> None:
         self._kind = type(data).__name__
         self._values = data if schema is None and _is_untyped(data) else None
         """Rows without types of their own, as given."""
+        self._dataset = data if schema is None and kind_of(data) == "Dataset" else None
+        """A dataset that may be on disk, for a copy of this source in another process."""
         self._kept = False
-        self._made: pa.Table | None = None
+        self._made: Rows | None = None
         try:
-            self._made = _as_table(data, arrow_schema(schema)).replace_schema_metadata(None)
+            self._made = _as_rows(data, arrow_schema(schema))
         except (SchemaError, pa.ArrowInvalid, pa.ArrowTypeError):
             if self._values is None:
                 raise
@@ -48,10 +54,42 @@ class MemorySource(Source):
         return self._table.schema
 
     @property
-    def _table(self) -> pa.Table:
+    def _table(self) -> Rows:
         if self._made is None:
-            self._made = _as_table(self._values, None).replace_schema_metadata(None)
+            self._made = _as_rows(self._values if self._dataset is None else self._dataset, None)
         return self._made
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ if self._dataset is None else self.__dict__ | {"_made": None}
+
+    @property
+    def bytes_to_send(self) -> int:
+        """Bytes of a copy of this source in another process: none to speak of for a dataset on disk."""
+        on_disk = self._dataset is not None and self._dataset.cache_files
+        return 0 if on_disk else self.nbytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows."""
+        return self._table.nbytes
+
+    def column_names(self) -> list[str]:
+        """Names of the columns, which need not have types yet."""
+        return self.schema.names if self._values is None else [str(name) for name in _names(self._values)]
+
+    def rows_from(self, row: int, max_rows: int) -> pa.RecordBatch | None:
+        """At most `max_rows` rows from a row on, to where a chunk ends: joining two would copy; None at the end."""
+        if row >= self._table.num_rows:
+            return None
+        return self._table.slice(row, max_rows).to_batches()[0]
+
+    def fingerprints(self) -> list[FileFingerprint]:
+        """The content of all rows; all of them are read for it."""
+        return [FileFingerprint("<rows>", self._table.num_rows, content_hash(self._table))]
+
+    def sampled_identity(self) -> list[Any]:
+        """Identity by some of the rows, which costs the same for any number of them."""
+        return [self._table.num_rows, self.nbytes, sample_hash(self._table)]
 
     def keep_json(self, columns: Mapping[str, Collection[str]]) -> bool:
         """Values that are no Arrow data have these columns as JSON text, for a stage that wants it; whether they do."""
@@ -63,9 +101,9 @@ class MemorySource(Source):
         return True
 
     def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
-        if self._row >= self._table.num_rows:
+        batch = self.rows_from(self._row, max_rows)
+        if batch is None:
             return None
-        batch = self._table.slice(self._row, max_rows).to_batches()[0]  # to where a chunk ends: joining two would copy
         self._first_row = self._row
         self._row += batch.num_rows
         return batch
@@ -116,11 +154,20 @@ def _with_json(data: Any, named: Sequence[str]) -> Any:
     return data.assign(**{name: json_texts(data[name].tolist()) for name in named})
 
 
+def _as_rows(data: Any, schema: pa.Schema | None) -> Rows:
+    if schema is None and kind_of(data) == "Dataset":
+        return dataset_rows(data)
+    refuse_splits(data)
+    return readable(_as_table(data, schema))
+
+
 def _as_table(data: Any, schema: pa.Schema | None) -> pa.Table:
     if isinstance(data, pa.RecordBatch):
         data = pa.Table.from_batches([data])
     if isinstance(data, pa.Table):
         return data.cast(schema) if schema is not None else data
+    if kind_of(data) == "Dataset":
+        return data.with_format("arrow")[:].cast(schema)
     if type(data).__module__.partition(".")[0] == "pandas":
         named = any(name is not None for name in data.index.names)
         return pa.Table.from_pandas(data, schema=schema, preserve_index=named)
@@ -202,10 +249,26 @@ class IteratorSource(Source):
 
         Tables have the types that they have.
         """
-        if self._json or self._given is not None or self._begun:
+        if self._json or self._schema is not None:
             return bool(self._json >= columns.keys())
         self._json = frozenset(columns)
         return True
+
+    def column_names(self) -> list[str]:
+        """Names of the columns, as the first row or table has them."""
+        if self._schema is not None:
+            return list(self._schema.names)
+        first = self._next_item(1)
+        if first is _END:
+            return []
+        self._waiting.appendleft(first)
+        return [str(name) for name in first] if isinstance(first, Mapping) else list(first.schema.names)
+
+    def learned_schema(self) -> pa.Schema:
+        """The columns and their types, for which the first rows are taken from the iterator; no row is lost."""
+        if self._schema is None and self._pending is None:
+            self._pending = self._make(_LEARN_ROWS, self.max_wait_seconds)
+        return pa.schema([]) if self._schema is None else self._schema
 
     def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
         batch = self._pending if self._pending is not None else self._make(max_rows, self.max_wait_seconds)
@@ -232,6 +295,8 @@ class IteratorSource(Source):
 
     def reset(self) -> None:
         """Back to the first row."""
+        if self._row == 0 and not self._closed and (self._pending is not None or self._waiting):
+            return  # rows were taken to learn their columns, and none was delivered
         if self._begun and not self._repeatable():
             raise ConfigError("an iterator runs only once: give IteratorSource a function that makes it, or a list")
         self.close()
@@ -264,7 +329,7 @@ class IteratorSource(Source):
         return _ITERATOR_STATE.write({"row": self._row, "schema": self._mark, **early})
 
     def load_state_dict(self, state: State) -> None:
-        if self._begun and not self._repeatable():
+        if self._row and not self._repeatable():
             raise ResumeError("an iterator cannot be resumed: give IteratorSource a function that makes it, or a list")
         state = _ITERATOR_STATE.read(state)
         self.reset()
@@ -278,8 +343,9 @@ class IteratorSource(Source):
 
     def _pass_over(self, rows: int) -> None:
         """To where the state was saved, bad rows included."""
-        if self._schema is None and rows:
-            self._pending = self._make(self._learn_rows, None)  # too wide for the state: it is learned again
+        if rows and (self._schema is None or self._pending is not None):
+            if self._pending is None:
+                self._pending = self._make(self._learn_rows, None)  # too wide for the state: it is learned again
             taken = self._pending.num_rows if self._pending is not None else 0
             self._row = min(taken, rows)
             rest = self._pending.slice(self._row) if self._pending is not None else None

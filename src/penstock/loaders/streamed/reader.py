@@ -18,7 +18,7 @@ Without `shuffle` the streams still take turns, so rows come in the order of the
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple, Self
@@ -43,6 +43,7 @@ from penstock.loaders.streamed.windows import StreamCounts, StreamCursor
 from penstock.loaders.streamed.workers import choose_workers, open_step_maker, open_steps
 from penstock.memory import MemoryBudget
 from penstock.order.positions import larger_than_epoch
+from penstock.sources.inputs import Input, as_input, shown_input, why_it_stays
 
 __all__ = ["StreamOptions", "StreamPosition", "StreamReader", "StreamStep"]
 
@@ -82,7 +83,7 @@ class StreamReader:
     def __init__(
         self,
         recipe: Recipe | None,
-        paths: PathLike | Iterable[PathLike],
+        paths: Input,
         sampling: Sampling,
         form: BatchLayout,
         *,
@@ -110,7 +111,7 @@ class StreamReader:
         self._budget = budget or MemoryBudget()
         self.spec = StreamSpec(
             recipe=recipe,
-            paths=[paths] if isinstance(paths, (str, os.PathLike)) else list(paths),
+            paths=as_input(paths),
             sampling=WindowSampling(sampling, max_tokens, form.multiple),
             form=form,
             global_batch=global_batch,
@@ -120,13 +121,15 @@ class StreamReader:
             options=self.options,
             memory=self._budget.limit,
         )
-        self.workers = choose_workers(self.options)
+        stays = None if isinstance(self.spec.paths, list) else why_it_stays(self.spec.paths)
+        self.workers = choose_workers(self.options, stays=stays)
         """Workers that make the batches, and the reason for them."""
         self._made_by: StreamSteps | None = None
         self._samples_by: StepMaker | None = None
         """Maker for batches of other sizes, if processes make the steps."""
         self._kept: tuple[tuple[int, int], Mapping[int, StreamCursor], TakenStep] | None = None
         """Last step that `read` took samples of, by epoch, step and cursors."""
+        self._process = os.getpid()
         self._epoch: int | None = None
         self._epoch_end = EpochEnd(
             self.rank, self.options.steps_per_epoch, self.options.rendezvous, self.options.timeout_seconds
@@ -143,17 +146,12 @@ class StreamReader:
         """The step at a position; None at the end of its epoch (see `next_epoch`)."""
         if position.taken:
             return self.read(position, len(self.spec.slots))
-        self._epoch_end.check()
-        if position.epoch != self._epoch:
-            self._epoch_end.forget()
-            self._epoch = position.epoch
-        if self._made_by is None:
-            self._made_by = open_steps(self.spec, self._budget, self.workers)
-        made = self._made_by.make(position)
+        made_by = self._makers_at(position)
+        made = made_by.make(position)
         for counts in made.counts:
             self.counts.add(counts)
         if not self._epoch_end.more(position.epoch, position.epoch_step, made.has_data):
-            self._made_by.expect(self.next_epoch(position))
+            made_by.expect(self.next_epoch(position))
             return None
         assert made.compact is not None
         return StreamStep(made.compact, made.metadata, made.following, made.tokens)
@@ -163,11 +161,8 @@ class StreamReader:
 
         The position within a step is part of the next position. All ranks have to read as many.
         """
-        self._epoch_end.check()
-        if position.epoch != self._epoch:
-            self._epoch_end.forget()
-            self._epoch = position.epoch
-        maker, alone = self._sample_maker(), self.rank.world_size == 1
+        made_by = self._makers_at(position)
+        maker, alone = self._sample_maker(made_by), self.rank.world_size == 1
         samples: list[Sample] = []
         here, left, ended = position, count, False
         while left:
@@ -201,12 +196,23 @@ class StreamReader:
         self._kept = ((position.epoch, position.epoch_step), position.cursors, step)
         return step
 
-    def _sample_maker(self) -> StepMaker:
-        """Maker of single samples; processes make whole steps only."""
+    def _makers_at(self, position: StreamPosition) -> StreamSteps:
+        """Maker of the steps of an epoch."""
+        self._epoch_end.check()
+        if self._process != os.getpid():  # a fork has no threads, and must not talk to the processes of its parent
+            self._process = os.getpid()
+            self._made_by = self._samples_by = self._kept = None
+        if position.epoch != self._epoch:
+            self._epoch_end.forget()
+            self._epoch = position.epoch
         if self._made_by is None:
             self._made_by = open_steps(self.spec, self._budget, self.workers)
-        if isinstance(self._made_by, StepMaker):
-            return self._made_by
+        return self._made_by
+
+    def _sample_maker(self, made_by: StreamSteps) -> StepMaker:
+        """Maker of single samples; processes make whole steps only."""
+        if isinstance(made_by, StepMaker):
+            return made_by
         if self._samples_by is None:
             self._samples_by = open_step_maker(self.spec, self._budget)
         return self._samples_by
@@ -226,7 +232,7 @@ class StreamReader:
 
     def close(self) -> None:
         """Release workers, files and memory. Reading can continue from any position."""
-        makers = (self._made_by, self._samples_by)
+        makers = (self._made_by, self._samples_by) if self._process == os.getpid() else ()
         self._made_by = self._samples_by = self._kept = None
         for maker in makers:
             if maker is not None:
@@ -320,8 +326,9 @@ class StreamReader:
     # What is read
 
     @property
-    def paths(self) -> list[PathLike]:
-        return self.spec.paths
+    def names(self) -> str:
+        """Names of what is read, for messages."""
+        return shown_input(self.spec.paths)
 
     @property
     def form(self) -> BatchLayout:

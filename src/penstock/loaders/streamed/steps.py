@@ -97,7 +97,8 @@ class StepMaker:
         spec, step = self.spec, position.epoch_step
         streams = self._streams_at(position)
         for lane in spec.lanes:
-            streams[lane.due(step)].begin()
+            if not (stream := streams[lane.due(step)]).left:
+                stream.begin()
         taken = [sample for lane in spec.lanes for sample in self._own(lane, lane.read(step, streams))]
         cursors = {number: stream.cursor for number, stream in streams.items()}
         self._look_ahead(streams, step + 1)
@@ -108,7 +109,11 @@ class StepMaker:
     def collate(self, taken: Sequence[Sample]) -> tuple[CompactBatch, dict[str, Any], int]:
         """A batch of samples, the origin of each of its parts, and its tokens without padding."""
         spec = self.spec
-        return collate_samples(taken, spec.catalog, spec.form, masked=spec.input.mask is not None)
+        made = collate_samples(taken, spec.catalog, spec.form, masked=spec.input.mask is not None)
+        for spilled in {window.spilled for window, _ in taken}:
+            if spilled is not None:
+                spilled.drop_pages()
+        return made
 
     def expect(self, position: StreamPosition) -> None:
         """Nothing: windows are begun when a position is asked for."""
