@@ -15,7 +15,7 @@ from penstock.files.states import StateFormat
 from penstock.pipeline.chain import describe_difference
 from penstock.pipeline.config import check_max_wait
 from penstock.pipeline.functions import arrow_schema
-from penstock.pipeline.iterator_thread import IteratorThread
+from penstock.pipeline.prefetch import IteratorThread
 from penstock.pipeline.stages import Origin, Source, State
 from penstock.sources.content import content_hash, sample_hash
 from penstock.sources.file_source import is_schema, schema_mark, schema_of
