@@ -318,9 +318,17 @@ class IteratorSource(Source):
             reader.stop()
 
     def close(self) -> None:
-        """End the thread of the iterator; `reset` begins again. An iterator that was given as such stays open."""
+        """End the thread of the iterator; `reset` begins again. An iterator that was given as such stays open.
+
+        If no row was delivered yet, reading may begin afterwards: somebody has only looked at the columns.
+        """
+        if not self._row and not self._repeatable():
+            return
         reader, self._reader = self._reader, None
-        self._closed = True
+        self._closed = self._row > 0
+        if not self._closed:
+            self._begun, self._pending = False, None
+            self._waiting.clear()
         if reader is not None:
             reader.close()
 
