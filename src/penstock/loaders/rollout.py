@@ -97,6 +97,7 @@ class RolloutDataLoader(DataLoader, options=OPTION_KINDS, without=NOT_FOR_ROLLOU
 
             loaded = load_tokenizer(tokenizer)
         source: RolloutSource
+        text = TextRule(chat_template=shared.template, add_bos=bool(shared.add_bos), add_eos=bool(shared.add_eos))
         if isinstance(rollout_data, LiveBuffer | RolloutQueue):
             for name, given in {"columns": columns, **_text_options(shared)}.items():
                 if given is not None:
@@ -111,7 +112,7 @@ class RolloutDataLoader(DataLoader, options=OPTION_KINDS, without=NOT_FOR_ROLLOU
                     f"an iterator of rollouts is only seen by its own process, and this is {shared.find_rank()}; use a "
                     "RolloutQueue, which all ranks read, or LiveBuffer(replicated=True) if every rank is given the same"
                 )
-            reader = AppendReader(loaded, columns, rollout.selection.group_prompts)
+            reader = AppendReader(loaded, columns, rollout.selection.group_prompts, text)
             joined = rollout.batching.group_size is None
             made = IteratorAppends(rollout_data, reader, by_prompt=by_prompt, joined=joined)
             source = LiveRollouts(made, rollout.batching, by_prompt=by_prompt)
@@ -128,9 +129,7 @@ class RolloutDataLoader(DataLoader, options=OPTION_KINDS, without=NOT_FOR_ROLLOU
                 empty_responses=empty,
                 all_masked=empty,
                 group_prompts=rollout.selection.group_prompts,
-                text=TextRule(
-                    chat_template=shared.template, add_bos=bool(shared.add_bos), add_eos=bool(shared.add_eos)
-                ),
+                text=text,
             )
             path = str(rollout_data) if isinstance(rollout_data, str | os.PathLike) else None
             if rollout.batching.group_size is not None:

@@ -161,15 +161,24 @@ class StreamReader:
 
         The position within a step is part of the next position. All ranks have to read as many.
         """
-        made_by = self._makers_at(position)
-        maker, alone = self._sample_maker(made_by), self.rank.world_size == 1
+        samples, here, ended = self.take(position, count)
+        if here is position:
+            return None
+        if ended and not position.epoch_step and not position.taken:
+            raise larger_than_epoch(count, 1, len(samples))
+        compact, metadata, tokens = self._sample_maker(self._makers_at(position)).collate(samples)
+        metadata |= {"step": position.step, "epoch": position.epoch}
+        return StreamStep(compact, metadata, replace(here, step=position.step + 1), tokens)
+
+    def take(self, position: StreamPosition, count: int) -> tuple[list[Sample], StreamPosition, bool]:
+        """The next `count` samples of this rank, the next position, and whether the epoch ended before the last."""
+        maker, alone = self._sample_maker(self._makers_at(position)), self.rank.world_size == 1
         samples: list[Sample] = []
-        here, left, ended = position, count, False
+        here, left = position, count
         while left:
             step = self._taken_at(maker, here)
-            ended = not self._epoch_end.more(here.epoch, here.epoch_step, bool(step.samples))
-            if ended:
-                break
+            if not self._epoch_end.more(here.epoch, here.epoch_step, bool(step.samples)):
+                return samples, here, True
             # Ranks count slots, of which all have as many; a single rank counts samples, and its batches are full.
             share = len(step.samples) if alone else len(self.spec.slots)
             low, high = here.taken, min(share, here.taken + left)
@@ -177,13 +186,12 @@ class StreamReader:
             samples += [sample for slot, sample in found if low <= slot < high]
             left -= high - low
             here = step.following if high == share else replace(here, taken=high)
-        if left == count:
-            return None
-        if ended and not position.epoch_step and not position.taken:
-            raise larger_than_epoch(count, 1, len(samples))
-        compact, metadata, tokens = maker.collate(samples)
-        metadata |= {"step": position.step, "epoch": position.epoch}
-        return StreamStep(compact, metadata, replace(here, step=position.step + 1), tokens)
+        return samples, here, False
+
+    def has_ended(self, position: StreamPosition) -> bool:
+        """True if nothing of its epoch is left at a position; reads the next samples."""
+        maker = self._sample_maker(self._makers_at(position))
+        return not position.taken and not self._taken_at(maker, position).samples
 
     def _taken_at(self, maker: StepMaker, position: StreamPosition) -> TakenStep:
         """Samples of a step. Those of the last one are kept, as the next batch may need the rest of them."""
