@@ -17,7 +17,7 @@ from penstock.files.states import StateFormat
 from penstock.pipeline.chain import describe_difference
 from penstock.pipeline.config import check_max_wait
 from penstock.pipeline.functions import arrow_schema
-from penstock.pipeline.iterator_thread import IteratorThread
+from penstock.pipeline.prefetch import IteratorThread
 from penstock.pipeline.stages import Origin, Source, State
 from penstock.sources.content import content_hash, sample_hash
 from penstock.sources.file_source import is_schema, schema_mark, schema_of
@@ -339,9 +339,17 @@ class IteratorSource(Source):
             reader.stop()
 
     def close(self) -> None:
-        """End the thread of the iterator; `reset` begins again. An iterator that was given as such stays open."""
+        """End the thread of the iterator; `reset` begins again. An iterator that was given as such stays open.
+
+        If no row was delivered yet, reading may begin afterwards: somebody has only looked at the columns.
+        """
+        if not self._row and not self._repeatable():
+            return
         reader, self._reader = self._reader, None
-        self._closed = True
+        self._closed = self._row > 0
+        if not self._closed:
+            self._begun, self._pending = False, None
+            self._waiting.clear()
         if reader is not None:
             reader.close()
 
