@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 PathLike = str | os.PathLike[str]
 
@@ -33,6 +33,11 @@ class FoundFiles(list[Path]):
         files = [file for group in groups for file in group]
         return cls(files, tuple(parts[0] for parts in levels), [folder for group in groups for folder in group.folders])
 
+    def only(self, chosen: Collection[Path]) -> FoundFiles:
+        """Some of the files."""
+        kept = [(file, folder) for file, folder in zip(self, self.folders) if file in chosen]
+        return FoundFiles([file for file, _ in kept], self.base, [folder for _, folder in kept])
+
     @property
     def partitions(self) -> list[tuple[str, ...]]:
         """For each file the directories below the base that are called `name=value`."""
@@ -56,6 +61,15 @@ def list_files(paths: PathLike | Iterable[PathLike], suffixes: Sequence[str] = (
     if not groups:
         raise FileNotFoundError("no input files: the list of paths is empty")
     return FoundFiles.joined(groups)
+
+
+def as_paths(data: Any) -> list[PathLike] | None:
+    """One path, or a list of paths, as a list; None for anything else."""
+    if isinstance(data, (str, os.PathLike)):
+        return [data]
+    if isinstance(data, (list, tuple)) and data and all(isinstance(item, (str, os.PathLike)) for item in data):
+        return data if isinstance(data, list) else [*data]
+    return None
 
 
 def names_of(files: Sequence[Path]) -> list[str]:
@@ -87,6 +101,12 @@ def _expand(path: PathLike, suffixes: Sequence[str]) -> FoundFiles:
     if here.is_dir():
         return _found(_inside(here, suffixes), here)
     if here.exists():
+        if here.is_fifo() or here.is_socket():
+            kind = "named pipe" if here.is_fifo() else "socket"
+            raise FileNotFoundError(
+                f"{text!r} is a {kind}, which can be read only once; write what comes out of it to a file, or read it "
+                "with IteratorSource"
+            )
         return _found([here], here.parent)
     if glob.has_magic(text):
         names = glob.glob(str(here), recursive=True)  # noqa: PTH207 - Path.glob takes no absolute patterns

@@ -22,6 +22,7 @@ from penstock.pipeline.stages import (
     Transform,
 )
 from penstock.pipeline.tuner import RunTotals, Tuner
+from penstock.pipeline.watchdog import Watchdog, watchdog
 
 
 class Context:
@@ -51,6 +52,22 @@ class Context:
         self.decoding = StageMetrics(f"decoding {stage_name(source)}", "decode")
         self.transforming = [StageMetrics(stage_name(t), "transform") for t in transforms]
         self.sinking = StageMetrics(sink_name, "sink")
+        self.watchdog: Watchdog | None = None
+
+    def watch(self) -> None:
+        """Have the watchdog of this process look at the stages too, from now to `unwatch`."""
+        allowed = self.config.stall_seconds
+        self.watchdog = watchdog() if allowed is not None else None
+        if self.watchdog is not None and allowed is not None:
+            for stage in self.stages:
+                stage.watch(self.watchdog, allowed)
+            self.watchdog.begin_run()
+
+    def unwatch(self) -> None:
+        """A second call does nothing."""
+        watching, self.watchdog = self.watchdog, None
+        if watching is not None:
+            watching.end_run()
 
     @property
     def working(self) -> list[StageMetrics]:

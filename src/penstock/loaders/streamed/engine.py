@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.batching.backends import get_backend
@@ -11,6 +12,7 @@ from penstock.batching.options import Options
 from penstock.errors import ConfigError
 from penstock.loaders.source import Paths, Sampling, batch_layout, check_plain, check_stores, pad_id_of, stores_at
 from penstock.loaders.streamed.reader import StreamOptions, StreamPosition, StreamReader, StreamStep
+from penstock.sources.inputs import as_input
 from penstock.store import Store
 
 if TYPE_CHECKING:
@@ -20,6 +22,18 @@ _ONE_BY_ONE = (
     "a stream has no random access; prepare the data (streaming=False) to get batches by number, or to use worker "
     "processes of torch"
 )
+
+
+def _with_policy(streaming: StreamOptions, options: Options) -> StreamOptions:
+    """Options of the stream with the policy for bad rows that the loader was given."""
+    if options.on_error == "raise":
+        return streaming
+    if streaming.on_error not in ("raise", options.on_error):
+        raise ConfigError(
+            f"on_error={options.on_error!r} and StreamOptions(on_error={streaming.on_error!r}) contradict each other; "
+            "pass one of them"
+        )
+    return replace(streaming, on_error=options.on_error, quarantine=options.quarantine or streaming.quarantine)
 
 
 class StreamEngine:
@@ -41,8 +55,7 @@ class StreamEngine:
     ) -> None:
         if not isinstance(streaming, (bool, StreamOptions)):
             raise ConfigError(f"streaming must be True, False or StreamOptions(...), got {streaming!r}")
-        if isinstance(paths, Store):
-            paths = paths.path
+        paths = paths.path if isinstance(paths, Store) else as_input(paths)  # once: it may be an iterator
         if options.sharding is not None:
             raise ConfigError("streaming=True assigns streams to ranks by number; leave out sharding=")
         if options.drop_last:
@@ -65,7 +78,7 @@ class StreamEngine:
             seed=options.seed,
             shuffle=options.shuffle,
             max_tokens=options.max_tokens,
-            options=streaming if isinstance(streaming, StreamOptions) else None,
+            options=_with_policy(streaming if isinstance(streaming, StreamOptions) else StreamOptions(), options),
             budget=options.memory,
         )
 
@@ -76,7 +89,7 @@ class StreamEngine:
 
     @property
     def names(self) -> str:
-        return ", ".join(str(path) for path in self.reader.paths)
+        return self.reader.names
 
     def start(self) -> StreamPosition:
         return self.reader.start()

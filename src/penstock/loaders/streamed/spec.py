@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
+from penstock._suggest import named_options
 from penstock.batching.collate import BatchLayout
 from penstock.corpus.recipe import Recipe
 from penstock.distributed.ranks import Rank
@@ -21,6 +22,7 @@ from penstock.memory.budget import parse_bytes
 from penstock.pipeline.stages import Fitting
 
 
+@named_options
 @dataclass(frozen=True, kw_only=True)
 class StreamOptions:
     """Options of `streaming=True`. Only `streams` and the window sizes change the batches."""
@@ -81,7 +83,8 @@ class StreamSpec:
     """Description of the streams of one rank. What is opened by it is opened once in each process."""
 
     recipe: Recipe | None
-    paths: list[PathLike]
+    paths: Any
+    """A list of paths, or a source."""
     sampling: WindowSampling
     form: BatchLayout
     global_batch: int
@@ -118,6 +121,10 @@ class StreamSpec:
     @cached_property
     def slots(self) -> range:
         return self.catalog.sharding.slots_of(self.rank, self.global_batch)
+
+    @property
+    def window_bytes(self) -> int:
+        return self.options.window().nbytes
 
     @cached_property
     def filler(self) -> WindowFiller:

@@ -71,6 +71,6 @@ def test_loader_commands_name_set(here: Path, penstock: Cli) -> None:
     command = ["plan", "loader.json", "--set", "chat_template=chatml"]
     refused = penstock(*command)
     assert refused.exit_code == 1
-    assert "pass --set chat.columns.user=... --set chat.columns.assistant=..." in refused.stderr
-    done = penstock(*command, "--set", "chat.columns.user=question", "--set", "chat.columns.assistant=answer")
+    assert "pass --set columns.user=... --set columns.assistant=..." in refused.stderr
+    done = penstock(*command, "--set", "columns.user=question", "--set", "columns.assistant=answer")
     assert done.exit_code == 0, done.stderr
