@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -16,6 +15,7 @@ import pyarrow.dataset as pds
 import pyarrow.parquet as pq
 import pytest
 
+from lazy_modules import LazyModule
 from penstock import (
     ConversationDataLoader,
     MixedDataLoader,
@@ -32,6 +32,7 @@ from penstock.loaders import StreamOptions
 from penstock.sources import JsonlSource, open_source
 from penstock.sources.inputs import fingerprints_of
 
+datasets = LazyModule("datasets")
 ROWS = [{"text": f"row {n} of the water " * (1 + n % 3), "n": n} for n in range(40)]
 TABLE = pa.Table.from_pylist(ROWS)
 CHATS = [
