@@ -43,8 +43,9 @@ class RolloutDataLoader(DataLoader, options=OPTION_KINDS, without=NOT_FOR_ROLLOU
         for batch in loader:
             loss = policy_loss(batch, batch.metadata["advantages"], batch.metadata["denominators"])
 
-    `rollout_data` is anything `read_rollouts` takes: a list of `Rollout` or of dicts, JSONL or Parquet files; or a
-    `LiveBuffer` or a `RolloutQueue`, to which inference engines append. Token ids are passed on unchanged; text is
+    `rollout_data` is anything `read_rollouts` takes: a list of `Rollout` or of dicts, outputs of vLLM or SGLang with
+    rewards (`penstock.rl.rollouts_from_vllm`), a batch of verl or TRL, JSONL or Parquet files; or a `LiveBuffer` or a
+    `RolloutQueue`, to which inference engines append. Token ids are passed on unchanged; text is
     tokenized only where there are no ids, and `metadata["tokenized"]` says so.
 
     Advantages are computed over a whole *rollout batch* (all data of a list or a file, unless `rollout_batch_size` is
