@@ -53,9 +53,10 @@ $(VENV)/.base: pyproject.toml constraints.txt
 	touch $@
 
 # torch is installed first and alone, so that no other package pulls in another build. The demo trains a model with
-# torch; without it, the demo resumes only the loader.
+# torch, and prepares with the fast tokenizer; without torch, the demo resumes only the loader.
 $(VENV)/.demo: $(VENV)/.base
 	$(if $(TORCH),$(PIP) $(TORCH))
+	$(PIP) --editable '.[fast]'
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.demo examples/plugin/pyproject.toml

@@ -10,12 +10,21 @@ import yaml
 
 from penstock._suggest import check_options
 from penstock.errors import ConfigError
+from penstock.files.listing import split_suffix
+
+_DATA = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow", ".feather", ".txt")
+"""Formats that no document has, and that may be of any size."""
 
 _MAX_SIZE, _MAX_DEPTH = 1 << 20, 100
 
 
 def read_document(path: Path, *, such_as: str) -> dict[str, Any]:
     """The mapping that the file holds; `such_as` is a line that it could have, for the error if it has none."""
+    if split_suffix(path)[0] in _DATA or path.is_dir():
+        raise ConfigError(
+            f"{path} is {'a directory' if path.is_dir() else 'a file of data'}, and a YAML or JSON file with keys such "
+            f"as '{such_as}' is expected here; write one that names the data"
+        )
     tree = _parsed(path.read_bytes(), str(path))
     if tree is None:
         raise ConfigError(f"{path} is empty; it needs at least '{such_as}'")

@@ -133,9 +133,9 @@ def _inside(directory: Path, suffixes: Sequence[str]) -> list[Path]:
     files = sorted(_walk(directory), key=lambda file: file.parts)
     chosen = [file for file in files if split_suffix(file)[0] in suffixes] if suffixes else files
     if not chosen:
-        wanted = ", ".join(suffixes) if suffixes else "any"
+        wanted = f"{', '.join(suffixes)} file" if suffixes else "file"
         there = ", ".join(sorted({"".join(split_suffix(file)) or "no suffix" for file in files})) or "nothing"
-        raise FileNotFoundError(f"no {wanted} file in directory {str(directory)!r}; it holds: {there}")
+        raise FileNotFoundError(f"no {wanted} in directory {str(directory)!r}; it holds: {there}")
     return chosen
 
 

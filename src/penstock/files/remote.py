@@ -205,9 +205,9 @@ def fetch_files(url: PathLike, suffixes: Sequence[str] = (), cache_dir: PathLike
         files = files_below(filesystem, path, text)
         chosen = [file for file in files if not suffixes or split_suffix(file)[0] in suffixes]
         if not chosen:
-            wanted = ", ".join(suffixes) if suffixes else "any"
+            wanted = f"{', '.join(suffixes)} file" if suffixes else "file"
             there = ", ".join(sorted({"".join(split_suffix(file)) or "no suffix" for file in files})) or "nothing"
-            raise FileNotFoundError(f"no {wanted} file in directory {shown(text)!r}; it holds: {there}")
+            raise FileNotFoundError(f"no {wanted} in directory {shown(text)!r}; it holds: {there}")
     else:
         chosen = files_matching(filesystem, path, text)
         base = list(takewhile(lambda part: not re.search(r"[*\[]", part), base))

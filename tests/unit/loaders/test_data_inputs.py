@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -18,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import penstock.sources.memory
+from lazy_modules import LazyModule
 from penstock import (
     ConversationDataLoader,
     MixedDataLoader,
@@ -34,6 +34,7 @@ from penstock.loaders import StreamOptions
 from penstock.sources import JsonlSource, open_source
 from penstock.sources.inputs import fingerprints_of
 
+datasets = LazyModule("datasets")
 ROWS = [{"text": f"row {n} of the water " * (1 + n % 3), "n": n} for n in range(40)]
 TABLE = pa.Table.from_pylist(ROWS)
 CHATS = [
