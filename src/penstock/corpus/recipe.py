@@ -221,8 +221,8 @@ class Recipe(RowRecipe, DocumentRecipe, ChatRecipe):
         except SchemaError:
             return False
         raise ConfigError(
-            f"the rows have a column 'text' and the columns of a chat ({form}); pass column='text' (--column text) to "
-            "take them as documents, or a template to take them as chats"
+            f"the rows have a column 'text' and the columns of a chat ({form}); pass column='text' "
+            "(text_column= of a loader, --column text) to take them as documents, or template= to take them as chats"
         )
 
     def _chat_steps(self, tokenizer: Tokenizer, schema: pa.Schema) -> Steps:
@@ -268,7 +268,9 @@ class Recipe(RowRecipe, DocumentRecipe, ChatRecipe):
         try:
             return detect_format(schema)
         except SchemaError as error:
-            raise SchemaError(f"{error}; for documents, name the column with their text") from None
+            raise SchemaError(
+                f"{error}; for documents, name the column with their text (text_column= of a loader, --column)"
+            ) from None
 
     def _document_steps(self, tokenizer: Tokenizer, schema: pa.Schema, work: Path | None) -> Steps:
         if self.text_column not in schema.names:
@@ -535,5 +537,6 @@ def _refusal(kind: str, label: str | None) -> str:
         loss, plain = "would train on bad answers as on good ones", "to train on all of them regardless of the label"
     return (
         f"{rows}, and as plain chats a model {loss}; use PreferenceDataLoader, or prepare them with preference=True "
-        f"(--preference); pass preference=False (--no-preference) {plain}, or drop or rename the column"
+        f"(--preference); pass preference=False (--no-preference) {plain}, or drop or rename the column "
+        "before (transforms=, --transform drop=NAME)"
     )
