@@ -12,6 +12,9 @@ In the other package's `pyproject.toml`:
     [project.entry-points."penstock.datasets"]
     my-competition = "my_package:MyDataset"    # a penstock.datasets.KaggleDataset
 
+    [project.entry-points."penstock.metrics"]
+    wmae = "my_package:WMAE"      # a penstock.datasets.Metric
+
     [project.entry-points."penstock.filters"]
     no-shouting = "my_package:NoShouting"      # makes a transform, given the column of text
 
@@ -35,7 +38,7 @@ from penstock.errors import PluginError
 
 __all__ = ["GROUPS", "Format", "Plugin", "find", "formats", "installed"]
 
-GROUPS = ("sources", "transforms", "sinks", "formats", "datasets", "filters", "templates")
+GROUPS = ("sources", "transforms", "sinks", "formats", "datasets", "metrics", "filters", "templates")
 
 
 @dataclass(frozen=True, slots=True)

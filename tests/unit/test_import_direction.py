@@ -15,7 +15,7 @@ ROOT = Path(penstock.__file__).parent
 # From the bottom up. Names on one line are siblings and do not import each other.
 LEVELS = [
     "errors _lazy",
-    "_suggest",
+    "_forks _suggest",
     "_optional types",
     "arrays memory",
     "files",
@@ -27,11 +27,11 @@ LEVELS = [
     "chat",
     "corpus",
     "batching",
+    "observe",
     "templates config",
     "fsqueue",
     "rl",
     "loaders datasets",
-    "observe",
     "__init__ testing",
     "cli",
     "__main__",

@@ -18,6 +18,7 @@ class LoaderOptions(TypedDict, total=False):
     drop_last: bool
     budget: MemoryBudget | int | str | None
     cache_dir: PathLike | None
+    progress: bool
     verify: Verify
     on_error: OnError
     quarantine: PathLike | None

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from penstock._suggest import did_you_mean
 from penstock.cli.console import emit, fact_table, print_json, print_table, say, table, warn
-from penstock.cli.options import DebugOption, JsonOption, command
+from penstock.cli.options import CommandGroup, DebugOption, JsonOption, command
 from penstock.errors import ConfigError, DataError, PenstockError
 
 if TYPE_CHECKING:  # imported when a command runs: `penstock --version` needs none of it
@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # imported when a command runs: `penstock --version` needs no
 
 competitions = typer.Typer(
     name="competitions",
+    cls=CommandGroup,
     no_args_is_help=True,
     rich_markup_mode=None,
     help="Register the data of competitions, and list them.",
@@ -39,6 +40,9 @@ logging.getLogger("penstock.datasets").addHandler(logging.NullHandler())  # the 
 
 RegistryOption = Annotated[
     Path | None, typer.Option("--registry", metavar="DIR", help="The registry. Default: the user's own.")
+]
+TrustOption = Annotated[
+    bool, typer.Option("--trust-code", help="Run the dataset class that the registry names for the competition.")
 ]
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A registered competition.")]
 SPEC_FILE = "competition.yaml"
@@ -73,6 +77,7 @@ def add(
     spec: Annotated[Path | None, typer.Option("--spec", metavar="FILE", help=f"Instead of {SPEC_FILE} in DIR.")] = None,
     guess: Annotated[bool, typer.Option("--infer", help="Infer again, and overwrite the file.")] = False,
     replace: Annotated[bool, typer.Option("--replace", help="Even if other data has this name.")] = False,
+    trust_code: TrustOption = False,
     registry: RegistryOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -94,7 +99,8 @@ def add(
     with _errors_as_options():
         _check_type(kind)
         opened = DatasetRegistry(registry)
-        added = _add_data(opened, directory, spec, name, options, infer_again=guess, replace=replace)
+        flags = {"infer_again": guess, "replace": replace, "trust_code": trust_code}
+        added = _add_data(opened, directory, spec, name, options, **flags)
     facts = {"spec_file": str(added.file), "written": added.written, "rows": added.rows, "doubts": added.doubts}
     emit(_facts(opened, added.competition) | facts, lambda: _print_added(opened, added), as_json=as_json)
 
@@ -154,6 +160,7 @@ def show(
         int, typer.Option(min=0, metavar="COUNT", help="Also show texts and labels of the first rows; loads the data.")
     ] = 0,
     split: Annotated[str, typer.Option(metavar="SPLIT", help="Split of the rows: train, val or test.")] = "train",
+    trust_code: TrustOption = False,
     registry: RegistryOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -162,6 +169,8 @@ def show(
 
     opened = DatasetRegistry(registry)
     competition = opened.get(name)
+    if rows and not trust_code:
+        opened.refuse_code(competition)
     samples = _samples(opened, name, split, rows) if rows else []
 
     def print_all() -> None:
@@ -338,6 +347,7 @@ def _add_data(
     *,
     infer_again: bool,
     replace: bool,
+    trust_code: bool,
 ) -> _Added:
     """Register the data in a directory with its spec file, which is inferred and written if it does not exist.
 
@@ -366,6 +376,8 @@ def _add_data(
     dataset_class = before.dataset_class if before is not None and same else None
     discovered = before.discovered_class if before is not None else None
     wanted = Competition(metadata, spec, dataset_class, discovered)
+    if not trust_code:
+        registry.refuse_code(wanted)
     reader = registry.load_class(wanted, registry.class_of(wanted))
     if inferred is not None and options.get("metric") is None:
         inferred = _with_metric(inferred, reader)

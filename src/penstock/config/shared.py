@@ -25,13 +25,14 @@ from pathlib import Path, PurePath
 from types import MappingProxyType, ModuleType
 from typing import Any, Never, Self
 
+from penstock._forks import renewed
 from penstock._suggest import did_you_mean
 from penstock.config.settings import KNOWN, Setting, check_settings, freeze, thaw
 from penstock.errors import ConfigError
 from penstock.files.listing import PathLike
 from penstock.types.conversion import Problems, from_text, kind_of
 
-_IMPORT_LOCK = threading.RLock()  # sys.path and sys.modules are shared by all threads
+_IMPORT_LOCK = renewed(threading.RLock())  # sys.path and sys.modules are shared by all threads
 
 
 def run_file(path: Path, after_statement: Callable[[dict[str, Any]], None]) -> dict[str, Any]:

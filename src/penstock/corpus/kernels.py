@@ -23,6 +23,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast
 import numpy as np
 import xxhash
 
+from penstock._forks import renewed
 from penstock._optional import require
 from penstock.files.cache import default_cache_directory
 
@@ -35,7 +36,7 @@ CACHED = 16
 """Machine code that is in the cache pays off this many times earlier."""
 
 log = logging.getLogger(__name__)
-_lock = threading.RLock()
+_lock = renewed(threading.RLock())
 _kernels: dict[Callable[..., Any], _Kernel[Any, Any]] = {}
 _said: list[str] = []
 
@@ -72,7 +73,7 @@ class _Kernel(Generic[P, R]):
                 return cast(R, run_plain(self.plain(), given))
         if self._compiled is None and not _said and not self._cached():
             _said.append(self._function.__name__)
-            log.info(
+            log.warning(  # people wait for it, also those who asked for no progress
                 "numba compiles the rules for text, which takes up to a minute; later runs load them from %s",
                 cache_directory(),
             )

@@ -24,8 +24,10 @@ from penstock.pipeline.stages import Finishing, Stateful
 from penstock.sources.by_suffix import SourceFiles
 from penstock.sources.file_source import FileSource
 from penstock.sources.json_types import marked_json
+from penstock.sources.memory import IteratorSource
 from penstock.sources.plugin_files import PluginFiles
 from penstock.sources.record_source import RecordSource
+from penstock.sources.saved_dataset import SavedDatasetSource
 from penstock.transforms import Filter, FlatMap
 from penstock.transforms.by_name import named_transform
 
@@ -35,6 +37,8 @@ _PROBE_ROWS = 256
 def open_rows(files: SourceFiles, columns: Sequence[str] | None, *, allow_empty: bool) -> Any:
     """The source of some files; that of a plugin is made for each file, so that it has columns and places."""
     if not issubclass(files.kind, (RecordSource, FileSource)) if isinstance(files.kind, type) else True:
+        if files.kind is SavedDatasetSource:
+            return files.open()
         return PluginFiles(files.kind, files.files, allow_empty=allow_empty)
     options: dict[str, Any] = {"allow_empty": True} if allow_empty else {}
     if columns is not None and "columns" in signature(files.kind).parameters:
@@ -70,6 +74,8 @@ def first_rows(source: Any) -> pa.RecordBatch | None:
     """The first good rows of a source that was not read yet, and will be from its beginning; None if there are none."""
     if isinstance(source, PeekedSource):
         return source.first
+    if isinstance(source, IteratorSource):
+        return source.first_rows()
     if not isinstance(source, (FileSource, RecordSource)):
         return _first_good(source, source.reset)
     beside = copy.copy(source)  # it has the schema, and a place of its own

@@ -37,11 +37,20 @@ from penstock.corpus.raw_rows import (
 )
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.files.checksums import FileFingerprint
-from penstock.files.listing import PathLike
+from penstock.files.listing import as_paths
 from penstock.pipeline import Source, Transform
-from penstock.sources import ArrowSource, CsvSource, JsonlSource, ParquetSource, open_source
+from penstock.sources import (
+    ArrowSource,
+    CsvSource,
+    IteratorSource,
+    JsonlSource,
+    MemorySource,
+    ParquetSource,
+    open_source,
+)
 from penstock.sources.by_suffix import SourceFiles, find_source
 from penstock.sources.file_source import check_columns
+from penstock.sources.inputs import Input, as_input
 from penstock.store import Lineage
 from penstock.store.preferences import LABELS, label_column, rejected_column
 from penstock.tokenizers.load import TokenizerSpec
@@ -170,8 +179,8 @@ class Recipe(RowRecipe, DocumentRecipe, ChatRecipe):
                     "a template writes BOS and EOS itself, and chats are neither filtered nor deduplicated"
                 )
 
-    def open(self, inputs: PathLike | Iterable[PathLike]) -> Source:
-        """The source of these files; it reads only the columns that the recipe needs."""
+    def open(self, inputs: Input) -> Source:
+        """The source of files or data in any form; it reads only the columns that the recipe needs."""
         return cast(Source, OpenedRecipe.of(self, inputs).source)
 
     def load_tokenizer(self) -> Tokenizer:
@@ -342,9 +351,12 @@ class OpenedRecipe:
     """A source, or `SourceFiles`, which are opened when `source` is needed."""
 
     @classmethod
-    def of(cls, recipe: Recipe, inputs: PathLike | Iterable[PathLike]) -> OpenedRecipe:
-        """The recipe with these files."""
-        found = find_source(inputs)
+    def of(cls, recipe: Recipe, inputs: Input) -> OpenedRecipe:
+        """The recipe with files, or data in any form that `open_source` takes."""
+        given = as_paths(inputs) or as_input(inputs)
+        if not isinstance(given, list):
+            return cls(recipe, given)
+        found = find_source(given)
         return cls(recipe, found if isinstance(found, SourceFiles) else open_source(found))
 
     @property
@@ -362,7 +374,11 @@ class OpenedRecipe:
         recipe, source = self.recipe, self.given
         if isinstance(source, SourceFiles):
             source = open_rows(source, recipe.names, allow_empty=recipe.allow_empty)
-        elif getattr(source, "schema", None) is None:
+        if isinstance(source, MemorySource | IteratorSource):
+            if recipe.transforms or recipe.is_chat(recipe.names or source.column_names()):
+                source.keep_json(json_columns((recipe.chat.get("columns") or {}).values()))
+            return source, None
+        if getattr(source, "schema", None) is None:
             source = PeekedSource(source)
         if recipe.transforms or recipe.columns is not None:
             source = _without_conflicts(source, recipe)
@@ -425,12 +441,17 @@ class OpenedRecipe:
     @cached_property
     def schema(self) -> pa.Schema:
         """The columns with their types, for which all rows of some formats are read."""
-        return cast(pa.Schema, self.source.schema)
+        source = self.source
+        return cast(pa.Schema, source.learned_schema() if isinstance(source, IteratorSource) else source.schema)
 
     @cached_property
     def transforms(self) -> list[Transform]:
         """The transforms of raw rows."""
-        return on_json(self.recipe.transforms, self.schema) if self.recipe.transforms else []
+        recipe = self.recipe
+        transforms = on_json(recipe.transforms, self.schema) if recipe.transforms else []
+        if recipe.columns is not None and isinstance(self.source, MemorySource | IteratorSource):
+            return [Select(recipe.names or ()), *transforms]  # sources of files read only these
+        return transforms
 
     @cached_property
     def row_schema(self) -> pa.Schema:
@@ -469,17 +490,18 @@ class OpenedRecipe:
     def for_streams(self, row_column: str) -> tuple[Any, Steps]:
         """A source that knows its columns without reading all rows, and steps that keep the column of row numbers."""
         source, recipe = self.source, self.recipe
-        source.close()  # rows are read by others, from any place
+        if hasattr(source, "close"):
+            source.close()  # rows are read by others, from any place
         text = recipe.text_column
         if isinstance(source, JsonlSource) and self.names is None:
             source.learn_first()
         elif isinstance(source, CsvSource) and not recipe.transforms and recipe.columns is None and self._has(text):
             schema = pa.schema([(text, pa.string())])
             source = CsvSource(source.files, schema=schema, columns=[text], allow_empty=recipe.allow_empty)
-        if recipe.transforms:
+        if self.transforms:
             schema = self.row_schema
         elif self.names is None or source.has_schema:
-            schema = source.schema
+            schema = self.schema if source is self.source else source.schema
         elif not self.names:
             raise DataError("there are no rows in the input", file=str(source.files[0]))
         else:

@@ -270,6 +270,18 @@ class DatasetRegistry:
             return Chosen(discovered, "discovered for its name")
         return installed_class(competition.name, with_files(competition))
 
+    def refuse_code(self, competition: Competition) -> None:
+        """Raise if the class of a competition is code that nothing but the registry's entry names.
+
+        An entry is a file that others may have written. `load` runs the code; who only looks at data may not expect it.
+        """
+        entry = competition.dataset_class or competition.discovered_class
+        if entry is not None and not entry.startswith("penstock.") and competition.name not in self._classes:
+            raise ConfigError(
+                f"{competition.name!r} is read by {entry}, which would be run, and which is known from its entry in "
+                f"{self.path} only; look at that code, then pass --trust-code to run it"
+            )
+
     def load_class(self, competition: Competition, chosen: Chosen) -> type[KaggleDataset]:
         """The class itself; runs its code."""
         given = self._classes.get(competition.name)

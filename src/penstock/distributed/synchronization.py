@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary
 
 import orjson
 
+from penstock._forks import renewed
 from penstock.distributed.ranks import Rank, find_rank, running_torch
 from penstock.errors import ConfigError, ResumeError, StalledError
 from penstock.files.filesystems import require_local
@@ -33,7 +34,7 @@ _BUSY_SECONDS = 5.0
 Result = TypeVar("Result")
 Turns = dict[tuple[Rank, str], int]
 
-_turns_guard = threading.Lock()
+_turns_guard = renewed(threading.Lock())
 _turns_of_stores: WeakKeyDictionary[Any, Turns] = WeakKeyDictionary()
 _turns_in_directories: dict[Path, Turns] = {}
 """By path: two objects for one directory share its notes."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import io
 import os
+import platform
 import re
 import secrets
 import shutil
 import stat
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -18,27 +21,51 @@ from typing import Any, Self
 from penstock.errors import ConfigError
 from penstock.files.listing import PathLike
 
+fcntl: Any
+try:
+    import fcntl
+except ModuleNotFoundError:  # Windows
+    fcntl = None
+
+_ATTEMPTS = 9
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)
 
 
 class AtomicFile:
     """A file being written under a hidden name; `commit()` gives it its own.
 
-    As a context manager it commits on success and leaves nothing on an exception.
+    As a context manager it commits on success and leaves nothing on an exception. While it is open, its writer holds a
+    lock on it, by which `remove_leftovers` knows the files of killed writers.
     """
 
     def __init__(self, path: PathLike) -> None:
         self.path = Path(path)
-        self.temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-        self.file = _Target(io.FileIO(str(self.temporary), "x"), str(self.path))
+        for attempt in range(_ATTEMPTS):
+            own = f"{os.getpid()}-{_machine()}{secrets.token_hex(2)}"
+            self.temporary = self.path.with_name(f".{self.path.name}.{own}.tmp")
+            try:
+                raw = io.FileIO(str(self.temporary), "x")
+            except FileExistsError:
+                if attempt == _ATTEMPTS - 1:
+                    raise
+                continue
+            if _lock(raw.fileno()) is not False and self.temporary.exists():
+                break
+            raw.close()  # taken for a leftover in the moment before it was locked
+        self.file = _Target(raw, str(self.path))
 
     def commit(self) -> None:
         """Make it durable, then visible. The rename replaces an older file in one step."""
         with naming(str(self.path)):
             self.file.flush()
             os.fsync(self.file.fileno())
+            locked = os.dup(self.file.fileno()) if fcntl is not None else None
             self.file.close()
-        self.temporary.replace(self.path)
+        try:
+            self.temporary.replace(self.path)
+        finally:
+            if locked is not None:
+                os.close(locked)
         sync_directory(self.path.parent)
 
     def discard(self) -> None:
@@ -61,6 +88,45 @@ class AtomicFile:
                 self.commit()
         finally:
             self.abort()
+
+
+def remove_leftovers(path: PathLike) -> None:
+    """Delete what killed writers of the file at `path` have left next to it.
+
+    Only files of this machine, and only those that nobody holds locked: a writer on another machine may be alive, and
+    network drives do not always tell its locks. Nothing is deleted on Windows, and where there are no locks.
+    """
+    target = Path(path)
+    own = re.compile(rf"\.{re.escape(target.name)}\.\d+-{_machine()}[0-9a-f]{{4}}\.tmp")
+    for name in os.listdir(target.parent) if fcntl is not None else ():  # noqa: PTH208 - only the names
+        if own.fullmatch(name):
+            stray = target.with_name(name)
+            with contextlib.suppress(OSError, ConfigError):  # gone meanwhile, not ours, or no file that we made
+                handle = open_own(stray, os.O_RDWR)
+                try:
+                    if _lock(handle):
+                        stray.unlink()
+                finally:
+                    os.close(handle)
+
+
+@functools.cache
+def _machine() -> str:
+    """Four hex digits for this machine."""
+    return f"{zlib.crc32(platform.node().encode()) & 0xFFFF:04x}"
+
+
+def _lock(handle: int) -> bool | None:
+    """Lock an open file until it is closed: False if somebody else has it locked, None if that cannot be known."""
+    if fcntl is None:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
 
 
 def write_atomic(path: PathLike, data: bytes | memoryview) -> None:
@@ -141,6 +207,21 @@ def open_own(path: Path, flags: int) -> int:
     os.close(handle)
     what = "has another name too (a hard link)" if stat.S_ISREG(found.st_mode) else "is no regular file"
     raise ConfigError(f"{path} {what}, and penstock writes only to files that it made; remove it, then try again")
+
+
+def open_regular(path: PathLike) -> int:
+    """A handle to read a file. What is none is an OSError at once: a named pipe would wait for its writer."""
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    if stat.S_ISREG(os.fstat(handle).st_mode):
+        return handle
+    os.close(handle)
+    raise OSError(errno.EINVAL, "it is no regular file", str(path))
+
+
+def read_regular(path: PathLike) -> bytes:
+    """All bytes of a file; see `open_regular`."""
+    with open(open_regular(path), "rb") as file:
+        return file.read()
 
 
 def strangers(directory: Path, own: re.Pattern[str]) -> list[str]:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 PathLike = str | os.PathLike[str]
 
@@ -63,6 +63,15 @@ def list_files(paths: PathLike | Iterable[PathLike], suffixes: Sequence[str] = (
     return FoundFiles.joined(groups)
 
 
+def as_paths(data: Any) -> list[PathLike] | None:
+    """One path, or a list of paths, as a list; None for anything else."""
+    if isinstance(data, (str, os.PathLike)):
+        return [data]
+    if isinstance(data, (list, tuple)) and data and all(isinstance(item, (str, os.PathLike)) for item in data):
+        return data if isinstance(data, list) else [*data]
+    return None
+
+
 def names_of(files: Sequence[Path]) -> list[str]:
     """The names of files without their directories, which may be others after a move; but with those that are called
     `name=value`, since these are part of the data."""
@@ -92,6 +101,12 @@ def _expand(path: PathLike, suffixes: Sequence[str]) -> FoundFiles:
     if here.is_dir():
         return _found(_inside(here, suffixes), here)
     if here.exists():
+        if here.is_fifo() or here.is_socket():
+            kind = "named pipe" if here.is_fifo() else "socket"
+            raise FileNotFoundError(
+                f"{text!r} is a {kind}, which can be read only once; write what comes out of it to a file, or read it "
+                "with IteratorSource"
+            )
         return _found([here], here.parent)
     if glob.has_magic(text):
         names = glob.glob(str(here), recursive=True)  # noqa: PTH207 - Path.glob takes no absolute patterns

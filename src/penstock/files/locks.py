@@ -20,6 +20,7 @@ from typing import Self
 
 import orjson
 
+from penstock._forks import renewed
 from penstock.errors import ConfigError
 from penstock.files.atomic import open_own
 from penstock.files.listing import PathLike
@@ -31,7 +32,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.1
 _LOCKED_BYTE = 1 << 30  # far after the text: on Windows a locked byte cannot be read by others
 
 # Reentrant: a garbage collection inside of it may release another lock.
-_registry_guard = threading.RLock()
+_registry_guard = renewed(threading.RLock())
 _registry: dict[str, FileLock] = {}
 """The locks that this process holds, by path."""
 
@@ -46,6 +47,7 @@ class FileLock:
     def __init__(self, path: PathLike) -> None:
         self.path = Path(path)
         self._handle: int | None = None
+        self._process = 0
 
     @property
     def held(self) -> bool:
@@ -91,6 +93,9 @@ class FileLock:
             if handle is None:
                 return
             _registry.pop(str(self.path), None)
+            if self._process != os.getpid():
+                os.close(handle)  # of a fork: its parent still holds the lock
+                return
             try:
                 with contextlib.suppress(OSError):  # Windows does not remove a file that is open
                     self.path.unlink()
@@ -117,12 +122,12 @@ class FileLock:
     def _take_over(self) -> bool:
         with _registry_guard:
             holder = _registry.get(str(self.path))
-            if holder is None:
+            if holder is None or holder._process != os.getpid():  # a fork's copy: its parent holds the lock
                 return False
             handle, holder._handle = holder._handle, None
             if handle is None:
                 return False
-            self._handle = handle
+            self._handle, self._process = handle, os.getpid()
             _registry[str(self.path)] = self
             return True
 
@@ -143,7 +148,7 @@ class FileLock:
             if not locked:
                 return False
         with _registry_guard:
-            self._handle = handle
+            self._handle, self._process = handle, os.getpid()
             _registry[str(self.path)] = self
         return True
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 import xxhash
 
 from penstock.errors import ConfigError, DataError, SchemaError, StaleQueueError
-from penstock.files.atomic import naming, sync_directory
+from penstock.files.atomic import naming, open_regular, sync_directory
 from penstock.fsqueue.layout import QueueFile
 from penstock.fsqueue.queue import Queue, how_to_purge
 from penstock.types import Field, Schema, from_numpy, to_numpy
@@ -204,7 +204,7 @@ def read(path: Path, file: QueueFile, queue: Queue, split: str) -> BatchFile:
     Raises FileNotFoundError, DataError (damaged, or not a batch file) or StaleQueueError.
     """
     try:
-        with path.open("rb", buffering=0) as handle:
+        with open(open_regular(path), "rb", buffering=0) as handle:
             if os.fstat(handle.fileno()).st_size == 0:
                 raise DataError("the file is empty", file=str(path))
             data = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_COPY)

@@ -23,7 +23,7 @@ import orjson
 from penstock._suggest import check_options
 from penstock.distributed.ranks import Rank
 from penstock.errors import ConfigError, StalledError
-from penstock.files.atomic import naming
+from penstock.files.atomic import naming, read_regular
 from penstock.fsqueue.layout import Member, rename
 from penstock.fsqueue.leases import SHORTEST_LEASE, LeaseReaper, MemberWatch, heartbeat_seconds, is_expired
 from penstock.fsqueue.queue import Queue
@@ -306,7 +306,7 @@ def facts_of(directory: Path, member: Member) -> dict[str, Any]:
     """Facts that a member wrote about itself: role, host, process; empty if it is gone."""
     for name in [member.name, *(name for name in os.listdir(directory) if name.startswith(f"{member.id}~"))]:
         try:
-            facts: dict[str, Any] = orjson.loads((directory / name).read_bytes())
+            facts: dict[str, Any] = orjson.loads(read_regular(directory / name))
             return facts
         except (OSError, ValueError):
             continue

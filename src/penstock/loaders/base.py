@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import time
 from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import suppress
@@ -10,6 +12,7 @@ from typing import Any, NoReturn, Protocol, Self
 
 import numpy as np
 
+from penstock._forks import check_process
 from penstock.batching.batch import TrainingBatch
 from penstock.batching.device import DeviceTransfer
 from penstock.batching.options import Options, show_options
@@ -22,6 +25,7 @@ from penstock.loaders.source import LoaderSource
 from penstock.order.plan import Plan
 from penstock.pipeline.prefetch import ReadAhead
 
+log = logging.getLogger(__name__)
 _SLOW_SECONDS = 0.002
 """Batches that take longer than this are prefetched, unless `prefetch` is set."""
 _PREFETCH = 2
@@ -298,6 +302,7 @@ class DataLoader:
 
     def _iterate(self, loop: int) -> Generator[TrainingBatch, None, None]:
         """Rest of an epoch; continues at the new position whenever the loader is moved or its plan is edited."""
+        process = os.getpid()
         while True:
             moves, edits = self._moves, self._edits
             profile = self._profile
@@ -307,14 +312,18 @@ class DataLoader:
             made = transfer.send_all(self._engine.batches(self._position))
             prefetcher = _Prefetcher(made if profile is None else profile.timed(made), self.options)
             self._prefetcher, epoch = prefetcher, self.epoch
+            log.debug("%r: epoch %d, a loop begins", self, epoch)
+            began, count = time.monotonic(), 0
             try:
                 for batch, following in prefetcher:
+                    count += 1
                     transfer.receive(batch)
                     self._position, epoch = following, batch.metadata["epoch"]
                     if self._profile is not None:
                         self._profile.deliver(batch)
                     yield batch
                     del batch
+                    check_process(process, "this loop over a loader")
                     if self._profile is not None:
                         self._profile.wait()
                     if self._loops != loop:
@@ -325,6 +334,7 @@ class DataLoader:
                     if (self._moves, self._edits) != (moves, edits):
                         break
                 else:
+                    log.debug("%r: epoch %d ends, %d batches in %.3f s", self, epoch, count, time.monotonic() - began)
                     return
             finally:
                 prefetcher.stop()

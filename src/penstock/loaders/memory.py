@@ -19,6 +19,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
+from penstock._forks import renewed
 from penstock._suggest import named_options
 from penstock.batching.backends.base import ALIGNMENT, Backend
 from penstock.batching.backends.lookup import framework_of, get_backend, is_array
@@ -91,7 +92,7 @@ class UnifiedMemoryManager:
         self.budget = MemoryBudget.of(self._limit if config.budget is None else config.budget)
         cached = self._limit // 2 if config.cache_size_mb is None else config.cache_size_mb * _MIB
         self._cache: LRUCache[Any] = LRUCache(cached)
-        self._lock = threading.RLock()
+        self._lock = renewed(threading.RLock())
         kept = self._limit if config.enable_pooling else 0
         self._pool = BufferPool(kept, budget=self.budget, owner=f"tensor pool {next(_numbers)}")
         self._ledger = Ledger(self.budget, "tensors", on_end=self._pool.close)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from penstock._forks import renewed
 from penstock.batching.batch import TrainingBatch
 from penstock.errors import ConfigError
 
@@ -37,7 +38,7 @@ class Stages:
     def __init__(self, clock: Clock = time.perf_counter) -> None:
         self.clock = clock
         self._seconds: dict[str, float] = {}
-        self._lock = threading.Lock()
+        self._lock = renewed(threading.Lock())
 
     def add(self, name: str, seconds: float) -> None:
         with self._lock:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from penstock._forks import check_process
 from penstock.batching.backends.lookup import evaluate
 from penstock.errors import ConfigError, DataError, PenstockError, ResumeError, StageError, StalledError, StoppedError
 from penstock.loaders.rate_limit import RateLimit
@@ -417,6 +418,7 @@ class SampleRun:
         self.rate = RateLimit(target, clock, sleep or signals.stop.wait, self._report_behind)
         self._final_stats: dict[str, Any] | None = None
         self._stop_seconds = _STOP_SECONDS
+        self._process = os.getpid()
         self._ahead = ReadAhead(_read(feed.chunks(position[0], signals), signals, budget), _READY_CHUNKS)
 
     def samples(self) -> Generator[Any]:
@@ -432,8 +434,10 @@ class SampleRun:
                     return
                 self.position = chunk.position(number)
                 yield sample
+                check_process(self._process, "this loop over a stream")
 
     def _next(self) -> SampleChunk | None:
+        check_process(self._process, "this loop over a stream")
         self.rate.wait()
         try:
             while not self._signals.chunks.acquire(timeout=_POLL_SECONDS):

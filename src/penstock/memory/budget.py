@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
+import weakref
 from collections import deque
 from operator import index
 from types import TracebackType
 from typing import Self
 
+from penstock._forks import renewed
 from penstock.errors import ConfigError, StalledError
 
 _UNITS = {"": 1, "b": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
 _UNITS |= {"kb": 1000, "mb": 1000**2, "gb": 1000**3, "tb": 1000**4}
 _UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+
+
+_budgets: weakref.WeakSet[MemoryBudget] = weakref.WeakSet()
+
+
+def _forget_charges() -> None:
+    for budget in list(_budgets):
+        budget._after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_charges)
 
 
 class MemoryBudget:
@@ -36,7 +51,7 @@ class MemoryBudget:
         if self._capacity <= 0:
             raise ConfigError(f"a memory budget must be positive, got {limit!r}")
         self._limit = self._capacity
-        self._changed = threading.Condition()
+        self._changed = renewed(threading.Condition())
         self._reserved: dict[str, int] = {}
         self._standing: dict[tuple[str, object], int] = {}
         self._aside: dict[object, int] = {}
@@ -45,6 +60,9 @@ class MemoryBudget:
         self._most_aside = 0
         self._used = 0
         self._peak = 0
+        self._forks = 0
+        """Number of forks that lie between this object and the one that was made."""
+        _budgets.add(self)
 
     @classmethod
     def of(cls, given: MemoryBudget | int | str) -> MemoryBudget:
@@ -180,7 +198,7 @@ class MemoryBudget:
 
     def _change(self, reservation: Reservation, nbytes: int, *, release: bool = False) -> None:
         with self._changed:
-            if reservation._closed:
+            if reservation._closed or reservation._forks != self._forks:
                 return
             delta = nbytes - reservation.nbytes
             reservation.nbytes = nbytes
@@ -212,6 +230,13 @@ class MemoryBudget:
             "raise the budget or find who does not release"
         )
 
+    def _after_fork(self) -> None:
+        """Nothing is charged in a forked process: those who would give it back are threads of its parent."""
+        self._reserved, self._standing, self._aside, self._held = {}, {}, {}, {}
+        self._queue.clear()
+        self._most_aside = self._used = self._peak = 0
+        self._forks += 1
+
     def __repr__(self) -> str:
         return f"MemoryBudget({format_bytes(self._used)} of {format_bytes(self._limit)})"
 
@@ -219,10 +244,10 @@ class MemoryBudget:
 class Reservation:
     """Bytes charged to an owner until released; a context manager."""
 
-    __slots__ = ("_budget", "_by", "_closed", "nbytes", "owner")
+    __slots__ = ("_budget", "_by", "_closed", "_forks", "nbytes", "owner")
 
     def __init__(self, budget: MemoryBudget, owner: str, nbytes: int, by: object) -> None:
-        self._budget, self._by, self._closed = budget, by, False
+        self._budget, self._by, self._closed, self._forks = budget, by, False, budget._forks
         self.owner, self.nbytes = owner, nbytes
 
     def resize(self, nbytes: int) -> None:

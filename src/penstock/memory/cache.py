@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
+from penstock._forks import renewed
 from penstock.errors import ConfigError
 from penstock.memory.budget import MemoryBudget, format_bytes, parse_bytes
 
@@ -56,7 +57,7 @@ class LRUCache(Generic[V]):
             )
         self.nbytes = 0
         self._budget, self._owner, self._evict = budget, owner, evict
-        self._lock = threading.Lock()
+        self._lock = renewed(threading.Lock())
         self._items: dict[Hashable, tuple[V, int]] = {}
         """Key -> value and bytes, the least recently used first."""
         self._builds: dict[Hashable, tuple[threading.RLock, int]] = {}
@@ -115,7 +116,7 @@ class LRUCache(Generic[V]):
     def building(self, key: Hashable) -> Iterator[None]:
         """One thread at a time builds the value of a key; the others wait for it."""
         with self._lock:
-            lock, waiting = self._builds.get(key, (threading.RLock(), 0))
+            lock, waiting = self._builds.get(key, (renewed(threading.RLock()), 0))
             self._builds[key] = lock, waiting + 1
         try:
             with lock:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock._forks import renewed
 from penstock.memory.budget import MemoryBudget, format_bytes, parse_bytes
 
 _SMALLEST = 4096
@@ -64,7 +65,7 @@ class BufferPool:
         if alignment <= 0 or alignment & (alignment - 1):
             raise ValueError(f"alignment must be a power of two, got {alignment}")
         self._budget, self._owner, self._alignment = budget, owner, alignment
-        self._lock = threading.Lock()
+        self._lock = renewed(threading.Lock())
         self._returned: deque[tuple[int, pa.Buffer]] = deque()
         self._free: dict[int, list[pa.Buffer]] = {}
         """Free blocks by capacity, the capacity used last at the end."""
@@ -299,7 +300,7 @@ class Ledger:
     def __init__(self, budget: MemoryBudget, owner: str, on_end: Callable[[], None] = lambda: None) -> None:
         self._budget, self._owner, self._on_end = budget, owner, on_end
         self._wake: queue.SimpleQueue[object] = queue.SimpleQueue()
-        self._lock = threading.Lock()
+        self._lock = renewed(threading.Lock())
         self._held: list[tuple[int, int | None, weakref.ref[Any]]] = []
         """Bytes, address and the object."""
         self._thread: threading.Thread | None = None

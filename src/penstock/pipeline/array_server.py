@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.pipeline.array_worker import SUPERSEDING, Answer, ArrayService, describe_error, dumped, table_of, views_of
+from penstock.pipeline.lifeline import end_with_parent
 from penstock.pipeline.processes import ERROR, RESULT, SETUP, SharedBytes, read_frame, write_frame
 
 
@@ -92,8 +93,11 @@ def main() -> None:
     pa.set_cpu_count(1)
     frames = Frames(sys.stdin.buffer)
     threading.Thread(target=frames.fill, name="penstock-requests", daemon=True).start()
+    life, *slots = map(int, sys.argv[1:]) if len(sys.argv) > 1 else (None,)  # none on Windows
+    if life is not None:
+        end_with_parent(life)
     with contextlib.suppress(BrokenPipeError):
-        serve(frames, outward, [SharedBytes(int(descriptor)) for descriptor in sys.argv[1:]])
+        serve(frames, outward, [SharedBytes(descriptor) for descriptor in slots])
     os._exit(0)  # at an orderly end Python would wait for the thread that reads
 
 

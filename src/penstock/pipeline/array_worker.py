@@ -6,7 +6,7 @@
 
 The child is a fresh interpreter (never a fork), started without the caller's `__main__`; the service travels with
 cloudpickle. Nothing that comes back is unpickled: arrays are bytes, everything else is JSON. The memory has no name, so
-nothing stays behind however the processes end; a child ends when its input closes.
+nothing stays behind however the processes end; a child ends when its input closes, or its parent is gone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ import numpy.typing as npt
 import orjson
 
 from penstock import errors
+from penstock._forks import check_process
 from penstock.errors import ConfigError
+from penstock.pipeline.lifeline import lifeline
 from penstock.pipeline.processes import (
     _HEADER,
     ERROR,
@@ -89,6 +91,7 @@ class ArrayWorker:
         self._setup = _pickled(service)
         self._slots = [SharedBytes() for _ in range(slots)] if _CAN_SHARE else []
         self._close_slots = weakref.finalize(self, _close_all, self._slots)
+        self._process = os.getpid()
         self._child: subprocess.Popen[bytes] | None = None
         self._end: weakref.finalize[Any, Any] | None = None
         self._greeted = self._closed = False
@@ -101,11 +104,12 @@ class ArrayWorker:
 
     def start(self) -> None:
         """Start the process, if none runs, without waiting until it is ready."""
+        check_process(self._process, "this worker process")
         if self._closed:
             raise RemoteError("the worker process was stopped")
         if self._child is not None:
             return
-        descriptors = [part.descriptor for part in self._slots]
+        descriptors = lifeline() + [part.descriptor for part in self._slots]
         # Popen neither forks with Python running nor touches CUDA: the child is exec'ed at once.
         child = subprocess.Popen(
             [sys.executable, "-m", "penstock.pipeline.array_server", *map(str, descriptors)],
@@ -115,7 +119,7 @@ class ArrayWorker:
             env=_environment() | _ONE_THREAD,
         )
         self._child, self._greeted, self._unread = child, False, bytearray()
-        self._end = weakref.finalize(self, _end_child, child)
+        self._end = weakref.finalize(self, _end_child, child, self._process)
         with contextlib.suppress(OSError):  # a child that is gone already is noticed when its answer is read
             write_frame(cast(BinaryIO, child.stdin), SETUP, self._setup)
 
@@ -135,6 +139,7 @@ class ArrayWorker:
 
     def receive(self) -> Answer:
         """The next answer. Waits without the interpreter lock; raises the error of the service."""
+        check_process(self._process, "this worker process")
         if not self._greeted:
             self._greet()
         kind, payload = self._read()
@@ -337,7 +342,9 @@ def _close_all(slots: list[SharedBytes]) -> None:
         slot.close()
 
 
-def _end_child(child: subprocess.Popen[bytes]) -> None:
+def _end_child(child: subprocess.Popen[bytes], process: int) -> None:
+    if os.getpid() != process:
+        return  # a fork ends: the worker is its parent's
     child.kill()
     child.wait()
     for pipe in (child.stdin, child.stdout):

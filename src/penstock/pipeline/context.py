@@ -10,8 +10,19 @@ from penstock.memory.pressure import ResidentWatch
 from penstock.pipeline.chain import stage_name
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.metrics import StageMetrics, bottleneck
-from penstock.pipeline.stages import Acknowledged, BlockSource, Finishing, Located, Source, State, Stateful, Transform
+from penstock.pipeline.stages import (
+    Acknowledged,
+    BlockSource,
+    Finishing,
+    Located,
+    Measured,
+    Source,
+    State,
+    Stateful,
+    Transform,
+)
 from penstock.pipeline.tuner import RunTotals, Tuner
+from penstock.pipeline.watchdog import Watchdog, watchdog
 
 
 class Context:
@@ -29,6 +40,7 @@ class Context:
         # Checked once: a runtime check of a protocol costs microseconds, and these would be checked for every batch.
         self.blocks = source if isinstance(source, BlockSource) else None
         self.located = source if isinstance(source, Located) else None
+        self.measured = source if isinstance(source, Measured) else None
         self._stateful = source if isinstance(source, Stateful) else None
         self.acknowledged = source if isinstance(source, Acknowledged) else None
         self.holds_rows = any(isinstance(transform, Finishing) for transform in transforms)
@@ -40,6 +52,22 @@ class Context:
         self.decoding = StageMetrics(f"decoding {stage_name(source)}", "decode")
         self.transforming = [StageMetrics(stage_name(t), "transform") for t in transforms]
         self.sinking = StageMetrics(sink_name, "sink")
+        self.watchdog: Watchdog | None = None
+
+    def watch(self) -> None:
+        """Have the watchdog of this process look at the stages too, from now to `unwatch`."""
+        allowed = self.config.stall_seconds
+        self.watchdog = watchdog() if allowed is not None else None
+        if self.watchdog is not None and allowed is not None:
+            for stage in self.stages:
+                stage.watch(self.watchdog, allowed)
+            self.watchdog.begin_run()
+
+    def unwatch(self) -> None:
+        """A second call does nothing."""
+        watching, self.watchdog = self.watchdog, None
+        if watching is not None:
+            watching.end_run()
 
     @property
     def working(self) -> list[StageMetrics]:

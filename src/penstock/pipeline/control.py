@@ -12,6 +12,8 @@ from collections.abc import Callable
 from penstock.errors import StalledError
 from penstock.memory.pressure import MemoryPressureHandler
 from penstock.pipeline.context import Context
+from penstock.pipeline.metrics import on_batch
+from penstock.pipeline.stages import Live
 from penstock.pipeline.workers import Workers
 
 _TICK = 0.05
@@ -30,6 +32,8 @@ class Control:
         ticks = 0
         while not self._context.stop.wait(_TICK):
             ticks += 1
+            if self._context.watchdog is not None:
+                self._context.watchdog.beat()
             self._watch()
             self._context.resident.look()
             if ticks % _PRESSURE_TICKS == 0:
@@ -53,11 +57,13 @@ class Control:
         for stage in self._context.stages:
             for thread, (since, origin) in list(stage.working.items()):
                 if now - since > allowed:
+                    source = self._context.source
+                    if stage is self._context.reading and isinstance(source, Live):
+                        thread = source.reading_thread or thread
                     frame = sys._current_frames().get(thread)
                     stack = "".join(traceback.format_stack(frame)[-6:]) if frame else "unknown\n"
-                    where = f" on the batch that begins at {origin.file}, row {origin.row}" if origin else ""
                     raise StalledError(
-                        f"{stage.name} has been working{where} for {now - since:.1f} s, longer than "
+                        f"{stage.name} has been working{on_batch(origin)} for {now - since:.1f} s, longer than "
                         f"stall_seconds={allowed:g}; it is in:\n{stack}"
                     )
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.pipeline.stages import Origin
+from penstock.pipeline.watchdog import Watchdog
 
 TOKENS = "tokens left out: "
 """Prefix of reasons that count tokens and not rows."""
@@ -27,20 +28,30 @@ class StageMetrics:
         self.threads = 1
         self.histogram = [0] * _BUCKETS
         self.working: dict[int, tuple[float, Origin | None]] = {}
-        """Thread id -> since when, on what: the watchdog reads it."""
+        """Thread id -> since when, on what: the control thread reads it."""
+        self._watchdog: Watchdog | None = None
+        self._allowed = 0.0
         self._thread = threading.local()
         self._lock = threading.Lock()
+
+    def watch(self, watchdog: Watchdog, allowed: float) -> None:
+        """Tell a watchdog too which thread is in this stage, and for how many seconds it may be."""
+        self._watchdog, self._allowed = watchdog, allowed
 
     def begin(self, origin: Origin | None = None) -> float:
         """This thread enters the stage's own code; give the result to `done`, or call `leave` if it raises."""
         now = time.monotonic()
         self.working[threading.get_ident()] = (now, origin)
+        if self._watchdog is not None:
+            self._watchdog.enter(self._allowed, now, f"{self.name} has been working{on_batch(origin)}")
         self._thread.cpu = time.thread_time()
         return now
 
     def leave(self, since: float | None = None) -> None:
         """This thread has left the stage's code without finishing a batch."""
         self.working.pop(threading.get_ident(), None)
+        if self._watchdog is not None:
+            self._watchdog.leave()
         if since is not None:
             cpu = time.thread_time() - self._thread.cpu
             with self._lock:
@@ -97,6 +108,11 @@ class StageMetrics:
                 "bytes_per_second": round(self.bytes_in / seconds, 1) if seconds > 0 else 0.0,
                 "latency_ms": {f"p{p}": round(percentile(histogram, p / 100) * 1e3, 3) for p in (50, 95, 99)},
             }
+
+
+def on_batch(origin: Origin | None) -> str:
+    """Place of a batch in a sentence; empty if it is unknown."""
+    return f" on the batch that begins at {origin.file}, row {origin.row}" if origin else ""
 
 
 def tokens_in(changed: Mapping[str, int]) -> dict[str, int]:

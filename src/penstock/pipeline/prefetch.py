@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections import deque
@@ -11,6 +12,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
+from penstock._forks import check_process
 from penstock.errors import StalledError
 from penstock.memory import MemoryBudget, Reservation
 from penstock.pipeline.cores import available_cores
@@ -84,11 +86,13 @@ class WorkAhead(Generic[Item, Result]):
         self._taken: Reservation | None = None
         """Of the result that was taken last, if it is of several things, which are used one after the other."""
         self._ended = False
+        self._process = os.getpid()
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Result:
+        check_process(self._process, "this loop")
         self._release_taken()
         self._begin_more()
         if not self._working:
@@ -117,6 +121,8 @@ class WorkAhead(Generic[Item, Result]):
         self._end(wait=threading.get_ident() not in self._threads)
 
     def _end(self, *, wait: bool) -> None:
+        if os.getpid() != self._process:
+            return  # a fork has none of the threads
         self._ended, self._weights = True, 0
         self._next.clear()
         self._release_taken()
@@ -197,26 +203,29 @@ class ReadAhead(Generic[Item]):
         # The thread knows the line, not this object, so that an unused object is not kept alive.
         self._thread = threading.Thread(target=self._line.fill, args=(items,), name="penstock-ahead", daemon=True)
         self._thread.start()
+        self._process = os.getpid()
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Item:
+        check_process(self._process, "this loop")
         return self._line.take()
 
     def stop(self) -> None:
-        self._line.stop()
+        if os.getpid() == self._process:  # a fork has no thread to stop, and maybe the lock that it held
+            self._line.stop()
 
     def close(self) -> None:
         """Stop, and wait until the thread has ended, unless this is that thread."""
-        self._line.stop()
+        self.stop()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
     def __del__(self) -> None:
         # At the end of the interpreter the thread is frozen, maybe with the lock that `stop` takes.
-        if hasattr(self, "_line") and not sys.is_finalizing():
-            self._line.stop()
+        if hasattr(self, "_process") and not sys.is_finalizing():
+            self.stop()
 
 
 class _Line(Generic[Item]):
@@ -293,15 +302,17 @@ class Background:
     def __init__(self, threads: int | None = None) -> None:
         self.threads = min(available_cores(), _MOST_THREADS_background) if threads is None else threads
         self._pool: ThreadPoolExecutor | None = None
+        self._process = 0
 
     def submit(self, work: Callable[[], Result]) -> Future[Result]:
         """Do it as soon as a thread is free, in the order of the calls."""
-        if self._pool is None:
+        if self._pool is None or self._process != os.getpid():
+            self._process = os.getpid()
             self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="penstock-background")
         return self._pool.submit(work)
 
     def close(self) -> None:
         """Wait for what has begun, and forget the rest."""
-        if self._pool is not None:
+        if self._pool is not None and self._process == os.getpid():
             self._pool.shutdown(wait=True, cancel_futures=True)
-            self._pool = None
+        self._pool = None

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from penstock.pipeline.chain import BrokenStageError, Chain, StepError, stage_name
+from penstock.pipeline.lifeline import end_with_parent
 from penstock.pipeline.metrics import StageMetrics
 from penstock.pipeline.processes import BATCH, ERROR, RESULT, SETUP, SHARED, SharedBytes, read_frame, write_frame
 
@@ -104,7 +105,11 @@ def main() -> None:
     outward = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     sys.stdout = sys.stderr
-    here, back = (SharedBytes(int(descriptor)) for descriptor in sys.argv[1:]) if len(sys.argv) > 1 else (None, None)
+    here, back = None, None
+    if len(sys.argv) > 1:  # not on Windows
+        life, there, answers = map(int, sys.argv[1:])
+        end_with_parent(life)
+        here, back = SharedBytes(there), SharedBytes(answers)
     serve(sys.stdin.buffer, outward, here, back)
 
 

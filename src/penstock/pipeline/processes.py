@@ -27,6 +27,7 @@ import pyarrow as pa
 from penstock.errors import ConfigError, PenstockError
 from penstock.pipeline.chain import BrokenStageError, Chain, Counting, Ran, StepError, stage_name
 from penstock.pipeline.cores import single_thread_environment
+from penstock.pipeline.lifeline import lifeline
 from penstock.pipeline.stages import Origin, Transform
 
 _PAGE = 1 << 16
@@ -219,10 +220,10 @@ class ProcessChain(Chain):
 
     def _greeted(self) -> subprocess.Popen[bytes] | None:
         """A new process that has the functions; None if it was killed before. A refusal is not about any row."""
-        shared = [str(part.descriptor) for part in (self._there, self._back) if part is not None]
+        descriptors = lifeline() + [part.descriptor for part in (self._there, self._back) if part is not None]
         child = subprocess.Popen(
-            [sys.executable, "-m", "penstock.pipeline.process_worker", *shared],
-            pass_fds=[int(descriptor) for descriptor in shared],
+            [sys.executable, "-m", "penstock.pipeline.process_worker", *map(str, descriptors)],
+            pass_fds=descriptors,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=_environment(),

@@ -30,6 +30,7 @@ class BadRows:
         self._file: BinaryIO | None = None
         self._lock = FileLock(path.with_name(f".{path.name}.penstock-lock")) if path is not None else None
         self._length = 0
+        self._process = os.getpid()
 
     def add(self, rejected: tuple[Rejected, ...], rows_read: int) -> None:
         """Count and write them; too many raise `FailureBudgetError` naming the last."""
@@ -67,6 +68,12 @@ class BadRows:
 
     def close(self) -> None:
         file, self._file = self._file, None
+        if file is not None and os.getpid() != self._process:
+            # A fork has a copy of rows that its parent has yet to write; they go nowhere from here.
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), file.fileno())
+            file.close()
+            return
         try:
             if file is not None:
                 with naming(str(self.path)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -22,7 +23,7 @@ from penstock.pipeline.control import Control
 from penstock.pipeline.delivery import Delivery, DeliveryPosition
 from penstock.pipeline.quarantine import BadRows
 from penstock.pipeline.report import Report
-from penstock.pipeline.stages import Block, Origin, Publishing, Rejected, Sink, State
+from penstock.pipeline.stages import Block, Live, Origin, Publishing, Rejected, Sink, State
 from penstock.pipeline.workers import Workers
 
 
@@ -102,8 +103,9 @@ class SourceThread:
             )
         size = payload.nbytes
         context.tuner.saw_read(rows, size)
-        state = context.source_state()
-        return Parcel(number, payload, origin, state, reservation, time.monotonic(), rows_in=rows, size=size)
+        parcel = Parcel(number, payload, origin, context.source_state(), reservation, time.monotonic(), rows, size)
+        parcel.file_bytes = context.measured.file_bytes_read() if context.measured is not None else None
+        return parcel
 
     def _unreadable(self, number: int, reservation: Reservation, error: Exception) -> Parcel:
         """A parcel that carries the source's failure; or, if bad rows may be left out, the loss of the file's rest."""
@@ -150,6 +152,7 @@ class Runner:
         self._control = Control(context, self.workers)
         self._reader = SourceThread(context, self.workers.buffers)
         self.failure: BaseException | None = None
+        self.process = os.getpid()
         self._failing = threading.Lock()
         self._started = time.monotonic()
         self._ended: float | None = None
@@ -160,18 +163,26 @@ class Runner:
     def start(self) -> None:
         self.context.budget.restart_peak()
         self.context.resident.begin()
+        self.context.watch()
         for thread in self.threads:
             thread.start()
 
     def halt(self) -> None:
         """Tell every thread to stop, without waiting for them. Idempotent."""
         self.context.stop.set()
+        self.context.unwatch()
         self.workers.buffers.cancel()
+        if isinstance(self.context.source, Live):
+            self.context.source.interrupt()
         if self._ended is None:
             self._ended = time.monotonic()
 
     def close(self) -> None:
         """Stop every thread and wait for them. Idempotent; a hung stage is abandoned, and named in the log."""
+        if os.getpid() != self.process:  # a fork has none of the threads, and maybe the locks that they held
+            self.context.stop = threading.Event()
+            self.context.stop.set()
+            return
         self.halt()
         self.workers.close()
         grace = 0.2 if isinstance(self.failure, StalledError) else _GRACE
@@ -214,6 +225,8 @@ class Runner:
             "rows_in": context.rows_in,
             "rows_out": delivery.rows_out,
             "bytes_in": context.reading.bytes_in,
+            "rows_done": delivery.rows_read,
+            "file_bytes_done": delivery.file_bytes,
             "dropped": delivery.dropped.total(),
             "bad_rows": delivery.bad_rows.counts.total(),
             "memory": {

@@ -14,7 +14,7 @@ import orjson
 
 from penstock.distributed.ranks import Rank
 from penstock.errors import ConfigError, StalledError
-from penstock.files.atomic import write_atomic
+from penstock.files.atomic import read_regular, write_atomic
 from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
 from penstock.fsqueue.members import Backoff, QueueMember, QueueOptions
@@ -172,7 +172,7 @@ class _Producer:
             path = self.queue.path / _COLUMNS
             if not path.exists():
                 write_atomic(path, orjson.dumps(table.per_token))
-            self._columns = orjson.loads(path.read_bytes())
+            self._columns = orjson.loads(read_regular(path))
         check_same_columns(self._columns, table)
 
     def missing(self) -> str:

@@ -28,6 +28,7 @@ from penstock.files.atomic import (
     AtomicFile,
     check_own_directory,
     refuse_link,
+    remove_leftovers,
     remove_own_directory,
     strangers,
     sync_directory,
@@ -208,6 +209,7 @@ class FileSink(Sink):
                 "gone; delete the checkpoint to start again"
             )
         self._check_target()
+        remove_leftovers(self.path)
         check_own_directory(self._staging, _OWN)
         self._staging.mkdir(exist_ok=True)
         self._began = True
@@ -272,6 +274,7 @@ class FileSink(Sink):
         in_parts = self._durable or self._is_directory
         if not self._began:
             self._check_target()
+            remove_leftovers(self.path)
             if in_parts:
                 self._take_lock(take_over=False)
                 remove_own_directory(self._staging, _OWN)  # of a run that was killed

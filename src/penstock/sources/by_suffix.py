@@ -18,8 +18,10 @@ from penstock.plugins import formats
 from penstock.sources.columnar import ArrowSource, ParquetSource
 from penstock.sources.csv import CsvSource
 from penstock.sources.file_source import FileSource
+from penstock.sources.inputs import Input, as_input
 from penstock.sources.jsonl import JsonlSource, JsonSource
 from penstock.sources.record_source import RecordSource
+from penstock.sources.saved_dataset import SPLITS, STATE, SavedDatasetSource, data_files, has_mapping
 from penstock.sources.store import StoreSource
 from penstock.sources.text import TextSource
 from penstock.store.manifest import VERSIONS, is_store, refuse_remote_store
@@ -56,14 +58,22 @@ class SourceFiles:
         return source
 
 
-def open_source(path: PathLike | Iterable[PathLike], **options: Any) -> Source:
-    """The source for a path, directory, glob or list of them, by the suffix of its files.
+def open_source(data: Input, **options: Any) -> Source:
+    """The source for a path, directory, glob or list of them, by the suffix of its files; or for data in memory.
 
     Of a directory or a glob, what lies beside data is left out, with a warning that names it: descriptions, checksums
     and scripts, files that no source reads, text beside one structured format, and formats with less than a tenth of
-    the bytes. Without such a format it is an error. The directory of a token store is a `StoreSource`.
+    the bytes. Without such a format it is an error. The directory of a token store is a `StoreSource`. Other data is a
+    source, a dataset of Hugging Face, a pandas or Polars DataFrame, an Arrow table, reader or dataset, a list of dicts,
+    a dict of columns, or an iterable of dicts.
     """
-    found = find_source(path)
+    given = as_input(data)
+    if not isinstance(given, list):
+        if options:
+            raise ConfigError(f"{next(iter(options))}= is an option for files, and the input is {given!r}; omit it")
+        source: Source = given
+        return source
+    found = find_source(given)
     return found.open(**options) if isinstance(found, SourceFiles) else StoreSource(found, **options)
 
 
@@ -78,6 +88,9 @@ def find_source(path: PathLike | Iterable[PathLike]) -> SourceFiles | PathLike:
             raise ConfigError(f"{os.fspath(stores[0])!r} is a token store, and a store is opened alone; got {paths!r}")
         return stores[0]
     files = list_files(paths)
+    saved = any(file.name in (STATE, SPLITS) for file in files)
+    if saved:
+        files = data_files(files)
     suffixes = {split_suffix(file)[0] for file in files}
     makers = _MAKERS if suffixes <= _MAKERS.keys() else _with_plugins()
     named = {Path(os.fspath(each)).expanduser() for each in paths}
@@ -87,7 +100,8 @@ def find_source(path: PathLike | Iterable[PathLike]) -> SourceFiles | PathLike:
         names = ", ".join(file.name for file in left_out[:_SHOWN]) + ", ..." * (len(left_out) > _SHOWN)
         _log.warning("%s: %d of %d files are read; left out: %s", path, len(chosen), len(files), names)
         files = files.only(chosen)
-    return SourceFiles(makers[split_suffix(files[0])[0]], files, left_out)
+    kind = makers[split_suffix(files[0])[0]]
+    return SourceFiles(SavedDatasetSource if saved and has_mapping(files) else kind, files, left_out)
 
 
 _SHOWN = 10

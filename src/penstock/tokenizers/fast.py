@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock._forks import renewed
 from penstock.arrays.ragged import Flags, Ints, Ragged, spliced
 from penstock.arrays.text import Utf8, flags, utf8
 from penstock.memory.pressure import resident_bytes
@@ -88,7 +89,7 @@ class FastPath:
         self, reference: Reference, *, parse_special: bool, wanted: bool | None = True, alone: bool = True
     ) -> None:
         self._reference, self._parse_special, self._wanted = reference, parse_special, wanted
-        self._setup, self._verdict = threading.Lock(), threading.Lock()
+        self._setup, self._verdict = renewed(threading.Lock()), renewed(threading.Lock())
         self._backend: FastBackend | None = None
         self._traps: str | None = None
         self._characters: Characters | None = None
@@ -280,7 +281,7 @@ class FastBackend:
         self._load = model.load
         cache_bytes = 700 * vocab_size  # of one encoder, as measured with 8 and 128 thousand
         self._turns = threading.BoundedSemaphore(max(1, min(available_cores(), allowed // 2 // cache_bytes)))
-        self._loading = threading.Lock()
+        self._loading = renewed(threading.Lock())
         self._backend: Any = self._load()
         # Loading time grows with the vocabulary, and with it the text between two loads.
         self._least_text = max(CACHE_LEAST_TEXT, 500 * vocab_size)

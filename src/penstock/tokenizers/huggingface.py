@@ -19,6 +19,7 @@ import numpy as np
 import orjson
 import xxhash
 
+from penstock._forks import renewed
 from penstock.arrays.ragged import Ints
 from penstock.errors import ConfigError
 from penstock.files.cache import DiskCache, default_cache_directory
@@ -70,7 +71,7 @@ class HuggingFaceReference:
         self._added: list[dict[str, Any]] = config.get("added_tokens") or []
         del config
         self._modes: dict[bool, tokenizers.Tokenizer] = {}
-        self._loading = threading.Lock()
+        self._loading = renewed(threading.Lock())
         self._unused: tokenizers.Tokenizer | None = self._load()
         vocab = self._unused.get_vocab(with_added_tokens=True)
         check_largest_id(vocab, name)
@@ -394,7 +395,7 @@ class DeferredReference:
     """A reference whose facts are known and whose library loads it when something is encoded."""
 
     def __init__(self, load: Callable[[], Reference], name: str, facts: Mapping[str, Any]) -> None:
-        self.name, self._loading = name, threading.Lock()
+        self.name, self._loading = name, renewed(threading.Lock())
         self._load: Callable[[], Reference] | None = load
         self._fingerprint: str = facts["fingerprint"]
         self.vocab_size: int = facts["vocab_size"]

@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+from penstock._forks import renewed
 from penstock.arrays.hashes import mix64
 from penstock.arrays.ragged import Flags, Ints, Ragged
 from penstock.arrays.text import Utf8, flags, utf8
@@ -191,7 +192,7 @@ class Characters:
 
     def __init__(self, different: Different, key: Callable[[], str], contexts: Contexts) -> None:
         self._different, self._key, self._contexts = different, key, contexts
-        self._proving = threading.Lock()
+        self._proving = renewed(threading.Lock())
         self._proven = np.zeros(POINTS, np.bool_)
         self._proven[:128] = self._proven[SURROGATES] = True
         self._tested = np.zeros(POINTS // BLOCK, np.bool_)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from penstock._forks import renewed
 from penstock.pipeline.stages import Transform
 
 
@@ -17,7 +18,7 @@ class Counts:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = renewed(threading.Lock())
         self._totals: Counter[str] = Counter()
         self._undrained: Counter[str] = Counter()
         self._attempt = threading.local()

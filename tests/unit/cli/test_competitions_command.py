@@ -150,13 +150,35 @@ def test_a_discovered_class_reads_the_competition_from_then_on(titanic: Path, he
     assert penstock("competitions", "discover", "titanic_dataset.py").exit_code == 0
     [listed] = json.loads(penstock("competitions", "list", "--json").stdout)["competitions"]
     assert listed["class"] == f"{here / 'titanic_dataset.py'}:TitanicDataset"
-    result = penstock("competitions", "show", "titanic", "--rows", "1")
+    result = penstock("competitions", "show", "titanic", "--rows", "1", "--trust-code")
     assert result.stdout.splitlines()[-1].endswith("!")
-    assert penstock("competitions", "add", "titanic").exit_code == 0
+    assert penstock("competitions", "add", "titanic", "--trust-code").exit_code == 0
     (here / "titanic_dataset.py").unlink()
-    result = penstock("competitions", "show", "titanic", "--rows", "1")
+    result = penstock("competitions", "show", "titanic", "--rows", "1", "--trust-code")
     assert result.exit_code == 1
     assert "'titanic'" in result.stderr
+
+
+@pytest.mark.parametrize("key", ["dataset_class", "discovered_class"])
+def test_code_that_an_entry_names_is_not_run_before_it_is_trusted(
+    key: str, titanic: Path, here: Path, penstock: Call
+) -> None:
+    penstock("competitions", "add", "titanic")
+    (here / "x.py").write_text(
+        "import pathlib\nfrom penstock.datasets import TabularDataset\npathlib.Path('ran').touch()\n"
+        "class X(TabularDataset): pass\n"
+    )
+    [entry] = [file for file in DatasetRegistry().path.rglob("*.json") if "titanic" in file.name]
+    entry.write_text(json.dumps(json.loads(entry.read_text()) | {key: f"{here / 'x.py'}:X"}))
+    for command in (["show", "titanic", "--rows", "1"], ["add", "titanic"]):
+        result = penstock("competitions", *command)
+        assert result.exit_code == 1
+        assert "x.py:X" in result.stderr
+        assert "--trust-code" in result.stderr
+    assert penstock("competitions", "show", "titanic").exit_code == 0
+    assert not (here / "ran").exists()
+    assert penstock("competitions", "show", "titanic", "--rows", "1", "--trust-code").exit_code == 0
+    assert (here / "ran").exists()
 
 
 def test_rows_are_shown_as_texts_with_their_labels(titanic: Path, penstock: Call) -> None:
@@ -195,7 +217,7 @@ def test_dates_that_cannot_be_told_apart_are_named(here: Path, titanic: Path, pe
     assert re.search(r"'day'.*date_format", result.stderr)
     correct(here / "c", "{kind: date}", "{kind: date, date_format: '%d/%m/%Y'}")
     assert penstock("competitions", "add", "c").exit_code == 0
-    assert "2019-01-02" in DatasetRegistry().load("c").texts()[1].as_py()  # type: ignore[attr-defined]
+    assert "2019-01-02" in DatasetRegistry().load("c").texts()[1]  # type: ignore[attr-defined]
 
 
 def test_a_type_nobody_knows_is_answered_with_the_short_names(titanic: Path, penstock: Call) -> None:

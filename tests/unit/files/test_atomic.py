@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.files.atomic import AtomicFile, sync_directory, write_atomic
+from penstock.files.atomic import AtomicFile, remove_leftovers, sync_directory, write_atomic
 
 
 def names(directory: Path) -> list[str]:
@@ -106,3 +108,36 @@ def test_a_broken_disk_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(os, "fsync", refuse)
     with pytest.raises(OSError, match="Input/output"):
         sync_directory(tmp_path)
+
+
+def killed_writer(path: Path) -> None:
+    """Leave what a killed process leaves that was writing a file."""
+    code = (
+        "import os, sys; from penstock.files.atomic import AtomicFile; "
+        "a = AtomicFile(sys.argv[1]); os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(path)], check=False)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="locks of POSIX")
+def test_leftovers_of_killed_writers_are_removed_and_those_of_live_ones_are_not(tmp_path: Path) -> None:
+    killed_writer(tmp_path / "a.txt")
+    killed_writer(tmp_path / "b.txt")
+    assert len(names(tmp_path)) == 2
+    live = AtomicFile(tmp_path / "a.txt")
+    other_machine = (
+        tmp_path / f".a.txt.{os.getpid()}-{'0000' if '-0000' not in live.temporary.name else '1111'}ffff.tmp"
+    )
+    other_machine.touch()
+    precious = tmp_path / "precious"
+    precious.touch()
+    link = live.temporary.with_name(live.temporary.name[:-8] + "0000.tmp")
+    link.symlink_to(precious)
+    remove_leftovers(tmp_path / "a.txt")
+    assert live.temporary.exists(), "a live writer's"
+    assert other_machine.exists(), "its locks may not reach this machine"
+    assert precious.exists()
+    other_machine.unlink()
+    link.unlink()
+    live.commit()
+    assert [name for name in names(tmp_path) if ".b.txt." not in name] == ["a.txt", "precious"]

@@ -165,3 +165,10 @@ def test_a_link_that_leads_nowhere_is_an_error_that_names_it(tmp_path: Path, how
         list_files(asked, [".jsonl"])
     (folder / "gone.jsonl").touch()
     assert len(list_files(asked, [".jsonl"])) == 3
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes of POSIX")
+def test_a_named_pipe_is_refused_before_anybody_waits_for_its_writer(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rows.jsonl")
+    with pytest.raises(FileNotFoundError, match="named pipe"):
+        list_files(tmp_path / "rows.jsonl")

@@ -15,7 +15,7 @@ from penstock import Pipeline, PipelineConfig
 from penstock.corpus.prepare import prepare
 from penstock.corpus.recipe import Recipe
 from penstock.errors import ConfigError
-from penstock.files.atomic import AtomicFile
+from penstock.files.atomic import AtomicFile, _machine
 from penstock.files.locks import FileLock
 from penstock.fsqueue.batch_file import write
 from penstock.fsqueue.queue import purge
@@ -187,7 +187,7 @@ def test_a_file_in_the_making_is_a_new_one(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("secrets.token_hex", lambda count: "00" * count)
     victim = tmp_path / "precious"
     victim.write_bytes(SECRET)
-    (tmp_path / f".o.{os.getpid()}-00000000.tmp").symlink_to(victim)
+    (tmp_path / f".o.{os.getpid()}-{_machine()}0000.tmp").symlink_to(victim)
     with pytest.raises(FileExistsError):
         AtomicFile(tmp_path / "o")
     (tmp_path / "q").symlink_to(victim)

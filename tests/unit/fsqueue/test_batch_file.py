@@ -127,6 +127,18 @@ def test_a_file_that_is_not_whole_is_found_out(damage: str, tmp_path: Path) -> N
     assert target.name in str(caught.value)
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes of POSIX")
+@pytest.mark.parametrize("name", ["the first file", "queue.json"])
+def test_a_named_pipe_in_place_of_a_file_is_an_error_and_nobody_waits_for_its_writer(name: str, tmp_path: Path) -> None:
+    path = fill(tmp_path / "q", 4)
+    target = path / "queue.json" if name == "queue.json" else path / "train" / names(path)[0]
+    target.unlink()
+    os.mkfifo(target)
+    with pytest.raises((DataError, OSError), match="no regular file") as caught:
+        take(consumer(path), 1)
+    assert str(path) in str(caught.value)
+
+
 def test_a_file_that_was_renamed_by_hand_is_found_out(tmp_path: Path) -> None:
     path = fill(tmp_path / "q", 8)
     old, new = names(path)

@@ -277,3 +277,16 @@ def test_a_quarantine_file_is_written_by_one_process_at_a_time(tmp_path: Path) -
     assert not (tmp_path / "o.jsonl").exists()
     assert run.run().rows_out == 0
     assert len((tmp_path / "bad.jsonl").read_text().splitlines()) == 60
+
+
+@pytest.mark.skipif(os.name != "posix", reason="locks of POSIX")
+def test_the_next_run_removes_what_a_killed_one_left_without_a_checkpoint(tmp_path: Path) -> None:
+    code = (
+        "import os, sys, pyarrow as pa; from penstock.sinks import JsonlSink; "
+        "JsonlSink(sys.argv[1]).consume(pa.RecordBatch.from_pylist([{'a': 1}])); os.kill(os.getpid(), 9)"
+    )
+    target = tmp_path / "o.jsonl"
+    subprocess.run([sys.executable, "-c", code, str(target)], check=False)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".tmp"]
+    Pipeline(MemorySource([{"a": 2}]), [], JsonlSink(target)).run()
+    assert [path.name for path in tmp_path.iterdir()] == ["o.jsonl"]

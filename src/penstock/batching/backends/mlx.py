@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from penstock._forks import renewed
 from penstock._optional import require
 from penstock.batching.backends.base import BaseBackend, Device, dtype_name, exactly
 from penstock.batching.backends.operations import FunctionalOperations
@@ -125,7 +126,7 @@ class MlxPool:
     """
 
     # Reentrant: a holder may be collected on a thread that is in here.
-    _lock = threading.RLock()
+    _lock = renewed(threading.RLock())
     _wanted: ClassVar[dict[int, int]] = {}
     _before: ClassVar[int | None] = None
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock._forks import renewed
 from penstock.arrays.ragged import offsets_of
 from penstock.batching.backends import Backend, get_backend
 from penstock.batching.options import Options
@@ -81,7 +82,7 @@ class SampleCollator:
         self.truncated = {"rows": 0, "tokens": 0}
         self.most_fetched = 0
         """Most bytes of samples fetched at a time, as columns."""
-        self._lock = threading.Lock()
+        self._lock = renewed(threading.Lock())
         self.labels = LabelCounts(dataset, layout, rank)
 
     def make(self, micro: MicroBatch) -> SampleBatch:
@@ -301,7 +302,7 @@ class SampleCollator:
         return {name: value for name, value in self.__dict__.items() if name not in left_out} | {"stages": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=threading.Lock())
+        self.__dict__.update(state, _lock=renewed(threading.Lock()))
 
 
 def _largest(numbers: Ints, begins: list[int]) -> list[int]:

@@ -1,0 +1,37 @@
+"""Forked processes: locks that are free there, and an error for what cannot continue there."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Any, TypeVar
+
+from penstock.errors import ConfigError
+
+Lock = TypeVar("Lock")
+
+_renewed: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def renewed(lock: Lock) -> Lock:
+    """The same lock or condition, which is free in a forked process: the thread that held it is not there."""
+    _renewed.add(lock)
+    return lock
+
+
+def check_process(process: int, what: str) -> None:
+    """Refuse what began in `process` in one that was forked from it: the threads that make it go on are not there."""
+    if os.getpid() != process:
+        raise ConfigError(
+            f"{what} began in process {process}, before process {os.getpid()} was forked from it, and the threads that "
+            "it needs are in that process only; begin one in each process"
+        )
+
+
+def _renew() -> None:
+    for lock in list(_renewed):
+        lock._at_fork_reinit()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)
