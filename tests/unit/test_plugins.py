@@ -276,7 +276,8 @@ def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 SHORT = (
     "{{ bos_token }}{% for message in messages %}{{ message.role }}: {% if message.role == 'assistant' %}"
-    "{% generation %}{{ message.content }}{{ eos_token }}{% endgeneration %}{% else %}{{ message.content }}{% endif %} {% endfor %}"
+    "{% generation %}{{ message.content }}{{ eos_token }}{% endgeneration %}"
+    "{% else %}{{ message.content }}{% endif %} {% endfor %}"
 )
 
 

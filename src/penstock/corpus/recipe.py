@@ -378,7 +378,7 @@ class OpenedRecipe:
             if recipe.transforms or recipe.is_chat(recipe.names or source.column_names()):
                 source.keep_json(json_columns((recipe.chat.get("columns") or {}).values()))
             return source, None
-        if getattr(source, "schema", None) is None:
+        if "schema" not in dir(source):  # a look at it could read all rows
             source = PeekedSource(source)
         if recipe.transforms or recipe.columns is not None:
             source = _without_conflicts(source, recipe)
@@ -419,7 +419,10 @@ class OpenedRecipe:
             return None
         recipe, tokenizer = self.recipe, self.tokenizer
         own: str | None = getattr(tokenizer, "chat_template", None)
-        options = {item.name: getattr(recipe, item.name) for item in fields(recipe)}
+        described, unnamed = describe_transforms(recipe.transforms)
+        if unnamed is not None:
+            return None
+        options = {item.name: getattr(recipe, item.name) for item in fields(recipe)} | {"transforms": described}
         template = load_template(recipe.template, own).source if recipe.template else None
         asked = options | {
             "code": _code_stamp(),
@@ -447,11 +450,11 @@ class OpenedRecipe:
     @cached_property
     def transforms(self) -> list[Transform]:
         """The transforms of raw rows."""
-        recipe = self.recipe
+        recipe, names = self.recipe, self.recipe.names
         transforms = on_json(recipe.transforms, self.schema) if recipe.transforms else []
-        if recipe.columns is not None and isinstance(self.source, MemorySource | IteratorSource):
-            return [Select(recipe.names or ()), *transforms]  # sources of files read only these
-        return transforms
+        if names is None or names == self.schema.names:
+            return transforms
+        return [Select(names), *transforms]  # the source cannot leave columns out
 
     @cached_property
     def row_schema(self) -> pa.Schema:
