@@ -151,7 +151,8 @@ class Recipe(RowRecipe, DocumentRecipe, ChatRecipe):
             if self.template not in (None, chat_template):
                 raise ConfigError("template and chat_template are two names of one option; pass one of them")
             object.__setattr__(self, "template", chat_template)
-        object.__setattr__(self, "transforms", as_transforms(self.transforms))
+        if self.transforms != ():
+            object.__setattr__(self, "transforms", as_transforms(self.transforms))
         if isinstance(self.columns, Mapping):
             if self.chat.get("columns") not in (None, self.columns):
                 raise ConfigError("columns and chat['columns'] are two names of one option; pass one of them")
@@ -419,7 +420,7 @@ class OpenedRecipe:
             return None
         recipe, tokenizer = self.recipe, self.tokenizer
         own: str | None = getattr(tokenizer, "chat_template", None)
-        described, unnamed = describe_transforms(recipe.transforms)
+        described, unnamed = describe_transforms(recipe.transforms) if recipe.transforms else ([], None)
         if unnamed is not None:
             return None
         options = {item.name: getattr(recipe, item.name) for item in fields(recipe)} | {"transforms": described}
