@@ -14,6 +14,7 @@ from penstock.chat.templates import BUILT_IN, load_template
 from penstock.cli.console import count, emit, fact_table, print_table
 from penstock.cli.options import JsonOption, StoreArgument, command
 from penstock.cli.prepare import store_lines
+from penstock.corpus.prepare import bad_rows_of
 from penstock.store import describe, open_store, versions
 
 _MOST_FILES = 10
@@ -30,7 +31,9 @@ def info(
 ) -> None:
     """Show rows, tokens, lengths, columns, versions and origin of a store; with --verify, check every byte of it."""
     with open_store(store, version, verify="full" if verify else "touch") as opened:
-        facts = describe(opened)
+        facts = describe(opened) | {"bad_rows": bad_rows_of(opened)}
+        lineage = opened.manifest.lineage
+    facts["left_out"] = list(lineage[-1].notes.get("left_out", ())) if lineage else []
     facts["versions"] = [
         {"version": each.version, "rows": each.rows, "tokens": each.tokens, "created": each.created}
         for each in versions(store)
@@ -52,6 +55,8 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         "tokenizer": [facts["tokenizer_name"] or facts["tokenizer"] or "not known"],
         "template": [_template_name(facts["template"])] if facts["template"] else [],
         "made of": inputs,
+        "left out": facts["left_out"],
+        "bad rows": [f"{count(rows, 'row')} left out: {reason}" for reason, rows in facts["bad_rows"].items()],
         "steps": [step_text(step) for step in facts["transforms"]],
         "created": [facts["created"]],
         "versions": [

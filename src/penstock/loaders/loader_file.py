@@ -67,7 +67,7 @@ LOADERS: dict[str, type[DataLoader]] = {
 }
 _OWN_KEYS = ("loader", "epochs", "edits")
 """Keys that are not arguments of a loader."""
-_OBJECTS = ("group", "shard", "pad", "output")
+_OBJECTS = ("group", "shard", "pad", "output", "raw")
 """Arguments that no file can hold."""
 _SHARDINGS: dict[str, Callable[[], Any]] = {"contiguous": Contiguous, "strided": Strided, "balanced": Balanced}
 _KINDS: dict[str, Any] = {

@@ -292,8 +292,9 @@ class IteratorSource(Source):
         return pa.schema([]) if self._schema is None else self._schema
 
     def first_rows(self) -> pa.RecordBatch | None:
-        """The rows that the columns were learned from, which are delivered in their place too."""
-        self.learned_schema()
+        """The first rows, which are delivered in their place too."""
+        if self._pending is None:
+            self._pending = self._make(_LEARN_ROWS, self.max_wait_seconds)
         return self._pending
 
     def next_batch(self, max_rows: int) -> pa.RecordBatch | None:

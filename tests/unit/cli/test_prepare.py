@@ -192,3 +192,27 @@ def test_every_field_of_a_recipe_is_an_option() -> None:
     assert names == {*RECIPE_OPTIONS, "chat"}
     shown = penstock("prepare", "--help")
     assert all(f"--{name}" in shown for name in ("filter", "dedup", "train-on", "no-eot", "chat", "max-prompt-length"))
+
+
+def test_info_says_which_rows_and_files_were_left_out(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text('{"text": "one"}\n{"text": null}\n')
+    (folder / "notes.txt").write_text("no data")
+    store = tmp_path / "a.store"
+    penstock("prepare", folder, "--tokenizer", "byte", "--out", store, "--on-error", "skip", "-q")
+    facts = json.loads(penstock("info", store, "--json"))
+    assert facts["left_out"] == ["notes.txt"]
+    assert sum(facts["bad_rows"].values()) == 1
+    said = penstock("info", store)
+    assert "notes.txt" in said
+    assert "1 row left out" in said
+
+
+def test_show_has_bos_and_transforms(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "One"}\n')
+    said = penstock("show", path, "--tokenizer", TOKENIZER, "--transform", "lower=text", "--json")
+    assert "one" in "".join(piece["text"] for piece in json.loads(said)["pieces"])
+    ends = json.loads(penstock("show", path, "--tokenizer", TOKENIZER, "--no-eos", "--json"))
+    assert len(ends["input_ids"]) == len(json.loads(said)["input_ids"]) - 1

@@ -235,7 +235,7 @@ class StreamReader:
             return self.options.steps_per_epoch
         raise TypeError(
             "the number of batches of a stream is unknown before its end; prepare the data (streaming=False), or pass "
-            "steps_per_epoch"
+            "streaming=StreamOptions(steps_per_epoch=...)"
         )
 
     def close(self) -> None:
@@ -402,6 +402,7 @@ class EpochEnd:
                 return find_rendezvous()
             except ConfigError as error:
                 raise ConfigError(
-                    f"{self._rank}: ranks have to agree on the end of a stream, and {error}; or pass steps_per_epoch"
+                    f"{self._rank}: ranks have to agree on the end of a stream, and {error}; both are "
+                    "options of the stream: streaming=StreamOptions(steps_per_epoch=...) does without"
                 ) from None
         return DirectoryRendezvous(self._given) if isinstance(self._given, (str, os.PathLike)) else self._given
